@@ -28,6 +28,7 @@ NAMES = {
     "instabilities": "the pictures of docs/concepts/instabilities.md",
     "scale": "peak memory of training runs under each engine, against what is said before",
     "split": "how much gradients move when a step is cut into micro-batches",
+    "published": "the numbers of published code in tests/conformance/data, again",
     "mutation": "would the tests notice a change?",
 }
 

@@ -209,12 +209,48 @@ def _liger() -> Law:
     return law
 
 
+class _LiveRows(torch.autograd.Function):
+    """Log-probs from kept logits, with a backward pass of the rows alone that have a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        logits = hidden @ weight.T
+        exact = logits.float()
+        total = exact.logsumexp(-1)
+        ctx.save_for_backward(hidden, weight, ids, logits, total)
+        entropies = total - ((exact - total.unsqueeze(-1)).exp_() * exact).sum(-1)
+        ctx.mark_non_differentiable(entropies)
+        return exact.gather(-1, ids.unsqueeze(-1)).squeeze(-1) - total, entropies
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None]:
+        hidden, weight, ids, logits, total = ctx.saved_tensors
+        live = gradient.nonzero().squeeze(-1)
+        pull = gradient[live].unsqueeze(-1)
+        of_logits = (logits[live].float() - total[live].unsqueeze(-1)).exp_().mul_(-pull)
+        of_logits.scatter_add_(-1, ids[live].unsqueeze(-1), pull)
+        of_logits = of_logits.to(hidden.dtype)
+        of_hidden = torch.zeros_like(hidden).index_copy_(0, live, of_logits @ weight)
+        return of_hidden, of_logits.T @ hidden[live], None
+
+
+def _live_logits() -> Law:
+    def law(given: Inputs, weights: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        own, entropies = _LiveRows.apply(given.hidden, given.weight, given.ids)  # type: ignore[no-untyped-call]
+        return loss_of(weights, own, None), own, entropies
+
+    return law
+
+
 HEADS: dict[str, Head] = {
     "rlstab": Head(_ours, None, ""),
     "naive": Head(_naive, None, "keeps (N, V) log-probs"),
     "trl": Head(_trl, "trl", "its kernels are Triton; on a CPU it runs an untuned fallback"),
     "trl-logits": Head(
         _trl_logits, "trl", "keeps (N, V) logits; its log-softmax in bfloat16 is up to 4x less exact", slack=4.0
+    ),
+    "live-logits": Head(
+        _live_logits, None, "keeps (N, V) logits; no gradient of the entropy", entropy=False, slack=4.0
     ),
     "liger": Head(_liger, "liger_kernel", "returns a loss alone, no entropy; not compiled", entropy=False),
 }

@@ -12,23 +12,17 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlstab import __version__
 from rlstab.errors import ConfigError, RlstabError
 from rlstab.extras import require
-from rlstab.files import exists, is_file, is_foreign
+from rlstab.files import exists, is_file, write_text
 from rlstab.visible import visible
 
 if TYPE_CHECKING:  # each command pays only for what it uses
     from rlstab.config.bundled_examples import Kind
     from rlstab.config.runs import RunConfig
-
-_OUT_OF_MEMORY = (
-    "MemoryError: {error}. Lower what a run holds at once: rollout.prompts, rollout.batch_size, "
-    "optimisation.micro_batch_size, evaluation.prompts."
-)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -47,24 +41,31 @@ def main(arguments: list[str] | None = None) -> int:
         _forget_output()
         return 128 + int(signal.SIGPIPE)
     except RlstabError as error:
-        notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-        print(visible(f"{type(error).__name__}: {error}{notes}", spaces=False), file=sys.stderr)
-        return 2
+        return _failed(f"{type(error).__name__}: {error}{_notes(error)}")
     except MemoryError as error:
-        print(_OUT_OF_MEMORY.format(error=str(error) or "no more can be had"), file=sys.stderr)
-        return 2
+        return _failed(
+            f"MemoryError: {str(error) or 'no more can be had'}. Lower what a run holds at once: rollout.prompts, "
+            f"rollout.batch_size, optimisation.micro_batch_size, evaluation.prompts."
+        )
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO) or error.filename is not None:
             raise
         _forget_output()
         reason = (error.strerror or str(error)).lower()
-        print(f"OSError: the output cannot be written: {reason}. Make room, or write it elsewhere.", file=sys.stderr)
-        return 2
+        return _failed(f"OSError: the output cannot be written: {reason}. Make room, or write it elsewhere.")
     except KeyboardInterrupt as stop:
         if os.environ.get("RANK", "0") == "0":  # the others would say the same
-            notes = "".join(f" ({note})" for note in getattr(stop, "__notes__", ()))
-            print(f"{str(stop) or 'stopped; continue with --resume'}{notes}", file=sys.stderr)
+            _failed(f"{str(stop) or 'stopped; continue with --resume'}{_notes(stop)}")
         return 128 + int(getattr(stop, "number", signal.SIGINT))
+
+
+def _failed(text: str) -> int:
+    print(visible(text, spaces=False), file=sys.stderr)
+    return 2
+
+
+def _notes(error: BaseException) -> str:
+    return "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
 
 
 def _forget_output() -> None:
@@ -211,7 +212,7 @@ def _train(options: argparse.Namespace) -> int:
         train(run, resume=options.resume, overwrite=options.overwrite, timeout=timeout)
     except Stopped as stop:
         file = [options.file] if options.example is None else ["--example", options.example]
-        again = shlex.join(["rlstab", "train", *file, *(f"--set={one}" for one in options.set), "--resume"])
+        again = shlex.join(["rlstab", "train", *file, *(f"--set={pair}" for pair in options.set), "--resume"])
         stop.args = (f"{stop}. Continue with: {again}",)
         raise
     leave()
@@ -227,10 +228,9 @@ def _check(options: argparse.Namespace) -> int:
 
     file = _file(options)
     if is_file(file) and is_bench(file):
-        bench = shlex.quote(file)
         raise ConfigError(
-            f"{file}: this is a bench file, and `rlstab check` reads run files. `rlstab bench {bench} --dry-run` "
-            f"checks it and lists its runs; `rlstab explain {bench}` says what each of its methods does."
+            f"{file}: this is a bench file, and `rlstab check` reads run files. `rlstab bench {shlex.quote(file)} "
+            f"--dry-run` checks it, and `rlstab explain {shlex.quote(file)}` says what each of its methods does."
         )
     if options.host is not None and (options.memory is not None or options.processes != 1):
         raise ConfigError(
@@ -273,7 +273,7 @@ def _doctor(options: argparse.Namespace) -> int:
     from rlstab.adapters.doctor import doctor
 
     lines, well = doctor()
-    print("\n".join(visible(one, spaces=False) for one in lines))
+    print(visible("\n".join(lines), spaces=False))
     return 0 if well else 1
 
 
@@ -357,13 +357,7 @@ def _schema(options: argparse.Namespace) -> int:
 
     text = json.dumps(json_schema(), indent=2) + "\n"
     if options.out:
-        try:
-            if is_foreign(options.out, b'"$schema"'):
-                raise ConfigError(f"{options.out} exists, is no schema, and stays as it is. Give --out another file.")
-            Path(options.out).write_text(text, encoding="utf-8")
-        except (OSError, ValueError) as error:  # a name with a null character
-            reason = (getattr(error, "strerror", None) or str(error)).lower()
-            raise ConfigError(f"{options.out}: cannot be written: {reason}. Give --out another file.") from error
+        write_text(options.out, text, b'"$schema"')
     else:
         sys.stdout.write(text)
     return 0

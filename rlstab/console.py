@@ -21,8 +21,8 @@ class Terminal(Console):
     """
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-        for one in super().render(renderable, options):
-            yield one if one.control else Segment(visible(one.text, spaces=False), one.style)
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(visible(segment.text, spaces=False), segment.style)
 
 
 def command(*arguments: str) -> str:

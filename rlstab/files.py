@@ -13,7 +13,7 @@ import traceback
 from pathlib import Path
 from types import ModuleType
 
-from rlstab.errors import RlstabError
+from rlstab.errors import ConfigError, RlstabError
 
 
 def exists(path: str | Path) -> bool:
@@ -43,6 +43,24 @@ def is_foreign(path: str | Path, *marks: bytes) -> bool:
     with Path(path).open("rb") as file:
         head = file.read(4096)
     return bool(head) and not any(mark in head for mark in marks)
+
+
+def write_text(path: str | Path, text: str, *marks: bytes) -> None:
+    """Write a file, over nothing but an earlier one of the same command, which has one of the marks in it.
+
+    Raises:
+        ConfigError: another file is there, or it cannot be written.
+    """
+    try:
+        if is_foreign(path, *marks):
+            raise FileExistsError
+        with Path(path).open("w" if marks else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise ConfigError(f"{path} exists, and stays as it is. Give --out another file.") from error
+    except (OSError, ValueError) as error:  # a name with a null character
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
+        raise ConfigError(f"{path}: cannot be written: {reason}. Give --out another file.") from error
 
 
 def checksum(content: bytes) -> str:

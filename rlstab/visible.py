@@ -18,17 +18,17 @@ def visible(text: str, *, spaces: bool = True) -> str:
         text: anything.
         spaces: False leaves spaces and newlines as they are, for text that is read and not looked at by token.
     """
-    return "".join(_shown(one, spaces) for one in text)
+    return "".join(_shown(character, spaces) for character in text)
 
 
-def _shown(one: str, spaces: bool) -> str:
-    if one in MARKS:
-        return one if not spaces and one in " \n" else MARKS[one]
-    number = ord(one)
+def _shown(character: str, spaces: bool) -> str:
+    if character in MARKS:
+        return character if not spaces and character in " \n" else MARKS[character]
+    number = ord(character)
     if number < 0x20:
         return chr(0x2400 + number)
     if number == 0x7F:
         return "␡"
-    if unicodedata.category(one) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"):
+    if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"):
         return f"⟨U+{number:04X}⟩"
-    return one
+    return character

@@ -28,10 +28,10 @@ class BrowserPage:
     def open(self, path: Path) -> Any:
         """Load a file as a reader would, by a double click, and return playwright's page."""
         address = path.resolve().as_uri()
-        self.page.on("console", lambda one: self.errors.append(one.text) if one.type == "error" else None)
-        self.page.on("pageerror", lambda one: self.errors.append(str(one)))
+        self.page.on("console", lambda said: self.errors.append(said.text) if said.type == "error" else None)
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.on("dialog", self._dialog)
-        self.page.on("request", lambda one: self._asked(one.url, address))
+        self.page.on("request", lambda request: self._asked(request.url, address))
         self.page.goto(address, wait_until="load")
         return self.page
 

@@ -155,8 +155,7 @@ def test_list_names_everything_or_what_has_a_word(rlstab_command):
 
 def test_a_method_of_another_package_is_listed_too(rlstab_command, monkeypatch):
     registry = Registry({"clip_higher": "rlstab.zoo.clip_higher:ClipHigher"})
-    mine = type("Mine", (ClipHigher,), {"name": "mine", "__doc__": "Do what [bold]mine[/] does."})
-    registry.register(mine)
+    registry.register(type("Mine", (ClipHigher,), {"name": "mine", "__doc__": "Do what [bold]mine[/] does."}))
     monkeypatch.setattr(zoo, "METHODS", registry)
     monkeypatch.setattr("rlstab.explain.catalogue.METHODS", registry)
     code, out, _ = rlstab_command("list")

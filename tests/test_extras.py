@@ -87,9 +87,6 @@ def test_a_missing_package_is_named_with_its_extra(
             monkeypatch.undo()
             monkeypatch.chdir(tmp_path)
     assert not any(tmp_path.iterdir())
-
-
-def test_packages_that_are_missing_are_named_together(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in EXTRAS["report"]:
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MissingPackage, match="scipy, matplotlib, plotly, jinja2 are not installed"):

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
 
 import pytest
-from pydantic import BaseModel
 
 import rlstab
 from rlstab.cli import main
 from rlstab.config import load_run, objective_hash, run_hash
 from rlstab.config.bundled_examples import examples
-from rlstab.config.runs import RunConfig
+from rlstab.config.settings import OptimisationSettings
 from rlstab.explain.run_file import AROUND, recipes, run_file
 from rlstab.presets import PRESETS
 from tests.train.runs import go
@@ -27,16 +24,6 @@ ROOT = Path(rlstab.__file__).parents[1]
 def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Far from the clone."""
     monkeypatch.chdir(tmp_path)
-
-
-def models(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The settings below an annotation."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-        for field in annotation.model_fields.values():
-            yield from models(field.annotation)
-    for part in get_args(annotation):
-        yield from models(part)
 
 
 def commented(above: str, line: str) -> bool:
@@ -67,7 +54,7 @@ def test_every_recipe_becomes_a_file_that_means_the_same(capsys: pytest.CaptureF
 
 def test_the_comments_are_those_of_the_fields_cards_and_presets() -> None:
     text = " ".join(re.sub(r"(?m)^ *#|#", " ", run_file("stapo")).split())
-    for field in next(models(RunConfig.model_fields["optimisation"].annotation)).model_fields.values():
+    for field in OptimisationSettings.model_fields.values():
         assert " ".join((field.description or "no description").split()) in text
     assert "Whose entropies give the threshold" in text  # the card of s2t
     assert PRESETS["stapo"].sources["s2t.max_prob"].rstrip(".") in text
@@ -81,15 +68,8 @@ def test_a_file_is_written_trains_and_is_never_overwritten(capsys: pytest.Captur
     }  # fmt: skip
     assert [record["rollout"] for record in go(load_run("stapo.yaml", small)).records] == [0, 1, 2]
     Path("dapo.yaml").write_text("mine")
-    for arguments, error in (
-        (["init", "dapo"], "ConfigError: dapo.yaml"),
-        (["init", "dapo", "--out", "no/such/folder.yaml"], "ConfigError: no/such/folder.yaml"),
-        (["init", "dapoo"], "UnknownName"),
-        (["train", "--example", "countdwn"], "UnknownName"),
-    ):
-        capsys.readouterr()
-        assert main(arguments) == 2
-        assert capsys.readouterr().err.startswith(error)
+    assert main(["init", "dapo"]) == 2
+    assert "ConfigError: dapo.yaml exists" in capsys.readouterr().err
     assert Path("dapo.yaml").read_text() == "mine"
 
 
@@ -103,8 +83,8 @@ def test_recipes_and_examples_are_listed(capsys: pytest.CaptureFixture[str], mon
 
 def test_an_example_is_taken_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert examples().keys() <= {path.stem for path in (ROOT / "examples").glob("*.yaml")}
-    assert {one.kind for one in examples().values()} == {"run", "objective", "bench"}
-    for name, example in {one.kind: (name, one) for name, one in examples().items()}.values():
+    assert {example.kind for example in examples().values()} == {"run", "objective", "bench"}
+    for name, example in {example.kind: (name, example) for name, example in examples().items()}.values():
         assert main(["explain", "--example", name, "--markdown"]) == 0
         by_name = capsys.readouterr().out
         assert main(["explain", str(example.path), "--markdown"]) == 0

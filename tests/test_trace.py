@@ -83,12 +83,12 @@ def traced(objective: TokenObjective) -> tuple[Plan, list[tuple[TokenBatch, Trac
     with torch.no_grad():
         reports = [plan.loss(batch, live).report for batch, live in parts]
     merged = {name: reports[0][name].merge(reports[1][name]) for name in reports[0]}
-    metrics = {name: one.value for name, one in merged.items()}
+    metrics = {name: step.value for name, step in merged.items()}
     return plan, [(batch, trace(plan, batch, live)) for batch, live in parts], metrics
 
 
 def total(traces: list[tuple[TokenBatch, Trace]], key: str, action: str) -> int:
-    return sum(int(one.methods[key].actions[action].sum()) for _, one in traces)
+    return sum(int(step.methods[key].actions[action].sum()) for _, step in traces)
 
 
 def test_traces_agree_with_the_metrics() -> None:
@@ -100,7 +100,7 @@ def test_traces_agree_with_the_metrics() -> None:
     )
     _, traces, metrics = traced(objective)
     tokens = sum(len(batch) for batch, _ in traces)
-    kept = sum(int(one.kept.sum()) for _, one in traces)
+    kept = sum(int(step.kept.sum()) for _, step in traces)
     for key, action, metric in (
         ("s2t", "dropped", "s2t/dropped"),
         ("stare", "boosted", "stare/boosted"),
@@ -113,7 +113,7 @@ def test_traces_agree_with_the_metrics() -> None:
     assert min(sides) > 0
     assert total(traces, "clip_higher", "clipped") / kept == pytest.approx(sum(sides))
     assert kept / tokens == pytest.approx(metrics["tokens/kept"])
-    ratios = sum(float(one.ratio[one.kept].sum()) for _, one in traces)
+    ratios = sum(float(step.ratio[step.kept].sum()) for _, step in traces)
     assert ratios / kept == pytest.approx(metrics["ratio/mean"])
 
 
@@ -168,7 +168,7 @@ ACTS = {
 def test_what_each_method_does_is_shown(name: str) -> None:
     settings, expected = ACTS[name]
     _, traces, _ = traced(compose(zoo.METHODS.get(name)(**settings)))
-    did = {action for _, one in traces for action, where in one.methods[name].actions.items() if bool(where.any())}
+    did = {action for _, step in traces for action, where in step.methods[name].actions.items() if bool(where.any())}
     assert did == expected
     assert did <= set(ACTIONS)
 
@@ -177,13 +177,13 @@ def test_what_each_method_does_is_shown(name: str) -> None:
 def test_members_merge_to_the_terms_of_the_plan(name: str) -> None:
     plan, traces, _ = traced(PRESETS[name].objective)
     for batch, _ in traces:
-        merged = merge_terms({key: one.terms for key, one in member_terms(plan, batch).items()})
+        merged = merge_terms({key: step.terms for key, step in member_terms(plan, batch).items()})
         terms = plan.terms(batch)
         assert merged.filled() == terms.filled()
         assert merged.report.keys() == terms.report.keys()
         for field in ("keep", "weight", "bonus", "unclipped"):
-            one, other = getattr(merged, field), getattr(terms, field)
-            assert (one is None and other is None) or torch.equal(one, other)
+            step, other = getattr(merged, field), getattr(terms, field)
+            assert (step is None and other is None) or torch.equal(step, other)
         assert {slot for slot in SLOTS if getattr(merged, slot)} == {slot for slot in SLOTS if getattr(terms, slot)}
 
 
@@ -194,7 +194,7 @@ def test_inside_within_a_method_touches_what_the_outer_one_keeps() -> None:
         within(TopEntropyMask(share=0.5), within(RandomMask(share=0.3), STARE(target_entropy=2.0))),
     )
     plan, traces, metrics = traced(objective)
-    batch, one = traces[0]
+    batch, step = traces[0]
     names = {f"{key}: {member.name}" for key, member in member_terms(plan, batch).items()}
     assert names == {
         "clip_higher: clip_higher",
@@ -207,10 +207,10 @@ def test_inside_within_a_method_touches_what_the_outer_one_keeps() -> None:
         ("within_2/inner/outer", "dropped", ["within_2/outer"]),
         ("within_2/inner/inner", "boosted", ["within_2/outer", "within_2/inner/outer"]),
     ):
-        where = one.methods[inner].actions[action]
+        where = step.methods[inner].actions[action]
         assert bool(where.any())
         for key in outer:
-            assert not bool((where & one.methods[key].actions["dropped"]).any())
+            assert not bool((where & step.methods[key].actions["dropped"]).any())
     tokens = sum(len(part) for part, _ in traces)
     assert total(traces, "within_1/outer", "dropped") / tokens == pytest.approx(metrics["within_1/outer/dropped"])
 
@@ -228,8 +228,8 @@ class Nudge(TokenObjective):
 
 def test_a_bonus_boosts_along_the_advantage_and_damps_against_it() -> None:
     _, traces, _ = traced(compose(Nudge(0.2)))
-    for batch, one in traces:
-        actions = one.methods["nudge"].actions
+    for batch, step in traces:
+        actions = step.methods["nudge"].actions
         assert torch.equal(actions["boosted"], batch.advantages > 0)
         assert torch.equal(actions["damped"], batch.advantages < 0)
 
@@ -252,31 +252,31 @@ def test_a_gate_clips_what_it_stops_and_damps_or_boosts_the_rest() -> None:
     plan, traces, metrics = traced(objective)
     pulling = sum(int(plan.part(batch).has_gradient.sum()) for batch, _ in traces)
     assert 0 < total(traces, "fence", "clipped") == pytest.approx(metrics["fence/stopped"] * pulling)
-    assert sum(int(one.clipped.sum()) for _, one in traces) == total(traces, "fence", "clipped")
+    assert sum(int(step.clipped.sum()) for _, step in traces) == total(traces, "fence", "clipped")
     assert total(traces, "sapo", "clipped") == total(traces, "sapo", "boosted") == 0
-    for batch, one in traces:
-        pulls, stopped = plan.part(batch).has_gradient, one.methods["fence"].actions["clipped"]
-        assert torch.equal(stopped, pulls & (one.ratio > 1.3))
-        assert torch.equal(one.clipped, stopped)
-        assert torch.equal(one.methods["fence"].actions["damped"], pulls & ~stopped & (one.ratio > 1))
-        z = torch.sigmoid(torch.where(batch.advantages > 0, 1.0, 1.05) * (one.ratio - 1))
+    for batch, step in traces:
+        pulls, stopped = plan.part(batch).has_gradient, step.methods["fence"].actions["clipped"]
+        assert torch.equal(stopped, pulls & (step.ratio > 1.3))
+        assert torch.equal(step.clipped, stopped)
+        assert torch.equal(step.methods["fence"].actions["damped"], pulls & ~stopped & (step.ratio > 1))
+        z = torch.sigmoid(torch.where(batch.advantages > 0, 1.0, 1.05) * (step.ratio - 1))
         soft = torch.where(pulls, 4 * z * (1 - z), 1.0)
-        torch.testing.assert_close(one.methods["sapo"].gate, soft)
-        assert torch.equal(one.methods["sapo"].actions["damped"], soft < 1 - ALIKE)
-        torch.testing.assert_close(one.gate, soft * one.methods["fence"].gate)
-        assert one.methods["observe_sapo"].gate is None  # it changes nothing
-        assert one.methods["observe_sapo"].actions == {}
+        torch.testing.assert_close(step.methods["sapo"].gate, soft)
+        assert torch.equal(step.methods["sapo"].actions["damped"], soft < 1 - ALIKE)
+        torch.testing.assert_close(step.gate, soft * step.methods["fence"].gate)
+        assert step.methods["observe_sapo"].gate is None  # it changes nothing
+        assert step.methods["observe_sapo"].actions == {}
 
 
 def test_a_pull_is_a_gate_relative_to_the_ratio() -> None:
     _, traces, metrics = traced(compose(Capped(floor=0.7, cap=1.1), RandomMask(share=0.5)))
-    for batch, one in traces:
-        own, pulls = one.methods["capped"], one.kept & (batch.advantages != 0)
-        assert torch.equal(own.actions["clipped"], pulls & (one.ratio < 0.7))
-        assert torch.equal(own.actions["damped"], pulls & (one.ratio > 1.1 * (1 + ALIKE)))
+    for batch, step in traces:
+        own, pulls = step.methods["capped"], step.kept & (batch.advantages != 0)
+        assert torch.equal(own.actions["clipped"], pulls & (step.ratio < 0.7))
+        assert torch.equal(own.actions["damped"], pulls & (step.ratio > 1.1 * (1 + ALIKE)))
         assert not own.actions["boosted"].any()
-        assert torch.equal(one.clipped, own.actions["clipped"])
-        assert torch.equal(one.gate, own.gate)
+        assert torch.equal(step.clipped, own.actions["clipped"])
+        assert torch.equal(step.gate, own.gate)
     assert metrics["ratio/stopped"] > 0
 
 
@@ -359,11 +359,11 @@ def test_whole_groups_are_traced_and_a_continued_run_writes_each_line_once(tmp_p
     go(small(tmp_path, OBJECTIVE, **changes, optimisation__rollouts=4), resume=True)
     after = lines(tmp_path)
     assert after[: len(before)] == before
-    assert {one["rollout"] for one in after} == {1, 2, 3, 4}
-    for rollout in {one["rollout"] for one in after}:
-        groups = {one["group_id"] for one in after if one["rollout"] == rollout}
+    assert {step["rollout"] for step in after} == {1, 2, 3, 4}
+    for rollout in {step["rollout"] for step in after}:
+        groups = {step["group_id"] for step in after if step["rollout"] == rollout}
         assert len(groups) == 1
-        assert len({one["sequence_id"] for one in after if one["rollout"] == rollout}) == 4
+        assert len({step["sequence_id"] for step in after if step["rollout"] == rollout}) == 4
 
 
 def written(tmp_path: Path, objective: TokenObjective, rewards: torch.Tensor, computed: Any = None) -> Trace:

@@ -286,6 +286,8 @@ class _Worker:
     def start(self, run: BenchRun, order: Mapping[str, Any]) -> None:
         """Order a run; what the process itself says goes to the log of its first one."""
         self.run = run
+        if self.process is not None and self.process.poll() is not None:  # it died after its last run
+            self.leave()
         if self.process is None:
             env = {**os.environ, **ONE_THREAD, **self._seen}
             with (run.folder / LOG).open("ab") as log:  # a session of its own: Ctrl-C is for the parent to decide

@@ -107,6 +107,9 @@ EVERY_TOKEN = note(
     nested=False,
 )
 
+#: Of a method whose divisor does not depend on what is kept.
+FIXED_LENGTH = conflicts(MASK, "{own} divides by a fixed length, so the tokens that {other} drops still count in it.")
+
 
 @dataclass(frozen=True)
 class About:

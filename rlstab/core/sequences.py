@@ -10,7 +10,6 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 
 class SequenceArithmetic:
@@ -56,11 +55,16 @@ class SequenceArithmetic:
         """
         if not values.numel():
             return torch.full((self.num_sequences,), math.nan, dtype=torch.float64, device=values.device)
-        ordered, size = self._rows(values.double(), math.inf, self._slot).sort(1).values, self.lengths.long()
+        upper, size = q >= 0.5, self.lengths.long()
+        rows = self._rows(values.double(), -math.inf if upper else math.inf, self._slot)
+        # only the end of each row that the place is in: the further, the longer the row
+        reach = (1 - q if upper else q) * (self._longest - 1)
+        ordered = rows.topk(min(self._longest, math.floor(reach) + 3), largest=upper).values
         place = q * (size - 1).clamp(min=0).double()
         whole = place.round()
         place = torch.where((place - whole).abs() <= 4e-15 * whole.clamp(min=1), whole, place)  # 0.57 * 100
-        low, high = (ordered.gather(1, one.long()[:, None])[:, 0] for one in (place.floor(), place.ceil()))
+        ends = [(size - 1 - one.long() if upper else one.long()).clamp(min=0) for one in (place.floor(), place.ceil())]
+        low, high = (ordered.gather(1, end[:, None])[:, 0] for end in ends)
         return torch.where(size > 0, low + (high - low) * (place - place.floor()), math.nan)
 
     def spread(self, values: Tensor) -> Tensor:
@@ -81,29 +85,34 @@ class SequenceArithmetic:
         return total.reshape(-1).index_select(0, self._place)
 
     @cached_property
+    def place(self) -> Tensor:
+        """``(n,)`` int64: how many tokens of the sequence come before this one, by position."""
+        return self._place - self.sequence * self._longest
+
+    @cached_property
     def _place(self) -> Tensor:
         """``(n,)`` int64: where each token lies in the rows of :meth:`_rows`, by position."""
         step = self.sequence.diff()
         if bool(((step > 0) | ((step == 0) & (self.position.diff() > 0))).all()):  # as packing leaves them
-            return self._in_rows(torch.arange(self.sequence.numel(), device=self.sequence.device))
+            return self._in_rows(None)
         order = self.position.argsort(stable=True)
         return self._in_rows(order[self.sequence[order].argsort(stable=True)])
 
     @cached_property
     def _slot(self) -> Tensor:
         """``(n,)`` int64: the same in any order, for what does not ask for places."""
-        return self._in_rows(self.sequence.argsort(stable=True))
+        return self._in_rows(None if bool((self.sequence.diff() >= 0).all()) else self.sequence.argsort(stable=True))
 
-    def _in_rows(self, order: Tensor) -> Tensor:
-        """``(n,)`` int64: where each token lies, from the order of the tokens by sequence."""
+    def _in_rows(self, order: Tensor | None) -> Tensor:
+        """``(n,)`` int64: where each token lies, from their order by sequence; None is that of the batch."""
         start = self.lengths.long().cumsum(0) - self.lengths.long()
-        row = self.sequence[order]
-        column = torch.arange(order.numel(), device=order.device) - start[row]
-        return torch.empty_like(order).index_copy_(0, order, row * self._longest + column)
+        row = self.sequence if order is None else self.sequence[order]
+        lies = (self._longest * row).sub_(start[row]).add_(torch.arange(row.numel(), device=row.device))
+        return lies if order is None else torch.empty_like(order).index_copy_(0, order, lies)
 
     @cached_property
     def _longest(self) -> int:
-        return int(self.lengths.max())
+        return int(self.lengths.max()) if self.lengths.numel() else 0
 
     def _rows(self, values: Tensor, fill: float, place: Tensor) -> Tensor:
         """``(S, T)``: the ``(n,)`` values of each sequence from the left; ``fill`` behind them."""
@@ -118,6 +127,7 @@ def _decayed_sum(rows: Tensor, decay: float) -> Tensor:
         return rows.cumsum(1)
     reach = 1
     while reach < rows.shape[1]:  # after k passes each sum reaches back 2^k tokens
-        rows = rows + decay**reach * functional.pad(rows[:, :-reach], (reach, 0))
+        rows, before = rows.clone(), rows[:, :-reach]
+        rows[:, reach:] += decay**reach * before
         reach *= 2
     return rows

@@ -18,9 +18,10 @@ from rlstab.config.runs import RunConfig
 from rlstab.config.settings import TaskSettings
 from rlstab.core.metadata import summary
 from rlstab.core.settings import settings_of
-from rlstab.errors import ConfigError, UnknownName, did_you_mean
+from rlstab.errors import UnknownName, did_you_mean
 from rlstab.explain.card import card
 from rlstab.explain.catalogue import blocks
+from rlstab.files import write_text
 from rlstab.presets import PRESETS
 from rlstab.stages import STAGES
 from rlstab.zoo import METHODS
@@ -70,15 +71,7 @@ def write_run_file(recipe: str, out: str | Path | None = None) -> Path:
         ConfigError: the file exists, or cannot be written.
     """
     path = Path(f"{recipe}.yaml" if out is None else out)
-    text = run_file(recipe, str(path))
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError as error:
-        raise ConfigError(f"{path} exists, and stays as it is. Give --out another file.") from error
-    except (OSError, ValueError) as error:  # a name with a null character
-        reason = (getattr(error, "strerror", None) or str(error)).lower()
-        raise ConfigError(f"{path}: cannot be written: {reason}. Give --out another file.") from error
+    write_text(path, run_file(recipe, str(path)))
     return path
 
 

@@ -76,28 +76,28 @@
     return from[high] === from[low] ? to[high] : to[low] + ((to[high] - to[low]) * (place - from[low])) / (from[high] - from[low]);
   }
   // each seed stands at its own cost, their mean at the mean of their costs; costs only rise
-  function over(found, method) {
-    if (state.axis === "rollout") return { ...found, own: found.seeds.map(() => found.x) };
+  function over(series, method) {
+    if (state.axis === "rollout") return { ...series, own: series.seeds.map(() => series.x) };
     const clock = clocks()[method.key] ?? {}, { scale } = across();
-    const kept = found.names.map((_, index) => index).filter((index) => clock[found.names[index]]?.[state.axis]);
+    const kept = series.names.map((_, index) => index).filter((index) => clock[series.names[index]]?.[state.axis]);
     if (!kept.length) return null;
     const own = kept.map((index) => {
-      const one = clock[found.names[index]];
-      return found.x.map((rollout) => { const cost = between(one.rollout, one[state.axis], rollout); return cost === null ? null : cost / scale; });
+      const one = clock[series.names[index]];
+      return series.x.map((rollout) => { const cost = between(one.rollout, one[state.axis], rollout); return cost === null ? null : cost / scale; });
     });
     let last = 0;
-    const x = found.x.map((_, at) => {
+    const x = series.x.map((_, at) => {
       const costs = own.map((one) => one[at]).filter((one) => one !== null);
       return (last = Math.max(last, costs.length ? costs.reduce((sum, one) => sum + one, 0) / costs.length : last));
     });
-    return { ...found, x, own, seeds: kept.map((index) => found.seeds[index]), names: kept.map((index) => found.names[index]) };
+    return { ...series, x, own, seeds: kept.map((index) => series.seeds[index]), names: kept.map((index) => series.names[index]) };
   }
   function curve(metric, method, least = 1) {
-    const found = data.curves[state.setting]?.[method.key]?.[metric];
-    if (!found) return null;
+    const series = data.curves[state.setting]?.[method.key]?.[metric];
+    if (!series) return null;
     const sampled = !metric.startsWith("eval/");
     const reach = sampled ? (Math.max(state.smooth, least) - 1) / 2 : 0;
-    return { x: data.grids[found.grid], seeds: found.seeds.map((one) => (reach ? moving(one, reach) : one)), names: found.names, sampled };
+    return { x: data.grids[series.grid], seeds: series.seeds.map((one) => (reach ? moving(one, reach) : one)), names: series.names, sampled };
   }
 
   // ---- figures
@@ -118,20 +118,20 @@
     const metric = panel.dataset.metric, about = data.metrics[metric], log = panel.dataset.log === "true", traces = [], said = [];
     let sparse = false;
     for (const method of shown()) {
-      const raw = curve(metric, method), found = raw && over(raw, method);
-      if (!found) continue;
-      const name = plain(method.name), mean = summary(found.seeds, log);
+      const raw = curve(metric, method), series = raw && over(raw, method);
+      if (!series) continue;
+      const name = plain(method.name), mean = summary(series.seeds, log);
       const line = { color: colour(method), width: method.baseline ? 2.4 : 2, dash: DASHES[method.dash] };
-      const kept = found.x.map((_, i) => i).filter((i) => mean.mean[i] !== null);
+      const kept = series.x.map((_, i) => i).filter((i) => mean.mean[i] !== null);
       if (!kept.length) sparse = true;
-      if (kept.length && found.seeds.length > 1 && state.band !== "none" && !state.seeds) {
+      if (kept.length && series.seeds.length > 1 && state.band !== "none" && !state.seeds) {
         const back = [...kept].reverse();
-        traces.push({ x: [...kept, ...back].map((i) => found.x[i]), y: [...kept.map((i) => mean.high[i]), ...back.map((i) => mean.low[i])], fill: "toself", fillcolor: faded(line.color, 0.13), line: { width: 0 }, mode: "lines", hoverinfo: "skip", meta: { method: method.key, part: "band" } });
+        traces.push({ x: [...kept, ...back].map((i) => series.x[i]), y: [...kept.map((i) => mean.high[i]), ...back.map((i) => mean.low[i])], fill: "toself", fillcolor: faded(line.color, 0.13), line: { width: 0 }, mode: "lines", hoverinfo: "skip", meta: { method: method.key, part: "band" } });
       }
-      if (state.seeds && found.seeds.length > 1)
-        found.seeds.forEach((one, index) => traces.push({ x: found.own[index], y: one, mode: kept.length ? "lines" : "lines+markers", marker: { size: 4 }, line: { color: faded(line.color, 0.38), width: 1 }, hoverinfo: "skip", name: `${name} seed ${plain(found.names[index])}`, meta: { method: method.key, part: "seed" } }));
+      if (state.seeds && series.seeds.length > 1)
+        series.seeds.forEach((one, index) => traces.push({ x: series.own[index], y: one, mode: kept.length ? "lines" : "lines+markers", marker: { size: 4 }, line: { color: faded(line.color, 0.38), width: 1 }, hoverinfo: "skip", name: `${name} seed ${plain(series.names[index])}`, meta: { method: method.key, part: "seed" } }));
       if (!kept.length) continue;
-      traces.push({ x: found.x, y: mean.mean, connectgaps: true, mode: found.sampled ? "lines" : "lines+markers", line, marker: { size: 6, symbol: SYMBOLS[method.marker] }, name, hovertemplate: "%{y:.4~g}", meta: { method: method.key, part: "mean" } });
+      traces.push({ x: series.x, y: mean.mean, connectgaps: true, mode: series.sampled ? "lines" : "lines+markers", line, marker: { size: 6, symbol: SYMBOLS[method.marker] }, name, hovertemplate: "%{y:.4~g}", meta: { method: method.key, part: "mean" } });
       said.push(`${method.name} ends at ${number(mean.mean[kept.at(-1)])}`);
     }
     if (!traces.length && sparse) return { traces, said, why: "Never recorded in half of the runs at once, so there is no mean. Tick “single seeds” to see the runs." };

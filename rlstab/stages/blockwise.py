@@ -89,7 +89,7 @@ class Blockwise(AdvantageEstimator):
         ...     },
         ... )
         >>> for row in Blockwise().advantages(batch, Settled(), {}).tolist():
-        ...     print([round(one, 4) for one in row])
+        ...     print([round(value, 4) for value in row])
         [0.25, 0.6667, 0.0]
         [0.25, -0.3333, 0.0]
         [0.25, -0.3333, 0.0]

@@ -95,8 +95,8 @@ class BNPO(AdvantageEstimator):
         ... )
         >>> stage = BNPO()
         >>> stat, state = measure_all(stage, [batch], stage.init_state(), LocalComm())
-        >>> found = stage.advantages(batch, stat, state)
-        >>> [round(one, 4) for one in found[:2].tolist()], round(0.75 / float(found[0]), 3)
+        >>> advantages = stage.advantages(batch, stat, state)
+        >>> [round(value, 4) for value in advantages[:2].tolist()], round(0.75 / float(advantages[0]), 3)
         ([0.7166, -0.2389], 1.047)
 
     Source:

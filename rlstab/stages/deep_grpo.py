@@ -191,7 +191,7 @@ class DeepGRPO(RolloutExpander):
         lengths = responses.lengths.double()
         fitted = self.fitted(state)
         ends = responses.select(branch)
-        found = {
+        report = {
             "branches": Mean(Mean.of(branch).total, Mean.of(~branch).total),
             "tokens": Mean(Mean.of(lengths, branch).total, Mean.of(lengths, ~branch).total),
             "pivot": Mean.of(ends.pivot[ends.first]),
@@ -200,7 +200,7 @@ class DeepGRPO(RolloutExpander):
             "both_outcomes_without": Mean.of(_both(without)),
             "fitted": Mean.scalar(float(fitted is not None)),
         }
-        return found if fitted is None else {**found, "slope": Mean.scalar(fitted[1])}
+        return report if fitted is None else {**report, "slope": Mean.scalar(fitted[1])}
 
     def fitted(self, state: State) -> tuple[float, float] | None:
         """``(b, w)`` of the branch points in the window, None where they are too few or all of one kind."""

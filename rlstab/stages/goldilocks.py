@@ -87,7 +87,7 @@ class Goldilocks(PromptSelector):
         >>> from rlstab.stages.pass_rates import expected_spread
         >>> from rlstab.stages.stage import Offer, no_features
         >>> state = {"right": torch.tensor([4.0, 2.0, 0.0]).double(), "wrong": torch.tensor([0.0, 2.0, 0.0]).double()}
-        >>> [round(one, 4) for one in expected_spread(state).tolist()]
+        >>> [round(value, 4) for value in expected_spread(state).tolist()]
         [0.3221, 0.4602, 0.3927]
         >>> offer = Offer(rollout=1, first=0, count=2, drawn=2, size=None, seed=0, features=no_features)
         >>> Goldilocks(pool=3, random_share=0.0).select(offer, state).tolist()

@@ -195,6 +195,6 @@ class _Dealer:
             if len(self.taken) == self._pool:
                 self.taken.clear()
             again = shuffled(self._offer, self._pool, next(self._turns)).tolist()
-            self._deck = iter([one for one in again if one not in self.taken])
+            self._deck = iter([prompt for prompt in again if prompt not in self.taken])
             hand = list(islice(self._deck, self._candidates))
         return hand

@@ -79,7 +79,7 @@ class GRPO(AdvantageEstimator):
         ...     limit=8,
         ... )
         >>> stage = GRPO()
-        >>> [round(one, 3) for one in stage.advantages(batch, Settled(), {}).tolist()]
+        >>> [round(value, 3) for value in stage.advantages(batch, Settled(), {}).tolist()]
         [1.5, -0.5, -0.5, -0.5]
 
     Source:

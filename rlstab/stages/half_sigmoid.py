@@ -71,10 +71,10 @@ def _minimum(examples: Tensor, targets: Tensor, ridge: float) -> Tensor:
         slopes = (value * (1 - 2 * value)).unsqueeze(1) * examples
         step = torch.linalg.solve(slopes.T @ slopes + penalty, slopes.T @ (targets - value) - ridge * weights)
         lower = (weights + step / 2**halving for halving in range(HALVINGS))
-        found = next((one for one in lower if loss(one) < best), None)
-        if found is None:
+        better = next((some for some in lower if loss(some) < best), None)
+        if better is None:
             break
-        weights, before, best = found, best, loss(found)
+        weights, before, best = better, best, loss(better)
         if before - best < ENOUGH * before:
             break
     return weights

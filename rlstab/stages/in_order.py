@@ -84,7 +84,7 @@ class InOrder(PromptSelector):
         if not self.shuffle:
             return within
         chosen = within.clone()
-        for one in epoch.unique():
-            order = uniform(offer.seed + STREAM, one, torch.arange(offer.size)).argsort(stable=True)
-            chosen[epoch == one] = order[within[epoch == one]]
+        for number in epoch.unique():
+            order = uniform(offer.seed + STREAM, number, torch.arange(offer.size)).argsort(stable=True)
+            chosen[epoch == number] = order[within[epoch == number]]
         return chosen

@@ -94,7 +94,7 @@ class Laconic(RewardShaper):
         >>> stage = Laconic(budget=10.0, floor=0.1, ceiling=0.2)
         >>> state = stage.init_state()
         >>> stat, after = measure_all(stage, [batch], state, LocalComm())
-        >>> [round(one, 6) for one in stage.shape(batch, stat, state).tolist()]
+        >>> [round(value, 6) for value in stage.shape(batch, stat, state).tolist()]
         [0.0, -0.1, -0.1, -0.5]
         >>> round(after["multiplier"], 6)
         0.104

@@ -103,7 +103,7 @@ class OPOB(AdvantageEstimator):
         ...         "squared_gradient": torch.tensor([4.0, 1.0, 1.0]),
         ...     },
         ... )
-        >>> [round(one, 4) for one in OPOB(norm_by_std=False).advantages(batch, Settled(), {}).tolist()]
+        >>> [round(value, 4) for value in OPOB(norm_by_std=False).advantages(batch, Settled(), {}).tolist()]
         [0.3333, -0.6667, -0.6667]
 
     Source:

@@ -83,7 +83,7 @@ class OPOBProxy(AdvantageEstimator):
         ...     limit=8,
         ...     extra={"logprobs": drawn.log(), "rollout_logprobs": drawn.log(), "sum_p_sq": drawn},
         ... )
-        >>> [round(one, 4) for one in OPOBProxy(norm_by_std=False).advantages(batch, Settled(), {}).tolist()]
+        >>> [round(value, 4) for value in OPOBProxy(norm_by_std=False).advantages(batch, Settled(), {}).tolist()]
         [0.6, -0.4]
 
     Source:

@@ -42,12 +42,12 @@ def optimal_baseline(responses: ResponseBatch, log_weights: Tensor) -> Tensor:
 
 def less_baseline(responses: ResponseBatch, log_weights: Tensor, *, norm_by_std: bool) -> Tensor:
     """``(S,)`` reward less the optimal baseline, divided by the standard deviation of the group (over n) if asked."""
-    found = responses.rewards - optimal_baseline(responses, log_weights)
+    advantages = responses.rewards - optimal_baseline(responses, log_weights)
     if norm_by_std:
         deviation = responses.rewards - responses.group_mean(responses.rewards)
         spread = responses.group_mean(deviation.square()).sqrt()
-        found = found / torch.where(spread > SPREAD, spread, 1.0)
-    return torch.where(responses.even, 0.0, found)
+        advantages = advantages / torch.where(spread > SPREAD, spread, 1.0)
+    return torch.where(responses.even, 0.0, advantages)
 
 
 def baseline_report(responses: ResponseBatch, log_weights: Tensor) -> Mapping[str, Mean]:

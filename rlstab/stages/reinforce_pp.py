@@ -90,7 +90,7 @@ class ReinforcePP(AdvantageEstimator):
         ... )
         >>> stage = ReinforcePP()
         >>> stat, state = measure_all(stage, [batch], stage.init_state(), LocalComm())
-        >>> [round(one, 4) for one in stage.advantages(batch, stat, state).tolist()]
+        >>> [round(value, 4) for value in stage.advantages(batch, stat, state).tolist()]
         [-1.5, 0.5]
 
     Source:

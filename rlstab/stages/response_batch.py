@@ -60,9 +60,10 @@ class ResponseBatch:
 
     def __post_init__(self) -> None:
         count = self.rewards.shape[0]
-        for name, one in self._tensors():
-            if one.shape[:1] != (count,):
-                raise ShapeError(f"ResponseBatch: {name} is {tuple(one.shape)}, expected {count} responses as rewards.")
+        for name, values in self._tensors():
+            if values.shape[:1] != (count,):
+                shape = tuple(values.shape)
+                raise ShapeError(f"ResponseBatch: {name} is {shape}, expected {count} responses as rewards.")
 
     def __len__(self) -> int:
         return self.rewards.shape[0]
@@ -89,9 +90,9 @@ class ResponseBatch:
 
     def select(self, where: Tensor) -> ResponseBatch:
         """Some of the responses, by a bool or by their places."""
-        own = {one.name for one in fields(self)}
-        moved: dict[str, Any] = {name: one[where] for name, one in self._tensors() if name in own}
-        return replace(self, **moved, extra={name: one[where] for name, one in self.extra.items()})
+        own = {field.name for field in fields(self)}
+        moved: dict[str, Any] = {name: values[where] for name, values in self._tensors() if name in own}
+        return replace(self, **moved, extra={name: values[where] for name, values in self.extra.items()})
 
     def reshaped(self, rewards: Tensor) -> ResponseBatch:
         """The same responses with other rewards."""
@@ -146,29 +147,31 @@ class ResponseBatch:
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by name; evidence under ``extra/<name>``."""
-        own = {one.name for one in fields(self)}
-        return {name if name in own else f"extra/{name}": one for name, one in self._tensors()}
+        own = {field.name for field in fields(self)}
+        return {name if name in own else f"extra/{name}": values for name, values in self._tensors()}
 
     @classmethod
-    def from_tensors(cls, found: Mapping[str, Tensor], limit: int) -> ResponseBatch:
+    def from_tensors(cls, tensors: Mapping[str, Tensor], limit: int) -> ResponseBatch:
         """What :meth:`tensors` gave."""
-        extra = {name.removeprefix("extra/"): one for name, one in found.items() if name.startswith("extra/")}
-        own: dict[str, Any] = {name: one for name, one in found.items() if not name.startswith("extra/")}
+        extra = {name.removeprefix("extra/"): values for name, values in tensors.items() if name.startswith("extra/")}
+        own: dict[str, Any] = {name: values for name, values in tensors.items() if not name.startswith("extra/")}
         return cls(**own, limit=limit, extra=extra)
 
     @classmethod
     def joined(cls, batches: Sequence[ResponseBatch]) -> ResponseBatch:
         """The responses of all batches in a row; evidence that not all of them have is left out."""
-        several = [one.tensors() for one in batches]
-        found: dict[str, Tensor] = {}
-        for name in set[str].intersection(*(set(one) for one in several)):
-            values = [one[name] for one in several]
+        several = [batch.tensors() for batch in batches]
+        joined: dict[str, Tensor] = {}
+        for name in set[str].intersection(*map(set, several)):
+            values = [tensors[name] for tensors in several]
             if values[0].ndim == 2:
-                width = max(one.shape[1] for one in values)
-                values = [pad(one, (0, width - one.shape[1]), value=PADDING.get(name, 0)) for one in values]
-            found[name] = torch.cat(values)
-        return cls.from_tensors(found, batches[0].limit)
+                width = max(rows.shape[1] for rows in values)
+                values = [pad(rows, (0, width - rows.shape[1]), value=PADDING.get(name, 0)) for rows in values]
+            joined[name] = torch.cat(values)
+        return cls.from_tensors(joined, batches[0].limit)
 
     def _tensors(self) -> list[tuple[str, Tensor]]:
-        own = [(one.name, getattr(self, one.name)) for one in fields(self) if one.name not in ("limit", "extra")]
+        own = [
+            (field.name, getattr(self, field.name)) for field in fields(self) if field.name not in ("limit", "extra")
+        ]
         return [*own, *self.extra.items()]

@@ -66,7 +66,7 @@ class RLOO(AdvantageEstimator):
         ...     pivot=zeros,
         ...     limit=8,
         ... )
-        >>> [round(one, 4) for one in RLOO().advantages(batch, Settled(), {}).tolist()]
+        >>> [round(value, 4) for value in RLOO().advantages(batch, Settled(), {}).tolist()]
         [1.0, -0.3333, -0.3333, -0.3333]
 
     Source:

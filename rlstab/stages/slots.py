@@ -75,10 +75,10 @@ def filled(offer: Offer, ranked: Tensor, random_share: float) -> Tensor:
     for turn, start in enumerate(range(0, len(dice), pool)):
         slots = dice[start : start + pool]
         # a slot finds one that is left among the first as many as there are slots
-        sources = [iter(one[: len(slots)].tolist()) for one in (ranked, shuffled(offer, pool, turn))]
+        sources = [iter(order[: len(slots)].tolist()) for order in (ranked, shuffled(offer, pool, turn))]
         taken: set[int] = set()
         for random in slots:
-            one = next(prompt for prompt in sources[random] if prompt not in taken)
-            taken.add(one)
-            chosen.append(one)
+            first = next(prompt for prompt in sources[random] if prompt not in taken)
+            taken.add(first)
+            chosen.append(first)
     return torch.tensor(chosen[offer.first :], dtype=torch.int64)

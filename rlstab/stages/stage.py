@@ -50,7 +50,7 @@ class Stage(Method[ResponseBatch]):
 
     def in_words(self) -> str:
         """What it does, one sentence with the settings filled in."""
-        chosen = ", ".join(f"{one.name} = {getattr(self, one.name)!r}" for one in settings_of(type(self)))
+        chosen = ", ".join(f"{setting.name} = {getattr(self, setting.name)!r}" for setting in settings_of(type(self)))
         return f"{summary(type(self))} ({chosen})" if chosen else summary(type(self))
 
 

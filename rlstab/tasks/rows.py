@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # workers import this room without pydantic
     from rlstab.config.settings import DatasetSettings, JsonlSettings
 
 #: Where each row stands, and its fields.
-Rows: TypeAlias = list[tuple[str, Mapping[str, Any]]]
+Rows: TypeAlias = Iterable[tuple[str, Mapping[str, Any]]]
 
 #: A line as it should be.
 LINE = json.dumps({"prompt": "2+3=", "answer": "5"})
@@ -32,21 +32,24 @@ def read_rows(settings: JsonlSettings | DatasetSettings) -> tuple[Rows, Rows]:
     """
     if settings.name == "dataset":
         return _data_set_rows(settings)
-    return _jsonl_rows(settings.path), [] if settings.eval_path is None else _jsonl_rows(settings.eval_path)
+    return _jsonl_rows(settings.path), () if settings.eval_path is None else _jsonl_rows(settings.eval_path)
 
 
 def _jsonl_rows(path: str) -> Rows:
     """One JSON object per line; blank lines do not count."""
     if not is_file(path):  # a device or a pipe may never end
         raise DataError(f"{path}: there is no such file. Check task.path and task.eval_path.")
+    empty = True
     try:
-        lines = Path(path).read_bytes().split(b"\n")  # a wrong encoding is found in its own line
+        with Path(path).open("rb") as file:  # bytes: lines end at \n alone, and each has its own encoding error
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    empty = False
+                    yield _parsed(f"{path}, line {number}", line)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}). Check its permissions.") from error
-    rows = [_parsed(f"{path}, line {number}", line) for number, line in enumerate(lines, start=1) if line.strip()]
-    if not rows:
+    if empty:
         raise DataError(f"{path}: has no examples. Write one JSON object per line, such as {LINE}.")
-    return rows
 
 
 def _parsed(where: str, line: bytes) -> tuple[str, Mapping[str, Any]]:
@@ -101,11 +104,11 @@ def _data_set_rows(settings: DatasetSettings) -> tuple[Rows, Rows]:
     for name in wanted:
         if name not in splits:
             raise DataError(f"{who} has no split '{name}'. {did_you_mean(name, known)}")
-    train, *held_out = ([*_named(f"{who}, split '{name}'", splits[name], settings)] for name in wanted)
-    return train, held_out[0] if held_out else []
+    train, *held_out = (_named(f"{who}, split '{name}'", splits[name], settings) for name in wanted)
+    return train, held_out[0] if held_out else ()
 
 
-def _named(where: str, table: Any, settings: DatasetSettings) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _named(where: str, table: Any, settings: DatasetSettings) -> Rows:
     """The rows with the columns that are read, for others may be large; with all of them where one is missing."""
     fields, known = (settings.prompt_field, settings.answer_field), {*table.column_names}
     columns = {field if field in known else field.partition(".")[0] for field in fields}

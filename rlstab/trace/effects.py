@@ -130,7 +130,7 @@ def _actions(
     actions: dict[str, Tensor] = {}
 
     def add(action: str, where: Tensor) -> None:
-        actions[action] = actions[action] | where if action in actions else where
+        actions[action] = actions.get(action, ~everywhere) | where
 
     if terms.keep is not None:
         add("dropped", ~terms.keep)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,15 +18,6 @@ from rlstab.trace.effects import MethodTrace, Trace, trace
 from rlstab.trace.token_texts import token_texts
 
 FORMAT = 2
-
-
-@dataclass(frozen=True)
-class Traced:
-    """What is known of a traced response beyond its tokens."""
-
-    prompt: str
-    reward: float
-    advantage: float
 
 
 class Tracer:
@@ -49,7 +39,7 @@ class Tracer:
     ) -> None:
         self.append, self.settings, self.rollouts, self.decode = append, settings, rollouts, decode
         self._rollout = 0
-        self._traced: dict[int, Traced] = {}
+        self._traced: dict[int, dict[str, Any]] = {}  # what is known of a response beyond its tokens
 
     def begin(
         self,
@@ -77,7 +67,8 @@ class Tracer:
             count = max([end for end in ends if end <= most], default=ends[0])
             rows = zip(sequence_ids.tolist(), rewards.tolist(), advantages.tolist(), strict=True)
             for place, (sequence, reward, advantage) in enumerate(list(rows)[:count]):
-                self._traced[sequence] = Traced(prompt(place), reward, advantage)
+                known = {"prompt": prompt(place), "reward": _rounded(reward), "advantage": _rounded(advantage)}
+                self._traced[sequence] = known
 
     def part(
         self,
@@ -116,28 +107,20 @@ class Tracer:
         self, batch: TokenBatch, traced: Trace, ratio: Tensor, row: int, where: Tensor, ids: list[int]
     ) -> dict[str, Any]:
         sequence = int(batch.sequence_ids[row])
-        known = self._traced[sequence]
         line: dict[str, Any] = {
             "sequence_id": sequence,
             "group_id": int(batch.group_ids[row]),
-            "prompt": known.prompt,
-            "reward": _rounded(known.reward),
-            "advantage": _rounded(known.advantage),
+            **self._traced[sequence],
             "tokens": token_texts(self.decode, ids),
             "ids": ids,
-            "logprobs": _numbers(batch.old_logprobs[where]),
         }
-        if batch.entropies is not None:
-            line["entropies"] = _numbers(batch.entropies[where])
-        line |= {"ratio": _numbers(ratio[where]), "weight": _numbers(traced.weight[where])}
-        line["kept"] = traced.kept[where].tolist()
-        if traced.bonus is not None:
-            line["bonus"] = _numbers(traced.bonus[where])
-        if traced.unclipped is not None:
-            line["unclipped"] = traced.unclipped[where].tolist()
-        line["clipped"] = traced.clipped[where].tolist()
-        if traced.gate is not None:
-            line["gate"] = _numbers(traced.gate[where])
+        columns = {
+            "logprobs": batch.old_logprobs,
+            "entropies": batch.entropies,
+            "ratio": ratio,
+            **{name: getattr(traced, name) for name in ("weight", "kept", "bonus", "unclipped", "clipped", "gate")},
+        }
+        line |= {name: _numbers(values[where]) for name, values in columns.items() if values is not None}
         line["methods"] = {key: _method(method, where) for key, method in traced.methods.items()}
         # inside `within` the key says where a method stands, and not which one it is
         named = {
@@ -147,27 +130,22 @@ class Tracer:
 
 
 def _method(method: MethodTrace, where: Tensor) -> dict[str, Any]:
-    line: dict[str, Any] = {}
-    for action, tokens in method.actions.items():
-        if bool(tokens[where].any()):
-            line[action] = _places(tokens[where])
-    for name, values, identity in (
-        ("weight", method.weight, 1.0),
-        ("bonus", method.bonus, 0.0),
-        ("gate", method.gate, 1.0),
-    ):
-        if values is not None and bool((values[where] != identity).any()):
-            own = values[where]
-            line[name] = [[place, _rounded(float(own[place]))] for place in _places(own != identity)]
+    touched = {action: _places(tokens[where]) for action, tokens in method.actions.items()}
+    line: dict[str, Any] = {action: places for action, places in touched.items() if places}
+    for name, values, identity in (("weight", method.weight, 1), ("bonus", method.bonus, 0), ("gate", method.gate, 1)):
+        own = None if values is None else values[where]
+        if own is not None and (places := _places(own != identity)):
+            line[name] = [[place, _rounded(float(own[place]))] for place in places]
     return line
 
 
 def _places(tokens: Tensor) -> list[int]:
-    return [int(place) for place in torch.nonzero(tokens).squeeze(-1).tolist()]
+    places: list[int] = torch.nonzero(tokens).squeeze(-1).tolist()
+    return places
 
 
-def _numbers(values: Tensor) -> list[float | None]:
-    return [_rounded(value) for value in values.tolist()]
+def _numbers(values: Tensor) -> list[float | bool | None]:
+    return [value if isinstance(value, bool) else _rounded(value) for value in values.tolist()]
 
 
 def _rounded(value: float) -> float | None:

@@ -102,8 +102,7 @@ class ASPO(TokenObjective):
                 "of their response, which stays near 1: {own} inverts that, and stops none.",
             ),
             note(
-                "top_entropy",
-                "{own} has its quantile from all tokens of a response, also from those that {other} drops.",
+                "top_entropy", "{own} takes its quantile over all tokens of a response, those that {other} drops too."
             ),
         ),
     )

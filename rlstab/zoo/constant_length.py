@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rlstab import Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import MASK, About, NoOpAt, conflicts, good, note
+from rlstab.core.metadata import FIXED_LENGTH, About, NoOpAt, good, note
 from rlstab.core.terms import Totals
 
 
@@ -86,7 +86,7 @@ class ConstantLength(TokenObjective):
             good(
                 "clip_higher", "{own} with {other} at 0.2 on both sides, and advantages without deviation, is Dr. GRPO."
             ),
-            conflicts(MASK, "{own} divides by a fixed length, so the tokens that {other} drops still count in it."),
+            FIXED_LENGTH,
             note(
                 "kl",
                 "{own} shrinks the penalty of {other} with the loss: at a mean length of a tenth of `length` both are "

@@ -2,7 +2,6 @@
 
 from typing import Annotated, Literal
 
-import torch
 from torch import Tensor
 
 from rlstab import Constants, Gate, Range, Settled, State, Terms, TokenBatch, TokenObjective
@@ -144,8 +143,7 @@ class CPPO(Anchored, TokenObjective):
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         compared = self.live_and_anchor(batch)
-        place = batch.running_total(torch.ones_like(batch.position)) - 1
-        weight = 1 - (1 - self.min_weight) * place / (batch.spread(batch.lengths) - 1).clamp(min=1)
+        weight = 1 - (1 - self.min_weight) * batch.place.double() / (batch.spread(batch.lengths) - 1).clamp(min=1)
         earlier = batch.running_total(weight) - weight
 
         def gate(ratio: Tensor, constants: Constants) -> Tensor:

@@ -99,10 +99,7 @@ class ESSScale(TokenObjective):
             NoOpAt(None, "An optimizer step whose effective sample size is at least `base`."),
         ),
         interacts=(
-            good(
-                "importance_correction",
-                "{own} was published with {other} at level 'sequence', its weights truncated at 8.",
-            ),
+            good("importance_correction", "{own} was published with {other} at level 'sequence', truncated at 8."),
             good("mismatch", "{own} acts on the effective sample size that {other} reports."),
         ),
     )

@@ -114,11 +114,7 @@ class FIPO(TokenObjective):
 
     def in_words(self) -> dict[str, str]:
         outliers = "" if self.max_ratio is None else f" A token whose ratio is above {self.max_ratio} adds nothing."
-        safe = (
-            ""
-            if self.safe_ratio is None
-            else f" Where the advantage is negative and the ratio above {self.safe_ratio}, the factor is at most 1."
-        )
+        safe = f" With a negative advantage and a ratio above {self.safe_ratio}, at most 1." if self.safe_ratio else ""
         return {
             "gates": f"Multiply the pull of a token by the exponential of the log-ratios of the live policy, summed "
             f"from this token to the end of its response (one {self.half_life} places on counts half), at least "

@@ -136,10 +136,7 @@ class ImportanceCorrection(TokenObjective):
             NoOpAt(None, "Where the sampler is the policy that the ratio divides by, as with `old_logprobs: rollout`."),
         ),
         interacts=(
-            good(
-                "clip_higher",
-                "{own} corrects what lies between sampler and old policy, {other} bounds what comes after.",
-            ),
+            good("clip_higher", "{own} corrects what lies between sampler and old policy, {other} what comes after."),
             note(
                 ("cppo", "drpo", "m2po"),
                 "the weight of {own}, where it is not truncated, turns the ratio into the one to the sampler, as in "
@@ -186,15 +183,19 @@ class ImportanceCorrection(TokenObjective):
             "sequence": "the product of the ratios of its response",
             "geometric": "the geometric mean of the ratios of its response",
         }[self.level]
-        ends = [f"at {kind} {one}" for kind, one in (("least", self.min_weight), ("most", self.max_weight)) if one]
+        ends = [
+            f"at {kind} {bound}" for kind, bound in (("least", self.min_weight), ("most", self.max_weight)) if bound
+        ]
         units = "tokens" if self.level == "token" else "responses"
         mean = f", divided by the mean over the {units} of the optimizer step" if self.normalize else ""
         words = {
             "weight": f"Give a token as weight {whose}, of the old policy over the sampler"
-            f"{''.join(f', {one}' for one in ends)}{mean}."
+            f"{''.join(f', {bound}' for bound in ends)}{mean}."
         }
         if self._rejects:
-            sides = [f"{side} {one}" for side, one in (("below", self.keep_low), ("above", self.keep_high)) if one]
+            sides = [
+                f"{side} {bound}" for side, bound in (("below", self.keep_low), ("above", self.keep_high)) if bound
+            ]
             when = [f"{whose} is {' or '.join(sides)}"] if sides else []
             when += [] if self.veto is None else [f"a token of its response has a ratio below {self.veto}"]
             if self.denominator == "kept":

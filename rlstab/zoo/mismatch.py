@@ -128,7 +128,7 @@ class Mismatch(TokenObjective):
     def measure(self, batch: TokenBatch) -> Stat:
         gap = self._gap(batch)
         largest = Pool.largest(batch.sequence_total(gap), 1, batch.lengths > 0)
-        return {"log_weight": largest, "gap": Pool.largest(gap.abs(), 1)}
+        return {"log_weight": largest, "gap": Pool.largest(gap.abs().topk(min(1, len(gap))).values, 1)}
 
     def measure_again(self, batch: TokenBatch, stat: Settled) -> Stat:
         largest = stat.threshold("log_weight").value or 0.0
@@ -150,5 +150,4 @@ class Mismatch(TokenObjective):
 
     def _gap(self, batch: TokenBatch) -> Tensor:
         """``(n,)`` float64 log-ratio of the two policies."""
-        gap: Tensor = getattr(batch, self.of).double() - getattr(batch, self.to).double()
-        return gap
+        return torch.sub(getattr(batch, self.of).double(), getattr(batch, self.to).double())

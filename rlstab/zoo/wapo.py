@@ -5,7 +5,7 @@ from typing import Annotated
 from torch import Tensor
 
 from rlstab import Grouped, Mean, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import MASK, About, NoOpAt, conflicts, good, note, redundant
+from rlstab.core.metadata import FIXED_LENGTH, About, NoOpAt, good, note, redundant
 from rlstab.core.terms import Totals
 
 
@@ -103,7 +103,7 @@ class WAPO(TokenObjective):
                 "{own} leaves punished tokens no weight, so of {other} only `positive` acts, which scales the policy "
                 "term.",
             ),
-            conflicts(MASK, "{own} divides by a fixed length, so the tokens that {other} drops still count in it."),
+            FIXED_LENGTH,
             note(
                 "kl",
                 "{own} divides the penalty of {other} by the groups with a winner as well: the fewer have one, the "

@@ -40,7 +40,7 @@ def test_benches_on_the_page_and_in_the_examples_load_and_fulfil_the_schema(vali
 def test_the_comparison_of_s2t_is_one_setting() -> None:
     """What `make compare` runs is the full bench with other seeds, and the mirror differs in its task alone."""
     short, full, rates, mirror = (
-        {f"{one.setting}/{one.method}": one.config for one in load_bench(ROOT / "examples" / f"bench_{name}.yaml").runs}
+        {f"{run.setting}/{run.method}": run.config for run in load_bench(ROOT / "examples" / f"bench_{name}.yaml").runs}
         for name in ("s2t", "spurious", "spurious_rates", "mirror")
     )
     for name, run in short.items():

@@ -58,23 +58,12 @@ def answers(load, source):
 
 
 @searched
-def test_any_object_as_an_objective(examples):
+def test_any_objects(examples):
     search(OBJECTS, examples, lambda data: answers(load_objective, {"objective": data}))
-
-
-@searched
-def test_any_objects_as_sections_of_a_run(examples):
     search(RUNS, examples, lambda data: answers(load_run, {"objective": "s2t", **data}))
-
-
-@searched
-def test_any_override(examples):
     keys = st.text(max_size=9) | st.sampled_from(["a.b", "rollout.group", "objective", ""])
-
-    def overridden(overrides):
-        answers(lambda source: load_run(source, overrides), {"objective": "s2t"})
-
-    search(st.dictionaries(keys, OBJECTS), examples, overridden)
+    overrides = st.dictionaries(keys, OBJECTS)
+    search(overrides, examples, lambda data: answers(lambda run: load_run(run, data), {"objective": "s2t"}))
 
 
 @st.composite

@@ -38,6 +38,8 @@ def test_every_example_and_preset_validates():
         assert VALIDATOR.is_valid({"objective": [{"preset": name}]})
     for name in rlstab.available():
         assert VALIDATOR.is_valid({"objective": [name]})
+    mine = {"name": "methods.py:Halve", "factor": 1}
+    VALIDATOR.validate({"objective": ["a.py:B", mine], "stages": [mine, "a.py:B"], "task": mine})
 
 
 @quick(max_examples=40)

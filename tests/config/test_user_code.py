@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import EntryPoint, EntryPoints
@@ -14,7 +13,7 @@ import yaml
 
 from rlstab.bench.file import load_bench
 from rlstab.cli import main
-from rlstab.config import dump_run, json_schema, load_objective, load_run, objective_hash, run_hash
+from rlstab.config import dump_run, load_objective, load_run, objective_hash, run_hash
 from rlstab.config.user_code import changed_files, checksums, classes, is_user_code
 from rlstab.errors import ConfigError, UnknownName
 from rlstab.report.load import load_runs
@@ -22,59 +21,51 @@ from rlstab.report.runs import objective_names
 from rlstab.tasks.build import build_task, require_loadable
 from tests.train.runs import go, small
 
-METHOD = """
-    import rlstab
+CODE = """
+import rlstab
+from rlstab.stages.stage import AdvantageEstimator
+from rlstab.tasks import Example
 
-    class Unfinished(rlstab.TokenObjective):
-        name = "unfinished"
+class Unfinished(rlstab.TokenObjective):
+    name = "unfinished"
 
-    class Halve(rlstab.TokenObjective):
-        \"\"\"Scale the weight of every token.\"\"\"
+class Halve(rlstab.TokenObjective):
+    'Scale the weight of every token.'
 
-        name = "halve"
-        writes = {"weight"}
-        factor: float = 0.5
+    name, writes = "halve", {"weight"}
+    factor: float = 0.5
 
-        def terms(self, batch, stat, state):
-            return rlstab.Terms(weight=batch.old_logprobs.new_full(batch.old_logprobs.shape, self.factor))
+    def terms(self, batch, stat, state):
+        return rlstab.Terms(weight=batch.old_logprobs.new_full(batch.old_logprobs.shape, self.factor))
 
-    class Taken(Halve):
-        name = "s2t"
+class Taken(Halve):
+    name = "s2t"
 
-    CONSTANT = 5
+class Plain(AdvantageEstimator):
+    'Take the reward itself.'
+
+    name = "plain"
+
+    def advantages(self, responses, stat, state):
+        return responses.rewards
+
+class Doubling:
+    'Prompts like `7+7=`.'
+
+    name, keeps_special_tokens, workers = "doubling", True, None
+
+    def __init__(self, most=9):
+        self.size = {"train": most, "eval": most}
+
+    def example(self, split, index):
+        number = index % self.size[split] + 1
+        return Example(f"{number}+{number}=", number)
+
+    def score(self, example, completion):
+        return float(completion == f"{2 * example.answer}$")
+
+CONSTANT = 5
 """
-STAGE = """
-    from rlstab.stages.stage import AdvantageEstimator
-
-    class Plain(AdvantageEstimator):
-        \"\"\"Take the reward itself.\"\"\"
-
-        name = "plain"
-
-        def advantages(self, responses, stat, state):
-            return responses.rewards
-"""
-TASK = """
-    from rlstab.tasks import Example
-
-    class Doubling:
-        \"\"\"Prompts like `7+7=`.\"\"\"
-
-        name = "doubling"
-        keeps_special_tokens = True
-        workers = None
-
-        def __init__(self, most=9):
-            self.size = {"train": most, "eval": most}
-
-        def example(self, split, index):
-            number = index % self.size[split] + 1
-            return Example(f"{number}+{number}=", number)
-
-        def score(self, example, completion):
-            return float(completion == f"{2 * example.answer}$")
-"""
-
 Write = Callable[..., Path]
 
 
@@ -88,8 +79,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     monkeypatch.setattr("sys.path", [*__import__("sys").path])
 
     def wrote(name: str, content: Any) -> Path:
-        text = textwrap.dedent(content) if isinstance(content, str) else yaml.safe_dump(content)
-        (folder / name).write_text(text)
+        (folder / name).write_text(content if isinstance(content, str) else yaml.safe_dump(content))
         return folder / name
 
     return wrote
@@ -107,16 +97,15 @@ def refusal(act: Callable[[], Any]) -> str:
 
 def test_what_names_something_in_a_file() -> None:
     assert all(map(is_user_code, ["methods.py:Halve", "/a b/methods.py:Outer.Inner", "../m.py:X"]))
-    assert not any(
-        map(is_user_code, ["s2t", "methods.py", "methods.py:", "methods:Halve", ".py:Halve", "m.py:5", 5, None])
-    )
+    others = ["s2t", "methods.py", "methods.py:", "methods:Halve", ".py:Halve", "m.py:5", 5, None]
+    assert not any(map(is_user_code, others))
 
 
 def test_a_method_is_found_beside_the_yaml_file_then_in_the_current_folder(write: Write) -> None:
-    Path("mine.py").write_text(textwrap.dedent(METHOD))
+    Path("mine.py").write_text(CODE)
     for source in (["mine.py:Halve"], run_of(write, objective="mine.py:Halve")):
         assert list(load_objective(source).keyed) == ["halve"]
-    path = write("mine.py", textwrap.dedent(METHOD) + "# another\n")
+    path = write("mine.py", CODE + "# another\n")
     inside = {"name": "observe", "method": {"name": "within", "outer": "s2t", "inner": "mine.py:Halve"}}
     run = load_run(run_of(write, objective=["clip_higher", {"name": "mine.py:Halve", "factor": 0.25}, inside]))
     assert run.objective[1] == {"name": f"{path}:Halve", "factor": 0.25}
@@ -150,7 +139,7 @@ def test_every_path_is_looked_up_beside_the_file_first(write: Write, tmp_path: P
 
 
 def test_a_stage_and_a_task(write: Write, tmp_path: Path) -> None:
-    write("own.py", STAGE + TASK)
+    write("own.py", CODE)
     file = run_of(write, stages=["own.py:Plain"], task={"name": "own.py:Doubling", "most": 5})
     run = load_run(file)
     assert run.pipeline.estimator.name == "plain"
@@ -161,10 +150,15 @@ def test_a_stage_and_a_task(write: Write, tmp_path: Path) -> None:
     assert load_run(yaml.safe_load(dump_run(run))) == run
 
 
-def test_a_file_that_changed_is_another_run(write: Write) -> None:
-    path = write("own.py", METHOD + STAGE + TASK)
+def test_a_file_that_changed_is_another_run_and_one_in_another_folder_is_not(write: Write) -> None:
+    path = write("own.py", CODE)
     file = run_of(write, objective="own.py:Halve", stages="own.py:Plain", task={"name": "own.py:Doubling"})
     run = load_run(file)
+    elsewhere = Path("own.py")
+    elsewhere.write_text(CODE)
+    moved = load_run({"objective": f"{elsewhere.absolute()}:Halve"})
+    assert moved.objective != run.objective
+    assert objective_hash(moved.composition) == objective_hash(run.composition)
     before = checksums(run.model_dump(mode="json"))
     assert [*before] == ["own.py:Doubling", "own.py:Halve", "own.py:Plain"]
     path.write_text(path.read_text() + "\n# a comment\n")
@@ -174,16 +168,8 @@ def test_a_file_that_changed_is_another_run(write: Write) -> None:
     assert objective_hash(again.composition) == objective_hash(run.composition)
 
 
-def test_the_hash_does_not_depend_on_the_folder(write: Write, tmp_path: Path) -> None:
-    write("methods.py", METHOD)
-    (tmp_path / "here" / "methods.py").write_text(textwrap.dedent(METHOD))
-    one, other = (load_run({"objective": f"{tmp_path / name / 'methods.py'}:Halve"}) for name in ("project", "here"))
-    assert one.objective != other.objective
-    assert (run_hash(one), objective_hash(one.composition)) == (run_hash(other), objective_hash(other.composition))
-
-
 def test_in_a_bench(write: Write) -> None:
-    path = write("methods.py", METHOD)
+    path = write("methods.py", CODE)
     write("base.yaml", {"objective": ["clip_higher", "methods.py:Halve"]})
     methods = {"own": {}, "two": ["methods.py:Halve"]}
     file = write("bench.yaml", {"name": "b", "base": "base.yaml", "methods": methods, "seeds": 1})
@@ -194,7 +180,7 @@ def test_in_a_bench(write: Write) -> None:
 
 
 def test_check_explain_and_list(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write("own.py", METHOD + STAGE + TASK)
+    path = write("own.py", CODE)
     file = run_of(write, objective="own.py:Halve", stages=["own.py:Plain"], task={"name": "own.py:Doubling"})
     assert main(["check", str(file)]) == 0
     printed = capsys.readouterr().out
@@ -223,12 +209,12 @@ def test_a_report_runs_no_code_of_a_run_folder(tmp_path: Path, monkeypatch: pyte
 
 def test_a_method_that_cannot_be_used_is_named_with_the_reason(write: Write) -> None:
     for content, name, named in [
-        (METHOD, "Halv", "'Halve'"),
+        (CODE, "Halv", "'Halve'"),
         ("", "Halve", "has no class 'Halve'"),
-        (METHOD, "CONSTANT", "an int"),
-        (TASK, "Doubling", "TokenObjective"),
-        (METHOD, "Unfinished", "terms"),
-        (METHOD, "Taken", "'s2t'"),
+        (CODE, "CONSTANT", "an int"),
+        (CODE, "Doubling", "TokenObjective"),
+        (CODE, "Unfinished", "terms"),
+        (CODE, "Taken", "'s2t'"),
         ("1 / 0", "X", "ZeroDivisionError: division by zero (methods.py, line 1)"),
         ("import sys\nsys.exit(3)", "X", "SystemExit: 3 (methods.py, line 2)"),
         ("def f(:\n  pass", "X", "SyntaxError: invalid syntax (methods.py, line 1)"),
@@ -248,13 +234,13 @@ def test_a_file_that_is_not_there_and_a_setting_that_is_unknown(write: Write, tm
     assert said.startswith(f"{file}:4: stages.0.name: ")
     assert f"{tmp_path}/project/none.py or {tmp_path}/here/none.py" in said
     assert "none.py" in refusal(lambda: classes("none.py"))
-    write("methods.py", METHOD)
+    write("methods.py", CODE)
     file = run_of(write, objective={"name": "methods.py:Halve", "facto": 1})
     assert "'facto'. Did you mean 'factor'?" in refusal(lambda: load_run(file))
 
 
 def test_a_task_that_cannot_be_used(write: Write) -> None:
-    write("own.py", TASK + STAGE)
+    write("own.py", CODE)
     for options, named in [
         ({"name": "own.py:Doubling", "least": 2}, "Doubling(least=2) raised TypeError: "),
         ({"name": "own.py:Nothing"}, "has no class 'Nothing'"),
@@ -265,7 +251,7 @@ def test_a_task_that_cannot_be_used(write: Write) -> None:
 
 
 def test_an_installed_task(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write("package.py", TASK)
+    write("package.py", CODE)
     monkeypatch.syspath_prepend(str(tmp_path / "project"))
     points = EntryPoints([EntryPoint("doubling", "package:Doubling", "rlstab.tasks")])
     for room in ("config.runs", "tasks.build"):
@@ -273,10 +259,3 @@ def test_an_installed_task(write: Write, tmp_path: Path, monkeypatch: pytest.Mon
     run = load_run(run_of(write, task={"name": "doubling", "most": 3}))
     assert run.task.model_dump() == {"name": "own", "code": "doubling", "options": {"most": 3}}
     assert build_task(run.task).size["train"] == 3
-
-
-def test_the_schema_lets_them_through() -> None:
-    validator = pytest.importorskip("jsonschema").Draft202012Validator(json_schema())
-    own = {"name": "methods.py:Halve", "factor": 1}
-    validator.validate({"objective": ["a.py:B", own], "stages": [own, "a.py:B"], "task": own})
-    assert not validator.is_valid({"objective": "s2t", "task": {"name": "countdwn"}})

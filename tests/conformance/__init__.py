@@ -1,7 +1,7 @@
 """Whether rlstab gives the numbers that published code gives: loss, gradient, selection, on the same tensors.
 
 ``data/`` holds the tensors (``inputs.json``) and what the code of the authors or of a training framework made of them,
-with repository, version and function; ``record.py`` and ``authors.py`` made them and can make them again. Nothing of
+with repository, version and function; ``python -m benchmarks published`` made them and can make them again. Nothing of
 that code is here.
 
 Where we differ on purpose, ``test_deviations.py`` shows by how much and checks that the method's card names it.

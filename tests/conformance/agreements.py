@@ -24,7 +24,7 @@ from rlstab.core.terms import Terms
 from rlstab.signals import token_signals_from_logits
 from rlstab.stages import advantages as estimators
 from tests.conformance import recorded
-from tests.conformance.record import tensors
+from tests.conformance.inputs import tensors
 from tests.conformance.recorded import Result, apart, difference, load, ours, theirs
 
 #: Largest difference that float64 rounding, a denominator with 1e-8 added, and float32 rounding may make.

@@ -18,7 +18,7 @@ from rlstab import Pool
 from rlstab.stages import advantages as estimators
 from rlstab.zoo import METHODS
 from tests.conformance.agreements import advantages_of, composed, entropy_of_the_gate, gains, held_by_lp_reg, rows
-from tests.conformance.record import tensors
+from tests.conformance.inputs import tensors
 from tests.conformance.recorded import Result, load, theirs
 
 

@@ -17,7 +17,7 @@ from rlstab.core.objective import TokenObjective
 from rlstab.core.plan import Scope
 from rlstab.core.terms import Terms
 from rlstab.errors import FitWarning
-from tests.conformance.record import load, tensors
+from tests.conformance.inputs import load, tensors
 
 load = functools.cache(load)
 

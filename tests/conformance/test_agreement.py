@@ -6,10 +6,11 @@ import warnings
 
 import pytest
 
+from benchmarks import published
 from rlstab.testing.tolerances import REORDERED
-from tests.conformance import record
 from tests.conformance.agreements import AGREEMENTS
 from tests.conformance.deviations import DEVIATIONS
+from tests.conformance.inputs import inputs
 from tests.conformance.recorded import apart, load
 
 CHOICES = ("inputs", "parts", "dtype", "settings", "selected")
@@ -34,7 +35,7 @@ def test_a_framework_still_gives_the_stored_numbers(framework):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pytest.importorskip(framework)
-        now, stored = getattr(record, framework)(), load(framework)
+        now, stored = getattr(published, framework)(), load(framework)
     assert now["cases"].keys() == stored["cases"].keys()
     for case, known in stored["cases"].items():
         other = now["cases"][case]
@@ -48,7 +49,7 @@ def test_a_framework_still_gives_the_stored_numbers(framework):
 
 
 def test_the_stored_tensors_are_those_that_the_script_makes():
-    made, stored = record.inputs(), load("inputs")
+    made, stored = inputs(), load("inputs")
     assert made.keys() == stored.keys()
     for name in ("old", "live", "ref", "entropies", "old_logits", "live_logits"):
         assert apart(made["main"][name], stored["main"][name]) < 1e-6, name

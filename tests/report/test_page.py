@@ -120,11 +120,11 @@ def test_nothing_is_asked_for_and_only_our_scripts_run(bench: Path) -> None:
     assert not [read.having(name) for name in ("src", "srcset", "data") if read.having(name)]
     assert all(attributes["href"].startswith("#") for attributes in read.having("href"))
     [policy] = [attributes["content"] for attributes in read.having("http-equiv")]
-    digests = [base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in read.scripts[1:]]
+    digests = [base64.b64encode(hashlib.sha256(entry.encode()).digest()).decode() for entry in read.scripts[1:]]
     assert {rule.split()[0]: rule.split()[1:] for rule in policy.split(";")} == {
         **{name: ["'none'"] for name in ("default-src", "base-uri", "form-action")},
         "img-src": ["data:", "blob:"],
-        "script-src": [f"'sha256-{one}'" for one in digests],
+        "script-src": [f"'sha256-{entry}'" for entry in digests],
         "style-src": ["'unsafe-inline'"],
     }
 
@@ -263,7 +263,7 @@ def test_the_first_and_the_last_rollout_are_shown(tmp_path: Path) -> None:
     assert samples.rollouts[1][0].text == "z" * LENGTH + " … (7 more characters)"
     # damaged lines are passed over
     run, file = write_samples(tmp_path / "bad", 2).run, tmp_path / "bad" / "samples.jsonl"
-    damage = b'{"rollout": "one"}\n[1]\n{"rollout": 1\n\xff\xfe\n' + b"[" * 5000 + b"\n"
+    damage = b'{"rollout": "entry"}\n[1]\n{"rollout": 1\n\xff\xfe\n' + b"[" * 5000 + b"\n"
     file.write_bytes(damage + file.read_bytes() + b'{"rollout": 3, "te')
     assert list(samples_of([run])[0].rollouts) == [1, 2]
     file.write_bytes(damage)
@@ -380,13 +380,13 @@ def test_a_report_is_written_beside_its_runs_and_never_over_another_one(
 
 
 def test_export_and_markdown_say_the_same(bench: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    export, one, other = tmp_path / "results" / "x.jsonl", tmp_path / "docs" / "one.md", tmp_path / "other.md"
-    assert main(["report", str(bench), "--export", str(export), "--markdown", str(one), "--baseline", "stare"]) == 0
+    export, entry, other = tmp_path / "results" / "x.jsonl", tmp_path / "docs" / "entry.md", tmp_path / "other.md"
+    assert main(["report", str(bench), "--export", str(export), "--markdown", str(entry), "--baseline", "stare"]) == 0
     assert f"written: {export}" in capsys.readouterr().err
     assert not (bench / "report").exists()
     make_report([export], markdown_file=other, baseline="stare")
-    assert f"rlstab report {bench} --baseline stare --markdown {one}" in one.read_text()
-    cut = [text.read_text().split("```", 2)[2] for text in (one, other)]  # without the command
+    assert f"rlstab report {bench} --baseline stare --markdown {entry}" in entry.read_text()
+    cut = [text.read_text().split("```", 2)[2] for text in (entry, other)]  # without the command
     assert cut[0] == cut[1]
 
 
@@ -416,7 +416,7 @@ def drawn(tab: Any, metric: str, part: str = "mean") -> list[str]:
     """Keys of the methods of each curve of a kind in the figure of a metric."""
     return tab.evaluate(
         "([metric, part]) => document.querySelector(`figure[data-metric='${metric}'] .plot`).data"
-        ".filter(one => one.meta.part === part).map(one => one.meta.method)",
+        ".filter(entry => entry.meta.part === part).map(entry => entry.meta.method)",
         [metric, part],
     )
 
@@ -429,11 +429,11 @@ def test_it_opens_without_an_error_and_its_controls_work(bench: Path, tmp_path: 
     tab = browser_page.open(saved(compare(load_runs(bench)), tmp_path))
     empty = tab.evaluate(
         "[...document.querySelectorAll('figure:not([hidden]) .plot')]"
-        ".filter(one => !one.querySelector('svg') && !one.querySelector('.absent')).length"
+        ".filter(entry => !entry.querySelector('svg') && !entry.querySelector('.absent')).length"
     )
     assert empty == 0
     assert tab.evaluate("document.documentElement.scrollWidth") <= 1280
-    labels = tab.evaluate("[...document.querySelectorAll('.plot')].map(one => one.getAttribute('aria-label'))")
+    labels = tab.evaluate("[...document.querySelectorAll('.plot')].map(entry => entry.getAttribute('aria-label'))")
     assert all(labels)
     assert any("grpo ends at" in label for label in labels)
     # a method is switched off in every figure
@@ -529,9 +529,9 @@ def test_curves_are_drawn_over_what_was_spent(tmp_path: Path, browser_page: Any)
     comparison = compare(load_runs(tmp_path / "runs"))
     assert list(contents(comparison)["spent"]) == ["tokens", "seconds"]
     tab = browser_page.open(saved(comparison, tmp_path))
-    last = "name => { const one = document.querySelector(`figure[data-metric='reward/mean'] .plot`);"
-    last += " return [one.data.filter((trace) => trace.meta.part === name).map((trace) => trace.x.at(-1)),"
-    last += " one.layout.xaxis.title.text]; }"
+    last = "name => { const entry = document.querySelector(`figure[data-metric='reward/mean'] .plot`);"
+    last += " return [entry.data.filter((trace) => trace.meta.part === name).map((trace) => trace.x.at(-1)),"
+    last += " entry.layout.xaxis.title.text]; }"
     assert tab.evaluate(last, "mean") == [[60], "rollout"]
     tab.locator("#axis").select_option("tokens")
     assert tab.evaluate(last, "mean") == [[6000], "tokens sampled"]

@@ -73,7 +73,9 @@ def untouched(sequence: int, **changes: Any) -> dict[str, Any]:
 
 
 def write(path: Path, *lines: Any) -> Path:
-    path.write_text("".join(f"{one if isinstance(one, str) else json.dumps(one)}\n" for one in lines), encoding="utf-8")
+    path.write_text(
+        "".join(f"{entry if isinstance(entry, str) else json.dumps(entry)}\n" for entry in lines), encoding="utf-8"
+    )
     return path
 
 
@@ -243,13 +245,15 @@ def printed(traces: Tokens, **options: Any) -> str:
 
 def test_the_terminal_shows_marks_below_the_tokens(tmp_path: Path) -> None:
     lines = printed(read_tokens(write(tmp_path / "t.jsonl", untouched(0), line(1)))).splitlines()
-    assert all(len(one) <= 100 for one in lines)
+    assert all(len(entry) <= 100 for entry in lines)
     at = lines.index("a·bc↵")
     assert lines[at + 1] == "x^ #"
     assert lines[at + 2] == "$"
     assert lines[at + 3] == "clip_higher clipped 1, stare (within/inner) boosted 1, s2t (within/outer) dropped 1"
-    assert any("kl: every token is regularised" in one for one in lines)
-    assert next(one for one in lines if one.startswith("rollout")).startswith("rollout 1, optimizer step 1  response 1")
+    assert any("kl: every token is regularised" in entry for entry in lines)
+    assert next(entry for entry in lines if entry.startswith("rollout")).startswith(
+        "rollout 1, optimizer step 1  response 1"
+    )
 
 
 def test_hostile_text_is_inert_in_a_terminal(tmp_path: Path) -> None:
@@ -311,7 +315,8 @@ def opened(browser_page: BrowserPage, tmp_path: Path) -> Any:
 
 def classes(page: Any, response: int = 0) -> list[list[str]]:
     return [
-        one.get_attribute("class").split() for one in page.locator("article").nth(response).locator(".text > .t").all()
+        entry.get_attribute("class").split()
+        for entry in page.locator("article").nth(response).locator(".text > .t").all()
     ]
 
 
@@ -336,7 +341,7 @@ def test_the_colour_follows_the_quantity_and_the_theme(opened: Any) -> None:
     shades = {}
     for name in ("surprisal", "entropy", "advantage", "ratio", "weight"):
         page.select_option("#quantity", name)
-        shades[name] = [next(one for one in each if re.fullmatch(r"[qd]\d", one)) for each in classes(page)]
+        shades[name] = [next(entry for entry in each if re.fullmatch(r"[qd]\d", entry)) for each in classes(page)]
         assert name in page.locator("#scale").inner_text()
         if name == "weight":  # the edges as they are, not rounded to each other
             edges = page.locator("#scale b").all_inner_texts()
@@ -348,7 +353,7 @@ def test_the_colour_follows_the_quantity_and_the_theme(opened: Any) -> None:
         "ratio": ["d4", "d4", "d7", "d4"],
         "weight": ["d4", "d7", "d4", "d4"],
     }
-    background = page.locator(".text > .t").nth(1).evaluate("one => getComputedStyle(one).backgroundColor")
+    background = page.locator(".text > .t").nth(1).evaluate("entry => getComputedStyle(entry).backgroundColor")
     assert background not in ("rgba(0, 0, 0, 0)", "rgb(253, 252, 249)")
     paper = "() => getComputedStyle(document.body).backgroundColor"
     light = page.evaluate(paper)
@@ -400,7 +405,7 @@ def test_a_click_on_a_point_goes_to_its_token(opened: Any) -> None:
     active = "() => [document.activeElement.parentElement.sample.response, document.activeElement.place]"
     assert page.evaluate(active) == ["1", 0]
     counts = page.locator("#counts tbody tr").all_inner_texts()
-    assert [one.split("\t")[:2] for one in counts[:4]] == [
+    assert [entry.split("\t")[:2] for entry in counts[:4]] == [
         ["rewarded, rare", "3"],
         ["rewarded, common", "1"],
         ["punished, rare", "3"],
@@ -423,7 +428,7 @@ def test_hostile_text_stays_text(browser_page: BrowserPage, tmp_path: Path) -> N
     assert page.locator("img, a[href^='javascript'], #list script, #list b b").count() == 0
     page.select_option("#order", "file")
     shown = page.locator("article").first.locator(".text > .t").all_text_contents()
-    assert shown == [visible(one) for one in HOSTILE]
+    assert shown == [visible(entry) for entry in HOSTILE]
     assert page.locator(".prompt").first.text_content() == visible(text, spaces=False)
     page.locator(".text > .t").first.hover()
     assert visible(text, spaces=False) in page.locator("#token").text_content()
@@ -431,12 +436,12 @@ def test_hostile_text_stays_text(browser_page: BrowserPage, tmp_path: Path) -> N
     # and if text did get in as HTML, the page's policy would refuse to run it
     page.evaluate("text => { document.body.insertAdjacentHTML('beforeend', text) }", HOSTILE[1])
     page.evaluate(
-        "() => { const one = document.createElement('script'); one.textContent = 'window.hacked = 4';"
-        " document.body.append(one) }"
+        "() => { const entry = document.createElement('script'); entry.textContent = 'window.hacked = 4';"
+        " document.body.append(entry) }"
     )
     page.wait_for_timeout(50)
     assert page.evaluate("() => window.hacked") is None
-    assert any("Content Security Policy" in one for one in browser_page.errors)
+    assert any("Content Security Policy" in entry for entry in browser_page.errors)
 
 
 @pytest.mark.slow

@@ -1,25 +1,25 @@
 """Run published code on fixed tensors and store what it gives::
 
-    python -m tests.conformance.record inputs
-    python -m tests.conformance.record trl                            # trl 1.16.0 installed
-    python -m tests.conformance.record verl                           # verl 0.9.1 installed
-    python -m tests.conformance.record stare    CHECKOUT              # hp-luo/STARE
-    python -m tests.conformance.record lp_reg   CHECKOUT              # CarlanLark/Lp-Reg-dev
-    python -m tests.conformance.record dr_grpo  CHECKOUT CHECKOUT     # sail-sg/understand-r1-zero, sail-sg/oat
-    python -m tests.conformance.record maspo    CHECKOUT              # FlyTune/MASPO-RL
-    python -m tests.conformance.record ce_gppo  CHECKOUT              # Kwai-Klear/CE-GPPO
-    python -m tests.conformance.record dcpo     CHECKOUT              # lime-RL/DCPO
-    python -m tests.conformance.record aspo     CHECKOUT              # wizard-III/Archer2.0
-    python -m tests.conformance.record steer    CHECKOUT              # zz-haooo/STEER
-    python -m tests.conformance.record m2po     CHECKOUT              # Infini-AI-Lab/M2PO
-    python -m tests.conformance.record drpo     CHECKOUT              # Tencent-Hunyuan/UniRL
-    python -m tests.conformance.record cppo     CHECKOUT              # Tencent-Hunyuan/UniRL
-    python -m tests.conformance.record holder   CHECKOUT              # YihangChen9/HolderPO
-    python -m tests.conformance.record ar       CHECKOUT              # zhyang2226/AR-Lopti
-    python -m tests.conformance.record fipo     CHECKOUT              # modelscope/ms-swift
-    python -m tests.conformance.record vcpo     CHECKOUT              # mit-han-lab/vcpo
+    python -m benchmarks published inputs
+    python -m benchmarks published trl                            # trl 1.16.0 installed
+    python -m benchmarks published verl                           # verl 0.9.1 installed
+    python -m benchmarks published stare    CHECKOUT              # hp-luo/STARE
+    python -m benchmarks published lp_reg   CHECKOUT              # CarlanLark/Lp-Reg-dev
+    python -m benchmarks published dr_grpo  CHECKOUT CHECKOUT     # sail-sg/understand-r1-zero, sail-sg/oat
+    python -m benchmarks published maspo    CHECKOUT              # FlyTune/MASPO-RL
+    python -m benchmarks published ce_gppo  CHECKOUT              # Kwai-Klear/CE-GPPO
+    python -m benchmarks published dcpo     CHECKOUT              # lime-RL/DCPO
+    python -m benchmarks published aspo     CHECKOUT              # wizard-III/Archer2.0
+    python -m benchmarks published steer    CHECKOUT              # zz-haooo/STEER
+    python -m benchmarks published m2po     CHECKOUT              # Infini-AI-Lab/M2PO
+    python -m benchmarks published drpo     CHECKOUT              # Tencent-Hunyuan/UniRL
+    python -m benchmarks published cppo     CHECKOUT              # Tencent-Hunyuan/UniRL
+    python -m benchmarks published holder   CHECKOUT              # YihangChen9/HolderPO
+    python -m benchmarks published ar       CHECKOUT              # zhyang2226/AR-Lopti
+    python -m benchmarks published fipo     CHECKOUT              # modelscope/ms-swift
+    python -m benchmarks published vcpo     CHECKOUT              # mit-han-lab/vcpo
 
-What is recorded from a checkout is in :mod:`tests.conformance.authors`.
+What is recorded from a checkout is in :mod:`benchmarks.authors`.
 A step in parts is run as its trainer runs it: one call of the published loss for each part, one backward each,
 gradients and losses added. Only losses, advantages, masks and controllers are called; what their modules import
 besides, and what is not installed, is replaced by an empty module.
@@ -27,15 +27,14 @@ besides, and what is not installed, is replaced by an empty module.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import dataclasses
 import functools
 import inspect
 import json
 import math
-import random
 import re
-import sys
 import textwrap
 import types
 from collections import defaultdict
@@ -46,133 +45,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-DATA = Path(__file__).parent / "data"
-WHOLE, HALVES, RAGGED = [list(range(8))], [[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 1, 2], [3], [4, 5, 6, 7]]
-CUTS = {"whole": WHOLE, "halves": HALVES, "ragged": RAGGED}
-#: A constant length that no input has.
-LENGTH = 12
+from tests.conformance.inputs import CUTS, DATA, LENGTH, inputs, load, tensors
 
-Rows = Sequence[Sequence[float]]
 Loss = Callable[[dict[str, Tensor], Tensor], "tuple[Tensor, Tensor | None]"]
-
-
-# -- the tensors -------------------------------------------------------------------------------------------------------
-
-
-def inputs() -> dict[str, Any]:
-    """Named sets of padded tensors. Padding holds numbers that would show if they were counted."""
-    rewards = {
-        "groups": {"ids": [0, 1, 2] * 4, "rewards": [1.0, 0.25, -1.0, -1.0, 0.75, 0.5, -1.0, 0.0, 0.5, -1.0, 1.0, 0.0]},
-        "singleton": {"ids": [0, 0, 1], "rewards": [1.0, 0.0, 0.75]},
-        "equal": {"ids": [0] * 8, "rewards": [0.7] * 8},  # in float32 their mean is not 0.7
-    }
-    return {"rewards": rewards, "main": _main(), "ratios": _ratios(), **_small()}
-
-
-def _main() -> dict[str, Any]:
-    """Eight responses of a vocabulary of eight, one of them with advantage 0; every other row has a hole."""
-    draw, width, vocabulary = random.Random(2), 9, 8
-    lengths, advantages = [9, 4, 7, 2, 8, 9, 4, 6], [1.25, -0.75, -1.5, 0.5, 0.75, -0.5, 0.0, -1.0]
-    mask = [[int(t < n and not (row % 2 and t == 1)) for t in range(width)] for row, n in enumerate(lengths)]
-    old = [[[round(draw.gauss(0, 2.5), 2) for _ in range(vocabulary)] for _ in range(width)] for _ in lengths]
-    tokens = [
-        [draw.choices(range(vocabulary), [math.exp(z / 2) for z in position])[0] for position in row] for row in old
-    ]
-    live = [[[round(z + draw.gauss(0, 0.2), 2) for z in position] for position in row] for row in old]
-    for row, place, push in [(0, 2, 6.0), (0, 5, -6.0), (2, 1, 7.0), (2, 4, -5.0), (5, 0, 5.0), (7, 3, 9.0)]:
-        pick = min if push > 0 else max  # ratios far from 1, for both signs
-        tokens[row][place] = old[row][place].index(pick(old[row][place]))
-        live[row][place][tokens[row][place]] += push
-    logits = {name: torch.tensor(values, dtype=torch.float64) for name, values in (("old", old), ("live", live))}
-    taken = {name: _taken(values, torch.tensor(tokens)) for name, values in logits.items()}
-    present = torch.tensor(mask, dtype=torch.bool)
-    live_distribution = logits["live"].log_softmax(-1)
-    entropies = -(live_distribution.exp() * live_distribution).sum(-1).float().double()
-    far = torch.tensor([[draw.choice([0.0] * 8 + [4.0, -12.5]) for _ in range(width)] for _ in lengths])
-    noise = torch.tensor([[draw.gauss(0, 0.4) for _ in range(width)] for _ in lengths], dtype=torch.float64)
-    return {
-        "mask": mask,
-        "advantages": advantages,
-        "old": torch.where(present, taken["old"], -3.0).tolist(),
-        "live": torch.where(present, taken["live"], -1.0).tolist(),
-        "ref": torch.where(present, taken["live"] + noise + far, -9.0).tolist(),
-        "entropies": torch.where(present, entropies, 50.0).tolist(),
-        "tokens": tokens,
-        "old_logits": old,
-        "live_logits": [[[round(z, 2) for z in position] for position in row] for row in live],
-    }
-
-
-def _ratios() -> dict[str, Any]:
-    """Eight responses: both signs at every ratio of a list, and as ``rollout`` what an engine says of the tokens."""
-    draw, width, steps = random.Random(3), 8, [0.25, 0.5, 0.7, 0.9, 1.0, 1.1, 1.4, 2.0, 2.5, 4.0]
-    lengths, advantages = [8, 8, 6, 5, 4, 3, 2, 1], [1.25, -0.75, -1.5, 0.5, 2.0, -0.25, -1.0, 0.75]
-    wanted = {sign: draw.sample(steps, len(steps)) + draw.sample(steps, len(steps)) for sign in (True, False)}
-    mask = [[int(t < n and (row, t) != (1, 2)) for t in range(width)] for row, n in enumerate(lengths)]
-    padded = {"old": -3.0, "live": -1.0, "rollout": -5.0}
-    rows = {name: [[value] * width for _ in lengths] for name, value in padded.items()}
-    for row, advantage in enumerate(advantages):
-        for t in (t for t in range(width) if mask[row][t]):
-            ratio = wanted[advantage > 0].pop()
-            old = round(math.log(draw.uniform(0.02, min(0.6, 0.9 / ratio))), 3)
-            said = min(-0.001, round(old + draw.gauss(0, 0.15) + draw.choice([0.0] * 5 + [0.9, -1.2]), 3))
-            for name, value in (("old", old), ("live", round(old + math.log(ratio), 6)), ("rollout", said)):
-                rows[name][row][t] = value
-    # one token that the engine finds far more likely, one on which all agree
-    rows["old"][2][4], rows["live"][2][4], rows["rollout"][2][4] = -4.6, -4.8, -0.6
-    rows["rollout"][4][1] = rows["old"][4][1]
-    rows["entropies"] = [[round(abs(draw.gauss(0.7, 0.5)), 2) if present else 50.0 for present in row] for row in mask]
-    return {"mask": mask, "advantages": advantages, **rows}
-
-
-def _taken(logits: Tensor, tokens: Tensor) -> Tensor:
-    return logits.log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-
-
-def _small() -> dict[str, Any]:
-    """Tensors of a few tokens on which rlstab and others part."""
-
-    def step(advantages: list[float], old: Rows, live: Rows, mask: Rows | None = None, **more: Any) -> dict[str, Any]:
-        ones = [[1.0] * len(old[0]) for _ in old]
-        return {"mask": mask or ones, "advantages": advantages, "old": old, "live": live, **more}
-
-    flat = [[-1.0] * 4] * 2
-    near = 1.0 + 2.0**-23  # the float32 after 1
-    return {
-        "extreme": step([1.0, -1.0], [[-26.0, -1.0], [-26.0, -1.0]], [[-1.0, -26.0], [-1.0, -26.0]]),
-        "far_ref": step([0.0], [[-1.0, -26.0]], [[-1.0, -26.0]], ref=[[-26.0, -1.0]]),
-        "empty_row": step(
-            [1.0, -0.5, 0.5],
-            [[-1.0] * 3] * 3,
-            [[-0.9, -1.1, -1.0], [-1.2, -1.0, -0.8], [-1.0, -1.05, -0.95]],
-            [[1, 1, 1], [0, 0, 0], [1, 0, 0]],
-        ),
-        "dual_edge": step([-1.0], [[-2.0, -2.0]], [[-2.0 + math.log(2), -1.9]]),
-        "equal_surprisal": step(
-            [1.0, -1.0], flat, [[-2.0, -2.0, -1.0, -2.0]] * 2, entropies=[[0.1] * 4] * 2, target=[[-1.5] * 4] * 2
-        ),
-        "equal_entropy": step([1.0], [[-1.0] * 5], [[-1.0] * 5], entropies=[[0.1, 0.9, 0.9, 0.2, 0.3]]),
-        "adjacent_entropy": step([1.0], [[-1.0] * 5], [[-1.0] * 5], entropies=[[0.25, 0.5, near, 1.0, 0.75]]),
-        # the last four tokens: below the proxy, above it, far below it, not plausible
-        "proxy": step(
-            [-1.0, 1.0],
-            [[-0.1, -0.2, -5.0, -3.0, -4.0, -5.0], [-0.1] * 6],
-            [[-0.2, -0.1, -6.0, -4.0, -9.0, -8.0], [-0.2] * 6],
-            target=[[-0.1, -0.2, -4.9, -4.9, -3.9, -1e4], [-0.1] * 6],
-        ),
-        "proxy_far": step([-1.0], [[-0.1, -2.0, -110.0]], [[-0.1, -2.0, -110.0]], target=[[-0.1, -1.9, -10.0]]),
-    }
-
-
-def load(name: str) -> Any:
-    return json.loads((DATA / f"{name}.json").read_text())
-
-
-def tensors(name: str, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
-    """A set of inputs as tensors; advantages laid out over the tokens and, as in verl, 0 on padding."""
-    values = {key: torch.tensor(column, dtype=dtype) for key, column in load("inputs")[name].items() if key != "tokens"}
-    values["advantages"] = values["advantages"].unsqueeze(-1) * values["mask"]
-    return values
 
 
 def run(loss: Loss, name: str, parts: list[list[int]], dtype: torch.dtype = torch.float64) -> dict[str, Any]:
@@ -182,14 +57,14 @@ def run(loss: Loss, name: str, parts: list[list[int]], dtype: torch.dtype = torc
     total, says = 0.0, False
     for rows in parts:
         live = values["live"][rows].clone().requires_grad_()
-        summed, selected = loss({key: value[rows].clone() for key, value in values.items()}, live)
-        summed.backward()
+        one, selected = loss({key: value[rows].clone() for key, value in values.items()}, live)
+        one.backward()
         assert live.grad is not None
-        total, gradient[rows] = total + summed.item(), live.grad
+        total, gradient[rows] = total + one.item(), live.grad
         if selected is not None:
             says, chosen[rows] = True, selected.to(dtype)
     assert not gradient[values["mask"] == 0].any()
-    result = {"loss": _number(total), "gradient": [[_number(number) for number in row] for row in gradient.tolist()]}
+    result = {"loss": _number(total), "gradient": [[_number(one) for one in row] for row in gradient.tolist()]}
     return result | ({"selected": chosen.int().tolist()} if says else {})
 
 
@@ -203,8 +78,8 @@ def case(
     """What is stored: where it came from, and loss and gradient; ``cut`` may list the rows of each part."""
     rows = len(load("inputs")[inputs]["advantages"])
     parts = [list(range(rows))] if cut is None else CUTS[cut] if isinstance(cut, str) else cut
-    stored = {"inputs": inputs, "parts": parts, "dtype": dtype, "settings": settings}
-    return stored | run(loss, inputs, parts, getattr(torch, dtype))
+    found = {"inputs": inputs, "parts": parts, "dtype": dtype, "settings": settings}
+    return found | run(loss, inputs, parts, getattr(torch, dtype))
 
 
 class Config(dict):
@@ -235,7 +110,7 @@ def trl() -> dict[str, Any]:
     defaults = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}
 
     def trainer(parts: int = 1, **settings: Any) -> Any:
-        bare = types.SimpleNamespace(
+        one = types.SimpleNamespace(
             accelerator=Alone(),
             args=Config(defaults | settings, steps_per_generation=parts),
             model=types.SimpleNamespace(training=True),
@@ -251,9 +126,9 @@ def trl() -> dict[str, Any]:
             get_gamma_weights=GRPOTrainer.get_gamma_weights,
         )
         chosen = {"top_entropy_quantile": 1.0, "beta": 0.0, "epsilon_low": 0.2, "epsilon_high": 0.28} | settings
-        bare.__dict__.update(chosen)
-        bare.get_high_entropy_mask = types.MethodType(GRPOTrainer.get_high_entropy_mask, bare)
-        return bare
+        one.__dict__.update(chosen)
+        one.get_high_entropy_mask = types.MethodType(GRPOTrainer.get_high_entropy_mask, one)
+        return one
 
     # weights and masks are made in the middle of a method that generates, so only their blocks are compiled
     generate = ast.parse(textwrap.dedent(inspect.getsource(GRPOTrainer._generate_and_score_completions)))
@@ -261,20 +136,20 @@ def trl() -> dict[str, Any]:
     def block(test: str, has: str, result: str, **names: Any) -> Tensor:
         """What an ``if`` of that method leaves in a name."""
         (wanted,) = (
-            node
-            for node in ast.walk(generate)
-            if isinstance(node, ast.If) and ast.unparse(node.test) == test and has in ast.unparse(node)
+            one
+            for one in ast.walk(generate)
+            if isinstance(one, ast.If) and ast.unparse(one.test) == test and has in ast.unparse(one)
         )
         space = vars(module) | {"tool_mask": None} | names
         exec(compile(ast.Module([wanted], []), module.__file__, "exec"), space)
         return space[result]
 
-    def weights(bare: Any, values: dict[str, Tensor]) -> Tensor:
+    def weights(one: Any, values: dict[str, Tensor]) -> Tensor:
         return block(
             "self.use_vllm and self.vllm_importance_sampling_correction",
             "masked_fill",
             "vllm_importance_sampling_ratio",
-            self=bare,
+            self=one,
             completion_mask=values["mask"],
             old_per_token_logps=values["old"],
             sampling_per_token_logps=values["rollout"],
@@ -282,13 +157,13 @@ def trl() -> dict[str, Any]:
 
     def left(mask: Tensor, cut_off: Sequence[int]) -> Tensor:
         """The mask without responses that do not end with EOS."""
-        bare = types.SimpleNamespace(
+        one = types.SimpleNamespace(
             mask_truncated_completions=True, eos_token_ids=[1], _tokenizer=types.SimpleNamespace(pad_token_id=0)
         )
         ids = [[2 if row in cut_off else 1] for row in range(len(mask))]
         test = "self.mask_truncated_completions"
         return block(
-            test, "", "completion_mask", self=bare, completion_ids_list=ids, completion_mask=mask, device=mask.device
+            test, "", "completion_mask", self=one, completion_ids_list=ids, completion_mask=mask, device=mask.device
         )
 
     def loss(
@@ -300,16 +175,17 @@ def trl() -> dict[str, Any]:
         **settings: Any,
     ) -> dict[str, Any]:
         """``sampled``: the rollout log-probs are handed in, as they are where an engine generates. ``cut_off``: rows
-        that were truncated, of a step in one part."""
+        that were truncated, of a step in one part.
+        """
         parts = 1 if cut is None else len(CUTS[cut])
         if "vllm_importance_sampling_mode" in settings:
             settings |= {"use_vllm": True, "vllm_importance_sampling_correction": True}
-        bare = trainer(parts, **settings)
+        one = trainer(parts, **settings)
         items = left(torch.tensor(load("inputs")[inputs]["mask"]).long(), cut_off).sum()
 
         def published(values: dict[str, Tensor], live: Tensor) -> tuple[Tensor, Tensor | None]:
             entropies = values["entropies"].float() if "entropies" in values else torch.zeros_like(live)
-            bare._get_per_token_logps_and_entropies = lambda *_, **__: (live, entropies, None)
+            one._get_per_token_logps_and_entropies = lambda *_, **__: (live, entropies, None)
             given = {
                 "prompt_ids": torch.zeros(len(live), 1, dtype=torch.int64),
                 "prompt_mask": torch.ones(len(live), 1, dtype=torch.int64),
@@ -321,13 +197,13 @@ def trl() -> dict[str, Any]:
             } | ({"old_per_token_logps": values["old"]} if old else {})
             if sampled:
                 given["sampling_per_token_logps"] = values["rollout"]
-            if bare.use_vllm:
-                given["importance_sampling_ratio"] = weights(bare, values)
+            if one.use_vllm:
+                given["importance_sampling_ratio"] = weights(one, values)
             selected = None
-            if bare.top_entropy_quantile < 1:
-                level = 1 - bare.top_entropy_quantile
-                selected = GRPOTrainer.get_high_entropy_mask(bare, entropies, given["completion_mask"], level)
-            return GRPOTrainer._compute_loss(bare, None, given), selected
+            if one.top_entropy_quantile < 1:
+                level = 1 - one.top_entropy_quantile
+                selected = GRPOTrainer.get_high_entropy_mask(one, entropies, given["completion_mask"], level)
+            return GRPOTrainer._compute_loss(one, None, given), selected
 
         return case(published, inputs, cut, old=old, **settings, **({"cut_off": list(cut_off)} if cut_off else {}))
 
@@ -449,8 +325,8 @@ def _trl_advantages(name: str, scale: str) -> dict[str, Any]:
         )
         trainer.model.train()
         scored = trainer._generate_and_score_completions([{"prompt": "a b"}] * len(order))
-    by_row = dict(zip(order, scored["advantages"].tolist(), strict=True))
-    return {"rewards": name, "scale_rewards": scale, "advantages": [by_row[row] for row in range(len(order))]}
+    found = dict(zip(order, scored["advantages"].tolist(), strict=True))
+    return {"rewards": name, "scale_rewards": scale, "advantages": [found[row] for row in range(len(order))]}
 
 
 # -- verl --------------------------------------------------------------------------------------------------------------
@@ -489,7 +365,7 @@ def verl() -> dict[str, Any]:
         )
 
         def published(values: dict[str, Tensor], live: Tensor) -> tuple[Tensor, None]:
-            summed, _ = code.compute_policy_loss_vanilla(
+            one, _ = code.compute_policy_loss_vanilla(
                 old_log_prob=values["old"],
                 log_prob=live,
                 advantages=values["advantages"],
@@ -497,7 +373,7 @@ def verl() -> dict[str, Any]:
                 loss_agg_mode=mode,
                 config=config,
             )
-            return summed * (len(live) / rows if info is None else 1), None
+            return one * (len(live) / rows if info is None else 1), None
 
         settings = {"loss_agg_mode": mode, "clip_ratio_low": low, "clip_ratio_high": high, "clip_ratio_c": dual}
         return case(published, inputs, cut, dtype, **settings, global_batch_info=info)
@@ -556,8 +432,8 @@ def verl() -> dict[str, Any]:
         every = tensors(inputs)
         mask, weights, rows = every["mask"], torch.ones_like(every["mask"]), len(every["mask"])
         if correction is not None:
-            corrected, mask, _ = correct(every["old"], every["rollout"], mask, **correction)
-            weights = weights if corrected is None else corrected.batch["rollout_is_weights"]
+            found, mask, _ = correct(every["old"], every["rollout"], mask, **correction)
+            weights = weights if found is None else found.batch["rollout_is_weights"]
         info = {"batch_num_tokens": int(mask.sum()), "global_batch_size": int(mask.any(-1).sum()), "dp_size": 1}
 
         def config(chosen: dict[str, Any]) -> ActorConfig:
@@ -573,7 +449,7 @@ def verl() -> dict[str, Any]:
 
         def once(values: dict[str, Tensor], live: Tensor, part: list[int], chosen: dict[str, Any]) -> Tensor:
             torch.manual_seed(0)
-            summed, _ = code.get_policy_loss_fn(kind)(
+            one, _ = code.get_policy_loss_fn(kind)(
                 old_log_prob=values["old"],
                 log_prob=live,
                 advantages=values["advantages"],
@@ -582,22 +458,22 @@ def verl() -> dict[str, Any]:
                 config=config(chosen),
                 rollout_is_weights=None if correction is None else weights[part],
             )
-            return summed * (len(part) / rows if kind == "geo_mean" and by_rows else 1)
+            return one * (len(part) / rows if kind == "geo_mean" and by_rows else 1)
 
         parts = iter([list(range(rows))] if cut is None else CUTS[cut])
 
         def published(values: dict[str, Tensor], live: Tensor) -> tuple[Tensor, Tensor | None]:
             part = next(parts)
-            summed = once(values, live, part, covariance or {})
+            one = once(values, live, part, covariance or {})
             if correction is not None:
-                return summed, weights[part] * mask[part] > 0
+                return one, weights[part] * mask[part] > 0
             if without is None:
-                return summed, None
+                return one, None
             slopes = [
                 torch.autograd.grad(once(values, live, part, chosen), live)[0]
                 for chosen in (covariance or {}, (covariance or {}) | without)
             ]
-            return summed, slopes[0] != slopes[1]
+            return one, slopes[0] != slopes[1]
 
         more = {"correction": correction} if correction is not None else covariance or {}
         return case(published, inputs, cut, loss_mode=kind, loss_agg_mode=mode, **settings, **more)
@@ -662,8 +538,8 @@ def verl() -> dict[str, Any]:
     def advantages(estimator: Callable[..., Any], name: str, **settings: Any) -> dict[str, Any]:
         given = load("inputs")["rewards"][name]
         rewards = torch.tensor(given["rewards"], dtype=torch.float32).unsqueeze(-1)
-        estimates, _ = estimator(rewards, torch.ones_like(rewards), np.array(given["ids"]), **settings)
-        return {"rewards": name, "settings": settings, "advantages": estimates[:, 0].tolist()}
+        found, _ = estimator(rewards, torch.ones_like(rewards), np.array(given["ids"]), **settings)
+        return {"rewards": name, "settings": settings, "advantages": found[:, 0].tolist()}
 
     estimators = {
         "grpo": (code.compute_grpo_outcome_advantage, {}),
@@ -694,12 +570,16 @@ def verl() -> dict[str, Any]:
     }
 
 
-if __name__ == "__main__":
-    from tests.conformance import authors
+def main() -> None:
+    from benchmarks import authors
 
-    source, *checkouts = sys.argv[1:]
-    made = ({"inputs": inputs, "trl": trl, "verl": verl}.get(source) or getattr(authors, source))(*checkouts)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", help="inputs, trl, verl, or a function of benchmarks/authors.py")
+    parser.add_argument("checkouts", nargs="*", help="of the authors' repositories")
+    given = parser.parse_args()
+    makers = {"inputs": inputs, "trl": trl, "verl": verl}
+    made = (makers.get(given.source) or getattr(authors, given.source))(*given.checkouts)
     DATA.mkdir(exist_ok=True)
     text = json.dumps(made, indent=1)
     flat = re.sub(r"\[[^\[\]{}]*\]", lambda row: " ".join(row[0].split()).replace("[ ", "[").replace(" ]", "]"), text)
-    (DATA / f"{source}.json").write_text(flat + "\n")
+    (DATA / f"{given.source}.json").write_text(flat + "\n")

@@ -1,4 +1,4 @@
-"""The code of the authors of methods, run as :mod:`tests.conformance.record` runs that of the frameworks.
+"""The code of the authors of methods, run as :mod:`benchmarks.published` runs that of the frameworks.
 
 What is fetched is a checkout; of most only the functions named here are compiled, without what their file imports.
 """
@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.conformance.record import CUTS, LENGTH, Config, _taken, case, load, tensors
+from benchmarks.published import Config, case
+from tests.conformance.inputs import CUTS, LENGTH, load, taken, tensors
 
 # -- one function of a file --------------------------------------------------------------------------------------------
 
@@ -164,7 +165,7 @@ def lp_reg(checkout: str) -> dict[str, Any]:
     def proxy(logits: str, min_p: float) -> Tensor:
         values = tensors("main")[f"{logits}_logits"]
         kept = DataParallelPPOActor.apply_min_p(None, values.flatten(0, 1), min_p).view(values.shape)
-        return _taken(kept, torch.tensor(load("inputs")["main"]["tokens"]))
+        return taken(kept, torch.tensor(load("inputs")["main"]["tokens"]))
 
     def loss(
         cut: str | None = None,
