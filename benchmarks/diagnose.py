@@ -100,7 +100,7 @@ def table(results: list[dict[str, Any]]) -> Table:
     """By run, how often which cause was named."""
     shown = Table("run", "runs", "right", "named", title="first cause")
     for name in RUNS:
-        named = Counter(one["cause"] or "nothing" for one in results if one["run"] == name)
+        named = Counter(result["cause"] or "nothing" for result in results if result["run"] == name)
         right = named["nothing" if name.startswith("healthy") else name]
         told = ", ".join(f"{cause} {count}" for cause, count in named.most_common())
         shown.add_row(name, str(named.total()), str(right), told)
@@ -141,7 +141,7 @@ def main() -> None:
         with multiprocessing.get_context("spawn").Pool(chosen.workers) as pool:
             results = pool.map(_one, jobs, chunksize=1)
     if chosen.json:
-        chosen.json.write_text("".join(json.dumps(one) + "\n" for one in results), encoding="utf-8")
+        chosen.json.write_text("".join(json.dumps(result) + "\n" for result in results), encoding="utf-8")
     Console().print(table(results))
 
 

@@ -73,7 +73,9 @@ class Model:
         """Of all parameters, in one vector."""
         self.forget()
         self.update(law)
-        flat = torch.cat([one.grad.reshape(-1) for one in self.model.parameters() if one.grad is not None])
+        flat = torch.cat(
+            [parameter.grad.reshape(-1) for parameter in self.model.parameters() if parameter.grad is not None]
+        )
         self.forget()
         return flat
 

@@ -74,7 +74,7 @@ def text() -> str:
     for cause in remedies.table().values():
         for comparison in cause["evidence"]:
             place = found.setdefault(remedies.key(comparison), {})
-            place |= {(one.method, one.outcome): one for one in figures(comparison)}
+            place |= {(figure.method, figure.outcome): figure for figure in figures(comparison)}
     data = {name: [dataclasses.asdict(one) for one in each.values()] for name, each in found.items()}
     return json.dumps(data, indent=1) + "\n"
 

@@ -109,7 +109,7 @@ def evaluate(goal: Goal, records: Iterable[Record], *, back: int = 0) -> Found |
     Both sides of a ratio come from one run: at another time the same machine is another machine.
     """
     comparisons: dict[tuple[Any, ...], dict[str, float]] = {}
-    fitting = [one for one in records if not goal.unmeasured and matches(one, goal.where)]
+    fitting = [record for record in records if not goal.unmeasured and matches(record, goal.where)]
     fitting.sort(key=lambda one: (one["date"], one["run"]))  # the last is the newest
     for (run, *where), group in _groups(fitting, ("run", *goal.by)):
         value = _ratio(goal, group)
@@ -129,14 +129,16 @@ def _name(where: tuple[Any, ...]) -> str:
 
 def _groups(records: list[Record], keys: tuple[str, ...]) -> Iterable[tuple[tuple[Any, ...], list[Record]]]:
     found: dict[tuple[Any, ...], list[Record]] = {}
-    for one in records:
-        found.setdefault(tuple(one.get(key) for key in keys), []).append(one)
+    for record in records:
+        found.setdefault(tuple(record.get(key) for key in keys), []).append(record)
     return found.items()
 
 
 def _ratio(goal: Goal, records: list[Record]) -> float | None:
     def least(wanted: Mapping[str, Any]) -> float | None:
-        values = [one[goal.value] for one in records if matches(one, wanted) and one.get(goal.value) is not None]
+        values = [
+            record[goal.value] for record in records if matches(record, wanted) and record.get(goal.value) is not None
+        ]
         present = {one["case"] for one in records if matches(one, wanted)}
         named = wanted.get("case", [])
         if isinstance(named, list) and not set(named) <= present:

@@ -201,7 +201,7 @@ def err(run: Run, preset: str, problem: Problem, laws: dict[str, Law]) -> None:
 
 def table(run: Run) -> None:
     """Everything that was found, a table for each shape and dtype."""
-    groups = dict.fromkeys((one["preset"], tuple(one["shape"]), one["dtype"]) for one in run.records)
+    groups = dict.fromkeys((record["preset"], tuple(record["shape"]), record["dtype"]) for record in run.records)
     columns = (
         ("CPU s", "cpu_s", ".3f"),
         ("wall s", "wall_s", ".3f"),
@@ -234,15 +234,15 @@ def table(run: Run) -> None:
 def rows_differ(run: Run, allowed: float = 0.1) -> list[str]:
     """Where a block of live rows costs more or less than as many random ones; both times are least CPU-seconds."""
     found = []
-    for one in run.records:
-        if one["rows"] == "block":
+    for record in run.records:
+        if record["rows"] == "block":
             same = ("case", "preset", "dtype", "live", "mode")
-            twin = next(o for o in run.records if o["rows"] == "random" and all(o[n] == one[n] for n in same))
-            apart = one["cpu_s"] / twin["cpu_s"] - 1
+            twin = next(o for o in run.records if o["rows"] == "random" and all(o[n] == record[n] for n in same))
+            apart = record["cpu_s"] / twin["cpu_s"] - 1
             if abs(apart) > allowed:
                 found.append(
-                    f"{one['preset']} {one['dtype']} {one['mode']}, live {one['live']:g}: a block of rows costs "
-                    f"{apart:+.0%} of random ones; rule 5 allows {allowed:.0%}"
+                    f"{record['preset']} {record['dtype']} {record['mode']}, live {record['live']:g}: a block of rows "
+                    f"costs {apart:+.0%} of random ones; rule 5 allows {allowed:.0%}"
                 )
     return found
 
@@ -262,7 +262,7 @@ def main() -> None:
     run = Run("head", options.json)
     run.say()
     modes, lives = listed(options.mode), [float(one) for one in listed(options.live)]
-    unknown = [one for one in modes if one not in MODES]
+    unknown = [mode for mode in modes if mode not in MODES]
     if unknown:
         arguments.error(f"no mode is called '{unknown[0]}'. Known: {', '.join(MODES)}.")
     laws = installed([OWN, *listed(options.against)], run.console.print)

@@ -36,7 +36,7 @@ def peak(head: str, problem: Problem, live: float, *, frozen: bool = False) -> d
     before = resident("VmRSS")
     found = step(law, given, weights)
     top = resident("VmHWM") - before
-    gradients = sum(one.numel() * one.element_size() for one in found.gradients)
+    gradients = sum(gradient.numel() * gradient.element_size() for gradient in found.gradients)
     return {"peak_mib": top / MIB, "gradients_mib": gradients / MIB, "workspace_mib": (top - gradients) / MIB}
 
 

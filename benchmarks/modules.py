@@ -123,7 +123,7 @@ def _stages(made: Step, name: str, objective: Composition) -> dict[str, Case]:
 def chosen(counts: list[str], say: Callable[[str], None]) -> dict[str, Composition]:
     """The first so many methods, by the name of the case; more than there are takes all."""
     methods = stack()
-    say(f"methods in order: {', '.join(one.name for one in methods)}")
+    say(f"methods in order: {', '.join(method.name for method in methods)}")
     found: dict[str, Composition] = {}
     for text in counts:
         wanted = len(methods) if text == "all" else int(text)
@@ -166,7 +166,7 @@ def main() -> None:
             dtype="float32",
             live=1.0,
             mode="fwdbwd",
-            methods=[one.name for one in objective.members] if objective else [],
+            methods=[member.name for member in objective.members] if objective else [],
             **values,
             **extra,
         )

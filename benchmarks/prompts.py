@@ -87,7 +87,9 @@ def gradients(policy: Policy, update: Callable[[], None]) -> Tensor:
     """Of all parameters, in one vector."""
     policy.model.zero_grad(set_to_none=True)
     update()
-    flat = torch.cat([one.grad.reshape(-1) for one in policy.model.parameters() if one.grad is not None])
+    flat = torch.cat(
+        [parameter.grad.reshape(-1) for parameter in policy.model.parameters() if parameter.grad is not None]
+    )
     policy.model.zero_grad(set_to_none=True)
     return flat
 

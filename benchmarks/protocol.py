@@ -223,7 +223,7 @@ def append(records: Iterable[Record], path: Path) -> None:
     """One line a record."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(one) + "\n" for one in records)
+        file.writelines(json.dumps(record) + "\n" for record in records)
 
 
 def read(path: Path) -> list[Record]:

@@ -27,7 +27,7 @@ Row = tuple[str, ...]
 
 def goal_rows(goals: list[Goal], records: list[Record]) -> list[Row]:
     """Cells of the table of goals."""
-    counted = [one for one in records if one.get("preset") not in SMALL]
+    counted = [record for record in records if record.get("preset") not in SMALL]
     rows = []
     for goal in goals:
         found, before = evaluate(goal, counted), evaluate(goal, counted, back=1)
@@ -68,9 +68,9 @@ def _change(goal: Goal, found: Found | None, before: Found | None) -> str:
 def prompt_rows(records: list[Record]) -> list[Row]:
     """Of the newest run over each model and shape, what shared prompts save."""
     newest = {
-        (one["model"], *one["shape"]): one
-        for one in records
-        if one["benchmark"] == "prompts" and one["case"] == "shared prompts"
+        (record["model"], *record["shape"]): record
+        for record in records
+        if record["benchmark"] == "prompts" and record["case"] == "shared prompts"
     }
     rows = []
     for (model, groups, group, prompt, response), one in newest.items():

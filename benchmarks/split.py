@@ -56,13 +56,13 @@ def gradient(
     rows = torch.arange(128).chunk(parts)
     batches = [
         TokenBatch.from_padded(
-            response_mask=drawn.sequences.response_mask[one],
-            advantages=advantages[one],
-            old_logprobs=drawn.signals["logprobs"][one].double(),
-            entropies=drawn.signals["entropies"][one].double(),
-            sequence_ids=one,
+            response_mask=drawn.sequences.response_mask[row],
+            advantages=advantages[row],
+            old_logprobs=drawn.signals["logprobs"][row].double(),
+            entropies=drawn.signals["entropies"][row].double(),
+            sequence_ids=row,
         )
-        for one in rows
+        for row in rows
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # scope: microbatch says that it depends on the cut, which is the point here

@@ -165,7 +165,7 @@ def train_ours(job: Job, folder: Path) -> dict[str, float]:
     records = train(run, console=Console(file=io.StringIO())).records[job.warmup :]
     return {
         **marks.per_step(job),
-        "mean_tokens": statistics.mean(one["response/length"] for one in records),
+        "mean_tokens": statistics.mean(record["response/length"] for record in records),
         "mean_reward": statistics.mean(one["reward/mean"] for one in records),
         "zero_std_groups": statistics.mean(one["reward/zero_std_groups"] for one in records),
     }

@@ -68,7 +68,7 @@ def trainer_of(objective: Any, head: str, accumulation: int, size: str, folder: 
         return {"prompt_ids": ids, "completion_ids": responses[: len(prompts)], "logprobs": None}
 
     def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
-        return [float(sum(one) % 5) for one in completion_ids]
+        return [float(sum(completion_id) % 5) for completion_id in completion_ids]
 
     args = GRPOConfig(
         output_dir=folder,

@@ -40,15 +40,21 @@ not work.
 
 def page() -> str:
     """The whole page."""
-    parts = [HEAD, *_symptoms(), *(line for one in remedies().values() for line in _cause(one)), *_signs(), *_names()]
+    parts = [
+        HEAD,
+        *_symptoms(),
+        *(line for remedy in remedies().values() for line in _cause(remedy)),
+        *_signs(),
+        *_names(),
+    ]
     return "\n".join(parts) + "\n"
 
 
 def _symptoms() -> Iterator[str]:
     yield "| what you see | first of all | section |"
     yield "| --- | --- | --- |"
-    for one in remedies().values():
-        yield f"| {one.looks} | {one.first} | [{one.title}](#{_anchor(one.title)}) |"
+    for remedy in remedies().values():
+        yield f"| {remedy.looks} | {remedy.first} | [{remedy.title}](#{_anchor(remedy.title)}) |"
     yield ""
 
 

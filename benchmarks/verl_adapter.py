@@ -65,7 +65,7 @@ def rollout(size: str) -> dict[str, Any]:
     _, _, vocab, longest = SIZES[size]
     draw = torch.Generator().manual_seed(0)
     lengths = torch.randint(longest // 4, longest + 1, (16,), generator=draw).tolist()
-    responses = [torch.randint(20, vocab, (one,), generator=draw) for one in lengths]
+    responses = [torch.randint(20, vocab, (length,), generator=draw) for length in lengths]
     prompts = [torch.randint(20, vocab, (8,), generator=draw)] * 16
     ones = [torch.ones(one, dtype=torch.int64) for one in lengths]
     columns = {

@@ -22,13 +22,13 @@ def signals(ids, mask, width):
     """Log-probs and entropies of the last `width` tokens, each (B, T)."""
     places = (mask.cumsum(1) - 1).clamp(min=0)  # prompts are padded on the left
     logits = model(ids, attention_mask=mask, position_ids=places).logits[:, -width - 1 : -1]
-    found = token_signals_from_logits(logits.flatten(0, 1), ids[:, -width:].flatten())
-    return found.logprobs.view(-1, width), found.entropies.view(-1, width)
+    tokens = token_signals_from_logits(logits.flatten(0, 1), ids[:, -width:].flatten())
+    return tokens.logprobs.view(-1, width), tokens.entropies.view(-1, width)
 
 
 for rollout in range(ROLLOUTS):
     examples = [task.example("train", rollout * PROMPTS + i) for i in range(PROMPTS) for _ in range(GROUP)]
-    prompts = tokenizer([one.prompt for one in examples], return_tensors="pt", padding=True)
+    prompts = tokenizer([example.prompt for example in examples], return_tensors="pt", padding=True)
     ids = model.generate(**prompts, do_sample=True, max_new_tokens=24)
     width = ids.shape[1] - prompts.input_ids.shape[1]
     ended = ids[:, -width:] == tokenizer.eos_token_id
@@ -36,7 +36,7 @@ for rollout in range(ROLLOUTS):
     mask = torch.cat([prompts.attention_mask, response_mask.long()], dim=1)
 
     answers = [tokenizer.decode(row[keep]) for row, keep in zip(ids[:, -width:], response_mask, strict=True)]
-    rewards = torch.tensor([task.score(one, text) for one, text in zip(examples, answers, strict=True)])
+    rewards = torch.tensor([task.score(example, text) for example, text in zip(examples, answers, strict=True)])
     groups = rewards.view(PROMPTS, GROUP)
     advantages = ((groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-6)).flatten()
 

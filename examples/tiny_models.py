@@ -63,7 +63,7 @@ RECIPES = {
         littered,
         steps=700,
         longest_answer=48,
-        alphabet=ALPHABET + "".join(one for one in littered(0).junk if one not in ALPHABET),
+        alphabet=ALPHABET + "".join(symbol for symbol in littered(0).junk if symbol not in ALPHABET),
         noise={"wrong": 0.02, "junk": 0.0001},
         batch_size=64,
         lr=3e-3,

@@ -83,8 +83,8 @@ def test_recipes_and_examples_are_listed(capsys: pytest.CaptureFixture[str], mon
 
 def test_an_example_is_taken_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert examples().keys() <= {path.stem for path in (ROOT / "examples").glob("*.yaml")}
-    assert {one.kind for one in examples().values()} == {"run", "objective", "bench"}
-    for name, example in {one.kind: (name, one) for name, one in examples().items()}.values():
+    assert {example.kind for example in examples().values()} == {"run", "objective", "bench"}
+    for name, example in {example.kind: (name, example) for name, example in examples().items()}.values():
         assert main(["explain", "--example", name, "--markdown"]) == 0
         by_name = capsys.readouterr().out
         assert main(["explain", str(example.path), "--markdown"]) == 0

@@ -122,12 +122,11 @@ class SequenceArithmetic:
 
 
 def _decayed_sum(rows: Tensor, decay: float) -> Tensor:
-    """``(S, T)`` with ``out[:, t] = rows[:, t] + decay * out[:, t - 1]``, in ``log2 T`` passes."""
+    """``(S, T)`` with ``out[:, t] = rows[:, t] + decay * out[:, t - 1]``, in ``log2 T`` passes over the rows."""
     if decay == 1:
         return rows.cumsum(1)
     reach = 1
     while reach < rows.shape[1]:  # after k passes each sum reaches back 2^k tokens
-        rows, before = rows.clone(), rows[:, :-reach]
-        rows[:, reach:] += decay**reach * before
+        rows[:, reach:] += decay**reach * rows[:, :-reach]
         reach *= 2
     return rows

@@ -18,7 +18,7 @@ import torch
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
@@ -157,8 +157,9 @@ def shape_of(run: RunConfig, tokens: int) -> Shape:
         if run.model.adapter is not None:
             require("lora", "model.adapter")
             put_adapter(model, run.model.name, run.model.adapter)
-    with FakeTensorMode():
-        _as_if_on_cpu(model)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model.to_empty(device="cpu")  # on `meta`, attention keeps what no real kernel does
+        model.tie_weights()
         names = set(getattr(model, "_no_split_modules", None) or ())
         layers = [module for module in model.modules() if type(module).__name__ in names]
         whole = {id(weight): weight for weight in model.parameters()}
@@ -185,23 +186,6 @@ def _numbers(weights: Iterable[Tensor]) -> tuple[int, int]:
     """How many there are in weights, and how many of them have a gradient."""
     sizes = [(weight.numel(), weight.numel() * weight.requires_grad) for weight in weights]
     return sum(size for size, _ in sizes), sum(trained for _, trained in sizes)
-
-
-def _as_if_on_cpu(model: PreTrainedModel) -> None:
-    """Give a model on `meta`, where attention keeps what no real kernel does, fake weights on a CPU; ties stay."""
-    made: dict[int, Tensor] = {}
-
-    def fake(value: Tensor) -> Any:
-        if id(value) not in made:
-            empty = torch.empty(value.shape, dtype=value.dtype)
-            made[id(value)] = nn.Parameter(empty, value.requires_grad) if isinstance(value, nn.Parameter) else empty
-        return made[id(value)]
-
-    for module in model.modules():
-        for held in (module._parameters, module._buffers):
-            for name, value in list(held.items()):
-                if value is not None:
-                    held[name] = fake(value)
 
 
 def _kept(model: PreTrainedModel, tokens: int, precision: str) -> int:

@@ -341,15 +341,22 @@ def _came_far(folder: Path) -> bool:
     return started and run_id_in(folder) is not None
 
 
-def _difference(before: Any, now: Any, free: Set[str], place: str = "") -> tuple[str, Any, Any] | None:
-    """The first setting that differs and is not free to: its name, what it was, and what it is."""
-    if place in free:
-        return None
-    if isinstance(before, Mapping) and isinstance(now, Mapping):
-        keys = sorted(before.keys() | now.keys(), key=str)
-        inside = (_difference(before.get(key), now.get(key), free, f"{place}.{key}".lstrip(".")) for key in keys)
-        return next((difference for difference in inside if difference is not None), None)
-    return None if before == now else (place, before, now)
+def flat(data: Any, place: str = "") -> dict[str, Any]:
+    """The leaves of nested settings by their place, such as ``objective.0.name``; None is "null"."""
+    if isinstance(data, Mapping):
+        return {path: value for key, part in data.items() for path, value in flat(part, f"{place}{key}.").items()}
+    if isinstance(data, list):
+        return flat({str(index): part for index, part in enumerate(data)}, place)
+    return {place.rstrip("."): "null" if data is None else data}
+
+
+def _difference(before: Any, now: Any, free: Set[str]) -> tuple[str, Any, Any] | None:
+    """The first setting that differs and is not free to: its place, what it was, and what it is."""
+    was, wanted = flat(before), flat(now)
+    for place in sorted(was.keys() | wanted.keys()):
+        if was.get(place) != wanted.get(place) and not any(f"{place}.".startswith(f"{name}.") for name in free):
+            return place, was.get(place), wanted.get(place)
+    return None
 
 
 def _write(path: Path, text: str) -> None:

@@ -25,6 +25,7 @@ from rlstab.config.runs import RunConfig
 from rlstab.core.stats import Mean
 from rlstab.errors import ConfigError
 from rlstab.hub import first_line
+from rlstab.train.run_folder import flat
 
 #: A scalar; a tensor stays on its device until the metrics are collected, so that nothing waits for it.
 Number: TypeAlias = float | Tensor
@@ -128,7 +129,7 @@ def start_trackers(accelerator: Accelerator, run: RunConfig, console: Console) -
         if "wandb" in names and not _wandb_is_configured():
             options["mode"] = "offline"
             console.print("wandb: offline, for no login was found. Run `wandb login`, or later `wandb sync`.")
-        settings = _flat(run.model_dump(mode="json"))
+        settings = flat(run.model_dump(mode="json"))
         accelerator.init_trackers(run.tracking.project, settings, init_kwargs={"wandb": options})
     except Exception as error:  # foreign code that reads files and calls servers
         raise ConfigError(
@@ -141,14 +142,6 @@ def _wandb_is_configured() -> bool:
     import wandb  # slow, and only for those who ask for it
 
     return bool(wandb.api.api_key or os.environ.keys() & {"WANDB_MODE", "WANDB_IDENTITY_TOKEN_FILE"})
-
-
-def _flat(data: Any, place: str = "") -> dict[str, Any]:
-    if isinstance(data, dict):
-        return {path: value for key, part in data.items() for path, value in _flat(part, f"{place}{key}.").items()}
-    if isinstance(data, list):
-        return _flat({str(index): part for index, part in enumerate(data)}, place)
-    return {place.rstrip("."): "null" if data is None else data}
 
 
 # -- what a person sees ----------------------------------------------------------------------------------------------

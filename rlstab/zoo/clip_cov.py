@@ -5,6 +5,7 @@ from typing import Annotated
 from torch import Tensor
 
 from rlstab import Bounds, Mean, PolicyOutputs, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
+from rlstab.core.compare import places
 from rlstab.core.loss import bounded_exp, token_log_ratio
 from rlstab.core.metadata import MASK, About, NoOpAt, good, note, redundant
 from rlstab.core.settings import check_order, percent
@@ -168,7 +169,9 @@ class ClipCov(TokenObjective):
     def _candidates(self, batch: TokenBatch, stat: Settled) -> Tensor:
         rewarded = batch.advantages.double() - stat.mean("advantage").value
         covariance = rewarded * (batch.logprobs.double() - stat.mean("logprob").value)
+        within = (covariance > self.low) & (covariance < self.high)
+        few = places(within)
         now = PolicyOutputs(batch.logprobs.double())
-        ratio = bounded_exp(token_log_ratio(now, now, batch))
-        stopped = Bounds(self.clip_low, self.clip_high).stops(ratio, batch.advantages)
-        return (covariance > self.low) & (covariance < self.high) & ~(stopped["high"] | stopped["low"])
+        ratio = bounded_exp(token_log_ratio(now, now, batch)[few])
+        stopped = Bounds(self.clip_low, self.clip_high).stops(ratio, batch.advantages[few])
+        return within.index_copy(0, few, ~(stopped["high"] | stopped["low"]))

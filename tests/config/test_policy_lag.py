@@ -42,8 +42,8 @@ def run(*drifts: str, **optimisation: Any) -> Any:
     return load_run({"objective": objective, "optimisation": optimisation})
 
 
-def notes(found: Any) -> list[str]:
-    return idle_in_run(found.composition, found)
+def notes(run: Any) -> list[str]:
+    return idle_in_run(run.composition, run)
 
 
 def test_unset_settings_make_the_methods_act() -> None:

@@ -116,26 +116,6 @@ def test_parents_and_pivots(seed: int, groups, max_parents) -> None:
     assert all(1 <= kept < rows[place]["length"] for place, kept in zip(expected, found.pivots.tolist(), strict=True))
 
 
-def test_a_pivot_belongs_to_the_answer() -> None:
-    """Wherever it stands in the batch, and whatever stands beside it."""
-    rows = drawn(3)
-    stage, whole = DeepGRPO(), batch(rows)
-    stat, state = settled(stage, whole)
-
-    def by_id(part):
-        asked = stage.expand(part, stat, state, seed=1)
-        return dict(zip(part.sequence_ids[asked.parents].tolist(), asked.pivots.tolist(), strict=True))
-
-    together = by_id(whole)
-    assert len(together) > 3
-    order = torch.tensor(random.Random(0).sample(range(len(rows)), len(rows)))
-    assert by_id(whole.select(order)) == together
-    apart = [by_id(whole.select(whole.group == one)) for one in range(whole.groups)]
-    assert {key: value for one in apart for key, value in one.items()} == together
-    other = stage.expand(whole, stat, state, seed=2)
-    assert other.pivots.tolist() != list(together.values())
-
-
 def test_success_is_what_the_scorer_says() -> None:
     """A penalty does not make a right answer one that failed, nor does pay for the form make a wrong one right."""
     rows = [{"group": 0, "raw": 1.0, "reward": -0.5}, {"group": 0, "raw": 0.1, "reward": 0.9}]

@@ -64,17 +64,6 @@ def test_drops_what_is_even_and_asks_for_as_many_prompts(seed: int) -> None:
     assert found.parents is None
 
 
-@pytest.mark.parametrize("cut", range(1, 5))
-def test_every_part_asks_for_the_prompts_of_all(cut: int) -> None:
-    groups = [[1.0, 1.0], [0.0, 1.0], [0.0], [1.0, 0.0, 0.0], [0.0, 0.0]]
-    whole = batch(*groups, branches=(4,))
-    (all_at_once,) = asked(DynamicSampling(), whole)
-    first = whole.group < cut
-    parts = asked(DynamicSampling(), whole.select(first), whole.select(~first))
-    assert [one.fresh for one in parts] == [all_at_once.fresh] * 2 == [2, 2]
-    assert torch.equal(torch.cat([one.drop for one in parts]), all_at_once.drop)
-
-
 def test_a_penalty_makes_a_group_uneven_unless_raw_rewards_are_compared() -> None:
     """All right, one of them too long; and one that is right and too long beside one that is wrong."""
     some = batch([1.0, 0.6], [0.0, 0.0], raw=[[1.0, 1.0], [1.0, 0.0]])

@@ -91,8 +91,8 @@ def go(run: RunConfig, **options: Any) -> RunResult:
 
 def number(path: Path) -> int:
     """Of a checkpoint: the rollout in its name; -1 of anything else."""
-    found = re.fullmatch(r"(?:[a-z]+-)?(\d+)", path.name)
-    return int(found[1]) if found else -1
+    match = re.fullmatch(r"(?:[a-z]+-)?(\d+)", path.name)
+    return int(match[1]) if match else -1
 
 
 def checkpoints(out: Path) -> list[Path]:
@@ -136,15 +136,15 @@ def about(out: Path) -> dict[str, Any]:
 
 def left(out: Path) -> dict[str, Any]:
     """What a run leaves that depends on no clock, id or restart: records, texts, the tensors of its checkpoints."""
-    found: dict[str, Any] = {"metrics": without_times(out)}
+    remains: dict[str, Any] = {"metrics": without_times(out)}
     for name in ("samples.jsonl", "tokens.jsonl"):
-        found[name] = (out / name).read_text() if (out / name).exists() else ""
+        remains[name] = (out / name).read_text() if (out / name).exists() else ""
     for path in checkpoints(out):
         for file in sorted(path.rglob("*.safetensors")):
             # values alone: in which order a state lists its tensors is left to the process
             values = sorted(value.numpy().tobytes() for value in load_file(file).values())
-            found[f"{number(path)}/{file.name}"] = values
-    return found
+            remains[f"{number(path)}/{file.name}"] = values
+    return remains
 
 
 def differences(out: Path, whole: dict[str, Any]) -> list[str]:

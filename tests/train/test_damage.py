@@ -86,7 +86,7 @@ def change(path: Path, place: tuple[Any, ...], to: Any) -> None:
     path.write_text(json.dumps(data))
 
 
-class Found:
+class Outcomes:
     """What came of runs that were damaged and continued."""
 
     def __init__(self, whole: dict[str, Any]) -> None:
@@ -152,14 +152,14 @@ def names(out: Path) -> list[str]:
 
 @pytest.mark.parametrize("share", [0.06, pytest.param(1.0, marks=pytest.mark.slow)])
 def test_damaged_files(share: float, cut: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    found, chance = Found(cut[1]), random.Random(1)
+    outcomes, chance = Outcomes(cut[1]), random.Random(1)
     for name in names(cut[0]):
         for how, do in HOW.items():
             if chance.random() > share:
                 continue
             out = copied(cut, tmp_path / "run")
             do(out / name)
-            came = found.goes_on(out, f"{name} {how}")
+            came = outcomes.goes_on(out, f"{name} {how}")
             if (
                 name.startswith("checkpoints/")
                 and name.endswith("model.safetensors")
@@ -168,15 +168,15 @@ def test_damaged_files(share: float, cut: tuple[Path, dict[str, Any]], tmp_path:
                 assert came == "same", (
                     f"{name} {how}: the checkpoint before is whole, and the run does not go on: {came}"
                 )
-    print(f"damaged files: {dict(found.counts)}")
-    assert found.wrong == []
-    assert found.counts["same"] >= 1
-    assert sum(found.counts.values()) >= share * 40
+    print(f"damaged files: {dict(outcomes.counts)}")
+    assert outcomes.wrong == []
+    assert outcomes.counts["same"] >= 1
+    assert sum(outcomes.counts.values()) >= share * 40
 
 
 @pytest.mark.parametrize("count", [6, pytest.param(400, marks=pytest.mark.slow)])
 def test_mutated_json(count: int, cut: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    found, chance = Found(cut[1]), random.Random(2)
+    outcomes, chance = Outcomes(cut[1]), random.Random(2)
     places = []
     for name in names(cut[0]):
         if name.endswith(".json"):
@@ -185,9 +185,9 @@ def test_mutated_json(count: int, cut: tuple[Path, dict[str, Any]], tmp_path: Pa
     for name, place in chance.sample(places, min(count, len(places))):
         out = copied(cut, tmp_path / "run")
         change(out / name, place, to := chance.choice(OTHERS))
-        found.goes_on(out, f"{name} {place} = {str(to)[:20]!r}")
-    print(f"mutated values: {dict(found.counts)} of {len(places)}")
-    assert found.wrong == []
+        outcomes.goes_on(out, f"{name} {place} = {str(to)[:20]!r}")
+    print(f"mutated values: {dict(outcomes.counts)} of {len(places)}")
+    assert outcomes.wrong == []
 
 
 def both(do: Callable[[Path], object]) -> Callable[[Path], None]:
@@ -242,15 +242,15 @@ WHOLE: dict[str, tuple[Callable[[Path], object], bool]] = {
 
 
 def test_damaged_folders(cut: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    found = Found(cut[1])
+    outcomes = Outcomes(cut[1])
     for what, (do, goes_on) in WHOLE.items():
         out = copied(cut, tmp_path / "run")
         do(out)
-        came = found.goes_on(out, what)
+        came = outcomes.goes_on(out, what)
         assert not goes_on or came == "same", f"{what}: {came}"
-    print(f"damaged folders: {dict(found.counts)}")
-    assert found.wrong == []
-    assert sum(found.counts.values()) == len(WHOLE)
+    print(f"damaged folders: {dict(outcomes.counts)}")
+    assert outcomes.wrong == []
+    assert sum(outcomes.counts.values()) == len(WHOLE)
 
 
 # -- pickles -----------------------------------------------------------------------------------------------------------

@@ -33,12 +33,12 @@ def really_kept(config: PretrainedConfig, tokens: int) -> int:
     """What autograd keeps of a forward over a real model, a row with padding."""
     model = AutoModelForCausalLM.from_config(config).eval()
     weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
-    found: dict[int, tuple[int, torch.Tensor]] = {}
+    kept: dict[int, tuple[int, torch.Tensor]] = {}
 
     def keep(value: torch.Tensor) -> torch.Tensor:
         storage = value.untyped_storage()
         if storage.data_ptr() not in weights:
-            found[storage.data_ptr()] = (storage.nbytes(), value)
+            kept[storage.data_ptr()] = (storage.nbytes(), value)
         return value
 
     mask = torch.ones(1, tokens, dtype=torch.int64)
@@ -46,29 +46,29 @@ def really_kept(config: PretrainedConfig, tokens: int) -> int:
     places = (mask.cumsum(-1) - 1).clamp(min=0)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
         model.base_model(torch.zeros_like(mask), attention_mask=mask, position_ids=places, use_cache=False)
-    return sum(size for size, _ in found.values())
+    return sum(size for size, _ in kept.values())
 
 
 def test_parameters_are_those_of_the_model_and_activations_those_that_autograd_keeps(tmp_path: Path) -> None:
     for config in CONFIGS:
         model = AutoModelForCausalLM.from_config(config)
         for tokens in (24, 96):
-            found = shape(config, tmp_path, tokens)
-            assert found.kept == pytest.approx(really_kept(config, tokens), rel=0.02)
+            measured = shape(config, tmp_path, tokens)
+            assert measured.kept == pytest.approx(really_kept(config, tokens), rel=0.02)
         count = sum(weight.numel() for weight in model.parameters())
-        assert (found.weights, found.trained) == (count, count)
-        assert found.root + 3 * found.layer == count
-        assert found.largest == max(weight.numel() for weight in model.parameters())
+        assert (measured.weights, measured.trained) == (count, count)
+        assert measured.root + 3 * measured.layer == count
+        assert measured.largest == max(weight.numel() for weight in model.parameters())
     checkpointed = shape(LLAMA, tmp_path, 96, **{"optimisation.gradient_checkpointing": True})
     assert checkpointed.kept < shape(LLAMA, tmp_path, 96).kept / 2
 
 
 def test_an_adapter_trains_its_own_matrices_alone(tmp_path: Path) -> None:
     pytest.importorskip("peft", reason='peft is not installed: pip install "rlstab[lora]"')
-    found = shape(LLAMA, tmp_path, 8, **{"model.adapter": {"r": 4, "targets": ["q_proj", "v_proj"]}})
-    assert found.trained == 3 * found.layer_trained == 3 * 4 * (48 + 48 + 48 + 24)
-    assert found.weights == shape(LLAMA, tmp_path, 8).weights + found.trained
-    assert (found.root_trained, found.largest) == (0, 4 * 48)
+    measured = shape(LLAMA, tmp_path, 8, **{"model.adapter": {"r": 4, "targets": ["q_proj", "v_proj"]}})
+    assert measured.trained == 3 * measured.layer_trained == 3 * 4 * (48 + 48 + 48 + 24)
+    assert measured.weights == shape(LLAMA, tmp_path, 8).weights + measured.trained
+    assert (measured.root_trained, measured.largest) == (0, 4 * 48)
 
 
 #: A model of a million parameters, in ten layers.
@@ -80,9 +80,9 @@ def of(kind: str, processes: int, **settings: Any) -> Footprint:
 
 
 def test_float32_weights_gradients_and_two_moments_are_sixteen_bytes_a_parameter() -> None:
-    one, sharded = of("one process", 1), of("fsdp2", 4)
-    assert one.standing == {"weights": 4_000_000, "moments": 8_000_000}
-    assert one.phases[BACKWARD]["gradients"] == of("ddp", 2).standing["gradients"] == 4_000_000
+    alone, sharded = of("one process", 1), of("fsdp2", 4)
+    assert alone.standing == {"weights": 4_000_000, "moments": 8_000_000}
+    assert alone.phases[BACKWARD]["gradients"] == of("ddp", 2).standing["gradients"] == 4_000_000
     assert sharded.standing == {"weights": 1_000_000, "moments": 2_000_000}
     assert sharded.phases[BACKWARD]["gradients"] == 1_000_000
     assert of("one process", 1, objective=["clip_higher", "kl"]).standing["reference model"] == 4_000_000
@@ -91,12 +91,12 @@ def test_float32_weights_gradients_and_two_moments_are_sixteen_bytes_a_parameter
 
 
 def test_the_largest_micro_batch_fits_and_one_more_does_not() -> None:
-    found = of("one process", 1, optimisation={"micro_batch_size": 16})
-    most = found.micro_batch_size(20_000_000)
+    estimate = of("one process", 1, optimisation={"micro_batch_size": 16})
+    most = estimate.micro_batch_size(20_000_000)
     assert most > 16
     for size, fits in ((most, True), (most + 1, False)):
-        assert (found.held_in(BACKWARD) + (size - 16) * found.per_response <= 20_000_000) == fits
-    assert found.micro_batch_size(1000) == 0
+        assert (estimate.held_in(BACKWARD) + (size - 16) * estimate.per_response <= 20_000_000) == fits
+    assert estimate.micro_batch_size(1000) == 0
 
 
 def test_sizes() -> None:

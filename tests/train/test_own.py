@@ -60,13 +60,15 @@ def test_flaky_rewards_are_lost_in_training_and_kept_in_evaluation_and_the_truth
 
 
 TEMPLATE = (
-    "{% for one in messages %}{{ {'system': '*', 'user': ''}[one['role']] }}{{ one['content'] }}{% endfor %}"
+    "{% for turn in messages %}{{ {'system': '*', 'user': ''}[turn['role']] }}{{ turn['content'] }}{% endfor %}"
     "{% if add_generation_prompt %}:{% endif %}"
 )
 
 
 def test_chats_are_written_by_the_template_of_the_model(tmp_path: Path) -> None:
-    rows = [{"prompt": [{"role": "user", "content": f"{one} 7 8>29"}], "answer": str(one)} for one in range(1, 10)]
+    rows = [
+        {"prompt": [{"role": "user", "content": f"{digit} 7 8>29"}], "answer": str(digit)} for digit in range(1, 10)
+    ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     shutil.copytree(ROOT / "rlstab" / "data" / "countdown-tiny", tmp_path / "model")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
@@ -162,11 +164,11 @@ def test_advantages_of_a_response_are_those_of_its_tokens_and_of_the_configured_
 
 def test_a_function_that_changes_what_it_gets_changes_nothing_else(tmp_path: Path) -> None:
     def rude(responses: Rollout) -> Tensor:
-        found = own.places(responses)
+        values = own.places(responses)
         for tensor in (responses.response_ids, responses.response_mask, responses.rewards, responses.group_ids):
             tensor.zero_()
         responses.signals["rollout_logprobs"].zero_()
-        return torch.where(torch.isnan(found), 0.0, found)
+        return torch.where(torch.isnan(values), 0.0, values)
 
     for name, function in (("polite", own.places), ("rude", rude)):
         go(weighing(tmp_path / name, "places"), signals={"places": function}, advantages=own.fading)

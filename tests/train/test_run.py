@@ -23,7 +23,6 @@ from tests.train.runs import (
     ROOT,
     about,
     checkpoints,
-    equal,
     go,
     largest_difference,
     lines,
@@ -32,7 +31,6 @@ from tests.train.runs import (
     quiet,
     small,
     weights,
-    without_times,
 )
 
 SHIPPED = ROOT / "rlstab" / "data" / "countdown-tiny"
@@ -271,7 +269,8 @@ def test_a_model_that_keeps_its_state_elsewhere_than_in_the_cache_of_keys_and_va
 
 
 def test_a_response_depends_on_its_identity_and_not_on_its_batch(tmp_path: Path) -> None:
-    few, all_at_once = [], []
+    few: list[Any] = []
+    all_at_once: list[Any] = []
     for size, answers in ((3, few), (128, all_at_once)):
         go(small(tmp_path / str(size), rollout__batch_size=size, rollout__max_new_tokens=12, **TRACED))
         answers += [(line["sequence_id"], line["ids"]) for line in traced(tmp_path / str(size))]
@@ -421,16 +420,6 @@ def test_shared_prompts_are_forwarded_once_and_change_nothing(tmp_path: Path, mo
 
 
 # -- what is only watched --------------------------------------------------------------------------------------------
-
-
-def test_a_run_with_an_observed_method_is_the_run_without(tmp_path: Path) -> None:
-    watched = ["clip_higher", {"name": "observe", "method": {"name": "s2t", "max_prob": 0.2}}]
-    alone = go(small(tmp_path / "alone", optimisation__epochs=2)).records
-    beside = go(small(tmp_path / "beside", watched, optimisation__epochs=2)).records
-    assert equal(tmp_path / "alone", tmp_path / "beside")
-    for mine, theirs in zip(without_times(tmp_path / "alone"), without_times(tmp_path / "beside"), strict=True):
-        assert mine == {name: theirs[name] for name in mine}
-    assert len(column(beside, "observe_s2t/would_drop")) == len(alone)
 
 
 def test_responses_that_were_cut_off_are_known_to_methods(tmp_path: Path) -> None:

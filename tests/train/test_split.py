@@ -47,10 +47,10 @@ SIX: dict[str, Any] = {
 ADAPTER = {"model__adapter": {"r": 4, "alpha": 8}}
 
 
-def apart(one: Path, other: Path, what: str) -> float:
-    found = largest_difference(one, other)
-    print(f"{what}: largest difference {found:.1e}")
-    return found
+def apart(first: Path, other: Path, what: str) -> float:
+    distance = largest_difference(first, other)
+    print(f"{what}: largest difference {distance:.1e}")
+    return distance
 
 
 @pytest.mark.parametrize(
@@ -92,8 +92,8 @@ def large(sent: list[Any], kind: str) -> int:
 def counted(forks: Forks, out: Path, processes: int, **changes: Any) -> list[dict[str, Any]]:
     run = small(out, STACK, **{**SIX, **changes})
     told = forks.does(file_of(run), processes, "counted").counted
-    assert [one["processes"] for one in told] == [processes] * processes
-    assert [len(one["steps"]) for one in told] == [6] * processes
+    assert [rank["processes"] for rank in told] == [processes] * processes
+    assert [len(rank["steps"]) for rank in told] == [6] * processes
     return list(told)
 
 
@@ -112,7 +112,7 @@ MANY = [("ddp", 3), ("fsdp2", 3), ("fsdp2", 1)]
 
 
 @pytest.mark.parametrize(
-    ("engine", "processes"), [("ddp", 2), ("fsdp2", 2), *(pytest.param(*one, marks=pytest.mark.slow) for one in MANY)]
+    ("engine", "processes"), [("ddp", 2), ("fsdp2", 2), *(pytest.param(*many, marks=pytest.mark.slow) for many in MANY)]
 )
 def test_processes_train_to_the_weights_of_one(
     engine: str, processes: int, forks: Forks, alone: tuple[Path, dict[str, Any]], tmp_path: Path
@@ -195,11 +195,14 @@ def test_an_untied_head_trains_over_two_processes_as_in_one(forks: Forks, tmp_pa
 
 
 @pytest.mark.slow
-def test_gathered_in_bfloat16_weights_are_learnt_in_float32(forks: Forks, tmp_path: Path) -> None:
-    settings = {**SIX, "optimisation__precision": "bf16"}
+def test_gathered_in_bfloat16_weights_are_learnt_and_gradients_added_in_float32(forks: Forks, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {**SIX, "optimisation__precision": "bf16"}
     forks.does(file_of(small(tmp_path / "one", STACK, **settings)), 1)
-    forks.does(file_of(small(tmp_path / "two", STACK, **settings, engine={"name": "fsdp2", "gather": "bf16"})), 2)
-    assert about(tmp_path / "two")["processes"] == 2
+    for told in counted(forks, tmp_path / "two", 2, **settings, engine={"name": "fsdp2", "gather": "bf16"}):
+        for step in told["steps"]:
+            assert {dtype for name, size, dtype in step["sent"] if "reducescatter" in name} == {"float32"}
+            assert "bfloat16" in {dtype for name, size, dtype in step["sent"] if "allgather" in name}
+            assert step["weights"] == pytest.approx(4 * parameters() / 2, rel=FILLED)
     end = weights(tmp_path / "two")
     assert all(value.dtype == torch.float32 for value in end.values())
     assert any(not torch.equal(value, value.bfloat16().float()) for value in end.values())
@@ -210,9 +213,9 @@ def test_functions_of_the_user_on_two_ranks_equal_those_on_one(forks: Forks, tmp
     """Each rank is asked for whole groups, and not at all where it has no response."""
     objective = ["clip_higher", {"name": f"{own.__file__}:WeighPlaces", "signal": "places"}]
     settings = {**SIX, "rollout__prompts": 1, "optimisation__mini_batches": 1}
-    one, two = (small(tmp_path / name, objective, **settings) for name in ("one", "two"))
-    forks.does(file_of(one), 1, "provided")
-    done = forks.does(file_of(two), 2, "provided")
+    alone, both = (small(tmp_path / name, objective, **settings) for name in ("one", "two"))
+    forks.does(file_of(alone), 1, "provided")
+    done = forks.does(file_of(both), 2, "provided")
     assert [told["processes"] for told in done.counted] == [2, 2]
     assert sorted(told["calls"] for told in done.counted) == [[], [[4], [4]]]
     assert apart(tmp_path / "one", tmp_path / "two", "functions of the user") <= ALIKE
@@ -241,13 +244,3 @@ def test_of_an_adapter_only_its_gradients_are_sent(forks: Forks, tmp_path: Path)
             assert large(step["sent"], "allreduce") == trained
     for told in counted(forks, tmp_path / "fsdp2", 2, engine="fsdp2", **ADAPTER):
         assert all(step["moments"] == pytest.approx(4 * trained, rel=0.02) for step in told["steps"])
-
-
-@pytest.mark.slow
-def test_weights_are_gathered_in_bfloat16_and_gradients_added_in_float32(forks: Forks, tmp_path: Path) -> None:
-    engine = {"name": "fsdp2", "gather": "bf16"}
-    for told in counted(forks, tmp_path / "run", 2, engine=engine, optimisation__precision="bf16"):
-        for step in told["steps"]:
-            assert {dtype for name, size, dtype in step["sent"] if "reducescatter" in name} == {"float32"}
-            assert "bfloat16" in {dtype for name, size, dtype in step["sent"] if "allgather" in name}
-            assert step["weights"] == pytest.approx(4 * parameters() / 2, rel=FILLED)

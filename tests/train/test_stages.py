@@ -86,11 +86,11 @@ def test_every_estimator_learns_and_says_what_it_found(tmp_path: Path) -> None:
     chain = {"task": {"name": "chain"}, "model__name": "chain-tiny", "rollout__max_new_tokens": 40}
     for name, (stage, reported) in ESTIMATORS.items():
         records = run(tmp_path / name, [stage], objective, **chain, optimisation__rollouts=1, optimisation__lr=1e-5)
-        found = {
+        reports = {
             key.partition("/")[2]: record[key] for record in records for key in record if key.startswith(f"{name}/")
         }
-        assert found.keys() == reported, name
-        assert all(math.isfinite(value) for value in found.values()), name
+        assert reports.keys() == reported, name
+        assert all(math.isfinite(value) for value in reports.values()), name
         assert any(record.get("gradient/norm", 0.0) > 0 for record in records), name
 
 
@@ -121,13 +121,13 @@ def test_a_stale_sampler_is_behind_by_as_many_updates_as_it_is_told(tmp_path: Pa
         run(tmp_path / str(delay), [], rollout__staleness=delay, **settings)
     ids = {}
     for delay in (0, 2):
-        found = lines(tmp_path / str(delay) / "tokens.jsonl")
-        ids[delay] = [[line["ids"] for line in found if line["rollout"] == number] for number in (1, 2, 3, 4)]
+        traced = lines(tmp_path / str(delay) / "tokens.jsonl")
+        ids[delay] = [[line["ids"] for line in traced if line["rollout"] == number] for number in (1, 2, 3, 4)]
     assert ids[2][0] == ids[0][0], "both are of the first policy"
     assert ids[2][1:] != ids[0][1:]
     # what a policy that never moves samples is what the first policy samples: the first three rollouts of the stale run
     run(tmp_path / "still", [], **{**settings, "optimisation__lr": 0.0})
-    found = lines(tmp_path / "still" / "tokens.jsonl")
-    still = [[line["ids"] for line in found if line["rollout"] == number] for number in (1, 2, 3, 4)]
+    traced = lines(tmp_path / "still" / "tokens.jsonl")
+    still = [[line["ids"] for line in traced if line["rollout"] == number] for number in (1, 2, 3, 4)]
     assert [mine == theirs for mine, theirs in zip(ids[2], still, strict=True)] == [True, True, True, False]
     assert [mine == theirs for mine, theirs in zip(ids[0], still, strict=True)] == [True, False, False, False]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from rlstab import available, compose, make_plan
 from rlstab.core.comm import LocalComm
 from rlstab.core.method import measure_all
+from rlstab.core.settings import settings_of
 from rlstab.testing.tolerances import REORDERED
 from rlstab.zoo import METHODS
 from tests.core.steps import batch_of, gradients, live_of, number, random_rows, token
@@ -16,12 +17,22 @@ from tests.oracles import outcome
 
 
 def grid(name, **choices):
-    """All combinations; those that leave the first choices in more than one setting run with the slow tests alone."""
-    found = []
+    """All combinations; those that leave the first choices in more than one setting run with the slow tests alone.
+
+    A setting that is not named has its default.
+    """
+    found, rest = [], {setting.name: setting.default for setting in settings_of(METHODS.get(name))}
     for places in itertools.product(*(range(len(values)) for values in choices.values())):
         chosen = {key: values[place] for (key, values), place in zip(choices.items(), places, strict=True)}
-        found.append((name, chosen, sum(place > 0 for place in places) > 1))
+        found.append((name, {**rest, **chosen}, sum(place > 0 for place in places) > 1))
     return found
+
+
+def numbers(name, values, **choices):
+    """The same, with the values of the first settings that are not named, in their order."""
+    named = (setting.name for setting in settings_of(METHODS.get(name)) if setting.name not in choices)
+    several = ([float(value) for value in some.split()] for some in values.split("|"))
+    return grid(name, **dict(zip(named, several, strict=True)), **choices)
 
 
 SETTINGS = [
@@ -31,53 +42,21 @@ SETTINGS = [
     *grid("sapo", positive=[1.0, 0.0, 4.0], negative=[1.05, 0.0, 9.0]),
     *grid("mismatch", of=["old_logprobs", "logprobs"], to=["rollout_logprobs"]),
     *grid("mismatch", of=["logprobs"], to=["old_logprobs"]),
-    *grid(
-        "vespo",
-        positive_power=[2.0, 0.0],
-        positive_decay=[3.0, 0.1],
-        negative_power=[3.0, 1.0],
-        negative_decay=[2.0],
-        anchor=["old", "rollout"],
-    ),
-    *grid(
-        "maspo",
-        sigma=[1.0, 0.2],
-        alpha=[0.3, 0.0],
-        positive=[0.03, 5.0],
-        negative=[0.03, 5.0],
-        max_sigma=[10.0, 1.0],
-        min_scale=[0.1, 1.0],
-        max_scale=[10.0, 1.0],
-        cap=[None, 1.2],
-    ),
+    *numbers("vespo", "2 0 | 3 .1 | 3 1 | 2", anchor=["old", "rollout"]),
+    *numbers("maspo", "1 .2 | .3 0 | .03 5 | .03 5 | 10 1 | .1 1 | 10 1", cap=[None, 1.2]),
     *grid("off_policy_mask", max_gap=[0.1, 0.0, 5.0], anchor=["rollout", "old"]),
     *grid("random_mask", share=[0.3, 0.0, 1.0], sign=["positive", "all"], seed=[11, 0]),
     *grid("top_entropy", share=[0.57, 0.2, 0.9, 1.0], denominator=["kept", "all"]),
     *grid("truncated_mask", denominator=["kept", "all"]),
     *grid("lp_reg", share=[0.3, 0.01], min_p=[0.02, 1.0], coefficient=[1.3], form=["paper"], ratio_cap=[None, 2.0]),
     *grid("lp_reg", share=[0.3, 1.0], min_p=[0.02], coefficient=[1.3], form=["code"], ratio_cap=[None, 2.0]),
-    *grid(
-        "stare",
-        target_entropy=[0.25, 4.0],
-        variant=["O1", "C2"],
-        share=[0.57, 0.1],
-        boost=[1.2],
-        damp=[0.7],
-        increment=[0.2, 0.0],
-        max_boost=[1.5],
-        min_damp=[0.4],
-    ),
+    *numbers("stare", ".25 4 | .57 .1 | 1.2 | .7 | .2 0 | 1.5 | .4", variant=["O1", "C2"]),
     *grid("ess_scale", base=[1.0, 0.55], power=[0.5, 1.0, 0.0], anchor=["rollout", "old"]),
     *grid(
         "importance_correction",
         level=["token", "sequence", "geometric"],
-        min_weight=[None],
         max_weight=[2.0, 1.1, None],
-        keep_low=[None],
-        keep_high=[None],
-        veto=[None],
         normalize=[False, True],
-        denominator=["all"],
     ),
     *grid(
         "importance_correction",
@@ -90,23 +69,14 @@ SETTINGS = [
         normalize=[True, False],
         denominator=["kept", "all"],
     ),
-    *grid("kl", coefficient=[0.3], estimator=["k3", "k1", "k2", "k3_straight_through"], cap=[10.0, None]),
+    *numbers("kl", ".3", estimator=["k3", "k1", "k2", "k3_straight_through", "k3_unbiased"], cap=[10.0, None]),
     *grid("entropy_bonus", coefficient=[0.01, 0.0]),
     *grid("adaptive_entropy", target_entropy=[0.25, 4.0], initial=[0.1, 0.0], increment=[0.05], low=[0.0], high=[0.2]),
     *grid("gmpo", low=[0.4, 0.1], high=[0.4, 0.0]),
     *grid("gspo"),
-    *grid("aspo", room=[0.2, 0.0], room_high_entropy=[0.4], share=[0.57, 0.2, 1.0], cap=[3.0, 1.2]),
-    *grid(
-        "ce_gppo", low=[0.2, 0.0], high=[0.2, 0.0], pull_low=[0.75, 0.0], pull_high=[1.0, 0.5], dual_clip=[None, 1.5]
-    ),
-    *grid(
-        "cppo",
-        delta=[0.05, 0.15],
-        min_weight=[0.8, 0.3],
-        min_budget=[0.004, 0.02],
-        quantile=[0.9, 0.57],
-        anchor=["rollout", "old"],
-    ),
+    *numbers("aspo", ".2 0 | .4 | .57 .2 1 | 3 1.2"),
+    *numbers("ce_gppo", ".2 0 | .2 0 | .75 0 | 1 .5", dual_clip=[None, 1.5]),
+    *numbers("cppo", ".05 .15 | .8 .3 | .004 .02 | .9 .57", anchor=["rollout", "old"]),
     *grid("dcpo_clip", low=[0.02, 0.16, 0.0], high=[0.03, 0.0], cap=[10.0, 1.2], dual_clip=[10.0, None, 1.5]),
     *grid("dppo", divergence=["tv", "kl"], high=[0.05, 0.0], low=[0.02, 0.0], cap=[1.2], anchor=["rollout", "old"]),
     *grid("drpo", delta=[0.15, 12.5], anchor=["rollout", "old"]),
@@ -120,25 +90,10 @@ SETTINGS = [
     *grid("sign_weights", positive=[0.1, 0.0, 1.5], negative=[1.0, 0.0]),
     *grid("stream_weight", coefficient=[1.0, 0.0, 0.3]),
     *grid("kl_cov", share=[0.3, 0.002, 1.0], coefficient=[1.3]),
-    *grid(
-        "clip_cov",
-        share=[0.3, 2e-4, 1.0],
-        low=[0.2, -9.0],
-        high=[5.0],
-        clip_low=[1.0, 0.05],
-        clip_high=[1.0, 0.05],
-        seed=[0, 11],
-    ),
+    *numbers("clip_cov", ".3 2e-4 1 | .2 -9 | 5 | 1 .05 | 1 .05", seed=[0, 11]),
     *grid("steer", high=[1.2, 1.0, 2.5], low=[0.8, 0.1], form=["exponential", "linear"]),
     *grid("entropy_shaping", alpha=[0.4, 0.0, 3.0], kappa=[2.0, 1.1]),
-    *grid(
-        "fipo",
-        half_life=[32.0, 1.5],
-        low=[1.0, 0.0],
-        high=[1.2, 50.0],
-        max_ratio=[10.0, 1.2, None],
-        safe_ratio=[4.0, 1.1, None],
-    ),
+    *numbers("fipo", "32 1.5 | 1 0 | 1.2 50", max_ratio=[10.0, 1.2, None], safe_ratio=[4.0, 1.1, None]),
     *grid("wapo", length=[7]),
 ]
 #: Terms of several methods in one loss: masks, weights, exemptions and penalties under each aggregate.
@@ -239,7 +194,6 @@ def check(methods, rows, state=None, memories=None, live_ratio=False):
             if field in decision:
                 assert getattr(terms, field).tolist() == decision[field], (name, field)
         if "weight" in decision:
-            weight = terms.weight.tolist() if terms.weight is not None else [1.0] * len(tokens)
             weight = [1.0] * len(tokens) if terms.weight is None else terms.weight.tolist()
             assert weight == pytest.approx(decision["weight"], rel=REORDERED)
         if "bonus" in decision:
