@@ -216,9 +216,12 @@ class _LiveRows(torch.autograd.Function):
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         logits = hidden @ weight.T
         exact = logits.float()
-        total = exact.logsumexp(-1)
+        peak = exact.amax(-1, keepdim=True)
+        powers = (exact - peak).exp_()
+        mass = powers.sum(-1)
+        total = peak.squeeze(-1) + mass.log()
+        entropies = total - torch.linalg.vecdot(powers, exact) / mass
         ctx.save_for_backward(hidden, weight, ids, logits, total)
-        entropies = total - ((exact - total.unsqueeze(-1)).exp_() * exact).sum(-1)
         ctx.mark_non_differentiable(entropies)
         return exact.gather(-1, ids.unsqueeze(-1)).squeeze(-1) - total, entropies
 

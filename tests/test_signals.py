@@ -78,9 +78,9 @@ def mixed(rows):
     return torch.randn(5, rows, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
 
 
-def total(found, needs, mix):
+def total(result, needs, mix):
     """A loss in which every row of every signal has a weight of its own."""
-    parts = [(found[name] * weights).sum() for name, weights in zip(sorted(needs), mix, strict=False)]
+    parts = [(result[name] * weights).sum() for name, weights in zip(sorted(needs), mix, strict=False)]
     return sum(parts) if parts else torch.zeros(())
 
 
@@ -115,23 +115,23 @@ def test_every_choice_of_signals_has_the_values_and_gradients_of_the_definitions
             weight.requires_grad_(not frozen)
             some = None if frozen else bias
             if law is reference:
-                found = law(hidden, weight, some, given[3], **options)
+                result = law(hidden, weight, some, given[3], **options)
             else:
-                found = vars(law(hidden, weight, given[3], bias=some, needs=needs, min_p=MIN_P, **options))
-            loss = total(found, needs, mix)
+                result = vars(law(hidden, weight, given[3], bias=some, needs=needs, min_p=MIN_P, **options))
+            loss = total(result, needs, mix)
             if loss.requires_grad:
                 loss.backward()
-            sides.append((found, [hidden.grad, weight.grad, bias.grad]))
-        (expected, gradients), (found, passed) = sides
+            sides.append((result, [hidden.grad, weight.grad, bias.grad]))
+        (expected, gradients), (result, passed) = sides
         for name in SIGNAL_NAMES:
-            assert (found[name] is not None) == (name in needs)
+            assert (result[name] is not None) == (name in needs)
             if name in needs:
-                assert_near(found[name], expected[name], TERMS, size=HOT)
+                assert_near(result[name], expected[name], TERMS, size=HOT)
         assert (frozen or not needs - {"max_logprobs"}) == (passed[1] is None)
-        for one, other in zip(passed, gradients, strict=True):
-            assert (one is None) == (other is None)
-            if one is not None:
-                assert_near(one, other, TERMS, size=HOT)
+        for passing, wanted in zip(passed, gradients, strict=True):
+            assert (passing is None) == (wanted is None)
+            if passing is not None:
+                assert_near(passing, wanted, TERMS, size=HOT)
 
 
 @pytest.mark.parametrize("temperature", [0.6, torch.linspace(0.4, 2.0, ROWS).double()], ids=["one", "a row each"])
@@ -142,12 +142,12 @@ def test_from_logits_too(tiles, temperature):
     for needs in SUBSETS[1:] if tiles == (3, 5) else [*({name} for name in SIGNAL_NAMES), set(SIGNAL_NAMES)]:
         logits, again = leaves(*(hidden @ weight.T + bias,) * 2)
         untouched = logits.detach().clone()
-        found = vars(token_signals_from_logits(logits, ids, temperature=temperature, needs=needs, min_p=MIN_P))
+        result = vars(token_signals_from_logits(logits, ids, temperature=temperature, needs=needs, min_p=MIN_P))
         expected = dense(again, ids, temperature)
         for name in needs:
-            assert_near(found[name], expected[name], TERMS, size=HOT)
+            assert_near(result[name], expected[name], TERMS, size=HOT)
         if needs != {"max_logprobs"}:
-            total(found, needs, mix).backward()
+            total(result, needs, mix).backward()
             total(expected, needs, mix).backward()
             assert_near(logits.grad, again.grad, TERMS, size=HOT)
         assert torch.equal(logits, untouched)
@@ -160,25 +160,25 @@ def test_a_tile_ends_where_it_should(monkeypatch, rows, vocab):
     hidden, weight, bias, ids = inputs(rows, WIDTH, vocab)
     ends = torch.tensor([0, vocab - 1, min(4, vocab - 1), min(5, vocab - 1), vocab - 1, 0])[:rows]
     mix = torch.arange(1.0, 5 * rows + 1, dtype=torch.float64).reshape(5, rows)
-    one, other = leaves(hidden, weight, bias), leaves(hidden, weight, bias)
+    own, plain = leaves(hidden, weight, bias), leaves(hidden, weight, bias)
     for token in (ids, ends):
-        found = vars(token_signals(one[0], one[1], token, bias=one[2], needs=SIGNAL_NAMES, min_p=MIN_P))
-        expected = reference(*other, token)
+        result = vars(token_signals(own[0], own[1], token, bias=own[2], needs=SIGNAL_NAMES, min_p=MIN_P))
+        expected = reference(*plain, token)
         for name in SIGNAL_NAMES:
-            assert_near(found[name], expected[name], TERMS, size=LOGIT)
-        total(found, SIGNAL_NAMES, mix).backward()
+            assert_near(result[name], expected[name], TERMS, size=LOGIT)
+        total(result, SIGNAL_NAMES, mix).backward()
         total(expected, SIGNAL_NAMES, mix).backward()
-    for mine, theirs in zip(one, other, strict=True):
+    for mine, theirs in zip(own, plain, strict=True):
         assert_near(mine.grad, theirs.grad, TERMS, size=LOGIT * 5 * rows)  # the weights of the rows
 
 
 def test_narrow_weights_gather_their_gradient_over_many_tiles_of_rows(monkeypatch):
     small(monkeypatch)
     hidden, weight, _, ids = inputs(dtype=torch.bfloat16)
-    one, other = leaves(hidden, weight), leaves(hidden.double(), weight.double())
-    token_signals(*one, ids).logprobs.sum().backward()
-    reference(*other, None, ids)["logprobs"].sum().backward()
-    for mine, theirs in zip(one, other, strict=True):
+    own, plain = leaves(hidden, weight), leaves(hidden.double(), weight.double())
+    token_signals(*own, ids).logprobs.sum().backward()
+    reference(*plain, None, ids)["logprobs"].sum().backward()
+    for mine, theirs in zip(own, plain, strict=True):
         assert mine.grad.dtype == torch.bfloat16
         assert (mine.grad.double() - theirs.grad).norm() < 0.02 * theirs.grad.norm()
 
@@ -195,10 +195,10 @@ def test_silent_rows_get_nothing_and_the_others_what_they_had(tiles, name, live)
     for law in (reference, token_signals):
         given = leaves(hidden, weight, bias)
         if law is reference:
-            found = law(*given, ids)[name]
+            result = law(*given, ids)[name]
         else:
-            found = getattr(law(*given[:2], ids, bias=given[2], needs={name}, min_p=MIN_P), name)
-        sides.append(torch.autograd.grad(found, given, g))
+            result = getattr(law(*given[:2], ids, bias=given[2], needs={name}, min_p=MIN_P), name)
+        sides.append(torch.autograd.grad(result, given, g))
     for expected, passed in zip(*sides, strict=True):
         assert_near(passed, expected, TERMS, size=LOGIT)
     assert (sides[1][0][torch.tensor(live) == 0] == 0).all()
@@ -231,9 +231,9 @@ def test_a_backward_works_on_the_live_rows_alone(monkeypatch):
     small(monkeypatch)
     hidden, weight, _, ids = inputs(60)
     given = leaves(hidden, weight)
-    found = token_signals(*given, ids)
+    result = token_signals(*given, ids)
     with Largest() as seen:
-        (found.logprobs[7] + found.entropies[9]).backward()
+        (result.logprobs[7] + result.entropies[9]).backward()
     assert given[0].grad.ne(0).any(-1).nonzero().flatten().tolist() == [7, 9]
     # 23 columns in tiles of 5: the logits again, and what they give to the hidden states and to the weight
     assert seen.products == {shape for c in (5, 3) for shape in ((2, WIDTH, c), (2, c, WIDTH), (c, 2, WIDTH))}
@@ -249,11 +249,11 @@ def test_forbidden_tokens_leave_everything_finite(tiles, dtype):
     bias[9] = bias[22] = -math.inf
     ids = torch.full((ROWS,), 8)
     given = leaves(hidden, weight, bias)
-    found = vars(token_signals(*given[:2], ids, bias=given[2], needs=SIGNAL_NAMES, min_p=MIN_P))
-    total(found, SIGNAL_NAMES, torch.ones(5, ROWS)).backward()
+    result = vars(token_signals(*given[:2], ids, bias=given[2], needs=SIGNAL_NAMES, min_p=MIN_P))
+    total(result, SIGNAL_NAMES, torch.ones(5, ROWS)).backward()
     expected = reference(hidden.double(), weight.double(), bias.double(), ids)
     for name in SIGNAL_NAMES:
-        assert_near(found[name], expected[name], TERMS, size=LOGIT)
+        assert_near(result[name], expected[name], TERMS, size=LOGIT)
     assert all(leaf.grad.isfinite().all() for leaf in given)
     assert (given[2].grad[:6] == 0).all()
     assert (given[1].grad[9] == 0).all()
@@ -273,16 +273,16 @@ def test_big_and_tiny_logits(tiles, dtype, offset, spread):
     exact = leaves(logits.double())[0]
     expected = dense(exact, ids)
     total(expected, SIGNAL_NAMES, g).backward()
-    one, other = leaves(weight)[0], leaves(logits)[0]
-    for found, leaf in (
-        (token_signals(hidden, one, ids, bias=bias, needs=SIGNAL_NAMES, min_p=MIN_P), one),
-        (token_signals_from_logits(other, ids, needs=SIGNAL_NAMES, min_p=MIN_P), other),
+    product, made = leaves(weight)[0], leaves(logits)[0]
+    for result, leaf in (
+        (token_signals(hidden, product, ids, bias=bias, needs=SIGNAL_NAMES, min_p=MIN_P), product),
+        (token_signals_from_logits(made, ids, needs=SIGNAL_NAMES, min_p=MIN_P), made),
     ):
         for name in SIGNAL_NAMES:
             # of the size of log-probs, not of logits: the largest logit is taken away before anything is rounded
-            assert_near(getattr(found, name), expected[name], TERMS)
-        total(vars(found), SIGNAL_NAMES, g.to(dtype)).backward()
-        gradient = leaf.grad.T if leaf is one else leaf.grad
+            assert_near(getattr(result, name), expected[name], TERMS)
+        total(vars(result), SIGNAL_NAMES, g.to(dtype)).backward()
+        gradient = leaf.grad.T if leaf is product else leaf.grad
         assert_near(gradient, exact.grad, TERMS, size=math.log(VOCAB))
 
 
@@ -295,20 +295,20 @@ def test_the_likeliest_token_is_kept_however_its_logit_is_rounded_the_second_tim
         where = torch.arange(40) == row
         given = leaves(hidden, weight)
         names = {"log_kept_mass", "max_logprobs"}
-        found = token_signals(*given, ids, needs=names, min_p=1.0, rows={"log_kept_mass": where})
-        assert found.log_kept_mass[row] >= found.max_logprobs[row]
+        result = token_signals(*given, ids, needs=names, min_p=1.0, rows={"log_kept_mass": where})
+        assert result.log_kept_mass[row] >= result.max_logprobs[row]
         if dtype != torch.bfloat16:  # where two tokens may be the likeliest
             terms = TERMS - WIDTH + 300
-            assert_near(found.log_kept_mass[row], found.max_logprobs[row], terms, size=LOGIT)
-            (passed,) = torch.autograd.grad(found.log_kept_mass.sum(), given[0])
+            assert_near(result.log_kept_mass[row], result.max_logprobs[row], terms, size=LOGIT)
+            (passed,) = torch.autograd.grad(result.log_kept_mass.sum(), given[0])
             likeliest = (hidden @ weight.T).argmax(-1)
             logprobs = token_signals(*given, likeliest).logprobs[row]
             (expected,) = torch.autograd.grad(logprobs, given[0])
             assert_near(passed, expected, terms, size=LOGIT)
 
 
-def error(found, exact):
-    return ((found.double() - exact).norm() / exact.norm()).item()
+def error(result, exact):
+    return ((result.double() - exact).norm() / exact.norm()).item()
 
 
 @pytest.mark.parametrize("slow", [False, True])
@@ -350,8 +350,8 @@ def test_where_bfloat16_is_slow_tiles_are_multiplied_in_float32(monkeypatch, slo
     hidden, weight, bias, ids = inputs(dtype=torch.bfloat16)
     given = leaves(hidden, weight, bias)
     with Largest() as seen:
-        found = token_signals(*given[:2], ids, bias=given[2])
-        (found.logprobs + found.entropies).sum().backward()
+        result = token_signals(*given[:2], ids, bias=given[2])
+        (result.logprobs + result.entropies).sum().backward()
     # what the rows' gradients are added up from is float32 in any case: products of an entropy nearly cancel
     assert seen.dtypes == {dtype, torch.float32}
     assert all(leaf.grad.dtype == torch.bfloat16 for leaf in given)
@@ -373,11 +373,11 @@ def test_a_second_derivative_is_refused():
     hidden, weight, bias, ids = inputs()
     given = leaves(hidden, weight, bias)
     logits = leaves(hidden @ weight.T)
-    for leaf, found in (
+    for leaf, result in (
         (given[0], token_signals(*given[:2], ids, bias=given[2]).entropies),
         (logits[0], token_signals_from_logits(logits[0], ids).entropies),
     ):
-        (first,) = torch.autograd.grad(found.sum(), leaf, create_graph=True)
+        (first,) = torch.autograd.grad(result.sum(), leaf, create_graph=True)
         assert first.isfinite().all()
         with pytest.raises(RlstabError, match="first derivative only"):
             torch.autograd.grad(first.square().sum(), leaf)
@@ -405,9 +405,9 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
-        for one in result if isinstance(result, tuple | list) else [result]:
-            if isinstance(one, torch.Tensor):
-                self.numel = max(self.numel, one.numel())
+        for made in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(made, torch.Tensor):
+                self.numel = max(self.numel, made.numel())
         name = function.overloadpacket.__name__
         if name in ("mm", "addmm", "addmm_"):
             left, right = args[-2:]
@@ -426,13 +426,13 @@ def test_no_tensor_is_as_large_as_rows_times_vocabulary(monkeypatch, dtype, opti
     given = leaves(hidden, weight, bias)
     kept = []
 
-    def keep(one):
-        kept.append(one.numel())
-        return one
+    def keep(saved):
+        kept.append(saved.numel())
+        return saved
 
-    with Largest() as seen, torch.autograd.graph.saved_tensors_hooks(keep, lambda one: one):
-        found = token_signals(*given[:2], ids, bias=given[2], needs=SIGNAL_NAMES, min_p=MIN_P, **options)
-        total(vars(found), SIGNAL_NAMES, torch.ones(5, rows)).backward()
+    with Largest() as seen, torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
+        result = token_signals(*given[:2], ids, bias=given[2], needs=SIGNAL_NAMES, min_p=MIN_P, **options)
+        total(vars(result), SIGNAL_NAMES, torch.ones(5, rows)).backward()
     assert 16 * 64 <= seen.numel <= vocab * width
     assert max(kept) <= vocab * width
 
@@ -450,10 +450,10 @@ def test_autocast_reaches_the_head():
     hidden, weight, bias, ids = inputs(dtype=torch.float32)
     given = leaves(hidden, weight, bias)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = token_signals(*given[:2], ids, bias=given[2])
+        result = token_signals(*given[:2], ids, bias=given[2])
     narrow = token_signals(hidden.bfloat16(), weight.bfloat16(), ids, bias=bias.bfloat16())
-    assert torch.equal(found.logprobs, narrow.logprobs)
-    found.logprobs.sum().backward()
+    assert torch.equal(result.logprobs, narrow.logprobs)
+    result.logprobs.sum().backward()
     assert all(leaf.grad.dtype == torch.float32 for leaf in given)
 
 
@@ -464,11 +464,11 @@ def test_the_kept_mass_is_that_of_tokens_near_the_likeliest():
     logits = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64).log().requires_grad_()
     needs = {"log_kept_mass", "max_logprobs"}
     for min_p, kept in [(1.0, 0.5), (0.61, 0.5), (0.59, 0.8), (0.41, 0.8), (0.39, 1.0), (1e-9, 1.0)]:
-        found = token_signals_from_logits(logits, torch.tensor([0]), needs=needs, min_p=min_p)
-        assert found.log_kept_mass.exp().item() == pytest.approx(kept)
-        assert not found.max_logprobs.requires_grad
+        result = token_signals_from_logits(logits, torch.tensor([0]), needs=needs, min_p=min_p)
+        assert result.log_kept_mass.exp().item() == pytest.approx(kept)
+        assert not result.max_logprobs.requires_grad
         # the kept set is fixed under the gradient: d ln(mass) / d logit_v = [v kept] p_v / mass - p_v
-        (gradient,) = torch.autograd.grad(found.log_kept_mass.sum(), logits)
+        (gradient,) = torch.autograd.grad(result.log_kept_mass.sum(), logits)
         p = logits.detach()[0].exp()
         assert_near(gradient[0], p * ((p.cumsum(0) < kept + 1e-9) / kept - 1), 20)
 
@@ -478,14 +478,14 @@ def test_narrow_inputs_give_float32(dtype):
     hidden, weight, bias, ids = inputs(dtype=dtype)
     logits = torch.nn.functional.linear(hidden, weight, bias)
     expected = dense(logits.double(), ids)
-    for found in (
+    for result in (
         token_signals(hidden, weight, ids, bias=bias, needs=SIGNAL_NAMES, min_p=MIN_P),
         token_signals_from_logits(logits, ids, needs=SIGNAL_NAMES, min_p=MIN_P),
     ):
         for name, values in expected.items():
-            assert getattr(found, name).dtype == torch.float32
+            assert getattr(result, name).dtype == torch.float32
             if dtype == torch.float32 or not head.slow_bf16():  # there the tile itself is not rounded
-                assert_near(getattr(found, name), values, TERMS, size=LOGIT)
+                assert_near(getattr(result, name), values, TERMS, size=LOGIT)
 
 
 def test_only_the_rows_that_need_it_have_a_signal(tiles):

@@ -48,17 +48,17 @@ class Waits:
 
     def keep(self, *values: Tensor) -> None:
         """Let tensors be the host's."""
-        for one in values:
-            self._host[one.untyped_storage()._cdata] = one.untyped_storage()
+        for tensor in values:
+            self._host[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
 
-    def send(self, one: Tensor) -> Tensor:
+    def send(self, tensor: Tensor) -> Tensor:
         """Let a tensor be the device's."""
-        self._host.pop(one.untyped_storage()._cdata, None)
-        return one
+        self._host.pop(tensor.untyped_storage()._cdata, None)
+        return tensor
 
-    def hosts(self, one: Tensor) -> bool:
+    def hosts(self, tensor: Tensor) -> bool:
         """The host has it."""
-        return one.untyped_storage()._cdata in self._host
+        return tensor.untyped_storage()._cdata in self._host
 
     def wait(self, what: str) -> None:
         """Count one, for the innermost line that is neither torch's nor a test's."""
@@ -93,26 +93,27 @@ class _Operations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(func)
-        given = [one for one in tree_leaves((args, kwargs or {})) if isinstance(one, Tensor)]
+        given = [leaf for leaf in tree_leaves((args, kwargs or {})) if isinstance(leaf, Tensor)]
         own = bool(given) and all(map(self.waits.hosts, given))
         if not own:
-            if any(one in name for one in READS) or (name.startswith("aten.index") and _by_mask(args)):
+            if any(read in name for read in READS) or (name.startswith("aten.index") and _by_mask(args)):
                 self.waits.wait(name.split(".")[1])
-            elif name.startswith("aten.index.") and any(self.waits.hosts(one) for one in given[1:]):
+            elif name.startswith("aten.index.") and any(map(self.waits.hosts, given[1:])):
                 self.waits.wait("index sent")
-            views = any(one.alias_info is not None and not one.alias_info.is_write for one in func._schema.returns)
+            aliases = [value.alias_info for value in func._schema.returns]
+            views = any(alias is not None and not alias.is_write for alias in aliases)
             if not views and name.split(".")[1] not in FREE:
                 self.waits.launches[self.waits.phase] += 1
-        found = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         if own:
-            self.waits.keep(*(one for one in tree_leaves(found) if isinstance(one, Tensor)))
-        return found
+            self.waits.keep(*(leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)))
+        return result
 
 
 def _by_mask(args: Any) -> bool:
     """Indexing by bools looks for the places of those that are True."""
     index = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else ()
-    return any(isinstance(one, Tensor) and one.dtype == torch.bool for one in index)
+    return any(isinstance(place, Tensor) and place.dtype == torch.bool for place in index)
 
 
 class _Calls(TorchFunctionMode):
@@ -129,24 +130,24 @@ class _Calls(TorchFunctionMode):
         if name in ("cpu", "numpy", "tolist") and of_device:
             self.waits.wait(name)
         if name == "cpu":
-            found = func(*args, **kwargs).clone()
-            self.waits.keep(found)
-            return found
+            result = func(*args, **kwargs).clone()
+            self.waits.keep(result)
+            return result
         if name == "to" and of_device and self._returned():
             self.waits.wait("returned")
-            found = func(*args, **kwargs).clone()
-            self.waits.keep(found)
-            return found
+            result = func(*args, **kwargs).clone()
+            self.waits.keep(result)
+            return result
         if name == "to" and isinstance(first, Tensor) and not of_device and _names_device(args, kwargs):
             self.waits.wait("sent")
             return self.waits.send(func(*args, **kwargs).clone())
-        found = func(*args, **kwargs)
-        if name in MADE and isinstance(found, Tensor):
+        result = func(*args, **kwargs)
+        if name in MADE and isinstance(result, Tensor):
             if kwargs.get("device") is None:
-                self.waits.keep(found)
-            elif name in ("tensor", "as_tensor") and not isinstance(first, Tensor) and found.numel():
+                self.waits.keep(result)
+            elif name in ("tensor", "as_tensor") and not isinstance(first, Tensor) and result.numel():
                 self.waits.wait("sent")
-        return found
+        return result
 
     def _returned(self) -> bool:
         """A collective that was given what the host has gives the host what comes of it."""
@@ -156,4 +157,4 @@ class _Calls(TorchFunctionMode):
 
 
 def _names_device(args: Any, kwargs: Any) -> bool:
-    return any(isinstance(one, torch.device) for one in (*args, *kwargs.values()))
+    return any(isinstance(value, torch.device) for value in (*args, *kwargs.values()))

@@ -30,6 +30,8 @@ DRIFT_GROWTH = 3.0
 CLIPPED = 0.1
 #: More of the answers than this share cut off in the first line of the log.
 CUT_OFF = 0.25
+#: So many more of them in a line than in the one before: no length grows like that, an update broke the policy.
+BROKEN = 0.5
 #: Steps over which the beginning of a sign is averaged.
 SPAN = 5
 
@@ -45,6 +47,7 @@ class Sign:
         text: the values in words, or why nothing can be said.
         share: what is left, where something falls: of the reward, of the answers that end.
         first_line: it is there in the first line of the log.
+        sudden: from one line of the log to the next.
     """
 
     name: str
@@ -53,6 +56,7 @@ class Sign:
     text: str
     share: float | None = None
     first_line: bool = False
+    sudden: bool = False
 
 
 @dataclass(frozen=True)
@@ -137,7 +141,8 @@ def truncation(log: RunLog) -> Sign:
     start = _first_bin(log, "response/ended")
     end = min(collapse.ENDED, start - collapse.ENDED_DROP)
     sign = _of_report(log, "truncation", "response/ended", lambda mean: mean <= end)
-    return sign if sign.share is None or not start else replace(sign, share=sign.share / start)
+    sudden = bool((values[:-1] - values[1:] > BROKEN).any())
+    return sign if sign.share is None or not start else replace(sign, share=sign.share / start, sudden=sudden)
 
 
 def refused_steps(log: RunLog) -> Sign:

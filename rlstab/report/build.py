@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.markup import escape
 
 from rlstab.console import Terminal
-from rlstab.errors import ReportError
 from rlstab.files import is_file
 from rlstab.report.comparison import Comparison, compare
 from rlstab.report.formatting import counted
@@ -87,10 +86,7 @@ def _beside(paths: Sequence[str | Path]) -> Path:
     first = Path(paths[0])
     if len(paths) == 1:
         return first.with_name(f"{first.stem}-report") if is_file(first) else first / "report"
-    try:
-        return Path(os.path.commonpath([os.path.abspath(path) for path in paths])) / "report"  # noqa: PTH100
-    except ValueError as error:  # on several drives
-        raise ReportError("the runs have no folder in common. Say with --out where to write the report.") from error
+    return Path(os.path.commonpath([os.path.abspath(path) for path in paths])) / "report"  # noqa: PTH100
 
 
 def _source(paths: Sequence[str | Path]) -> str:

@@ -68,8 +68,6 @@ class Detection:
 def last_tenth(run: RunRecord, name: str) -> float | None:
     """Mean of a metric over the last tenth of the rollouts, rounded up to whole bins of ten."""
     ends, values = binned(run, name)
-    if not len(values):
-        return None
     inside = ends > run.rollouts - max(1, run.rollouts // 10)
     if not inside.any():
         return None

@@ -57,10 +57,7 @@ class Samples:
         page = Path(self.run.path) / "view.html"
         if not self.traced or not page.is_file():
             return None
-        try:
-            return quote(Path(os.path.relpath(page.resolve(), folder.resolve())).as_posix())
-        except ValueError:  # on another drive
-            return None
+        return quote(Path(os.path.relpath(page.resolve(), folder.resolve())).as_posix())
 
 
 def samples_of(runs: Iterable[RunRecord]) -> list[Samples]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlstab.errors import DataError, MissingSignal, kind_of
+from rlstab.errors import DataError, MissingSignal
 from rlstab.tasks import Block, Example
 
 
@@ -119,17 +119,12 @@ def _checked(blocks: Any, text: str) -> list[Block]:
     """
     end, checked = 0, list(blocks)
     for block in checked:
-        if not isinstance(block, Block):
-            raise DataError(f"`blocks` returned {kind_of(block)} in its list. Return a list of rlstab.tasks.Block.")
-        if not end <= block.start < block.stop <= len(text):
+        lies = isinstance(block, Block) and end <= block.start < block.stop <= len(text)
+        if not lies or not math.isfinite(block.reward) or block.outcome != int(block.outcome) or block.outcome < 0:
             raise DataError(
-                f"`blocks` returned a block from {block.start} to {block.stop} after one that ends at {end}, in a text "
-                f"of {len(text)} characters. Return blocks in the order of the text that do not overlap or are empty."
-            )
-        if not math.isfinite(block.reward) or block.outcome != int(block.outcome) or block.outcome < 0:
-            raise DataError(
-                f"`blocks` returned the reward {block.reward!r} and the outcome {block.outcome!r}. Return a finite "
-                f"reward and a whole number of at least 0."
+                f"`blocks` returned {block!r} where the last one ends at {end}, in a text of {len(text)} characters. "
+                f"Return each rlstab.tasks.Block in the order of the text, not empty, without overlap, with a finite "
+                f"reward and a whole outcome of at least 0."
             )
         end = block.stop
     return checked

@@ -28,9 +28,6 @@ class Step:
     right: int
     result: int
 
-    def __str__(self) -> str:
-        return f"{self.left}{self.op}{self.right}={self.result}"
-
 
 @dataclass(frozen=True)
 class Problem:

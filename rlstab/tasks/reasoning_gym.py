@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import random
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from rlstab.errors import OutOfRange, UnknownName, did_you_mean
@@ -55,9 +56,9 @@ class ReasoningGym:
         self._check_names()
         digest = hashlib.sha256(f"{self.name} {settings.seed}".encode()).digest()
         self._first_block = int.from_bytes(digest[:8], "big")
-        self._blocks: dict[Split, tuple[int, Any]] = {}
+        self._block = lru_cache(2)(self._make_block)  # the last ones: a run asks for one index after the other
         try:
-            self._make_block("train", 0)
+            self._block("train", 0)
         except Exception as error:  # a data set checks its settings with assertions, and may fail in any way
             raise OutOfRange(
                 f"task.options: reasoning-gym refused {settings.options} of {self.name!r}: "
@@ -68,14 +69,11 @@ class ReasoningGym:
 
     def example(self, split: Split, index: int) -> Example:
         """Return example `index` of a split; its `answer` is reasoning-gym's entry (question, answer, metadata)."""
-        block, within = divmod(index, BLOCK)
-        # only the last block of each split is kept: a run asks for one index after the other
-        if split not in self._blocks or self._blocks[split][0] != block:
-            self._blocks[split] = (block, self._make_block(split, block))
+        block, within = self._block(split, index // BLOCK), index % BLOCK
         before = random.getstate()  # `list_functions` draws from Python's global random numbers beside its own
         random.seed(f"{self.name} {self._settings.seed} {split} {index}")
         try:
-            entry = self._blocks[split][1][within]
+            entry = block[within]
         finally:
             random.setstate(before)
         return Example(self._settings.prompt_template.replace("{prompt}", entry["question"]), entry)

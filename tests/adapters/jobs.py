@@ -32,7 +32,8 @@ def response(rollout: int, place: int) -> list[int]:
 def whole(values: Any) -> torch.Tensor:
     """A copy of a tensor, put together where it is sharded."""
     values = values.detach()
-    return (values.full_tensor() if hasattr(values, "full_tensor") else values).clone()
+    put_together: torch.Tensor = values.full_tensor() if hasattr(values, "full_tensor") else values
+    return put_together.clone()
 
 
 def weights(module: Any) -> dict[str, torch.Tensor]:

@@ -92,12 +92,12 @@ class Given:
             loss_of: of a batch, its padded live log-probs, what the host is given, and the response mask.
         """
         by_row: dict[int, Tensor] = {}
-        for rows, own, *given in zip(self.cut, self.steps, self.batches, self.parts, self.responses, strict=True):
-            batch, part, response = given
+        for place, (rows, own) in enumerate(zip(self.cut, self.steps, strict=True)):
+            batch, part, response = self.batches[place], self.parts[place], self.responses[place]
             live = own.live["logprobs"].clone().requires_grad_()
             loss_of(batch, to_padded(batch, live, fill=0.0), part, response).backward()
             assert live.grad is not None
-            by_row |= {row: live.grad[batch.sequence == place] for place, row in enumerate(rows)}
+            by_row |= {row: live.grad[batch.sequence == number] for number, row in enumerate(rows)}
         return torch.cat([by_row[row] for row in sorted(by_row)])
 
 
@@ -219,26 +219,26 @@ def test_the_state_is_carried_and_saved_and_stays_where_a_step_is_refused() -> N
 def on_a_rank(objective: TokenObjective, step: Step, rows: Sequence[int], comm: Comm) -> Any:
     """What one rank is given, by the ids of its sequences, and the host's count of its mask."""
     level = DataLevel(objective)
-    found = level.step([step.rows(rows).padded(1, 0.0)[0]] if rows else [], comm)
-    part = found.parts[0] if rows else None
+    given = level.step([step.rows(rows).padded(1, 0.0)[0]] if rows else [], comm)
+    part = given.parts[0] if rows else DataPart(torch.ones(0), torch.ones(0))
     advantages = {row: part.advantages[place][part.mask[place]] for place, row in enumerate(rows)}
-    return advantages, level.state, found.metrics(), sum(int(one.mask.sum()) for one in found.parts)
+    return advantages, level.state, given.metrics(), sum(int(part.mask.sum()) for part in given.parts)
 
 
 @pytest.mark.parametrize("ranks", [[[0, 4, 5], [1, 2, 3]], [[0, 1, 2, 3, 4, 5], []]], ids=["two", "one is empty"])
 def test_two_ranks_are_one(ranks: list[list[int]], two: Processes) -> None:
     step = step_of()
     jobs = [(STACK, step, rows) for rows in ranks]
-    found = two.each(on_a_rank, jobs)
+    ranked = two.each(on_a_rank, jobs)
     assert two.counted == 2
     level = DataLevel(STACK)
     alone = level.step([step.padded(1, 0.0)[0]])
-    for advantages, state, metrics, _ in found:
+    for advantages, state, metrics, _ in ranked:
         assert state == level.state
         assert metrics == pytest.approx(alone.metrics())
         for row, values in advantages.items():
             assert_same(values, alone.parts[0].advantages[row][alone.parts[0].mask[row]])
-    assert sum(count for *_, count in found) == int(alone.parts[0].mask.sum())
+    assert sum(count for *_, count in ranked) == int(alone.parts[0].mask.sum())
 
 
 @pytest.fixture(scope="module")
@@ -251,7 +251,7 @@ def two() -> Any:
 
 
 def test_every_other_method_is_refused_by_name() -> None:
-    refused = [(one, what) for several in EXAMPLES.values() for one in several if (what := refusal(one)) is not None]
+    refused = [(own, what) for several in EXAMPLES.values() for own in several if (what := refusal(own)) is not None]
     assert {what for _, what in refused} >= set(REFUSED.values()) - {REFUSED["unclipped"]}
     for method, what in refused:
         with pytest.raises(ConfigError, match=re.escape(f"'{method.name}' asks for {what}")):

@@ -138,15 +138,15 @@ def test_lost_log_probs_of_the_sampler_change_nothing(
 
 def test_lost_log_probs_are_replaced_by_old_ones_and_counted(tmp_path: Path) -> None:
     objective = [CLIP, {"name": "importance_correction"}]
-    found = run(tmp_path, objective, sampling=sampler(spoiled=(0,), scored=True))
-    tokens = found["steps"][0]["tokens"]
-    assert found["log"][0]["rlstab/sampler/unscored"] == pytest.approx(tokens[1] / tokens[0])
-    assert found["log"][0]["rlstab/steps/refused"] == 0.0
+    done = run(tmp_path, objective, sampling=sampler(spoiled=(0,), scored=True))
+    tokens = done["steps"][0]["tokens"]
+    assert done["log"][0]["rlstab/sampler/unscored"] == pytest.approx(tokens[1] / tokens[0])
+    assert done["log"][0]["rlstab/steps/refused"] == 0.0
 
 
 def test_a_stopped_run_over_two_ranks_goes_on_bit_for_bit(over_two: Any, tmp_path: Path) -> None:
-    folder, found = over_two
-    whole, resumed, checkpoint = found["whole"], found["resumed"], folder / "whole" / "checkpoint-2"
+    folder, done = over_two
+    whole, resumed, checkpoint = done["whole"], done["resumed"], folder / "whole" / "checkpoint-2"
     assert [len(each["steps"]) for each in (*whole, *resumed)] == [4, 4, 2, 2]
     assert {each["ranks"] for each in (*whole, *resumed)} == {2}
     for rank in (0, 1):

@@ -30,7 +30,7 @@ def full(policy: Any, inputs: dict[str, Tensor], min_p: float | None) -> dict[st
     logits = policy(input_ids=ids, attention_mask=mask).logits[:, -length - 1 : -1]
     logp = logits.log_softmax(-1)
     p = logp.exp()
-    found = {
+    signals = {
         "logprobs": logp.gather(-1, inputs["completion_ids"].unsqueeze(-1)).squeeze(-1),
         "entropies": -(p * logp).sum(-1),
         "max_logprobs": logp.amax(-1),
@@ -38,21 +38,21 @@ def full(policy: Any, inputs: dict[str, Tensor], min_p: float | None) -> dict[st
     }
     if min_p is not None:
         kept = (p >= min_p * p.amax(-1, keepdim=True)).detach()
-        found["log_kept_mass"] = (p * kept).sum(-1).log()
-    return found
+        signals["log_kept_mass"] = (p * kept).sum(-1).log()
+    return signals
 
 
 def scored(asked: list[str], trainer: Any) -> dict[str, Any]:
     """The fixed responses with log-probs of a sampler that is a little off."""
-    found = sampler()(asked, trainer)
+    rollout = sampler()(asked, trainer)
     policy, draw = model(), random.Random("a little off")
-    found["logprobs"] = []
-    for prompt, completion in zip(found["prompt_ids"], found["completion_ids"], strict=True):
+    rollout["logprobs"] = []
+    for prompt, completion in zip(rollout["prompt_ids"], rollout["completion_ids"], strict=True):
         with torch.no_grad():
             logits = policy(input_ids=torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1]
         own = logits.log_softmax(-1).gather(-1, torch.tensor(completion).unsqueeze(-1)).squeeze(-1)
-        found["logprobs"].append([one + draw.gauss(0.0, 0.2) for one in own.tolist()])
-    return found
+        rollout["logprobs"].append([value + draw.gauss(0.0, 0.2) for value in own.tolist()])
+    return rollout
 
 
 def branch(inputs: dict[str, Tensor]) -> Tensor:
@@ -63,7 +63,7 @@ def branch(inputs: dict[str, Tensor]) -> Tensor:
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_gradients_of_a_preset(name: str, tmp_path: Path) -> None:
     objective = PRESETS[name].objective
-    beta = max((one.coefficient for one in objective.members if one.name == "kl"), default=0.0)
+    beta = max((method.coefficient for method in objective.members if method.name == "kl"), default=0.0)
     trainer = trainer_of(
         tmp_path,
         objective,
@@ -78,10 +78,10 @@ def test_the_gradients_of_a_preset(name: str, tmp_path: Path) -> None:
     policy, reference = model().double(), model().double()
     min_p = objective.signal_options.get("min_p")
     with torch.no_grad():
-        old = [full(policy, one, min_p)["logprobs"] for one in slices]
-        anchor = [full(reference, one, min_p)["logprobs"] for one in slices]
+        old = [full(policy, inputs, min_p)["logprobs"] for inputs in slices]
+        anchor = [full(reference, inputs, min_p)["logprobs"] for inputs in slices]
     for step, bound in zip(steps, (1e-5, 5e-5), strict=True):  # the ratio adds the rounding of log-probs near -15
-        live = [full(policy, one, min_p) for one in slices]
+        live = [full(policy, inputs, min_p) for inputs in slices]
         batches = []
         for inputs, now, before, ref in zip(slices, live, old, anchor, strict=True):
             mask = inputs["completion_mask"]
@@ -110,7 +110,7 @@ def test_the_gradients_of_a_preset(name: str, tmp_path: Path) -> None:
             plan.loss(batch, PolicyOutputs.from_padded(batch, **asked)).loss.backward(retain_graph=True)
         state = plan.state
         exact = {key: parameter.grad.clone() for key, parameter in policy.named_parameters()}
-        largest = max(float(one.abs().max()) for one in exact.values())
+        largest = max(float(values.abs().max()) for values in exact.values())
         assert largest > 1e-4
         for key, parameter in policy.named_parameters():
             gap = float((step["gradients"][key].double() - exact[key]).abs().max())

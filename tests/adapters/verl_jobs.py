@@ -111,7 +111,7 @@ def rollout(
     prompts = [torch.tensor([11, 12 + place // GROUP, 13][: 2 + place // GROUP % 2]) for place in range(ROWS)]
 
     def like(make: Any) -> list[torch.Tensor]:
-        return [make(len(one)) for one in responses]
+        return [make(len(ids)) for ids in responses]
 
     columns: dict[str, Any] = {
         "prompts": prompts,
@@ -119,10 +119,10 @@ def rollout(
         "input_ids": [torch.cat(pair) for pair in zip(prompts, responses, strict=True)],
         "response_mask": like(lambda n: torch.ones(n, dtype=torch.int64)),
         **{
-            name: [one + 0.2 * torch.randn(len(one), generator=draw) for one in scored(prompts, responses)]
+            name: [values + 0.2 * torch.randn(len(values), generator=draw) for values in scored(prompts, responses)]
             for name in ("old_log_probs", "rollout_log_probs", "ref_log_prob")
         },
-        "advantages": [torch.full((len(one),), (place % 5 - 2) / 2) for place, one in enumerate(responses)],
+        "advantages": [torch.full((len(ids),), (place % 5 - 2) / 2) for place, ids in enumerate(responses)],
     }
     if step in equal:
         columns["advantages"] = like(torch.zeros)
@@ -134,7 +134,7 @@ def rollout(
         columns["rollout_is_weights"] = like(lambda n: 0.5 + torch.rand(n, generator=draw))
     columns["loss_mask"] = columns["response_mask"]
     columns["uid"] = [f"prompt {step} {place // GROUP}" for place in range(ROWS)]
-    return {"nested": nested, "columns": {name: one for name, one in columns.items() if name not in without}}
+    return {"nested": nested, "columns": {name: values for name, values in columns.items() if name not in without}}
 
 
 @functools.cache
@@ -165,10 +165,10 @@ def batch_of(rolled: dict[str, Any], rank: int, ranks: int, **keys: Any) -> Any:
     told = {"temperature": 1.0, "calculate_entropy": False, "global_batch_size": ROWS, "mini_batch_size": ROWS}
     told |= {"epochs": 1, "seed": 42, "dataloader_kwargs": {"shuffle": False}, "compute_loss": True, **keys}
     if rolled["nested"]:
-        tensors = {name: torch.nested.as_nested_tensor(one, layout=torch.jagged) for name, one in whole.items()}
+        tensors = {name: torch.nested.as_nested_tensor(rows, layout=torch.jagged) for name, rows in whole.items()}
         for name in ("input_ids", "loss_mask"):
             tensors[name] = torch.nested.as_nested_tensor(columns[name], layout=torch.jagged)
-        places = [torch.arange(len(one)) for one in columns["input_ids"]]
+        places = [torch.arange(len(ids)) for ids in columns["input_ids"]]
         tensors["position_ids"] = torch.nested.as_nested_tensor(places, layout=torch.jagged)
         return tu.get_tensordict({**tensors, "uid": columns["uid"]}, told)
 

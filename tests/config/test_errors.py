@@ -179,6 +179,12 @@ def test_mistakes_in_several_sections_are_named_at_once(file):
     assert [line.split(": ")[0] for line in sorted(told.splitlines())] == ["run.yaml:1", "run.yaml:3", "run.yaml:4"]
 
 
+def test_a_file_is_read_whole_or_refused(file, monkeypatch):
+    monkeypatch.setattr("rlstab.config.document.MAX_BYTES", 16)
+    assert load_run(file("objective: s2t\n"))
+    assert "16 bytes" in said(ConfigError, file("objective: s2t\nseed: 1\n"))
+
+
 def test_files_that_never_end_and_are_no_yaml(file):
     multiplied = "".join(f"x{n}: &x{n} [{', '.join([f'*x{n - 1}'] * 10) if n else 's2t'}]\n" for n in range(9))
     for text in ("", "objective: &a [*a]\n", multiplied, f"objective: {'[' * 5000}", "objective: é".encode("latin-1")):

@@ -75,7 +75,7 @@ def trainer_state(lines: Iterable[Row]) -> str:
 def verl_lines(lines: Iterable[Row]) -> str:
     """What verl's file logger writes."""
     data = [{"step": row["rollout"], "data": renamed(row, VERL)} for row in lines if row["rollout"]]
-    return "".join(json.dumps(one) + "\n" for one in data)
+    return "".join(json.dumps(line) + "\n" for line in data)
 
 
 def wandb_history(lines: Iterable[Row]) -> str:
@@ -86,7 +86,7 @@ def wandb_history(lines: Iterable[Row]) -> str:
         for row in lines
         if row["rollout"]
     ]
-    names = list(dict.fromkeys(name for one in table for name in one))
+    names = list(dict.fromkeys(name for line in table for name in line))
     text = io.StringIO()
     writer = csv.DictWriter(text, names)
     writer.writeheader()
@@ -103,6 +103,6 @@ def wandb_chart(metric: str, runs: Mapping[str, Iterable[Row]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(["Step", *(f"{name} - train/{metric}{end}" for name in runs for end in ("", "__MIN", "__MAX"))])
-    for step in sorted({step for one in columns.values() for step in one}):
+    for step in sorted({step for column in columns.values() for step in column}):
         writer.writerow([step, *(columns[name].get(step, "") for name in runs for _ in range(3))])
     return text.getvalue()

@@ -89,10 +89,11 @@ def diagnosed(lines: list[dict[str, float]], folder: Path) -> Diagnosis:
 
 def test_a_learning_rate_that_is_too_high_comes_before_the_answers_it_cuts_off(tmp_path: Path) -> None:
     for every in (1, 2, 5, 10):  # in a line for several steps, the first is already broken
-        diagnosis = diagnosed(trl_run("too_high", every), tmp_path)
-        assert diagnosis.first is not None
-        assert diagnosis.first.cause == "learning_rate", every
-        assert "truncation" in {sign.name for sign in diagnosis.first.later}
+        for name in ("too_high", "broken_at_once"):
+            diagnosis = diagnosed(trl_run(name, every), tmp_path)
+            assert diagnosis.first is not None
+            assert diagnosis.first.cause == "learning_rate", (name, every)
+            assert "truncation" in {sign.name for sign in diagnosis.first.later}
         assert diagnosed(trl_run("healthy", every), tmp_path).told() == "nothing found"
 
 

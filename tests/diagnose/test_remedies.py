@@ -23,7 +23,7 @@ def test_the_page_is_that_of_the_table() -> None:
 
 
 def test_methods_stages_and_settings_exist() -> None:
-    known = keys(RunConfig)
+    known = set(keys(RunConfig.model_json_schema()))
     for remedy in remedies.remedies().values():
         assert set(remedy.methods) <= set(METHODS.names())
         assert set(remedy.stages) <= set(STAGES.names())
@@ -35,13 +35,13 @@ def test_methods_stages_and_settings_exist() -> None:
 def test_every_comparison_that_is_named_has_its_figures() -> None:
     for cause, data in remedies.table().items():
         for comparison in data["evidence"]:
-            found = {(one.method, one.outcome) for one in remedies.figures()[remedies.key(comparison)]}
+            kept = {(figure.method, figure.outcome) for figure in remedies.figures()[remedies.key(comparison)]}
             wanted = {(method, outcome) for method in comparison["methods"] for outcome in comparison["outcomes"]}
-            assert wanted <= found, cause
+            assert wanted <= kept, cause
             assert (ROOT / "examples" / f"bench_{comparison['file']}.yaml").is_file()
-            for one in remedies.figures()[remedies.key(comparison)]:
-                text = (ROOT / one.page).read_text(encoding="utf-8")
-                assert f"\n### {one.bench}\n" in text
+            for figure in remedies.figures()[remedies.key(comparison)]:
+                text = (ROOT / figure.page).read_text(encoding="utf-8")
+                assert f"\n### {figure.bench}\n" in text
 
 
 @pytest.mark.slow
