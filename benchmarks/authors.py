@@ -13,6 +13,7 @@ import subprocess
 import sys
 import types
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,13 @@ from tests.conformance.inputs import CUTS, LENGTH, load, taken, tensors
 def _compiled(checkout: str, path: str, *names: str, **given: Any) -> types.SimpleNamespace:
     """Functions of one file, without its imports and decorators; ``given`` takes the place of what they read."""
     tree = ast.parse((Path(checkout) / path).read_text())
-    wanted = [one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef) and one.name in names]
-    for one in wanted:
-        one.decorator_list = []
+    wanted = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name in names]
+    for node in wanted:
+        node.decorator_list = []
     space = {"torch": torch, **given}
     lazy = __future__.annotations.compiler_flag  # the types of the arguments are not there
     exec(compile(ast.Module(wanted, []), path, "exec", lazy, dont_inherit=True), space)
-    return types.SimpleNamespace(**{one.name: space[one.name] for one in wanted})
+    return types.SimpleNamespace(**{node.name: space[node.name] for node in wanted})
 
 
 def _fork(checkout: str, *names: str, **given: Any) -> types.SimpleNamespace:
@@ -93,7 +94,7 @@ def stare(checkout: str) -> dict[str, Any]:
         rows = len(load("inputs")[inputs]["advantages"])
 
         def published(values: dict[str, Tensor], live: Tensor) -> tuple[Tensor, Tensor]:
-            one, _ = code.compute_policy_loss_stare(
+            summed, _ = code.compute_policy_loss_stare(
                 old_log_prob=values["old"],
                 log_prob=live,
                 advantages=values["advantages"],
@@ -105,16 +106,17 @@ def stare(checkout: str) -> dict[str, Any]:
             weights, _ = code.compute_stare_token_weights(
                 live, values["advantages"], values["mask"], config, controller
             )
-            return one * (len(live) / rows if local else 1), weights != 1
+            return summed * (len(live) / rows if local else 1), weights != 1
 
         return case(published, inputs, cut, gate=gate, local_counts=local, **chosen | settings)
 
     def controller(target: float, alpha: float, entropies: list[float]) -> dict[str, Any]:
-        one = code.STAREController(target, 1.1, 0.9, adaptive=alpha > 0, alpha=alpha)
+        theirs = code.STAREController(target, 1.1, 0.9, adaptive=alpha > 0, alpha=alpha)
         steps = []
         for entropy in entropies:
-            one.update(entropy)
-            steps.append({"entropy": entropy, "gate": one.gate_on, "boost": one.reweight_w, "damp": one.reweight_m})
+            theirs.update(entropy)
+            gains = {"boost": theirs.reweight_w, "damp": theirs.reweight_m}
+            steps.append({"entropy": entropy, "gate": theirs.gate_on} | gains)
         return {"target_entropy": target, "alpha": alpha, "steps": steps}
 
     def mean_entropy(mode: str) -> float:
@@ -183,12 +185,12 @@ def lp_reg(checkout: str) -> dict[str, Any]:
 
         def published(values: dict[str, Tensor], leaf: Tensor) -> tuple[Tensor, Tensor]:
             aim = every[next(parts)]
-            found = []
+            results = []
             for coefficient in (1.0, 0.0):  # the tokens at which the coefficient matters are the selected ones
                 used = leaf if coefficient else leaf.detach().clone().requires_grad_()
                 if live == "old":
                     used = used + (values["old"] - values["live"])
-                one, *_ = code.compute_policy_loss_lp_reg(
+                summed, *_ = code.compute_policy_loss_lp_reg(
                     old_log_prob=values["old"],
                     log_prob=used,
                     pos_tgt_log_prob=aim,
@@ -200,8 +202,8 @@ def lp_reg(checkout: str) -> dict[str, Any]:
                     logp_neg_k_percent=share,
                     ppo_kl_coef=coefficient,
                 )
-                found.append((one, torch.autograd.grad(one, used, retain_graph=True)[0]))
-            return found[0][0] * len(leaf) / rows, found[0][1] != found[1][1]
+                results.append((summed, torch.autograd.grad(summed, used, retain_graph=True)[0]))
+            return results[0][0] * len(leaf) / rows, results[0][1] != results[1][1]
 
         settings = {"live": live, "proxy": target, "logp_neg_k_percent": share, "minp_p_threshold": min_p}
         return case(published, inputs, cut, dtype, **settings, clip_ratio_low=low, clip_ratio_high=high)
@@ -211,10 +213,10 @@ def lp_reg(checkout: str) -> dict[str, Any]:
 
         def published(values: dict[str, Tensor], leaf: Tensor) -> tuple[Tensor, Tensor]:
             mask = values["mask"]  # is changed in place to the selection
-            one, *_ = code.compute_policy_loss_8020_split(
+            summed, *_ = code.compute_policy_loss_8020_split(
                 values["old"], leaf, values["entropies"], values["advantages"], mask, 0.2, 0.2, 0.28
             )
-            return one * len(leaf) / rows, mask
+            return summed * len(leaf) / rows, mask
 
         return case(published, inputs, cut)
 
@@ -269,8 +271,8 @@ def dr_grpo(checkout: str, oat: str) -> dict[str, Any]:
         order = sorted(range(len(given["ids"])), key=lambda row: given["ids"][row])
         learner = types.SimpleNamespace(args=types.SimpleNamespace(num_samples=4, critic_type=kind))
         rewards = torch.tensor([given["rewards"][row] for row in order]).unsqueeze(-1)
-        found = code.compute_monte_carlo_advantages(learner, rewards, None)
-        values = dict(zip(order, found.tolist(), strict=True))
+        estimates = code.compute_monte_carlo_advantages(learner, rewards, None)
+        values = dict(zip(order, estimates.tolist(), strict=True))
         return {"rewards": "groups", "critic_type": kind, "advantages": [values[row] for row in range(len(order))]}
 
     return {
@@ -287,387 +289,289 @@ def dr_grpo(checkout: str, oat: str) -> dict[str, Any]:
     }
 
 
-# -- FlyTune/MASPO-RL --------------------------------------------------------------------------------------------------
+# -- a loss of one function --------------------------------------------------------------------------------------------
+
+
+def _recorded(
+    repository: str, checkout: str, functions: str, how: str, loss: Callable[..., Any], cases: Any, **shared: Any
+) -> dict[str, Any]:
+    """What is stored of a loss ``(values, live, **settings)``, which may give the selected tokens beside it.
+
+    A case is inputs and settings; ``cut`` and ``dtype`` of all cases, or of one in its settings, are those of ``case``.
+    """
+
+    def run(inputs: str, settings: dict[str, Any]) -> dict[str, Any]:
+        settings = shared | settings
+        where = {name: settings.pop(name) for name in ("cut", "dtype") if name in settings}
+
+        def published(values: dict[str, Tensor], live: Tensor) -> tuple[Tensor, Tensor | None]:
+            given = loss(values, live, **settings)
+            return given if isinstance(given, tuple) else (given, None)
+
+        return case(published, inputs, **where, **settings)
+
+    provenance = _provenance(repository, checkout, functions, how)
+    return {"provenance": provenance, "cases": {name: run(*chosen) for name, chosen in cases.items()}}
+
+
+def _four(values: dict[str, Tensor], live: Tensor) -> tuple[Tensor, ...]:
+    return values["old"], live, values["advantages"], values["mask"]
 
 
 def maspo(checkout: str) -> dict[str, Any]:
     code = _fork(checkout, "compute_policy_loss")
 
-    def loss(inputs: str, **settings: float) -> dict[str, Any]:
-        chosen = {"sigma_base": 1.0, "alpha": 0.3, "sigma_high": 10.0, "adv_low": 0.1, "adv_high": 10.0}
-        chosen |= {"beta_neg": 0.03, "beta_pos": 0.03} | settings
-        config = Config(ratio_clip=Config(ratio_mode="maspo", **{f"maspo_{name}": one for name, one in chosen.items()}))
+    def loss(values: dict[str, Tensor], live: Tensor, **chosen: float) -> Tensor:
+        named = {f"maspo_{name}": value for name, value in chosen.items()}
+        config = Config(ratio_clip=Config(ratio_mode="maspo", **named))
+        return code.compute_policy_loss(*_four(values, live), cliprange=0.2, policy_loss_config=config)[0]
 
-        def published(values: dict[str, Tensor], live: Tensor) -> tuple[Tensor, None]:
-            one, *_ = code.compute_policy_loss(
-                values["old"], live, values["advantages"], values["mask"], cliprange=0.2, policy_loss_config=config
-            )
-            return one, None
-
-        return case(published, inputs, **chosen)
-
-    return {
-        "provenance": _provenance("FlyTune/MASPO-RL", checkout, f"{CORE}: compute_policy_loss, agg_loss", CALLED),
-        "cases": {
-            "ratios": loss("ratios"),
-            "main": loss("main"),
-            "narrow": loss("ratios", sigma_base=0.2, alpha=0.6, sigma_high=0.5, beta_neg=0.5, beta_pos=0.4),
-            "scales reached": loss("ratios", sigma_base=0.3, beta_neg=2.0, beta_pos=0.9, adv_low=0.5, adv_high=1.5),
-        },
+    cases = {
+        "ratios": ("ratios", {}),
+        "main": ("main", {}),
+        "narrow": ("ratios", {"sigma_base": 0.2, "alpha": 0.6, "sigma_high": 0.5, "beta_neg": 0.5, "beta_pos": 0.4}),
+        "scales reached": (
+            "ratios",
+            {"sigma_base": 0.3, "beta_neg": 2.0, "beta_pos": 0.9, "adv_low": 0.5, "adv_high": 1.5},
+        ),
     }
-
-
-# -- Kwai-Klear/CE-GPPO ------------------------------------------------------------------------------------------------
+    chosen = {"sigma_base": 1.0, "alpha": 0.3, "sigma_high": 10.0, "adv_low": 0.1, "adv_high": 10.0}
+    chosen |= {"beta_neg": 0.03, "beta_pos": 0.03}
+    functions = f"{CORE}: compute_policy_loss, agg_loss"
+    return _recorded("FlyTune/MASPO-RL", checkout, functions, CALLED, loss, cases, **chosen)
 
 
 def ce_gppo(checkout: str) -> dict[str, Any]:
     code = _fork(checkout, "compute_gppo_loss_general_beta")
 
-    def loss(inputs: str, low: float, high: float, dual: float) -> dict[str, Any]:
-        chosen = {"cliprange_low": 0.2, "cliprange_high": 0.28, "clip_ratio_c": dual}
-        chosen |= {"gppo_loss_beta1": low, "gppo_loss_beta2": high}
+    def loss(values: dict[str, Tensor], live: Tensor, **chosen: float) -> Tensor:
+        return code.compute_gppo_loss_general_beta(*_four(values, live), **chosen)[0]
 
-        def published(values: dict[str, Tensor], live: Tensor) -> tuple[Tensor, None]:
-            one, *_ = code.compute_gppo_loss_general_beta(
-                values["old"], live, values["advantages"], values["mask"], **chosen
-            )
-            return one, None
+    def settings(low: float, high: float, dual: float) -> dict[str, float]:
+        clip = {"cliprange_low": 0.2, "cliprange_high": 0.28, "clip_ratio_c": dual}
+        return clip | {"gppo_loss_beta1": low, "gppo_loss_beta2": high}
 
-        return case(published, inputs, **chosen)
-
-    functions = f"{CORE}: compute_gppo_loss_general_beta, agg_loss"
-    return {
-        "provenance": _provenance("Kwai-Klear/CE-GPPO", checkout, functions, CALLED),
-        "cases": {
-            "0.75, 1": loss("ratios", 0.75, 1.0, 10.0),
-            "0.5, 1, main": loss("main", 0.5, 1.0, 10.0),
-            "0.25, 0.6, dual clip 3": loss("ratios", 0.25, 0.6, 3.0),
-        },
+    cases = {
+        "0.75, 1": ("ratios", settings(0.75, 1.0, 10.0)),
+        "0.5, 1, main": ("main", settings(0.5, 1.0, 10.0)),
+        "0.25, 0.6, dual clip 3": ("ratios", settings(0.25, 0.6, 3.0)),
     }
-
-
-# -- lime-RL/DCPO ------------------------------------------------------------------------------------------------------
+    functions = f"{CORE}: compute_gppo_loss_general_beta, agg_loss"
+    return _recorded("Kwai-Klear/CE-GPPO", checkout, functions, CALLED, loss, cases)
 
 
 def dcpo(checkout: str) -> dict[str, Any]:
-    names = types.SimpleNamespace(TM="token-mean")
-    code = _fork(
-        checkout,
-        "compute_policy_loss_dcpo",
-        "get_clip_low_high",
-        LossCalculator=names,
-        AlgoConfig=type("AlgoConfig", (), {}),
-    )
+    names = {"LossCalculator": types.SimpleNamespace(TM="token-mean"), "AlgoConfig": type("AlgoConfig", (), {})}
+    code = _fork(checkout, "compute_policy_loss_dcpo", "get_clip_low_high", **names)
 
-    def loss(inputs: str, low: float, high: float, dual: float) -> dict[str, Any]:
-        chosen = {"clip_type": "dynamic", "clip_ratio_low": low, "clip_ratio_high": high, "clip_ratio_c": dual}
+    def loss(values: dict[str, Tensor], live: Tensor, **chosen: Any) -> Tensor:
+        return code.compute_policy_loss_dcpo(*_four(values, live), config=Config(chosen))[0]
 
-        def published(values: dict[str, Tensor], live: Tensor) -> tuple[Tensor, None]:
-            one, *_ = code.compute_policy_loss_dcpo(
-                values["old"], live, values["advantages"], values["mask"], config=Config(chosen)
-            )
-            return one, None
+    def settings(low: float, high: float, dual: float) -> dict[str, Any]:
+        return {"clip_type": "dynamic", "clip_ratio_low": low, "clip_ratio_high": high, "clip_ratio_c": dual}
 
-        return case(published, inputs, **chosen)
-
-    functions = f"{CORE}: compute_policy_loss_dcpo, get_clip_low_high, agg_loss"
-    return {
-        "provenance": _provenance("lime-RL/DCPO", checkout, functions, CALLED),
-        "cases": {
-            "0.16, 0.2": loss("ratios", 0.16, 0.2, 10.0),
-            "0.16, 0.2, main": loss("main", 0.16, 0.2, 10.0),
-            "0.04, 0.05": loss("ratios", 0.04, 0.05, 10.0),
-            "dual clip 3": loss("ratios", 0.04, 0.05, 3.0),
-        },
+    cases = {
+        "0.16, 0.2": ("ratios", settings(0.16, 0.2, 10.0)),
+        "0.16, 0.2, main": ("main", settings(0.16, 0.2, 10.0)),
+        "0.04, 0.05": ("ratios", settings(0.04, 0.05, 10.0)),
+        "dual clip 3": ("ratios", settings(0.04, 0.05, 3.0)),
     }
-
-
-# -- wizard-III/Archer2.0 ----------------------------------------------------------------------------------------------
+    functions = f"{CORE}: compute_policy_loss_dcpo, get_clip_low_high, agg_loss"
+    return _recorded("lime-RL/DCPO", checkout, functions, CALLED, loss, cases)
 
 
 def aspo(checkout: str) -> dict[str, Any]:
     code = _fork(checkout, "compute_policy_loss_archer")
 
-    def loss(inputs: str, cap: float, room: float = 0.4) -> dict[str, Any]:
-        chosen = {"negative_clip_ratio_c": cap, "positive_clip_ratio_c": cap}
+    def loss(values: dict[str, Tensor], live: Tensor, **chosen: float) -> tuple[Tensor, Tensor]:
+        present = values["mask"].bool()
+        entropies = torch.where(present, values["entropies"], torch.nan)
+        # the rule of dp_actor.py; what the function calls the mask of high entropy is that of low
+        low = (entropies <= torch.nanquantile(entropies, q=0.8, dim=-1, keepdim=True)) & present
+        given = values["old"], live, values["advantages"], present, low
+        return code.compute_policy_loss_archer(*given, **chosen)[0], present & ~low
+
+    def settings(cap: float, room: float = 0.4) -> dict[str, float]:
         rooms = {"negative_high_entropy_clip_ratio_low": room, "positive_high_entropy_clip_ratio_high": room}
+        return {"negative_clip_ratio_c": cap, "positive_clip_ratio_c": cap} | rooms
 
-        def published(values: dict[str, Tensor], live: Tensor) -> tuple[Tensor, Tensor]:
-            present = values["mask"].bool()
-            entropies = torch.where(present, values["entropies"], torch.nan)
-            # the rule of dp_actor.py; what the function calls the mask of high entropy is that of low
-            low = (entropies <= torch.nanquantile(entropies, q=0.8, dim=-1, keepdim=True)) & present
-            one, *_ = code.compute_policy_loss_archer(
-                values["old"], live, values["advantages"], present, low, **chosen, **rooms
-            )
-            return one, present & ~low
-
-        return case(published, inputs, **chosen, **rooms)
-
+    cases = {
+        "one room": ("ratios", settings(3.0, 0.2)),
+        "one room, cap 1.2": ("ratios", settings(1.2, 0.2)),
+        "one room, main": ("main", settings(3.0, 0.2)),
+        "two rooms": ("ratios", settings(3.0)),
+        "two rooms far apart": ("ratios", settings(3.0, 0.9)),
+        "two rooms, main": ("main", settings(3.0)),
+    }
     how = f"{CALLED} The tokens of high entropy, stored as the selection, are those above the quantile 0.8 of their "
     how += "response, as in verl/workers/actor/dp_actor.py."
-    return {
-        "provenance": _provenance(
-            "wizard-III/Archer2.0", checkout, f"{CORE}: compute_policy_loss_archer, agg_loss", how
-        ),
-        "cases": {
-            "one room": loss("ratios", 3.0, 0.2),
-            "one room, cap 1.2": loss("ratios", 1.2, 0.2),
-            "one room, main": loss("main", 3.0, 0.2),
-            "two rooms": loss("ratios", 3.0),
-            "two rooms far apart": loss("ratios", 3.0, 0.9),
-            "two rooms, main": loss("main", 3.0),
-        },
-    }
-
-
-# -- zz-haooo/STEER ----------------------------------------------------------------------------------------------------
+    functions = f"{CORE}: compute_policy_loss_archer, agg_loss"
+    return _recorded("wizard-III/Archer2.0", checkout, functions, how, loss, cases)
 
 
 def steer(checkout: str) -> dict[str, Any]:
     code = _fork(checkout, "compute_policy_loss_with_entropy", "compute_token_weights")
 
-    def loss(
-        cut: str | None = None, inputs: str = "ratios", linear: bool = True, least: float = 0.8, most: float = 1.2
-    ) -> dict[str, Any]:
-        chosen = {"token_weight_min": least, "token_weight_max": most, "linear": linear}
+    def loss(values: dict[str, Tensor], live: Tensor, **chosen: Any) -> Tensor:
+        given = code.compute_policy_loss_with_entropy(*_four(values, live), values["entropies"], **chosen)[0]
+        inputs = "main" if live.shape[-1] == tensors("main")["mask"].shape[-1] else "ratios"
+        return given * values["mask"].sum() / tensors(inputs)["mask"].sum()
+
+    def settings(linear: bool = True, least: float = 0.8, most: float = 1.2, **more: Any) -> dict[str, Any]:
         clip = {"cliprange_low": 0.2, "cliprange_high": 0.28, "clip_ratio_c": 10.0}
+        return clip | {"token_weight_min": least, "token_weight_max": most, "linear": linear} | more
 
-        def published(values: dict[str, Tensor], live: Tensor) -> tuple[Tensor, None]:
-            one, *_ = code.compute_policy_loss_with_entropy(
-                values["old"], live, values["advantages"], values["mask"], values["entropies"], **clip, **chosen
-            )
-            return one * values["mask"].sum() / tensors(inputs)["mask"].sum(), None
-
-        return case(published, inputs, cut, "float32", **clip, **chosen)
-
+    cases = {
+        "linear": ("ratios", settings()),
+        "linear, main": ("main", settings()),
+        "linear, 0.3 to 2": ("ratios", settings(least=0.3, most=2.0)),
+        "linear, ragged": ("ratios", settings(cut="ragged")),
+        "exponential": ("ratios", settings(linear=False)),
+        "exponential, 0.3": ("ratios", settings(linear=False, least=0.3)),
+    }
     functions = f"{CORE}: compute_policy_loss_with_entropy, compute_token_weights, agg_loss"
     how = f"{CALLED} Each part is weighted by its share of the tokens. In float32, as its weights."
-    return {
-        "provenance": _provenance("zz-haooo/STEER", checkout, functions, how),
-        "cases": {
-            "linear": loss(),
-            "linear, main": loss(inputs="main"),
-            "linear, 0.3 to 2": loss(least=0.3, most=2.0),
-            "linear, ragged": loss("ragged"),
-            "exponential": loss(linear=False),
-            "exponential, 0.3": loss(linear=False, least=0.3),
-        },
-    }
-
-
-# -- Infini-AI-Lab/M2PO ------------------------------------------------------------------------------------------------
+    return _recorded("zz-haooo/STEER", checkout, functions, how, loss, cases, dtype="float32")
 
 
 def m2po(checkout: str) -> dict[str, Any]:
     names = ("kpo_clip_harmful_tokens", "_get_trust_region_tokens_delta_sq", "_solve_tau_from_sorted_delta2")
     code = _fork(checkout, "compute_m2po_policy_loss", *names, get_ratio_stats=lambda *_: {})
 
-    def loss(inputs: str, budget: float) -> dict[str, Any]:
-        chosen = {"M2_budget": budget, "miniclip_low": None, "miniclip_high": None}
+    def loss(values: dict[str, Tensor], live: Tensor, **chosen: Any) -> Tensor:
+        with contextlib.redirect_stdout(io.StringIO()):
+            return code.compute_m2po_policy_loss(*_four(values, live), **chosen)[0]
 
-        def published(values: dict[str, Tensor], live: Tensor) -> tuple[Tensor, None]:
-            with contextlib.redirect_stdout(io.StringIO()):
-                one, *_ = code.compute_m2po_policy_loss(
-                    values["old"], live, values["advantages"], values["mask"], **chosen
-                )
-            return one, None
+    def settings(budget: float) -> dict[str, Any]:
+        return {"M2_budget": budget, "miniclip_low": None, "miniclip_high": None}
 
-        return case(published, inputs, **chosen)
-
-    return {
-        "provenance": _provenance(
-            "Infini-AI-Lab/M2PO", checkout, f"{CORE}: compute_m2po_policy_loss, {', '.join(names)}, agg_loss", CALLED
-        ),
-        "cases": {"ratios": loss("ratios", 0.04), "ratios, 0.4": loss("ratios", 0.4), "main": loss("main", 0.04)},
+    cases = {
+        "ratios": ("ratios", settings(0.04)),
+        "ratios, 0.4": ("ratios", settings(0.4)),
+        "main": ("main", settings(0.04)),
     }
-
-
-# -- Tencent-Hunyuan/UniRL ---------------------------------------------------------------------------------------------
+    functions = f"{CORE}: compute_m2po_policy_loss, {', '.join(names)}, agg_loss"
+    return _recorded("Infini-AI-Lab/M2PO", checkout, functions, CALLED, loss, cases)
 
 
 def drpo(checkout: str) -> dict[str, Any]:
     code = _compiled(checkout, "unirl/algorithms/drpo.py", "_drpo_loss")
 
-    def loss(inputs: str, epsilon: float) -> dict[str, Any]:
-        def published(values: dict[str, Tensor], live: Tensor) -> tuple[Tensor, None]:
-            one, _ = code._drpo_loss(
-                new_logp=live, old_logp=values["old"], advantages=values["advantages"], epsilon=epsilon
-            )
-            return (one * values["mask"]).sum() / values["mask"].sum(), None
+    def loss(values: dict[str, Tensor], live: Tensor, epsilon: float) -> Tensor:
+        given = {"new_logp": live, "old_logp": values["old"], "advantages": values["advantages"]}
+        return (code._drpo_loss(**given, epsilon=epsilon)[0] * values["mask"]).sum() / values["mask"].sum()
 
-        return case(published, inputs, epsilon=epsilon)
-
-    return {
-        "provenance": _provenance(
-            "Tencent-Hunyuan/UniRL",
-            checkout,
-            "unirl/algorithms/drpo.py: _drpo_loss",
-            "The function, called on the stored tensors; the mean over the tokens is taken here.",
-        ),
-        "cases": {"12.5": loss("ratios", 12.5), "12.5, main": loss("main", 12.5), "0.15": loss("ratios", 0.15)},
-    }
+    every = (("12.5", "ratios", 12.5), ("12.5, main", "main", 12.5), ("0.15", "ratios", 0.15))
+    cases = {name: (inputs, {"epsilon": epsilon}) for name, inputs, epsilon in every}
+    how = "The function, called on the stored tensors; the mean over the tokens is taken here."
+    return _recorded("Tencent-Hunyuan/UniRL", checkout, "unirl/algorithms/drpo.py: _drpo_loss", how, loss, cases)
 
 
 def cppo(checkout: str) -> dict[str, Any]:
     code = _compiled(checkout, "unirl/algorithms/cppo.py", "_cppo_loss", "_cppo_mask")
 
-    def loss(inputs: str, delta: float, least: float, budget: float) -> dict[str, Any]:
-        chosen = {"delta": delta, "w_min": least, "delta_b": budget}
+    def loss(values: dict[str, Tensor], live: Tensor, **chosen: float) -> Tensor:
+        mask = values["mask"].bool()
+        given = {"new_logp": live[mask], "old_logp": values["old"][mask], "advantages": values["advantages"][mask]}
+        return code._cppo_loss(**given, lengths=mask.sum(-1), **chosen)[0].mean()
 
-        def published(values: dict[str, Tensor], live: Tensor) -> tuple[Tensor, None]:
-            mask = values["mask"].bool()
-            one, _ = code._cppo_loss(
-                new_logp=live[mask],
-                old_logp=values["old"][mask],
-                advantages=values["advantages"][mask],
-                lengths=mask.sum(-1),
-                **chosen,
-            )
-            return one.mean(), None
+    def settings(delta: float, least: float, budget: float) -> dict[str, float]:
+        return {"delta": delta, "w_min": least, "delta_b": budget}
 
-        return case(published, inputs, **chosen)
-
-    return {
-        "provenance": _provenance(
-            "Tencent-Hunyuan/UniRL",
-            checkout,
-            "unirl/algorithms/cppo.py: _cppo_loss, _cppo_mask",
-            "The functions, called on the tokens that count, packed; the mean over them is taken here.",
-        ),
-        "cases": {
-            "0.2": loss("ratios", 0.2, 0.8, 0.02),
-            "0.15": loss("ratios", 0.15, 0.8, 0.02),
-            "0.15, main": loss("main", 0.15, 0.8, 0.02),
-            "0.2, floor 0.6": loss("ratios", 0.2, 0.6, 0.1),
-            "0.1, floor 0.2": loss("ratios", 0.1, 0.2, 0.15),
-        },
+    cases = {
+        "0.2": ("ratios", settings(0.2, 0.8, 0.02)),
+        "0.15": ("ratios", settings(0.15, 0.8, 0.02)),
+        "0.15, main": ("main", settings(0.15, 0.8, 0.02)),
+        "0.2, floor 0.6": ("ratios", settings(0.2, 0.6, 0.1)),
+        "0.1, floor 0.2": ("ratios", settings(0.1, 0.2, 0.15)),
     }
-
-
-# -- YihangChen9/HolderPO ----------------------------------------------------------------------------------------------
+    functions = "unirl/algorithms/cppo.py: _cppo_loss, _cppo_mask"
+    how = "The functions, called on the tokens that count, packed; the mean over them is taken here."
+    return _recorded("Tencent-Hunyuan/UniRL", checkout, functions, how, loss, cases)
 
 
 def holder(checkout: str) -> dict[str, Any]:
     path = "train_zero_math_holder.py"
     (wanted,) = (
-        one
-        for one in ast.walk(ast.parse((Path(checkout) / path).read_text()))
-        if isinstance(one, ast.If) and ast.unparse(one.test) == "self.args.critic_type_modify == 'holder'"
+        node
+        for node in ast.walk(ast.parse((Path(checkout) / path).read_text()))
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "self.args.critic_type_modify == 'holder'"
     )
     branch = compile(ast.Module(wanted.body, []), path, "exec")
 
-    def loss(inputs: str, power: float) -> dict[str, Any]:
-        def published(values: dict[str, Tensor], live: Tensor) -> tuple[Tensor, None]:
-            space = {
-                "torch": torch,
-                "args": Config(cliprange=0.2),
-                "holder_p": power,
-                "new_logps": live,
-                "mb_logps": values["old"],
-                "mb_response_masks": values["mask"],
-                "mb_loss_masks": torch.ones(len(live)),
-                "mb_advantage": values["advantages"][:, :1],
-                "stats": defaultdict(list),
-                "infos": {},
-            }
-            exec(branch, space)
-            return space["loss"], None
+    def loss(values: dict[str, Tensor], live: Tensor, holder_p: float, cliprange: float) -> Tensor:
+        space = {
+            "torch": torch,
+            "args": Config(cliprange=cliprange),
+            "holder_p": holder_p,
+            "new_logps": live,
+            "mb_logps": values["old"],
+            "mb_response_masks": values["mask"],
+            "mb_loss_masks": torch.ones(len(live)),
+            "mb_advantage": values["advantages"][:, :1],
+            "stats": defaultdict(list),
+            "infos": {},
+        }
+        exec(branch, space)
+        return space["loss"]
 
-        return case(published, inputs, holder_p=power, cliprange=0.2)
-
-    return {
-        "provenance": _provenance(
-            "YihangChen9/HolderPO",
-            checkout,
-            f"{path}: ZeroMathLearner.learning_step, critic_type_modify holder",
-            "The branch of the method, on the stored tensors.",
-        ),
-        "cases": {
-            f"{power:g}{'' if inputs == 'ratios' else ', main'}": loss(inputs, power)
-            for inputs, power in (("ratios", 2.0), ("ratios", 1.0), ("ratios", 0.0), ("ratios", -2.0), ("main", 2.0))
-        },
+    every = (("2", "ratios", 2.0), ("1", "ratios", 1.0), ("0", "ratios", 0.0), ("-2", "ratios", -2.0))
+    cases = {
+        name: (inputs, {"holder_p": power, "cliprange": 0.2})
+        for name, inputs, power in (*every, ("2, main", "main", 2.0))
     }
-
-
-# -- zhyang2226/AR-Lopti -----------------------------------------------------------------------------------------------
+    functions = f"{path}: ZeroMathLearner.learning_step, critic_type_modify holder"
+    how = "The branch of the method, on the stored tensors."
+    return _recorded("YihangChen9/HolderPO", checkout, functions, how, loss, cases, cliprange=0.2)
 
 
 def ar(checkout: str) -> dict[str, Any]:
     code = _fork(checkout, "compute_policy_loss")
     weigh = _compiled(checkout, "verl/trainer/ppo/ray_trainer.py", "compute_reweight_advantage")
 
-    def loss(inputs: str, alpha: float) -> dict[str, Any]:
-        chosen = {"reweight_method": "both_linear_normal", "reweight_k": alpha, "reweight_tau": 1 - alpha}
+    def loss(values: dict[str, Tensor], live: Tensor, **chosen: Any) -> Tensor:
+        advantages = weigh.compute_reweight_advantage(values["advantages"], values["old"], **chosen, neg_adv_weight=1.0)
+        clip = {"cliprange_low": 0.2, "cliprange_high": 0.24, "clip_ratio_c": 3.0}
+        return code.compute_policy_loss(values["old"], live, advantages, values["mask"], **clip)[0]
 
-        def published(values: dict[str, Tensor], live: Tensor) -> tuple[Tensor, None]:
-            advantages = weigh.compute_reweight_advantage(
-                values["advantages"], values["old"], **chosen, neg_adv_weight=1.0
-            )
-            one, *_ = code.compute_policy_loss(
-                values["old"],
-                live,
-                advantages,
-                values["mask"],
-                cliprange_low=0.2,
-                cliprange_high=0.24,
-                clip_ratio_c=3.0,
-            )
-            return one, None
-
-        return case(published, inputs, **chosen)
-
-    return {
-        "provenance": _provenance(
-            "zhyang2226/AR-Lopti",
-            checkout,
-            f"verl.trainer.ppo.ray_trainer: compute_reweight_advantage; {CORE}: compute_policy_loss, agg_loss",
-            "The loss on the advantages that the first function makes from the stored old log-probs.",
-        ),
-        "cases": {"0.3": loss("ratios", 0.3), "0.3, main": loss("main", 0.3), "0.8": loss("ratios", 0.8)},
-    }
-
-
-# -- modelscope/ms-swift -----------------------------------------------------------------------------------------------
+    every = (("0.3", "ratios", 0.3), ("0.3, main", "main", 0.3), ("0.8", "ratios", 0.8))
+    cases = {name: (inputs, {"reweight_k": alpha, "reweight_tau": 1 - alpha}) for name, inputs, alpha in every}
+    functions = f"verl.trainer.ppo.ray_trainer: compute_reweight_advantage; {CORE}: compute_policy_loss, agg_loss"
+    how = "The loss on the advantages that the first function makes from the stored old log-probs."
+    method = {"reweight_method": "both_linear_normal"}
+    return _recorded("zhyang2226/AR-Lopti", checkout, functions, how, loss, cases, **method)
 
 
 def fipo(checkout: str) -> dict[str, Any]:
     code = _compiled(checkout, "swift/rlhf_trainers/grpo_trainer.py", "_compute_fipo_influence")
 
-    def loss(
-        cut: list[list[int]], half_life: float, most: float, safe: float, reach: float = 0.2, high_only: bool = True
+    def loss(values: dict[str, Tensor], live: Tensor, delta: float, **chosen: Any) -> Tensor:
+        gamma = 2 ** (-1 / chosen["fipo_decay_rate"])
+        trainer = Config(chosen, args=Config(delta=delta), fipo_gamma=gamma)
+        mask, advantages = values["mask"].bool(), values["advantages"]
+        log_ratio = live - values["old"]
+        ratio = log_ratio.exp()
+        weight, _ = code._compute_fipo_influence(trainer, log_ratio, ratio, advantages, mask)
+        token = -torch.min(ratio.clamp(max=delta) * advantages, ratio.clamp(0.8, 1.28) * advantages) * weight
+        return token[mask].mean()
+
+    def settings(
+        half_life: float, most: float, safe: float, reach: float = 0.2, high_only: bool = True, **more: Any
     ) -> dict[str, Any]:
         chosen = {"fipo_decay_rate": half_life, "fipo_clip_range": reach, "fipo_clip_high_only": high_only}
-        chosen |= {"fipo_safety_threshold": safe}
-        trainer = Config(chosen, args=Config(delta=most), fipo_gamma=2 ** (-1 / half_life))
+        return {"cut": [[0, 2, 3, 4, 5, 6, 7]]} | chosen | {"fipo_safety_threshold": safe, "delta": most} | more
 
-        def published(values: dict[str, Tensor], live: Tensor) -> tuple[Tensor, None]:
-            mask, advantages = values["mask"].bool(), values["advantages"]
-            log_ratio = live - values["old"]
-            ratio = log_ratio.exp()
-            weight, _ = code._compute_fipo_influence(trainer, log_ratio, ratio, advantages, mask)
-            token = -torch.min(ratio.clamp(max=most) * advantages, ratio.clamp(0.8, 1.28) * advantages) * weight
-            return token[mask].mean(), None
-
-        return case(published, "ratios", cut, **chosen, delta=most)
-
-    unbroken = [[0, 2, 3, 4, 5, 6, 7]]
-    return {
-        "provenance": _provenance(
-            "modelscope/ms-swift",
-            checkout,
-            "swift/rlhf_trainers/grpo_trainer.py: GRPOTrainer._compute_fipo_influence",
-            "The method on a bare object with the settings; its weights on the loss of loss_type dapo, whose clip is "
-            "written out here. All cases but one are on the rows without a hole.",
-        ),
-        "cases": {
-            "half-life 32": loss(unbroken, 32.0, 10.0, 4.0),
-            "half-life 2": loss(unbroken, 2.0, 3.0, 1.8),
-            "half-life 2, 0.8 to 1.2": loss(unbroken, 2.0, 3.0, 1.8, high_only=False),
-            "half-life 2, 0.1 to 1.9": loss(unbroken, 2.0, 3.0, 4.5, reach=0.9, high_only=False),
-            "a hole": loss([[1]], 2.0, 5.0, 4.5, reach=0.9, high_only=False),
-        },
+    cases = {
+        "half-life 32": ("ratios", settings(32.0, 10.0, 4.0)),
+        "half-life 2": ("ratios", settings(2.0, 3.0, 1.8)),
+        "half-life 2, 0.8 to 1.2": ("ratios", settings(2.0, 3.0, 1.8, high_only=False)),
+        "half-life 2, 0.1 to 1.9": ("ratios", settings(2.0, 3.0, 4.5, reach=0.9, high_only=False)),
+        "a hole": ("ratios", settings(2.0, 5.0, 4.5, reach=0.9, high_only=False, cut=[[1]])),
     }
+    functions = "swift/rlhf_trainers/grpo_trainer.py: GRPOTrainer._compute_fipo_influence"
+    how = "The method on a bare object with the settings; its weights on the loss of loss_type dapo, whose clip is "
+    how += "written out here. All cases but one are on the rows without a hole."
+    return _recorded("modelscope/ms-swift", checkout, functions, how, loss, cases)
 
 
 # -- mit-han-lab/vcpo --------------------------------------------------------------------------------------------------
@@ -679,8 +583,8 @@ def vcpo(checkout: str) -> dict[str, Any]:
     def share(inputs: str, anchor: str) -> dict[str, Any]:
         values = tensors(inputs)
         weights = ((values["live"] - values[anchor]) * values["mask"]).sum(-1).exp()
-        _, found, *_ = code.compute_global_ess_ratio(weights.sum().item(), weights.square().sum().item(), len(weights))
-        return {"inputs": inputs, "anchor": anchor, "ess_ratio": found}
+        _, share, *_ = code.compute_global_ess_ratio(weights.sum().item(), weights.square().sum().item(), len(weights))
+        return {"inputs": inputs, "anchor": anchor, "ess_ratio": share}
 
     return {
         "provenance": _provenance(

@@ -39,7 +39,7 @@ from types import CodeType, FrameType
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FILES = [one for folder in ("core", "zoo") for one in sorted((ROOT / "rlstab" / folder).glob("*.py"))]
+FILES = [path for folder in ("core", "zoo") for path in sorted((ROOT / "rlstab" / folder).glob("*.py"))]
 TESTS = ["tests/core", "tests/zoo", "tests/testing"]
 LEFT_OUT = {"TorchComm"}
 #: Files whose tests start processes.
@@ -73,7 +73,7 @@ ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
 }
 PAIRS = [("min", "max"), ("ceil", "floor"), ("any", "all"), ("logical_and", "logical_or"), ("mul", "add")]
 PAIRS += [("zeros", "ones"), ("zeros_like", "ones_like")]
-SWAP = {one: other for pair in PAIRS for one, other in (pair, pair[::-1])}
+SWAP = {left: right for pair in PAIRS for left, right in (pair, pair[::-1])}
 CONVERSIONS = {"detach", "double", "float"}
 
 #: Where a node is replaced: (field, index) by (field, index) from the module downwards.
@@ -150,7 +150,7 @@ def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
 def text(node: ast.AST) -> str:
     """A node on one line; of a statement with a body, its head."""
     if isinstance(node, ast.comprehension):
-        return " ".join(f"if {ast.unparse(one)}" for one in node.ifs)
+        return " ".join(f"if {ast.unparse(test)}" for test in node.ifs)
     if isinstance(node, ast.If | ast.While):
         return f"if {ast.unparse(node.test)}"
     return ast.unparse(ast.fix_missing_locations(copy.deepcopy(node))).replace("\n", " ")
@@ -191,16 +191,16 @@ def mutants(path: Path) -> Iterator[Mutant]:
         for number, (operator, new) in enumerate(changes(node)):
             yield Mutant(file, line, function, operator, text(node), text(new), route, number)
         if isinstance(node, ast.FunctionDef | ast.Lambda):
-            function = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", []))])
+            function = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))])
         for name, value in ast.iter_fields(node):
             # the annotation of a field of a class is the range of a setting; others are for readers
             hint = name in ("annotation", "returns") and not is_setting(node)
             if hint or isinstance(node, ast.Raise):
                 continue
-            for place, one in enumerate(value if isinstance(value, list) else [value]):
-                if isinstance(one, ast.AST):
+            for place, child in enumerate(value if isinstance(value, list) else [value]):
+                if isinstance(child, ast.AST):
                     step = (name, place if isinstance(value, list) else None)
-                    yield from visit(one, (*route, step), line, function)
+                    yield from visit(child, (*route, step), line, function)
 
     yield from visit(ast.parse(path.read_text()), (), 0, 0)
 
@@ -250,8 +250,8 @@ class Watch:
         self.failed: list[str] = []
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        known = {one.nodeid: one for one in items if one.path.name not in STARTING}
-        items[:] = known.values() if self.order is None else [known[one] for one in self.order if one in known]
+        known = {item.nodeid: item for item in items if item.path.name not in STARTING}
+        items[:] = known.values() if self.order is None else [known[name] for name in self.order if name in known]
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
@@ -275,7 +275,7 @@ class Watch:
 
 def tracer(entered: set[tuple[str, int]]) -> Callable[[FrameType, str, object], None]:
     """A trace function that notes the functions of the mutated files that are entered."""
-    files = {str(one): one.relative_to(ROOT).as_posix() for one in FILES}
+    files = {str(path): path.relative_to(ROOT).as_posix() for path in FILES}
 
     def trace(frame: FrameType, event: str, argument: object) -> None:
         file = files.get(frame.f_code.co_filename)
@@ -318,7 +318,7 @@ def session(order: Sequence[str] | None, mutant: Mutant | None = None) -> Watch:
     watch = Watch(order)
     if mutant is not None:
         sys.meta_path.insert(0, Instead(mutant.file, compiled(mutant)))
-    files = TESTS if order is None else sorted({one.partition("::")[0] for one in order})
+    files = TESTS if order is None else sorted({test.partition("::")[0] for test in order})
     options = [
         "-q",
         "-p",
@@ -338,18 +338,18 @@ def warm_up() -> None:
     """Import what the tests import, then forget rlstab and the tests: a fork then imports them in milliseconds."""
     sys.path.insert(0, str(ROOT))
     os.chdir(ROOT)
-    for path in [*FILES, *(one for folder in TESTS for one in sorted((ROOT / folder).glob("*.py")))]:
+    for path in [*FILES, *(path for folder in TESTS for path in sorted((ROOT / folder).glob("*.py")))]:
         importlib.import_module(path.relative_to(ROOT).as_posix().removesuffix(".py").replace("/", "."))
     assert sys.modules["rlstab"].__file__ == str(ROOT / "rlstab" / "__init__.py")
-    for name in [one for one in sys.modules if one.partition(".")[0] in ("rlstab", "tests")]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("rlstab", "tests")]:
         del sys.modules[name]
 
 
 def draw(every: list[Mutant], size: int, seed: int) -> list[Mutant]:
     """``size`` of them, from each file its share, by the largest remainder."""
     files: dict[str, list[Mutant]] = defaultdict(list)
-    for one in every:
-        files[one.file].append(one)
+    for mutant in every:
+        files[mutant.file].append(mutant)
     exact = {file: size * len(of) / len(every) for file, of in files.items()}
     taken = {file: int(share) for file, share in exact.items()}
     for file in sorted(exact, key=lambda file: taken[file] - exact[file])[: size - sum(taken.values())]:
@@ -368,9 +368,9 @@ def killed_earlier(every: list[Mutant], record: Path) -> list[Mutant]:
         if line["outcome"] != "killed":
             continue
         same = known[line["operator"], line["before"], line["after"]]
-        same = [one for one in same if Path(one.file).name == Path(line["file"]).name] or same
+        same = [mutant for mutant in same if Path(mutant.file).name == Path(line["file"]).name] or same
         if same:
-            chosen[min(same, key=lambda one: abs(one.line - line["line"]))] = None
+            chosen[min(same, key=lambda mutant: abs(mutant.line - line["line"]))] = None
         else:
             print(f"not there any more: {line['file']}:{line['line']} {line['before']}  ->  {line['after']}")
     return list(chosen)
@@ -381,8 +381,8 @@ def within_budget(order: list[str], took: Counter[str], seconds: float) -> list[
     if not seconds:
         return order
     return [
-        one
-        for one, total in zip(order, itertools.accumulate(took[one] for one in order), strict=True)
+        test
+        for test, total in zip(order, itertools.accumulate(took[test] for test in order), strict=True)
         if total <= seconds
     ]
 
@@ -403,12 +403,12 @@ def main() -> None:
     out, again = (path and path.resolve() for path in (arguments.out, arguments.again))
     arguments.killed = arguments.killed and arguments.killed.resolve()
 
-    every = [one for path in FILES for one in mutants(path) if one.file.startswith(tuple(arguments.files))]
+    every = [mutant for path in FILES for mutant in mutants(path) if mutant.file.startswith(tuple(arguments.files))]
     chosen = draw(every, arguments.sample, arguments.seed) if 0 < arguments.sample < len(every) else every
     if again:
         lines = [json.loads(line) for line in again.read_text().splitlines()]
-        left = {(one["file"], one["route"], one["number"]) for one in lines if one["outcome"] == "survived"}
-        chosen = [one for one in every if (one.file, json.dumps(one.route), one.number) in left]
+        left = {(line["file"], line["route"], line["number"]) for line in lines if line["outcome"] == "survived"}
+        chosen = [mutant for mutant in every if (mutant.file, json.dumps(mutant.route), mutant.number) in left]
     if arguments.killed:
         chosen = killed_earlier(every, arguments.killed)
     print(f"{len(every)} mutants, {len(chosen)} of them tried, seed {arguments.seed}", flush=True)
@@ -416,7 +416,7 @@ def main() -> None:
     warm_up()
     first = forked(lambda: session(None), 900)
     assert isinstance(first, Watch), "the tests did not run"
-    tests = [one for one in first.took if one not in first.failed]
+    tests = [test for test in first.took if test not in first.failed]
     print(f"{len(tests)} tests; left out because they fail unchanged: {', '.join(first.failed) or 'none'}", flush=True)
     spent: Counter[str] = Counter()
     for test in tests:
@@ -427,23 +427,23 @@ def main() -> None:
     record = out.open("w") if out else None
     started = time.monotonic()
     for count, mutant in enumerate(chosen):
-        place, found = (mutant.file, mutant.function), killers[mutant.file]
-        reach = [one for one in tests if not mutant.function or place in first.entered[one]]
+        place, kills = (mutant.file, mutant.function), killers[mutant.file]
+        reach = [test for test in tests if not mutant.function or place in first.entered[test]]
         near = {
-            one for one in reach if not mutant.function or any(file == mutant.file for file, _ in first.entered[one])
+            test for test in reach if not mutant.function or any(file == mutant.file for file, _ in first.entered[test])
         }
 
-        def rank(test: str, found: Counter[str] = found, near: set[str] = near) -> tuple[object, ...]:
+        def rank(test: str, kills: Counter[str] = kills, near: set[str] = near) -> tuple[object, ...]:
             file = test.partition("::")[0]
             # after those that found something, file by file: the fixtures of a file are then made once
-            return (-found[test], test not in near, spent[file], file, first.took[test])
+            return (-kills[test], test not in near, spent[file], file, first.took[test])
 
         order = within_budget(sorted(reach, key=rank), first.took, arguments.budget)
         got = forked(lambda order=order, mutant=mutant: session(order, mutant), arguments.timeout)
         by = got.failed[:1] if isinstance(got, Watch) else []
         if isinstance(got, Watch):
             outcome = "killed" if by and order else "survived"
-            found.update(one for one in by if "::" in one)
+            kills.update(test for test in by if "::" in test)
         else:
             outcome = "timeout" if got == "timeout" else "killed"
         outcomes[mutant] = outcome
@@ -456,9 +456,9 @@ def main() -> None:
             print(f"{at:6.0f} s {count + 1:4d}  {outcome} ({len(order)} tests)  {mutant}", flush=True)
 
     print(f"\n{'file':<34}{'mutants':>8}{'tried':>7}{'killed':>8}{'timeout':>9}{'survived':>10}")
-    for file in [*dict.fromkeys(one.file for one in every), ""]:
-        row = Counter(outcome for one, outcome in outcomes.items() if one.file.startswith(file))
-        size, columns = sum(one.file.startswith(file) for one in every), (row["killed"], row["timeout"])
+    for file in [*dict.fromkeys(mutant.file for mutant in every), ""]:
+        row = Counter(outcome for mutant, outcome in outcomes.items() if mutant.file.startswith(file))
+        size, columns = sum(mutant.file.startswith(file) for mutant in every), (row["killed"], row["timeout"])
         print(f"{file or 'all':<34}{size:>8}{row.total():>7}{columns[0]:>8}{columns[1]:>9}{row['survived']:>10}")
     noticed = sum(outcome != "survived" for outcome in outcomes.values())
     print(f"score {noticed}/{len(outcomes)} = {noticed / max(1, len(outcomes)):.1%}")

@@ -139,8 +139,7 @@ class Diagnosis:
     def told(self) -> str:
         """One sentence: what came first, and when."""
         if self.first is None:
-            seen = "nothing found"
-            return seen if self.looked_at else f"{seen}, because nothing could be looked at"
+            return "nothing found" if self.looked_at else "nothing found, because nothing could be looked at"
         remedy = self.remedy
         assert remedy is not None
         return f"first, at {self.log.unit} {self.first.sign.step}: {remedy.title}"

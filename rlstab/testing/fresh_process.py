@@ -235,7 +235,8 @@ def _kept(method: Method[Any], modules: Sequence[str]) -> dict[str, object]:
                 kept[place] = None
                 held = dict(vars(value), defaults=getattr(value, "__defaults__", None))
                 if isinstance(value, types.FunctionType):
-                    held |= inspect.getclosurevars(value).nonlocals
+                    with suppress(ValueError):  # it closes over a name that has no value yet
+                        held |= inspect.getclosurevars(value).nonlocals
                 for name, inner in held.items():
                     if not name.startswith("__"):  # pickle itself puts some on a class
                         keep(f"{place}.{name}", inner, owner)

@@ -288,7 +288,7 @@ def _agreement(
     **shared: Any,
 ) -> Agreement:
     every = cases if isinstance(cases, dict) else dict.fromkeys(cases)
-    own = {name: {"methods": one} if isinstance(one, list) else one or {} for name, one in every.items()}
+    own = {name: {"methods": given} if isinstance(given, list) else given or {} for name, given in every.items()}
     compared = {
         name: functools.partial(_compared, source, name, of.split(", "), shared | case) for name, case in own.items()
     }

@@ -27,7 +27,7 @@ Result = Mapping[str, Any]
 def theirs(source: str, case: str) -> Result:
     """Loss, (B, T) gradient on the log-probs, and (B, T) selection where there is one, as published code gave them."""
     stored = load(source)["cases"][case]
-    gradient = [[math.nan if one is None else one for one in row] for row in stored["gradient"]]
+    gradient = [[math.nan if slope is None else slope for slope in row] for row in stored["gradient"]]
     chosen = {"selected": torch.tensor(stored["selected"], dtype=torch.bool)} if "selected" in stored else {}
     return {"loss": stored["loss"], "gradient": torch.tensor(gradient, dtype=torch.float64)} | chosen
 
@@ -60,7 +60,7 @@ def ours(
     """
     stored = load(source)["cases"][case]
     dtype = getattr(torch, stored["dtype"])
-    values = tensors(stored["inputs"], dtype) | {name: one.to(dtype) for name, one in signals.items()}
+    values = tensors(stored["inputs"], dtype) | {name: signal.to(dtype) for name, signal in signals.items()}
     named = {"ref": "ref_logprobs", "rollout": "rollout_logprobs"} | {
         name: name for name in ("entropies", "max_logprobs", "log_kept_mass", "truncated")
     }
@@ -117,8 +117,8 @@ def difference(mine: Result, other: Result, of: Sequence[str] = ("loss", "gradie
     return max(apart(mine[name], other[name]) for name in of)
 
 
-def apart(one: Any, other: Any) -> float:
+def apart(mine: Any, other: Any) -> float:
     """Largest difference, relative to the largest magnitude."""
-    one, other = torch.as_tensor(one, dtype=torch.float64), torch.as_tensor(other, dtype=torch.float64)
+    mine, other = torch.as_tensor(mine, dtype=torch.float64), torch.as_tensor(other, dtype=torch.float64)
     size = float(other.abs().max())
-    return float((one - other).abs().max()) / (size or 1.0)
+    return float((mine - other).abs().max()) / (size or 1.0)

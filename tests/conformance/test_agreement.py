@@ -37,11 +37,13 @@ def test_a_framework_still_gives_the_stored_numbers(framework):
         pytest.importorskip(framework)
         now, stored = getattr(published, framework)(), load(framework)
     assert now["cases"].keys() == stored["cases"].keys()
-    for case, one in stored["cases"].items():
+    for case, known in stored["cases"].items():
         other = now["cases"][case]
-        assert {key: one[key] for key in CHOICES if key in one} == {key: other[key] for key in CHOICES if key in other}
-        assert apart(other["loss"], one["loss"]) <= REORDERED, case
-        assert apart(other["gradient"], one["gradient"]) <= REORDERED, case
+        assert {key: known[key] for key in CHOICES if key in known} == {
+            key: other[key] for key in CHOICES if key in other
+        }
+        assert apart(other["loss"], known["loss"]) <= REORDERED, case
+        assert apart(other["gradient"], known["gradient"]) <= REORDERED, case
     for scale, given in stored["advantages"].items():
         assert now["advantages"][scale]["advantages"] == pytest.approx(given["advantages"], abs=1e-3), scale
 
