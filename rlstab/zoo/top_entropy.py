@@ -34,7 +34,7 @@ class TopEntropyMask(TokenObjective):
         - ``weight``: with ``denominator="all"``: 1 on the kept tokens, 0 on the others.
 
     Denominator:
-        kept or all, as ``denominator`` says: both are published.
+        kept or all: as ``denominator`` says; both are published.
 
     Parameters:
         - ``share`` (rho): float in (0, 1], default 0.2. The paper, eq. 6; 0.1 to 0.5 are reported similar.

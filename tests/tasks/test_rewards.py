@@ -144,8 +144,9 @@ def test_an_answer_that_does_not_arrive_is_an_error_of_its_sample_or_of_the_star
 def test_nobody_waits_once_stop_is_set():
     stop = threading.Event()
     stop.set()
-    rewards, examples = build("task", "brevity"), [Asks().example("train", 0)] * 3
-    assert score(Asks(), examples, ["1"] * 3, rewards=rewards, stop=stop).rewards.shape == (0,)
+    for rewards in (Rewards(), build("brevity"), build("task", "brevity")):
+        examples = [Asks().example("train", 0)] * 3
+        assert score(Asks(), examples, ["1"] * 3, rewards=rewards, stop=stop).rewards.shape == (0,)
 
 
 def test_what_can_be_called():

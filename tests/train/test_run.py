@@ -269,7 +269,8 @@ def test_a_model_that_keeps_its_state_elsewhere_than_in_the_cache_of_keys_and_va
 
 
 def test_a_response_depends_on_its_identity_and_not_on_its_batch(tmp_path: Path) -> None:
-    few, all_at_once = [], []
+    few: list[Any] = []
+    all_at_once: list[Any] = []
     for size, answers in ((3, few), (128, all_at_once)):
         go(small(tmp_path / str(size), rollout__batch_size=size, rollout__max_new_tokens=12, **TRACED))
         answers += [(line["sequence_id"], line["ids"]) for line in traced(tmp_path / str(size))]
