@@ -319,9 +319,9 @@ MODELS = {
     if name != "tokenizer_config.json" or kind not in ("is missing", "is an empty object")  # not needed
 }
 CONFIG = json.loads((MODEL / "config.json").read_text())
-for key, value in [("hidden_size", -1), ("vocab_size", 0), ("vocab_size", 10**13), ("model_type", "zzz"),
+for key, change in [("hidden_size", -1), ("vocab_size", 0), ("vocab_size", 10**13), ("model_type", "zzz"),
                    ("model_type", 5), ("num_attention_heads", 0)]:  # fmt: skip
-    MODELS["config.json", f"{key} = {value!r}"] = json.dumps({**CONFIG, key: value}).encode()
+    MODELS["config.json", f"{key} = {change!r}"] = json.dumps({**CONFIG, key: change}).encode()
 for (name, kind), content in MODELS.items():
     command = "train f.yaml --set model.name=./model"
     row(command, f"{name} of the model: {kind}", files={"f.yaml": RUN}, prepare=model(name, content))
@@ -391,16 +391,17 @@ for kind, text in ODD_LINES.items():
     row("view run --terminal", f"tokens.jsonl {kind}", files={"run/tokens.jsonl": text, "run/config.yaml": RUN})
     for command in ("view", "diagnose", "report", "runs"):
         row([command, "t.jsonl"], f"a file that {kind}", files={"t.jsonl": text})
+EMPTY_FOLDERS: list[dict[str, Text]] = [
+    {"d/x.txt": "mine"},
+    {"d/config.yaml": ""},
+    {"d/config.yaml": RUN, "d/run.json": "{}"},
+    {"d/config.yaml": RUN, "d/metrics.jsonl": b"\0" * 100},
+]
 for command in ("view", "view --terminal", "diagnose", "report", "runs"):
     for kind, (path, prepare, _) in PATHS.items():
         row([*command.split(), path], f"the file {kind}", prepare=prepare)
-    for files in (
-        {"d/x.txt": "mine"},
-        {"d/config.yaml": ""},
-        {"d/config.yaml": RUN, "d/run.json": "{}"},
-        {"d/config.yaml": RUN, "d/metrics.jsonl": b"\0" * 100},
-    ):
-        row(f"{command} d", f"a folder of {[*files]}", files=files)
+    for contents in EMPTY_FOLDERS:
+        row(f"{command} d", f"a folder of {[*contents]}", files=contents)
     row(
         f"{command} d",
         "a folder that is a link to its parent",
@@ -427,12 +428,12 @@ row("report run --markdown README.md", files={**RUNS_FILES, "README.md": "# Mine
 for name in ("report.md", "report.html"):
     row("report run --out d", f"a folder with another {name}", files={**RUNS_FILES, f"d/{name}": "mine"}, says="exists")
 row("report run/metrics.jsonl", "metrics for results", files=RUNS_FILES)
-STATES = ["[]", '{"log_history": 5}', '{"log_history": [1, 2]}', BYTES, DEEP]
+STATES: list[Text] = ["[]", '{"log_history": 5}', '{"log_history": [1, 2]}', BYTES, DEEP]
 STATES += [
     f'{{"log_history": [{{"step": {step}, "reward": {reward}}}]}}'
     for step, reward in [('"a"', 1), (1, "{}"), ("NaN", "NaN"), ("1e999", 1)]
 ]
-TABLES = [b"\0" * 100, BYTES, 'Step,"reward\n1,2\n', "Step,reward\n1," + "9" * 1_000_000 + "\n"]
+TABLES: list[Text] = [b"\0" * 100, BYTES, 'Step,"reward\n1,2\n', "Step,reward\n1," + "9" * 1_000_000 + "\n"]
 TABLES += ["Step,reward\na,b\n", "Step,Step,loss\n1,1,2\n", "Step,reward\n1,2\n".encode("utf-16")]
 LOGS: dict[str, list[Text]] = {
     "trainer_state.json": STATES,

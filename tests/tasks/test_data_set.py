@@ -20,7 +20,7 @@ if os.environ.get("RLSTAB_REQUIRE_EXTRAS"):  # where they have to be there, a sk
 else:
     datasets = pytest.importorskip("datasets", reason='datasets is not installed: pip install -e ".[datasets]"')
 
-ROWS = {"question": [f"{one}+{one}=" for one in range(6)], "answer": [f"so #### {2 * one}" for one in range(6)]}
+ROWS = {"question": [f"{n}+{n}=" for n in range(6)], "answer": [f"so #### {2 * n}" for n in range(6)]}
 FIELDS: dict[str, Any] = {"prompt_field": "question", "right_answer_pattern": "#### (.+)"}
 #: As data sets for verl have it.
 CHAT: dict[str, Any] = {
