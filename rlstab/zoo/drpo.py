@@ -121,11 +121,7 @@ class DRPO(Anchored, TokenObjective):
     anchor: Literal["rollout", "old"] = "rollout"
 
     def in_words(self) -> dict[str, str]:
-        back = (
-            f" Beyond m = {self.delta} it pulls back."
-            if self.delta < 1
-            else " No probability moves that far, so none pulls back."
-        )
+        back = f" Beyond m = {self.delta} it pulls back." if self.delta < 1 else " No probability moves that far."
         return {
             "gates": f"Multiply the pull of a token by 1 - m / {self.delta}, m being the probability that it has moved "
             f"from {self.anchored_at} the way of its advantage, negative where it moved the other way.{back}"
