@@ -599,3 +599,29 @@ def vcpo(checkout: str) -> dict[str, Any]:
             "main, old": share("main", "old"),
         },
     }
+
+
+def nemo(checkout: str) -> dict[str, Any]:
+    name = "compute_and_apply_seq_logprob_error_masking"
+    code = _compiled(checkout, "nemo_rl/algorithms/grpo.py", name)
+
+    def kept(threshold: float) -> dict[str, Any]:
+        values = tensors("ratios")
+        mask = values["mask"]
+        rows, prompt = len(mask), torch.zeros(len(mask), 1, dtype=mask.dtype)  # its first column is not looked at
+        fields = {"token_mask": mask, "prev_logprobs": values["old"], "generation_logprobs": values["rollout"]}
+        data = {field: torch.cat((prompt, value), 1) for field, value in fields.items()}
+        data["sample_mask"] = torch.ones(rows, dtype=mask.dtype)
+        with contextlib.redirect_stdout(io.StringIO()):
+            getattr(code, name)(data, torch.zeros(rows), threshold)
+        return {"inputs": "ratios", "threshold": threshold, "kept": data["sample_mask"].int().tolist()}
+
+    return {
+        "provenance": _provenance(
+            "NVIDIA-NeMo/RL",
+            checkout,
+            f"nemo_rl/algorithms/grpo.py: {name}",
+            "The function, called on the stored tensors.",
+        ),
+        "responses": {f"at most {threshold}": kept(threshold) for threshold in (1.25, 1.7, 2.0)},
+    }

@@ -18,6 +18,7 @@
     python -m benchmarks published ar       CHECKOUT              # zhyang2226/AR-Lopti
     python -m benchmarks published fipo     CHECKOUT              # modelscope/ms-swift
     python -m benchmarks published vcpo     CHECKOUT              # mit-han-lab/vcpo
+    python -m benchmarks published nemo     CHECKOUT              # NVIDIA-NeMo/RL
 
 What is recorded from a checkout is in :mod:`benchmarks.authors`.
 A step in parts is run as its trainer runs it: one call of the published loss for each part, one backward each,
@@ -527,6 +528,10 @@ def verl() -> dict[str, Any]:
         "sequences kept": {"rollout_rs": "seq_sum_k1", "rollout_rs_threshold": "0.4_4.0"},
         "geometric, kept": {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.8_1.25"},
         "veto": {"rollout_rs": "seq_max_k2", "rollout_rs_threshold": 2.0},
+        "worst token, k2": {"rollout_rs": "seq_max_k2", "rollout_rs_threshold": 0.8},
+        "worst token, k3": {"rollout_rs": "seq_max_k3", "rollout_rs_threshold": 0.4},
+        "mean k2": {"rollout_rs": "seq_mean_k2", "rollout_rs_threshold": 0.15},
+        "mean k3": {"rollout_rs": "seq_mean_k3", "rollout_rs_threshold": 0.15},
         "geometric, kept, with token weights": {
             "rollout_is": "token",
             "rollout_rs": "seq_mean_k1",

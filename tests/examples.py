@@ -33,7 +33,7 @@ EXAMPLES = _made(
         "ar": [{}, {"alpha": 0.9}],
         "aspo": [{}, {"room": 0.05, "room_high_entropy": 0.3, "share": 0.5, "cap": 1.2}],
         "ce_gppo": [{}, {"low": 0.1, "high": 0.28, "pull_low": 0.5, "pull_high": 0.25, "dual_clip": 1.5}],
-        "cispo": [{"cap": 1.1}, {"cap": 1.2, "floor": 0.9}],
+        "cispo": [{"cap": 1.1}, {"cap": 1.2, "floor": 0.9}, {"cap": 1.05, "negative_cap": 1.3, "negative_floor": 0.95}],
         "clip_cov": [
             {"share": 0.1, "low": 0.3},
             {"share": 0.3, "low": -1.0, "high": 3.0, "clip_low": 0.1, "clip_high": 0.1, "seed": 3},
@@ -62,6 +62,8 @@ EXAMPLES = _made(
             {"max_weight": None, "keep_low": 0.99, "keep_high": 1.01, "normalize": True, "denominator": "kept"},
             {"level": "geometric", "keep_low": 0.995, "veto": 0.98},
             {"level": "sequence", "keep_high": 1.01, "denominator": "kept"},
+            {"divergence": "max_k2", "max_divergence": 0.0002, "denominator": "kept"},
+            {"divergence": "mean_error", "max_divergence": 1.01},
         ],
         "kl": [
             {"coefficient": 0.1, "estimator": "k1"},

@@ -15,7 +15,7 @@ from rlstab.errors import UnknownName
 from rlstab.explain.notes import idle_in_run
 from rlstab.presets import PRESETS, preset
 
-_CORRECTION = "importance_correction sequence None 8.0 None None None False all"
+_CORRECTION = "importance_correction sequence None 8.0 None None None max_k3 None False all"
 _STACK = "s2t 0.002 0.75 candidates, stream_weight 1.0, token_mean, goldilocks 256 0.5 0.2, deep_grpo 8 2.0 0.0 all"
 #: Methods and stages with their settings in order, and the estimator: a second copy of the published values, so that
 #: none changes unnoticed.
@@ -35,7 +35,7 @@ PUBLISHED = {
     "fipo": "clip_higher 0.2 0.28 10.0, fipo 32.0 1.0 1.2 10.0 10.0, token_mean, grpo",
     "ar": "ar 0.2, clip_higher 0.2 0.24 10.0, kl 0.001 k3 10.0, token_mean, grpo",
     "wapo": "clip_higher 1.0 9.0 None, wapo 8192, dr_grpo",
-    "cispo": "cispo 5.0 None, token_mean, grpo",
+    "cispo": "cispo 5.0 None None None, token_mean, grpo",
     "gspo": "clip_higher 0.0003 0.0004 None, gspo, sequence_mean, grpo",
     "gmpo": "gmpo 0.4 0.4, sequence_mean, grpo",
     "holder_mean": "clip_higher 0.2 0.2 None, holder_mean 2.0 -2.0 500, sequence_mean, grpo",
@@ -49,8 +49,8 @@ PUBLISHED = {
     "drpo": "constant_length 8192, drpo 12.5 rollout, dr_grpo",
     "m2po": "m2po 0.04, token_mean, grpo",
     "tis": f"clip_higher 0.2 0.28 10.0, {_CORRECTION.replace('sequence None 8.0', 'token None 2.0')}, token_mean, grpo",
-    "icepop": "clip_higher 0.2 0.2 None, importance_correction token None None 0.5 5.0 None False all, sequence_mean, "
-    "grpo",
+    "icepop": "clip_higher 0.2 0.2 None, importance_correction token None None 0.5 5.0 None max_k3 None False all, "
+    "sequence_mean, grpo",
     "vcpo": f"ess_scale 1.0 0.5 rollout, {_CORRECTION}, sequence_mean, opob",
     "recommended": "clip_higher 0.2 0.28 10.0, token_mean, s2t 0.002 0.75 candidates, "
     "stare 0.3 O1 0.1 1.1 0.9 0.0 1.5 0.5, grpo",

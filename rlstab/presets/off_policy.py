@@ -28,7 +28,8 @@ _ICEPOP = "arXiv 2510.18855, as allenai/open-instruct pull 1650 and rllm-org/rll
 
 def _correction(**known: str) -> Mapping[str, str]:
     """The sources of ``importance_correction``; what is not known is off, as in the recipe."""
-    off = dict.fromkeys(("min_weight", "max_weight", "keep_low", "keep_high", "veto"), "not in the recipe")
+    bounds = ("min_weight", "max_weight", "keep_low", "keep_high", "veto", "divergence", "max_divergence")
+    off = dict.fromkeys(bounds, "not in the recipe")
     rest = {**off, "normalize": "not in the recipe", "denominator": "nothing leaves the mean in the recipe", **known}
     return {f"importance_correction.{key}": source for key, source in rest.items()}
 

@@ -30,6 +30,8 @@ RATIOS: Mapping[str, Preset] = {
         {
             "cispo.cap": "arXiv 2506.13585 gives no value; arXiv 2510.13786 (ScaleRL): 5",
             "cispo.floor": "arXiv 2506.13585: no lower bound",
+            "cispo.negative_cap": "arXiv 2506.13585: one bound for every token",
+            "cispo.negative_floor": "arXiv 2506.13585: no lower bound",
         },
     ),
     "gspo": Preset(

@@ -2,6 +2,7 @@
 
 from typing import Annotated
 
+import torch
 from torch import Tensor
 
 from rlstab import Constants, Range, Settled, State, Surrogate, Terms, TokenBatch, TokenObjective
@@ -21,10 +22,12 @@ class CISPO(TokenObjective):
 
             loss = -clip(r, floor, cap) A l,    so the gradient on l is -clip(r, floor, cap) A
 
-        Without ``floor`` only the cap acts.
+        Without ``floor`` only the cap acts. Where A < 0, ``negative_cap`` and ``negative_floor`` take the place of
+        ``cap`` and ``floor``, if they are given (DISPO).
 
     Reads:
-        nothing itself. The loss gives it the ratio, and multiplies what comes out by the advantage.
+        nothing itself. The loss gives it the ratio and the advantages, by which it tells rewarded tokens from punished
+        ones, and multiplies what comes out by the advantage.
 
     Writes:
         - ``surrogate``: the capped ratio, in the place of the ratio.
@@ -35,7 +38,12 @@ class CISPO(TokenObjective):
     Parameters:
         - ``cap``: float in [1, inf), default 5.0. A ratio, not a distance from 1. ScaleRL (arXiv 2510.13786) takes 5
           and finds 4, 5 and 8 alike; MiniMax-M1 tuned its bound and does not state it.
-        - ``floor``: float in [0, 1] or None, default None. A ratio too. MiniMax-M1 and ScaleRL have none.
+        - ``floor``: float in [0, 1] or None, default None. A ratio too. MiniMax-M1 and ScaleRL have none,
+          DISPO has 0.8.
+        - ``negative_cap``: float in [1, inf) or None, default None. The cap of punished tokens; None is ``cap``.
+          DISPO has 101 beside a ``cap`` of 11: under a low one outputs became repetitive.
+        - ``negative_floor``: float in [0, 1] or None, default None. The floor of punished tokens; None is ``floor``.
+          DISPO has 0, which is none: under a high one responses shrank to nothing.
 
     State:
         none
@@ -49,6 +57,8 @@ class CISPO(TokenObjective):
         - From other code: TRL's and ms-swift's ``epsilon_high`` is this cap: 5.0 there is 5.0 here, and so is tinker's
           ``clip_high_threshold`` (4.0). verl, slime, SkyRL, NeMo-RL and AReaL clip to [1 - low, 1 + high]: high 0.2
           there is cap 1.2 here, high 4.0 is cap 5.0, and a low below 1 is floor 1 - low, which is 0.8 at 0.2.
+        - From DISPO: no code of its authors was found; its caps are by the sign of the advantage and the side of the
+          ratio, as here, and its values (clip ranges of 0.2, 10, 1 and 100) are those that readers of the paper report.
         - From other code: SkyRL's ``rollout_is`` gives tokens outside a band the weight 0. That is not offered.
 
     Pitfalls:
@@ -74,13 +84,21 @@ class CISPO(TokenObjective):
     Source:
         MiniMax, "MiniMax-M1: Scaling Test-Time Compute Efficiently with Lightning Attention", 2025, arXiv 2506.13585
         (eq. 4, 5); D. Khatri, L. Madaan et al., "The Art of Scaling Reinforcement Learning Compute for LLMs", 2025,
-        arXiv 2510.13786 (the cap). Common code: verl-project/verl ``verl/trainer/ppo/core_algos.py``
+        arXiv 2510.13786 (the cap); B. K. Karaman et al., "DISPO: Enhancing Training Efficiency and Stability in
+        Reinforcement Learning for Large Language Model Mathematical Reasoning", 2026, arXiv 2602.00983 (caps by sign).
+        Common code: verl-project/verl ``verl/trainer/ppo/core_algos.py``
         (``compute_policy_loss_cispo``), huggingface/trl ``trl/trainer/grpo_trainer.py``.
     """
 
     about = About(
         addresses={"trust region", "exploration"},
-        no_op_at=(NoOpAt({"cap": 1e9, "floor": None}, "a ratio is at most e^20, so none reaches the cap."), ON_POLICY),
+        no_op_at=(
+            NoOpAt(
+                {"cap": 1e9, "floor": None} | dict.fromkeys(("negative_cap", "negative_floor")),
+                "a ratio is at most e^20, so none reaches the cap.",
+            ),
+            ON_POLICY,
+        ),
         interacts=(good("token_mean", "{own} was published on {other}."),),
     )
 
@@ -89,15 +107,29 @@ class CISPO(TokenObjective):
 
     cap: Annotated[float, Range(ge=1)] = 5.0
     floor: Annotated[float | None, Range(ge=0, le=1)] = None
+    negative_cap: Annotated[float | None, Range(ge=1)] = None
+    negative_floor: Annotated[float | None, Range(ge=0, le=1)] = None
+
+    @property
+    def _punished(self) -> tuple[float | None, float]:
+        """Floor and cap where the advantage is negative."""
+        floor = self.floor if self.negative_floor is None else self.negative_floor
+        return floor, self.cap if self.negative_cap is None else self.negative_cap
 
     def in_words(self) -> dict[str, str]:
-        least = "" if self.floor is None else f" and at least {self.floor}"
-        return {
-            "surrogate": f"Every token pulls with its ratio, but at most {self.cap}{least}. None is stopped, all count."
-        }
+        def limits(floor: float | None, cap: float) -> str:
+            return f"at most {cap}" + ("" if floor is None else f" and at least {floor}")
+
+        rewarded, punished = limits(self.floor, self.cap), limits(*self._punished)
+        apart = "" if rewarded == punished else f" (a punished token {punished})"
+        return {"surrogate": f"Every token pulls with its ratio, but {rewarded}{apart}. None is stopped, all count."}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+        rewarded, punished = (self.floor, self.cap), self._punished
+
         def capped(ratio: Tensor, constants: Constants) -> Tensor:
-            return ratio.clamp(self.floor, self.cap)
+            if rewarded == punished:
+                return ratio.clamp(*rewarded)
+            return torch.where(constants.advantages < 0, ratio.clamp(*punished), ratio.clamp(*rewarded))
 
         return Terms(surrogate=Surrogate(capped))

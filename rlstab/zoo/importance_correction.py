@@ -1,6 +1,7 @@
 """Importance correction: reweigh or reject what the sampler drew otherwise than the trainer would (TIS, IcePop)."""
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Annotated, Literal
 
 import torch
@@ -10,6 +11,13 @@ from rlstab import NOTHING, Mean, Range, Settled, Stat, State, Terms, TokenBatch
 from rlstab.core.loss import MAX_LOG_RATIO
 from rlstab.core.metadata import About, NoOpAt, good, note, redundant
 from rlstab.core.settings import check_order
+
+#: Distance of a token from the sampler, by the log-ratio.
+_DIVERGENCES: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "k2": lambda gap: gap.square() / 2,
+    "k3": lambda gap: gap.expm1() - gap,
+    "error": lambda gap: gap.abs().exp(),
+}
 
 
 class ImportanceCorrection(TokenObjective):
@@ -28,12 +36,19 @@ class ImportanceCorrection(TokenObjective):
             z_t    = d_t                                                 level: token
                    = sum of d over the response                          level: sequence
                    = mean of d over the response                         level: geometric
-            keep_t = l <= e^z <= h   and no token of the response has e^d < v
+            keep_t = l <= e^z <= h   and no token of the response has e^d < v   and D(response) <= c
             w_t    = keep_t clip(e^z, a, b) / Z
 
-        a is ``min_weight``, b ``max_weight``, l ``keep_low``, h ``keep_high``, v ``veto``; None lifts the bound. Z is
-        1, or with ``normalize`` the mean of w over the tokens of the optimizer step that the divisor counts (over its
-        responses where their tokens share z). Published variants, other settings being at their default:
+        a is ``min_weight``, b ``max_weight``, l ``keep_low``, h ``keep_high``, v ``veto``, c ``max_divergence``; None
+        lifts the bound. D, by ``divergence``, is the maximum or the mean over the tokens of the response of one of
+
+            k2    = d^2 / 2
+            k3    = e^d - 1 - d
+            error = e^|d|
+
+        Each grows with the distance on both sides. Z is 1, or with ``normalize`` the mean of w over the tokens of the
+        optimizer step that the divisor counts (over its responses where their tokens share z). Published variants,
+        other settings being at their default:
 
             TIS                     max_weight 2
             TIS, sequence           level sequence, max_weight 2 (VCPO: 8)
@@ -42,6 +57,10 @@ class ImportanceCorrection(TokenObjective):
             masked, sequence        level sequence, max_weight None, keep_high 3            TRL's default
             self-normalised         normalize true                                          verl
             veto                    veto 0.0001                                             earlier verl
+            worst token             min_weight 1, max_weight 1, divergence max_k3 or max_k2, a max_divergence,
+                                    denominator kept                                        verl's seq_max_k3, k2
+            mean error              min_weight 1, max_weight 1, divergence mean_error, max_divergence 2,
+                                    denominator kept                                        NeMo-RL
             geometric rejection     level geometric, min_weight 1, max_weight 1, keep_low 0.999, keep_high 1.001
                                     and beside it a second one for the weights              verl's guide, NeMo-RL
 
@@ -50,7 +69,8 @@ class ImportanceCorrection(TokenObjective):
     Reads:
         - ``old_logprobs`` (n,), nats: the policy that the ratio divides by, recomputed by the trainer.
         - ``rollout_logprobs`` (n,), nats: as the sampler reported them, of the distribution that it drew from.
-        - ``sequence`` (n,), integers: the response of each token, except at level 'token' without a veto.
+        - ``sequence`` (n,), integers: the response of each token, except at level 'token' with neither ``veto`` nor
+          ``max_divergence``.
         - ``sequence_ids`` (S,), integers: their number.
 
     Writes:
@@ -71,6 +91,12 @@ class ImportanceCorrection(TokenObjective):
         - ``keep_high`` (h): float in (0, inf) or None, default None. IcePop: 5; TRL, of a sequence: 3.
         - ``veto`` (v): float in (0, inf) or None, default None. One token with a lower ratio rejects its response.
           verl's guide had 0.0001.
+        - ``divergence`` (D): 'max_k2' | 'max_k3' | 'mean_k2' | 'mean_k3' | 'mean_error', default 'max_k3'. What
+          ``max_divergence`` bounds. The maximum is that of the worst token, and does not thin out over a long response.
+          k2 is the same on both sides; k3 counts a token more that is rarer to the sampler.
+        - ``max_divergence`` (c): float in (0, inf) or None, default None. A response whose divergence is above it is
+          rejected. Of 'mean_error' it is on the scale of a ratio, at least 1 to keep anything; NeMo-RL's recipe for
+          Nemotron 3 Nano has 2. For the others verl gives no value.
         - ``normalize``: bool, default False. Divide by the mean weight, so that the step is not smaller by truncation;
           verl's ``rollout_is_batch_normalize``, off there too.
         - ``denominator``: 'all' | 'kept', default 'all'. Whether rejected tokens leave the divisor. TRL, and IcePop's
@@ -83,8 +109,10 @@ class ImportanceCorrection(TokenObjective):
         - From the paper: IcePop writes the ratio of the policies of training and inference at the start of the rollout;
           here it is that of ``old_logprobs``, which is this policy where it is recomputed.
         - From verl: its rejection by ``k1`` bounds the inverse ratio, so its bounds are 1 / h and 1 / l of ours; its
-          forms by k2 and k3 are not offered. Its mean weight is that of the whole rollout, here of the optimizer step.
-          It clamps log-ratios to 20 nats before it compares; here only weights are clamped.
+          forms by k2 and k3 of tokens and of their sums are not offered. Its mean weight is that of the whole rollout,
+          here of the optimizer step.
+          It clamps log-ratios to 20 nats before it compares; here only weights and divergences are clamped.
+        - From NeMo-RL: its filter is there before the advantages are made; here the advantages are given.
         - From TRL: no clamp there, so a weight without a bound may be infinite. A token whose log-prob the sampler did
           not report gets the weight 1 there; here such evidence is refused.
         - From open-instruct: its mask is of the live policy over the sampler, and a token on a bound is dropped.
@@ -121,16 +149,19 @@ class ImportanceCorrection(TokenObjective):
     Source:
         F. Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training", 2025, a blog post
         (TIS); Ling Team, "Every Step Evolves: Scaling Reinforcement Learning for Trillion-Scale Thinking Model", 2025,
-        arXiv 2510.18855 (IcePop). Common code: verl-project/verl ``verl/trainer/ppo/rollout_corr_helper.py``,
+        arXiv 2510.18855 (IcePop); Y. Li, J. Liu et al., "Trust Region Masking for Long-Horizon LLM Reinforcement Learning",
+        2025, arXiv 2512.23075 (the worst token). Common code: verl-project/verl ``verl/trainer/ppo/rollout_corr_helper.py``,
         huggingface/trl ``trl/trainer/grpo_trainer.py``, allenai/open-instruct ``open_instruct/grpo_utils.py``,
-        NVIDIA-NeMo/RL ``nemo_rl/algorithms/loss/loss_functions.py``.
+        NVIDIA-NeMo/RL ``nemo_rl/algorithms/loss/loss_functions.py``, ``nemo_rl/algorithms/grpo.py``
+        (``compute_and_apply_seq_logprob_error_masking``).
     """
 
     about = About(
         addresses={"off-policy"},
         no_op_at=(
             NoOpAt(
-                {"min_weight": 1.0, "max_weight": 1.0, "keep_low": None, "keep_high": None, "veto": None},
+                {"min_weight": 1.0, "max_weight": 1.0, "keep_low": None, "keep_high": None, "veto": None}
+                | {"max_divergence": None},
                 "every weight is 1 and nothing is rejected.",
             ),
             NoOpAt(None, "Where the sampler is the policy that the ratio divides by, as with `old_logprobs: rollout`."),
@@ -162,6 +193,8 @@ class ImportanceCorrection(TokenObjective):
     keep_low: Annotated[float | None, Range(gt=0)] = None
     keep_high: Annotated[float | None, Range(gt=0)] = None
     veto: Annotated[float | None, Range(gt=0)] = None
+    divergence: Literal["max_k2", "max_k3", "mean_k2", "mean_k3", "mean_error"] = "max_k3"
+    max_divergence: Annotated[float | None, Range(gt=0)] = None
     normalize: bool = False
     denominator: Literal["all", "kept"] = "all"
 
@@ -175,7 +208,7 @@ class ImportanceCorrection(TokenObjective):
 
     @property
     def _rejects(self) -> bool:
-        return not self.keep_low is self.keep_high is self.veto is None
+        return not self.keep_low is self.keep_high is self.veto is self.max_divergence is None
 
     def in_words(self) -> dict[str, str]:
         whose = {
@@ -198,6 +231,11 @@ class ImportanceCorrection(TokenObjective):
             ]
             when = [f"{whose} is {' or '.join(sides)}"] if sides else []
             when += [] if self.veto is None else [f"a token of its response has a ratio below {self.veto}"]
+            if self.max_divergence is not None:
+                over, measure = self.divergence.split("_")
+                whole = {"max": "largest", "mean": "mean"}[over]
+                what = {"error": "exp(|log-ratio|)"}.get(measure, measure)
+                when.append(f"the {whole} {what} of the tokens of its response is above {self.max_divergence}")
             if self.denominator == "kept":
                 words["keep"] = f"Drop a token when {' or '.join(when)}. It leaves the divisor too."
             else:
@@ -233,5 +271,15 @@ class ImportanceCorrection(TokenObjective):
         keep = (low <= shift) & (shift <= high)
         if self.veto is not None:
             keep = keep & (batch.spread(batch.sequence_total(gap < math.log(self.veto))) == 0)
+        if self.max_divergence is not None:
+            keep = keep & batch.spread(self._within(batch, gap, self.max_divergence))
         ratio = shift.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
         return torch.where(keep, ratio.clamp(self.min_weight or 0.0, self.max_weight or math.inf), 0.0), keep
+
+    def _within(self, batch: TokenBatch, gap: Tensor, bound: float) -> Tensor:
+        """``(S,)`` bool: the responses whose divergence is at most ``bound``."""
+        over, measure = self.divergence.split("_")
+        divergence = _DIVERGENCES[measure](gap.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
+        if over == "mean":
+            return batch.sequence_mean(divergence) <= bound
+        return batch.sequence_total(divergence > bound) == 0

@@ -16,7 +16,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from rlstab import STARE, ESSScale, Mean, PolicyOutputs, TokenBatch, make_plan
+from rlstab import STARE, ESSScale, ImportanceCorrection, Mean, PolicyOutputs, TokenBatch, make_plan
 from rlstab.config.objectives import load_objective
 from rlstab.core.objective import no_fit_warnings
 from rlstab.core.stats import Settled
@@ -242,6 +242,15 @@ def scaled(source: str, case: str) -> float:
     return apart(plan.loss(batch, PolicyOutputs.from_padded(batch, logprobs=live)).lr_scale, stored["ess_ratio"])
 
 
+def responses(source: str, case: str) -> float:
+    """Infinite where another response is rejected by the mean of exp(|log-ratio|)."""
+    stored = load(source)["responses"][case]
+    batch = stored_batch(stored["inputs"], rollout_logprobs="rollout")
+    method = ImportanceCorrection(divergence="mean_error", max_divergence=stored["threshold"], denominator="kept")
+    keep = kept(make_plan(method, [batch]).terms(batch))
+    return 0.0 if (batch.sequence_mean(keep) > 0).int().tolist() == stored["kept"] else math.inf
+
+
 def advantages_of(rewards: str, estimator: str, **settings: float) -> Tensor:
     given = load("inputs")["rewards"][rewards]
     values: Tensor = getattr(estimators, estimator)(
@@ -256,7 +265,8 @@ def estimated(source: str, case: str, estimator: str, **settings: float) -> floa
 
 
 CHECKS = {
-    check.__name__: check for check in (controlled, mean_entropy, held, held_the_same, proxy, drawn, scaled, estimated)
+    check.__name__: check
+    for check in (controlled, mean_entropy, held, held_the_same, proxy, drawn, scaled, responses, estimated)
 }
 
 # -- the table ---------------------------------------------------------------------------------------------------------

@@ -1,7 +1,33 @@
 import math
 
 
-def decide(tokens, memory, *, level, min_weight, max_weight, keep_low, keep_high, veto, normalize, denominator):
+def diverged(divergence, of):
+    """The largest or mean distance of the tokens of a response from the sampler, by their log-ratios."""
+    over, measure = divergence.split("_")
+    distance = {
+        "k2": lambda d: d * d / 2,
+        "k3": lambda d: math.expm1(d) - d,
+        "error": lambda d: math.exp(abs(d)),
+    }[measure]
+    far = [distance(min(max(d, -20.0), 20.0)) for d in of]
+    return max(far) if over == "max" else math.fsum(far) / len(far)
+
+
+def decide(
+    tokens,
+    memory,
+    *,
+    level,
+    min_weight,
+    max_weight,
+    keep_low,
+    keep_high,
+    veto,
+    divergence,
+    max_divergence,
+    normalize,
+    denominator,
+):
     """w = clip(rho) where l <= rho <= h, rho of the token, or the product or geometric mean of its response."""
     rows = {}
     for token in tokens:
@@ -17,6 +43,7 @@ def decide(tokens, memory, *, level, min_weight, max_weight, keep_low, keep_high
         kept = keep_low is None or shift >= math.log(keep_low)
         kept = kept and (keep_high is None or shift <= math.log(keep_high))
         kept = kept and (veto is None or all(one >= math.log(veto) for one in of))
+        kept = kept and (max_divergence is None or diverged(divergence, of) <= max_divergence)
         ratio = math.exp(min(max(shift, -20.0), 20.0))
         ratio = ratio if min_weight is None else max(ratio, min_weight)
         ratio = ratio if max_weight is None else min(ratio, max_weight)

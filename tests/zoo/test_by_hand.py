@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from rlstab import (
+    CISPO,
     M2PO,
     WAPO,
     ClipCov,
@@ -28,7 +29,7 @@ from rlstab.testing.run import joined, run_ranks, run_whole
 from rlstab.testing.run import run_parts as run_step
 from rlstab.testing.steps import Step, make_step
 from rlstab.testing.tolerances import REORDERED
-from tests.core.steps import batch_of, random_rows, run_parts, token
+from tests.core.steps import batch_of, gradients, live_of, random_rows, run_parts, token
 
 
 def terms(method: TokenObjective, rows: list[list[dict[str, float]]]) -> Terms:
@@ -54,6 +55,13 @@ VARIANTS = {
         [1] * 3 + [0] * 6,
     ),
     "veto": ({"max_weight": None, "veto": 0.45}, [1, 0.9995, 1.001, 0, 0, 0, 2, 3, 0.5]),
+    # the distances of the second and third response, worst tokens: k2 2.16 and 0.60; k3 4.92 and 0.90
+    "worst token, k2": ({"divergence": "max_k2", "max_divergence": 0.61}, [1, 0.9995, 1.001, 0, 0, 0, 2, 2, 0.5]),
+    "worst token, below": ({"divergence": "max_k2", "max_divergence": 0.6}, [1, 0.9995, 1.001, 0, 0, 0, 0, 0, 0]),
+    "worst token, k3": ({"divergence": "max_k3", "max_divergence": 0.91}, [1, 0.9995, 1.001, 0, 0, 0, 2, 2, 0.5]),
+    # e^|d| is 8, 2.5, 1 and 2, 3, 2: means 3.83 and 2.33
+    "mean error": ({"divergence": "mean_error", "max_divergence": 2.34}, [1, 0.9995, 1.001, 0, 0, 0, 2, 2, 0.5]),
+    "mean error, below": ({"divergence": "mean_error", "max_divergence": 2.33}, [1, 0.9995, 1.001, 0, 0, 0, 0, 0, 0]),
     "nothing left to normalise by": ({"keep_high": 0.1, "max_weight": None, "normalize": True}, [0] * 9),
 }
 
@@ -62,6 +70,21 @@ VARIANTS = {
 def test_weights_of_the_published_variants(settings: dict[str, object], weights: list[float]) -> None:
     rows = [[token(sampled=-math.log(ratio)) for ratio in row] for row in RATIOS]
     assert terms(ImportanceCorrection(**settings), rows).weight.tolist() == pytest.approx(weights)
+
+
+# -- cispo -------------------------------------------------------------------------------------------------------------
+
+
+def test_dispo_caps_by_the_sign_of_the_advantage_and_the_side_of_the_ratio() -> None:
+    method = CISPO(cap=11.0, floor=0.8, negative_cap=101.0, negative_floor=0.0)
+    ratios = [0.5, 0.9, 20.0, 200.0]
+    rows = [[token(now=-8.0, drift=math.log(ratio), A=advantage) for ratio in ratios] for advantage in (1.0, -1.0)]
+    batch = batch_of(rows)
+    policy, leaves = live_of(batch, rows)
+    make_plan(compose(method), [batch]).loss(batch, policy).loss.backward()
+    assert gradients(batch, leaves)["logp"].tolist() == pytest.approx(
+        [-g / 8 for g in (0.8, 0.9, 11, 11)] + [g / 8 for g in (0.5, 0.9, 20, 101)]
+    )
 
 
 # -- m2po --------------------------------------------------------------------------------------------------------------

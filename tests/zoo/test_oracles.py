@@ -37,7 +37,7 @@ def numbers(name, values, **choices):
 
 SETTINGS = [
     *grid("clip_higher", low=[0.2, 1.0, 0.0], high=[0.28, 0.0], dual_clip=[None, 1.5, 10.0]),
-    *grid("cispo", cap=[1.2, 5.0], floor=[None, 0.8]),
+    *grid("cispo", cap=[1.2, 5.0], floor=[None, 0.8], negative_cap=[None, 1.1], negative_floor=[None, 0.95]),
     *grid("s2t", max_prob=[0.002, 1.0], quantile=[0.75, 0.3, 0.0, 1.0], population=["candidates", "all"]),
     *grid("sapo", positive=[1.0, 0.0, 4.0], negative=[1.05, 0.0, 9.0]),
     *grid("mismatch", of=["old_logprobs", "logprobs"], to=["rollout_logprobs"]),
@@ -67,6 +67,12 @@ SETTINGS = [
         keep_high=[1.2, None],
         veto=[None, 0.7],
         normalize=[True, False],
+        denominator=["kept", "all"],
+    ),
+    *grid(
+        "importance_correction",
+        divergence=["max_k3", "max_k2", "mean_k2", "mean_k3", "mean_error"],
+        max_divergence=[0.02, 1.15],
         denominator=["kept", "all"],
     ),
     *numbers("kl", ".3", estimator=["k3", "k1", "k2", "k3_straight_through", "k3_unbiased"], cap=[10.0, None]),
