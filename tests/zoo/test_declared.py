@@ -123,7 +123,8 @@ CHOSEN = {
 
 def test_metrics_have_the_name_of_their_method() -> None:
     tensors = evidence()
-    batch = TokenBatch.from_padded(**tensors)
+    groups = torch.arange(len(tensors["response_mask"])) // 2
+    batch = TokenBatch.from_padded(**tensors, group_ids=groups)
     for cls in shipped():
         method = cls(**CHOSEN.get(cls.name, {}))
         out = method(batch, PolicyOutputs.from_padded(batch, **live(tensors)), state=method.init_state())
