@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 import pytest
+import torch
 
 import rlstab as r
 from rlstab import PolicyOutputs, TokenBatch
