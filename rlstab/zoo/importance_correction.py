@@ -96,7 +96,7 @@ class ImportanceCorrection(TokenObjective):
           k2 is the same on both sides; k3 counts a token more that is rarer to the sampler.
         - ``max_divergence`` (c): float in (0, inf) or None, default None. A response whose divergence is above it is
           rejected. Of 'mean_error' it is on the scale of a ratio, at least 1 to keep anything; NeMo-RL's recipe for
-          Nemotron 3 Nano has 2. For the others verl gives no value.
+          Nemotron 3 Nano has 2. verl's presets by 'mean_k3' have 0.01; of its others no value was found.
         - ``normalize``: bool, default False. Divide by the mean weight, so that the step is not smaller by truncation;
           verl's ``rollout_is_batch_normalize``, off there too.
         - ``denominator``: 'all' | 'kept', default 'all'. Whether rejected tokens leave the divisor. TRL, and IcePop's
