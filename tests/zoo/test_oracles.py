@@ -60,6 +60,12 @@ SETTINGS = [
     ),
     *grid(
         "importance_correction",
+        divergence=["max_k3", "max_k2", "mean_k2", "mean_k3", "mean_error"],
+        max_divergence=[0.02, 1.15],
+        denominator=["kept", "all"],
+    ),
+    *grid(
+        "importance_correction",
         level=["sequence", "geometric", "token"],
         min_weight=[0.95],
         max_weight=[None],
@@ -67,12 +73,6 @@ SETTINGS = [
         keep_high=[1.2, None],
         veto=[None, 0.7],
         normalize=[True, False],
-        denominator=["kept", "all"],
-    ),
-    *grid(
-        "importance_correction",
-        divergence=["max_k3", "max_k2", "mean_k2", "mean_k3", "mean_error"],
-        max_divergence=[0.02, 1.15],
         denominator=["kept", "all"],
     ),
     *numbers("kl", ".3", estimator=["k3", "k1", "k2", "k3_straight_through", "k3_unbiased"], cap=[10.0, None]),
