@@ -183,7 +183,7 @@ class TokenBatch(SequenceArithmetic):
             logprobs: ``(B, T)`` log-probs at the start of this optimizer step; None means ``old_logprobs``.
             extra: further ``(B, T)`` signals by name, for your own methods.
             sequence_ids: ``(B,)`` integers, stable identity of each row; None numbers the rows. Give them when an
-                optimizer step comes in parts and a method uses randomness.
+                optimizer step comes in parts: no two of its sequences may have one id.
             group_ids: ``(B,)`` integers, the prompt of each row. Give them where a method measures by group.
             live_ratio: see the class.
             signals: ``(B, T)`` signals that the objective ``needs``, by the names of :data:`SIGNALS`; ``truncated``
@@ -339,7 +339,7 @@ class TokenBatch(SequenceArithmetic):
 
     def _each(self, names: Iterable[str], change: Callable[[Tensor], Tensor]) -> TokenBatch:
         changed = {name: change(values) for name in names if isinstance(values := self.__dict__.get(name), Tensor)}
-        made = object.__new__(TokenBatch)  # less what was computed of this one, and without checking it all again
+        made = object.__new__(type(self))  # less what was computed of this one, and without checking it all again
         made.__dict__.update(
             {field.name: self.__dict__[field.name] for field in fields(self) if field.name in self.__dict__}
         )

@@ -223,8 +223,8 @@ def make_plan(
         kept_tokens, kept_sequences, tokens, sequences, live, penalised, invalid_count, repeated = totals
     if repeated:
         raise OutOfRange(
-            f"{int(repeated)} sequences of this optimizer step have the id of another one, so that random numbers "
-            f"would repeat. Give every response of all parts an id of its own: from_padded(sequence_ids=...)."
+            f"{int(repeated)} sequences of this optimizer step have the id of one in another part, so that random "
+            f"numbers would repeat. Give every response of all parts an id of its own: from_padded(sequence_ids=...)."
         )
     if invalid_count:
         raise _misfit(objective, planned, state, int(invalid_count))
@@ -306,12 +306,16 @@ def _tally(part: Part) -> Tensor:
 
 
 def _repeated(parts: Sequence[TokenBatch]) -> Tensor:
-    """``(1,)`` float64: how many sequences with tokens have the id of another one on this rank."""
-    if not parts:
-        return torch.zeros(1, dtype=torch.float64)
-    ids, order = torch.cat([part.sequence_ids for part in parts]).sort()
+    """``(1,)`` float64: how many sequences with tokens have the id of one in another part of this rank.
+
+    Within a part a host may name equal responses alike: by what they say, the id is the same in every cut.
+    """
+    if len(parts) < 2:
+        return torch.zeros(1, dtype=torch.float64, device=parts[0].sequence_ids.device if parts else None)
+    ids, order = torch.cat([part.sequence_ids for part in parts]).sort(stable=True)
+    place = torch.cat([torch.full_like(part.sequence_ids, place) for place, part in enumerate(parts)])[order]
     filled = torch.cat([part.lengths for part in parts])[order] > 0
-    return ((ids.diff() == 0) & filled[1:] & filled[:-1]).count_nonzero().double().view(1)
+    return ((ids.diff() == 0) & (place.diff() != 0) & filled[1:] & filled[:-1]).count_nonzero().double().view(1)
 
 
 def _misfit(objective: TokenObjective, parts: Sequence[Part], state: State, count: int) -> MethodError:

@@ -370,7 +370,6 @@ MISTAKES: dict[type, dict] = {
         "a reference of probabilities": plan(KLPenalty(), batch=batch_of(changed(ref=0.9))),
         "negative entropies": plan(S2TMask(), batch=batch_of(changed(H=-0.5))),
         "sequence ids twice over parts": plan_of(batch_of(ROWS[:1]), batch_of(ROWS[1:])),
-        "sequence ids twice in a part": plan_of(batch_of(ROWS, [4, 4])),
         "a loss taken twice": taken_twice,
         "a piece that nobody measured": lambda: make_plan(compose(), [batch_of(ROWS)]).piece(batch_of(ROWS, [0, 9])),
         "a piece of part of a sequence": lambda: make_plan(compose(), [batch_of(ROWS)]).piece(batch_of([ROWS[0][:2]])),
