@@ -1,5 +1,6 @@
 """KL to a reference policy, the sampler or the old policy, by five estimators."""
 
+from collections.abc import Set
 from typing import Annotated, Literal
 
 from torch import Tensor
@@ -142,6 +143,11 @@ class KLPenalty(Anchored, TokenObjective):
     estimator: Literal["k1", "k2", "k3", "k3_straight_through", "k3_unbiased"] = "k3"
     cap: Annotated[float | None, Range(gt=0)] = 10.0
     anchor: Literal["reference", "rollout", "old"] = "reference"
+
+    @property
+    def reads_drift(self) -> Set[str]:
+        # k1 has the slope 1 also where the policies are one
+        return frozenset({"live"} if self.anchor == "old" and self.estimator != "k1" else ())
 
     def in_words(self) -> dict[str, str]:
         capped = self.estimator.startswith("k3") and self.cap is not None
