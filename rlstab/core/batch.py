@@ -33,8 +33,9 @@ IMPOSSIBLE = {
     **dict.fromkeys(("old_logprobs", "logprobs", "ref_logprobs", "rollout_logprobs", "max_logprobs"), 1),
     **{"log_kept_mass": 1, "entropies": -1, "sum_p_sq": -1},
 }
-#: By so much, in nats, a value may lie beyond 0: what float32 makes of logits in the thousands is off by 3e-4.
-ROUNDING = 1e-3
+#: By so much, in nats, a value may lie beyond 0: what float32 makes of logits in the thousands is off by 3e-4. Some
+#: hosts make entropies in bfloat16, as a difference of numbers that it holds to 0.5 up to 128.
+ROUNDING = {**dict.fromkeys(IMPOSSIBLE, 1e-3), "entropies": 1.0}
 #: Evidence that every batch has and not every method reads. A host that makes it for nobody wastes a forward.
 BASICS = frozenset({"logprobs", "old_logprobs"})
 #: Signals that mark tokens: of any dtype, and perhaps one for a whole response.

@@ -337,6 +337,7 @@ def _refuse_impossible(objective: TokenObjective, parts: Sequence[TokenBatch], c
     """Refuse NaN and Inf in what is read, and values beyond what a signal can be."""
     names = ["old_logprobs", "logprobs", "advantages", *sorted(objective.needs - BASICS)]
     signed = [name for name in names if name in IMPOSSIBLE]
+    most = torch.tensor([ROUNDING[name] for name in signed], dtype=torch.float64)
     counts = torch.zeros(2, len(names), dtype=torch.float64)
     for part in filter(len, parts):
         present = dict(part.per_token())
@@ -344,13 +345,13 @@ def _refuse_impossible(objective: TokenObjective, parts: Sequence[TokenBatch], c
         sums = [present[name].sum().double() for name in names]
         highest = [excess(name, present[name]).amax().double() for name in signed]
         seen = torch.stack(sums + highest).cpu()  # one wait for the device
-        if bool(seen.isfinite().all()) and bool((seen[len(names) :] <= ROUNDING).all()):
+        if bool(seen.isfinite().all()) and bool((seen[len(names) :] <= most).all()):
             continue
         for column, name in enumerate(names):
             finite = present[name].isfinite()
             counts[0, column] += float((~finite).sum())
             if name in IMPOSSIBLE:
-                counts[1, column] += float((finite & (excess(name, present[name]) > ROUNDING)).sum())
+                counts[1, column] += float((finite & (excess(name, present[name]) > ROUNDING[name])).sum())
     nonfinite, impossible = (
         ", ".join(f"{int(count)} in '{name}'" for name, count in zip(names, row, strict=True) if count)
         for row in comm.sum(counts.view(-1)).view(2, -1).tolist()
