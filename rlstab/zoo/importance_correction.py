@@ -149,9 +149,10 @@ class ImportanceCorrection(TokenObjective):
     Source:
         F. Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training", 2025, a blog post
         (TIS); Ling Team, "Every Step Evolves: Scaling Reinforcement Learning for Trillion-Scale Thinking Model", 2025,
-        arXiv 2510.18855 (IcePop); Y. Li, J. Liu et al., "Trust Region Masking for Long-Horizon LLM Reinforcement Learning",
-        2025, arXiv 2512.23075 (the worst token). Common code: verl-project/verl ``verl/trainer/ppo/rollout_corr_helper.py``,
-        huggingface/trl ``trl/trainer/grpo_trainer.py``, allenai/open-instruct ``open_instruct/grpo_utils.py``,
+        arXiv 2510.18855 (IcePop); Y. Li, J. Liu et al., "Trust Region Masking for Long-Horizon LLM Reinforcement
+        Learning", 2025, arXiv 2512.23075 (the worst token). Common code: verl-project/verl
+        ``verl/trainer/ppo/rollout_corr_helper.py``, huggingface/trl ``trl/trainer/grpo_trainer.py``,
+        allenai/open-instruct ``open_instruct/grpo_utils.py``,
         NVIDIA-NeMo/RL ``nemo_rl/algorithms/loss/loss_functions.py``, ``nemo_rl/algorithms/grpo.py``
         (``compute_and_apply_seq_logprob_error_masking``).
     """
