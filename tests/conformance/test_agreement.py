@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 
 import pytest
@@ -12,14 +11,13 @@ from rlstab.testing.tolerances import REORDERED
 from tests.conformance.agreements import AGREEMENTS
 from tests.conformance.deviations import DEVIATIONS
 from tests.conformance.inputs import inputs
-from tests.conformance.recorded import apart, load
+from tests.conformance.recorded import any_sign, apart, load
 
 
 @pytest.fixture(autouse=True)
-def any_sign(monkeypatch):
-    """The stored tensors hold reference log-probs above 0, which published code takes: compare the arithmetic."""
-    for module in ("plan", "loss"):
-        monkeypatch.setattr(f"rlstab.core.{module}.ROUNDING", math.inf)
+def as_stored():
+    with any_sign():
+        yield
 
 
 CHOICES = ("inputs", "parts", "dtype", "settings", "selected")
