@@ -33,8 +33,9 @@ IMPOSSIBLE = {
     **dict.fromkeys(("old_logprobs", "logprobs", "ref_logprobs", "rollout_logprobs", "max_logprobs"), 1),
     **{"log_kept_mass": 1, "entropies": -1, "sum_p_sq": -1},
 }
-#: By so much, in nats, a value may lie beyond 0: what float32 makes of logits in the thousands is off by 3e-4.
-ROUNDING = 1e-3
+#: By so much, in nats, a value may lie beyond 0: what float32 makes of logits in the thousands is off by 3e-4. Some
+#: hosts make entropies in bfloat16, as a difference of numbers that it holds to 0.5 up to 128.
+ROUNDING = {**dict.fromkeys(IMPOSSIBLE, 1e-3), "entropies": 1.0}
 #: Evidence that every batch has and not every method reads. A host that makes it for nobody wastes a forward.
 BASICS = frozenset({"logprobs", "old_logprobs"})
 #: Signals that mark tokens: of any dtype, and perhaps one for a whole response.
@@ -183,7 +184,7 @@ class TokenBatch(SequenceArithmetic):
             logprobs: ``(B, T)`` log-probs at the start of this optimizer step; None means ``old_logprobs``.
             extra: further ``(B, T)`` signals by name, for your own methods.
             sequence_ids: ``(B,)`` integers, stable identity of each row; None numbers the rows. Give them when an
-                optimizer step comes in parts and a method uses randomness.
+                optimizer step comes in parts: no two of its sequences may have one id.
             group_ids: ``(B,)`` integers, the prompt of each row. Give them where a method measures by group.
             live_ratio: see the class.
             signals: ``(B, T)`` signals that the objective ``needs``, by the names of :data:`SIGNALS`; ``truncated``
@@ -339,7 +340,7 @@ class TokenBatch(SequenceArithmetic):
 
     def _each(self, names: Iterable[str], change: Callable[[Tensor], Tensor]) -> TokenBatch:
         changed = {name: change(values) for name in names if isinstance(values := self.__dict__.get(name), Tensor)}
-        made = object.__new__(TokenBatch)  # less what was computed of this one, and without checking it all again
+        made = object.__new__(type(self))  # less what was computed of this one, and without checking it all again
         made.__dict__.update(
             {field.name: self.__dict__[field.name] for field in fields(self) if field.name in self.__dict__}
         )

@@ -246,7 +246,7 @@ def loss_of_part(
 
 def _without_impossible(known: Tensor, name: str, policy: PolicyOutputs, where: Tensor | None) -> Tensor:
     """``known`` with NaN where a live output is beyond what it can be: other places may hold any finite value."""
-    beyond = greater(excess(name, policy.signal(name).detach()), ROUNDING)
+    beyond = greater(excess(name, policy.signal(name).detach()), ROUNDING[name])
     return known.masked_fill_(beyond if where is None else beyond & where, torch.nan)
 
 

@@ -223,8 +223,8 @@ def make_plan(
         kept_tokens, kept_sequences, tokens, sequences, live, penalised, invalid_count, repeated = totals
     if repeated:
         raise OutOfRange(
-            f"{int(repeated)} sequences of this optimizer step have the id of another one, so that random numbers "
-            f"would repeat. Give every response of all parts an id of its own: from_padded(sequence_ids=...)."
+            f"{int(repeated)} sequences of this optimizer step have the id of one in another part, so that random "
+            f"numbers would repeat. Give every response of all parts an id of its own: from_padded(sequence_ids=...)."
         )
     if invalid_count:
         raise _misfit(objective, planned, state, int(invalid_count))
@@ -306,12 +306,16 @@ def _tally(part: Part) -> Tensor:
 
 
 def _repeated(parts: Sequence[TokenBatch]) -> Tensor:
-    """``(1,)`` float64: how many sequences with tokens have the id of another one on this rank."""
-    if not parts:
-        return torch.zeros(1, dtype=torch.float64)
-    ids, order = torch.cat([part.sequence_ids for part in parts]).sort()
+    """``(1,)`` float64: how many sequences with tokens have the id of one in another part of this rank.
+
+    Within a part a host may name equal responses alike: by what they say, the id is the same in every cut.
+    """
+    if len(parts) < 2:
+        return torch.zeros(1, dtype=torch.float64, device=parts[0].sequence_ids.device if parts else None)
+    ids, order = torch.cat([part.sequence_ids for part in parts]).sort(stable=True)
+    place = torch.cat([torch.full_like(part.sequence_ids, place) for place, part in enumerate(parts)])[order]
     filled = torch.cat([part.lengths for part in parts])[order] > 0
-    return ((ids.diff() == 0) & filled[1:] & filled[:-1]).count_nonzero().double().view(1)
+    return ((ids.diff() == 0) & (place.diff() != 0) & filled[1:] & filled[:-1]).count_nonzero().double().view(1)
 
 
 def _misfit(objective: TokenObjective, parts: Sequence[Part], state: State, count: int) -> MethodError:
@@ -333,6 +337,7 @@ def _refuse_impossible(objective: TokenObjective, parts: Sequence[TokenBatch], c
     """Refuse NaN and Inf in what is read, and values beyond what a signal can be."""
     names = ["old_logprobs", "logprobs", "advantages", *sorted(objective.needs - BASICS)]
     signed = [name for name in names if name in IMPOSSIBLE]
+    most = torch.tensor([ROUNDING[name] for name in signed], dtype=torch.float64)
     counts = torch.zeros(2, len(names), dtype=torch.float64)
     for part in filter(len, parts):
         present = dict(part.per_token())
@@ -340,13 +345,13 @@ def _refuse_impossible(objective: TokenObjective, parts: Sequence[TokenBatch], c
         sums = [present[name].sum().double() for name in names]
         highest = [excess(name, present[name]).amax().double() for name in signed]
         seen = torch.stack(sums + highest).cpu()  # one wait for the device
-        if bool(seen.isfinite().all()) and bool((seen[len(names) :] <= ROUNDING).all()):
+        if bool(seen.isfinite().all()) and bool((seen[len(names) :] <= most).all()):
             continue
         for column, name in enumerate(names):
             finite = present[name].isfinite()
             counts[0, column] += float((~finite).sum())
             if name in IMPOSSIBLE:
-                counts[1, column] += float((finite & (excess(name, present[name]) > ROUNDING)).sum())
+                counts[1, column] += float((finite & (excess(name, present[name]) > ROUNDING[name])).sum())
     nonfinite, impossible = (
         ", ".join(f"{int(count)} in '{name}'" for name, count in zip(names, row, strict=True) if count)
         for row in comm.sum(counts.view(-1)).view(2, -1).tolist()

@@ -189,7 +189,8 @@ class Slope:
         return cls(rows.top, min_p, **{name: term * scale for name, term in terms.items()})
 
     def __getitem__(self, span: slice) -> Slope:
-        return replace(self, **{name: part[span] for name, part in vars(self).items() if isinstance(part, Tensor)})
+        parts: dict[str, Any] = {name: part[span] for name, part in vars(self).items() if isinstance(part, Tensor)}
+        return replace(self, **parts)
 
     def of_tile(self, logits: Tensor, ids: Tensor, first: int, out: Tensor) -> Tensor:
         """Write the gradient of a tile whose vocabulary starts at ``first`` into ``out``; spoils ``logits``."""

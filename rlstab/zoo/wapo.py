@@ -58,7 +58,7 @@ class WAPO(TokenObjective):
     Pitfalls:
         It expects the advantages of the estimator 'dr_grpo': divided by a standard deviation, a group with one winner
         in many would count for more. A group pulls in proportion to its winners. Entropy still falls if all winners are
-        alike. It needs ``group_ids``: without them, every response counts as a separate group.
+        alike. It needs ``group_ids``: without them it is refused.
 
     Example:
         Two groups of two responses with two tokens each; only the first has a winner. With length 4 each of its tokens

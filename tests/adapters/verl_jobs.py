@@ -119,7 +119,10 @@ def rollout(
         "input_ids": [torch.cat(pair) for pair in zip(prompts, responses, strict=True)],
         "response_mask": like(lambda n: torch.ones(n, dtype=torch.int64)),
         **{
-            name: [values + 0.2 * torch.randn(len(values), generator=draw) for values in scored(prompts, responses)]
+            name: [
+                (values + 0.2 * torch.randn(len(values), generator=draw)).clamp(max=0)
+                for values in scored(prompts, responses)
+            ]
             for name in ("old_log_probs", "rollout_log_probs", "ref_log_prob")
         },
         "advantages": [torch.full((len(ids),), (place % 5 - 2) / 2) for place, ids in enumerate(responses)],

@@ -44,14 +44,14 @@ def test_the_loss_and_its_backward_wait_for_nothing(methods):
 @pytest.mark.parametrize(
     ("methods", "most"),
     [
-        ((ClipHigher(),), {"plan": 36, "loss": 51, "backward": 8}),
-        ((ClipHigher(), S2TMask(), STARE()), {"plan": 93, "loss": 53, "backward": 8}),
-        ((ClipHigher(dual_clip=3.0), S2TMask(), STARE()), {"plan": 93, "loss": 59, "backward": 8}),
+        ((ClipHigher(),), {"plan": 26, "loss": 51, "backward": 8}),
+        ((ClipHigher(), S2TMask(), STARE()), {"plan": 83, "loss": 53, "backward": 8}),
+        ((ClipHigher(dual_clip=3.0), S2TMask(), STARE()), {"plan": 83, "loss": 59, "backward": 8}),
     ],
     ids=["clip", "clip, S2T, STARE", "dual clip, S2T, STARE"],
 )
 def test_launches_of_a_part(methods, most):
-    """No more than today; a larger number needs a reason."""
+    """No more than today; a larger number needs a reason: six in a loss count log-probs above 0."""
     launches = of_a_part(*methods).launches
     assert launches.keys() == most.keys()
     assert {phase: count for phase, count in launches.items() if count > most[phase]} == {}

@@ -368,9 +368,8 @@ MISTAKES: dict[type, dict] = {
         "group_ids as a list": padded(group_ids=["a", "b"]),
         "probabilities for log-probs": plan(batch=batch_of(changed(old=0.5))),
         "a reference of probabilities": plan(KLPenalty(), batch=batch_of(changed(ref=0.9))),
-        "negative entropies": plan(S2TMask(), batch=batch_of(changed(H=-0.5))),
+        "negative entropies": plan(S2TMask(), batch=batch_of(changed(H=-1.5))),
         "sequence ids twice over parts": plan_of(batch_of(ROWS[:1]), batch_of(ROWS[1:])),
-        "sequence ids twice in a part": plan_of(batch_of(ROWS, [4, 4])),
         "a loss taken twice": taken_twice,
         "a piece that nobody measured": lambda: make_plan(compose(), [batch_of(ROWS)]).piece(batch_of(ROWS, [0, 9])),
         "a piece of part of a sequence": lambda: make_plan(compose(), [batch_of(ROWS)]).piece(batch_of([ROWS[0][:2]])),
@@ -479,7 +478,7 @@ MISTAKES: dict[type, dict] = {
         "NaN that only another method reads": plan(batch=batch_of(changed(old=-INF, H=NAN))),
         "a live log-prob above 0": whole(policy=lambda live: replace(live, logprobs=live.logprobs.exp())),
         "a live entropy below 0": whole(
-            compose(EntropyBonus()), lambda live: replace(live, entropies=-1 - live.entropies)
+            compose(EntropyBonus()), lambda live: replace(live, entropies=-2 - live.entropies)
         ),
         "advantages at the edge of float32": whole(policy=lambda live: live, rows=LOUD, dtype=torch.float32),
     },
@@ -590,16 +589,16 @@ def test_a_loss_that_is_only_looked_at_needs_no_gradient():
 
 
 def test_what_rounding_makes_is_no_mistake():
-    """float32 makes at most 3e-4 of logits in the thousands; bfloat16 and a log-softmax make no log-prob above 0."""
-    batch = batch_of(changed(old=5e-4, H=-5e-4, ref=5e-4, now=5e-4, rollout=5e-4))
+    """float32 makes at most 3e-4 of logits in the thousands; hosts make entropies in bfloat16 that are off by 0.5."""
+    batch = batch_of(changed(old=5e-4, H=-0.4, ref=5e-4, now=5e-4, rollout=5e-4))
     objective = compose(S2TMask(), KLPenalty(), EntropyBonus())
-    policy = live_of(batch, changed(logp=5e-4, live_H=-5e-4))[0]
+    policy = live_of(batch, changed(logp=5e-4, live_H=-0.4))[0]
     assert objective(batch, policy).nonfinite == 0
 
 
 def test_what_nothing_reads_may_be_impossible():
     """Off the rows that a plan names live outputs may hold anything finite, and signals that no method needs too."""
-    rows = changed(A=0.0, H=-1.0, logp=0.7, live_H=-1.0)
+    rows = changed(A=0.0, H=-2.0, logp=0.7, live_H=-2.0)
     batch = batch_of(rows)
     assert compose(ClipHigher())(batch, live_of(batch, rows)[0]).nonfinite == 0
     assert compose(EntropyBonus(coefficient=0.0))(batch_of(changed(H=0.1)), live_of(batch, ROWS)[0]).nonfinite == 0

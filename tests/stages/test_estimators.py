@@ -63,7 +63,7 @@ BY_REWARDS: list[tuple[AdvantageEstimator, Callable[[Group], Group]]] = [
 ]
 
 
-@pytest.mark.parametrize(("estimator", "expected"), BY_REWARDS, ids=lambda one: repr(one)[:30])
+@pytest.mark.parametrize(("estimator", "expected"), BY_REWARDS, ids=[repr(estimator) for estimator, _ in BY_REWARDS])
 def test_by_the_rewards_of_a_group(estimator: AdvantageEstimator, expected: Callable[[Group], Group]) -> None:
     for seed in range(2):
         whole = drawn(seed, graded=True)

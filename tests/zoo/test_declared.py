@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 import pytest
+import torch
 
 import rlstab as r
 from rlstab import PolicyOutputs, TokenBatch
@@ -123,7 +124,8 @@ CHOSEN = {
 
 def test_metrics_have_the_name_of_their_method() -> None:
     tensors = evidence()
-    batch = TokenBatch.from_padded(**tensors)
+    groups = torch.arange(len(tensors["response_mask"])) // 2
+    batch = TokenBatch.from_padded(**tensors, group_ids=groups)
     for cls in shipped():
         method = cls(**CHOSEN.get(cls.name, {}))
         out = method(batch, PolicyOutputs.from_padded(batch, **live(tensors)), state=method.init_state())

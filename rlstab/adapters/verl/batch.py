@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,9 +64,7 @@ class MiniBatch:
         return cls(
             columns=columns,
             truncated=torch.tensor([not len(ids) or int(ids[-1]) not in ends for ids in responses], device=device),
-            sequence_ids=_hashes(
-                _told_apart([b"|".join((a.tobytes(), b.tobytes(), _bytes(c))) for a, b, c in named]), device
-            ),
+            sequence_ids=_hashes([b"|".join((a.tobytes(), b.tobytes(), _bytes(c))) for a, b, c in named], device),
             group_ids=_hashes([_bytes(uid) for uid in _listed(uids)], device),
         )
 
@@ -147,16 +144,6 @@ def _listed(values: Any) -> list[Any]:
 
 def _bytes(value: Any) -> bytes:
     return value if isinstance(value, bytes) else str(value).encode()
-
-
-def _told_apart(rows: list[bytes]) -> list[bytes]:
-    """Equal ones numbered after the first: two responses of a rank may have the same tokens."""
-    seen: Counter[bytes] = Counter()
-    for place, row in enumerate(rows):
-        seen[row] += 1
-        if seen[row] > 1:
-            rows[place] = row + b"|%d" % seen[row]
-    return rows
 
 
 def _hashes(values: list[bytes], device: torch.device | str) -> Tensor:
