@@ -574,6 +574,43 @@ def fipo(checkout: str) -> dict[str, Any]:
     return _recorded("modelscope/ms-swift", checkout, functions, how, loss, cases)
 
 
+def prime_rl(checkout: str) -> dict[str, Any]:
+    names = ("compute_loss", "default_loss_fn", "ipo_loss_fn", "compute_importance_ratio_and_mismatch_kl", "_safe_mean")
+    made = {"LossInputs": types.SimpleNamespace, "LossOutputs": types.SimpleNamespace}
+    path = "src/prime_rl/trainer/rl/loss.py"
+    code = _compiled(checkout, path, *names, **made)
+
+    def loss(values: dict[str, Tensor], live: Tensor, type: str, rl_scale: int, **chosen: float) -> Tensor:
+        """Where no engine spoke, the old policy is the one that sampled."""
+        one = {"default": code.default_loss_fn, "ipo": code.ipo_loss_fn}[type]
+        sampler = values.get("rollout", values["old"])
+        rows = [list(every) for every in (live, sampler, values["advantages"], values["mask"].bool())]
+        streams = dict.fromkeys(("ref_logprobs", "rl_weights", "ce_weights", "ref_kl_weights"))
+        total, _ = code.compute_loss(
+            **dict(zip(("trainer_logprobs", "inference_logprobs", "advantages", "loss_mask"), rows, strict=True)),
+            **streams,
+            **{"rl_scale": rl_scale, "ce_scale": 1, "ref_kl_scale": 1},
+            rl_loss_fn=lambda inputs: one(inputs, Config(chosen)),
+        )
+        return total
+
+    def settings(type: str, inputs: str, cut: str | None = None, kl_tau: float = 1e-3, **bounds: float) -> Any:
+        scale = int(tensors(inputs)["mask"].sum())
+        return inputs, {"cut": cut, "type": type, "rl_scale": scale, "adv_tau": 1.0, "kl_tau": kl_tau, **bounds}
+
+    wide, narrow = ({"dppo_mask_low": low, "dppo_mask_high": high} for low, high in ((0.2, 0.2), (0.05, 0.02)))
+    cases = {
+        "default": settings("default", "ratios", **wide),
+        "default, ragged": settings("default", "main", "ragged", **wide),
+        "default, 0.05, 0.02, tau 0.3": settings("default", "ratios", None, 0.3, **narrow),
+        "ipo": settings("ipo", "ratios", ipo_threshold=0.1),
+        "ipo, ragged": settings("ipo", "main", "ragged", ipo_threshold=0.1),
+        "ipo, 0.02, tau 0.3": settings("ipo", "ratios", None, 0.3, ipo_threshold=0.02),
+    }
+    how = "The functions, called on the stored rows with the number of tokens of the whole step."
+    return _recorded("PrimeIntellect-ai/prime-rl", checkout, f"{path}: {', '.join(names[:3])}", how, loss, cases)
+
+
 # -- mit-han-lab/vcpo --------------------------------------------------------------------------------------------------
 
 

@@ -18,6 +18,7 @@
     python -m benchmarks published ar       CHECKOUT              # zhyang2226/AR-Lopti
     python -m benchmarks published fipo     CHECKOUT              # modelscope/ms-swift
     python -m benchmarks published vcpo     CHECKOUT              # mit-han-lab/vcpo
+    python -m benchmarks published prime_rl CHECKOUT              # PrimeIntellect-ai/prime-rl
 
 What is recorded from a checkout is in :mod:`benchmarks.authors`.
 A step in parts is run as its trainer runs it: one call of the published loss for each part, one backward each,

@@ -20,7 +20,7 @@ _STACK = "s2t 0.002 0.75 candidates, stream_weight 1.0, token_mean, goldilocks 2
 #: Methods and stages with their settings in order, and the estimator: a second copy of the published values, so that
 #: none changes unnoticed.
 PUBLISHED = {
-    "grpo": "clip_higher 0.2 0.2 None, kl 0.04 k3 None, sequence_mean, grpo",
+    "grpo": "clip_higher 0.2 0.2 None, kl 0.04 k3 None reference, sequence_mean, grpo",
     "dapo": "clip_higher 0.2 0.28 None, token_mean, grpo",
     "dr_grpo": "clip_higher 0.2 0.2 None, constant_length 3000, dr_grpo",
     "grpo_plus": "clip_higher 0.2 0.28 None, token_mean, truncated_mask kept, grpo",
@@ -33,7 +33,7 @@ PUBLISHED = {
     "kl_cov": "kl_cov 0.002 1.0, token_mean, grpo",
     "steer": "clip_higher 0.2 0.28 10.0, steer 1.0 0.8 exponential, token_mean, grpo",
     "fipo": "clip_higher 0.2 0.28 10.0, fipo 32.0 1.0 1.2 10.0 10.0, token_mean, grpo",
-    "ar": "ar 0.2, clip_higher 0.2 0.24 10.0, kl 0.001 k3 10.0, token_mean, grpo",
+    "ar": "ar 0.2, clip_higher 0.2 0.24 10.0, kl 0.001 k3 10.0 reference, token_mean, grpo",
     "wapo": "clip_higher 1.0 9.0 None, wapo 8192, dr_grpo",
     "cispo": "cispo 5.0 None, token_mean, grpo",
     "gspo": "clip_higher 0.0003 0.0004 None, gspo, sequence_mean, grpo",
@@ -44,7 +44,7 @@ PUBLISHED = {
     "ce_gppo": "ce_gppo 0.2 0.2 0.75 1.0 10.0, token_mean, grpo",
     "aspo": "aspo 0.2 0.4 0.2 3.0, token_mean, grpo",
     "vespo": "token_mean, vespo 2.0 3.0 3.0 2.0 old, grpo",
-    "dppo": "constant_length 8192, dppo tv 0.15 0.15 10000.0 rollout, dr_grpo",
+    "dppo": "constant_length 8192, dppo tv 0.15 0.15 10000.0 rollout away, dr_grpo",
     "cppo": "constant_length 16384, cppo 0.15 0.8 0.02 0.9 rollout, dr_grpo",
     "drpo": "constant_length 8192, drpo 12.5 rollout, dr_grpo",
     "m2po": "m2po 0.04, token_mean, grpo",

@@ -76,8 +76,9 @@ def check_reference(
 
 
 def kl_settings(objective: TokenObjective, name: str) -> list[Any]:
-    """The values of a setting of ``kl`` in the objective, without 0 and None."""
-    values = {getattr(leaf.method, name, None) for leaf in walk(objective) if leaf.method.name == "kl"}
+    """The values of a setting of every ``kl`` to the reference in the objective, without 0 and None."""
+    methods = (leaf.method for leaf in walk(objective))
+    values = {getattr(kl, name, None) for kl in methods if kl.name == "kl" and "ref_logprobs" in kl.needs}
     return sorted(value for value in values if value)
 
 
@@ -92,7 +93,8 @@ def require_one_correction(objective: TokenObjective, setting: str, off: str) ->
     Raises:
         ConfigError: names the method.
     """
-    acting = [leaf for leaf in walk(objective) if leaf.method.writes - {"lr_scale"}]
+    # a penalty towards the sampler changes no weight of the policy term
+    acting = [leaf for leaf in walk(objective) if leaf.method.writes - {"lr_scale", "penalties"}]
     own = [leaf.name for leaf in acting if "rollout_logprobs" in leaf.method.needs]
     if own:
         raise ConfigError(

@@ -25,6 +25,7 @@ GRPO_FAMILY: Mapping[str, Preset] = {
             "kl.coefficient": "arXiv 2402.03300 section 4.2: 0.04",
             "kl.estimator": "arXiv 2402.03300 eq. 4: k3",
             "kl.cap": "arXiv 2402.03300 eq. 4 has none",
+            "kl.anchor": "arXiv 2402.03300 eq. 4: pi_ref",
         },
     ),
     "dapo": Preset(

@@ -66,6 +66,7 @@ OFF_POLICY: Mapping[str, Preset] = {
             "dppo.low": f"{_DPPO}: 0.15",
             "dppo.cap": f"{_DPPO}: 10000.0",
             "dppo.anchor": f"{_DPPO}: bypass_mode",
+            "dppo.stops": f"{_DPPO}: dppo_tv",
             "constant_length.length": f"{_DPPO}: max_response_length 8192; set it to yours",
         },
     ),

@@ -145,6 +145,7 @@ TOKENS: Mapping[str, Preset] = {
             "kl.coefficient": f"{_AR}: 0.001",
             "kl.estimator": f"{_AR}: low_var_kl, which is k3",
             "kl.cap": "zhyang2226/AR-Lopti verl/trainer/ppo/core_algos.py: 10",
+            "kl.anchor": f"{_AR}: use_kl_loss, to the reference",
         },
     ),
     "wapo": Preset(

@@ -1,33 +1,46 @@
-"""What the methods share that compare the live policy with one that is chosen: the sampler, or the old policy."""
+"""What the methods share that compare the live policy with one that is chosen: the sampler, the old, the reference."""
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from typing import Literal
 
 from torch import Tensor
 
-from rlstab import Constants, TokenBatch
+from rlstab import Constants, PolicyOutputs, TokenBatch
+
+#: The signal of each anchor, and its policy in words.
+_ANCHORS: Mapping[str, tuple[str, str]] = {
+    "rollout": ("rollout_logprobs", "the sampler"),
+    "old": ("old_logprobs", "the old policy"),
+    "reference": ("ref_logprobs", "the reference policy"),
+}
 
 
 class Anchored:
     """Base of a method with a setting ``anchor``."""
 
-    anchor: Literal["rollout", "old"]
+    anchor: Literal["reference", "rollout", "old"]
 
     @property
     def needs(self) -> Set[str]:
-        """The log-probs of the sampler, with this anchor; those of the old policy are always there."""
-        return frozenset({"rollout_logprobs"} if self.anchor == "rollout" else ())
+        """The log-probs of the anchor; those of the old policy are always there."""
+        return frozenset({_ANCHORS[self.anchor][0]} - {"old_logprobs"})
 
     @property
     def anchored_at(self) -> str:
         """The policy that the live one is compared with."""
-        return {"rollout": "the sampler", "old": "the old policy"}[self.anchor]
+        return _ANCHORS[self.anchor][1]
 
-    def live_and_anchor(self, batch: TokenBatch) -> Callable[[Constants], tuple[Tensor, Tensor]]:
-        """Gives ``(n,)`` nats each, without gradient: log-probs of the two policies.
+    def anchor_of(self, batch: TokenBatch) -> Callable[[PolicyOutputs], Tensor]:
+        """Gives the ``(n,)`` log-probs of the anchor, nats, without gradient, from the live outputs held constant.
 
         Where the live policy is its own denominator, it is its own anchor.
         """
-        own = self.anchor == "old" and batch.live_ratio
-        anchor = None if own else batch.signal(f"{self.anchor}_logprobs")
-        return lambda constants: (constants.anchor.logprobs, constants.anchor.logprobs if anchor is None else anchor)
+        if self.anchor == "old" and batch.live_ratio:
+            return lambda constant: constant.logprobs
+        anchor = batch.signal(_ANCHORS[self.anchor][0])
+        return lambda constant: anchor
+
+    def live_and_anchor(self, batch: TokenBatch) -> Callable[[Constants], tuple[Tensor, Tensor]]:
+        """Gives ``(n,)`` nats each, without gradient: log-probs of the two policies."""
+        anchor = self.anchor_of(batch)
+        return lambda constants: (constants.anchor.logprobs, anchor(constants.anchor))

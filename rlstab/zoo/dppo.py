@@ -31,7 +31,8 @@ class DPPO(Anchored, TokenObjective):
             M    = 0 if A > 0, p > q and D > d_high,  or A < 0, p < q and D > d_low;  else 1
             pull = M min(r, C)
 
-        d_high is ``high``, d_low ``low``, C ``cap``. The gradient of a token is pull A times that of its log-prob.
+        d_high is ``high``, d_low ``low``, C ``cap``. With ``stops="all"`` the conditions on p and q fall away: M = 0
+        also where the step would bring the token back. The gradient of a token is pull A times that of its log-prob.
 
     Reads:
         - ``rollout_logprobs`` (n,), nats: the anchor, with ``anchor="rollout"``.
@@ -53,6 +54,8 @@ class DPPO(Anchored, TokenObjective):
           3. The official scripts have 10000, which is none.
         - ``anchor``: 'rollout' | 'old', default 'rollout'. The policy that r and D compare with. The paper: the region
           has to be around the policy that sampled, and recomputed log-probs are worse.
+        - ``stops``: 'away' | 'all', default 'away'. Of the tokens beyond the bound, those that would move further away,
+          or all of them. prime-rl's ``ipo`` loss is 'all', with 0.1 for both bounds.
 
     State:
         none
@@ -70,7 +73,8 @@ class DPPO(Anchored, TokenObjective):
           in bypass mode, and read the bounds from ``clip_ratio``, whose default of 0.2 means something else there.
         - From verl: it prints -M min(r, C) A l, with l the live log-prob, and the value here is -M min(r, C) A. The
           gradients are equal. Its cap is ``clip_ratio_c``, which is 3 where it is not set.
-        - From prime-rl: its default loss adds 0.001 (ln r)^2 on every token, and has no cap.
+        - From prime-rl: its default and its ``ipo`` loss have no cap, and add 0.001 (ln r)^2 on every token, which is
+          ``kl`` with anchor 'rollout', estimator 'k2' and coefficient 0.002.
 
     Pitfalls:
         The region is wide: from 0.5 a token may go to 0.65, from 0.01 to 0.16. With the anchor 'rollout' the ratio is
@@ -100,7 +104,7 @@ class DPPO(Anchored, TokenObjective):
         arXiv 2602.04879. Reference code: sail-sg/Stable-RL ``verl/trainer/ppo/core_algos.py``
         (``compute_policy_loss_with_mask``, commit c6af1d1). Code of others: verl-project/verl
         ``verl/trainer/ppo/core_algos.py`` (``dppo_tv``, ``dppo_kl``), PrimeIntellect-ai/prime-rl
-        ``src/prime_rl/trainer/rl/loss.py``.
+        ``src/prime_rl/trainer/rl/loss.py`` (``default_loss_fn``, ``ipo_loss_fn``, commit 559b447).
     """
 
     about = About(
@@ -123,6 +127,7 @@ class DPPO(Anchored, TokenObjective):
     low: Annotated[float, Range(ge=0)] = 0.15
     cap: Annotated[float, Range(ge=1)] = 20.0
     anchor: Literal["rollout", "old"] = "rollout"
+    stops: Literal["away", "all"] = "away"
 
     @property
     def excludes(self) -> Mapping[str, str]:
@@ -133,9 +138,10 @@ class DPPO(Anchored, TokenObjective):
 
     def in_words(self) -> dict[str, str]:
         kind = {"tv": "total variation", "kl": "KL divergence"}[self.divergence]
+        move = f"move away from {self.anchored_at}" if self.stops == "away" else f"distance to {self.anchored_at}"
         return {
             "surrogate": f"A token pulls with its ratio to {self.anchored_at}, at most {self.cap}; not at all once its "
-            f"move away from {self.anchored_at} is a {kind} of more than {self.high} where its advantage is positive, "
+            f"{move} is a {kind} of more than {self.high} where its advantage is positive, "
             f"or {self.low} where it is negative. It still counts."
         }
 
@@ -146,7 +152,7 @@ class DPPO(Anchored, TokenObjective):
             live, other = compared(constants)
             gap, moved = live - other, self._divergence(live, other)
             beyond = torch.where(constants.advantages > 0, moved > self.high, moved > self.low)
-            stopped = beyond & (constants.advantages.sign() * gap > 0)
+            stopped = beyond if self.stops == "all" else beyond & (constants.advantages.sign() * gap > 0)
             return torch.where(stopped, 0.0, gap.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().clamp(max=self.cap))
 
         return Terms(surrogate=Surrogate(pull))

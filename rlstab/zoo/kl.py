@@ -1,5 +1,6 @@
-"""KL to a reference policy, by five estimators."""
+"""KL to a reference policy, the sampler or the old policy, by five estimators."""
 
+from collections.abc import Set
 from typing import Annotated, Literal
 
 from torch import Tensor
@@ -8,18 +9,21 @@ from rlstab import Penalty, PolicyOutputs, Range, Settled, State, Terms, TokenBa
 from rlstab.core.loss import bounded_exp, token_log_ratio
 from rlstab.core.metadata import EVERY_TOKEN, About, NoOpAt, conflicts, good
 from rlstab.estimators import k1, k2, k3
+from rlstab.zoo.anchored import Anchored
 
 
-class KLPenalty(TokenObjective):
-    """Penalise divergence from a frozen reference policy on every token.
+class KLPenalty(Anchored, TokenObjective):
+    """Penalise divergence from a reference policy, or from the sampler, on every token.
 
     Problem:
         Nothing in a policy gradient refers to the model that training started from: whatever the reward does not
         measure may drift. A penalty on the divergence from that model limits the drift. Newer recipes (DAPO, JustRL,
-        STAPO, STARE, Lp-Reg) omit it.
+        STAPO, STARE, Lp-Reg) omit it. A penalty on the divergence from the policy that sampled limits how far one
+        rollout moves the policy, and the gap between sampler and trainer; it needs no second model.
 
     Equation:
-        With d_t = ``ref_logprobs`` - live ``logprobs`` on the sampled token, beta = ``coefficient``:
+        With d_t the log-prob of the sampled token under the anchor minus its live ``logprobs``, beta =
+        ``coefficient``:
 
             L  = policy term + beta sum_t c0_t K(d_t)
 
@@ -30,13 +34,15 @@ class KLPenalty(TokenObjective):
             k3_unbiased: r k3, r the ratio of the token                -r d
 
         c0_t are the coefficients of the aggregation over all tokens: 1 / N for a token mean. On-policy the expected
-        gradient of k2 is that of KL(policy || reference), of k3 that of KL(reference || policy), of k1 zero. That of
-        k3_unbiased is KL(policy || reference) also where the tokens come from an older policy: r = e^(live - old) is
+        gradient of k2 is that of KL(policy || anchor), of k3 that of KL(anchor || policy), of k1 zero. That of
+        k3_unbiased is KL(policy || anchor) also where the tokens come from an older policy: r = e^(live - old) is
         differentiated with the rest.
 
     Reads:
-        - ``ref_logprobs`` (n,), nats: of the sampled token under the reference policy.
-        - ``old_logprobs`` (n,), nats: the policy that the ratio divides by, with ``estimator="k3_unbiased"``.
+        - ``ref_logprobs`` (n,), nats: of the sampled token under the reference policy, with ``anchor="reference"``.
+        - ``rollout_logprobs`` (n,), nats: the same under the sampler, with ``anchor="rollout"``.
+        - ``old_logprobs`` (n,), nats: the anchor, with ``anchor="old"``; the policy that the ratio divides by, with
+          ``estimator="k3_unbiased"``.
         - live ``logprobs`` (n,), nats, with gradient.
 
     Writes:
@@ -52,6 +58,9 @@ class KLPenalty(TokenObjective):
         - ``cap``: float in (0, inf) or None, default 10.0. Largest value of k3, with zero gradient above it: d > 2.61
           or d < -11. verl's default; GRPO's paper has none. k1 and k2 are not capped; of 'k3_straight_through' and
           'k3_unbiased' only the value is.
+        - ``anchor``: 'reference' | 'rollout' | 'old', default 'reference'. The policy that the live one is pulled
+          to. prime-rl adds tau (live - rollout)^2 on every token, with tau 0.001: 'k2' to 'rollout' with coefficient
+          2 tau, 0.002.
 
     State:
         none
@@ -65,6 +74,8 @@ class KLPenalty(TokenObjective):
           takes that of the response there.
 
     Pitfalls:
+        One optimizer step per rollout starts at the anchor 'old': all but 'k1' do nothing there. With 'rollout' they
+        then act on what separates sampler and trainer alone.
         Advantages that are not divided by their standard deviation (Dr. GRPO, with ``constant_length``) need a
         different coefficient.
 
@@ -93,45 +104,66 @@ class KLPenalty(TokenObjective):
         Limits of Mathematical Reasoning in Open Language Models", 2024, arXiv 2402.03300 (eq. 4). Common code:
         verl-project/verl ``verl/trainer/ppo/core_algos.py`` (``kl_penalty_forward``). 'k3_unbiased': DeepSeek-AI,
         "DeepSeek-V3.2: Pushing the Frontier of Open Large Language Models", 2025, arXiv 2512.02556 (sec. 3.1);
-        huggingface/trl ``trl/trainer/grpo_trainer.py`` (``_compute_loss``).
+        huggingface/trl ``trl/trainer/grpo_trainer.py`` (``_compute_loss``). To the sampler: PrimeIntellect-ai/prime-rl
+        ``src/prime_rl/trainer/rl/loss.py`` (``default_loss_fn``, commit 559b447), after Kimi Team, "Kimi K2.5: Visual
+        Agentic Intelligence", 2026, arXiv 2602.02276.
     """
 
     about = About(
-        addresses={"reference"},
-        no_op_at=(NoOpAt({"coefficient": 0.0}, "0 times the estimate; the reference is still evaluated."),),
+        addresses={"reference", "off-policy"},
+        no_op_at=(
+            NoOpAt({"coefficient": 0.0}, "0 times the estimate; the anchor is still evaluated."),
+            NoOpAt(None, "With anchor 'old' and any estimator but 'k1', where every ratio is exactly 1."),
+        ),
         interacts=(
-            good("clip_higher", "{own} was first published with {other}, in GRPO."),
+            good(
+                "clip_higher",
+                "{own} to a reference was first published with {other}, in GRPO.",
+                where=lambda kl, clip: kl.anchor == "reference",
+            ),
+            good(
+                "dppo",
+                "prime-rl's default loss is {other} with {own} to the sampler.",
+                where=lambda kl, dppo: kl.anchor == "rollout",
+            ),
             conflicts(
                 ("entropy_bonus", "adaptive_entropy"),
                 "{own} pulls back to a reference that is sure of itself, and {other} would pull away from it: the "
                 "bonus carries the policy less far.",
+                where=lambda kl, bonus: kl.anchor == "reference",
             ),
             EVERY_TOKEN,
         ),
     )
 
     name = "kl"
-    needs = {"ref_logprobs"}
     writes = {"penalties"}
 
     coefficient: Annotated[float, Range(ge=0)] = 0.001
     estimator: Literal["k1", "k2", "k3", "k3_straight_through", "k3_unbiased"] = "k3"
     cap: Annotated[float | None, Range(gt=0)] = 10.0
+    anchor: Literal["reference", "rollout", "old"] = "reference"
+
+    @property
+    def reads_drift(self) -> Set[str]:
+        # k1 has the slope 1 also where the policies are one
+        return frozenset({"live"} if self.anchor == "old" and self.estimator != "k1" else ())
 
     def in_words(self) -> dict[str, str]:
         capped = self.estimator.startswith("k3") and self.cap is not None
         cap = f", {'' if self.estimator == 'k3' else 'the value of its k3 '}at most {self.cap}" if capped else ""
         ratio = ", times the token's ratio" if self.estimator == "k3_unbiased" else ""
         return {
-            "penalties": f"Add {self.coefficient} times the KL divergence from the reference policy, on every token, "
+            "penalties": f"Add {self.coefficient} times the KL divergence from {self.anchored_at}, on every token, "
             f"estimated by {self.estimator} from the sampled token{ratio}{cap}."
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        reference = batch.signal("ref_logprobs")
+        compared = self.anchor_of(batch)
 
         def divergence(policy: PolicyOutputs, anchor: PolicyOutputs) -> Tensor:
-            d = reference - policy.logprobs
+            target = compared(anchor)
+            d = target - policy.logprobs
             if self.estimator == "k1":
                 return k1(d)
             if self.estimator == "k2":
@@ -139,7 +171,7 @@ class KLPenalty(TokenObjective):
             if self.estimator == "k3":
                 return k3(d, self.cap)
             # value of k3, gradient of k2: the two k2 cancel in value
-            held = reference - anchor.logprobs
+            held = target - anchor.logprobs
             straight = k3(held, self.cap) + (k2(d) - k2(held))
             if self.estimator == "k3_straight_through":
                 return straight

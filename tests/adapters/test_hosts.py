@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 import rlstab
-from rlstab import ClipHigher, LpReg, S2TMask, compose
+from rlstab import ClipHigher, ImportanceCorrection, KLPenalty, LpReg, S2TMask, TokenObjective, compose
 from rlstab.adapters.doctor import doctor
+from rlstab.adapters.settings import check_reference, kl_settings, require_one_correction
 from rlstab.cli import main
 from rlstab.core.batch import BASICS
-from rlstab.errors import MissingSignal, UnknownName
+from rlstab.errors import ConfigError, MissingSignal, UnknownName
 from rlstab.explain.tables import reads
 from rlstab.hosts import Host, adapted
 from rlstab.signals import SIGNAL_NAMES
@@ -37,6 +38,27 @@ def test_every_method_says_which_log_probs_it_reads() -> None:
     assert compose(S2TMask(), ClipHigher()).needs & BASICS == {"logprobs"}
     assert rlstab.observe(S2TMask()).needs & BASICS == {"logprobs"}
     assert rlstab.within(S2TMask(), rlstab.AR()).needs & BASICS == {"logprobs", "old_logprobs"}
+
+
+def test_only_a_penalty_towards_the_reference_needs_its_model() -> None:
+    def check(objective: TokenObjective, loaded: str, value: float) -> None:
+        words = {"switch": "beta=0", "on": "", "coefficient": "beta"}
+        check_reference(objective, loaded=loaded, value=value, idle=0.0, **words)
+
+    to_reference = KLPenalty(coefficient=0.3, estimator="k3_unbiased")
+    for anchor in ("rollout", "old"):
+        other = KLPenalty(coefficient=0.002, estimator="k2", anchor=anchor)
+        check(compose(other), "", 0.0)
+        with pytest.raises(ConfigError, match="no method of the objective reads the reference"):
+            check(compose(other), "beta = 0.002", 0.002)
+        both = compose(other, to_reference)
+        check(both, "beta = 0.3", 0.3)
+        with pytest.raises(ConfigError, match=r"beta = 0\.002 has no effect"):
+            check(both, "beta = 0.002", 0.002)
+        assert kl_settings(both, "estimator") == ["k3_unbiased"]
+        require_one_correction(both, "its correction", "off")
+        with pytest.raises(ConfigError, match="'importance_correction' corrects"):
+            require_one_correction(compose(other, ImportanceCorrection()), "its correction", "off")
 
 
 def test_the_page_on_trl_names_methods_that_cost_no_forward() -> None:

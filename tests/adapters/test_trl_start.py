@@ -78,6 +78,7 @@ SPANS = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "st
         ([CLIP], {"beta": 0.04}, "beta = 0.04 has no effect"),
         (kl(), {}, "'kl' reads 'ref_logprobs', .*beta=0.02"),
         (kl(), {"beta": 0.04}, "beta = 0.04 .*beta=0.02"),
+        (kl(anchor="old"), {"beta": 0.02}, "beta = 0.02 has no effect"),
         ([CLIP], {**SPANS, "num_iterations": 1}, "span generations, .*steps_per_generation=4"),
         ([CLIP], {"use_bias_correction_kl": False}, "use_bias_correction_kl = False has no effect"),
         (kl(), {"beta": 0.02}, "use_bias_correction_kl = True, .*'k3'.*estimator: k3_unbiased"),

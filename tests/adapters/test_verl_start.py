@@ -94,6 +94,7 @@ REFERENCE = {"actor.use_kl_loss": "true"}
         ([CLIP], REFERENCE, ConfigError, "use_kl_loss has no effect"),
         ([CLIP], {"actor.kl_loss_coef": 0.04}, ConfigError, "kl_loss_coef = 0.04 .*kl_loss_coef=0.001"),
         ([CLIP, KL], {}, ConfigError, "'kl' reads .* Write .*use_kl_loss=true .*kl_loss_coef=0.02"),
+        ([CLIP, {**KL, "anchor": "old"}], REFERENCE, ConfigError, "use_kl_loss has no effect"),
         ([CLIP, KL], {**REFERENCE, "actor.kl_loss_coef": 0.04}, ConfigError, "kl_loss_coef = 0.04 .*coef=0.02"),
         ([CLIP], {"actor.strategy": "torchtitan"}, ConfigError, "strategy = 'torchtitan'"),
         (

@@ -93,6 +93,17 @@ def test_a_method_within_another_or_nested_counts() -> None:
     assert (loaded.old_logprobs, loaded.refresh) == ("recompute", "step")
 
 
+def test_a_penalty_towards_the_old_policy_needs_several_steps() -> None:
+    def idle(epochs: int, **settings: str) -> list[str]:
+        objective = {"name": "kl", "coefficient": 0.1, **settings}
+        return notes(load_run({"objective": objective, "optimisation": {"epochs": epochs}}))
+
+    (said,) = idle(1, anchor="old", estimator="k2")
+    assert said.startswith("kl cannot act: with one optimizer step per rollout")
+    assert idle(2, anchor="old", estimator="k2") == idle(1, anchor="old", estimator="k1") == []
+    assert idle(1, anchor="rollout", estimator="k2") == idle(1) == []
+
+
 def test_what_is_only_observed_changes_no_policy_of_the_run() -> None:
     """Else the run with it would learn from other evidence than the run without."""
     observed = {"name": "observe", "method": ["reads_sampler", "reads_step"]}

@@ -3,15 +3,16 @@ import math
 from tests.oracles.anchors import anchor_of, probability
 
 
-def decide(tokens, memory, *, divergence, high, low, cap, anchor):
-    """min(p / q, C), and 0 where the move is A's way and D(q, p) beyond the bound of A's sign."""
+def decide(tokens, memory, *, divergence, high, low, cap, anchor, stops):
+    """min(p / q, C), and 0 where D(q, p) is beyond the bound of A's sign, and the move A's way or any is stopped."""
     D = {"tv": total_variation, "kl": binary_kl}[divergence]
 
     def pull(tokens, ratios, keep, advantages):
         found = []
         for token, ratio, advantage in zip(tokens, ratios, advantages, strict=True):
             live, other = token["logp"], anchor_of(token, ratio, anchor)
-            risen, fallen = advantage > 0 and live > other, advantage < 0 and live < other
+            any_way = stops == "all"
+            risen, fallen = advantage > 0 and (any_way or live > other), advantage < 0 and (any_way or live < other)
             moved = D(probability(other), probability(live))
             stopped = (risen and moved > high) or (fallen and moved > low)
             found.append(0.0 if stopped else min(math.exp(min(max(live - other, -20.0), 20.0)), cap))

@@ -3,11 +3,12 @@ import math
 from tests.oracles.loss import k3
 
 
-def decide(tokens, memory, *, coefficient, estimator, cap):
-    """d = l_ref - l. k1 = -d, slope 1; k2 = d^2/2, slope -d; k3 = e^d - d - 1, slope 1 - e^d; r k3, slope -r d."""
+def decide(tokens, memory, *, coefficient, estimator, cap, anchor):
+    """d = l_anchor - l. k1 = -d, slope 1; k2 = d^2/2, slope -d; k3 = e^d - d - 1, slope 1 - e^d; r k3, slope -r d."""
     value, slope = [], []
     for token in tokens:
-        d = token["ref"] - token["logp"]
+        own = anchor == "old" and token["live_ratio"]
+        d = 0.0 if own else token[{"reference": "ref"}.get(anchor, anchor)] - token["logp"]
         low_variance, its_slope = k3(d, cap)
         gap = 0.0 if token["live_ratio"] else token["logp"] - token["old"]
         ratio = math.exp(min(max(gap, -20.0), 20.0))

@@ -645,7 +645,9 @@ def test_settings_decide_what_is_said() -> None:
         ((r.GSPO(), r.ASPO()), "conflicts", "inverts"),
         ((r.CPPO(), r.ImportanceCorrection()), "note", "turns the ratio"),
         ((r.CPPO(), r.ImportanceCorrection(level="sequence")), "redundant", "mismatch"),
+        ((r.KLPenalty(anchor="rollout"), r.DPPO()), "good", "prime-rl"),
     ):
         ((said, text),) = interactions(r.compose(*methods))
         assert said == kind
         assert part in text, text
+    assert interactions(r.compose(r.KLPenalty(anchor="old"), r.EntropyBonus(), r.ClipHigher())) == []

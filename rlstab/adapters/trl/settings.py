@@ -75,7 +75,8 @@ def _check_estimator(config: GRPOConfig, objective: TokenObjective) -> None:
     estimators = kl_settings(objective, "estimator")
     if not estimators and not corrects:
         raise ConfigError(
-            f"GRPOConfig.{BIAS_CORRECTION} = False has no effect: no method of the objective is 'kl'. Leave it at True."
+            f"GRPOConfig.{BIAS_CORRECTION} = False has no effect: the objective has no 'kl' to the reference. "
+            f"Leave it at True."
         )
     for estimator in estimators:
         if corrects != (estimator == UNBIASED):
