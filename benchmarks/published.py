@@ -47,7 +47,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.conformance.inputs import CUTS, DATA, LENGTH, inputs, load, tensors
+from tests.conformance.inputs import CUTS, DATA, LENGTH, inputs, load, of_tokens, of_two_rewards, tensors
 
 Loss = Callable[[dict[str, Tensor], Tensor], "tuple[Tensor, Tensor | None]"]
 
@@ -547,6 +547,30 @@ def verl() -> dict[str, Any]:
         found, _ = estimator(rewards, torch.ones_like(rewards), np.array(given["ids"]), **settings)
         return {"rewards": name, "settings": settings, "advantages": found[:, 0].tolist()}
 
+    def per_token(**settings: Any) -> dict[str, Any]:
+        given = of_tokens()
+        mask = given["mask"]
+        last = mask.sum(-1, keepdim=True) - 1
+        rewards = torch.zeros_like(given["logprobs"]).scatter(1, last, given["rewards"].unsqueeze(-1))
+        found, _ = code.compute_optimal_token_baseline_advantage(
+            rewards, mask.double(), given["ids"].numpy(), given["logprobs"], given["sum_p_sq"], **settings
+        )
+        return {"rewards": "of tokens", "settings": settings, "advantages": found[mask].tolist()}
+
+    def of_each() -> dict[str, Any]:
+        given = of_two_rewards()
+        ids, ones = given["ids"].numpy(), torch.ones(len(given["ids"]), 1)
+        weights = given["reward_weights"][0].tolist()
+        found, _ = code.compute_gdpo_outcome_advantage(
+            ones,
+            ones,
+            ids,
+            config={"gdpo_reward_keys": ["first", "second"], "gdpo_reward_weights": weights},
+            non_tensor_batch=dict(zip(("first", "second"), given["reward_parts"].T.numpy(), strict=True)),
+            batch={"prompts": ones, "attention_mask": torch.cat([ones, ones], 1).long()},
+        )
+        return {"rewards": "two", "settings": {"weights": weights}, "advantages": found[:, 0].tolist()}
+
     estimators = {
         "grpo": (code.compute_grpo_outcome_advantage, {}),
         "grpo without std": (code.compute_grpo_outcome_advantage, {"norm_adv_by_std_in_grpo": False}),
@@ -559,19 +583,25 @@ def verl() -> dict[str, Any]:
             "version": installed,
             "functions": "verl.trainer.ppo.core_algos: compute_policy_loss_vanilla, agg_loss, kl_penalty, "
             "compute_grpo_outcome_advantage, compute_rloo_outcome_advantage, "
-            "compute_rloo_vectorized_outcome_advantage, and the losses registered by the names in loss_mode; "
+            "compute_rloo_vectorized_outcome_advantage, compute_optimal_token_baseline_advantage, "
+            "compute_gdpo_outcome_advantage, and the losses registered by the names in loss_mode; "
             "verl.trainer.ppo.rollout_corr_helper: compute_rollout_correction_and_rejection_mask",
             "how": "The functions, called on the stored tensors. With global_batch_info the counts are those of the "
             "whole step and the losses of the parts are added; with null they are the part's own and each part is "
             "weighted by its share of the rows, as the older actor does; the cases with loss_mode have the counts of "
             "the whole step. A selection is read off the gradients with and without it, drawn with seed 0. Advantages "
-            "in float32.",
+            "in float32, those of the optimal token baseline in float64.",
         },
         "cases": cases,
         "advantages": {
             f"{name}, {rewards}": advantages(estimator, rewards, **settings)
             for name, (estimator, settings) in estimators.items()
             for rewards in ("groups", "singleton", "equal")
+        }
+        | {
+            "optimal token baseline": per_token(),
+            "optimal token baseline, tail": per_token(handle_zero_tail=False),
+            "gdpo": of_each(),
         },
     }
 

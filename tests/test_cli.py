@@ -124,6 +124,8 @@ REFUSED = {
     "reward: reward.py:none": "'none'",
     "reward: reward.py:text": "reward 'text'",
     "stages: [blockwise]": "`blocks`",
+    "stages: [gdpo]": "'gdpo' compares rewards one by one",
+    "reward: [task, {function: task, name: other, weight: 0}]\nstages: [gdpo]": "list two with a weight",
 }
 
 

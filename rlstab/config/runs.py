@@ -18,7 +18,10 @@ from rlstab.core.objective import active_methods
 from rlstab.stages.pipeline import Pipeline
 
 #: Estimators whose advantage is 0 for a response without others to the same prompt.
-_IN_GROUPS = frozenset({"blockwise", "bnpo", "dr_grpo", "grpo", "max_rl", "opo", "opob", "opob_proxy", "rloo"})
+_IN_GROUPS = frozenset(
+    {"blockwise", "bnpo", "dr_grpo", "gdpo", "grpo", "max_rl", "opo", "opob", "opob_proxy", "optimal_token_baseline"}
+    | {"rloo"}
+)
 
 
 class RunConfig(parts.Settings):
@@ -139,6 +142,10 @@ def build_run(document: Document) -> RunConfig:
     if run.rollout.group == 1 and pipeline.estimator.name in _IN_GROUPS and not pipeline.expanders:
         text = f"'{pipeline.estimator.name}' compares responses to one prompt: one alone teaches nothing. Raise it."
         raise document.error(("rollout", "group"), text)
+    if "reward_parts" in pipeline.needs and sum(reward.weight != 0 for reward in run.reward or ()) < 2:
+        reader = next(stage.name for stage in pipeline if "reward_parts" in stage.needs)
+        text = f"'{reader}' compares rewards one by one, and the run has one: list two with a weight, or use 'grpo'."
+        raise document.error(("reward",), text)
     run = run.model_copy(update={"optimisation": _resolved(run, composition)})
     run._composition, run._pipeline = composition, pipeline
     return run

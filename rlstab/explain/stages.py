@@ -35,6 +35,7 @@ _OTHERS = {
 #: What evidence costs in the trainer that ships, beyond the signals that its sampler makes.
 _EVIDENCE_COSTS: Mapping[str, str] = {
     "raw_rewards": "free: the scorer gave them",
+    **dict.fromkeys(("reward_parts", "reward_weights"), "free: of the run's `reward`"),
     "logprobs": "one more forward of each rollout by the policy that learns",
     "squared_gradient": "one backward for each response, before the rollout is learnt",
     "prompt_features": "the input embeddings of the prompts that it looks at",

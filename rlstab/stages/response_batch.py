@@ -17,6 +17,8 @@ from rlstab.errors import MissingSignal, ShapeError, did_you_mean
 #: that are not here are signals of tokens, ``(S, T)``.
 EVIDENCE: Mapping[str, tuple[int, str]] = {
     "raw_rewards": (1, "rewards as the scorer gave them; always there"),
+    "reward_parts": (2, "each of the run's rewards, before its weight, in the order of `reward`, `(S, K)`"),
+    "reward_weights": (2, "the weight of each of these rewards, the same in every row, `(S, K)`"),
     "squared_gradient": (
         1,
         "squared norm of the gradient of the log-prob of the whole response; 0 in groups of equal rewards",

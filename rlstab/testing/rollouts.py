@@ -34,8 +34,8 @@ KINDS = (
 PROMPTS = 24
 #: Tokens that an answer may have in a small rollout.
 LIMIT = 12
-#: Blocks of a response, and how wide the features of a prompt are.
-BLOCKS, WIDTH = 3, 4
+#: Blocks and rewards of a response, and how wide the features of a prompt are.
+BLOCKS, REWARDS, WIDTH = 3, 3, 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -295,4 +295,6 @@ def _evidence(
         "block_rewards": (numbers(BLOCKS) * 3).floor() / 2,
         "block_outcomes": (numbers(BLOCKS) * 3).long(),
         "squared_gradient": 0.1 + numbers(),
+        "reward_parts": (numbers(REWARDS) * 3).floor() / 2,
+        "reward_weights": torch.tensor([1.0, 0.5, 0.0], dtype=torch.float64).expand(rows, REWARDS).clone(),
     }

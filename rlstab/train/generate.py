@@ -288,6 +288,10 @@ class Generator:
             extra[TRUE_REWARD] = scores.rewards
             scores = without_lost(scores, self.rewards, flaky, run.seed, sequence_ids)
         extra |= {"raw_rewards": scores.rewards, **{f"reward/{name}": part for name, part in scores.parts.items()}}
+        if self.stages.needs & REWARDS:
+            weights = torch.tensor([reward.weight for reward in self.rewards], dtype=torch.float64)
+            extra["reward_parts"] = torch.stack([scores.parts[reward.name] for reward in self.rewards], 1)
+            extra["reward_weights"] = weights.expand(len(examples), -1)
         if self.blocks:
             extra |= self._block_evidence(policy, examples, rollout, given, metrics)
         timed_out = torch.zeros(len(examples), dtype=torch.bool)
@@ -469,8 +473,11 @@ def provided(provider: Callable[[Rollout], Tensor], who: str, rollout: Rollout, 
 #: Evidence that a task gives, where it knows blocks.
 BLOCKS = frozenset({"block_ids", "block_rewards", "block_outcomes"})
 
+#: The rewards of a run one by one.
+REWARDS = frozenset({"reward_parts", "reward_weights"})
+
 #: What is known once responses are sampled and scored.
-SAMPLED = (SIGNAL_NAMES - {"logprobs"}) | BLOCKS | {"raw_rewards", "rollout_logprobs"}
+SAMPLED = (SIGNAL_NAMES - {"logprobs"}) | BLOCKS | {"raw_rewards", *REWARDS, "rollout_logprobs"}
 
 #: What only the policy that learns can tell, just before it learns.
 LEARNING = frozenset({"logprobs", "squared_gradient"})

@@ -18,13 +18,18 @@ from torch import Tensor
 
 from rlstab import STARE, ESSScale, ImportanceCorrection, Mean, PolicyOutputs, TokenBatch, make_plan
 from rlstab.config.objectives import load_objective
+from rlstab.core.comm import LocalComm
+from rlstab.core.method import measure_all
 from rlstab.core.objective import no_fit_warnings
 from rlstab.core.stats import Settled
 from rlstab.core.terms import Terms
 from rlstab.signals import token_signals_from_logits
 from rlstab.stages import advantages as estimators
+from rlstab.stages.gdpo import GDPO
+from rlstab.stages.optimal_token_baseline import OptimalTokenBaseline
+from rlstab.stages.response_batch import ResponseBatch
 from tests.conformance import recorded
-from tests.conformance.inputs import tensors
+from tests.conformance.inputs import of_tokens, of_two_rewards, tensors
 from tests.conformance.recorded import Result, apart, difference, load, ours, theirs
 
 #: Largest difference that float64 rounding, a denominator with 1e-8 added, and float32 rounding may make.
@@ -264,9 +269,44 @@ def estimated(source: str, case: str, estimator: str, **settings: float) -> floa
     return apart(advantages_of(stored["rewards"], estimator, **settings), stored["advantages"])
 
 
+def by_token(source: str, case: str, zero_tail: bool) -> float:
+    """The optimal token baseline, over the tokens."""
+    given = of_tokens()
+    mask = given.pop("mask")
+    responses = responses_of(given.pop("rewards"), given.pop("ids"), mask.sum(-1).double(), given)
+    mine = OptimalTokenBaseline(zero_tail=zero_tail).advantages(responses, Settled(), {})
+    return apart(mine[mask], load(source)["advantages"][case]["advantages"])
+
+
+def by_reward(source: str, case: str) -> float:
+    """GDPO, of responses of one token: theirs is whitened over tokens."""
+    given, stage = of_two_rewards(), GDPO(epsilon=1e-6)
+    ids, ones = given.pop("ids"), torch.ones(len(given["reward_parts"]), dtype=torch.float64)
+    responses = responses_of(ones, ids, ones, given)
+    stat, state = measure_all(stage, [responses], stage.init_state(), LocalComm())
+    return apart(stage.advantages(responses, stat, state), load(source)["advantages"][case]["advantages"])
+
+
+def responses_of(rewards: Tensor, ids: Tensor, lengths: Tensor, extra: Mapping[str, Tensor]) -> ResponseBatch:
+    count = torch.arange(len(ids))
+    return ResponseBatch(rewards, lengths, count >= 0, ids, ids, count, 0 * count, 0.0 * lengths, 64, extra)
+
+
 CHECKS = {
     check.__name__: check
-    for check in (controlled, mean_entropy, held, held_the_same, proxy, drawn, scaled, responses, estimated)
+    for check in (
+        controlled,
+        mean_entropy,
+        held,
+        held_the_same,
+        proxy,
+        drawn,
+        scaled,
+        responses,
+        estimated,
+        by_token,
+        by_reward,
+    )
 }
 
 # -- the table ---------------------------------------------------------------------------------------------------------

@@ -130,6 +130,30 @@ def load(name: str) -> Any:
     return json.loads((DATA / f"{name}.json").read_text())
 
 
+def of_tokens() -> dict[str, Tensor]:
+    """Eight responses of three groups with the probabilities of their tokens: ``ratios`` without its hole."""
+    logprobs, given = tensors("ratios")["old"], load("inputs")["rewards"]["groups"]
+    left = (1 - logprobs.exp()).square()
+    return {
+        "rewards": torch.tensor(given["rewards"][:8], dtype=torch.float64),
+        "ids": torch.tensor(given["ids"][:8]),
+        "mask": tensors("ratios")["mask"].flip(-1).cummax(-1).values.flip(-1).bool(),
+        "logprobs": logprobs,
+        "sum_p_sq": logprobs.exp().square() + left * torch.linspace(0.1, 0.9, 64, dtype=torch.float64).view(8, 8),
+    }
+
+
+def of_two_rewards() -> dict[str, Tensor]:
+    """The rewards of ``groups`` and the same backwards: two rewards of each answer, with their weights."""
+    given = load("inputs")["rewards"]["groups"]
+    rewards = torch.tensor(given["rewards"], dtype=torch.float64)
+    return {
+        "ids": torch.tensor(given["ids"]),
+        "reward_parts": torch.stack([rewards, rewards.flip(0)], 1),
+        "reward_weights": torch.tensor([[1.0, 0.5]], dtype=torch.float64).expand(len(rewards), 2),
+    }
+
+
 def tensors(name: str, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
     """A set of inputs as tensors; advantages laid out over the tokens and, as in verl, 0 on padding."""
     values = {key: torch.tensor(one, dtype=dtype) for key, one in load("inputs")[name].items() if key != "tokens"}

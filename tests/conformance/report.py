@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from rlstab.stages import STAGES
 from tests.conformance.agreements import AGREEMENTS
 from tests.conformance.deviations import DEVIATIONS
-from tests.conformance.recorded import load
+from tests.conformance.recorded import any_sign, load
 
 
 def published(source: str) -> str:
@@ -19,7 +20,7 @@ def published(source: str) -> str:
 
 
 def card(name: str) -> str:
-    return name if name == "advantages" else f"[{name}](methods/{name}.md)"
+    return name if name == "advantages" else f"[{name}]({'stages' if name in STAGES.names() else 'methods'}/{name}.md)"
 
 
 def row(cells: Iterable[str]) -> str:
@@ -33,7 +34,8 @@ def lines() -> Iterator[str]:
     yield row(["method", "published code", "settings here", "cases", "compared", "largest difference", "deviations"])
     yield row(["---"] * 7)
     for agreement in AGREEMENTS:
-        name, largest = agreement.card, agreement.largest()
+        with any_sign():
+            name, largest = agreement.card, agreement.largest()
         listed = "; ".join([*([", ".join(numbers[name])] if name in numbers else []), card(name)])
         where = f"{published(agreement.source)}: {agreement.code}"
         far, cases = f"{largest:.0e}" if largest else "0", str(len(agreement.cases))
@@ -42,7 +44,8 @@ def lines() -> Iterator[str]:
     yield row(["", "method", "published code", "number", "theirs", "here"])
     yield row(["---"] * 6)
     for number, deviation in enumerate(DEVIATIONS, 1):
-        figures = (f"{figure + 0.0:.4g}" for figure in deviation.measured())
+        with any_sign():
+            figures = [f"{figure + 0.0:.4g}" for figure in deviation.measured()]
         yield row([str(number), card(deviation.card), published(deviation.source), deviation.number, *figures])
 
 

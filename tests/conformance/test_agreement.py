@@ -5,21 +5,19 @@ from __future__ import annotations
 import warnings
 
 import pytest
-import torch
 
 from benchmarks import published
 from rlstab.testing.tolerances import REORDERED
 from tests.conformance.agreements import AGREEMENTS
 from tests.conformance.deviations import DEVIATIONS
 from tests.conformance.inputs import inputs
-from tests.conformance.recorded import apart, load
+from tests.conformance.recorded import any_sign, apart, load
 
 
 @pytest.fixture(autouse=True)
-def any_sign(monkeypatch):
-    """The stored tensors hold reference log-probs above 0, which published code takes: compare the arithmetic."""
-    for module in ("plan", "loss"):
-        monkeypatch.setattr(f"rlstab.core.{module}.excess", lambda name, values: torch.full_like(values, -1.0))
+def as_stored():
+    with any_sign():
+        yield
 
 
 CHOICES = ("inputs", "parts", "dtype", "settings", "selected")

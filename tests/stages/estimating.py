@@ -81,6 +81,8 @@ def drawn(seed: int, *, graded: bool = False) -> ResponseBatch:
                 [dice.randint(1, 2) if place < count else 0 for place in range(BLOCKS)] for count in blocks
             ],
             "block_ids": [[dice.randint(-1, count - 1) for _ in range(WIDTH)] for count in blocks],
+            "reward_parts": [[dice.choice([0.0, 0.5, 1.0]) for _ in range(BLOCKS)] for _ in groups],
+            "reward_weights": [[1.0, 0.25, -0.5] for _ in groups],
         },
     )
 

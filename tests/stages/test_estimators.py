@@ -12,16 +12,18 @@ import torch
 
 from rlstab.core.comm import LocalComm
 from rlstab.core.method import measure_all
-from rlstab.core.stats import Settled
+from rlstab.core.stats import Mean, Settled
 from rlstab.errors import Conflict, OutOfRange
 from rlstab.stages import STAGES
 from rlstab.stages.dr_grpo import DrGRPO
+from rlstab.stages.gdpo import GDPO
 from rlstab.stages.grpo import GRPO
 from rlstab.stages.max_rl import MaxRL
 from rlstab.stages.opo import OPO
 from rlstab.stages.opob import OPOB
 from rlstab.stages.opob_proxy import OPOBProxy, logit_squares
 from rlstab.stages.optimal_baseline import optimal_baseline
+from rlstab.stages.optimal_token_baseline import OptimalTokenBaseline
 from rlstab.stages.pipeline import check_exclusions
 from rlstab.stages.reinforce_pp import ReinforcePP
 from rlstab.stages.response_batch import ResponseBatch
@@ -105,6 +107,49 @@ def test_by_a_weighted_baseline(cls, weigh, norm_by_std: bool) -> None:
             assert found[places].tolist() == pytest.approx(expected, abs=1e-11)
 
 
+@pytest.mark.parametrize("zero_tail", [False, True])
+def test_by_a_baseline_for_each_token(zero_tail: bool) -> None:
+    alone = 0
+    for seed in range(2):
+        whole = drawn(seed, graded=True)
+        (given,) = advantages(OptimalTokenBaseline(zero_tail=zero_tail), whole)
+        logprobs, sums = whole.extra["logprobs"].tolist(), whole.extra["sum_p_sq"].tolist()
+        rewards, lengths = whole.rewards.tolist(), whole.lengths.tolist()
+        for places in by_group(whole):
+            energy = dict.fromkeys(places, 0.0)
+            for token in range(WIDTH):
+                there = [place for place in places if token < lengths[place]]
+                for place in there:
+                    energy[place] += 1 - 2 * math.exp(logprobs[place][token]) + sums[place][token]
+                total = sum(energy[place] for place in there)
+                baseline = sum(energy[place] * rewards[place] for place in there) / (total or 1.0)
+                if len(there) == 1 and zero_tail:
+                    baseline = 0.0
+                even = len({rewards[place] for place in places}) == 1
+                alone += len(there) == 1 and not even
+                for place in places:
+                    expected = rewards[place] - baseline if place in there and not even else 0.0
+                    assert float(given[place, token]) == pytest.approx(expected, abs=1e-11)
+    assert alone
+
+
+@pytest.mark.parametrize("whiten", [False, True])
+def test_by_each_reward_alone(whiten: bool) -> None:
+    for seed in range(2):
+        whole = drawn(seed)
+        parts, weights = whole.extra["reward_parts"].tolist(), whole.extra["reward_weights"][0].tolist()
+        summed = [0.0] * len(whole)
+        for places in by_group(whole):
+            for number, weight in enumerate(weights):
+                for place, value in zip(
+                    places, over_the_deviation([parts[place][number] for place in places]), strict=True
+                ):
+                    summed[place] += weight * value
+        scale = (sum(value * value for value in summed) / (len(summed) - 1)) ** 0.5 + 1e-4 if whiten else 1.0
+        (given,) = advantages(GDPO(whiten=whiten), whole)
+        assert given.tolist() == pytest.approx([value / scale for value in summed], abs=1e-11)
+
+
 @pytest.mark.parametrize("baseline", [False, True])
 def test_whitened_over_tokens(baseline: bool) -> None:
     for seed in range(2):
@@ -129,8 +174,9 @@ VARIANTS = {
     "bnpo": [{"low": -1.0, "high": 2.0}],
 }
 CLASSES = [cls for cls in map(STAGES.get, STAGES.names()) if issubclass(cls, AdvantageEstimator)]
-#: Blocks have rewards of their own.
-INSTANCES = [cls(**some) for cls in CLASSES if cls.name != "blockwise" for some in [{}, *VARIANTS.get(cls.name, [])]]
+#: These read other rewards.
+OTHERS = ("blockwise", "gdpo")
+INSTANCES = [cls(**some) for cls in CLASSES if cls.name not in OTHERS for some in [{}, *VARIANTS.get(cls.name, [])]]
 
 
 @pytest.mark.parametrize("estimator", INSTANCES, ids=repr)
@@ -138,8 +184,8 @@ def test_equal_rewards_or_one_response_give_exactly_nothing(estimator: Advantage
     whole = drawn(1)
     for value in (0.0, 1.0, 0.1, 1 / 3):
         same = whole.reshaped(torch.full_like(whole.rewards, value))
-        assert advantages(estimator, same)[0].tolist() == [0.0] * len(same)
-    assert advantages(estimator, drawn(0).select(torch.tensor([0])))[0].tolist() == [0.0]
+        assert not advantages(estimator, same)[0].any()
+    assert not advantages(estimator, drawn(0).select(torch.tensor([0])))[0].any()
 
 
 # -- single ones -------------------------------------------------------------------------------------------------------
@@ -232,6 +278,17 @@ def test_reports() -> None:
     assert opob["baseline_shift"].value == pytest.approx(0.25)
     assert opob["effective_share"].value == pytest.approx(16 / (2 * 10))  # (3 + 1)^2 / (2 (9 + 1))
     assert float(opob["effective_share"].count) == 2
+    halves = {"logprobs": [[math.log(0.5)] * 2] * 3, "sum_p_sq": [[0.5, 0.5], [1.5, 0.5], [0.5, 0.5]]}
+    given = batch([1.0, 0.0, 1.0], [0, 0, 1], [2.0, 1.0, 2.0], halves)
+    token = OptimalTokenBaseline().report(given, Settled(), {})
+    assert token["baseline_shift"].value == pytest.approx(0.5 / 2 - 0.5)  # at the first token: 0.5 and 1.5
+    assert (float(token["baseline_shift"].count), token["alone"].value) == (2, pytest.approx(1 / 3))
+    apart = batch([0.0] * 4, [0, 0, 1, 1], extra={"reward_parts": [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]})
+    settled = Settled({"square": Mean(torch.tensor(12.0), torch.tensor(4.0))})
+    assert {name: one.value for name, one in GDPO().report(apart, settled, {}).items()} == {
+        "deviation": 2.0,
+        "all_differ": 0.5,
+    }
     whitened, given = ReinforcePP(), batch([0.0, 1.0], lengths=[1.0, 3.0])
     stat, state = measure_all(whitened, [given], {}, LocalComm())
     found = {name: one.value for name, one in whitened.report(given, stat, state).items()}

@@ -11,6 +11,7 @@ import pytest
 from tests.train.runs import ALIKE, go, largest_difference, lines, small, without_times
 
 DEEP = {"name": "deep_grpo", "branches": 3, "warmup": 4, "window": 16}
+GRADED = f"{Path(__file__).parent / 'own_rewards.py'}:graded"
 TWO_STREAMS = ["clip_higher", "stream_weight"]
 
 
@@ -77,6 +78,8 @@ ESTIMATORS: dict[str, tuple[Any, set[str]]] = {
     "bnpo": ("bnpo", {"alpha", "beta"}),
     "opob": ("opob", {"baseline_shift", "effective_share"}),
     "opob_proxy": ("opob_proxy", {"baseline_shift", "effective_share"}),
+    "optimal_token_baseline": ("optimal_token_baseline", {"baseline_shift", "alone"}),
+    "gdpo": ("gdpo", {"deviation", "all_differ"}),
     "blockwise": ("blockwise", {"alone", "blocks"}),
 }
 
@@ -85,7 +88,9 @@ def test_every_estimator_learns_and_says_what_it_found(tmp_path: Path) -> None:
     objective = ["clip_higher", "importance_correction", "block_mean"]
     chain = {"task": {"name": "chain"}, "model__name": "chain-tiny", "rollout__max_new_tokens": 40}
     for name, (stage, reported) in ESTIMATORS.items():
-        records = run(tmp_path / name, [stage], objective, **chain, optimisation__rollouts=1, optimisation__lr=1e-5)
+        two = {"reward": ["task", {"function": GRADED, "weight": 0.5}]} if name == "gdpo" else {}
+        changes = {**chain, **two, "optimisation__rollouts": 1, "optimisation__lr": 1e-5}
+        records = run(tmp_path / name, [stage], objective, **changes)
         reports = {
             key.partition("/")[2]: record[key] for record in records for key in record if key.startswith(f"{name}/")
         }
