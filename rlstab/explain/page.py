@@ -121,8 +121,8 @@ def story(objective: Composition, run: RunConfig | None, pipeline: Pipeline | No
     lines = []
     if pipeline:
         estimator = pipeline.estimator
-        whole = "block" if "block_ids" in estimator.needs else "response"
-        lines.append(f"**Advantage.** `{estimator.name}`: that of its {whole}, all tokens of which share it.")
+        whole = {"blockwise": "block", "optimal_token_baseline": "token"}.get(estimator.name, "response")
+        lines.append(f"**Advantage.** `{estimator.name}`: one for each {whole}.")
     if run:
         lines.append(f"**Ratio.** Against {_RATIOS[str(run.optimisation.old_logprobs)]}.")
     stated = {leaf.name for leaf in walk(objective)}
