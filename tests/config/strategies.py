@@ -16,6 +16,7 @@ from rlstab import TokenObjective, compose, within
 from rlstab.config.objectives import settings_as_yaml
 from rlstab.core.settings import Setting, settings_of
 from rlstab.errors import Conflict
+from rlstab.stages.stage import Stage
 from rlstab.zoo import METHODS
 from tests.examples import STAGE_EXAMPLES
 
@@ -146,12 +147,22 @@ TASKS = st.one_of(
     ),
 )
 
+
+def together(stages: list[Stage]) -> bool:
+    """Whether no stage excludes another."""
+    return not {name for stage in stages for name in stage.excludes} & {stage.name for stage in stages}
+
+
 #: Of selectors and of estimators a run has one; `gdpo` reads several rewards, and these runs have one.
-STAGE_LISTS = st.lists(
-    st.sampled_from([stage for several in STAGE_EXAMPLES.values() for stage in several if stage.name != "gdpo"]),
-    max_size=4,
-    unique_by=lambda stage: stage.kind if stage.kind in ("prompts", "advantages") else stage.name,
-).map(lambda stages: [{"name": stage.name, **settings_as_yaml(stage)} for stage in stages])
+STAGE_LISTS = (
+    st.lists(
+        st.sampled_from([stage for several in STAGE_EXAMPLES.values() for stage in several if stage.name != "gdpo"]),
+        max_size=4,
+        unique_by=lambda stage: stage.kind if stage.kind in ("prompts", "advantages") else stage.name,
+    )
+    .filter(together)
+    .map(lambda stages: [{"name": stage.name, **settings_as_yaml(stage)} for stage in stages])
+)
 
 #: The sections of a run beside its objective.
 SECTIONS = part(
