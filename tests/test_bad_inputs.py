@@ -473,6 +473,7 @@ def snapshot(folder: Path) -> dict[str, str]:
     """What is in a folder: kind and content of each path."""
     entries = {}
     for parent, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if name != "__pycache__"]  # Python's, beside a module of the user's
         for name in (*folders, *files):
             path = Path(parent, name)
             mode = path.lstat().st_mode
