@@ -13,6 +13,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "0")
 NAMES = {
     "head": "signals from the vocabulary head, forward and backward, against other heads",
     "modules": "the methods of the zoo on top of the head, against a plain GRPO loss",
+    "collectives": "what a plan asks of other ranks: collectives and bytes, counted",
     "quantile": "exact quantiles of a whole step against torch.quantile",
     "e2e": "forward and backward of a whole model of 134.5M parameters",
     "prompts": "forward and backward over responses that share their prompts, against whole rows",

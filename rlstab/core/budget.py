@@ -13,8 +13,8 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from rlstab.core.comm import Comm
-from rlstab.core.select import select
+from rlstab.core.comm import Rounds, Sum
+from rlstab.core.select import selection
 
 #: Bits of a float64 below its sign, of its mantissa, of half of that with the bit that is not stored, of one pass.
 BITS, MANTISSA, HALF, DIGIT = 63, 52, 26, 11
@@ -22,7 +22,7 @@ BITS, MANTISSA, HALF, DIGIT = 63, 52, 26, 11
 UNIT = 2**1074
 
 
-def beyond_budget(values: Tensor, budget: float, comm: Comm) -> tuple[float | None, int, int]:
+def beyond_budget(values: Tensor, budget: float, alone: bool) -> Rounds[tuple[float | None, int, int]]:
     """The smallest value that has to go, largest first, for the mean of what is left to be at most ``budget``.
 
     Equal values go together, and the smallest value stays.
@@ -30,10 +30,10 @@ def beyond_budget(values: Tensor, budget: float, comm: Comm) -> tuple[float | No
     Args:
         values: ``(n,)`` numbers of at least 0 on this rank, on any device.
         budget: a finite number.
-        comm: the ranks.
+        alone: nothing travels.
 
     Returns:
-        The value, or None where nothing has to go; the number of values over all ranks; how many of them go.
+        In rounds, the value, or None where nothing has to go; the number of values over all ranks; how many of them go.
     """
     keys = (values.double() + 0.0).view(torch.int64)
     limit = Fraction(budget) * UNIT
@@ -43,7 +43,8 @@ def beyond_budget(values: Tensor, budget: float, comm: Comm) -> tuple[float | No
         width = min(DIGIT, left)
         left -= width
         digits = (keys >> left) & ((1 << width) - 1)
-        counts, highs, lows = comm.sum(_histogram(keys, digits)).long().tolist()
+        sums = yield Sum(_histogram(keys, digits))
+        counts, highs, lows = sums.long().tolist()
         size = size or sum(counts)
         for digit, count in enumerate(counts):
             exponent = (first << width | digit) << left >> MANTISSA
@@ -57,7 +58,8 @@ def beyond_budget(values: Tensor, budget: float, comm: Comm) -> tuple[float | No
     if stay:
         return float(torch.tensor(first).view(torch.float64)), size, size - stay
     # already the smallest value is beyond it, and stays: the next larger one goes
-    after = select({"": (values.double(), lambda size: [count + 1] if size > count else [])}, comm)[""].values
+    found = yield from selection({"": (values.double(), lambda size: [count + 1] if size > count else [])}, alone)
+    after = found[""].values
     return (after[0], size, size - count) if after else (None, size, 0)
 
 

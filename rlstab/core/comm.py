@@ -1,12 +1,38 @@
-"""What a plan needs of other ranks: a sum and a gather. One process needs neither."""
+"""What a plan needs of other ranks: a sum and a gather. One process needs neither.
+
+What is measured asks for them in rounds, so that methods that are settled together share one sum in each.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+Result = TypeVar("Result")
+Key = TypeVar("Key")
+
+
+@dataclass(frozen=True, eq=False)
+class Sum:
+    """Asks for the elementwise sum over ranks of a float64 tensor on the CPU, of the same shape on every rank."""
+
+    values: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Gather:
+    """Asks for the concatenation over ranks of one-dimensional float64 tensors of any length."""
+
+    values: Tensor
+
+
+#: Computes something of which other ranks have a part: yields what it asks them for, and is sent the answer.
+Rounds: TypeAlias = Generator[Sum | Gather, Tensor, Result]
 
 
 class Comm(Protocol):
@@ -63,3 +89,46 @@ class TorchComm:
         rows = [torch.empty_like(padded) for _ in range(world)]
         dist.all_gather(rows, padded, group=self.group)
         return torch.cat([row[:size] for row, size in zip(rows, sizes, strict=True)]).to(values.device)
+
+
+def carried_out(rounds: Rounds[Result], comm: Comm) -> Result:
+    """The result, with what it asks for done by the ranks."""
+    try:
+        asked = next(rounds)
+        while True:
+            done = comm.sum(asked.values) if isinstance(asked, Sum) else comm.gather(asked.values)
+            asked = rounds.send(done)
+    except StopIteration as end:
+        result: Result = end.value
+        return result
+
+
+def side_by_side(several: Mapping[Key, Rounds[Result]]) -> Rounds[dict[Key, Result]]:
+    """The results of several: all that they want summed in a round travels as one sum.
+
+    Every rank has the same ones, and which round asks for what is decided by what all ranks know.
+    """
+    results: dict[Key, Result] = {}
+    asked: dict[Key, Sum | Gather] = {}
+
+    def go_on(key: Key, answer: Tensor | None) -> None:
+        asked.pop(key, None)
+        try:
+            asked[key] = next(several[key]) if answer is None else several[key].send(answer)
+        except StopIteration as end:
+            results[key] = end.value
+
+    for key in several:
+        go_on(key, None)
+    while asked:
+        round_of = dict(asked)
+        sums = {key: one.values for key, one in round_of.items() if isinstance(one, Sum)}
+        if sums:
+            whole = yield Sum(torch.cat([values.reshape(-1) for values in sums.values()]))
+            parts = whole.split([values.numel() for values in sums.values()])
+            for (key, values), part in zip(sums.items(), parts, strict=True):
+                go_on(key, part.view(values.shape))
+        for key, one in round_of.items():
+            if isinstance(one, Gather):
+                go_on(key, (yield one))
+    return {key: results[key] for key in several}

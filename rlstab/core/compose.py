@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rlstab.core.batch import TokenBatch
-from rlstab.core.comm import Comm
+from rlstab.core.comm import Rounds, side_by_side
 from rlstab.core.objective import Member, State, TokenObjective, check_fit, check_methods, terms_of
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.settings import settings_of
@@ -80,8 +80,9 @@ class Composition(Combinator, combinator=True):
     def init_state(self) -> State:
         return {key: method.init_state() for key, method in self.keyed.items()}
 
-    def _settle(self, parts: Sequence[TokenBatch], state: State, comm: Comm) -> tuple[Settled, State]:
-        settled = {key: method._settle(parts, state[key], comm) for key, method in self.keyed.items()}
+    def _settling(self, parts: Sequence[TokenBatch], state: State, alone: bool) -> Rounds[tuple[Settled, State]]:
+        members = {key: method._settling(parts, state[key], alone) for key, method in self.keyed.items()}
+        settled = yield from side_by_side(members)
         stats = Settled({key: stat for key, (stat, _) in settled.items()})
         return stats, {key: new for key, (_, new) in settled.items()}
 
@@ -149,11 +150,10 @@ class Within(Combinator, combinator=True):
     def init_state(self) -> State:
         return {"outer": self.outer.init_state(), "inner": self.inner.init_state()}
 
-    def _settle(self, parts: Sequence[TokenBatch], state: State, comm: Comm) -> tuple[Settled, State]:
-        outer_stat, outer_state = self.outer._settle(parts, state["outer"], comm)
-        with torch.no_grad():
-            left = [part.select(_kept(part, terms_of(self.outer, part, outer_stat, outer_state))) for part in parts]
-        inner_stat, inner_state = self.inner._settle(left, state["inner"], comm)
+    def _settling(self, parts: Sequence[TokenBatch], state: State, alone: bool) -> Rounds[tuple[Settled, State]]:
+        outer_stat, outer_state = yield from self.outer._settling(parts, state["outer"], alone)
+        left = [part.select(_kept(part, terms_of(self.outer, part, outer_stat, outer_state))) for part in parts]
+        inner_stat, inner_state = yield from self.inner._settling(left, state["inner"], alone)
         stats = Settled({"outer": outer_stat, "inner": inner_stat})
         return stats, {"outer": outer_state, "inner": inner_state}
 
@@ -248,8 +248,8 @@ class Observe(Combinator, combinator=True):
     def init_state(self) -> State:
         return self.method.init_state()
 
-    def _settle(self, parts: Sequence[TokenBatch], state: State, comm: Comm) -> tuple[Settled, State]:
-        return self.method._settle(parts, state, comm)
+    def _settling(self, parts: Sequence[TokenBatch], state: State, alone: bool) -> Rounds[tuple[Settled, State]]:
+        return self.method._settling(parts, state, alone)
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         would = terms_of(self.method, batch, stat, state)

@@ -11,10 +11,10 @@ from typing import Any, ClassVar, Generic, Self, TypeAlias, TypeVar, dataclass_t
 
 import torch
 
-from rlstab.core.comm import Comm
+from rlstab.core.comm import Comm, LocalComm, Rounds, carried_out
 from rlstab.core.metadata import About
 from rlstab.core.settings import check_settings
-from rlstab.core.stats import NOTHING, Settled, Stat, settle
+from rlstab.core.stats import NOTHING, Settled, Stat, settling
 from rlstab.core.validate import DECLARED, SETS, check_class, check_mapping, check_same, checked_stat, checked_state
 from rlstab.errors import MethodError, UnknownName, did_you_mean
 
@@ -119,15 +119,15 @@ class Method(ABC, Generic[Part]):
     def _empty_part(self) -> Part:
         """A part in which there is nothing."""
 
-    def _settle(self, parts: Sequence[Part], state: State, comm: Comm) -> tuple[Settled, State]:
-        """See :func:`measure_all`; combinators override it, because what they contain may need several rounds."""
-        with torch.no_grad():
-            stat = self._measured("measure", parts, comm)
-            stat = Settled({**stat, **self._measured("measure_again", parts, comm, stat)})
-            check_mapping(self.name, "init_state", state)
-            return stat, checked_state(self.name, state, self.advance(state, stat))
+    def _settling(self, parts: Sequence[Part], state: State, alone: bool) -> Rounds[tuple[Settled, State]]:
+        """See :func:`measure_all`; combinators override it, so that what they contain shares its rounds."""
+        stat = yield from self._measured("measure", parts, alone)
+        again = yield from self._measured("measure_again", parts, alone, stat)
+        stat = Settled({**stat, **again})
+        check_mapping(self.name, "init_state", state)
+        return stat, checked_state(self.name, state, self.advance(state, stat))
 
-    def _measured(self, method: str, parts: Sequence[Part], comm: Comm, *first: Settled) -> Settled:
+    def _measured(self, method: str, parts: Sequence[Part], alone: bool, *first: Settled) -> Rounds[Settled]:
         """What ``measure`` or ``measure_again`` found over the whole; nothing where the class does not have it.
 
         An empty part is measured on every rank, for some rank may have no other.
@@ -151,7 +151,7 @@ class Method(ABC, Generic[Part]):
                 f"'{self.name}': measure and measure_again both returned '{name}', and `advance` and `terms` see only "
                 f"one. Give the second another name."
             )
-        return settle(stats or [without], comm)
+        return (yield from settling(stats or [without], alone))
 
 
 def measure_all(method: Method[Part], parts: Sequence[Part], state: State, comm: Comm) -> tuple[Settled, State]:
@@ -159,7 +159,8 @@ def measure_all(method: Method[Part], parts: Sequence[Part], state: State, comm:
 
     The empty part makes a rank without parts know the names, so that all join the same collectives.
     """
-    return method._settle(parts, state, comm)
+    with torch.no_grad():
+        return carried_out(method._settling(parts, state, isinstance(comm, LocalComm)), comm)
 
 
 def _check_settings_first(cls: type[Method[Any]]) -> None:

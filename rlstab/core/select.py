@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlstab.core.comm import Comm, LocalComm
+from rlstab.core.comm import Comm, Gather, LocalComm, Rounds, Sum, carried_out
 from rlstab.core.compare import places
 
 #: Bits of one pass: two histograms of 2^11 float64 counts are 32 KB.
@@ -51,14 +51,22 @@ def select(asked: Mapping[str, tuple[Tensor, Ranks]], comm: Comm) -> dict[str, F
             every number.
         comm: the ranks. Where some hold float32 and others float64, all go on in float64, after one sum in vain.
     """
-    alone = isinstance(comm, LocalComm)
+    return carried_out(selection(asked, isinstance(comm, LocalComm)), comm)
+
+
+def selection(asked: Mapping[str, tuple[Tensor, Ranks]], alone: bool) -> Rounds[dict[str, Found]]:
+    """As :func:`select`, in rounds; ``alone`` where nothing travels."""
     searches = {name: _Search(values, ranks, alone) for name, (values, ranks) in sorted(asked.items())}
     while running := [one for one in searches.values() if one.running]:
         histograms = [one.histograms() for one in running]
-        sums = torch.split(comm.sum(torch.cat(histograms)), [one.numel() for one in histograms])
+        total = yield Sum(torch.cat(histograms))
+        sums = torch.split(total, [one.numel() for one in histograms])
         for one, counts in zip(running, sums, strict=True):
             one.narrow(counts)
-    return {name: one.found(comm) for name, one in searches.items()}
+    found = {}
+    for name, one in searches.items():
+        found[name] = yield from one.found()
+    return found
 
 
 class _Search:
@@ -86,10 +94,10 @@ class _Search:
         """A histogram is wanted."""
         return self.left > 0 and not self.few
 
-    def found(self, comm: Comm) -> Found:
+    def found(self) -> Rounds[Found]:
         """When nothing is running; gathers the values if they are few."""
         if self.few and self.size:
-            values = comm.gather(self.values.double())
+            values = yield Gather(self.values.double())
             return Found(self.size, tuple(float(values.kthvalue(rank).values) + 0.0 for rank in self.ranks(self.size)))
         return Found(self.size or 0, tuple(_value(key, self.wide) for key, _ in self.places or ()))
 

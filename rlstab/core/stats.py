@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from rlstab.core.budget import beyond_budget
-from rlstab.core.comm import Comm, LocalComm
+from rlstab.core.comm import Comm, Gather, LocalComm, Rounds, Sum, carried_out
 from rlstab.core.compare import below, chunks, places, reached
-from rlstab.core.select import Found, select
+from rlstab.core.select import Found, selection
 from rlstab.errors import MethodError, MissingSignal, OutOfRange, did_you_mean
 
 
@@ -127,13 +127,14 @@ class Grouped:
     def _columns(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.keys, self.totals, self.counts
 
-    def _gathered(self, comm: Comm) -> Grouped:
+    def _gathered(self, alone: bool) -> Rounds[Grouped]:
         """Over all ranks. Keys travel in two halves: a float64 does not hold every int64."""
-        if isinstance(comm, LocalComm):
+        if alone:
             return self
         rows = [self.keys >> 32, self.keys & 0xFFFFFFFF, self.totals, self.counts]
         sent = torch.stack([one.double().cpu() for one in rows], 1).reshape(-1)
-        high, low, totals, counts = comm.gather(sent).view(-1, 4).unbind(1)
+        every = yield Gather(sent)
+        high, low, totals, counts = every.view(-1, 4).unbind(1)
         return Grouped._summed((high.long() << 32) | low.long(), totals, counts)
 
 
@@ -210,7 +211,7 @@ class Pool:
 
     def threshold(self) -> Threshold:
         """The exact order statistic of the values of this process."""
-        return _thresholds({"": self}, LocalComm())[""]
+        return carried_out(_thresholds({"": self}, alone=True), LocalComm())[""]
 
     def _ranks(self, size: int) -> tuple[int, ...]:
         """Which of ``size`` values, counted from the smallest, make the threshold: one, or two to lie between."""
@@ -254,14 +255,14 @@ def _wide(values: Tensor, where: Tensor | None) -> Tensor:
     return values.float() if values.is_floating_point() else values.double()
 
 
-def _thresholds(pools: Mapping[str, Pool], comm: Comm) -> dict[str, Threshold]:
+def _thresholds(pools: Mapping[str, Pool], alone: bool) -> Rounds[dict[str, Threshold]]:
     """What the pools settle to: their values stay where they are, and what is summed over ranks they share."""
     ranked = {name: one for name, one in pools.items() if one.rule != "budget"}
-    found = select({name: (one._joined(), one._ranks) for name, one in ranked.items()}, comm)
+    found = yield from selection({name: (one._joined(), one._ranks) for name, one in ranked.items()}, alone)
     settled = {name: one._settled(found[name]) for name, one in ranked.items()}
     for name, one in sorted(pools.items()):
         if one.rule == "budget":
-            settled[name] = Threshold(*beyond_budget(one._joined(), one.level, comm))
+            settled[name] = Threshold(*(yield from beyond_budget(one._joined(), one.level, alone)))
     return settled
 
 
@@ -376,6 +377,11 @@ def settle(parts: Iterable[Stat], comm: Comm) -> Settled:
     unless a pool is so small that it is gathered after the first of them. What is grouped is gathered: a row per key.
     Every rank passes the same names (a rank without tokens passes the statistics of an empty batch).
     """
+    return carried_out(settling(parts, isinstance(comm, LocalComm)), comm)
+
+
+def settling(parts: Iterable[Stat], alone: bool) -> Rounds[Settled]:
+    """As :func:`settle`, in rounds; ``alone`` where nothing travels."""
     given = list(parts)
     total: Stat = functools.reduce(merge, given) if given else NOTHING
     settled: dict[str, Mean | Threshold | Grouped | Settled] = {}
@@ -384,10 +390,11 @@ def settle(parts: Iterable[Stat], comm: Comm) -> Settled:
         scalars = [scalar for one in means.values() for scalar in (one.total, one.count)]
         device = next((one.device for one in scalars if one.device.type != "cpu"), scalars[0].device)
         flat = torch.stack([one.to(device) for one in scalars]).cpu().view(-1, 2)  # one wait for the device
-        for name, row in zip(means, comm.sum(flat), strict=True):
+        for name, row in zip(means, (yield Sum(flat)), strict=True):
             settled[name] = Mean(row[0], row[1])
     for name, one in sorted(total.items()):
         if isinstance(one, Grouped):
-            settled[name] = one._gathered(comm)
+            settled[name] = yield from one._gathered(alone)
     pools = {name: one for name, one in total.items() if isinstance(one, Pool)}
-    return Settled({**settled, **_thresholds(pools, comm)} if pools else settled)
+    thresholds = (yield from _thresholds(pools, alone)) if pools else {}
+    return Settled({**settled, **thresholds})

@@ -3,7 +3,17 @@
 import pytest
 import torch
 
-from rlstab import STARE, AdaptiveEntropy, ClipHigher, LpReg, S2TMask, TopEntropyMask, compose, make_plan
+from rlstab import (
+    STARE,
+    AdaptiveEntropy,
+    ClipHigher,
+    LpReg,
+    S2TMask,
+    TokenBatch,
+    TopEntropyMask,
+    compose,
+    make_plan,
+)
 from rlstab.errors import OutOfRange
 from tests.core.gate_methods import CISPO, VESPO
 from tests.core.measuring_methods import PassRate
@@ -124,3 +134,37 @@ def test_what_has_none_is_called_without():
     for objective in (compose(), compose(ClipHigher(), S2TMask(), TopEntropyMask(), CISPO(), Scale(weight=0.5))):
         assert call(objective).loss.isfinite()
         assert call(objective).state == objective.init_state()
+
+
+class Asked:
+    """A rank among others, which have nothing; counts what it is asked for."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def sum(self, values):
+        self.calls += 1
+        return values.clone()
+
+    gather = sum
+
+
+def test_methods_share_the_rounds_in_which_they_ask_other_ranks():
+    """Of more values than are gathered: no more rounds than the method alone that has the most."""
+    draw = torch.Generator().manual_seed(0)
+    uniform = torch.rand(120, 100, generator=draw)
+    batch = TokenBatch.from_padded(
+        response_mask=torch.ones(120, 100),
+        advantages=torch.randn(120, generator=draw),
+        old_logprobs=-5 * uniform,
+        entropies=2 * torch.rand(120, 100, generator=draw),
+    )
+
+    def rounds(*methods):
+        comm = Asked()
+        make_plan(compose(*methods), [batch], comm=comm)
+        return comm.calls
+
+    several = [TopEntropyMask(), STARE(), AdaptiveEntropy(), ClipHigher()]
+    alone = [rounds(method) for method in several]
+    assert rounds(*several) == max(alone) > min(alone)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlstab.core.comm import LocalComm
+from rlstab.core.comm import LocalComm, carried_out
 from rlstab.core.random import uniform
 from rlstab.core.stats import Grouped, Mean
 from rlstab.stages.stage import AdvantageEstimator, Expansion, PromptSelector, RewardShaper, RolloutExpander, Stage
@@ -71,8 +71,9 @@ def counting(self, state, stat):
 # -- the outcome depends on the cut or the order -----------------------------------------------------------------------
 
 
-def settle_here(self, parts, state, comm):
-    stat, _ = Stage._settle(self, parts, state, LocalComm())
+def settle_here(self, parts, state, alone):
+    stat, _ = carried_out(Stage._settling(self, parts, state, True), LocalComm())
+    yield from ()
     return stat, {"responses": state["responses"] + sum(map(len, parts))}
 
 
@@ -98,7 +99,7 @@ rows(RewardShaper, "split", measure=lambda self, r: {"n": Mean.of(r.lengths if l
     counts_empty_parts=lambda r, stat, state: r.lengths - mean_of(stat, "n")
 )
 # Its state comes from the responses of this rank alone, so ranks drift apart.
-rows(RewardShaper, "split", init_state=lambda self: {"responses": 0}, _settle=settle_here)(state_of_this_rank=nothing)
+rows(RewardShaper, "split", init_state=lambda self: {"responses": 0}, _settling=settle_here)(state_of_this_rank=nothing)
 # Its metric is the mean of the part, reported as if every part weighed the same.
 rows(AdvantageEstimator, "split", report=mean_reward)(unmerged_metric=nothing)
 # It asks for as many prompts as it saw fail itself: each rank for another number.
