@@ -78,7 +78,7 @@ class Plan:
         """
         if isinstance(which, Part):
             return which
-        if isinstance(which, int):
+        if isinstance(which, int) and not isinstance(which, bool):
             if 0 <= which < len(self.parts):
                 return self.parts[which]
             raise OutOfRange(f"part {which}: the plan was made from {len(self.parts)} parts, numbered from 0.")
@@ -186,8 +186,8 @@ def make_plan(
         MissingSignal: a part lacks a signal that the objective reads.
         MethodError: a method returned something else than the interface asks for.
         Conflict: a method lacks one that it requires.
-        OutOfRange: ``scope`` is neither of the two, the state is of another objective, two sequences have one id, or a
-            log-prob is above 0, or an entropy below.
+        OutOfRange: ``scope`` is neither of the two, the state is of another objective, two parts share a sequence id, a
+            log-prob is above 0, or an entropy far below.
     """
     if scope not in get_args(Scope):
         raise OutOfRange(f"make_plan: scope = {scope!r}, expected 'step' (the optimizer step) or 'microbatch'.")
@@ -264,10 +264,11 @@ def _lengths(batch: TokenBatch) -> dict[int, int]:
 def _checked_parts(parts: Sequence[TokenBatch]) -> list[TokenBatch]:
     if isinstance(parts, TokenBatch):
         raise OutOfRange("make_plan: the parts are one TokenBatch, expected a list of them. Write [batch].")
+    parts = list(parts)
     for part in parts:
         if not isinstance(part, TokenBatch):
             raise OutOfRange(f"make_plan: a part is {kind_of(part)}, expected a TokenBatch. Build it by from_padded.")
-    return list(parts)
+    return parts
 
 
 def _lr_scale(objective: TokenObjective, parts: Sequence[Part], stat: Settled, state: State) -> float:

@@ -136,6 +136,11 @@ def test_what_has_none_is_called_without():
         assert call(objective).state == objective.init_state()
 
 
+def test_the_parts_may_come_from_a_generator():
+    plan = make_plan(OBJECTIVE, (batch for batch, _, _ in pieces()))
+    assert (len(plan.parts), plan.everything.tokens) == (3, 25)
+
+
 class Asked:
     """A rank among others, which have nothing; counts what it is asked for."""
 

@@ -817,7 +817,9 @@ rows("process")(
 rows("pure")(
     makes_a_directory=lambda b, s, t: Path(tempfile.gettempdir(), "rlstab_seen").mkdir(exist_ok=True),
     writes_to_shared_memory=lambda b, s, t: void(Path("/dev/shm/rlstab_seen").write_text("1")),
-    writes_by_bytes=lambda b, s, t: os.close(os.open(b"/tmp/rlstab_file", os.O_RDWR | os.O_CREAT)),
+    writes_by_bytes=lambda b, s, t: os.close(
+        os.open(os.fsencode(tempfile.gettempdir()) + b"/rlstab_file", os.O_RDWR | os.O_CREAT)
+    ),
     leaves_a_thread=starts_a_thread,
     imports_from_elsewhere=lambda b, s, t: sys.path.append("/nowhere"),
 )
