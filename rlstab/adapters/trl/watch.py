@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import TrainerCallback
 from transformers.utils import logging
 from trl import GRPOTrainer
@@ -16,7 +14,7 @@ from trl import GRPOTrainer
 from rlstab.adapters.trl.forward import forward_for, provided_by
 from rlstab.adapters.trl.metrics import named, tallies
 from rlstab.adapters.trl.release import check_release
-from rlstab.adapters.trl.responses import GROUP_IDS, SEQUENCE_IDS, Inputs, Provider, batch_of
+from rlstab.adapters.trl.responses import SEQUENCE_IDS, Inputs, Provider, batch_of, identities
 from rlstab.adapters.trl.settings import check_windows
 from rlstab.adapters.window import Window
 from rlstab.config import load_objective
@@ -85,7 +83,7 @@ class WatchCallback(TrainerCallback):
         self.trainer.model.eval()  # no dropout, so no random number is drawn
         try:
             for number, inputs in enumerate(self._micro_batches()):
-                named = inputs if SEQUENCE_IDS in inputs else {**inputs, **self._identities(inputs, number)}
+                named = inputs if SEQUENCE_IDS in inputs else {**inputs, **identities(self.trainer, inputs, number)}
                 needs = {"logprobs", *self.objective.needs}
                 made, _ = self.forward.signals(self.trainer.model, named, needs & (self.forward.gives | {"logprobs"}))
                 batch, _ = batch_of(named, made, self.objective, self.providers, self.ends)
@@ -116,18 +114,3 @@ class WatchCallback(TrainerCallback):
         trainer = self.trainer
         count, slices = trainer.current_gradient_accumulation_steps, trainer.args.steps_per_generation
         return [trainer._buffered_inputs[(trainer._step - count + place) % slices] for place in range(count)]
-
-    def _identities(self, inputs: Inputs, number: int) -> dict[str, Tensor]:
-        """By the place in the optimizer step, and by the prompt: TRL has shuffled its own away."""
-        trainer, (rows, _) = self.trainer, inputs["completion_ids"].shape
-        place = trainer.accelerator.process_index * trainer.current_gradient_accumulation_steps + number
-        ranks, step = trainer.accelerator.num_processes, trainer.state.global_step
-        first = (step * ranks * trainer.current_gradient_accumulation_steps + place) * rows
-        pairs = zip(inputs["prompt_ids"].tolist(), inputs["prompt_mask"].tolist(), strict=True)
-        prompts = [repr([token for token, there in zip(*pair, strict=True) if there]).encode() for pair in pairs]
-        groups = [zlib.crc32(prompt) << 20 | zlib.adler32(prompt) & 0xFFFFF for prompt in prompts]
-        device = inputs["completion_ids"].device
-        return {
-            SEQUENCE_IDS: first + torch.arange(rows, device=device),
-            GROUP_IDS: torch.tensor(groups, device=device),
-        }

@@ -1,0 +1,282 @@
+"""The optimizer steps of a dump, each as evidence about its tokens on all ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from torch import Tensor
+
+from rlstab.core.batch import SIGNALS, TokenBatch
+from rlstab.errors import ReportError, RlstabError
+from rlstab.files import exists, is_file
+from rlstab.report.formatting import counted
+from rlstab.report.safe_read import first_line, read_bytes
+from rlstab.trace.dump import BY_RESPONSE, BY_TOKEN, REQUIRED, Header, HostLoss
+
+_NAME = re.compile(r"step-(\d{1,12})\.rank-(\d{1,9})\.json")
+#: Tensors that are whole numbers; all others are floats.
+_WHOLE = frozenset({"lengths", "prompt_lengths", "sequence_ids", "group_ids", "parts", "ids"})
+
+
+@dataclass(frozen=True, eq=False)
+class Rank:
+    """What one rank wrote of one optimizer step.
+
+    Attributes:
+        header: what it says of itself.
+        tensors: by name; see :data:`rlstab.trace.dump.BY_TOKEN`.
+    """
+
+    header: Header
+    tensors: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One optimizer step, all ranks together.
+
+    ``n`` tokens count in the loss, of ``S`` responses with ``N`` tokens in all.
+
+    Attributes:
+        number: of the optimizer step.
+        host: the trainer that wrote it.
+        batch: the evidence about the ``n`` tokens, in float32 as it was written.
+        tokens: ``(N,)`` tensors of all tokens of the responses; see :data:`rlstab.trace.dump.BY_TOKEN`.
+        lengths: ``(S,)`` int64, tokens of each response.
+        part: ``(S,)`` int64, number of the micro-batch of each response, over all ranks.
+        ranks: by micro-batch, the rank that it was on.
+        prompts: ``(S,)`` lists of token ids, empty where they are unknown.
+        rewards: ``(S,)``, or None.
+        loss: what the trainer says of its loss, with the values of all micro-batches, or None.
+        first: no weight has changed since the responses were sampled.
+        learning_rate: of the step, or None.
+        temperature: that of the log-probs, or None.
+    """
+
+    number: int
+    host: str
+    batch: TokenBatch
+    tokens: Mapping[str, Tensor]
+    lengths: Tensor
+    part: Tensor
+    ranks: Sequence[int]
+    prompts: Sequence[Sequence[int]]
+    rewards: Tensor | None = None
+    loss: HostLoss | None = None
+    first: bool = False
+    learning_rate: float | None = None
+    temperature: float | None = None
+
+    @property
+    def mask(self) -> Tensor:
+        """``(N,)`` bool, the tokens that count in the loss."""
+        return self.tokens["mask"].bool()
+
+    @property
+    def row(self) -> Tensor:
+        """``(N,)`` int64, the response of each token."""
+        return torch.arange(self.lengths.numel()).repeat_interleave(self.lengths)
+
+    @property
+    def processes(self) -> int:
+        """Ranks that took part."""
+        return len(set(self.ranks))
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches of the step on one rank."""
+        return max(map(self.ranks.count, set(self.ranks)))
+
+
+@dataclass(frozen=True)
+class Dump:
+    """What was read.
+
+    Attributes:
+        steps: in their order.
+        notes: what is left out and why.
+    """
+
+    steps: list[Step]
+    notes: list[str] = field(default_factory=list)
+
+
+def load(path: str | Path) -> list[TokenBatch]:
+    """The optimizer steps of a dump, or of the export of another trainer, as one batch each.
+
+    ``load("dump")[0]`` is what :func:`rlstab.make_plan` takes as its one part, on all ranks together.
+
+    Raises:
+        ReportError: nothing there that can be read.
+    """
+    return [step.batch for step in read_dump(path).steps]
+
+
+def read_dump(path: str | Path) -> Dump:
+    """Read a dump, or the export of another trainer.
+
+    Args:
+        path: a folder with the files of :mod:`rlstab.trace.dump`, or what :mod:`rlstab.replay.foreign` reads.
+
+    Raises:
+        ReportError: no such path, or nothing in it that can be read.
+    """
+    path = Path(path)
+    if not exists(path):
+        raise ReportError(f"{path}: no such file or folder. Give the folder of a dump.")
+    notes: list[str] = []
+    ranks: list[Rank] = []
+    headers = [path] if is_file(path) else sorted(path.glob("step-*.rank-*.json"))
+    own = [file for file in headers if _NAME.fullmatch(file.name)]
+    if own:
+        for file in own:
+            try:
+                ranks.append(_rank(file))
+            except _Damaged as error:
+                notes.append(f"{file.name} is left out: {error}.")
+        complete = {file.with_suffix(".safetensors") for file in own}
+        torn = [] if is_file(path) else [file for file in path.glob("step-*.safetensors") if file not in complete]
+        if torn:
+            notes.append(f"{counted(len(torn), 'file')} of tensors without a description: the writer was stopped.")
+    else:
+        from rlstab.replay.foreign import read_foreign
+
+        ranks, notes = read_foreign(path)
+    steps = _joined(ranks, notes)
+    if not steps:
+        why = f" {' '.join(notes[:3])}" if notes else ""
+        raise ReportError(f"{path}: no optimizer step in it that can be read.{why} Give the folder of a dump.")
+    return Dump(steps, notes)
+
+
+class _Damaged(Exception):
+    """A file does not hold what it should."""
+
+
+def _rank(path: Path) -> Rank:
+    try:
+        header = Header.model_validate_json(read_bytes(path))
+        data = read_bytes(path.with_suffix(".safetensors"))
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        raise _Damaged(f"{where or 'the file'}: {error.errors()[0]['msg'].lower()}") from error
+    except OSError as error:
+        raise _Damaged(f"{error.strerror or first_line(error)}".lower()) from error
+    if hashlib.sha256(data).hexdigest() != header.sha256:
+        raise _Damaged("the tensors are not those that it was written with (checksum)")
+    try:
+        return checked(Rank(header, load_tensors(data)))
+    except SafetensorError as error:
+        raise _Damaged(first_line(error)) from error
+
+
+def checked(rank: Rank) -> Rank:
+    """The same, if its tensors fit together; in the dtypes in which they are used.
+
+    Raises:
+        _Damaged: they do not.
+    """
+    tensors = dict(rank.tensors)
+    for name in REQUIRED:
+        if name not in tensors:
+            raise _Damaged(f"it has no tensor '{name}'")
+    count, total = tensors["lengths"].numel(), tensors["ids"].numel()
+    for name, values in tensors.items():
+        size = count if name in BY_RESPONSE else total if name in BY_TOKEN else None
+        if values.ndim != 1 or (size is not None and values.numel() != size):
+            raise _Damaged(f"'{name}' has shape {tuple(values.shape)}, expected ({size},)")
+        if (name in _WHOLE or name == "prompt_ids") != (not values.is_floating_point()) and name != "mask":
+            raise _Damaged(f"'{name}' is {values.dtype}")
+        tensors[name] = values.long() if name in _WHOLE else values if name in ("mask", "prompt_ids") else values.float()
+    if bool((tensors["lengths"] < 0).any()) or int(tensors["lengths"].sum()) != total:
+        raise _Damaged(f"the lengths of its responses do not add up to its {total} tokens")
+    asked, prompt_ids = tensors.get("prompt_lengths"), tensors.get("prompt_ids")
+    if asked is not None and prompt_ids is not None and int(asked.clamp(min=0).sum()) != prompt_ids.numel():
+        raise _Damaged("the lengths of its prompts do not add up to its prompt tokens")
+    part = tensors.setdefault("parts", torch.zeros(count, dtype=torch.int64))
+    if count and not 0 <= int(part.min()) <= int(part.max()) < rank.header.parts:
+        raise _Damaged(f"a response is in a micro-batch beyond its {rank.header.parts}")
+    return Rank(rank.header, tensors)
+
+
+def _joined(ranks: Iterable[Rank], notes: list[str]) -> list[Step]:
+    """The ranks of each step together; a step of which a rank is missing is left out."""
+    by_step: dict[int, list[Rank]] = {}
+    for rank in ranks:
+        by_step.setdefault(rank.header.step, []).append(rank)
+    steps = []
+    for number, of_step in sorted(by_step.items()):
+        expected = of_step[0].header.ranks
+        if {rank.header.rank for rank in of_step} != set(range(expected)):
+            notes.append(f"step {number} is left out: {len(of_step)} of its {expected} ranks can be read.")
+            continue
+        try:
+            steps.append(_step(number, sorted(of_step, key=lambda rank: rank.header.rank)))
+        except RlstabError as error:
+            notes.append(f"step {number} is left out: {error}")
+    return steps
+
+
+def _step(number: int, ranks: Sequence[Rank]) -> Step:
+    first = ranks[0].header
+    names = set.intersection(*(set(rank.tensors) for rank in ranks))
+    together = {name: torch.cat([rank.tensors[name] for rank in ranks]) for name in names}
+    lengths, mask = together["lengths"], together["mask"].bool()
+    rows = torch.arange(lengths.numel()).repeat_interleave(lengths)[mask]
+    starts = [sum(rank.header.parts for rank in ranks[:place]) for place in range(len(ranks))]
+    part = torch.cat([rank.tensors["parts"] + start for rank, start in zip(ranks, starts, strict=True)])
+    counted_before = torch.zeros(lengths.numel() + 1, dtype=torch.int64)
+    counted_before[1:] = torch.bincount(rows, minlength=lengths.numel()).cumsum(0)
+    numbers = torch.arange(lengths.numel())
+    groups = together.get("group_ids", numbers)
+    tokens = {name: together[name] for name in BY_TOKEN if name in together}
+    token = {name: values[mask] for name, values in tokens.items()}
+    batch = TokenBatch(
+        old_logprobs=token.get("old_logprobs", token["logprobs"]),
+        logprobs=token["logprobs"],
+        advantages=token["advantages"],
+        sequence=rows,
+        position=torch.arange(rows.numel()) - counted_before[rows],
+        sequence_ids=together.get("sequence_ids", numbers),
+        group_ids=groups,
+        live_ratio="old_logprobs" not in token,
+        **{name: token[name] for name in SIGNALS if name in token},
+    )
+    known = [rank.header.loss for rank in ranks]
+    loss = None
+    if all(one is not None for one in known) and first.loss is not None:
+        loss = first.loss.model_copy(update={"values": [value for one in known if one for value in one.values]})
+    return Step(
+        number=number,
+        host=first.host,
+        batch=batch,
+        tokens=tokens,
+        lengths=lengths,
+        part=part,
+        ranks=[rank.header.rank for rank in ranks for _ in range(rank.header.parts)],
+        prompts=_prompts(ranks),
+        rewards=together.get("rewards"),
+        loss=loss,
+        first=all(rank.header.first for rank in ranks),
+        learning_rate=first.learning_rate,
+        temperature=first.temperature,
+    )
+
+
+def _prompts(ranks: Sequence[Rank]) -> list[list[int]]:
+    prompts: list[list[int]] = []
+    for rank in ranks:
+        asked, ids = rank.tensors.get("prompt_lengths"), rank.tensors.get("prompt_ids")
+        if asked is None or ids is None:
+            prompts += [[] for _ in range(rank.tensors["lengths"].numel())]
+        else:
+            prompts += [part.tolist() for part in ids.split(asked.tolist())]
+    return prompts
