@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, Field, dataclass, field, fields
 from itertools import combinations
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from rlstab.core.compose import compose
 from rlstab.core.objective import State, TokenObjective, no_fit_warnings
 from rlstab.core.plan import make_plan
 from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.errors import Conflict, RlstabError
+from rlstab.errors import RlstabError
 from rlstab.presets import PRESETS
 from rlstab.replay.steps import Step
 from rlstab.trace.effects import ACTIONS, Trace, trace
@@ -68,24 +69,26 @@ class Effects:
         return both / either if either else math.nan
 
 
-def every_objective() -> dict[str, TokenObjective | str]:
-    """Every method at its defaults and every preset; a text in place of a method that cannot stand alone."""
-    made: dict[str, TokenObjective | str] = {}
+def every_objective(length: int) -> dict[str, TokenObjective]:
+    """Every method at its defaults, with those that it requires, and every preset.
+
+    Args:
+        length: tokens of the longest response, for the methods that have to be told.
+    """
+    made: dict[str, TokenObjective] = {}
     for name in METHODS.names():
-        try:
-            made[name] = _alone(METHODS.get(name)())
-        except (RlstabError, TypeError) as error:  # a setting without a default
-            made[name] = str(error).splitlines()[0]
-    return made | {f"preset {name}": recipe.objective for name, recipe in PRESETS.items()}
+        cls = METHODS.get(name)
+        told = {"length": length} if "length" in {setting.name for setting in fields(cls) if _required(setting)} else {}
+        method = cls(**told)
+        made[name] = compose(method, *(METHODS.get(other)() for other in method.requires if other in METHODS.names()))
+    return made | {f"preset:{name}": recipe.objective for name, recipe in PRESETS.items()}
 
 
-def _alone(method: TokenObjective) -> TokenObjective:
-    """A method, with those that it requires."""
-    others = [METHODS.get(name)() for name in method.requires if name in METHODS.names()]
-    return compose(method, *others)
+def _required(setting: Field[Any]) -> bool:
+    return setting.default is MISSING and setting.default_factory is MISSING
 
 
-def effects_of(steps: Sequence[Step], objectives: Mapping[str, TokenObjective | str], run: Sequence[Tensor]) -> Effects:
+def effects_of(steps: Sequence[Step], objectives: Mapping[str, TokenObjective], run: Sequence[Tensor]) -> Effects:
     """Replay objectives over the optimizer steps of a dump, each with its own state.
 
     Args:
@@ -97,20 +100,15 @@ def effects_of(steps: Sequence[Step], objectives: Mapping[str, TokenObjective | 
     left_out: dict[str, str] = {}
     plain = [_norm(step, _plain(step)) for step in steps]
     for name, objective in objectives.items():
-        if isinstance(objective, str):
-            left_out[name] = objective
-            continue
         try:
             by_name[name] = list(_replayed(steps, objective, run, plain))
-        except (RlstabError, Conflict) as error:
+        except RlstabError as error:
             left_out[name] = _why(error, objective, steps)
     return Effects([step.number for step in steps], by_name, left_out)
 
 
 def _why(error: RlstabError, objective: TokenObjective, steps: Sequence[Step]) -> str:
-    absent = sorted(
-        {name for step in steps for name in objective.needs if getattr(step.batch, name, None) is None}
-    )
+    absent = sorted({name for step in steps for name in objective.needs if getattr(step.batch, name, None) is None})
     return f"reads {', '.join(absent)}, not in the dump" if absent else str(error).splitlines()[0]
 
 

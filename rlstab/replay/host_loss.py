@@ -231,7 +231,9 @@ def judge(steps: Sequence[Step]) -> Verdict:
         return Verdict(told.name, None, math.nan, "the dump holds neither losses nor coefficients", still)
     by_token = all("coefficients" in step.tokens for step in heard)
     formula = {step.number: FORMULAS[told.name](step.loss.settings) for step in heard if step.loss}
-    compared = f"{'the coefficient of every token' if by_token else 'the loss of every micro-batch'} of {len(heard)} steps"
+    compared = (
+        f"{'the coefficient of every token' if by_token else 'the loss of every micro-batch'} of {len(heard)} steps"
+    )
     error, stray = _error(heard, formula, lambda given, step: given)
     if stray <= STRAY:
         return Verdict(told.name, not still, error, compared, still)
@@ -299,7 +301,10 @@ def _changes() -> Iterator[tuple[str, Change]]:
     yield "the ratio is that of the sequence", changed(ratio="sequence")
     yield "the ratio is that of the token", changed(ratio="token")
     yield "nothing is clipped", changed(low=None, cap=None, dual=None)
-    yield "the upper clip range is the lower one", lambda formula, step: replace(formula, high=formula.low or formula.high)
+    yield (
+        "the upper clip range is the lower one",
+        lambda formula, step: replace(formula, high=formula.low or formula.high),
+    )
     yield "the ratio has no cap", changed(cap=None, dual=None)
     yield "it has no KL term", changed(beta=0.0)
     for estimator in ("k1", "k2", "k3", "k3_unbiased"):

@@ -195,7 +195,9 @@ def checked(rank: Rank) -> Rank:
             raise _Damaged(f"'{name}' has shape {tuple(values.shape)}, expected ({size},)")
         if (name in _WHOLE or name == "prompt_ids") != (not values.is_floating_point()) and name != "mask":
             raise _Damaged(f"'{name}' is {values.dtype}")
-        tensors[name] = values.long() if name in _WHOLE else values if name in ("mask", "prompt_ids") else values.float()
+        tensors[name] = (
+            values.long() if name in _WHOLE else values if name in ("mask", "prompt_ids") else values.float()
+        )
     if bool((tensors["lengths"] < 0).any()) or int(tensors["lengths"].sum()) != total:
         raise _Damaged(f"the lengths of its responses do not add up to its {total} tokens")
     asked, prompt_ids = tensors.get("prompt_lengths"), tensors.get("prompt_ids")

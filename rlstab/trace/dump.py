@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field
 from safetensors.torch import save
 from torch import Tensor
+
+from rlstab.core.batch import TokenBatch
 
 FORMAT = 1
 
@@ -130,3 +133,26 @@ def _replace(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     beside.replace(path)
+
+
+def tensors_of(parts: Sequence[TokenBatch], ids: Sequence[Tensor]) -> dict[str, Tensor]:
+    """The tensors of a dump from the parts of a plan, for a trainer whose loss is an objective.
+
+    Args:
+        parts: all micro-batches of this rank, of tokens that count in the loss.
+        ids: by part, ``(n,)`` int64, its tokens.
+    """
+    names = set.intersection(*({name for name, _ in part.per_token()} for part in parts))
+    kept = {name for name in names & BY_TOKEN.keys() if name != "old_logprobs" or not parts[0].live_ratio}
+    orders = [torch.argsort(part.sequence, stable=True) for part in parts]  # a response's tokens in a row
+    pairs = list(zip(parts, orders, strict=True))
+    values = {name: torch.cat([getattr(part, name)[order] for part, order in pairs]) for name in kept}
+    count = sum(map(len, parts))
+    return values | {
+        "ids": torch.cat([own[order] for own, order in zip(ids, orders, strict=True)]),
+        "mask": torch.ones(count, dtype=torch.uint8),
+        "lengths": torch.cat([part.lengths.long() for part in parts]),
+        "parts": torch.cat([torch.full_like(part.sequence_ids, place) for place, part in enumerate(parts)]),
+        "sequence_ids": torch.cat([part.sequence_ids for part in parts]),
+        "group_ids": torch.cat([part.group_ids for part in parts]),
+    }
