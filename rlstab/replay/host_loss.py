@@ -1,7 +1,7 @@
 """Was the loss what the trainer said? Its formula again, in float64, against what it backpropagated.
 
-Where the two differ, the formula is tried with one thing changed at a time: each of the known errors of trainers is such
-a change. Formulas are those of the hosts' own code at the releases that the adapters are tested with.
+Where the two differ, the formula is tried with one thing changed at a time: each of the known errors of trainers is
+such a change. Formulas are those of the hosts' own code at the releases that the adapters are tested with.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Formula:
     """A policy-gradient loss, in the terms in which trainers differ.
 
     Attributes:
-        mean: what the sum of a micro-batch is divided by: tokens of the optimizer step over all ranks (``step``), tokens
-            of the micro-batch (``part``), the tokens of each response and then responses (``response``), responses
-            times a constant (``length``), or responses alone (``sum``). All but ``step`` are averaged over the
-            micro-batches of a rank.
+        mean: what the sum of a micro-batch is divided by: tokens of the optimizer step over all ranks (``step``),
+            tokens of the micro-batch (``part``), the tokens of each response and then responses (``response``),
+            responses times a constant (``length``), or responses alone (``sum``). All but ``step`` are averaged over
+            the micro-batches of a rank.
         low: of the clip range, to ``1 - low``; None clips nothing.
         high: of the clip range, to ``1 + high``.
         cap: the ratio is never above it, before the clip (TRL's ``delta``).
@@ -312,7 +312,7 @@ def _changes() -> Iterator[tuple[str, Change]]:
 
 
 def _explained(steps: Sequence[Step], formulas: Mapping[int, Formula]) -> Iterator[str]:
-    """Sentences: the single changes that explain all that was recorded; else pairs; else what the difference looks like."""
+    """A sentence: the change, or the pair of changes, that explains all that was recorded; else what it looks like."""
     single = list(_changes())
     known = [text for text, change in single if _error(steps, formulas, change)[1] <= STRAY]
     if known:
@@ -342,7 +342,10 @@ def _shape(steps: Sequence[Step], formulas: Mapping[int, Formula]) -> str:
     lost, extra = int((there & (recorded == 0)).sum()), int((~there & (recorded != 0)).sum())
     both = there & (recorded != 0)
     quotient = recorded[both] / expected[both]
-    text = f"No known error explains it. Of {int(there.sum())} tokens with a gradient {lost} have none, and {extra} beyond them have one"
+    text = (
+        f"No known error explains it. Of {int(there.sum())} tokens with a gradient {lost} have none, and {extra} "
+        f"beyond them have one"
+    )
     for name, group in (
         ("the same for all tokens", torch.zeros_like(step.row)),
         ("the same within a rank", torch.tensor(step.ranks)[step.part[step.row]]),

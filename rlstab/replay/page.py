@@ -66,7 +66,7 @@ def sentence(verdict: Verdict) -> str:
     if verdict.agrees:
         return f"The loss is {verdict.name}: {verdict.compared} agree to {counted(digits, 'digit')}."
     if verdict.findings and math.isfinite(verdict.error) and digits >= 4:
-        return f"The loss is {verdict.name} ({verdict.compared} agree to {counted(digits, 'digit')}), on a policy that moved."
+        return f"The loss is {verdict.name}, to {counted(digits, 'digit')}, and its policy moved before any step."
     return f"The loss is not {verdict.name}: {verdict.compared} differ by up to {verdict.error:.2g} of the largest."
 
 
@@ -82,7 +82,10 @@ def page(dump: Dump, verdict: Verdict, effects: Effects, *, source: str, tokens:
     """
     script = (resources.files("rlstab.replay") / "replay.js").read_text(encoding="utf-8")
     style = (resources.files("rlstab.report") / "page.css").read_text(encoding="utf-8")
-    policy = f"default-src 'none'; script-src '{digest(script)}'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+    policy = (
+        f"default-src 'none'; script-src '{digest(script)}'; style-src 'unsafe-inline'; base-uri 'none'; "
+        f"form-action 'none'"
+    )
     rows = rows_of(effects)
     acting = [row["name"] for row in rows if row["touched"]][:MOST_OVERLAPS]
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=_visible)
@@ -96,7 +99,8 @@ def page(dump: Dump, verdict: Verdict, effects: Effects, *, source: str, tokens:
         title=f"Replay of {source}",
         what=(
             f"{steps[0].host}: {counted(len(steps), 'optimizer step')} ({ranges([step.number for step in steps])}), "
-            f"{sum(step.lengths.numel() for step in steps):,} responses, {sum(len(step.batch) for step in steps):,} tokens in the loss"
+            f"{sum(step.lengths.numel() for step in steps):,} responses, "
+            f"{sum(len(step.batch) for step in steps):,} tokens in the loss"
         ),
         lead=sentence(verdict),
         findings=verdict.findings,

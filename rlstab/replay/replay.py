@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich import box
 from rich.console import Console
 from rich.markup import escape
@@ -97,7 +96,7 @@ def named(name: str) -> TokenObjective:
 
 
 def own_coefficients(step: Step) -> Tensor:
-    """``(n,)`` float64 coefficients of the run's own loss: recorded, of its formula, or of the plain policy gradient."""
+    """``(n,)`` float64 coefficients of the run's own loss: recorded, of its formula, or plain policy gradient."""
     if "coefficients" in step.tokens:
         return step.tokens["coefficients"][step.mask].double()
     if step.loss is not None and step.loss.name in FORMULAS:

@@ -140,7 +140,7 @@ def read_dump(path: str | Path) -> Dump:
         for file in own:
             try:
                 ranks.append(_rank(file))
-            except _Damaged as error:
+            except Damaged as error:
                 notes.append(f"{file.name} is left out: {error}.")
         complete = {file.with_suffix(".safetensors") for file in own}
         torn = [] if is_file(path) else [file for file in path.glob("step-*.safetensors") if file not in complete]
@@ -157,7 +157,7 @@ def read_dump(path: str | Path) -> Dump:
     return Dump(steps, notes)
 
 
-class _Damaged(Exception):
+class Damaged(Exception):
     """A file does not hold what it should."""
 
 
@@ -167,45 +167,45 @@ def _rank(path: Path) -> Rank:
         data = read_bytes(path.with_suffix(".safetensors"))
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"]))
-        raise _Damaged(f"{where or 'the file'}: {error.errors()[0]['msg'].lower()}") from error
+        raise Damaged(f"{where or 'the file'}: {error.errors()[0]['msg'].lower()}") from error
     except OSError as error:
-        raise _Damaged(f"{error.strerror or first_line(error)}".lower()) from error
+        raise Damaged(f"{error.strerror or first_line(error)}".lower()) from error
     if hashlib.sha256(data).hexdigest() != header.sha256:
-        raise _Damaged("the tensors are not those that it was written with (checksum)")
+        raise Damaged("the tensors are not those that it was written with (checksum)")
     try:
         return checked(Rank(header, load_tensors(data)))
     except SafetensorError as error:
-        raise _Damaged(first_line(error)) from error
+        raise Damaged(first_line(error)) from error
 
 
 def checked(rank: Rank) -> Rank:
     """The same, if its tensors fit together; in the dtypes in which they are used.
 
     Raises:
-        _Damaged: they do not.
+        Damaged: they do not.
     """
     tensors = dict(rank.tensors)
     for name in REQUIRED:
         if name not in tensors:
-            raise _Damaged(f"it has no tensor '{name}'")
+            raise Damaged(f"it has no tensor '{name}'")
     count, total = tensors["lengths"].numel(), tensors["ids"].numel()
     for name, values in tensors.items():
         size = count if name in BY_RESPONSE else total if name in BY_TOKEN else None
         if values.ndim != 1 or (size is not None and values.numel() != size):
-            raise _Damaged(f"'{name}' has shape {tuple(values.shape)}, expected ({size},)")
+            raise Damaged(f"'{name}' has shape {tuple(values.shape)}, expected ({size},)")
         if (name in _WHOLE or name == "prompt_ids") != (not values.is_floating_point()) and name != "mask":
-            raise _Damaged(f"'{name}' is {values.dtype}")
+            raise Damaged(f"'{name}' is {values.dtype}")
         tensors[name] = (
             values.long() if name in _WHOLE else values if name in ("mask", "prompt_ids") else values.float()
         )
     if bool((tensors["lengths"] < 0).any()) or int(tensors["lengths"].sum()) != total:
-        raise _Damaged(f"the lengths of its responses do not add up to its {total} tokens")
+        raise Damaged(f"the lengths of its responses do not add up to its {total} tokens")
     asked, prompt_ids = tensors.get("prompt_lengths"), tensors.get("prompt_ids")
     if asked is not None and prompt_ids is not None and int(asked.clamp(min=0).sum()) != prompt_ids.numel():
-        raise _Damaged("the lengths of its prompts do not add up to its prompt tokens")
+        raise Damaged("the lengths of its prompts do not add up to its prompt tokens")
     part = tensors.setdefault("parts", torch.zeros(count, dtype=torch.int64))
     if count and not 0 <= int(part.min()) <= int(part.max()) < rank.header.parts:
-        raise _Damaged(f"a response is in a micro-batch beyond its {rank.header.parts}")
+        raise Damaged(f"a response is in a micro-batch beyond its {rank.header.parts}")
     return Rank(rank.header, tensors)
 
 
@@ -221,13 +221,14 @@ def _joined(ranks: Iterable[Rank], notes: list[str]) -> list[Step]:
             notes.append(f"step {number} is left out: {len(of_step)} of its {expected} ranks can be read.")
             continue
         try:
-            steps.append(_step(number, sorted(of_step, key=lambda rank: rank.header.rank)))
+            steps.append(step_of(number, sorted(of_step, key=lambda rank: rank.header.rank)))
         except RlstabError as error:
             notes.append(f"step {number} is left out: {error}")
     return steps
 
 
-def _step(number: int, ranks: Sequence[Rank]) -> Step:
+def step_of(number: int, ranks: Sequence[Rank]) -> Step:
+    """The step that all its ranks, in their order, wrote down."""
     first = ranks[0].header
     names = set.intersection(*(set(rank.tensors) for rank in ranks))
     together = {name: torch.cat([rank.tensors[name] for rank in ranks]) for name in names}

@@ -193,6 +193,7 @@ def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def decoder(path: Path) -> Callable[[list[int]], str]:
+    """What gives ids their text, from a folder of a tokenizer or its ``tokenizer.json``."""
     from tokenizers import Tokenizer  # comes with transformers; only this option pays for it
 
     file = path / "tokenizer.json" if path.is_dir() else path

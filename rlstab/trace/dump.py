@@ -1,7 +1,7 @@
 """The dump of an optimizer step: what the loss of a trainer saw of its tokens, in two files per rank.
 
-``step-000012.rank-0.safetensors`` has the tensors, ``step-000012.rank-0.json`` says what they are. The second is written
-last, and each appears only when it is whole: a rank that was killed between them has no dump of the step.
+``step-000012.rank-0.safetensors`` has the tensors, ``step-000012.rank-0.json`` says what they are. The second is
+written last, and each appears only when it is whole: a rank that was killed between them has no dump of the step.
 """
 
 from __future__ import annotations
