@@ -316,7 +316,8 @@ def _explained(steps: Sequence[Step], formulas: Mapping[int, Formula]) -> Iterat
     single = list(_changes())
     known = [text for text, change in single if _error(steps, formulas, change)[1] <= STRAY]
     if known:
-        yield f"{known[0][0].upper()}{known[0][1:]}."
+        text = ", or what is the same here: ".join(known)
+        yield f"{text[0].upper()}{text[1:]}."
         return
     few = steps[:2]  # pairs are many
     for place, (text, change) in enumerate(single):

@@ -217,7 +217,7 @@ def _joined(ranks: Iterable[Rank], notes: list[str]) -> list[Step]:
     steps = []
     for number, of_step in sorted(by_step.items()):
         expected = of_step[0].header.ranks
-        if {rank.header.rank for rank in of_step} != set(range(expected)):
+        if len(of_step) != expected or {rank.header.rank for rank in of_step} != set(range(len(of_step))):
             notes.append(f"step {number} is left out: {len(of_step)} of its {expected} ranks can be read.")
             continue
         try:

@@ -6,9 +6,10 @@ from rlstab.extras import require
 
 require("trl", "rlstab.adapters.trl")
 
+from rlstab.adapters.trl.dump import DumpCallback  # noqa: E402
 from rlstab.adapters.trl.release import check_release as check_host  # noqa: E402
 from rlstab.adapters.trl.release import tested  # noqa: E402
 from rlstab.adapters.trl.trainer import RLStabGRPOTrainer  # noqa: E402
 from rlstab.adapters.trl.watch import WatchCallback  # noqa: E402
 
-__all__ = ["RLStabGRPOTrainer", "WatchCallback", "check_host", "tested"]
+__all__ = ["DumpCallback", "RLStabGRPOTrainer", "WatchCallback", "check_host", "tested"]
