@@ -23,7 +23,7 @@ from torch import Tensor
 
 from rlstab.errors import ReportError
 from rlstab.files import is_file
-from rlstab.replay.steps import Damaged, Rank, checked
+from rlstab.replay.rank import Damaged, Rank, checked
 from rlstab.report.formatting import counted
 from rlstab.trace.dump import Header
 
@@ -84,7 +84,7 @@ class _Prime(_Record):
 
     def row(self) -> Row:
         start = self.loss_mask.index(True)
-        columns = {
+        columns: Mapping[str, list[Any]] = {
             "mask": self.loss_mask,
             "advantages": self.advantages,
             "logprobs": self.trainer_logprobs,

@@ -11,7 +11,8 @@ from rich.progress import track
 from torch import Tensor
 
 from rlstab.extras import require
-from rlstab.replay.steps import Dump, Rank, Step, step_of
+from rlstab.replay.rank import Rank
+from rlstab.replay.steps import Dump, Step, step_of
 from rlstab.trace.dump import Header
 
 #: What one forward gives, and methods read. The first stands in only where the dump has none.
@@ -59,7 +60,7 @@ def completed(dump: Dump, model: str | Path, console: Console) -> Dump:
     return Dump(steps, notes)
 
 
-def _evidence(policy: object, step: Step) -> Mapping[str, Tensor]:
+def _evidence(policy: object, step: Step) -> dict[str, Tensor]:
     """``(N,)`` signals of all tokens of the responses."""
     from rlstab.models.policy import Policy, Sequences
 
@@ -67,8 +68,8 @@ def _evidence(policy: object, step: Step) -> Mapping[str, Tensor]:
     responses = step.tokens["ids"].split(step.lengths.tolist())
     rows = [_row(list(prompt), response) for prompt, response in zip(step.prompts, responses, strict=True)]
     sequences = Sequences.joined([Sequences(*row) for row in rows], policy.pad_id)
-    found = policy.evidence(sequences, ADDED, ROWS, temperature=step.temperature or 1.0)
-    return {name: values[sequences.response_mask].cpu() for name, values in found.items()}
+    signals = policy.evidence(sequences, ADDED, ROWS, temperature=step.temperature or 1.0)
+    return {name: values[sequences.response_mask].cpu() for name, values in signals.items()}
 
 
 def _row(prompt: list[int], response: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

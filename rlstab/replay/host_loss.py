@@ -322,11 +322,15 @@ def _explained(steps: Sequence[Step], formulas: Mapping[int, Formula]) -> Iterat
     few = steps[:2]  # pairs are many
     for place, (text, change) in enumerate(single):
         for other, also in single[place + 1 :]:
-            both: Change = lambda formula, step, one=change, two=also: two(one(formula, step), step)  # noqa: E731
+            both = _after(change, also)
             if _error(few, formulas, both)[1] <= STRAY and _error(steps, formulas, both)[1] <= STRAY:
                 yield f"{text[0].upper()}{text[1:]}, and {other}."
                 return
     yield _shape(steps, formulas)
+
+
+def _after(first: Change, second: Change) -> Change:
+    return lambda formula, step: second(first(formula, step), step)
 
 
 def _shape(steps: Sequence[Step], formulas: Mapping[int, Formula]) -> str:

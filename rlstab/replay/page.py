@@ -14,7 +14,7 @@ from rlstab.replay.effects import Effects
 from rlstab.replay.host_loss import Verdict
 from rlstab.replay.steps import Dump
 from rlstab.report.formatting import counted, decimals, ranges
-from rlstab.report.page import digest
+from rlstab.report.output import digest
 from rlstab.report.token_traces import Method, Sample, Tokens
 from rlstab.trace.effects import ACTIONS
 from rlstab.trace.token_texts import token_texts

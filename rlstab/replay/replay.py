@@ -75,7 +75,11 @@ def replay(
     )
     beside = folder / "tokenizer.json"
     decode = decoder(Path(tokenizer)) if tokenizer else decoder(beside) if is_file(beside) else None
-    _write(out / "tokens.html", view.page(samples_of(dump, effects, decode, responses), folder), view.MARK)
+    _write(
+        out / "tokens.html",
+        view.page(samples_of(dump, effects, decode, responses), folder.resolve().name, str(folder)),
+        view.MARK,
+    )
     made = page(dump, verdict, effects, source=folder.resolve().name, tokens="tokens.html")
     _write(out / "replay.html", made, MARK)
     _write(out / "replay.json", json.dumps(data_of(dump, verdict, effects), indent=1) + "\n", b'{\n "rlstab_replay"')

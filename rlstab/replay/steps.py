@@ -2,41 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
-from pydantic import ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from rlstab.core.batch import SIGNALS, TokenBatch
 from rlstab.errors import ReportError, RlstabError
 from rlstab.files import exists, is_file
+from rlstab.replay.foreign import read_foreign
+from rlstab.replay.rank import Damaged, Rank, read_rank
 from rlstab.report.formatting import counted
-from rlstab.report.safe_read import first_line, read_bytes
-from rlstab.trace.dump import BY_RESPONSE, BY_TOKEN, REQUIRED, Header, HostLoss
+from rlstab.trace.dump import BY_TOKEN, HostLoss
 
+#: The description of what one rank wrote.
 _NAME = re.compile(r"step-(\d{1,12})\.rank-(\d{1,9})\.json")
-#: Tensors that are whole numbers; all others are floats.
-_WHOLE = frozenset({"lengths", "prompt_lengths", "sequence_ids", "group_ids", "parts", "ids"})
-
-
-@dataclass(frozen=True, eq=False)
-class Rank:
-    """What one rank wrote of one optimizer step.
-
-    Attributes:
-        header: what it says of itself.
-        tensors: by name; see :data:`rlstab.trace.dump.BY_TOKEN`.
-    """
-
-    header: Header
-    tensors: Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +123,7 @@ def read_dump(path: str | Path) -> Dump:
     if own:
         for file in own:
             try:
-                ranks.append(_rank(file))
+                ranks.append(read_rank(file))
             except Damaged as error:
                 notes.append(f"{file.name} is left out: {error}.")
         complete = {file.with_suffix(".safetensors") for file in own}
@@ -147,66 +131,12 @@ def read_dump(path: str | Path) -> Dump:
         if torn:
             notes.append(f"{counted(len(torn), 'file')} of tensors without a description: the writer was stopped.")
     else:
-        from rlstab.replay.foreign import read_foreign
-
         ranks, notes = read_foreign(path)
     steps = _joined(ranks, notes)
     if not steps:
         why = f" {' '.join(notes[:3])}" if notes else ""
         raise ReportError(f"{path}: no optimizer step in it that can be read.{why} Give the folder of a dump.")
     return Dump(steps, notes)
-
-
-class Damaged(Exception):
-    """A file does not hold what it should."""
-
-
-def _rank(path: Path) -> Rank:
-    try:
-        header = Header.model_validate_json(read_bytes(path))
-        data = read_bytes(path.with_suffix(".safetensors"))
-    except ValidationError as error:
-        where = ".".join(map(str, error.errors()[0]["loc"]))
-        raise Damaged(f"{where or 'the file'}: {error.errors()[0]['msg'].lower()}") from error
-    except OSError as error:
-        raise Damaged(f"{error.strerror or first_line(error)}".lower()) from error
-    if hashlib.sha256(data).hexdigest() != header.sha256:
-        raise Damaged("the tensors are not those that it was written with (checksum)")
-    try:
-        return checked(Rank(header, load_tensors(data)))
-    except SafetensorError as error:
-        raise Damaged(first_line(error)) from error
-
-
-def checked(rank: Rank) -> Rank:
-    """The same, if its tensors fit together; in the dtypes in which they are used.
-
-    Raises:
-        Damaged: they do not.
-    """
-    tensors = dict(rank.tensors)
-    for name in REQUIRED:
-        if name not in tensors:
-            raise Damaged(f"it has no tensor '{name}'")
-    count, total = tensors["lengths"].numel(), tensors["ids"].numel()
-    for name, values in tensors.items():
-        size = count if name in BY_RESPONSE else total if name in BY_TOKEN else None
-        if values.ndim != 1 or (size is not None and values.numel() != size):
-            raise Damaged(f"'{name}' has shape {tuple(values.shape)}, expected ({size},)")
-        if (name in _WHOLE or name == "prompt_ids") != (not values.is_floating_point()) and name != "mask":
-            raise Damaged(f"'{name}' is {values.dtype}")
-        tensors[name] = (
-            values.long() if name in _WHOLE else values if name in ("mask", "prompt_ids") else values.float()
-        )
-    if bool((tensors["lengths"] < 0).any()) or int(tensors["lengths"].sum()) != total:
-        raise Damaged(f"the lengths of its responses do not add up to its {total} tokens")
-    asked, prompt_ids = tensors.get("prompt_lengths"), tensors.get("prompt_ids")
-    if asked is not None and prompt_ids is not None and int(asked.clamp(min=0).sum()) != prompt_ids.numel():
-        raise Damaged("the lengths of its prompts do not add up to its prompt tokens")
-    part = tensors.setdefault("parts", torch.zeros(count, dtype=torch.int64))
-    if count and not 0 <= int(part.min()) <= int(part.max()) < rank.header.parts:
-        raise Damaged(f"a response is in a micro-batch beyond its {rank.header.parts}")
-    return Rank(rank.header, tensors)
 
 
 def _joined(ranks: Iterable[Rank], notes: list[str]) -> list[Step]:
@@ -242,6 +172,7 @@ def step_of(number: int, ranks: Sequence[Rank]) -> Step:
     groups = together.get("group_ids", numbers)
     tokens = {name: together[name] for name in BY_TOKEN if name in together}
     token = {name: values[mask] for name, values in tokens.items()}
+    signals: dict[str, Any] = {name: token[name] for name in SIGNALS if name in token}
     batch = TokenBatch(
         old_logprobs=token.get("old_logprobs", token["logprobs"]),
         logprobs=token["logprobs"],
@@ -251,7 +182,7 @@ def step_of(number: int, ranks: Sequence[Rank]) -> Step:
         sequence_ids=together.get("sequence_ids", numbers),
         group_ids=groups,
         live_ratio="old_logprobs" not in token,
-        **{name: token[name] for name in SIGNALS if name in token},
+        **signals,
     )
     known = [rank.header.loss for rank in ranks]
     loss = None

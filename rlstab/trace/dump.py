@@ -19,8 +19,6 @@ from torch import Tensor
 
 from rlstab.core.batch import TokenBatch
 
-FORMAT = 1
-
 #: Tensors by response: ``(S,)``, those of `REQUIRED` in every dump.
 BY_RESPONSE: Mapping[str, str] = {
     "lengths": "tokens of the response, int64",
@@ -86,7 +84,7 @@ class Header(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-    format: Literal[1] = FORMAT
+    format: Literal[1] = 1
     host: _Name
     step: Annotated[int, Field(ge=0)]
     rank: Annotated[int, Field(ge=0)] = 0

@@ -64,7 +64,7 @@ FLOORS = [
     {"models"},
     {"adapters", "preflight", "train"},
     {"bench", "report"},
-    {"diagnose"},
+    {"diagnose", "replay"},
     {"cli"},
     {"__main__"},
 ]

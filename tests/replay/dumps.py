@@ -1,4 +1,4 @@
-"""Dumps of made-up optimizer steps: two ranks, four micro-batches each, off-policy, with masked tokens and a reference."""
+"""Dumps of made-up optimizer steps: two ranks of four micro-batches, off-policy, masked tokens, a reference."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from rlstab.replay.host_loss import FORMULAS, Formula, coefficients_of, values_of
-from rlstab.replay.steps import Rank, Step, step_of
+from rlstab.replay.rank import Rank
+from rlstab.replay.steps import Step, step_of
 from rlstab.trace.dump import Header, HostLoss, write_dump
 
 SETTINGS = {

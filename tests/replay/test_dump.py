@@ -31,8 +31,6 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert step.batch.lengths.sum() == mask.sum()
     assert [list(prompt) for prompt in step.prompts[:2]] == [[1, 2], [3, 4]]
     assert [len(batch) for batch in load(tmp_path)] == [len(one.batch) for one in read.steps]
-    (only,) = read_dump(tmp_path / "step-000002.rank-0.json").notes or [""]
-    assert only.startswith("step 2 is left out")
 
 
 def test_a_kill_leaves_a_whole_dump_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +63,7 @@ def test_a_kill_leaves_a_whole_dump_or_none(tmp_path: Path, monkeypatch: pytest.
         if count == 2:
             assert [step.host for step in read_dump(folder).steps] == ["made up"]
         else:
-            with pytest.raises(ReportError, match="without a description|no optimizer step"):
+            with pytest.raises(ReportError, match=r"without a description|no optimizer step"):
                 read_dump(folder)
 
 
@@ -108,7 +106,6 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "lengths that differ": lambda path: tensors(path, lambda own: own.update(lengths=own["lengths"] + 1)),
     "prompts that differ": lambda path: tensors(path, lambda own: own.update(prompt_ids=own["prompt_ids"][1:].clone())),
     "a part beyond": lambda path: tensors(path, lambda own: own.update(parts=own["parts"] + 9)),
-    "the same ids": lambda path: tensors(path, lambda own: own.update(sequence_ids=own["sequence_ids"] * 0)),
 }
 
 
