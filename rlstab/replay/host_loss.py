@@ -316,14 +316,15 @@ def judge(steps: Sequence[Step]) -> Verdict:
     Args:
         steps: of one dump, which has one formula.
     """
-    still = tuple(_movement(steps))
+    still = (*_movement(steps), *_overflows(steps))
     told = next((step.header.loss for step in steps if step.header.loss is not None), None)
     if told is None:
         return Verdict(None, None, math.nan, "the dump does not name its loss", still)
     pairs = [(formula, step) for step in steps if (formula := formula_of(step)) is not None]
     if not pairs:
         return Verdict(told.name, None, math.nan, f"the formula '{told.name}' is not known here", still)
-    heard = [(formula, step) for formula, step in pairs if "coefficients" in step.tensors or _told(step) is not None]
+    heard = [pair for pair in pairs if "coefficients" in pair[1].tensors or _told(pair[1]) is not None]
+    heard = [pair for pair in heard if not list(_overflows(pair[1:]))]
     if not heard:
         return Verdict(told.name, None, math.nan, "the dump holds neither losses nor coefficients", still)
     what = (
@@ -539,7 +540,7 @@ def _explained(pairs: Sequence[Pair]) -> Iterator[str]:
             if _explains(pairs[:2], both) and _explains(pairs, both):
                 yield _sentence(f"{text}, and {other}")
                 return
-    yield _shape(*pairs[0])
+    yield _shape(*next(pair for pair in pairs if _error([pair])[1]))
 
 
 def _fitted(pairs: Sequence[Pair]) -> tuple[float, float]:
@@ -646,6 +647,14 @@ def _factors(quotient: Tensor, group: Tensor) -> list[tuple[int, float]] | None:
     if bool((high - low > ALIKE * high.abs().maximum(low.abs())).any()):
         return None
     return [(place, value) for place, value in enumerate(high.tolist()) if abs(value - 1) > ALIKE]
+
+
+def _overflows(steps: Sequence[Step]) -> Iterator[str]:
+    for step in steps:
+        count = int((~step.tensors.get("coefficients", torch.zeros(0)).isfinite()).sum())
+        count += sum(value is None for value in step.header.loss.values) if step.header.loss else 0
+        if count:
+            yield f"What was backpropagated in step {step.number} has {count} values that are NaN or Inf."
 
 
 def _movement(steps: Sequence[Step]) -> Iterator[str]:

@@ -7,6 +7,7 @@ written last, and each appears only when it is whole: a rank that was killed bet
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -49,6 +50,8 @@ BY_TOKEN: Mapping[str, str] = {
 #: Without these there is nothing to look at. ``prompt_ids``, ``(m,)`` int64, has the tokens of all prompts.
 REQUIRED = ("lengths", "ids", "mask", "advantages", "logprobs")
 
+_NOTHING = {name: torch.zeros(0, dtype=torch.int64) for name in ("lengths", "ids", "mask")}
+_NOTHING |= dict.fromkeys(("advantages", "logprobs"), torch.zeros(0))
 _Name = Annotated[str, Field(max_length=200)]
 
 
@@ -58,7 +61,7 @@ class HostLoss(BaseModel):
     Attributes:
         name: of the formula, such as ``trl/dapo``; see :mod:`rlstab.replay.host_loss`. ``rlstab`` is an objective.
         settings: of the formula, by its own names; of ``rlstab``, ``objective`` and the ``state`` before the step.
-        values: by micro-batch of this rank, what was backpropagated.
+        values: by micro-batch of this rank, what was backpropagated; None where it was not finite.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
@@ -170,14 +173,16 @@ class Recorder:
             keep = lambda slope: part.update(coefficients=slope.detach()[where].cpu() * scale)  # noqa: E731
             logprobs.register_hook(keep)
 
-    def write_tokenizer(self, tokenizer: Any) -> None:
-        """What ``rlstab replay`` decodes by, where a tokenizer has such a form."""
+    def write_tokenizer(self, tokenizer: Any, *, fresh: bool = False) -> None:
+        """What ``rlstab replay`` decodes by, where a tokenizer has such a form; ``fresh`` removes an earlier dump."""
+        for path in self.folder.glob("step-*.rank-*.*") if fresh else ():
+            path.unlink(missing_ok=True)
         if (backend := getattr(tokenizer, "backend_tokenizer", None)) is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
             backend.save(str(self.folder / "tokenizer.json"))
 
     def write(self, name: str, settings: Mapping[str, Any], **said: object) -> None:
-        """Write the step, if there is anything of it, and forget it.
+        """Write the step, and forget it; a rank without responses writes that it has none.
 
         Args:
             name: of the loss.
@@ -186,11 +191,11 @@ class Recorder:
         """
         parts, values = self.parts, self.values
         self.begin()
-        if not parts:
-            return
-        loss = HostLoss(name=name, settings=dict(settings), values=list(values))
-        names = set.intersection(*map(set, parts))
-        tensors = {name: torch.cat([part[name] for part in parts]) for name in names}
+        loss = HostLoss(
+            name=name, settings=dict(settings), values=[value if math.isfinite(value) else None for value in values]
+        )
+        names = set.intersection(*map(set, parts)) if parts else set()
+        tensors = {name: torch.cat([part[name] for part in parts]) for name in names} or dict(_NOTHING)
         write_dump(self.folder, Header.model_validate({**said, "parts": len(parts), "loss": loss}), tensors)
 
 

@@ -125,7 +125,7 @@ def test_a_dumped_run_is_not_changed(tmp_path: Path) -> None:
     ids=str,
 )
 def test_other_settings_are_reproduced(change: dict[str, Any], tmp_path: Path) -> None:
-    run(tmp_path, dumped=True, learning_rate=0.1, **{**CUT, **change})
+    run(tmp_path, dumped=True, learning_rate=0.01, **{**CUT, **change})
     steps = read_dump(tmp_path / "dump").steps
     verdict = judge(steps)
     assert (verdict.agrees, verdict.findings) == (True, ())

@@ -154,6 +154,8 @@ class DumpCallback(TrainerCallback):
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """All backward passes of the step are done."""
+        if not self.recorder.parts:
+            return
         trainer, accelerator = self.trainer, self.trainer.accelerator
         count, slices = trainer.current_gradient_accumulation_steps, args.steps_per_generation
         if isinstance(trainer, RLStabGRPOTrainer):
