@@ -116,11 +116,10 @@ def load_class(document: Document, text: str, place: Place, wanted: str, fix: st
     if path is None or not is_file(path):
         looked = " or ".join(map(str, _candidates(document, file, place)))
         raise document.error(place, f"there is no file {looked}. Correct the path, or create the file.")
-    try:
+    with document.at(place):
         module: Any = _module(path)
+    try:
         cls = operator.attrgetter(name)(module)
-    except ConfigError as error:
-        raise document.error(place, str(error)) from error
     except AttributeError as error:
         known = [cls.__name__ for cls in _defined(module) if not cls.__name__.startswith("_")]
         hint = did_you_mean(name, known) if known else f"Define it: {fix}"
