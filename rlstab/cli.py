@@ -183,9 +183,7 @@ def _file(options: argparse.Namespace) -> str:
 
 
 def _overrides(pairs: list[str]) -> dict[str, object]:
-    if not pairs:
-        return {}
-    from rlstab.config import Document  # each command pays only for what it uses
+    from rlstab.config import Document
 
     overrides = {}
     for pair in pairs:
@@ -228,10 +226,8 @@ def _check(options: argparse.Namespace) -> int:
 
     file = _file(options)
     if is_file(file) and is_bench(file):
-        raise ConfigError(
-            f"{file}: this is a bench file, and `rlstab check` reads run files. `rlstab bench {shlex.quote(file)} "
-            f"--dry-run` checks it, and `rlstab explain {shlex.quote(file)}` says what each of its methods does."
-        )
+        dry_run = shlex.join(["rlstab", "bench", file, "--dry-run"])
+        raise ConfigError(f"{file}: this is a bench file. Check it by `{dry_run}`.")
     of_memory = options.memory is not None or options.processes != 1
     if options.host is not None and of_memory:
         raise ConfigError("--memory and --processes are for rlstab's own trainer. Leave them out, or --host.")
