@@ -1,4 +1,4 @@
-"""Make a tiny model of countdown, chain, the littered chain or shift: a small Llama, from scratch on noisy demonstrations.
+"""Make a tiny model of countdown, chain, littered chain or shift: a small Llama, from scratch on noisy demonstrations.
 
 `python -m examples.tiny_models --task TASK --out DIR` writes the model and its tokenizer into one folder and prints
 how good it is. The models that come with the package were made this way.

@@ -129,9 +129,7 @@ class AdapterSettings(Settings):
 class ModelSettings(Settings):
     """The policy, and the reference policy of a KL penalty."""
 
-    name: str = Field(
-        "countdown-tiny", description="a folder, a hub name, or countdown-, chain-, littered- or shift-tiny"
-    )
+    name: str = Field("countdown-tiny", description="a folder, a hub name, or a shipped one, such as shift-tiny")
     adapter: Annotated[AdapterSettings | None, _or("path", str | AdapterSettings | None)] = Field(
         None, description="train a LoRA adapter alone: its settings, or the folder of one to continue; null is none"
     )
@@ -428,10 +426,7 @@ class OptimisationSettings(Settings):
     mini_batches: Count = Field(1, description="optimizer steps per pass; divides the prompts")
     micro_batch_size: Count = Field(128, description="responses in one forward and backward; does not change the loss")
     lr: Share = Field(1e-6, description="learning rate")
-    warmup_optimizer_steps: Every = Field(
-        0,
-        description="of linear warm-up, as AdamW's first step has the size lr in every weight; then as `schedule` says",
-    )
+    warmup_optimizer_steps: Every = Field(0, description="of linear warm-up; then as `schedule` says")
     schedule: Annotated[Schedule | None, _or("name", str | Schedule | None)] = Field(
         None, description="of transformers, by its name or {name: ..., options}; null is constant after the warm-up"
     )
@@ -513,9 +508,7 @@ class EvaluationSettings(Settings):
 
     every: Every = Field(50, description="rollouts between evaluations, the end included; 0 is never")
     start: bool = Field(True, description="also before training")
-    sampler: bool = Field(
-        False, description="also the sampler's policy, where its weights are others: eval/sampler/..."
-    )
+    sampler: bool = Field(False, description="also the sampler's policy, where it is another: eval/sampler/...")
     prompts: Count = Field(256, description="held-out prompts")
     samples: Count = Field(4, description="responses per prompt for the mean and pass@k")
     pass_at: tuple[Count, ...] = Field((4,), strict=False, description="the k of pass@k, each at most samples")

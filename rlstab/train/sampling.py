@@ -316,7 +316,7 @@ class Sampler:
 
     def _noise(self, name: str, weight: Tensor) -> Tensor:
         """Standard normal numbers by the seed and the name: those of another weight, or another time, do not matter."""
-        generator = torch.Generator().manual_seed(self.seed << 32 | crc32(name.encode()))
+        generator = torch.Generator().manual_seed(crc32(f"{self.seed} {name}".encode()))  # it takes 32 bits
         return torch.randn(weight.shape, generator=generator).to(weight.device, weight.dtype)
 
 

@@ -362,13 +362,14 @@ def test_a_sampler_of_fewer_bits_is_further_from_the_trainer_whose_weights_are_n
 
 def test_weight_noise_is_the_same_whenever_it_is_asked_for(tmp_path: Path) -> None:
     policy = load_policy("countdown-tiny")
+    policy.model.requires_grad_(False)
     before = {name: weight.clone() for name, weight in policy.model.named_parameters()}
     sampler = Sampler(None, 0.5, seed=3)
     noisy = {name: weight.clone() for name, weight in sampler.refreshed(policy).model.named_parameters()}
     others = [Sampler(None, 0.5, seed).refreshed(policy).model for seed in (3, 4)]
     for name, weight in policy.model.named_parameters():
         assert torch.equal(weight, before[name])
-        noise = float((noisy[name] - weight).std() / weight.std()) if weight.ndim > 1 else 0
+        noise = ((noisy[name] - weight).std() / weight.std()).item() if weight.ndim > 1 else 0
         assert noise == pytest.approx(0.5 if weight.ndim > 1 else 0, rel=0.1)
         assert torch.equal(dict(others[0].named_parameters())[name], noisy[name])
         assert torch.equal(dict(others[1].named_parameters())[name], noisy[name]) == (weight.ndim == 1)
@@ -376,7 +377,7 @@ def test_weight_noise_is_the_same_whenever_it_is_asked_for(tmp_path: Path) -> No
     assert not any(weight.any() for weight in sampler.refreshed(policy).model.parameters())
 
 
-def test_the_sampler_is_evaluated_where_it_is_another_policy_and_the_start_where_it_is_asked_for(
+def test_the_sampler_is_evaluated_where_it_is_another_policy_and_the_start_where_that_is_asked(
     tmp_path: Path,
 ) -> None:
     evaluation = {"every": 2, "prompts": 8, "samples": 2, "pass_at": [], "greedy": False, "start": False}
