@@ -157,10 +157,11 @@ def test_twenty_refused_steps_in_a_row_end_a_run(tmp_path: Path) -> None:
 
 
 def test_the_learning_rate_is_that_of_transformers(tmp_path: Path) -> None:
-    for schedule in ("cosine", {"name": "polynomial", "power": 2.0}):
-        name, options = (schedule, {}) if isinstance(schedule, str) else ("polynomial", {"power": 2.0})
+    for name, options in (("cosine", {}), ("cosine_with_min_lr", {"min_lr_rate": 0.1})):
         steps = {"optimisation__warmup_optimizer_steps": 2, "optimisation__rollouts": 6}
-        run = small(tmp_path / name, optimisation__schedule=schedule, rollout__max_new_tokens=3, **steps)
+        run = small(
+            tmp_path / name, optimisation__schedule={"name": name, **options}, rollout__max_new_tokens=3, **steps
+        )
         shown = {record["rollout"]: record["lr"] for record in go(run).records if "lr" in record}
         assert len(shown) >= 4
         optimizer = torch.optim.SGD([torch.zeros(1)], lr=1e-3)
