@@ -153,7 +153,7 @@ def _resolved(run: RunConfig, composition: Composition) -> parts.OptimisationSet
     old: parts.OldLogprobs = "recompute" if several else "live"
     if drift & {"sampler", "start"}:
         old = "recompute"  # else old_logprobs are the sampler's own, and nothing is between them
-    elif run.rollout.staleness or run.rollout.precision is not None:
+    elif run.rollout.staleness or run.rollout.precision is not None or run.rollout.weight_noise:
         old = "rollout"  # the sampler is another policy by intention, and the ratio is to it
     refresh = "step" if drift & {"step", "start"} and several else "rollout"
     given = run.optimisation.model_dump(include={"old_logprobs", "refresh"}, exclude_none=True)

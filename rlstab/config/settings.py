@@ -142,7 +142,7 @@ class AdapterSettings(Settings):
 class ModelSettings(Settings):
     """The policy, and the reference policy of a KL penalty."""
 
-    name: str = Field("countdown-tiny", description="a folder, a hub name, or countdown-, chain- or littered-tiny")
+    name: str = Field("countdown-tiny", description="a folder, a hub name, or a shipped one, such as shift-tiny")
     adapter: Annotated[AdapterSettings | None, _or("path", str | AdapterSettings | None)] = Field(
         None, description="train a LoRA adapter alone: its settings, or the folder of one to continue; null is none"
     )
@@ -334,6 +334,9 @@ Rewards: TypeAlias = Annotated[
 # -- rollout, optimisation ---------------------------------------------------------------------------------------------
 
 
+Precision: TypeAlias = Literal["bf16", "fp8", "int8", "int4", "int3", "int2"]
+
+
 class RolloutSettings(Settings):
     """How responses are sampled. No top-k and no top-p: log-probs are those of the whole distribution."""
 
@@ -343,7 +346,10 @@ class RolloutSettings(Settings):
     temperature: Annotated[float, Field(ge=1e-3, le=1e3)] = Field(1.0, description="divides logits everywhere")
     batch_size: Count = Field(128, description="responses sampled at a time on one rank")
     staleness: Every = Field(0, description="updates by which the sampler's weights are behind, less at the start")
-    precision: Literal["bf16", "fp8", "int8", "int4"] | None = Field(None, description="of the sampler's weights")
+    precision: Precision | None = Field(None, description="of the sampler's weights")
+    weight_noise: Annotated[float, Field(ge=0, le=1e3)] = Field(
+        0.0, description="on the sampler's matrices, the same in all of a run: a share of each one's standard deviation"
+    )
     stop: Annotated[str, Field(min_length=1)] | None = Field(
         None, description="text that ends a response, besides EOS, for example a newline"
     )
@@ -466,7 +472,9 @@ Engine: TypeAlias = Annotated[EngineSettings, _or("name", EngineName | EngineSet
 class EvaluationSettings(Settings):
     """Held-out prompts: sampled mean, greedy, pass@k."""
 
-    every: Every = Field(50, description="rollouts between evaluations, the start and the end included; 0 is never")
+    every: Every = Field(50, description="rollouts between evaluations, the end included; 0 is never")
+    start: bool = Field(True, description="also before training")
+    sampler: bool = Field(False, description="also the sampler's policy, where it is another: eval/sampler/...")
     prompts: Count = Field(256, description="held-out prompts")
     samples: Count = Field(4, description="responses per prompt for the mean and pass@k")
     pass_at: tuple[Count, ...] = Field((4,), strict=False, description="the k of pass@k, each at most samples")

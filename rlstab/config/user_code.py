@@ -65,7 +65,7 @@ def _changed(
 
 
 #: Names of models that are no paths.
-SHIPPED_MODELS = ("chain-tiny", "countdown-tiny", "littered-tiny")
+SHIPPED_MODELS = ("chain-tiny", "countdown-tiny", "littered-tiny", "shift-tiny")
 
 
 def located(document: Document) -> Document:
