@@ -179,22 +179,14 @@ class Document:
             return self.text((*inside, "name"), f"no {last} is called '{context['tag']}'. {hint}")
         if kind == "union_tag_not_found":
             return self.text(inside, f"a {last} needs its `name`.")
-        said = re.sub(r"a valid (\w+).*", lambda word: _KINDS.get(word[1], word[0]), mistake["msg"])
+        said = re.sub("a valid (dictionary|list|tuple).*", lambda kind: _KINDS[kind[1]], mistake["msg"])
         if not said.startswith("Input should"):
             return self.text(inside, f"{said[:1].lower()}{said[1:]}.")
         return self.text(inside, f"{said.removeprefix('Input ')}, not {shown(mistake['input'])}.")
 
 
 #: What YAML calls the kinds of values that pydantic names.
-_KINDS = {
-    "integer": "a whole number",
-    "number": "a number",
-    "boolean": "true or false",
-    "string": "text",
-    "dictionary": "a mapping",
-    "list": "a list",
-    "tuple": "a list",
-}
+_KINDS = {"dictionary": "a mapping", "list": "a list", "tuple": "a list"}
 
 
 def misfit(text: str, *place: str | int) -> PydanticCustomError:
@@ -285,13 +277,8 @@ def _lines(loader: _Loader, root: yaml.Node, name: str) -> Iterator[tuple[Place,
         elif isinstance(node, yaml.SequenceNode):
             stack.extend(((*place, index), value, value.start_mark.line + 1) for index, value in enumerate(node.value))
         else:
-            _require_readable(loader, node, f"{name}:{node.start_mark.line + 1}")
-
-
-def _require_readable(loader: _Loader, node: yaml.Node, where: str) -> None:
-    try:
-        loader.construct_object(node)
-    except (ValueError, LookupError) as error:
-        kind = node.tag.removeprefix(_TAG)
-        text = f"not valid YAML: {shown(node.value)} cannot be read as {kind}. Put text in quotes."
-        raise ConfigError(f"{where}: {text}") from error
+            try:
+                loader.construct_object(node)
+            except (ValueError, LookupError) as error:
+                text = f"{shown(node.value)} cannot be read as {node.tag.removeprefix(_TAG)}. Put text in quotes."
+                raise ConfigError(f"{name}:{line}: {text}") from error

@@ -66,16 +66,23 @@ class PresetItem(Settings):
 class ObserveItem(Settings):
     """``method`` is measured and reported, and changes nothing."""
 
-    name: Any
+    name: Literal["observe"]
     method: Any
 
 
 class WithinItem(Settings):
     """``inner`` sees only the tokens that ``outer`` keeps."""
 
-    name: str
+    name: Literal["within"]
     outer: Any
     inner: Any
+
+
+def _listed(data: Any, place: Place) -> list[tuple[Any, Place]]:
+    """The items of a list with their places; one alone stands for the list of it."""
+    if isinstance(data, list | tuple):
+        return [(item, (*place, index)) for index, item in enumerate(data)]
+    return [] if data is None else [(data, place)]
 
 
 # -- one method or stage -----------------------------------------------------------------------------------------------
@@ -213,12 +220,10 @@ def presets_of(data: Any) -> list[Preset]:
 def _composed(document: Document, data: Any, place: Place) -> Composition:
     if len(place) > MAX_DEPTH:
         raise document.error(place[:4], f"nested deeper than {MAX_DEPTH} levels.")
-    listed = isinstance(data, list | tuple)
-    items = data if listed else [] if data is None else [data]
     methods: list[TokenObjective] = []
-    hint = ""
-    for index, item in enumerate(items):
-        made = _methods(document, item, (*place, index) if listed else place)
+    items, hint = _listed(data, place), ""
+    for item, place_of_item in items:
+        made = _methods(document, item, place_of_item)
         methods += made
         if isinstance(item, Mapping) and "preset" in item:
             hint += _preset_hint(item["preset"], [leaf.name for method in made for leaf in walk(method)])
@@ -255,8 +260,12 @@ def _methods(document: Document, item: Any, place: Place) -> list[TokenObjective
     return [_made(document, item, place, METHODS)]
 
 
-def _single(method: TokenObjective) -> TokenObjective:
-    return method.members[0] if isinstance(method, Composition) and len(method.members) == 1 else method
+def _members(objective: TokenObjective) -> Sequence[TokenObjective]:
+    return objective.members if isinstance(objective, Composition) else (objective,)
+
+
+def _single(objective: TokenObjective) -> TokenObjective:
+    return members[0] if len(members := _members(objective)) == 1 else objective
 
 
 def _preset(document: Document, item: Mapping[Any, Any], place: Place) -> list[TokenObjective]:
@@ -266,15 +275,12 @@ def _preset(document: Document, item: Mapping[Any, Any], place: Place) -> list[T
     except UnknownName as error:
         raise document.error((*place, "preset"), str(error)) from error
     names = [leaf.name for leaf in walk(recipe.objective)]
-    for place_of, name in [
-        *(((*place, "set", name), name) for name in checked.set),
-        *(((*place, "drop", index), name) for index, name in enumerate(checked.drop)),
-    ]:
+    changed: dict[Place, str] = {("set", name): name for name in checked.set}
+    for step, name in (changed | {("drop", index): name for index, name in enumerate(checked.drop)}).items():
         if name not in names:
             text = f"the preset '{checked.preset}' has no method '{name}'. {did_you_mean(name, names)}"
-            raise document.error(place_of, text)
-    members = recipe.objective.members if isinstance(recipe.objective, Composition) else (recipe.objective,)
-    adapted = (_adapted(document, method, checked, place) for method in members)
+            raise document.error((*place, *step), text)
+    adapted = (_adapted(document, method, checked, place) for method in _members(recipe.objective))
     return [method for method in adapted if method is not None]
 
 
@@ -297,8 +303,7 @@ def _adapted(document: Document, method: TokenObjective, item: PresetItem, place
 
 def dump_objective(objective: TokenObjective) -> list[dict[str, Any]]:
     """The canonical form: every setting of every method, in the order of the composition."""
-    members = objective.members if isinstance(objective, Composition) else (objective,)
-    return [_dump(method) for method in members]
+    return [_dump(method) for method in _members(objective)]
 
 
 def _dump(method: TokenObjective) -> dict[str, Any]:
@@ -342,13 +347,9 @@ def build_stages(document: Document, recipes: Sequence[Preset], methods: Iterabl
         ConfigError: with file and line.
         Conflict: stages that do not fit together, or presets that bring different ones.
     """
-    given = document.data.get("stages")
-    listed = isinstance(given, list | tuple)
-    items = given if listed else [] if given is None else [given]
-    places: list[Place] = [("stages", index) if listed else ("stages",) for index in range(len(items))]
     stages = [
         _made(document, _item(document, item, place, STAGES), place, STAGES)
-        for item, place in zip(items, places, strict=True)
+        for item, place in _listed(document.data.get("stages"), ("stages",))
     ]
     with _conflicts_at(document, ("stages",) if "stages" in document.data else ("objective",)):
         pipeline = Pipeline.of(*stages, *_brought(recipes, stages))
@@ -369,13 +370,10 @@ def _brought(recipes: Sequence[Preset], own: Sequence[Stage]) -> list[Stage]:
         text = f"the presets use different estimators: {', '.join(estimators)}.\n  List one of them under `stages`."
         raise Conflict(text)
     brought: dict[str, Stage] = {}
-    for stage in [*(stage for recipe in recipes for stage in recipe.stages), *map(_default_stage, estimators)]:
+    defaults = [STAGES.get(name)() for name in estimators]
+    for stage in [*(stage for recipe in recipes for stage in recipe.stages), *defaults]:
         if isinstance(stage, once) or any(stage.name == named.name for named in own):
             continue
         if brought.setdefault(stage.name, stage) != stage:
             raise Conflict(f"the presets bring '{stage.name}' with different settings. Name it under `stages`.")
     return list(brought.values())
-
-
-def _default_stage(name: str) -> Stage:
-    return STAGES.get(name)()

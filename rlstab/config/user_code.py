@@ -73,7 +73,7 @@ def located(document: Document) -> Document:
 
 
 #: Names of models that are no paths.
-SHIPPED_MODELS = ("chain-tiny", "countdown-tiny", "littered-tiny")
+SHIPPED_MODELS = ("chain-tiny", "countdown-tiny", "littered-tiny", "shift-tiny")
 
 
 def _find(document: Document, path: str, place: Place) -> Path | None:
