@@ -103,6 +103,7 @@ TEXTS: dict[str, Text] = {
     "is UTF-16": "objective: s2t\n".encode("utf-16"),
     "has an open quote": 'objective: "s2t\n',
     "has binary data": "objective: !!binary aGVsbG8=\n",
+    "has an alias of itself": "objective: &a [*a]\n",
     "has aliases of aliases": LAUGHS,
     "is nested deeply": "objective: " + "[" * 1500 + "]" * 1500,
     "has 5,000 digits": f"objective: s2t\nseed: {DIGITS}\n",
