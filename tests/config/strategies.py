@@ -174,7 +174,8 @@ SECTIONS = part(
         temperature=st.floats(1e-3, 1e3),
         stop=st.none() | TEXTS.filter(bool),
         chat=st.booleans(),
-        precision=st.sampled_from([None, "bf16", "fp8", "int8", "int4"]),
+        precision=st.sampled_from([None, "bf16", "fp8", "int8", "int4", "int3", "int2"]),
+        weight_noise=st.sampled_from([0.0, 0.3]),
     ),
     stages=STAGE_LISTS,
     optimisation=part(

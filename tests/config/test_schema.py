@@ -65,7 +65,11 @@ GOOD = [
     {"objective": {"preset": "dr_grpo", "set": {"constant_length": {}}}},
     of(name="within", outer=["s2t"], inner={"name": "stare"}),
     task(name="jsonl", path="a"),
-    {"objective": "s2t", "optimisation": {"schedule": {"name": "cosine", "num_cycles": 0.5}}, "engine": "ddp"},
+    {
+        "objective": "s2t",
+        "optimisation": {"schedule": {"name": "cosine_with_min_lr", "min_lr_rate": 0.1}},
+        "engine": "ddp",
+    },
 ]
 
 BAD = [
