@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields
-from itertools import combinations
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 from torch import Tensor
@@ -14,12 +12,15 @@ from torch import Tensor
 from rlstab.core.compose import compose
 from rlstab.core.objective import State, TokenObjective, no_fit_warnings
 from rlstab.core.plan import make_plan
-from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.errors import RlstabError
 from rlstab.presets import PRESETS
+from rlstab.replay.host_loss import coefficients_of, formula_of
 from rlstab.replay.steps import Step
-from rlstab.trace.effects import ACTIONS, Trace, trace
+from rlstab.trace.effects import trace
 from rlstab.zoo import METHODS
+
+#: Tokens of which touched ones are counted at once.
+CHUNK = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,24 +28,26 @@ class Effect:
     """What one objective would have done in one optimizer step, of ``n`` tokens.
 
     Attributes:
-        shares: by action (:data:`rlstab.trace.effects.ACTIONS`), the share of the tokens.
+        actions: ``(n,)`` bool by action (:data:`rlstab.trace.effects.ACTIONS`), the tokens.
+        weight: ``(n,)``, product of its methods' weights.
         coefficients: ``(n,)`` float64, minus the derivative of its loss by the log-prob of each token.
+        shares: by action, the share of the tokens.
+        touched: share of the tokens with any action.
         norm: of the gradient, in logits where their probabilities are known and in coefficients else, as a share of
             that of the plain loss.
         cosine: of its coefficients to those of the run; NaN where one of them is all zero.
         entropy: what it adds to the mean entropy to first order, per unit of learning rate and token, nats; NaN where
             entropies are not known.
-        touched: ``(n,)`` bool, tokens with any action.
-        trace: by token.
     """
 
-    shares: Mapping[str, float]
+    actions: Mapping[str, Tensor]
+    weight: Tensor
     coefficients: Tensor
+    shares: Mapping[str, float]
+    touched: float
     norm: float
     cosine: float
     entropy: float
-    touched: Tensor
-    trace: Trace
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,21 +55,14 @@ class Effects:
     """What every objective would have done.
 
     Attributes:
-        steps: numbers of the optimizer steps.
-        by_name: an effect per step, by the name of the method or preset.
+        by_name: by the name of the method or preset, an effect per step, of the first tokens.
+        overlap: Jaccard by two names: tokens that both touch, of those that either does; NaN where neither touches any.
         left_out: by name, why nothing can be said.
     """
 
-    steps: Sequence[int]
     by_name: Mapping[str, Sequence[Effect]]
+    overlap: Mapping[tuple[str, str], float]
     left_out: Mapping[str, str] = field(default_factory=dict)
-
-    def overlap(self, one: str, other: str) -> float:
-        """Jaccard: tokens that both touch, of those that either does; NaN where neither touches any."""
-        both = either = 0
-        for a, b in zip(self.by_name[one], self.by_name[other], strict=True):
-            both, either = both + int((a.touched & b.touched).sum()), either + int((a.touched | b.touched).sum())
-        return both / either if either else math.nan
 
 
 def every_objective(length: int) -> dict[str, TokenObjective]:
@@ -78,80 +74,94 @@ def every_objective(length: int) -> dict[str, TokenObjective]:
     made: dict[str, TokenObjective] = {}
     for name in METHODS.names():
         cls = METHODS.get(name)
-        told = {"length": length} if "length" in {setting.name for setting in fields(cls) if _required(setting)} else {}
-        method = cls(**told)
+        method = cls(length=length) if "length" in {setting.name for setting in fields(cls)} else cls()
         made[name] = compose(method, *(METHODS.get(other)() for other in method.requires if other in METHODS.names()))
     return made | {f"preset:{name}": recipe.objective for name, recipe in PRESETS.items()}
 
 
-def _required(setting: Field[Any]) -> bool:
-    return setting.default is MISSING and setting.default_factory is MISSING
-
-
-def effects_of(steps: Sequence[Step], objectives: Mapping[str, TokenObjective], run: Sequence[Tensor]) -> Effects:
+def effects_of(steps: Sequence[Step], objectives: Mapping[str, TokenObjective], shown: int = 0) -> Effects:
     """Replay objectives over the optimizer steps of a dump, each with its own state.
 
     Args:
         steps: in their order.
         objectives: by name; see :func:`every_objective`.
-        run: by step, ``(n,)`` coefficients of the run's own loss.
+        shown: tokens of each step of which every objective's actions are kept.
     """
-    by_name: dict[str, list[Effect]] = {}
+    by_name: dict[str, list[Effect]] = {name: [] for name in objectives}
+    states: dict[str, State | None] = dict.fromkeys(objectives)
     left_out: dict[str, str] = {}
-    plain = [_norm(step, _plain(step)) for step in steps]
-    for name, objective in objectives.items():
-        try:
-            by_name[name] = list(_replayed(steps, objective, run, plain))
-        except RlstabError as error:
-            left_out[name] = _why(error, objective, steps)
-    return Effects([step.number for step in steps], by_name, left_out)
+    names = list(objectives)
+    both = torch.zeros(len(names), len(names), dtype=torch.float64)
+    for step in steps:
+        run, touched = run_coefficients(step), torch.zeros(len(names), len(step.batch), dtype=torch.bool)
+        for row, (name, objective) in enumerate(objectives.items()):
+            if name in left_out:
+                continue
+            try:
+                effect, states[name] = effect_of(step, objective, states[name], run)
+            except RlstabError as error:
+                left_out[name] = _why(error, objective, step)
+                continue
+            touched[row] = _any(effect.actions, len(step.batch))
+            first = {action: tokens[:shown].clone() for action, tokens in effect.actions.items()}
+            by_name[name].append(replace(effect, actions=first, weight=effect.weight[:0], coefficients=run[:0]))
+        for chunk in touched.split(CHUNK, 1):
+            both += chunk.float() @ chunk.float().T
+    own = both.diag()
+    shares = both / (own + own[:, None] - both)
+    overlap = {(a, b): float(shares[i, j]) for i, a in enumerate(names) for j, b in enumerate(names)}
+    return Effects({name: made for name, made in by_name.items() if name not in left_out}, overlap, left_out)
 
 
-def _why(error: RlstabError, objective: TokenObjective, steps: Sequence[Step]) -> str:
-    absent = sorted({name for step in steps for name in objective.needs if getattr(step.batch, name, None) is None})
+def _any(actions: Mapping[str, Tensor], count: int) -> Tensor:
+    return torch.stack([torch.zeros(count, dtype=torch.bool), *actions.values()]).any(0)
+
+
+def _why(error: RlstabError, objective: TokenObjective, step: Step) -> str:
+    absent = sorted(name for name in objective.needs if getattr(step.batch, name, None) is None)
     return f"reads {', '.join(absent)}, not in the dump" if absent else str(error).splitlines()[0]
 
 
-def _replayed(
-    steps: Sequence[Step], objective: TokenObjective, run: Sequence[Tensor], plain: Sequence[float]
-) -> Iterable[Effect]:
-    state: State | None = None
-    for step, own, whole in zip(steps, run, plain, strict=True):
-        batch = step.batch
-        with no_fit_warnings():
-            plan = make_plan(objective, [batch], state)
-        state = plan.state
-        live = {"logprobs": batch.logprobs} | {
-            name: batch.signal(name) for name in objective.live_needs if name != "logprobs"
-        }
-        held = {name: values.clone().requires_grad_() for name, values in live.items()}
-        policy = PolicyOutputs(**held)
-        slopes = _slopes(plan.loss(0, policy).loss, held)
-        traced = trace(plan, batch, policy)
-        actions = {action: torch.zeros_like(traced.kept) for action in ACTIONS}
-        for method in traced.methods.values():
-            for action, tokens in method.actions.items():
-                actions[action] |= tokens
-        actions["dropped"] |= ~traced.kept
-        pull = -slopes
-        yield Effect(
-            shares={action: float(tokens.double().mean()) if len(batch) else 0.0 for action, tokens in actions.items()},
-            coefficients=pull,
-            norm=_norm(step, pull) / whole if whole else math.nan,
-            cosine=_cosine(pull, -own.double()),
-            entropy=_entropy(step, pull),
-            touched=torch.stack(list(actions.values())).any(0),
-            trace=traced,
-        )
+def run_coefficients(step: Step) -> Tensor:
+    """``(n,)`` float64, minus the coefficients of the run's own loss: recorded, of its formula, or plain ones."""
+    formula = formula_of(step)
+    if "coefficients" in step.tensors:
+        return -step.tensors["coefficients"][step.mask].double()
+    return _plain(step) if formula is None else -coefficients_of(step, formula)[step.mask]
 
 
-def _slopes(loss: Tensor, held: Mapping[str, Tensor]) -> Tensor:
-    """``(n,)`` float64 derivatives by the log-probs; a loss without any has zeros."""
-    logprobs = held["logprobs"]
-    if not loss.requires_grad:
-        return torch.zeros_like(logprobs, dtype=torch.float64)
-    (slope,) = torch.autograd.grad(loss, logprobs, allow_unused=True)
-    return torch.zeros_like(logprobs, dtype=torch.float64) if slope is None else slope.double()
+def effect_of(step: Step, objective: TokenObjective, state: State | None, run: Tensor) -> tuple[Effect, State]:
+    """Replay an objective over one optimizer step; also its next state.
+
+    Args:
+        step: of a dump.
+        objective: usually a composition.
+        state: None is the initial one.
+        run: ``(n,)`` minus the coefficients of the run's own loss.
+    """
+    batch, live = step.batch, step.live()
+    with no_fit_warnings():
+        plan = make_plan(objective, [batch], state)
+    loss = plan.loss(0, live).loss
+    slope = torch.autograd.grad(loss, live.logprobs, allow_unused=True)[0] if loss.requires_grad else None
+    pull = torch.zeros(len(batch), dtype=torch.float64) if slope is None else -slope.double()
+    traced = trace(plan, batch, live)
+    actions: dict[str, Tensor] = {}
+    for method in traced.methods.values():
+        for action, tokens in method.actions.items():
+            actions[action] = actions[action] | tokens if action in actions else tokens
+    whole, size = _norm(step, _plain(step)), float(pull.norm() * run.norm())
+    effect = Effect(
+        actions=actions,
+        weight=traced.weight,
+        coefficients=pull,
+        shares={action: float(tokens.double().mean()) for action, tokens in actions.items()} if len(batch) else {},
+        touched=float(_any(actions, len(batch)).double().mean()) if len(batch) else 0.0,
+        norm=_norm(step, pull) / whole if whole else math.nan,
+        cosine=float(pull @ run) / size if size else math.nan,
+        entropy=_entropy(step, pull),
+    )
+    return effect, plan.state
 
 
 def _plain(step: Step) -> Tensor:
@@ -167,11 +177,6 @@ def _norm(step: Step, coefficients: Tensor) -> float:
     return float(squares.sum().sqrt())
 
 
-def _cosine(one: Tensor, other: Tensor) -> float:
-    size = float(one.norm() * other.norm())
-    return float(one @ other) / size if size else math.nan
-
-
 def _entropy(step: Step, pull: Tensor) -> float:
     """Minus the covariance of pull and log-prob (arXiv 2505.22617, section 4.1), with each token's own entropy as mean.
 
@@ -181,9 +186,3 @@ def _entropy(step: Step, pull: Tensor) -> float:
     if entropies is None:
         return math.nan
     return -float((pull * (step.batch.logprobs + entropies).double()).sum())
-
-
-def overlaps(effects: Effects, names: Sequence[str]) -> dict[tuple[str, str], float]:
-    """Jaccard of every two that touch a token."""
-    acting = [name for name in names if any(bool(effect.touched.any()) for effect in effects.by_name[name])]
-    return {pair: effects.overlap(*pair) for pair in combinations(acting, 2)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,9 +11,7 @@ from rich.progress import track
 from torch import Tensor
 
 from rlstab.extras import require
-from rlstab.replay.rank import Rank
-from rlstab.replay.steps import Dump, Step, step_of
-from rlstab.trace.dump import Header
+from rlstab.replay.steps import Dump, Step
 
 #: What one forward gives, and methods read. The first stands in only where the dump has none.
 ADDED = frozenset({"logprobs", "entropies", "max_logprobs", "sum_p_sq"})
@@ -42,12 +40,12 @@ def completed(dump: Dump, model: str | Path, console: Console) -> Dump:
     policy = load_policy(str(model))
     notes, steps = list(dump.notes), []
     for step in track(dump.steps, description=f"forwards of {model}", console=console, transient=True):
-        if not all(step.prompts):
+        if not all(map(len, step.prompts)):
             notes.append(f"step {step.number}: the dump has no prompts, so the model cannot be run over it.")
             steps.append(step)
             continue
         added = _evidence(policy, step)
-        known = step.tokens["logprobs"]
+        known = step.tensors["logprobs"]
         there = step.mask & known.isfinite()
         apart = float((added["logprobs"] - known)[there].abs().mean()) if bool(there.any()) else 0.0
         if apart > OTHER:
@@ -55,8 +53,8 @@ def completed(dump: Dump, model: str | Path, console: Console) -> Dump:
                 f"step {step.number}: log-probs of {model} are {apart:.3g} nats from those of the dump in the mean. "
                 f"The step began with other weights, or its log-probs are at another temperature."
             )
-        added["logprobs"] = torch.where(known.isfinite(), known, added["logprobs"])
-        steps.append(_with(step, {**added, **step.tokens, "logprobs": added["logprobs"]}))
+        kept = torch.where(known.isfinite(), known, added["logprobs"])
+        steps.append(replace(step, tensors={**added, **step.tensors, "logprobs": kept}))
     return Dump(steps, notes)
 
 
@@ -65,39 +63,11 @@ def _evidence(policy: object, step: Step) -> dict[str, Tensor]:
     from rlstab.models.policy import Policy, Sequences
 
     assert isinstance(policy, Policy)
-    responses = step.tokens["ids"].split(step.lengths.tolist())
-    rows = [_row(list(prompt), response) for prompt, response in zip(step.prompts, responses, strict=True)]
-    sequences = Sequences.joined([Sequences(*row) for row in rows], policy.pad_id)
-    signals = policy.evidence(sequences, ADDED, ROWS, temperature=step.temperature or 1.0)
+    responses = step.tensors["ids"].split(step.tensors["lengths"].tolist())
+    rows = [
+        Sequences(*(ids for part in pair for ids in (part[None], torch.ones_like(part[None], dtype=torch.bool))))
+        for pair in zip(step.prompts, responses, strict=True)
+    ]
+    sequences = Sequences.joined(rows, policy.pad_id)
+    signals = policy.evidence(sequences, ADDED, ROWS, temperature=step.header.temperature or 1.0)
     return {name: values[sequences.response_mask].cpu() for name, values in signals.items()}
-
-
-def _row(prompt: list[int], response: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    ids, answer = torch.tensor([prompt]), response[None]
-    return ids, torch.ones_like(ids, dtype=torch.bool), answer, torch.ones_like(answer, dtype=torch.bool)
-
-
-def _with(step: Step, tokens: Mapping[str, Tensor]) -> Step:
-    """The step again, from other tensors by token."""
-    tensors = {
-        **tokens,
-        "lengths": step.lengths,
-        "parts": step.part,
-        "sequence_ids": step.batch.sequence_ids,
-        "group_ids": step.batch.group_ids,
-        "prompt_lengths": torch.tensor([len(prompt) for prompt in step.prompts]),
-        "prompt_ids": torch.tensor([token for prompt in step.prompts for token in prompt], dtype=torch.int64),
-    }
-    if step.rewards is not None:
-        tensors["rewards"] = step.rewards
-    header = Header(
-        host=step.host,
-        step=step.number,
-        parts=len(step.ranks),
-        first=step.first,
-        learning_rate=step.learning_rate,
-        temperature=step.temperature,
-        loss=step.loss,
-    )
-    made = step_of(step.number, [Rank(header, tensors)])
-    return Step(**{**vars(made), "ranks": step.ranks})

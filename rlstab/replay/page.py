@@ -9,6 +9,7 @@ from typing import Any
 
 import jinja2
 from markupsafe import Markup
+from torch import Tensor
 
 from rlstab.replay.effects import Effects
 from rlstab.replay.host_loss import Verdict
@@ -42,12 +43,12 @@ def rows_of(effects: Effects) -> list[dict[str, Any]]:
     rows = []
     for name, of_method in effects.by_name.items():
         columns = {key: [getattr(effect, key) for effect in of_method] for key in ("norm", "cosine", "entropy")}
-        shares = {action: [effect.shares[action] for effect in of_method] for action in ACTIONS}
+        shares = {action: [effect.shares.get(action, 0.0) for effect in of_method] for action in ACTIONS}
         rows.append(
             {
                 "name": name,
                 "shares": {action: sum(values) / len(values) for action, values in shares.items()},
-                "touched": sum(float(effect.touched.double().mean()) for effect in of_method) / len(of_method),
+                "touched": sum(effect.touched for effect in of_method) / len(of_method),
                 **{key: known(values) for key, values in columns.items()},
                 "steps": {
                     key: [value if math.isfinite(value) else None for value in values]
@@ -98,8 +99,9 @@ def page(dump: Dump, verdict: Verdict, effects: Effects, *, source: str, tokens:
         script=Markup(script),
         title=f"Replay of {source}",
         what=(
-            f"{steps[0].host}: {counted(len(steps), 'optimizer step')} ({ranges([step.number for step in steps])}), "
-            f"{sum(step.lengths.numel() for step in steps):,} responses, "
+            f"{steps[0].header.host}: {counted(len(steps), 'optimizer step')} "
+            f"({ranges([step.number for step in steps])}), "
+            f"{sum(len(step.tensors['lengths']) for step in steps):,} responses, "
             f"{sum(len(step.batch) for step in steps):,} tokens in the loss"
         ),
         lead=sentence(verdict),
@@ -108,7 +110,7 @@ def page(dump: Dump, verdict: Verdict, effects: Effects, *, source: str, tokens:
         several=len(steps) > 1,
         actions=[action for action in ACTIONS if any(row["shares"][action] for row in rows)],
         logits=any(step.batch.sum_p_sq is not None for step in steps),
-        overlap=[(one, [effects.overlap(one, other) for other in acting]) for one in acting],
+        overlap=[(one, [effects.overlap[one, other] for other in acting]) for one in acting],
         acting=acting,
         left_out=effects.left_out,
         notes=dump.notes,
@@ -152,16 +154,16 @@ def samples_of(dump: Dump, effects: Effects, decode: Any, limit: int) -> Tokens:
     """
     samples: list[Sample] = []
     for place, step in enumerate(dump.steps):
-        batch, ids = step.batch, step.tokens["ids"][step.mask]
+        batch, ids, rewards = step.batch, step.tensors["ids"][step.mask], step.tensors.get("rewards")
         acting = {name: of_method[place] for name, of_method in effects.by_name.items()}
-        for row in range(min(step.lengths.numel(), limit - len(samples))):
+        for row in range(min(len(step.tensors["lengths"]), limit - len(samples))):
             where = (batch.sequence == row).nonzero().squeeze(-1)
             own = ids[where].tolist()
-            prompt = list(step.prompts[row])
+            prompt = step.prompts[row].tolist()
             known = "" if not prompt else f"({len(prompt)} tokens)" if decode is None else decode(prompt)
             methods = {}
             for name, effect in acting.items():
-                actions = _places(effect.trace.methods.values(), where)
+                actions = _places(effect.actions, where)
                 if actions:
                     methods[name] = Method(name, actions)
             samples.append(
@@ -171,7 +173,7 @@ def samples_of(dump: Dump, effects: Effects, decode: Any, limit: int) -> Tokens:
                     response=str(int(batch.sequence_ids[row])),
                     group=str(int(batch.group_ids[row])),
                     prompt=known,
-                    reward=None if step.rewards is None else float(step.rewards[row]),
+                    reward=None if rewards is None else float(rewards[row]),
                     tokens=[""] * len(own) if decode is None else token_texts(decode, own),
                     ids=own,
                     surprisal=(-batch.old_logprobs[where]).tolist(),
@@ -190,10 +192,6 @@ def samples_of(dump: Dump, effects: Effects, decode: Any, limit: int) -> Tokens:
     return Tokens(samples, notes)
 
 
-def _places(methods: Any, where: Any) -> Mapping[str, list[int]]:
-    actions: dict[str, list[int]] = {}
-    for action in ACTIONS:
-        touched = [method.actions[action][where] for method in methods if action in method.actions]
-        if touched and bool((any_of := sum(tokens.int() for tokens in touched)).any()):
-            actions[action] = any_of.nonzero().squeeze(-1).tolist()
-    return actions
+def _places(actions: Mapping[str, Tensor], where: Tensor) -> Mapping[str, list[int]]:
+    touched = {action: tokens[where].nonzero().squeeze(-1).tolist() for action, tokens in actions.items()}
+    return {action: touched[action] for action in ACTIONS if touched.get(action)}

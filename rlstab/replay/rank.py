@@ -17,7 +17,7 @@ from rlstab.report.safe_read import first_line, read_bytes
 from rlstab.trace.dump import BY_RESPONSE, BY_TOKEN, REQUIRED, Header
 
 #: Tensors that are whole numbers; all others are floats.
-_WHOLE = frozenset({"lengths", "prompt_lengths", "sequence_ids", "group_ids", "parts", "ids"})
+_WHOLE = frozenset({"lengths", "prompt_lengths", "sequence_ids", "group_ids", "parts", "ids", "prompt_ids", "mask"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,21 +46,20 @@ def read_rank(path: Path) -> Rank:
     try:
         header = Header.model_validate_json(read_bytes(path))
         data = read_bytes(path.with_suffix(".safetensors"))
+        if hashlib.sha256(data).hexdigest() != header.sha256:
+            raise Damaged("the tensors are not those that it was written with (checksum)")
+        return checked(Rank(header, load_tensors(data)))
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"]))
         raise Damaged(f"{where or 'the file'}: {error.errors()[0]['msg'].lower()}") from error
     except OSError as error:
         raise Damaged(f"{error.strerror or first_line(error)}".lower()) from error
-    if hashlib.sha256(data).hexdigest() != header.sha256:
-        raise Damaged("the tensors are not those that it was written with (checksum)")
-    try:
-        return checked(Rank(header, load_tensors(data)))
     except SafetensorError as error:
         raise Damaged(first_line(error)) from error
 
 
 def checked(rank: Rank) -> Rank:
-    """The same, if its tensors fit together; in the dtypes in which they are used.
+    """The same, if its tensors fit together; in int64 and float32.
 
     Raises:
         Damaged: they do not.
@@ -71,14 +70,12 @@ def checked(rank: Rank) -> Rank:
             raise Damaged(f"it has no tensor '{name}'")
     count, total = tensors["lengths"].numel(), tensors["ids"].numel()
     for name, values in tensors.items():
-        size = count if name in BY_RESPONSE else total if name in BY_TOKEN else None
-        if values.ndim != 1 or (size is not None and values.numel() != size):
+        size = count if name in BY_RESPONSE else total if name in BY_TOKEN else values.numel()
+        if values.shape != (size,):
             raise Damaged(f"'{name}' has shape {tuple(values.shape)}, expected ({size},)")
-        if (name in _WHOLE or name == "prompt_ids") != (not values.is_floating_point()) and name != "mask":
+        if (name in _WHOLE) == values.is_floating_point():
             raise Damaged(f"'{name}' is {values.dtype}")
-        tensors[name] = (
-            values.long() if name in _WHOLE else values if name in ("mask", "prompt_ids") else values.float()
-        )
+        tensors[name] = values.long() if name in _WHOLE else values.float()
     if bool((tensors["lengths"] < 0).any()) or int(tensors["lengths"].sum()) != total:
         raise Damaged(f"the lengths of its responses do not add up to its {total} tokens")
     asked, prompt_ids = tensors.get("prompt_lengths"), tensors.get("prompt_ids")

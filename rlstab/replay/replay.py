@@ -11,16 +11,15 @@ from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from torch import Tensor
 
 from rlstab.config import load_objective
 from rlstab.core.objective import TokenObjective
 from rlstab.errors import ReportError
 from rlstab.files import is_file, is_foreign
 from rlstab.replay.effects import Effects, effects_of, every_objective
-from rlstab.replay.host_loss import FORMULAS, Verdict, coefficients_of, judge
+from rlstab.replay.host_loss import Verdict, judge
 from rlstab.replay.page import MARK, page, rows_of, samples_of, sentence
-from rlstab.replay.steps import Dump, Step, read_dump
+from rlstab.replay.steps import Dump, read_dump
 from rlstab.report import view
 from rlstab.report.token_traces import decoder
 from rlstab.trace.effects import ACTIONS
@@ -69,10 +68,9 @@ def replay(
 
         dump = completed(dump, model, console)
     verdict = judge(dump.steps)
-    longest = max(int(step.lengths.max()) if step.lengths.numel() else 1 for step in dump.steps)
-    effects = effects_of(
-        dump.steps, chosen or every_objective(longest), [own_coefficients(step) for step in dump.steps]
-    )
+    longest = max(int(step.tensors["lengths"].max()) if len(step.batch) else 1 for step in dump.steps)
+    most = max(int((step.batch.sequence < responses).sum()) for step in dump.steps)
+    effects = effects_of(dump.steps, chosen or every_objective(longest), most)
     beside = folder / "tokenizer.json"
     decode = decoder(Path(tokenizer)) if tokenizer else decoder(beside) if is_file(beside) else None
     _write(
@@ -99,22 +97,13 @@ def named(name: str) -> TokenObjective:
     return load_objective(name if is_file(name) else {"name": name})
 
 
-def own_coefficients(step: Step) -> Tensor:
-    """``(n,)`` float64 coefficients of the run's own loss: recorded, of its formula, or plain policy gradient."""
-    if "coefficients" in step.tokens:
-        return step.tokens["coefficients"][step.mask].double()
-    if step.loss is not None and step.loss.name in FORMULAS:
-        return coefficients_of(step, FORMULAS[step.loss.name](step.loss.settings))[step.mask]
-    return -step.batch.advantages.double() / max(len(step.batch), 1)
-
-
 def data_of(dump: Dump, verdict: Verdict, effects: Effects) -> Mapping[str, Any]:
     """What was found, as JSON can hold it."""
     error = verdict.error if verdict.agrees is not None else None
     return {
         "rlstab_replay": 1,
-        "host": dump.steps[0].host,
-        "steps": list(effects.steps),
+        "host": dump.steps[0].header.host,
+        "steps": [step.number for step in dump.steps],
         "loss": {"name": verdict.name, "agrees": verdict.agrees, "error": error, "findings": verdict.findings},
         "methods": rows_of(effects),
         "left_out": dict(effects.left_out),

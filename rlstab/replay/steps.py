@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ import torch
 from torch import Tensor
 
 from rlstab.core.batch import SIGNALS, TokenBatch
+from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.errors import ReportError, RlstabError
 from rlstab.files import exists, is_file
 from rlstab.replay.foreign import read_foreign
 from rlstab.replay.rank import Damaged, Rank, read_rank
 from rlstab.report.formatting import counted
-from rlstab.trace.dump import BY_TOKEN, HostLoss
+from rlstab.trace.dump import BY_TOKEN, LIVE, Header
 
 #: The description of what one rank wrote.
 _NAME = re.compile(r"step-(\d{1,12})\.rank-(\d{1,9})\.json")
@@ -25,59 +27,79 @@ _NAME = re.compile(r"step-(\d{1,12})\.rank-(\d{1,9})\.json")
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One optimizer step, all ranks together.
-
-    ``n`` tokens count in the loss, of ``S`` responses with ``N`` tokens in all.
+    """One optimizer step, all ranks together: ``S`` responses of ``N`` tokens, of which ``n`` count in the loss.
 
     Attributes:
-        number: of the optimizer step.
-        host: the trainer that wrote it.
-        batch: the evidence about the ``n`` tokens, in float32 as it was written.
-        tokens: ``(N,)`` tensors of all tokens of the responses; see :data:`rlstab.trace.dump.BY_TOKEN`.
-        lengths: ``(S,)`` int64, tokens of each response.
-        part: ``(S,)`` int64, number of the micro-batch of each response, over all ranks.
+        header: what the ranks say; ``loss.values`` and ``parts`` are those of all ranks, one after another.
+        tensors: by name, see :data:`rlstab.trace.dump.BY_TOKEN`; micro-batches are numbered over all ranks.
         ranks: by micro-batch, the rank that it was on.
-        prompts: ``(S,)`` lists of token ids, empty where they are unknown.
-        rewards: ``(S,)``, or None.
-        loss: what the trainer says of its loss, with the values of all micro-batches, or None.
-        first: no weight has changed since the responses were sampled.
-        learning_rate: of the step, or None.
-        temperature: that of the log-probs, or None.
     """
 
-    number: int
-    host: str
-    batch: TokenBatch
-    tokens: Mapping[str, Tensor]
-    lengths: Tensor
-    part: Tensor
+    header: Header
+    tensors: Mapping[str, Tensor]
     ranks: Sequence[int]
-    prompts: Sequence[Sequence[int]]
-    rewards: Tensor | None = None
-    loss: HostLoss | None = None
-    first: bool = False
-    learning_rate: float | None = None
-    temperature: float | None = None
+
+    @property
+    def number(self) -> int:
+        """Of the optimizer step."""
+        return self.header.step
 
     @property
     def mask(self) -> Tensor:
         """``(N,)`` bool, the tokens that count in the loss."""
-        return self.tokens["mask"].bool()
+        return self.tensors["mask"].bool()
 
-    @property
+    @cached_property
     def row(self) -> Tensor:
         """``(N,)`` int64, the response of each token."""
-        return torch.arange(self.lengths.numel()).repeat_interleave(self.lengths)
-
-    @property
-    def processes(self) -> int:
-        """Ranks that took part."""
-        return len(set(self.ranks))
+        return torch.arange(len(self.tensors["lengths"])).repeat_interleave(self.tensors["lengths"])
 
     @property
     def accumulation(self) -> int:
         """Micro-batches of the step on one rank."""
-        return max(map(self.ranks.count, set(self.ranks)))
+        return max(map(self.ranks.count, self.ranks), default=1)
+
+    @cached_property
+    def batch(self) -> TokenBatch:
+        """The evidence about the ``n`` tokens."""
+        return self.part_of(torch.ones_like(self.tensors["lengths"], dtype=torch.bool))
+
+    def part_of(self, chosen: Tensor) -> TokenBatch:
+        """The evidence about the tokens of some responses, ``(S,)`` bool."""
+        mask = self.mask & chosen[self.row]
+        sequence = (chosen.cumsum(0) - 1)[self.row[mask]]
+        token = {name: self.tensors[name][mask] for name in BY_TOKEN if name in self.tensors}
+        count, place = int(chosen.sum()), torch.arange(sequence.numel())
+        starts = torch.bincount(sequence, minlength=count).cumsum(0).roll(1)
+        starts[:1] = 0
+        numbers, ids, groups = torch.arange(len(chosen)), *map(self.tensors.get, ("sequence_ids", "group_ids"))
+        signals: dict[str, Any] = {name: token[name] for name in SIGNALS if name in token}
+        return TokenBatch(
+            old_logprobs=token.get("old_logprobs", token["logprobs"]),
+            logprobs=token["logprobs"],
+            advantages=token["advantages"],
+            sequence=sequence,
+            position=place - starts[sequence],
+            sequence_ids=(numbers if ids is None else ids)[chosen],
+            group_ids=(numbers if groups is None else groups)[chosen],
+            live_ratio="old_logprobs" not in token,
+            _grouped=groups is not None,
+            **signals,
+        )
+
+    def live(self, chosen: Tensor | None = None) -> PolicyOutputs:
+        """What the loss was made of, of the ``n`` tokens or those of them that are ``chosen``: leaves with gradient."""
+        where = self.mask if chosen is None else self.mask & chosen[self.row]
+        known = {name: self.tensors.get(f"live_{name}", self.tensors.get(name)) for name in LIVE}
+        return PolicyOutputs(
+            **{name: values[where].requires_grad_() for name, values in known.items() if values is not None}
+        )
+
+    @property
+    def prompts(self) -> Sequence[Tensor]:
+        """The token ids of the prompt of each response, none where they are not known."""
+        count, lengths, ids = self.tensors["lengths"], *map(self.tensors.get, ("prompt_lengths", "prompt_ids"))
+        return ids.split(lengths.tolist()) if ids is not None and lengths is not None else [count[:0]] * len(count)
 
 
 @dataclass(frozen=True)
@@ -120,97 +142,63 @@ def read_dump(path: str | Path) -> Dump:
     ranks: list[Rank] = []
     headers = [path] if is_file(path) else sorted(path.glob("step-*.rank-*.json"))
     own = [file for file in headers if _NAME.fullmatch(file.name)]
-    if own:
+    torn = {} if is_file(path) else {file.with_suffix(".json") for file in path.glob("step-*.safetensors")} - {*own}
+    if own or torn:
         for file in own:
             try:
                 ranks.append(read_rank(file))
             except Damaged as error:
                 notes.append(f"{file.name} is left out: {error}.")
-        complete = {file.with_suffix(".safetensors") for file in own}
-        torn = [] if is_file(path) else [file for file in path.glob("step-*.safetensors") if file not in complete]
         if torn:
             notes.append(f"{counted(len(torn), 'file')} of tensors without a description: the writer was stopped.")
     else:
         ranks, notes = read_foreign(path)
-    steps = _joined(ranks, notes)
+    steps = list(_joined(ranks, notes))
     if not steps:
         why = f" {' '.join(notes[:3])}" if notes else ""
         raise ReportError(f"{path}: no optimizer step in it that can be read.{why} Give the folder of a dump.")
     return Dump(steps, notes)
 
 
-def _joined(ranks: Iterable[Rank], notes: list[str]) -> list[Step]:
+def _joined(ranks: Iterable[Rank], notes: list[str]) -> Iterable[Step]:
     """The ranks of each step together; a step of which a rank is missing is left out."""
     by_step: dict[int, list[Rank]] = {}
     for rank in ranks:
         by_step.setdefault(rank.header.step, []).append(rank)
-    steps = []
     for number, of_step in sorted(by_step.items()):
+        of_step.sort(key=lambda rank: rank.header.rank)
         expected = of_step[0].header.ranks
-        if len(of_step) != expected or {rank.header.rank for rank in of_step} != set(range(len(of_step))):
+        if [rank.header.rank for rank in of_step] != list(range(len(of_step))) or len(of_step) != expected:
             notes.append(f"step {number} is left out: {len(of_step)} of its {expected} ranks can be read.")
             continue
         try:
-            steps.append(step_of(number, sorted(of_step, key=lambda rank: rank.header.rank)))
+            step = step_of(of_step)
+            assert step.batch is not None  # made here, so that what does not fit is told
+            yield step
         except RlstabError as error:
             notes.append(f"step {number} is left out: {error}")
-    return steps
 
 
-def step_of(number: int, ranks: Sequence[Rank]) -> Step:
+def step_of(ranks: Sequence[Rank]) -> Step:
     """The step that all its ranks, in their order, wrote down."""
-    first = ranks[0].header
-    names = set.intersection(*(set(rank.tensors) for rank in ranks))
-    together = {name: torch.cat([rank.tensors[name] for rank in ranks]) for name in names}
-    lengths, mask = together["lengths"], together["mask"].bool()
-    rows = torch.arange(lengths.numel()).repeat_interleave(lengths)[mask]
+    header = ranks[0].header
+    full = [rank for rank in ranks if rank.tensors["ids"].numel()] or ranks
+    names = set.intersection(*(set(rank.tensors) for rank in full))
     starts = [sum(rank.header.parts for rank in ranks[:place]) for place in range(len(ranks))]
-    part = torch.cat([rank.tensors["parts"] + start for rank, start in zip(ranks, starts, strict=True)])
-    counted_before = torch.zeros(lengths.numel() + 1, dtype=torch.int64)
-    counted_before[1:] = torch.bincount(rows, minlength=lengths.numel()).cumsum(0)
-    numbers = torch.arange(lengths.numel())
-    groups = together.get("group_ids", numbers)
-    tokens = {name: together[name] for name in BY_TOKEN if name in together}
-    token = {name: values[mask] for name, values in tokens.items()}
-    signals: dict[str, Any] = {name: token[name] for name in SIGNALS if name in token}
-    batch = TokenBatch(
-        old_logprobs=token.get("old_logprobs", token["logprobs"]),
-        logprobs=token["logprobs"],
-        advantages=token["advantages"],
-        sequence=rows,
-        position=torch.arange(rows.numel()) - counted_before[rows],
-        sequence_ids=together.get("sequence_ids", numbers),
-        group_ids=groups,
-        live_ratio="old_logprobs" not in token,
-        **signals,
-    )
-    known = [rank.header.loss for rank in ranks]
+    tensors = {name: torch.cat([rank.tensors[name] for rank in full]) for name in names}
+    parts = zip(ranks, starts, strict=True)
+    tensors["parts"] = torch.cat([rank.tensors["parts"] + start for rank, start in parts if rank in full])
+    losses = [rank.header.loss for rank in ranks if rank.header.loss is not None]
     loss = None
-    if all(one is not None for one in known) and first.loss is not None:
-        loss = first.loss.model_copy(update={"values": [value for one in known if one for value in one.values]})
+    if len(losses) == len(ranks):
+        loss = losses[0].model_copy(update={"values": [value for own in losses for value in own.values]})
+    changes = {
+        "loss": loss,
+        "first": all(rank.header.first for rank in ranks),
+        "parts": sum(rank.header.parts for rank in ranks),
+    }
     return Step(
-        number=number,
-        host=first.host,
-        batch=batch,
-        tokens=tokens,
-        lengths=lengths,
-        part=part,
-        ranks=[rank.header.rank for rank in ranks for _ in range(rank.header.parts)],
-        prompts=_prompts(ranks),
-        rewards=together.get("rewards"),
-        loss=loss,
-        first=all(rank.header.first for rank in ranks),
-        learning_rate=first.learning_rate,
-        temperature=first.temperature,
+        header.model_copy(update=changes),
+        tensors,
+        [rank.header.rank for rank in ranks for _ in range(rank.header.parts)],
     )
-
-
-def _prompts(ranks: Sequence[Rank]) -> list[list[int]]:
-    prompts: list[list[int]] = []
-    for rank in ranks:
-        asked, ids = rank.tensors.get("prompt_lengths"), rank.tensors.get("prompt_ids")
-        if asked is None or ids is None:
-            prompts += [[] for _ in range(rank.tensors["lengths"].numel())]
-        else:
-            prompts += [part.tolist() for part in ids.split(asked.tolist())]
-    return prompts

@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from safetensors.torch import save
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
+from rlstab.config import dump_objective
+from rlstab.core.batch import SIGNALS, TokenBatch, layout_of
+from rlstab.core.objective import State, TokenObjective
+from rlstab.core.policy_outputs import PolicyOutputs
+from rlstab.core.saved_state import dump_state
 
+#: Outputs of the live policy, which a loss is made of.
+LIVE = ("logprobs", "entropies", "log_kept_mass")
 #: Tensors by response: ``(S,)``, those of `REQUIRED` in every dump.
 BY_RESPONSE: Mapping[str, str] = {
     "lengths": "tokens of the response, int64",
@@ -33,17 +39,11 @@ BY_TOKEN: Mapping[str, str] = {
     "ids": "the token, int64",
     "mask": "1 where the token counts in the loss, else 0 (what a tool answered), uint8",
     "advantages": "advantage",
-    "logprobs": "log-prob under the policy at the start of the optimizer step",
+    "logprobs": "log-prob under the policy at the start of the optimizer step, which decisions are made from",
     "old_logprobs": "log-prob under the policy that the ratio divides by; missing where that is the live one",
-    "rollout_logprobs": "log-prob that the sampler reported",
-    "ref_logprobs": "log-prob under the reference policy",
-    "entropies": "entropy of the next-token distribution",
-    "max_logprobs": "log-prob of the likeliest token",
-    "log_kept_mass": "log of the mass that a min-p filter keeps",
-    "sum_p_sq": "sum of the squared probabilities of the vocabulary",
-    "truncated": "1 on the tokens of a response that was cut off",
-    "branch": "1 on the tokens of a branch",
-    "block_ids": "number of the block of its response, below 0 for none",
+    **SIGNALS,
+    **{f"live_{name}": f"`{name}` in the forward of the loss, where they are others" for name in LIVE},
+    "weights": "factor of the policy term that the trainer has beside its formula",
     "coefficients": "derivative of what the trainer backpropagated by the log-prob of the token",
 }
 #: Without these there is nothing to look at. ``prompt_ids``, ``(m,)`` int64, has the tokens of all prompts.
@@ -56,14 +56,14 @@ class HostLoss(BaseModel):
     """The loss that a trainer says it has.
 
     Attributes:
-        name: of the formula, such as ``trl/dapo``; see :mod:`rlstab.replay.host_loss`.
-        settings: of the formula, by its own names.
+        name: of the formula, such as ``trl/dapo``; see :mod:`rlstab.replay.host_loss`. ``rlstab`` is an objective.
+        settings: of the formula, by its own names; of ``rlstab``, ``objective`` and the ``state`` before the step.
         values: by micro-batch of this rank, what was backpropagated.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
     name: _Name
-    settings: dict[str, bool | int | float | str | None] = {}
+    settings: dict[str, JsonValue] = {}
     values: list[float | None] = []
 
 
@@ -74,7 +74,7 @@ class Header(BaseModel):
         host: the trainer and its version.
         step: number of the optimizer step, from 1.
         rank: of the process that wrote this.
-        ranks: how many wrote.
+        ranks: how many wrote; the gradient is the mean over them.
         parts: micro-batches of this rank in this optimizer step.
         first: no weight has changed since the responses were sampled, so every ratio is 1.
         learning_rate: of this optimizer step.
@@ -89,17 +89,12 @@ class Header(BaseModel):
     step: Annotated[int, Field(ge=0)]
     rank: Annotated[int, Field(ge=0)] = 0
     ranks: Annotated[int, Field(ge=1)] = 1
-    parts: Annotated[int, Field(ge=1)] = 1
+    parts: Annotated[int, Field(ge=0)] = 1
     first: bool = False
     learning_rate: Annotated[float, Field(ge=0)] | None = None
     temperature: Annotated[float, Field(gt=0)] | None = None
     loss: HostLoss | None = None
     sha256: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")] = ""
-
-
-def file_name(header: Header, ending: str) -> str:
-    """The name of one of the two files."""
-    return f"step-{header.step:06d}.rank-{header.rank}.{ending}"
 
 
 def write_dump(folder: Path, header: Header, tensors: Mapping[str, Tensor]) -> Path:
@@ -116,9 +111,9 @@ def write_dump(folder: Path, header: Header, tensors: Mapping[str, Tensor]) -> P
     data = save({name: values.detach().cpu().contiguous() for name, values in tensors.items()})
     folder.mkdir(parents=True, exist_ok=True)
     whole = header.model_copy(update={"sha256": hashlib.sha256(data).hexdigest()})
-    path = folder / file_name(header, "json")
+    path = folder / f"step-{header.step:06d}.rank-{header.rank}.json"
     path.unlink(missing_ok=True)  # it would describe other tensors
-    _replace(folder / file_name(header, "safetensors"), data)
+    _replace(path.with_suffix(".safetensors"), data)
     _replace(path, whole.model_dump_json(indent=1).encode())
     return path
 
@@ -133,24 +128,102 @@ def _replace(path: Path, data: bytes) -> None:
     beside.replace(path)
 
 
-def tensors_of(parts: Sequence[TokenBatch], ids: Sequence[Tensor]) -> dict[str, Tensor]:
-    """The tensors of a dump from the parts of a plan, for a trainer whose loss is an objective.
+class Recorder:
+    """Keeps the micro-batches of an optimizer step of this rank as they pass, and writes them at its end.
 
     Args:
-        parts: all micro-batches of this rank, of tokens that count in the loss.
-        ids: by part, ``(n,)`` int64, its tokens.
+        folder: of the dump.
+
+    Attributes:
+        parts: the tensors of each micro-batch.
+        values: what was backpropagated of each.
     """
-    names = set.intersection(*({name for name, _ in part.per_token()} for part in parts))
-    kept = {name for name in names & BY_TOKEN.keys() if name != "old_logprobs" or not parts[0].live_ratio}
-    orders = [torch.argsort(part.sequence, stable=True) for part in parts]  # a response's tokens in a row
-    pairs = list(zip(parts, orders, strict=True))
-    values = {name: torch.cat([getattr(part, name)[order] for part, order in pairs]) for name in kept}
-    count = sum(map(len, parts))
-    return values | {
-        "ids": torch.cat([own[order] for own, order in zip(ids, orders, strict=True)]),
-        "mask": torch.ones(count, dtype=torch.uint8),
-        "lengths": torch.cat([part.lengths.long() for part in parts]),
-        "parts": torch.cat([torch.full_like(part.sequence_ids, place) for place, part in enumerate(parts)]),
-        "sequence_ids": torch.cat([part.sequence_ids for part in parts]),
-        "group_ids": torch.cat([part.group_ids for part in parts]),
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget what there is, also what an exception left of another step."""
+        self.parts: list[dict[str, Tensor]] = []
+        self.values: list[float] = []
+
+    def add(
+        self, tensors: Mapping[str, Tensor], loss: Tensor, logprobs: Tensor, where: Tensor | slice, scale: float = 1.0
+    ) -> None:
+        """Keep a micro-batch, before its backward pass.
+
+        Args:
+            tensors: of the responses and tokens of the micro-batch.
+            loss: of the micro-batch.
+            logprobs: live ones, from which the loss was made.
+            where: the place of the tokens in them.
+            scale: what the trainer multiplies the loss by on its way to the backward pass, relative to a mean over
+                ranks.
+        """
+        part = {name: values.detach().cpu() for name, values in tensors.items()}
+        part["parts"] = torch.full_like(part["lengths"], len(self.parts))
+        part["coefficients"] = torch.zeros_like(part["logprobs"])
+        self.parts.append(part)
+        self.values.append(float(loss.detach()) * scale)
+        if logprobs.requires_grad:
+            keep = lambda slope: part.update(coefficients=slope.detach()[where].cpu() * scale)  # noqa: E731
+            logprobs.register_hook(keep)
+
+    def write_tokenizer(self, tokenizer: Any) -> None:
+        """What ``rlstab replay`` decodes by, where a tokenizer has such a form."""
+        if (backend := getattr(tokenizer, "backend_tokenizer", None)) is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            backend.save(str(self.folder / "tokenizer.json"))
+
+    def write(self, name: str, settings: Mapping[str, Any], **said: object) -> None:
+        """Write the step, if there is anything of it, and forget it.
+
+        Args:
+            name: of the loss.
+            settings: of the loss.
+            said: the other fields of :class:`Header`.
+        """
+        parts, values = self.parts, self.values
+        self.begin()
+        if not parts:
+            return
+        loss = HostLoss(name=name, settings=dict(settings), values=list(values))
+        names = set.intersection(*map(set, parts))
+        tensors = {name: torch.cat([part[name] for part in parts]) for name in names}
+        write_dump(self.folder, Header.model_validate({**said, "parts": len(parts), "loss": loss}), tensors)
+
+
+def tensors_of(batch: TokenBatch, live: PolicyOutputs, response_ids: Tensor) -> dict[str, Tensor]:
+    """The tensors of a micro-batch of a trainer whose loss is an objective.
+
+    Args:
+        batch: the evidence, built from padded tensors.
+        live: outputs that the loss is made of.
+        response_ids: ``(B, T)`` int64, the tokens of the rows that the batch was built from.
+    """
+    tokens = {name: values for name, values in batch.per_token() if name in BY_TOKEN}
+    if batch.live_ratio:
+        del tokens["old_logprobs"]
+    for name, values in vars(live).items():
+        if values is not None and (name not in tokens or not torch.equal(values.detach(), tokens[name])):
+            tokens[f"live_{name}"] = values
+    return tokens | {
+        "ids": response_ids.reshape(-1)[layout_of(batch).index],
+        "mask": torch.ones(len(batch), dtype=torch.uint8),
+        "lengths": batch.lengths.long(),
+        "sequence_ids": batch.sequence_ids,
+        "group_ids": batch.group_ids,
     }
+
+
+def settings_of(objective: TokenObjective, state: State, scope: str = "step") -> dict[str, Any]:
+    """The settings of the loss ``rlstab``; a state with tensors, which is that of a method of the user's, is left out.
+
+    Args:
+        objective: its methods.
+        state: before the optimizer step.
+        scope: of :func:`rlstab.make_plan`.
+    """
+    record, tensors = dump_state(state)
+    return {"objective": dump_objective(objective), "state": None if tensors else record["state"], "scope": scope}

@@ -24,12 +24,12 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert read.notes == []
     step, written = read.steps[0], [rank(place, 1).tensors for place in (0, 1)]
     assert step.ranks == [0] * 4 + [1] * 4
-    assert (step.processes, step.accumulation) == (2, 4)
+    assert (step.header.ranks, step.accumulation) == (2, 4)
     mask = torch.cat([one["mask"] for one in written]).bool()
     for name in ("logprobs", "old_logprobs", "advantages", "entropies"):
         assert torch.equal(getattr(step.batch, name), torch.cat([one[name] for one in written])[mask])
     assert step.batch.lengths.sum() == mask.sum()
-    assert [list(prompt) for prompt in step.prompts[:2]] == [[1, 2], [3, 4]]
+    assert [prompt.tolist() for prompt in step.prompts[:2]] == [[1, 2], [3, 4, 5]]
     assert [len(batch) for batch in load(tmp_path)] == [len(one.batch) for one in read.steps]
 
 
@@ -61,7 +61,7 @@ def test_a_kill_leaves_a_whole_dump_or_none(tmp_path: Path, monkeypatch: pytest.
             assert count < 2
         monkeypatch.undo()
         if count == 2:
-            assert [step.host for step in read_dump(folder).steps] == ["made up"]
+            assert [step.header.host for step in read_dump(folder).steps] == ["made up"]
         else:
             with pytest.raises(ReportError, match=r"without a description|no optimizer step"):
                 read_dump(folder)

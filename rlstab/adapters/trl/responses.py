@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,9 +13,6 @@ from rlstab.core.batch import BASICS, SIGNALS, TokenBatch
 from rlstab.core.objective import TokenObjective
 from rlstab.errors import MissingSignal, ShapeError, kind_of
 from rlstab.signals import SIGNAL_NAMES
-
-if TYPE_CHECKING:
-    from trl import GRPOTrainer
 
 #: A micro-batch as TRL's trainer hands it to its loss.
 Inputs: TypeAlias = Mapping[str, Any]
@@ -42,23 +38,6 @@ def stamp(generated: dict[str, Any], *, first: int, rank: int, ranks: int, group
     generated[SEQUENCE_IDS] = start + place
     generated[GROUP_IDS] = start + place // group * group
     return generated
-
-
-def identities(trainer: GRPOTrainer, inputs: Inputs, number: int) -> dict[str, Tensor]:
-    """Those of a micro-batch that was not stamped, by its place in the optimizer step and by its prompts: TRL has
-    shuffled its own away.
-    """
-    rows, count = inputs["completion_ids"].shape[0], trainer.current_gradient_accumulation_steps
-    place = trainer.accelerator.process_index * count + number
-    first = (trainer.state.global_step * trainer.accelerator.num_processes * count + place) * rows
-    pairs = zip(inputs["prompt_ids"].tolist(), inputs["prompt_mask"].tolist(), strict=True)
-    prompts = [repr([token for token, there in zip(*pair, strict=True) if there]).encode() for pair in pairs]
-    groups = [zlib.crc32(prompt) << 20 | zlib.adler32(prompt) & 0xFFFFF for prompt in prompts]
-    device = inputs["completion_ids"].device
-    return {
-        SEQUENCE_IDS: first + torch.arange(rows, device=device),
-        GROUP_IDS: torch.tensor(groups, device=device),
-    }
 
 
 def truncated(inputs: Inputs, ends: Collection[int]) -> Tensor:
