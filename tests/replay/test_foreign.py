@@ -35,18 +35,18 @@ def test_what_other_trainers_write_is_read(folder: str) -> None:
         responses = [RESPONSES[4 * place + row] for row in rows]
         more = {"prime-rl": ["entropies"], "nemo-rl": []}.get(folder, ["ref_logprobs"])
         for name in ("ids", "advantages", "logprobs", "rollout_logprobs", *more):
-            assert step.tokens[name].tolist() == [value for row in responses for value in getattr(row, name)], name
+            assert step.tensors[name].tolist() == [value for row in responses for value in getattr(row, name)], name
         counts = [folder != "nemo-rl" or row.row % 4 != 3 for row in responses]  # it left one response out
         expected = [value and counted for row, counted in zip(responses, counts, strict=True) for value in row.mask]
-        assert step.tokens["mask"].tolist() == expected
-        assert step.lengths.tolist() == [len(row.ids) for row in responses]
-        assert step.prompts == [row.prompt for row in responses]
+        assert step.tensors["mask"].tolist() == expected
+        assert step.tensors["lengths"].tolist() == [len(row.ids) for row in responses]
+        assert [prompt.tolist() for prompt in step.prompts] == [row.prompt for row in responses]
         assert len(set(zip(step.batch.group_ids.tolist(), [row.row // 2 for row in responses], strict=True))) == 2
         assert step.ranks == ranks
-        assert step.rewards is None or step.rewards.tolist() == [row.reward for row in responses]
-        assert (step.rewards is None) == (folder == "prime-rl")
-        old = step.tokens.get("old_logprobs")
-        assert step.batch.live_ratio if old is None else torch.equal(old, step.tokens["rollout_logprobs"])
+        rewards = None if folder == "prime-rl" else [row.reward for row in responses]
+        assert ("rewards" in step.tensors and step.tensors["rewards"].tolist() or None) == rewards
+        old = step.tensors.get("old_logprobs")
+        assert step.batch.live_ratio if old is None else torch.equal(old, step.tensors["rollout_logprobs"])
         assert (old is None) == (folder != "prime-rl")
     assert [len(batch) for batch in load(DATA / folder)] == [int(step.mask.sum()) for step in dump.steps]
 
@@ -103,7 +103,7 @@ def test_a_damaged_line_is_left_out(name: str, tmp_path: Path, capsys: pytest.Ca
     assert "rank_0.jsonl: 1 line left out" in refused(path, capsys)
     path.write_bytes(path.read_bytes() + json.dumps(PRIME).encode())  # what else is in the file is read
     dump = read_dump(path)
-    assert [step.lengths.tolist() for step in dump.steps] == [[3]]
+    assert [step.tensors["lengths"].tolist() for step in dump.steps] == [[3]]
     assert len(dump.notes) == 1
 
 
