@@ -373,7 +373,7 @@ def _schema(options: argparse.Namespace) -> int:
 
 
 def _replay(options: argparse.Namespace) -> int:
-    require("report", "rlstab replay", "jinja2")
+    require("report", "rlstab replay", "jinja2", "safetensors")
     from rlstab.console import Terminal
     from rlstab.replay.replay import RESPONSES, replay
 

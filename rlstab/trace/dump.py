@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
-from safetensors.torch import save
 from torch import Tensor
 
 from rlstab.config import dump_objective
@@ -111,6 +110,8 @@ def write_dump(folder: Path, header: Header, tensors: Mapping[str, Tensor]) -> P
     Returns:
         the path of the JSON file.
     """
+    from safetensors.torch import save  # of the extras that write and read dumps
+
     data = save({name: values.detach().cpu().contiguous() for name, values in tensors.items()})
     folder.mkdir(parents=True, exist_ok=True)
     whole = header.model_copy(update={"sha256": hashlib.sha256(data).hexdigest()})

@@ -44,7 +44,7 @@ def test_what_other_trainers_write_is_read(folder: str) -> None:
         assert len(set(zip(step.batch.group_ids.tolist(), [row.row // 2 for row in responses], strict=True))) == 2
         assert step.ranks == ranks
         rewards = None if folder == "prime-rl" else [row.reward for row in responses]
-        assert ("rewards" in step.tensors and step.tensors["rewards"].tolist() or None) == rewards
+        assert (("rewards" in step.tensors and step.tensors["rewards"].tolist()) or None) == rewards
         old = step.tensors.get("old_logprobs")
         assert step.batch.live_ratio if old is None else torch.equal(old, step.tensors["rollout_logprobs"])
         assert (old is None) == (folder != "prime-rl")
