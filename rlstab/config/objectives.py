@@ -225,10 +225,8 @@ def _composed(document: Document, data: Any, place: Place) -> Composition:
 def _preset_hint(name: str, methods: Sequence[str]) -> str:
     """What a conflict with a preset ends with."""
     example = methods[0] if methods else "METHOD"
-    return (
-        f"\n  The preset '{name}' brings {', '.join(methods)}. To leave one out, write {{preset: {name}, drop: "
-        f"[{example}]}}; to change its settings, {{preset: {name}, set: {{{example}: {{...}}}}}}."
-    )
+    cure = f"{{preset: {name}, drop: [{example}]}}, or change it by set: {{{example}: {{...}}}}"
+    return f"\n  The preset '{name}' brings {', '.join(methods)}. Leave one out by {cure}."
 
 
 def _methods(document: Document, item: Any, place: Place) -> list[TokenObjective]:
