@@ -135,22 +135,13 @@ def why_idle(drift: str, optimisation: OptimisationSettings) -> str | None:
         drift: one of :data:`rlstab.core.validate.DRIFT`.
         optimisation: settings that leave nothing open.
     """
-    old, refresh, steps = optimisation.old_logprobs, optimisation.refresh, optimisation.optimizer_steps_per_rollout
-    unmoved = steps == 1 and old != "rollout"
+    old, fresh = optimisation.old_logprobs, optimisation.refresh == "step"
+    unmoved = optimisation.optimizer_steps_per_rollout == 1 and old != "rollout"
     by_drift = {
-        "live": (
-            unmoved,
-            "one optimizer step per rollout leaves the ratio at 1. Set epochs, or old_logprobs: rollout.",
-        ),
-        "step": (
-            unmoved or refresh == "rollout",
-            "it compares old_logprobs with itself. Set refresh: step, and epochs above 1.",
-        ),
+        "live": (unmoved, "the ratio is 1 with one optimizer step per rollout. Set epochs, or old_logprobs: rollout."),
+        "step": (unmoved or not fresh, "it compares old_logprobs with itself. Set refresh: step, and epochs above 1."),
         "sampler": (old != "recompute", "it compares the sampler with itself. Set old_logprobs: recompute."),
-        "start": (
-            old != "recompute" and refresh == "rollout",
-            "it compares the sampler with itself. Set old_logprobs: recompute, or refresh: step.",
-        ),
+        "start": (old != "recompute" and not fresh, "it compares the sampler with itself. Set refresh: step."),
     }
     idle, why = by_drift[drift]
     return why if idle else None
