@@ -10,11 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-PI = 3.14
 
-
-def recurse() -> None:
-    recurse()
+def recurse(text: str) -> None:
+    recurse(text)
 
 
 def write_to_pipes(text: str) -> None:
@@ -44,7 +42,7 @@ ACTS: dict[str, Callable[[str], Any]] = {
     "leave": lambda rest: os._exit(7),
     "exit": lambda rest: sys.exit("bye"),
     "complain": complain,
-    "recurse": lambda rest: recurse(),
+    "recurse": recurse,
     "garbage": write_to_pipes,
     "write": lambda rest: Path(rest).write_text("x"),
 }
@@ -89,25 +87,5 @@ class Manner:
         return "please" in completion
 
 
-def two(prompt: str, completion: str) -> float:
-    return 1.0
-
-
-def four(prompt: str, completion: str, answer: Any, level: int) -> float:
-    return 1.0
-
-
 def any_number(*arguments: Any) -> int:
     return len(arguments)
-
-
-def fails_on_nothing(prompt: str, completion: str, answer: Any) -> float:
-    return 1 / len(completion)
-
-
-def nothing(prompt: str, completion: str, answer: Any) -> None:
-    pass
-
-
-def slow(prompt: str, completion: str, answer: Any) -> None:
-    time.sleep(1000)

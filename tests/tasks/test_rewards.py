@@ -13,7 +13,7 @@ import torch
 
 from rlstab.config.settings import RewardSettings
 from rlstab.errors import ConfigError, UnknownName
-from rlstab.tasks import Chain, Countdown, Example
+from rlstab.tasks import Chain, Example
 from rlstab.tasks.build import require_task
 from rlstab.tasks.rewards import GROUP, Reward, Rewards, Scores, build_rewards, score
 from rlstab.tasks.scoring import Workers
@@ -74,8 +74,8 @@ def test_a_weighted_sum_of_what_each_reward_says():
     }
     assert scores.rewards.tolist() == pytest.approx([1.75, 44 - 1 / 6, 2.75], abs=1e-15)
     assert scores.rewards.dtype == torch.float64
-    for task in (Chain(), Countdown()):  # whose answers are objects
-        assert scored(build("brevity", task=task), "a", task=task).rewards.tolist() == [0.5]
+    task = Chain()  # whose answers are objects
+    assert scored(build("brevity", task=task), "a", task=task).rewards.tolist() == [0.5]
 
 
 def test_what_goes_wrong_costs_the_sample_this_reward_alone():
@@ -103,11 +103,11 @@ def test_what_goes_wrong_costs_the_sample_this_reward_alone():
 def test_a_task_may_return_what_a_reward_may():
     class Odd(Asks):
         def score(self, example, completion):
-            return {"nan": float("nan"), "none": None, "tensor": torch.tensor(0.5), "true": True}.get(completion, 1)
+            return eval(completion)
 
-    scores = scored(Rewards(), "nan", "tensor", "none", "true", "else", task=Odd())
-    assert scores.rewards.tolist() == [0.0, 0.5, 0.0, 1.0, 1.0]
-    assert ["'nan'" in scores.errors[0], "'none'" in scores.errors[1], len(scores.errors)] == [True, True, 2]
+    scores = scored(Rewards(), "1e999", "torch.tensor(0.5)", "None", "True", "0 * 1e999", task=Odd())
+    assert scores.rewards.tolist() == [0.0, 0.5, 0.0, 1.0, 0.0]
+    assert [error.split()[2] for error in scores.errors] == ["inf,", "None", "nan,"]
 
 
 def test_a_task_that_scores_in_workers_keeps_them():
@@ -156,25 +156,25 @@ def test_what_can_be_called():
 
 
 def test_what_cannot_be_called_or_returns_no_number_is_refused_at_the_start(tmp_path):
-    (tmp_path / "broken.py").write_text("x = 1\ndef f(:\n")
-    (tmp_path / "raises.py").write_text("x = 0\n\ny = 1 / x\n")
-    (tmp_path / "empty.py").write_text("")
-    for function, named in {
-        f"{tmp_path}/none.py:f": "none.py",
-        "brevty": "'brevity'",
-        "Manner.rude": "'Manner.rude'",
-        "PI": "3.14",
-        "two": "(prompt, completion, answer)",
-        "four": "'level'",
-        f"{tmp_path}/broken.py:f": "(broken.py, line 2)",
-        f"{tmp_path}/raises.py:f": "(raises.py, line 3)",
-        f"{tmp_path}/empty.py:f": "def f(prompt, completion, answer)",
-        "nothing": "it returned None",
-        "fails_on_nothing": "ZeroDivisionError",
-        "slow": "`time_limit`",
-    }.items():
+    file = tmp_path / "mine.py"
+    for code, function, named in [
+        (None, "f", "mine.py"),
+        ("", "f", "def f(prompt, completion, answer)"),
+        ("def brevity(*_): pass", "brevty", "'brevity'"),
+        ("class Manner: pass", "Manner.rude", "'Manner.rude'"),
+        ("x = 1\ndef f(:\n", "f", "(mine.py, line 2)"),
+        ("x = 0\n\ny = 1 / x\n", "f", "(mine.py, line 3)"),
+        ("f = 3.14", "f", "3.14"),
+        ("def f(prompt, completion): pass", "f", "(prompt, completion, answer)"),
+        ("def f(prompt, completion, answer, level): pass", "f", "'level'"),
+        ("def f(*_): pass", "f", "it returned None"),
+        ("def f(prompt, completion, answer): return 1 / len(completion)", "f", "ZeroDivisionError"),
+        ("import time\ndef f(*_): time.sleep(99)", "f", "`time_limit`"),
+    ]:
+        if code is not None:
+            file.write_text(code)
         with pytest.raises(ConfigError, match=r"^reward 'mine'") as caught:
-            build({"function": function, "name": "mine", "time_limit": 1.0})
+            build({"function": f"{file}:{function}", "name": "mine", "time_limit": 1.0})
         assert named in str(caught.value)
 
 
