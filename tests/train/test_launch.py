@@ -19,7 +19,6 @@ import pytest
 
 from rlstab.config import dump_run, load_run
 from rlstab.errors import ConfigError
-from tests.train import own
 from tests.train.forks import Forks, free_port
 from tests.train.runs import (
     ALIKE,
@@ -35,6 +34,7 @@ from tests.train.runs import (
     lines,
     long,
     number,
+    of_user,
     small,
     without_times,
 )
@@ -229,7 +229,7 @@ def test_when_one_rank_raises_all_end_and_say_which(forks: Forks, tmp_path: Path
     assert [record["rollout"] for record in without_times(tmp_path / "run")] == [1]
 
 
-LONG: dict[str, Any] = {"task": {"name": f"{own.__file__}:Slow"}, "optimisation__rollouts": 8}
+LONG: dict[str, Any] = {"task": of_user("Slow"), "optimisation__rollouts": 8}
 
 
 @pytest.fixture(scope="module")

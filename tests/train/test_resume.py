@@ -30,6 +30,7 @@ from tests.train.runs import (
     lines,
     long,
     number,
+    of_user,
     without_times,
 )
 
@@ -76,7 +77,7 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit(forks: Forks, tmp_path: Path) 
     """A kill by the system, in the middle of a rollout after the first checkpoint, and one before any checkpoint."""
     go(long(tmp_path / "whole", **STAGED))
     whole, out = left(tmp_path / "whole"), tmp_path / "run"
-    file = file_of(long(out, task={"name": f"{own.__file__}:Slow"}, **STAGED))
+    file = file_of(long(out, task=of_user("Slow"), **STAGED))
     assert forks.tries(file, kill_at=(1, 0)).codes == [-signal.SIGKILL]
     assert forks.tries(file, kill_at=(4, 2), resume=True).codes == [-signal.SIGKILL]
     assert [number(path) for path in checkpoints(out)] == [2]
@@ -123,7 +124,7 @@ def test_a_run_goes_on_in_another_number_of_processes(
 ) -> None:
     go(long(tmp_path / "whole", **smooth))
     out = tmp_path / "run"
-    slow = {"task": {"name": f"{own.__file__}:Slow"}}
+    slow = {"task": of_user("Slow")}
     for (engine, processes), cut in ((before, True), (after, False)):
         file = file_of(long(out, **smooth, **slow, engine=engine))
         done = forks.tries(file, processes, **({"kill_at": (0, 2)} if cut else {"resume": True}))  # type: ignore[arg-type]
@@ -200,7 +201,7 @@ def test_a_run_whose_rollouts_wait_is_not_lengthened(tmp_path: Path) -> None:
 
 
 def test_functions_of_the_user_have_to_be_given_again(tmp_path: Path) -> None:
-    objective = ["clip_higher", {"name": f"{own.__file__}:WeighPlaces", "signal": "places"}]
+    objective = ["clip_higher", of_user("WeighPlaces", signal="places")]
     given: dict[str, Any] = {"signals": {"places": own.places}, "advantages": own.fading}
     go(long(tmp_path / "run", objective), **given)
     whole = left(tmp_path / "run")
