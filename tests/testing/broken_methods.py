@@ -401,7 +401,7 @@ rows("pure", "process")(
     python_randomness=lambda b, s, t: constant(b, float(random.random() >= 0)),
 )
 # Its generator is its own, and its seed is that of the moment.
-rows("pure", "process", "split", "permutation", "packed", "order-free", "declared", "serialises", "precision")(
+rows("pure", "process", "split", "permutation", "packed", "order free", "declared", "serialises", "precision")(
     fresh_generator=lambda b, s, t: constant(b, float(np.random.default_rng().random()))
 )
 
@@ -473,7 +473,7 @@ rows("process", measure=counts_calls)(
 )
 
 
-@broken("pure", "process", "split", "permutation", "replication", "packed", "order-free", "declared", "serialises")
+@broken("pure", "process", "split", "permutation", "replication", "packed", "order free", "declared", "serialises")
 def running_in_the_module(batch, stat, state):
     """Its running mean is a variable of its module, moved each time that terms are asked for."""
     if len(batch):
