@@ -141,6 +141,16 @@ def _parser() -> argparse.ArgumentParser:
     diagnose.add_argument("runs", nargs="+", metavar="RUN", help=f"{logs}; several are allowed")
     diagnose.add_argument("--json", action="store_true", help="print JSON, with one entry per run")
 
+    replay = command(
+        _replay, "say from a dump of a run whether its loss was what it said, and what each method would do"
+    )
+    replay.add_argument("dump", metavar="DUMP", help="folder of a dump, or the export of another trainer")
+    replay.add_argument("objectives", nargs="*", metavar="OBJECTIVE", help="files or names (all methods and presets)")
+    replay.add_argument("--out", metavar="FOLDER", help="folder of the pages (replay in the dump's folder)")
+    replay.add_argument("--model", metavar="FOLDER", help="run this model to add entropies and what else is missing")
+    replay.add_argument("--tokenizer", metavar="FOLDER", help="tokenizer for a dump that has none")
+    replay.add_argument("--responses", type=int, metavar="N", help="responses on the page of tokens (200)")
+
     runs = command(_runs, "list runs: what ran, how far it got, its best value")
     runs.add_argument("paths", nargs="*", metavar="PATH", help="run folders, bench folders, folders of them (runs)")
 
@@ -341,6 +351,25 @@ def _schema(options: argparse.Namespace) -> None:
         write_text(options.out, text, b'"$schema"')
     else:
         sys.stdout.write(text)
+
+
+def _replay(options: argparse.Namespace) -> None:
+    require("report", "rlstab replay", "jinja2", "safetensors")
+    from rlstab.console import Terminal
+    from rlstab.replay.replay import RESPONSES, replay
+
+    if options.responses is not None and options.responses < 1:
+        raise ConfigError(f"--responses {options.responses}: expected a number of at least 1.")
+    path = replay(
+        options.dump,
+        options.objectives,
+        out=options.out,
+        tokenizer=options.tokenizer,
+        model=options.model,
+        responses=options.responses or RESPONSES,
+        console=Terminal(),
+    )
+    print(visible(str(path), spaces=False))
 
 
 def _runs(options: argparse.Namespace) -> None:
