@@ -8,7 +8,7 @@ import pytest
 
 from examples.demonstrations import demonstration
 from rlstab.errors import OutOfRange
-from rlstab.probe.shift import Shift
+from rlstab.probe.suite.shift import Shift
 from rlstab.tasks import Example
 
 
