@@ -21,6 +21,7 @@ STREAM = 1 << 41
 class FalseRewards(RewardShaper):
     """A right answer scores 0 with probability ``negative``, a wrong one 1 with probability ``positive``."""
 
+    name = "false_rewards"
     negative: Annotated[float, Range(ge=0, le=1)] = 0.0
     positive: Annotated[float, Range(ge=0, le=1)] = 0.0
     seed: Annotated[int, Range(ge=0, lt=2**32)] = 0
