@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlstab import __version__
 from rlstab.errors import ConfigError, RlstabError
@@ -82,8 +82,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(command=lambda _: parser.print_help())
     commands = parser.add_subparsers(metavar="COMMAND")
 
-    def command(run: Callable[[argparse.Namespace], int], help: str, **more: Any) -> argparse.ArgumentParser:
-        added = commands.add_parser(run.__name__.removeprefix("_"), help=help, **more)
+    def command(run: Callable[[argparse.Namespace], int | None], help: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(run.__name__.removeprefix("_"), help=help)
         added.set_defaults(command=run)
         return added
 
@@ -157,14 +157,9 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--metric", action="append", default=[], metavar="NAME", help="such as eval/mean (all)")
     report.add_argument("--baseline", metavar="METHOD", help="compare with this method, not with each bench's own")
 
-    diagnose = command(
-        _diagnose,
-        "say what went wrong first in a run of TRL, verl or rlstab, and what acts on it",
-        description="Say which sign of trouble came first in a run, at which step, what is likely behind it, and which "
-        "methods act on that. Reads run folders and results files of rlstab, trainer_state.json of TRL (or the output "
-        "folder), the file logger of verl (.jsonl), CSV exports of wandb, and token exports of prime-rl.",
-    )
-    diagnose.add_argument("runs", nargs="+", metavar="RUN", help="folder or file of a log; several are allowed")
+    diagnose = command(_diagnose, "say what went wrong first in a run of TRL, verl or rlstab, and what acts on it")
+    logs = "run folder, results file, trainer_state.json of TRL, log of verl (.jsonl), CSV of wandb, export of prime-rl"
+    diagnose.add_argument("runs", nargs="+", metavar="RUN", help=f"{logs}; several are allowed")
     diagnose.add_argument("--json", action="store_true", help="print JSON, with one entry per run")
 
     runs = command(_runs, "list runs: what ran, how far it got, its best value")
@@ -198,9 +193,7 @@ def _file(options: argparse.Namespace) -> str:
 
 
 def _overrides(pairs: list[str]) -> dict[str, object]:
-    if not pairs:
-        return {}
-    from rlstab.config import Document  # each command pays only for what it uses
+    from rlstab.config import Document
 
     overrides = {}
     for pair in pairs:
@@ -211,7 +204,7 @@ def _overrides(pairs: list[str]) -> dict[str, object]:
     return overrides
 
 
-def _train(options: argparse.Namespace) -> int:
+def _train(options: argparse.Namespace) -> None:
     from rlstab.config import load_run
 
     if options.resume and options.overwrite:
@@ -231,33 +224,30 @@ def _train(options: argparse.Namespace) -> int:
         stop.args = (f"{stop}. Continue with: {again}",)
         raise
     leave()
-    return 0
 
 
-def _check(options: argparse.Namespace) -> int:
+def _check(options: argparse.Namespace) -> None:
     from rlstab.bench.describe import is_bench
     from rlstab.core.objective import no_fit_warnings
-    from rlstab.explain import check
+    from rlstab.explain import check, check_host
     from rlstab.explain.tables import read
     from rlstab.preflight import preflight
 
     file = _file(options)
     if is_file(file) and is_bench(file):
-        raise ConfigError(
-            f"{file}: this is a bench file, and `rlstab check` reads run files. `rlstab bench {shlex.quote(file)} "
-            f"--dry-run` checks it, and `rlstab explain {shlex.quote(file)}` says what each of its methods does."
-        )
-    if options.host is not None and (options.memory is not None or options.processes != 1):
-        raise ConfigError(
-            "--memory and --processes are for rlstab's own trainer, and --host names another. Leave out one of them."
-        )
+        dry_run = shlex.join(["rlstab", "bench", file, "--dry-run"])
+        raise ConfigError(f"{file}: this is a bench file. Check it by `{dry_run}`.")
+    of_memory = options.memory is not None or options.processes != 1
+    if options.host is not None and of_memory:
+        raise ConfigError("--memory and --processes are for rlstab's own trainer. Leave them out, or --host.")
     with no_fit_warnings():
-        _, run = read(file, _overrides(options.set))
-        tried = preflight(run) if run is not None and options.host is None else []
-        check(file, _overrides(options.set), host=options.host, tried=tried)
-        if run is not None and (options.memory is not None or options.processes != 1):
+        objective, run = read(file, _overrides(options.set))
+        if options.host is not None:
+            check_host(objective, options.host)
+            return
+        check(objective, run, preflight(run) if run is not None else [])
+        if run is not None and of_memory:
             _memory(run, options)
-    return 0
 
 
 def _memory(run: RunConfig, options: argparse.Namespace) -> None:
@@ -272,7 +262,7 @@ def _memory(run: RunConfig, options: argparse.Namespace) -> None:
     Terminal().print(describe_memory(run, options.processes, memory))
 
 
-def _init(options: argparse.Namespace) -> int:
+def _init(options: argparse.Namespace) -> None:
     from rlstab.explain.run_file import recipe_list, write_run_file
 
     if options.recipe is None:
@@ -281,7 +271,6 @@ def _init(options: argparse.Namespace) -> int:
         Terminal().print(recipe_list())
     else:
         print(visible(str(write_run_file(options.recipe, options.out)), spaces=False))
-    return 0
 
 
 def _doctor(options: argparse.Namespace) -> int:
@@ -330,22 +319,23 @@ def _probe(options: argparse.Namespace) -> int:
     )
 
 
-def _explain(options: argparse.Namespace) -> int:
+def _explain(options: argparse.Namespace) -> None:
     from rlstab.bench.describe import bench_page, is_bench
     from rlstab.core.objective import no_fit_warnings
     from rlstab.explain import explain, explain_preset, show
 
+    overrides = _overrides(options.set)
     with no_fit_warnings():
         if options.preset is not None:
-            explain_preset(options.preset, _overrides(options.set), markdown=options.markdown)
+            text = explain_preset(options.preset, overrides)
         elif exists(file := _file(options)) and is_bench(file):
-            show(bench_page(file, _overrides(options.set)), markdown=options.markdown)
+            text = bench_page(file, overrides)
         else:
-            explain(file, _overrides(options.set), markdown=options.markdown)
-    return 0
+            text = explain(file, overrides)
+    show(text, markdown=options.markdown)
 
 
-def _view(options: argparse.Namespace) -> int:
+def _view(options: argparse.Namespace) -> None:
     from rlstab.report import view
 
     if not options.terminal:
@@ -353,17 +343,16 @@ def _view(options: argparse.Namespace) -> int:
             options.source, options.out, rollout=options.rollout, limit=options.limit, tokenizer=options.tokenizer
         )
         print(visible(str(path), spaces=False))
-        return 0
+        return
     from rlstab.console import Terminal
     from rlstab.report.token_traces import read_tokens
     from rlstab.report.view import show
 
     limit = view.TERMINAL_LIMIT if options.limit is None else options.limit
     show(view.choose(read_tokens(options.source, options.tokenizer), options.rollout, limit), Terminal())
-    return 0
 
 
-def _report(options: argparse.Namespace) -> int:
+def _report(options: argparse.Namespace) -> None:
     require("report", "rlstab report")
     from rlstab.report.build import make_report
 
@@ -375,18 +364,16 @@ def _report(options: argparse.Namespace) -> int:
         metrics=options.metric,
         baseline=options.baseline,
     )
-    return 0
 
 
-def _diagnose(options: argparse.Namespace) -> int:
+def _diagnose(options: argparse.Namespace) -> None:
     from rlstab.console import Terminal
     from rlstab.diagnose.printed import run_diagnose
 
     run_diagnose(options.runs, Terminal(), as_json=options.json)
-    return 0
 
 
-def _schema(options: argparse.Namespace) -> int:
+def _schema(options: argparse.Namespace) -> None:
     if options.of == "bench":
         from rlstab.bench.describe import bench_schema as json_schema
     else:
@@ -397,18 +384,16 @@ def _schema(options: argparse.Namespace) -> int:
         write_text(options.out, text, b'"$schema"')
     else:
         sys.stdout.write(text)
-    return 0
 
 
-def _runs(options: argparse.Namespace) -> int:
+def _runs(options: argparse.Namespace) -> None:
     from rlstab.console import Terminal
     from rlstab.report.listing import listing
 
     Terminal().print(listing(options.paths or ["runs"]))
-    return 0
 
 
-def _list(options: argparse.Namespace) -> int:
+def _list(options: argparse.Namespace) -> None:
     from rlstab.console import Terminal
     from rlstab.explain.catalogue import listing, listing_of_files
 
@@ -417,7 +402,6 @@ def _list(options: argparse.Namespace) -> int:
     if files and words:
         raise ConfigError(f"rlstab list: {words[0]} is not a .py file. Give words, or files, and not both.")
     Terminal().print(listing_of_files(files) if files else listing(words))
-    return 0
 
 
 if __name__ == "__main__":

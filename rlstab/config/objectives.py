@@ -27,8 +27,7 @@ import functools
 import hashlib
 import json
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING
 from functools import cache
 from pathlib import Path
@@ -45,7 +44,7 @@ from rlstab.core.method import Method
 from rlstab.core.objective import TokenObjective, check_complete
 from rlstab.core.registry import Registry
 from rlstab.core.settings import Setting, settings_of
-from rlstab.errors import Conflict, RlstabError, UnknownName, did_you_mean
+from rlstab.errors import Conflict, did_you_mean
 from rlstab.presets import PRESETS, Preset, preset
 from rlstab.stages import STAGES
 from rlstab.stages.pipeline import Pipeline, check_exclusions
@@ -113,17 +112,11 @@ def _field(setting: Setting) -> Any:
 def _item(document: Document, item: Any, place: Place, registry: Registry[Any]) -> Mapping[Any, Any]:
     """An item of a list as a mapping with a name, or a preset."""
     item = {"name": item} if isinstance(item, str) else item
-    if not isinstance(item, Mapping):
-        text = f"expected a {registry.noun}, for example {{name: {registry.names()[0]}}}, not {shown(item)}."
-        raise document.error(place, text)
-    if "preset" in item and registry is METHODS:
+    if isinstance(item, Mapping) and (isinstance(item.get("name"), str) or ("preset" in item and registry is METHODS)):
         return item
-    if "name" not in item:
-        orders = ", or `preset` for a recipe" if registry is METHODS else ""
-        raise document.error(place, f"a {registry.noun} needs its `name`{orders}.")
-    if not isinstance(item["name"], str):
-        raise document.error((*place, "name"), f"expected the name of a {registry.noun}, not {shown(item['name'])}.")
-    return item
+    where = (*place, "name") if isinstance(item, Mapping) and "name" in item else place
+    example = f"{{name: {registry.names()[0]}}}{' or {preset: dapo}' if registry is METHODS else ''}"
+    raise document.error(where, f"expected a {registry.noun}, for example {example}, not {shown(item)}.")
 
 
 def _made(document: Document, item: Mapping[Any, Any], place: Place, registry: Registry[Kind]) -> Kind:
@@ -133,30 +126,28 @@ def _made(document: Document, item: Mapping[Any, Any], place: Place, registry: R
     if is_user_code(name):
         cls = load_method(document, name, (*place, "name"), registry)
     else:
-        try:
+        _require_in_place(document, name, (*place, "name"), registry)
+        with document.at((*place, "name")):
             cls = registry.get(name)
-        except UnknownName as error:
-            raise document.error((*place, "name"), _elsewhere(name, registry) or str(error)) from error
     return _of_class(document, cls, settings, place)
 
 
 def _of_class(document: Document, cls: type[Kind], settings: Mapping[Any, Any], place: Place) -> Kind:
     checked = document.validate(method_model(cls), {"name": cls.name, **settings}, place)
-    try:
+    with document.at(place):
         return cls(**{setting.name: getattr(checked, setting.name) for setting in settings_of(cls)})
-    except RlstabError as error:
-        raise document.error(place, str(error)) from error
 
 
-def _elsewhere(name: str, registry: Registry[Any]) -> str:
-    """What to write where a name is that of something else."""
-    if registry is STAGES and name in METHODS.names():
-        return f"no stage is called '{name}', it is a method of the loss: list it under `objective`."
-    if registry is METHODS and name in PRESETS:
-        return f"no method is called '{name}', it is a preset: write {{preset: {name}}}."
-    if registry is METHODS and name in STAGES.names():
-        return f"no method is called '{name}', it is a stage: list it under `stages`."
-    return ""
+def _require_in_place(document: Document, name: str, place: Place, registry: Registry[Any]) -> None:
+    """Refuse a name that has another place in a file."""
+    kinds = {
+        "a stage: list it under `stages`": STAGES.names(),
+        f"a preset: write {{preset: {name}}} under `objective`": PRESETS,
+        "a method of the loss: list it under `objective`": METHODS.names(),
+    }
+    for kind, names in kinds.items():
+        if name in names and name not in registry.names():
+            raise document.error(place, f"no {registry.noun} is called '{name}', it is {kind}.")
 
 
 def settings_as_yaml(method: Method[Any]) -> dict[str, Any]:
@@ -194,17 +185,9 @@ def build_objective(document: Document) -> Composition:
     if "objective" not in document.data:
         raise document.error((), "the key `objective` is missing. List the methods of the loss, or name a preset.")
     composition = _composed(document, document.data["objective"], ("objective",))
-    with _conflicts_at(document, ("objective",)):
+    with document.at(("objective",)):
         check_complete(composition)
     return composition
-
-
-@contextmanager
-def _conflicts_at(document: Document, place: Place, hint: str = "") -> Iterator[None]:
-    try:
-        yield
-    except Conflict as error:
-        raise Conflict(document.text(place, f"{error}{hint}")) from None
 
 
 def presets_of(data: Any) -> list[Preset]:
@@ -229,17 +212,15 @@ def _composed(document: Document, data: Any, place: Place) -> Composition:
             hint += _preset_hint(item["preset"], [leaf.name for method in made for leaf in walk(method)])
     if not methods:
         raise document.error(place, "no method is left. List at least one, for example: - name: clip_higher")
-    with _conflicts_at(document, place, hint if len(items) > 1 else ""):
+    with document.at(place, hint if len(items) > 1 else ""):
         return compose(*methods)
 
 
 def _preset_hint(name: str, methods: Sequence[str]) -> str:
     """What a conflict with a preset ends with."""
     example = methods[0] if methods else "METHOD"
-    return (
-        f"\n  The preset '{name}' brings {', '.join(methods)}. To leave one out, write {{preset: {name}, drop: "
-        f"[{example}]}}; to change its settings, {{preset: {name}, set: {{{example}: {{...}}}}}}."
-    )
+    cure = f"{{preset: {name}, drop: [{example}]}}, or change it by set: {{{example}: {{...}}}}"
+    return f"\n  The preset '{name}' brings {', '.join(methods)}. Leave one out by {cure}."
 
 
 def _methods(document: Document, item: Any, place: Place) -> list[TokenObjective]:
@@ -250,12 +231,12 @@ def _methods(document: Document, item: Any, place: Place) -> list[TokenObjective
         parts = document.validate(WithinItem, dict(item), place)
         outer = _composed(document, parts.outer, (*place, "outer"))
         inner = _composed(document, parts.inner, (*place, "inner"))
-        with _conflicts_at(document, place):
+        with document.at(place):
             return [within(_single(outer), _single(inner))]
     if item["name"] == "observe":
         part = document.validate(ObserveItem, dict(item), place)
         members = _composed(document, part.method, (*place, "method")).members
-        with _conflicts_at(document, place):
+        with document.at(place):
             return [observe(method) for method in members]
     return [_made(document, item, place, METHODS)]
 
@@ -270,10 +251,8 @@ def _single(objective: TokenObjective) -> TokenObjective:
 
 def _preset(document: Document, item: Mapping[Any, Any], place: Place) -> list[TokenObjective]:
     checked = document.validate(PresetItem, dict(item), place)
-    try:
+    with document.at((*place, "preset")):
         recipe = preset(checked.preset)
-    except UnknownName as error:
-        raise document.error((*place, "preset"), str(error)) from error
     names = [leaf.name for leaf in walk(recipe.objective)]
     changed: dict[Place, str] = {("set", name): name for name in checked.set}
     for step, name in (changed | {("drop", index): name for index, name in enumerate(checked.drop)}).items():
@@ -291,7 +270,7 @@ def _adapted(document: Document, method: TokenObjective, item: PresetItem, place
         inner = _adapted(document, method.inner, item, place)
         if outer is None or inner is None:
             return inner if outer is None else outer
-        with _conflicts_at(document, place):
+        with document.at(place):
             return within(_single(outer), _single(inner))
     if method.name in item.drop:
         return None
@@ -351,7 +330,7 @@ def build_stages(document: Document, recipes: Sequence[Preset], methods: Iterabl
         _made(document, _item(document, item, place, STAGES), place, STAGES)
         for item, place in _listed(document.data.get("stages"), ("stages",))
     ]
-    with _conflicts_at(document, ("stages",) if "stages" in document.data else ("objective",)):
+    with document.at(("stages",) if "stages" in document.data else ("objective",)):
         pipeline = Pipeline.of(*stages, *_brought(recipes, stages))
         check_exclusions(list(pipeline), dict.fromkeys(methods, "method"))
     return pipeline

@@ -18,8 +18,8 @@ from rlstab.report.formatting import NOTHING, listed
 LEGEND = (
     "A number is the dose that a row tolerates, divided by the dose that the base tolerates: up to there training "
     "keeps half of its healthy gain. Intervals are at 95 %, a bootstrap over seeds; where one includes 1 the cell is "
-    "grey. The price is what is left of the healthy gain at the harmless end of the dial: 1 costs nothing. Large models "
-    "tolerate other doses than this one."
+    "grey. The price is what is left of the healthy gain at the harmless end of the dial: 1 costs nothing. Large "
+    "models tolerate other doses than this one."
 )
 
 

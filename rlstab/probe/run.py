@@ -66,8 +66,8 @@ def run_probes(
     first = {of_runs[run.name]: run for run in reversed(planned)}
     missing = [run for run in planned if of_runs[run.name] not in known and first[of_runs[run.name]] is run]
     there = sum(of_runs[run.name] in known for run in planned)
-    told = f"{len(planned)} outcomes: {there} are recorded; for the others {len(missing)} runs are made or taken from {out}."
-    console.print(told, highlight=False, soft_wrap=True)
+    told = f"{len(planned)} outcomes: {there} are recorded; the others take {len(missing)} runs in {out}."
+    console.print(escape(told), highlight=False, soft_wrap=True)
     code = 0
     if missing:
         again = _command(asked, names, quick, model, out, records)

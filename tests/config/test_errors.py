@@ -14,18 +14,15 @@ MISTAKES = [
     ("\noptimization: {lr: 1}", "2: optimization"),
     ("task:\n  name: countdwn", "2: task.name"),
     ("task: {numbers: 4}", "1: task"),
-    ("task: {name: jsonl}", "1: task"),
     ("objective:\n  - s2t\n  - zzz", "3: objective.1.name"),
     ("objective: [grpo]", "1: objective.0.name"),
     ("objective: [s2t, overlong]", "1: objective.1.name"),
     ("objective: [{name: 5}]", "1: objective.0.name"),
     ("objective:\n  - s2t\n  - {max_prob: 0.1}", "3: objective.1"),
-    ("objective:\n  - s2t\n  - 5", "3: objective.1"),
     ("objective:\n  - name: s2t\n    max_prb: 0.1", "3: objective.0.max_prb"),
     ("objective:\n  - s2t\n  - name: constant_length", "3: objective.1"),
     ("stages: [grop]", "1: stages.0.name"),
     ("stages: [s2t]", "1: stages.0.name"),
-    ("stages: [5]", "1: stages.0"),
     ("stages: [{name: grpo, epsilon: 0}]", "1: stages.0.epsilon"),
     # presets, within
     ("objective:\n  - s2t\n  - preset: jstrl", "3: objective.1.preset"),
@@ -46,19 +43,15 @@ MISTAKES = [
     ("objective:\n  - name: s2t\n    max_prob: small", "3: objective.0.max_prob"),
     ("objective:\n  - name: s2t\n    quantile: 1.5", "3: objective.0.quantile"),
     ("objective: [{name: clip_higher, high: yes}]", "1: objective.0.high"),
-    ("objective: [{name: constant_length, length: 2.5}]", "1: objective.0.length"),
     ("objective:\n  - {name: stare, variant: O3}", "2: objective.0.variant"),
     ("objective: [{name: kl, coefficient: 1e999}]", "1: objective.0.coefficient"),
     ('rollout: {group: "8"}', "1: rollout.group"),
     ("rollout:\n  group: 4\n  prompts: 0", "3: rollout.prompts"),
-    ("rollout: {group: ~}", "1: rollout.group"),
     ("rollout: 8", "1: rollout"),
-    ("model: {name: 5}", "1: model.name"),
     ("optimisation: {lr: .nan}", "1: optimisation.lr"),
     ("optimisation:\n  betas:\n    - 0.9\n    - 1", "4: optimisation.betas.1"),
     ("optimisation: {betas: [0.9]}", "1: optimisation.betas"),
     ("evaluation: {every: 5,\n  pass_at: [1, 2,\n    0]}", "3: evaluation.pass_at.2"),
-    ("evaluation: {pass_at: 4}", "1: evaluation.pass_at"),
     ("task:\n  name: reasoning_gym\n  dataset: a\n  options:\n    a: [1,\n      {b: .inf}]", "6: task.options.a.1.b"),
     # absurd, or against another setting
     ("optimisation: {lr: 1e300}", "1: optimisation.lr"),
@@ -70,7 +63,6 @@ MISTAKES = [
     ("rollout:\n  group: 1", "2: rollout.group"),
     ("rollout: {prompts: 3000000000}", "1: rollout.prompts"),
     ("rollout: {prompts: 1000000, group: 1000}", "1: rollout.prompts"),
-    ("rollout: {max_new_tokens: 3000000000}", "1: rollout.max_new_tokens"),
     ("rollout: {stop: ''}", "1: rollout.stop"),
     ("evaluation: {prompts: 1000000, samples: 1000}", "1: evaluation.prompts"),
     ("evaluation:\n  samples: 4\n  pass_at:\n    - 4\n    - 8", "5: evaluation.pass_at.1"),
@@ -89,7 +81,6 @@ MISTAKES = [
     # rewards
     ("reward: 5", "1: reward"),
     ("reward: []", "1: reward"),
-    ("reward: [5]", "1: reward.0"),
     ("reward: [task, task]", "1: reward.1.name"),
     ("reward: [{function: task, time_limit: 9}]", "1: reward.0.time_limit"),
     ("reward: [{weight: 1}]", "1: reward.0"),
@@ -103,9 +94,7 @@ MISTAKES = [
     ("rollout:\n  8: 8", "2"),
     ("rollout:\n  group: 8\n  group: 4", "3"),
     ("objective:\n  - !!python/object/apply:os.system [ls]", "2"),
-    ("objective: !!set {a, b}", "1"),
     ("seed: !!int ''", "1"),
-    ("? {a: b}\n: 1", "1"),
     ("objective:\n\t- s2t", "2"),
     ("seed: 1\n---\nseed: 2", "2"),
     ("objective: *nothing", "1"),
@@ -183,16 +172,6 @@ def test_a_file_is_read_whole_or_refused(file, monkeypatch):
     monkeypatch.setattr("rlstab.config.document.MAX_BYTES", 16)
     assert load_run(file("objective: s2t\n"))
     assert "16 bytes" in said(ConfigError, file("objective: s2t\nseed: 1\n"))
-
-
-def test_files_that_never_end_and_are_no_yaml(file):
-    multiplied = "".join(f"x{n}: &x{n} [{', '.join([f'*x{n - 1}'] * 10) if n else 's2t'}]\n" for n in range(9))
-    for text in ("", "objective: &a [*a]\n", multiplied, f"objective: {'[' * 5000}", "objective: é".encode("latin-1")):
-        assert said(ConfigError, file(text.encode() if isinstance(text, str) else text)).startswith("run.yaml: ")
-    for path in ("none.yaml", ".", "a\0b", "/dev/zero"):
-        for load in (load_run, load_objective):
-            with pytest.raises(ConfigError):
-                load(path)
 
 
 def test_an_objective_from_python_is_answered_without_a_file():
