@@ -126,12 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--retry", action="store_true", help="repeat failed runs")
     bench.add_argument("--dry-run", action="store_true", help="run nothing; list the runs and the work they take")
 
-    probe = command(
-        _probe,
-        "say which instability a method withstands, up to which dose, and what it costs",
-        description="Run a method in small experiments that provoke one instability each, and map what it tolerates "
-        "against plain GRPO. What is recorded is not run again.",
-    )
+    probe = command(_probe, "say which instability a method withstands, up to which dose, and what it costs")
     probe.add_argument("what", nargs="*", metavar="METHOD", help="method, preset, stage, FILE.yaml, or file.py:Class")
     probe.add_argument("--probe", action="append", default=[], metavar="NAME", help="this one (all)")
     probe.add_argument("--quick", action="store_true", help="three doses and three seeds")

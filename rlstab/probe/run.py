@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from rlstab.bench.file import Bench, BenchRun, load_bench
-from rlstab.bench.run import run_bench
+from rlstab.bench.run import STOPPED, run_bench
 from rlstab.console import Terminal
 from rlstab.errors import RlstabError
 from rlstab.probe.map import Map, draw_map
@@ -68,7 +68,7 @@ def run_probes(
     there = sum(of_runs[run.name] in known for run in planned)
     told = f"{len(planned)} outcomes: {there} are recorded; the others take {len(missing)} runs in {out}."
     console.print(escape(told), highlight=False, soft_wrap=True)
-    code = 0
+    code, broken = 0, False
     if missing:
         again = _command(asked, names, quick, model, out, records)
         bench = _merged(missing, suite[0], out, again)
@@ -79,6 +79,7 @@ def run_probes(
             known[result.identity] = result
         elif result is not None:
             remarks.append(f"{run.name}: {result}")
+            broken = True
     results = [replace(known[of_runs[run.name]], **_place(run)) for run in planned if of_runs[run.name] in known]
     drawn = draw_map(suite, {line.name: line.kinds for line in lines}, results, quick=quick, remarks=remarks)
     out.mkdir(parents=True, exist_ok=True)
@@ -86,7 +87,7 @@ def run_probes(
     for name, text in (("map.html", page(drawn)), ("map.md", drawn.markdown), ("map.json", drawn.json)):
         (out / name).write_text(text, encoding="utf-8")
     _say(console, drawn, out)
-    return code
+    return STOPPED if code == STOPPED else int(broken)  # a policy that is lost is an outcome
 
 
 def _place(run: BenchRun) -> dict[str, Any]:

@@ -100,12 +100,12 @@ def score(row: Outcomes, base: Outcomes, start: float) -> Score | str:
         return "the base gains nothing at the first dose"
     own, others, price = _measured(both, x, start)
     means = _left(both, start)[0]
-    resampled = np.array([_measured(both[:, chosen], x, start) for chosen in _resamples(len(seeds))])
+    resampled = [_measured(both[:, chosen], x, start) for chosen in _resamples(len(seeds))]
     return Score(
         tolerated=own,
         relative=_interval(_ratio(own, others), [_ratio(a, b) for a, b, _ in resampled]),
-        limit=x[-1] / others if 0 < others < math.inf else math.nan,
-        price=_interval(price, resampled[:, 2].tolist()),
+        limit=float(x[-1]) / others if 0 < others < math.inf else math.nan,
+        price=_interval(price, [cost for _, _, cost in resampled]),
         harm=crossing(x, means, 0.0),
         doses=doses,
         seeds=seeds,
