@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rlstab.probe.records import Record
-from rlstab.probe.score import Interval, Outcomes, Score, score
+from rlstab.probe.score import Outcomes, Score, score
 from rlstab.probe.suite import FIXED, START, Prediction, Probe
 from rlstab.report.formatting import NOTHING, listed
 
@@ -85,9 +85,10 @@ class Map:
             return NOTHING
         if self.quick:
             return cell.score.verdict
-        low, high = (told(Interval(value), cell.score.limit) for value in _ends(cell.score.relative))
-        inside = f" [{low}, {high}]" if cell.score.relative.low is not None else ""
-        return told(cell.score.relative, cell.score.limit) + inside
+        number, limit = cell.score.relative, cell.score.limit
+        if number.low is None or number.high is None or number.low == number.high:
+            return told(number.value, limit)
+        return f"{told(number.value, limit)} [{told(number.low, limit)}, {told(number.high, limit)}]"
 
     @property
     def sentences(self) -> list[str]:
@@ -182,15 +183,11 @@ def _outcomes(records: Sequence[Record], policy: str) -> dict[str, dict[float, d
     return by_row
 
 
-def told(relative: Interval, limit: float) -> str:
+def told(relative: float, limit: float) -> str:
     """A relative dose in words: beyond the last dose it is only known to be above."""
-    if math.isnan(relative.value):
+    if math.isnan(relative):
         return NOTHING
-    return f"> {limit:.2g}" if math.isinf(relative.value) else f"{relative.value:.2g}"
-
-
-def _ends(interval: Interval) -> tuple[float, float]:
-    return (math.nan if interval.low is None else interval.low, math.nan if interval.high is None else interval.high)
+    return f"> {limit:.2g}" if math.isinf(relative) else f"{relative:.2g}"
 
 
 def _price(cell: Cell) -> str:

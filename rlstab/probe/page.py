@@ -44,12 +44,15 @@ def page(drawn: Map) -> str:
 
 def _cell(drawn: Map, row: str, place: int) -> dict[str, Any]:
     cell, column, score = drawn.cells[row, place], drawn.columns[place], drawn.cells[row, place].score
+    value, bracket, interval = drawn.shown(cell).partition(" [")
     return {
         "id": f"c-{list(drawn.rows).index(row)}-{place}",
         "row": drawn.rows[row],
         "column": column.title,
         "dial": column.probe.dial,
         "shown": drawn.shown(cell),
+        "value": value,
+        "interval": bracket.strip() + interval,
         "why": score if isinstance(score, str) else "",
         "colour": _colour(score),
         "price": None if isinstance(score, str) else round(40 * min(max(score.price.value, 0), 1.25) / 1.25, 1),

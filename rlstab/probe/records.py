@@ -1,4 +1,7 @@
-"""Recorded runs: one JSON line each, known again by all that decides what comes of a run."""
+"""Recorded runs: one JSON line each, known again by all that decides what comes of a run.
+
+What ships is the ``results.jsonl`` of ``rlstab probe``, in the folder ``recorded``.
+"""
 
 from __future__ import annotations
 

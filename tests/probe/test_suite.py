@@ -12,7 +12,7 @@ from rlstab.core.metadata import SOURCES
 from rlstab.errors import ConfigError, Conflict, UnknownName
 from rlstab.probe.records import identity
 from rlstab.probe.rows import Row, row, rows
-from rlstab.probe.suite import FIXED, HERE, START, Probe, probes
+from rlstab.probe.suite import FIXED, HERE, NAMES, START, Probe, probes
 
 
 @pytest.mark.parametrize("probe", probes(), ids=lambda probe: probe.name)
@@ -31,6 +31,11 @@ def test_a_probe_is_a_bench_with_doses_and_predictions(probe: Probe) -> None:
     assert probe.name == probe.bench["name"]
     bench = load_bench(HERE / f"{probe.name}.yaml")
     assert len({run.hash for run in bench.runs if run.method == "base"}) == len(doses) * len(probe.bench["seeds"])
+
+
+def test_every_page_belongs_to_a_probe_and_every_bench_file_to_one_of_its_models() -> None:
+    assert {path.stem for path in HERE.glob("*.md")} == set(NAMES)
+    assert {path.stem.rpartition("-")[2] for path in HERE.glob("*.yaml")} == set(NAMES)
 
 
 def test_the_other_model_has_three_doses_of_the_same_dials() -> None:

@@ -27,6 +27,12 @@ FIXED = {
     "control": "positive control",
 }
 
+#: The probes, in the order of a map.
+NAMES = (
+    *("step_size", "staleness", "mismatch_bits", "mismatch_noise", "false_symmetric", "false_positives"),
+    *("false_negatives", "small_groups", "sparse", "switch", "spurious", "mirror"),
+)
+
 #: The row of the policy before training. It is measured at the first dose alone.
 START = "start"
 
@@ -97,7 +103,7 @@ def probes(names: Sequence[str] = (), model: str | None = None) -> list[Probe]:
     Raises:
         UnknownName: there is no such probe, or none on this model.
     """
-    known = sorted(path.stem for path in HERE.glob("*.md"))
+    known = list(NAMES)
     models = sorted({path.stem.partition("-")[0] for path in HERE.glob("*-*.yaml")})
     if model is not None:
         if model not in models:
