@@ -17,8 +17,8 @@ from rlstab.core.method import Method, State
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.settings import settings_of
 from rlstab.core.stats import Settled
-from rlstab.core.terms import SLOTS, WRITABLE, Terms, two_owners
-from rlstab.core.validate import SETS, check_declared, checked_terms
+from rlstab.core.terms import SLOTS, WRITABLE, Terms
+from rlstab.core.validate import COMBINATORS, SETS, check_declared, checked_terms
 from rlstab.errors import Conflict, FitWarning, MethodError, MissingSignal, NonFinite, kind_of
 
 __all__ = ["Member", "State", "TokenObjective", "active_methods", "require_signals", "terms_of"]
@@ -176,7 +176,8 @@ def terms_of(method: TokenObjective, batch: TokenBatch, stat: Settled, state: St
     Raises:
         MethodError: see :func:`rlstab.core.validate.checked_terms`.
     """
-    return checked_terms(method.name, method.terms(batch, stat, state), batch, method.writes)
+    terms = method.terms(batch, stat, state)
+    return terms if method.name in COMBINATORS else checked_terms(method.name, terms, batch, method.writes)
 
 
 def active_methods(objective: TokenObjective) -> Iterator[TokenObjective]:
@@ -251,7 +252,10 @@ def check_fit(keyed: Mapping[str, TokenObjective]) -> None:
     for key, method in keyed.items():
         for slot in sorted(method.writes & set(SLOTS)):
             if slot in owner:
-                raise two_owners(owner[slot], key, slot)
+                raise Conflict(
+                    f"'{owner[slot]}' and '{key}' both define the {slot}; a composition has exactly one.\n"
+                    f"  Remove one of them. (Weights, masks, gates and penalties combine freely.)"
+                )
             owner[slot] = key
     options: dict[str, tuple[str, float]] = {}
     for key, method in keyed.items():

@@ -90,10 +90,4 @@ class EntropyBonus(TokenObjective):
         return {"penalties": f"Subtract {self.coefficient} times the entropy of the live policy, on every token."}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        return Terms(
-            penalties={
-                "": Penalty(
-                    -self.coefficient, lambda policy, anchor: policy.signal("entropies"), reads=frozenset({"entropies"})
-                )
-            }
-        )
+        return Terms(penalties={"": Penalty.of_signal("entropies", -self.coefficient)})

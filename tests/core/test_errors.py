@@ -567,7 +567,7 @@ def test_every_rank_raises_and_the_one_with_the_culprit_names_it(spoil, own, oth
 
 def test_names_that_a_rank_without_parts_lacks_are_told_before_ranks_wait_for_each_other():
     method = a_class(measure=by_tokens(lambda b: {"a": mean(b)}, lambda b: {}))()
-    with pytest.raises(MethodError, match="returned 'a' as a Mean on a part"):
+    with pytest.raises(MethodError, match="returned a Mean for 'a' on a part"):
         measure_all(method, [batch_of(ROWS)], {}, comm=None)  # which nobody calls
 
 
