@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import ClassVar
@@ -208,11 +207,10 @@ def require_signals(
     members: Mapping[str, TokenObjective] = getattr(objective, "keyed", {objective.name: objective})
     for key, method in members.items():
         for kind, wanted, given in (("", method.needs, provides), ("the live ", method.live_needs, live)):
-            missing = sorted(wanted - given - BASICS)
-            if missing:
-                cure = otherwise if isinstance(otherwise, str) else otherwise[missing[0]]
+            for missing in sorted(wanted - given - BASICS):
+                cure = otherwise if isinstance(otherwise, str) else otherwise[missing]
                 raise MissingSignal(
-                    f"'{key}' reads {kind}'{missing[0]}', which {host} does not provide. It provides: "
+                    f"'{key}' reads {kind}'{missing}', which {host} does not provide. It provides: "
                     f"{', '.join(sorted(given))}. Remove '{key}', or {cure}."
                 )
 
@@ -267,12 +265,13 @@ def check_fit(keyed: Mapping[str, TokenObjective]) -> None:
                 )
             options[name] = key, value
     for method, other in permutations([leaf for member in keyed.values() for leaf in active_methods(member)], 2):
-        named = (why for key, why in method.excludes.items() if key == other.name or key in other.writes)
-        why = next(named, None)
-        if why is None and "surrogate" in method.writes and "bounds" in other.writes:
-            why = f"'{method.name}' replaces the ratio of a token in the gradient, and a trust region bounds the ratio."
-        if why is not None:
-            raise Conflict(f"'{method.name}' and '{other.name}' exclude each other: {why}\n  Remove one of them.")
+        reasons = [why for named, why in method.excludes.items() if named == other.name or named in other.writes]
+        if "surrogate" in method.writes and "bounds" in other.writes:
+            reasons.append("the first replaces the ratio of a token in the gradient, and a trust region bounds it.")
+        if reasons:
+            raise Conflict(
+                f"'{method.name}' and '{other.name}' exclude each other: {reasons[0]}\n  Remove one of them."
+            )
 
 
 def check_complete(objective: TokenObjective) -> None:
@@ -283,36 +282,32 @@ def check_complete(objective: TokenObjective) -> None:
     Raises:
         Conflict: names the method, what it lacks, and why.
     """
-    acting = list(active_methods(objective))
-    for name, what, why in _missing(acting, lambda method: method.requires):
+    for name, what, why in _missing(objective, lambda method: method.requires):
         raise Conflict(f"'{name}' needs {what} in the composition: {why}\n  Add it, or remove '{name}'.")
     for text in unmet(objective):
         warnings.warn(text, FitWarning, stacklevel=3)
 
 
-@contextmanager
-def no_fit_warnings() -> Iterator[None]:
+def no_fit_warnings() -> warnings.catch_warnings[None]:
     """For a method that is tried alone, and where :func:`unmet` is told in another way."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FitWarning)
-        yield
+    return warnings.catch_warnings(action="ignore", category=FitWarning)
 
 
 def unmet(objective: TokenObjective) -> list[str]:
     """A sentence for each method that is there without what it was published with."""
     return [
         f"'{name}' expects {what} in the composition, which is missing: {why}"
-        for name, what, why in _missing(list(active_methods(objective)), lambda method: method.about.expects)
+        for name, what, why in _missing(objective, lambda method: method.about.expects)
     ]
 
 
 def _missing(
-    acting: Sequence[TokenObjective], named: Callable[[TokenObjective], Mapping[str, str]]
+    objective: TokenObjective, named: Callable[[TokenObjective], Mapping[str, str]]
 ) -> Iterator[tuple[str, str, str]]:
     """Name of the method, what is not there, and why it should be."""
-    names = {method.name for method in acting}
-    written = frozenset().union(*(method.writes for method in acting))  # by what acts: an observed gate is none
+    acting = list(active_methods(objective))
+    there = {method.name for method in acting}.union(*(method.writes for method in acting))
     for method in acting:
         for wanted, why in named(method).items():
-            if wanted not in (written if wanted in WRITABLE else names):
+            if wanted not in there:
                 yield method.name, f"a method that writes '{wanted}'" if wanted in WRITABLE else f"'{wanted}'", why

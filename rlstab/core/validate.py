@@ -6,14 +6,14 @@ Each error names the method and ends with the fix. The laws of :mod:`rlstab.test
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import replace
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
+from rlstab.core.batch import TokenBatch, described
 from rlstab.core.metadata import SOURCES, About
 from rlstab.core.stats import Mean, Pool, Stat, Summary
 from rlstab.core.terms import WRITABLE, Bounds, Gate, Penalty, Surrogate, Terms
@@ -49,13 +49,10 @@ METRICS = (
 #: What a method that is only observed reports its trust region as.
 _OBSERVED = {"clip", "surrogate"}
 
-Kind = TypeVar("Kind")
 
-
-def _require(value: object, kind: type[Kind], who: str, fix: str) -> Kind:
+def _require(value: object, kind: type, who: str, fix: str) -> None:
     if not isinstance(value, kind):
         raise MethodError(f"{who} {kind_of(value)}. {fix}")
-    return value
 
 
 def _require_known(who: str, names: Set[str], known: Collection[str]) -> None:
@@ -150,9 +147,9 @@ def check_same(who: str, method: str, stats: Iterable[Stat], without: Stat) -> N
             some, none = _sort(stat.get(name)), _sort(without.get(name))
             if some != none:
                 raise MethodError(
-                    f"'{who}': {method} returned {some} for '{name}' on a part of the optimizer step, and {none} on one "
-                    f"without tokens, which a rank may have. Return the same summaries on every part, empty ones where "
-                    f"there is nothing."
+                    f"'{who}': {method} returned {some} for '{name}' on a part of the optimizer step, and {none} on "
+                    f"one without tokens, which a rank may have. Return the same summaries on every part, empty ones "
+                    f"where there is nothing."
                 )
 
 
@@ -203,7 +200,7 @@ def _sort(summary: Summary | None) -> str:
     return f"a Pool({summary.rule}, {summary.level})" if isinstance(summary, Pool) else kind_of(summary)
 
 
-def checked_terms(who: str, terms: object, batch: TokenBatch, writes: Set[str]) -> Terms:
+def checked_terms(who: str, terms: Terms, batch: TokenBatch, writes: Set[str]) -> Terms:
     """What ``terms`` of a method returned, if a loss can be made of it, with its invalid_count counted on the device.
 
     Its functions are checked too, each time that the loss calls them. The terms of a combinator are made of checked
@@ -212,7 +209,7 @@ def checked_terms(who: str, terms: object, batch: TokenBatch, writes: Set[str]) 
     Raises:
         MethodError: of another type, of a shape or dtype that the field does not have, or not declared.
     """
-    terms = _require(terms, Terms, f"'{who}': terms returned", "Return Terms(...), or Terms() to ask for nothing.")
+    _require(terms, Terms, f"'{who}': terms returned", "Return Terms(...), or Terms() to ask for nothing.")
     for name, example in (("gates", "Gate(function)"), ("penalties", "Penalty(...)"), ("report", "Mean.of(values)")):
         _require(getattr(terms, name), Mapping, f"'{who}': Terms.{name} is", f"Write {{'name': {example}}}.")
     _check_names(who, terms)
@@ -274,25 +271,24 @@ def _per_token(who: str, fn: Any) -> Any:
         values = fn(first, *rest)
         shape = (first if isinstance(first, Tensor) else first.logprobs).shape
         if not isinstance(values, Tensor) or values.shape != shape:
-            got = f"a tensor of shape {tuple(values.shape)}" if isinstance(values, Tensor) else kind_of(values)
             raise MethodError(
-                f"{who} returned {got} for {shape[0]} tokens. Return a tensor of shape (n,), one value per token."
+                f"{who} returned {described(values)} for {shape[0]} tokens. Return a tensor of shape (n,), one value "
+                f"per token."
             )
         return values
 
     return held
 
 
-def _checked(who: str, given: Any, kind: type[Kind], batch: TokenBatch) -> Kind:
+def _checked(who: str, given: Any, kind: type, batch: TokenBatch) -> Any:
     """A gate, a penalty or a surrogate, whose function is held to return one value per token."""
     _require(given, kind, f"{who} is", f"Write {kind.__name__}(...) with its function.")
     _check_tokens(f"{who} has a `where` that", getattr(given, "where", None), batch, "bool")
-    checked: Kind = replace(given, fn=_per_token(who, given.fn))
-    return checked
+    return replace(given, fn=_per_token(who, given.fn))
 
 
 def _checked_penalty(who: str, given: Any, batch: TokenBatch) -> Penalty:
-    penalty = _checked(who, given, Penalty, batch)
+    penalty: Penalty = _checked(who, given, Penalty, batch)
     if not (_is_number(penalty.coefficient) and math.isfinite(penalty.coefficient)):
         raise MethodError(f"{who} has the coefficient {penalty.coefficient!r}, expected a finite number.")
     _require(penalty.reads, Set, f"{who} has `reads` that is", "Write a set of names, such as {'entropies'}.")
@@ -317,22 +313,18 @@ def _check_tokens(who: str, values: object, batch: TokenBatch, kind: str) -> Non
     if values is None:
         return
     like = batch.logprobs
-    if isinstance(values, Tensor):
+    if isinstance(values, Tensor) and values.shape == like.shape and values.device == like.device:
         fits = values.dtype == torch.bool if kind == "bool" else values.is_floating_point()
-        if fits and values.shape == like.shape and values.device == like.device and not values.requires_grad:
+        if fits and not values.requires_grad:
             return
-        with_grad = " that requires grad" if values.requires_grad else ""
-        got = f"{values.dtype} of shape {tuple(values.shape)} on {values.device}{with_grad}"
-    else:
-        got = kind_of(values)
     raise MethodError(
-        f"{who} is {got}, expected {kind} of shape ({len(batch)},) on {like.device} without grad. Make one value per "
-        f"token from the tensors of the batch."
+        f"{who} is {described(values)}, expected {kind} of shape ({len(batch)},) on {like.device} without grad. Make "
+        f"one value per token from the tensors of the batch."
     )
 
 
-def _check_bounds(who: str, given: object, batch: TokenBatch) -> None:
-    bounds = _require(given, Bounds, f"{who} is", "Write Bounds(low, high).")
+def _check_bounds(who: str, bounds: Bounds, batch: TokenBatch) -> None:
+    _require(bounds, Bounds, f"{who} is", "Write Bounds(low, high).")
     for name in ("low", "high"):
         value = getattr(bounds, name)
         if isinstance(value, Tensor):

@@ -11,9 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlstab.core import compare
 from rlstab.core import select as module
-from rlstab.core.comm import LocalComm
-from rlstab.core.select import select
+from rlstab.core.comm import LocalComm, carried_out
+from rlstab.core.select import selection
 
 quick = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 KB = 1024
@@ -24,6 +25,10 @@ DTYPES = [torch.float32, torch.float64]
 @pytest.fixture(autouse=True)
 def nothing_is_few(monkeypatch):
     monkeypatch.setattr(module, "FEW", 0)
+
+
+def select(asked, comm):
+    return carried_out(selection(asked, isinstance(comm, LocalComm)), comm)
 
 
 class Meeting:
@@ -168,9 +173,9 @@ def test_few_values(size):
 
 def test_no_value_anywhere_takes_one_sum():
     found, sizes = over_ranks([of(torch.zeros(0)), of(torch.zeros(0, dtype=torch.float64))])
-    assert all((one["one"].size, one["one"].values) == (0, ()) for one in found)
+    assert all((one["one"].size, one["one"].values) == (0, []) for one in found)
     assert len(sizes) == 1
-    assert select(of(torch.zeros(0)), LocalComm())["one"].values == ()
+    assert select(of(torch.zeros(0)), LocalComm())["one"].values == []
 
 
 def test_an_empty_rank_has_no_say_in_the_dtype():
@@ -210,7 +215,7 @@ def test_several_sets_share_their_sums():
 
 
 def test_values_are_looked_at_in_chunks(monkeypatch):
-    monkeypatch.setattr(module, "CHUNK", 7)
+    monkeypatch.setattr(compare, "CHUNK", 7)
     values = torch.randn(100, generator=torch.Generator().manual_seed(3))
     check(values, 40, 41)
     kept = values.clone()
@@ -240,7 +245,7 @@ def test_few_and_many_in_one_step(monkeypatch):
     few, many = torch.arange(10.0), torch.arange(11.0)
     asked = {**{f"few {name}": one for name, one in of(few, 4).items()}, **of(many, 4, 5)}
     found, meeting = meet([asked, {"few one": of(few[:0], 4)["one"], **of(many[:0], 4, 5)}])
-    assert all((one["few one"].values, one["one"].values) == ((3.0,), (3.0, 4.0)) for one in found)
+    assert all((one["few one"].values, one["one"].values) == ([3.0], [3.0, 4.0]) for one in found)
     assert (len(meeting.sizes), sorted(meeting.gathered)) == (3, [0, 80])
 
 
