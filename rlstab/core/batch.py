@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -307,22 +307,15 @@ class TokenBatch(SequenceArithmetic):
 
     def select(self, where: Tensor) -> TokenBatch:
         """The tokens where the ``(n,)`` bool is True; sequences keep their numbers."""
-        names = [name for name, _ in self.per_token() if name not in self.extra]
-        return self._each([*names, "sequence", "position"], lambda values: values[where])
-
-    def to(self, device: torch.device | str) -> TokenBatch:
-        """The same batch on another device."""
-        return self._each([field.name for field in fields(self)], lambda values: values.to(device))
-
-    def _each(self, names: Iterable[str], change: Callable[[Tensor], Tensor]) -> TokenBatch:
         given = {field.name: vars(self)[field.name] for field in fields(self) if field.name in vars(self)}
-        given |= {name: change(given[name]) for name in names if isinstance(given.get(name), Tensor)}
-        given["extra"] = {name: change(values) for name, values in self.extra.items()}
+        names = [name for name, _ in self.per_token() if name not in self.extra]
+        given |= {name: given[name][where] for name in (*names, "sequence", "position")}
+        given["extra"] = {name: values[where] for name, values in self.extra.items()}
         if self._layout is not None:
-            given["_layout"] = Layout(change(self._layout.index), self._layout.shape)
-        made = object.__new__(type(self))  # less what was computed of this one, and without checking it all again
-        vars(made).update(given)
-        return made
+            given["_layout"] = Layout(self._layout.index[where], self._layout.shape)
+        selected = object.__new__(type(self))  # less what was computed of this one, and without checking it all again
+        vars(selected).update(given)
+        return selected
 
     def evidence(self) -> TokenBatch:
         """What a method sees: not where it came from, so that none can depend on the padding.

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import permutations
-from typing import ClassVar
 
 from rlstab.core.batch import BASICS, TokenBatch
 from rlstab.core.loss import LossOutput
-from rlstab.core.metadata import summary
 from rlstab.core.method import Method, State
 from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.core.settings import settings_of
 from rlstab.core.stats import Settled
 from rlstab.core.terms import SLOTS, WRITABLE, Terms
 from rlstab.core.validate import COMBINATORS, SETS, check_declared, checked_terms
@@ -47,11 +44,7 @@ class TokenObjective(Method[TokenBatch]):
         writes: fields of Terms that it may fill.
         excludes: methods by name, or fields of Terms that another method fills, with which it cannot be composed, each
             with the reason.
-        requires: methods by name, or fields of Terms that some method has to fill, without which it is not itself,
-            each with the reason. Checked when a loss is made, for a composition may grow until then.
     """
-
-    requires: ClassVar[Mapping[str, str]] = {}
 
     _acts_by = "terms"
 
@@ -96,9 +89,7 @@ class TokenObjective(Method[TokenBatch]):
         A setting that the sentences leave out has no effect beside the others. Without an override it is the first
         line of the docstring, with all settings, under one of the fields, or under ``report`` where it fills none.
         """
-        chosen = ", ".join(f"{field.name} = {getattr(self, field.name)!r}" for field in settings_of(type(self)))
-        text = f"{summary(type(self))} ({chosen})" if chosen else summary(type(self))
-        return dict.fromkeys(sorted(self.writes)[:1] or ["report"], text)
+        return dict.fromkeys(sorted(self.writes)[:1] or ["report"], self._summary())
 
     @abstractmethod
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
@@ -275,15 +266,7 @@ def check_fit(keyed: Mapping[str, TokenObjective]) -> None:
 
 
 def check_complete(objective: TokenObjective) -> None:
-    """Check that what members require is there: when a loss is made, because a composition may grow until then.
-
-    What they only expect is told by a :class:`FitWarning`.
-
-    Raises:
-        Conflict: names the method, what it lacks, and why.
-    """
-    for name, what, why in _missing(objective, lambda method: method.requires):
-        raise Conflict(f"'{name}' needs {what} in the composition: {why}\n  Add it, or remove '{name}'.")
+    """Warn (:class:`FitWarning`) of what members lack: when a loss is made, for a composition may grow until then."""
     for text in unmet(objective):
         warnings.warn(text, FitWarning, stacklevel=3)
 
@@ -295,19 +278,12 @@ def no_fit_warnings() -> warnings.catch_warnings[None]:
 
 def unmet(objective: TokenObjective) -> list[str]:
     """A sentence for each method that is there without what it was published with."""
-    return [
-        f"'{name}' expects {what} in the composition, which is missing: {why}"
-        for name, what, why in _missing(objective, lambda method: method.about.expects)
-    ]
-
-
-def _missing(
-    objective: TokenObjective, named: Callable[[TokenObjective], Mapping[str, str]]
-) -> Iterator[tuple[str, str, str]]:
-    """Name of the method, what is not there, and why it should be."""
     acting = list(active_methods(objective))
     there = {method.name for method in acting}.union(*(method.writes for method in acting))
-    for method in acting:
-        for wanted, why in named(method).items():
-            if wanted not in there:
-                yield method.name, f"a method that writes '{wanted}'" if wanted in WRITABLE else f"'{wanted}'", why
+    return [
+        f"'{method.name}' expects {f'a method that writes {wanted!r}' if wanted in WRITABLE else repr(wanted)} in the "
+        f"composition, which is missing: {why}"
+        for method in acting
+        for wanted, why in method.about.expects.items()
+        if wanted not in there
+    ]

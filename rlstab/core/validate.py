@@ -19,13 +19,10 @@ from rlstab.core.stats import Mean, Pool, Stat, Summary
 from rlstab.core.terms import WRITABLE, Bounds, Gate, Penalty, Surrogate, Terms
 from rlstab.errors import MethodError, OutOfRange, did_you_mean, kind_of
 
-#: How far one policy has moved from another: what a method may compare.
-DRIFT: Mapping[str, str] = {
-    "live": "the live policy from `old_logprobs`: the ratio",
-    "step": "the policy at the start of the optimizer step, `logprobs`, from `old_logprobs`",
-    "sampler": "`old_logprobs` from `rollout_logprobs`, what the sampler reported",
-    "start": "the policy at the start of the optimizer step, `logprobs`, from `rollout_logprobs`",
-}
+#: How far one policy has moved from another, which a method may compare: the live policy from `old_logprobs` (the
+#: ratio); the policy at the start of the optimizer step, `logprobs`, from `old_logprobs`; `old_logprobs` from
+#: `rollout_logprobs`, what the sampler reported; `logprobs` from `rollout_logprobs`.
+DRIFT = ("live", "step", "sampler", "start")
 #: Outputs of the live policy that a penalty may differentiate beyond the log-probs.
 LIVE = ("entropies", "log_kept_mass")
 #: What a method declares as sets of names, with the known names, where only some are.
@@ -33,12 +30,10 @@ SETS: Mapping[str, tuple[str, ...]] = {
     "needs": (),
     "live_needs": LIVE,
     "writes": WRITABLE,
-    "reads_drift": tuple(DRIFT),
+    "reads_drift": DRIFT,
 }
-#: What a method declares as reasons by name.
-REASONS = ("excludes", "requires")
 #: What belongs to the class, so that an annotation does not make a setting of it.
-DECLARED = (*SETS, *REASONS, "name", "about", "signal_options")
+DECLARED = (*SETS, "name", "about", "excludes", "signal_options")
 #: Names of the combinators, which no method can have.
 COMBINATORS = ("composition", "observe", "within")
 #: First parts of metrics that the loss and the trainer report, which no method can have as a name either.
@@ -81,13 +76,10 @@ def check_class(cls: type) -> None:
         value: object = getattr(cls, attribute, frozenset())  # a stage writes no terms
         if not isinstance(value, property):
             check_declared(who, attribute, value)
-    for attribute in REASONS:
-        value = getattr(cls, attribute, {})
-        reasons = isinstance(value, Mapping) and all(isinstance(text, str) for pair in value.items() for text in pair)
-        if not reasons and not isinstance(value, property):
-            raise MethodError(
-                f"{who}: {attribute} = {value!r}, expected reasons by name. Write {attribute} = {{'name': 'why'}}."
-            )
+    excludes = getattr(cls, "excludes", {})
+    reasons = isinstance(excludes, Mapping) and all(isinstance(text, str) for item in excludes.items() for text in item)
+    if not reasons and not isinstance(excludes, property):
+        raise MethodError(f"{who}: excludes = {excludes!r}, expected reasons by name, such as {{'name': 'why'}}.")
     about = getattr(cls, "about", None)
     if not isinstance(about, About):
         raise MethodError(f"{who}: about = {about!r}, expected About. Write about = About(addresses={{'token'}}, ...).")

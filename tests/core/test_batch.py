@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rlstab import PolicyOutputs, TokenBatch
-from rlstab.core.batch import layout_of, to_padded
+from rlstab.core.batch import to_padded
 from rlstab.errors import MissingSignal
 from tests.core.steps import LIVE, batch_of, padded, random_rows
 
@@ -98,12 +98,6 @@ def test_select_keeps_the_numbers_of_sequences_and_all_signals():
 
     policy = PolicyOutputs.from_padded(batch, **{name: padded(rows, field) for name, field in LIVE.items()})
     assert torch.equal(policy.select(where).log_kept_mass, policy.log_kept_mass[where])
-
-
-def test_batch_moves_as_a_whole():
-    moved = make(entropies=VALUES, extra={"mine": VALUES}).to("meta")
-    assert {values.device.type for _, values in moved.per_token()} == {"meta"}
-    assert moved.sequence_ids.device.type == layout_of(moved).index.device.type == "meta"
 
 
 @pytest.mark.parametrize("shape", [(0, 0), (0, 3), (3, 0), (3, 2)])

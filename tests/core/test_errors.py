@@ -52,8 +52,7 @@ from rlstab import (
     register,
     within,
 )
-from rlstab.config import dump_objective, json_schema, load_objective, objective_hash
-from rlstab.config.document import dump
+from rlstab.config import load_objective
 from rlstab.core.batch import layout_of
 from rlstab.core.method import measure_all
 from rlstab.core.objective import require_signals
@@ -230,10 +229,11 @@ MISTAKES: dict[type, dict] = {
         "drift misspelt": lambda: a_class(reads_drift=frozenset({"samplr"})),
         "a property that returns text": lambda: compose(a_class(needs=property(lambda self: "entropies"))()),
         "excludes as a set": lambda: a_class(excludes={"kl"}),
-        "requires without a reason": lambda: a_class(requires={"bounds": None}),
+        "excludes without a reason": lambda: a_class(excludes={"kl": None}),
         "setting of type dict": with_setting(dict, None),
         "setting of type list": with_setting(list[int], None),
-        "range on a tuple": with_setting(Annotated[tuple[int, ...], Range(ge=1)], (1,)),
+        "setting of type tuple": with_setting(tuple[int, ...], (1,)),
+        "range on a text": with_setting(Annotated[str, Range(ge=1)], "1"),
         "annotation that nobody knows": with_setting("Unheard", None),
         "register an object": lambda: register(ClipHigher()),
         "register what is no method": lambda: register(int),
@@ -343,9 +343,6 @@ MISTAKES: dict[type, dict] = {
     },
     OutOfRange: {
         "post init without super": careless,
-        "item out of range": with_setting(tuple[Annotated[int, Range(ge=1)], ...], (1, 0)),
-        "item of another type": with_setting(tuple[int, ...] | None, (1, 0.5)),
-        "list for a tuple": lambda: a_class(__annotations__={"chosen": tuple[int, ...]}, chosen=(1,))(chosen=[1]),
         "a quantile in percent": measured(measure=lambda self, b: {"a": Pool.quantile(b.advantages, 75)}),
         "a share of nothing": measured(measure=lambda self, b: {"a": Pool.top(b.advantages, 0.0)}),
         "a state that is none": plan(STARE(), state=5),
@@ -419,10 +416,6 @@ MISTAKES: dict[type, dict] = {
         "excludes, the two parts of within": lambda: within(S2TMask(), method(excludes={"s2t": "both mask."})),
         "excludes, itself": lambda: compose(method(excludes={"mine": "one is enough."}), a_class()()),
         "excludes, a preset": lambda: compose(method(excludes={"s2t": "both mask."}), preset("stapo").objective),
-        "requires a method": plan(method(requires={"s2t": "it counts what is left."})),
-        "requires a field": plan(method(requires={"bounds": "it scales them."})),
-        "requires, observed only": plan(method(requires={"s2t": "it counts what is left."}), observe(S2TMask())),
-        "requires a field, observed only": plan(method(requires={"gates": "it scales them."}), observe(ClipHigher())),
         "a slot with two owners": lambda: compose(TokenMean(), S2TMask(), SequenceMean()),
         "a slot with two owners of one name": lambda: compose(ClipHigher(), compose(ClipHigher(high=0.5))),
         "a slot that a setting fills": lambda: compose(LpReg(ratio_cap=10.0), ClipHigher()),
@@ -571,8 +564,8 @@ def test_names_that_a_rank_without_parts_lacks_are_told_before_ranks_wait_for_ea
         measure_all(method, [batch_of(ROWS)], {}, comm=None)  # which nobody calls
 
 
-def test_what_is_only_observed_excludes_and_requires_nothing():
-    rival = a_class(excludes={"s2t": "both mask."}, requires={"kl": "why not."})()
+def test_what_is_only_observed_excludes_nothing():
+    rival = a_class(excludes={"s2t": "both mask."})()
     make_plan(compose(observe(rival), S2TMask()), [])
     make_plan(compose(a_class(excludes={"s2t": "both mask."})(), observe(S2TMask())), [])
     compose(a_class(excludes={"mine": "one is enough."})())
@@ -604,19 +597,6 @@ def test_what_nothing_reads_may_be_impossible():
     assert compose(EntropyBonus(coefficient=0.0))(batch_of(changed(H=0.1)), live_of(batch, ROWS)[0]).nonfinite == 0
 
 
-class Places(TokenObjective):
-    """Drop tokens at some places of a response."""
-
-    name = "places"
-    writes = {"keep"}
-
-    at: tuple[Annotated[int, Range(ge=0)], ...] = (0,)
-    shares: tuple[float, ...] | None = None
-
-    def terms(self, batch, stat, state):
-        return Terms(keep=~torch.isin(batch.position, torch.tensor(self.at)))
-
-
 @pytest.fixture
 def yaml(tmp_path, monkeypatch):
     """Loads an objective from the text of a file, in which the methods of these tests are known."""
@@ -630,34 +610,17 @@ def yaml(tmp_path, monkeypatch):
     return load
 
 
-def test_a_tuple_is_a_list_in_yaml(yaml):
-    register(Places)
-    one = yaml("objective:\n  - {name: places, at: [1, 2], shares: [1, 0.5]}\n")
-    assert one.members == (Places(at=(1, 2), shares=(1.0, 0.5)),)
-    text = dump(dump_objective(one))
-    assert text == "- name: places\n  at:\n  - 1\n  - 2\n  shares:\n  - 1.0\n  - 0.5\n"
-    assert yaml(f"objective:\n{text}") == one
-    assert objective_hash(one) == objective_hash(compose(Places(at=(1, 2), shares=(1, 0.5))))
-    assert objective_hash(one) != objective_hash(compose(Places(at=(2, 1), shares=(1, 0.5))))
-    schema = json_schema()["$defs"]["method.places"]["properties"]["at"]
-    assert (schema["type"], schema["items"]) == ("array", {"minimum": 0, "type": "integer"})
-
-
 def test_wrong_settings_and_what_does_not_fit_are_told_with_file_and_line(yaml):
-    register(Places)
     register(a_class(name="loner", excludes={"s2t": "both mask."}))
-    register(a_class(name="needy", requires={"bounds": "it scales them."}))
-    for settings, named in {"at: 1": "at", "at: [0, -1]": "at.1", "at: ~": "at", "shares: [a]": "shares.0"}.items():
+    for settings, named in {"share: 1.5": "share", "share: ~": "share", "denominator: some": "denominator"}.items():
         with pytest.raises(ConfigError, match=rf"run.yaml:3: objective.0.{named}: "):
-            yaml(f"objective:\n  - name: places\n    {settings}\n")
-    for text, named in {
-        "seed: 1\nobjective:\n  - loner\n  - s2t\n": "'loner' and 's2t'",
-        "objective:\n  - {name: within, outer: s2t, inner: loner}\n": "'loner' and 's2t'",
-        "seed: 1\nobjective: [needy, s2t]\n": "'needy'",
-    }.items():
-        with pytest.raises(Conflict, match=rf"run.yaml:2: objective(.0)?: {named}"):
+            yaml(f"objective:\n  - name: top_entropy\n    {settings}\n")
+    for text in (
+        "seed: 1\nobjective:\n  - loner\n  - s2t\n",
+        "objective:\n  - {name: within, outer: s2t, inner: loner}\n",
+    ):
+        with pytest.raises(Conflict, match=r"run.yaml:2: objective(.0)?: 'loner' and 's2t'"):
             yaml(text)
-    assert yaml("objective: [needy, clip_higher]\n")
     assert yaml("objective: [s2t, {name: observe, method: loner}]\n")
 
 
