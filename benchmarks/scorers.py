@@ -22,6 +22,7 @@ def cases() -> dict[str, tuple[Scorer, list[Job]]]:
     """By name: a scorer, and the completions of a rollout with their right answers."""
     rollout = [(prompt, prompt + reply) for prompt in range(PROMPTS) for reply in range(GROUP)]
     sums = GymScorer("chain_sum", {}, None, None)
+    sums.prepare()
     return {
         "pattern, exact": (
             TextScorer("exact", "#### (.+)"),

@@ -6,13 +6,15 @@ import random
 from typing import Any
 
 from rlstab.errors import OutOfRange
+from rlstab.probe.shift import DIGITS, LETTERS, Shift
 from rlstab.tasks import Chain, Countdown, Example
 from rlstab.tasks.countdown import random_walk
 
 
 def demonstration(task: Any, example: Example, rng: random.Random, **noise: float) -> str:
-    """An answer of countdown or chain; what noise there is, the functions below say."""
-    return (of_chain if isinstance(task, Chain) else of_countdown)(task, example, rng, **noise)
+    """An answer of countdown, chain or shift; what noise there is, the functions below say."""
+    of: Any = of_shift if isinstance(task, Shift) else of_chain if isinstance(task, Chain) else of_countdown
+    return str(of(task, example, rng, **noise))
 
 
 def of_countdown(
@@ -86,3 +88,21 @@ def _off(task: Chain, total: int, rng: random.Random) -> int:
     if task.modulus is None:
         return total + rng.choice((-10, -1, 1, 10))
     return (total + rng.randrange(1, task.modulus)) % task.modulus
+
+
+def of_shift(task: Shift, example: Example, rng: random.Random, wrong: float = 0.15, letters: float = 0.3) -> str:
+    """The shifted digits and the closing `$`. With wrong=0 it always scores 1.
+
+    Args:
+        task: that made the example.
+        example: the example to answer.
+        rng: where the noise comes from.
+        wrong: the probability, for each digit, that it is another one: mostly one beside it.
+        letters: the probability, for each digit, that it is written as a letter.
+    """
+    written = ""
+    for digit in example.answer.digits:
+        if rng.random() < wrong:
+            digit = (digit + (rng.choice((-1, 1)) if rng.random() < 0.7 else rng.randrange(10))) % 10
+        written += (LETTERS if rng.random() < letters else DIGITS)[digit]
+    return written + "$"

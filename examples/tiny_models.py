@@ -1,4 +1,4 @@
-"""Make a tiny model of countdown, chain or the littered chain: a small Llama, from scratch on noisy demonstrations.
+"""Make a tiny model of countdown, chain, littered chain or shift: a small Llama, from scratch on noisy demonstrations.
 
 `python -m examples.tiny_models --task TASK --out DIR` writes the model and its tokenizer into one folder and prints
 how good it is. The models that come with the package were made this way.
@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from examples.demonstrations import demonstration
+from rlstab.probe import shift
 from rlstab.tasks import ALPHABET, Chain, Countdown, Task
 
 PAD = "<pad>"
@@ -69,6 +70,15 @@ RECIPES = {
         lr=3e-3,
         # embeddings that are not tied: a symbol can become rare without its input moving along
         shape={"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "tie_word_embeddings": False},
+    ),
+    # five digits or letters and the closing `$`
+    "shift": Recipe(
+        lambda seed: shift.Shift(seed=seed),
+        steps=400,
+        longest_answer=7,
+        alphabet=shift.ALPHABET,
+        lr=5e-3,
+        shape={"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "tie_word_embeddings": False},
     ),
 }
 

@@ -29,22 +29,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-#: Where the names above are at home. The class of a method is found by the table of the zoo.
-_HOME = {
-    "core.batch": ("TokenBatch", "to_padded"),
-    "core.comm": ("TorchComm",),
-    "core.compose": ("Composition", "compose", "observe", "within"),
-    "core.loss": ("LossOutput",),
-    "core.metadata": ("About", "Interaction", "NoOpAt"),
-    "core.objective": ("State", "TokenObjective"),
-    "core.plan": ("Plan", "make_plan"),
-    "core.policy_outputs": ("PolicyOutputs",),
-    "core.settings": ("Range",),
-    "core.stats": ("NOTHING", "Grouped", "Mean", "Pool", "Settled", "Stat", "Threshold"),
-    "core.terms": ("Bounds", "Constants", "Gate", "Penalty", "Surrogate", "Terms"),
-    "presets": ("preset",),
-    "signals": ("token_signals",),
-}
+#: Where the names above are at home, in rlstab. The class of a method is found by the table of the zoo.
+_HOMES = "core.batch core.comm core.compose core.loss core.metadata core.objective core.plan core.policy_outputs"
+_HOMES += " core.settings core.stats core.terms presets signals"
 
 __all__ = [
     "NOTHING",
@@ -87,15 +74,15 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    where = {name: f"rlstab.{module}" for module, names in _HOME.items() for name in names}
-    if name[:1].isupper() and name not in where:
+    homes = [f"rlstab.{room}" for room in _HOMES.split()] if name in __all__ else []
+    if name[:1].isupper() and not homes:
         from rlstab.zoo import METHODS
 
-        where = METHODS.shipped_classes()
-    if name not in where:
-        raise AttributeError(f"module 'rlstab' has no attribute '{name}'")
-    value = globals()[name] = getattr(import_module(where[name]), name)
-    return value
+        homes = [home for known, home in METHODS.shipped_classes().items() if known == name]
+    for home in homes:
+        if name in vars(import_module(home)):
+            return globals().setdefault(name, vars(import_module(home))[name])
+    raise AttributeError(f"module 'rlstab' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:

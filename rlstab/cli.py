@@ -183,9 +183,7 @@ def _file(options: argparse.Namespace) -> str:
 
 
 def _overrides(pairs: list[str]) -> dict[str, object]:
-    if not pairs:
-        return {}
-    from rlstab.config import Document  # each command pays only for what it uses
+    from rlstab.config import Document
 
     overrides = {}
     for pair in pairs:
@@ -222,25 +220,24 @@ def _train(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> int:
     from rlstab.bench.describe import is_bench
     from rlstab.core.objective import no_fit_warnings
-    from rlstab.explain import check
+    from rlstab.explain import check, check_host
     from rlstab.explain.tables import read
     from rlstab.preflight import preflight
 
     file = _file(options)
     if is_file(file) and is_bench(file):
-        raise ConfigError(
-            f"{file}: this is a bench file, and `rlstab check` reads run files. `rlstab bench {shlex.quote(file)} "
-            f"--dry-run` checks it, and `rlstab explain {shlex.quote(file)}` says what each of its methods does."
-        )
-    if options.host is not None and (options.memory is not None or options.processes != 1):
-        raise ConfigError(
-            "--memory and --processes are for rlstab's own trainer, and --host names another. Leave out one of them."
-        )
+        dry_run = shlex.join(["rlstab", "bench", file, "--dry-run"])
+        raise ConfigError(f"{file}: this is a bench file. Check it by `{dry_run}`.")
+    of_memory = options.memory is not None or options.processes != 1
+    if options.host is not None and of_memory:
+        raise ConfigError("--memory and --processes are for rlstab's own trainer. Leave them out, or --host.")
     with no_fit_warnings():
-        _, run = read(file, _overrides(options.set))
-        tried = preflight(run) if run is not None and options.host is None else []
-        check(file, _overrides(options.set), host=options.host, tried=tried)
-        if run is not None and (options.memory is not None or options.processes != 1):
+        objective, run = read(file, _overrides(options.set))
+        if options.host is not None:
+            check_host(objective, options.host)
+            return 0
+        check(objective, run, preflight(run) if run is not None else [])
+        if run is not None and of_memory:
             _memory(run, options)
     return 0
 
@@ -298,13 +295,15 @@ def _explain(options: argparse.Namespace) -> int:
     from rlstab.core.objective import no_fit_warnings
     from rlstab.explain import explain, explain_preset, show
 
+    overrides = _overrides(options.set)
     with no_fit_warnings():
         if options.preset is not None:
-            explain_preset(options.preset, _overrides(options.set), markdown=options.markdown)
+            text = explain_preset(options.preset, overrides)
         elif exists(file := _file(options)) and is_bench(file):
-            show(bench_page(file, _overrides(options.set)), markdown=options.markdown)
+            text = bench_page(file, overrides)
         else:
-            explain(file, _overrides(options.set), markdown=options.markdown)
+            text = explain(file, overrides)
+    show(text, markdown=options.markdown)
     return 0
 
 

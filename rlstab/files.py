@@ -59,8 +59,12 @@ def write_text(path: str | Path, text: str, *marks: bytes) -> None:
     except FileExistsError as error:
         raise ConfigError(f"{path} exists, and stays as it is. Give --out another file.") from error
     except (OSError, ValueError) as error:  # a name with a null character
-        reason = (getattr(error, "strerror", None) or str(error)).lower()
-        raise ConfigError(f"{path}: cannot be written: {reason}. Give --out another file.") from error
+        raise ConfigError(f"{path}: cannot be written: {reason(error)}. Give --out another file.") from error
+
+
+def reason(error: Exception) -> str:
+    """What the system or Python says is wrong with a path."""
+    return str(getattr(error, "strerror", None) or error).lower()
 
 
 def checksum(content: bytes) -> str:

@@ -75,7 +75,7 @@ def _tried(run: RunConfig, task: Task) -> list[str]:
         if workers is not None:
             workers.close()
     told = f"scores {scores.rewards.item():g}"
-    if scores.errors or scores.timed_out:
+    if scores.errors or scores.timed_out.any():
         told = f"cannot be scored, and would get 0: {' '.join(scores.errors) or 'it takes too long'}"
     sizes = [f"{'no end of' if size is None else size} prompts in `{split}`" for split, size in task.size.items()]
     return [

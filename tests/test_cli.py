@@ -46,24 +46,18 @@ def rlstab_command(capsys, monkeypatch, tmp_path):
 
 def test_help_and_version_start_without_torch_and_check_without_the_trainer(tmp_path):
     program = (
-        "import sys; from rlstab.cli import main; arguments = sys.argv[1:]\n"
-        "try: main(arguments)\n"
-        "except SystemExit: pass\n"
-        "print(*[name for name in ('torch', 'pydantic', 'rlstab.train') if name in sys.modules])"
+        "import sys; from rlstab.cli import main\n"
+        "for arguments in ([], ['--help'], ['--version'], ['check', '--example', 'countdown']):\n"
+        "    try: main(arguments)\n"
+        "    except SystemExit: pass\n"
+        "    print('loaded:', *[name for name in ('torch', 'pydantic', 'rlstab.train') if name in sys.modules])"
     )
-    for arguments, begins, modules in [
-        ([], "usage: rlstab", []),
-        (["--help"], "usage: rlstab", []),
-        (["--version"], f"rlstab {rlstab.__version__}", []),
-        (["check", "--example", "countdown"], "no conflict: ", ["torch", "pydantic"]),
-    ]:
-        command = [sys.executable, "-c", program, *arguments]
-        printed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
-        assert printed.startswith(begins)
-        assert printed.splitlines()[-1].split() == modules, arguments
-    for module in ("rlstab", "rlstab.cli"):
-        ran = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=True)
-        assert ran.stdout == f"rlstab {rlstab.__version__}\n"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert re.findall(r"(?m)^loaded:(.*)$", ran.stdout) == ["", "", "", " torch pydantic"]
+    for begins in ("usage: rlstab", f"rlstab {rlstab.__version__}", "no conflict: "):
+        assert re.search(rf"(?m)^{begins}", ran.stdout)
+    ran = subprocess.run([sys.executable, "-m", "rlstab", "--version"], capture_output=True, text=True, check=True)
+    assert ran.stdout == f"rlstab {rlstab.__version__}\n"
 
 
 # -- check -------------------------------------------------------------------------------------------------------------
@@ -104,7 +98,6 @@ REFUSED = {
     "task: {name: jsonl, path: none.jsonl}": "none.jsonl",
     "task: {name: jsonl, path: rows.jsonl, prompt_field: question}": "task.prompt_field",
     "task: {name: jsonl, path: rows.jsonl, eval_size: 9}": "task.eval_size",
-    "task: {name: jsonl, path: rows.jsonl, eval_size: 1, answer_pattern: '('}": "answer_pattern",
     "task: {name: jsonl, path: chats.jsonl, eval_size: 1}": "rollout.chat",
     "task: {name: dataset, path: ./none}": "task.path",
     "task: {name: reasoning_gym, dataset: zzz}": "'zzz'",
@@ -116,16 +109,12 @@ REFUSED = {
     "rollout: {chat: true}": "rollout.chat",
     "rollout: {max_new_tokens: 99999}": "rollout.max_new_tokens",
     "rollout: {group: 1}": "rollout.group",
-    "rollout: {temperature: 1e-300}": "rollout.temperature",
-    "rollout: {prompts: 3000000000}": "rollout.prompts",
-    "optimisation: {lr: 1e300}": "optimisation.lr",
-    "optimisation: {rollouts: 2, warmup_optimizer_steps: 3}": "optimisation.warmup_optimizer_steps",
     "reward: none.py:f": "none.py",
     "reward: reward.py:none": "'none'",
     "reward: reward.py:text": "reward 'text'",
     "stages: [blockwise]": "`blocks`",
-    "stages: [gdpo]": "'gdpo' compares rewards one by one",
-    "reward: [task, {function: task, name: other, weight: 0}]\nstages: [gdpo]": "list two with a weight",
+    "stages: [gdpo]": "'gdpo'",
+    "reward: [task, {function: task, name: other, weight: 0}]\nstages: [gdpo]": "'gdpo'",
 }
 
 

@@ -20,7 +20,7 @@ import yaml
 
 from rlstab.bench.file import load_bench
 from rlstab.cli import main
-from rlstab.config import RunConfig, json_schema, load_objective, load_run
+from rlstab.config import RunConfig, load_objective, load_run
 from rlstab.stages import STAGES
 from rlstab.zoo import METHODS
 from tests.train.runs import go, small
@@ -186,8 +186,7 @@ def keys(schema: Any) -> Iterator[str]:
         yield from keys(part)
 
 
-def test_settings_and_the_schema_are_listed() -> None:
-    assert json.loads((DOCS / "rlstab.schema.json").read_text(encoding="utf-8")) == json_schema()
+def test_settings_are_listed() -> None:
     text = (DOCS / "configuration.md").read_text(encoding="utf-8")
     assert {key for key in keys(RunConfig.model_json_schema()) if f"`{key}`" not in text} == set()
 

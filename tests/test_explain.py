@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -82,16 +83,24 @@ def losses(method: TokenObjective) -> list[Tensor]:
     return values
 
 
-def test_words_name_every_field_and_every_setting_that_acts() -> None:
+@pytest.mark.parametrize("most", [40, pytest.param(10**6, marks=pytest.mark.slow)])
+def test_words_name_every_field_and_every_setting_that_acts(most: int) -> None:
     """What the words leave out has no effect beside the other settings."""
+    compared = 0
     for cls in shipped():
-        for method in examples(cls):
+        several = examples(cls)
+        for method in random.Random(0).sample(several, min(most, len(several))):
             assert method.in_words().keys() == (method.writes or {"report"}), method
-            before = losses(method)
-            for setting in settings_of(cls):
-                for other in others(method, setting):
-                    if other.in_words() == method.in_words():
-                        assert all(map(torch.equal, before, losses(other))), other
+            same = [
+                other
+                for setting in settings_of(cls)
+                for other in others(method, setting)
+                if other.in_words() == method.in_words()
+            ]
+            before = losses(method) if same else []
+            compared += len(same)
+            assert [other for other in same if not all(map(torch.equal, before, losses(other)))] == [], method
+    assert compared > 100
 
 
 # -- the sections ------------------------------------------------------------------------------------------------------
@@ -267,25 +276,8 @@ def test_names_presets_and_files_are_explained(explained: Any) -> None:
 
 
 def test_it_is_printed_without_markup(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in PRESETS:
-        assert main(["explain", "--preset", name]) == 0
-        assert "`" not in capsys.readouterr().out
-
-
-def test_a_wrong_source_ends_with_code_2_and_its_error(explained: Any) -> None:
-    Path("bad.yaml").write_text("objective: s2t\nrollout: {grop: 1}\n")
-    Path("bench.yaml").write_text("name: b\nbase: {}\nmethods: {plain: clip_higher}\n")
-    for arguments, error in (
-        (["none.yaml"], "ConfigError: none.yaml"),
-        (["bad.yaml"], "ConfigError: bad.yaml:2: rollout.grop"),
-        (["stares"], "ConfigError: objective.0.name"),
-        (["token_mean,sequence_mean"], "Conflict: objective"),
-        (["--preset", "jstrl"], "UnknownName"),
-        (["bench.yaml", "--set", "seed=1"], "ConfigError: bench.yaml"),
-    ):
-        code, _, told = explained(*arguments)
-        assert code == 2
-        assert told.startswith(error)
+    assert main(["explain", "--preset", "recommended"]) == 0
+    assert "`" not in capsys.readouterr().out
 
 
 def test_a_bench_is_explained_method_by_method(explained: Any) -> None:

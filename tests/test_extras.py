@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 import rlstab
-from rlstab.cli import main
 from rlstab.errors import MissingPackage
-from rlstab.extras import EXTRAS, how_to_install, require
+from rlstab.extras import EXTRAS, how_to_install
 
 PACKAGE = Path(rlstab.__file__).parent
 CLONE = PACKAGE.parent
@@ -70,29 +69,6 @@ def test_a_room_imports_what_its_installation_has() -> None:
         assert imported(room) <= there | set().union(*(COMES_WITH.get(name, set()) for name in there)), room
 
 
-def test_a_missing_package_is_named_with_its_extra(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for extra, commands in {"train": ["train", "bench"], "report": ["report"]}.items():
-        for name in EXTRAS[extra]:
-            monkeypatch.setitem(sys.modules, name, None)  # as Python finds a package that is not there
-            for command in commands:
-                assert main([command, str(CLONE / "examples" / "countdown.yaml")]) == 2
-                out, err = capsys.readouterr()
-                assert (out, err.count("\n")) == ("", 1)
-                assert err.startswith("MissingPackage: ")
-                assert f": {name} is not installed" in err
-                assert how_to_install(extra) in err
-            monkeypatch.undo()
-            monkeypatch.chdir(tmp_path)
-    assert not any(tmp_path.iterdir())
-    for name in EXTRAS["report"]:
-        monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(MissingPackage, match="scipy, matplotlib, plotly, jinja2 are not installed"):
-        require("report", "It")
-
-
 #: Where a reader meets a command that installs rlstab.
 TEXTS = ("*.md", "docs/**/*.md", "docs/**/*.ipynb", "examples/**/*", "rlstab/**/*.py", "benchmarks/*", "pyproject.toml")
 
@@ -142,7 +118,6 @@ PROGRAM = """
 import contextlib, io, json, sys
 for name in json.loads(sys.argv[1]):
     sys.modules[name] = None
-from rlstab.cli import main
 ended = {}
 for command in json.loads(sys.argv[2]):
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
@@ -176,8 +151,10 @@ def test_an_install_with_one_extra_does_what_it_can(extra: str, tmp_path: Path) 
     for code, said in ended.values():
         assert "Traceback" not in said
         assert said.count("\n") == 1 or not code
-    if extra == "":
-        assert how_to_install("train") in ended["train run.yaml"][1]
+    for lacking, command in (("train", "train run.yaml"), ("report", "report train")):
+        if extra == "":
+            assert how_to_install(lacking) in ended[command][1]
+            assert all(name in ended[command][1] for name in EXTRAS[lacking])
 
 
 def test_the_trainer_says_what_it_lacks_when_it_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -27,7 +27,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue
 
-from rlstab.bench.documents import ablations, part, placed
+from rlstab.bench.documents import ablations, joined, part, placed
 from rlstab.config.document import Document, Place, shown
 from rlstab.config.runs import RunConfig, build_run, run_hash
 from rlstab.config.settings import Count, Settings
@@ -75,6 +75,7 @@ class MethodEntry(Settings):
 
     objective: Any = Field(None, description="as in a run file; without it the base's")
     set: dict[str, JsonValue] = Field({}, description="values by dotted key, such as optimisation.lr")
+    scale: dict[str, float] = Field({}, description="factors by dotted key, on the numbers of each setting")
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +118,8 @@ class Bench:
         source: the file that it came from, or empty.
         workers: runs at a time.
         runs: in the order in which they start: seed by seed, so that a part of a bench is balanced.
+        unequal: what is not set and resolves differently between methods of one setting, in words.
+        again: what to type to go on, where that is not ``rlstab bench``; there is no file of such a bench.
     """
 
     file: BenchFile
@@ -125,6 +128,8 @@ class Bench:
     source: str
     workers: int
     runs: tuple[BenchRun, ...]
+    unequal: tuple[str, ...]
+    again: str = ""
 
     @property
     def resolved(self) -> dict[str, Any]:
@@ -160,7 +165,7 @@ def load_bench(source: str | Path | Mapping[str, Any], *, out: str | Path | None
     if baseline not in methods:
         raise document.error(("baseline",), f"no method is called '{baseline}'. {did_you_mean(baseline, methods)}")
     folder = Path(out or file.out or f"runs/{file.name}")
-    loaded = _load_all(document, base, methods, settings)
+    loaded, unequal = _load_all(document, base, methods, settings)
     runs = tuple(
         BenchRun(setting, method, seed, _placed(loaded[setting, method], folder / "runs" / setting / method, seed))
         for seed, setting, method in product(seeds, settings, methods)
@@ -169,14 +174,15 @@ def load_bench(source: str | Path | Mapping[str, Any], *, out: str | Path | None
         "out": str(folder),
         "base": base.data,
         "methods": {
-            name: {"objective": entry.objective.data, "set": _plain(entry.set)} for name, entry in methods.items()
+            name: {"objective": entry.objective.data, "set": _plain(entry.set), "scale": entry.scale}
+            for name, entry in methods.items()
         },
         "baseline": baseline,
         "settings": {name: _plain(values) for name, values in settings.items()},
         "seeds": list(seeds),
     }
     workers = file.workers or _processors()
-    return Bench(file.model_copy(update=resolved), folder, out is not None, document.name, workers, runs)
+    return Bench(file.model_copy(update=resolved), folder, out is not None, document.name, workers, runs, unequal)
 
 
 def _plain(values: Mapping[str, Document]) -> dict[str, Any]:
@@ -187,6 +193,7 @@ def _plain(values: Mapping[str, Document]) -> dict[str, Any]:
 class _Method:
     objective: Document
     set: dict[str, Document]
+    scale: dict[str, float]
 
 
 def _base(document: Document, file: BenchFile, folder: Path) -> Document:
@@ -213,7 +220,7 @@ def _methods(document: Document, file: BenchFile, base: Document) -> dict[str, _
         for name, objective in ablations(document, own, file.ablate or "both").items():
             if name in methods:
                 raise document.error(("methods", name), "the stack makes a method of this name too. Rename this one.")
-            methods[name] = _Method(objective, {})
+            methods[name] = _Method(objective, {}, {})
     if not methods:
         raise document.error(("methods",), "nothing to compare. Name objectives under `methods`, or list a `stack`.")
     return methods
@@ -223,7 +230,7 @@ def _method(document: Document, name: str, own: Document | None) -> _Method:
     place = ("methods", name)
     entry = document.data["methods"][name]
     if not isinstance(entry, Mapping) or entry.keys() & {"name", "preset"}:
-        return _Method(part(document, place), {})
+        return _Method(part(document, place), {}, {})
     checked = document.validate(MethodEntry, dict(entry), place)
     assert isinstance(checked, MethodEntry)
     if "objective" in entry:
@@ -232,7 +239,9 @@ def _method(document: Document, name: str, own: Document | None) -> _Method:
         objective = own
     else:
         raise document.error(place, "the key `objective` is missing, and the base has none to take instead.")
-    return _Method(objective, _values(document, (*place, "set")) if checked.set else {})
+    for key in checked.scale:
+        _free(document, key, (*place, "scale", key))
+    return _Method(objective, _values(document, (*place, "set")) if checked.set else {}, checked.scale)
 
 
 def _values(document: Document, place: Place) -> dict[str, Document]:
@@ -284,29 +293,64 @@ def _load_all(
     base: Document,
     methods: Mapping[str, _Method],
     settings: Mapping[str, Mapping[str, Document]],
-) -> dict[tuple[str, str], RunConfig]:
-    """Every run, less its seed; all mistakes at once."""
+) -> tuple[dict[tuple[str, str], RunConfig], tuple[str, ...]]:
+    """Every run, less its seed, all mistakes at once; and what they resolve differently."""
     loaded: dict[tuple[str, str], RunConfig] = {}
     problems: dict[str, list[str]] = {}
+    unequal: dict[str, None] = {}
     for setting, values in settings.items():
+        followed: dict[str, dict[str, list[str]]] = {key: {} for key in FOLLOWING}
         for name, method in methods.items():
             try:
-                both = sorted(values.keys() & method.set.keys())
-                if both:
-                    text = f"the method '{name}' sets {both[0]} too. Leave it to one of them."
-                    raise document.error(("settings", setting, both[0]), text)
-                run = placed(base, "objective", method.objective)
-                for key, value in {**method.set, **values}.items():
-                    run = placed(run, key, value)
-                loaded[setting, name] = build_run(run)
-                require_loadable(loaded[setting, name].task)
-                require_functions(loaded[setting, name].reward)
+                run = _document(document, base, name, method, setting, values)
+                config = loaded[setting, name] = build_run(run)
+                require_loadable(config.task)
+                require_functions(config.reward)
+                for key in FOLLOWING:
+                    if (run.data.get("optimisation") or {}).get(key) is None:
+                        followed[key].setdefault(getattr(config.optimisation, key), []).append(name)
             except RlstabError as error:
                 problems.setdefault(str(error), []).append(f"{setting}/{name}")
+        unequal |= {_unequal(key, by_value): None for key, by_value in followed.items() if len(by_value) > 1}
     if problems:
         every = len(methods) * len(settings)
         raise ConfigError("\n".join(_told(text, places, every) for text, places in problems.items()))
-    return loaded
+    return loaded, tuple(unequal)
+
+
+def _document(
+    document: Document, base: Document, name: str, method: _Method, setting: str, values: Mapping[str, Document]
+) -> Document:
+    """The run of a method in a setting; stages that both name are those of the setting, then those of the method."""
+    both = sorted(values.keys() & method.set.keys() - {"stages"})
+    if both:
+        text = f"the method '{name}' sets {both[0]} too. Leave it to one of them."
+        raise document.error(("settings", setting, both[0]), text)
+    run = placed(base, "objective", method.objective)
+    for key, value in {**method.set, **values}.items():
+        several = key == "stages" and key in method.set and key in values
+        run = placed(run, key, joined([value, method.set[key]]) if several else value)
+    for key, factor in method.scale.items():
+        run = _scaled(document, run, key, factor, ("methods", name, "scale", key))
+    return run
+
+
+def _scaled(document: Document, run: Document, key: str, factor: float, place: Place) -> Document:
+    value: Any = run.data
+    for step in key.split("."):
+        value = value.get(step) if isinstance(value, Mapping) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise document.error(place, f"{key} is {shown(value)} here, and there is no number to scale. Set it.")
+    return placed(run, key, Document.of(factor * value))
+
+
+#: What follows from the methods where it is not set: two methods of a bench may then differ in more than themselves.
+FOLLOWING = ("old_logprobs", "refresh")
+
+
+def _unequal(key: str, methods: Mapping[str, Sequence[str]]) -> str:
+    told = "; ".join(f"{value} for {', '.join(names)}" for value, names in methods.items())
+    return f"optimisation.{key} is not set, and follows from the methods: {told}. Set it, or compare with that in mind."
 
 
 def _told(problem: str, runs: list[str], every: int) -> str:

@@ -111,6 +111,7 @@ def _run(bench: Bench, runs: Sequence[BenchRun], workers: int, overwrite: bool, 
             f"folder with --out."
         )
     _describe(bench)
+    _say_unequal(bench, console)
     queue = [run for run in runs if run in plan["anew"] or run in plan["resumed"]]
     try:
         with Screen(console, runs, queue) as screen:
@@ -132,6 +133,11 @@ def _run(bench: Bench, runs: Sequence[BenchRun], workers: int, overwrite: bool, 
 
 def _say(console: Console, text: str) -> None:
     console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _say_unequal(bench: Bench, console: Console) -> None:
+    for text in bench.unequal:
+        console.print(f"[yellow]note:[/] {escape(text)}", highlight=False, soft_wrap=True)
 
 
 def _say_unnamed(bench: Bench, console: Console) -> None:
@@ -239,11 +245,14 @@ def dry_run(bench: Bench, *, only: Sequence[str] = (), console: Console | None =
     ):
         if plan[kind]:
             _say(console, f"{what}: {', '.join(run.name for run in plan[kind])}")
+    _say_unequal(bench, console)
     _say_unnamed(bench, console)
 
 
 def command(bench: Bench, run: BenchRun | None = None) -> str:
     """What to type to make a bench, or one run of it in another folder, again."""
+    if bench.again:
+        return bench.again
     parts = ["rlstab", "bench", bench.source or str(bench.out / "bench.yaml")]
     if run:
         parts += ["--only", run.name, "--out", f"runs/{bench.file.name}-again"]
@@ -254,7 +263,8 @@ def command(bench: Bench, run: BenchRun | None = None) -> str:
 
 def _describe(bench: Bench) -> None:
     """Write ``bench.yaml`` and ``bench.json``."""
-    (bench.out / "bench.yaml").write_text(dump(bench.resolved), encoding="utf-8")
+    if not bench.again:
+        (bench.out / "bench.yaml").write_text(dump(bench.resolved), encoding="utf-8")
     about = {name: getattr(bench.file, name) for name in ("name", "about", "baseline")}
     write_record(bench.out, about | {"command": command(bench), "cpu": _processor()})
 

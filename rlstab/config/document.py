@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +14,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticCustomError
 
-from rlstab.errors import ConfigError, did_you_mean
+from rlstab.errors import ConfigError, Conflict, RlstabError, did_you_mean
+from rlstab.files import reason
 
 Place = tuple[str | int, ...]
 Model = TypeVar("Model", bound=BaseModel)
@@ -80,14 +82,13 @@ class Document:
         try:
             with Path(path).open("rb") as file:
                 content = file.read(MAX_BYTES + 1)
+            if len(content) > MAX_BYTES:
+                raise ValueError(f"more than {MAX_BYTES} bytes")
             text = content.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
         except UnicodeDecodeError as error:
             raise ConfigError(f"{path}: not UTF-8 text (byte {error.start}). Save the file as UTF-8.") from error
         except (OSError, ValueError) as error:  # a path with a null character
-            reason = (getattr(error, "strerror", None) or str(error)).lower()
-            raise ConfigError(f"{path}: cannot be read: {reason}. Give the path of a YAML file.") from error
-        if len(content) > MAX_BYTES:
-            raise ConfigError(f"{path}: has more than {MAX_BYTES} bytes. Give the path of a YAML file.")
+            raise ConfigError(f"{path}: cannot be read: {reason(error)}. Give the path of a YAML file.") from error
         return cls.parse(text, str(path))
 
     @classmethod
@@ -95,18 +96,16 @@ class Document:
         """The document of a YAML text; see :meth:`read`."""
         try:
             loader = _Loader(text)
-            try:
-                node = loader.get_single_node()
-                marks = {} if node is None else {place: f"{name}:{line}" for place, line in _lines(loader, node, name)}
-                data = None if node is None else loader.construct_document(node)
-            finally:
-                loader.dispose()
+            node = loader.get_single_node()
+            if node is None:
+                return cls(None, name, {})
+            marks = {place: f"{name}:{line}" for place, line in _lines(loader, node, name)}
+            return cls(loader.construct_document(node), name, marks)
         except yaml.YAMLError as error:
             where, reason = _parser_error(error, text)
             raise ConfigError(f"{name}{where}: not valid YAML: {reason}. Correct it there or just before.") from error
         except RecursionError as error:
             raise ConfigError(f"{name}: nested deeper than {MAX_DEPTH} levels. Write fewer.") from error
-        return cls(data, name, marks)
 
     @classmethod
     def of(cls, data: Any) -> Document:
@@ -151,6 +150,16 @@ class Document:
         """An error that points at ``place``."""
         return ConfigError(self.text(place, text))
 
+    @contextmanager
+    def at(self, place: Place, hint: str = "") -> Iterator[None]:
+        """Errors of rlstab that are raised inside point at ``place``; a conflict stays one, and ends with the hint."""
+        try:
+            yield
+        except Conflict as error:
+            raise Conflict(self.text(place, f"{error}{hint}")) from None
+        except RlstabError as error:
+            raise self.error(place, str(error)) from error
+
     def validate(self, model: type[Model], data: Any, place: Place = ()) -> Model:
         """Validate a part of the document.
 
@@ -179,22 +188,14 @@ class Document:
             return self.text((*inside, "name"), f"no {last} is called '{context['tag']}'. {hint}")
         if kind == "union_tag_not_found":
             return self.text(inside, f"a {last} needs its `name`.")
-        said = re.sub(r"a valid (\w+).*", lambda word: _KINDS.get(word[1], word[0]), mistake["msg"])
+        said = re.sub("a valid (dictionary|list|tuple).*", lambda kind: _KINDS[kind[1]], mistake["msg"])
         if not said.startswith("Input should"):
             return self.text(inside, f"{said[:1].lower()}{said[1:]}.")
         return self.text(inside, f"{said.removeprefix('Input ')}, not {shown(mistake['input'])}.")
 
 
 #: What YAML calls the kinds of values that pydantic names.
-_KINDS = {
-    "integer": "a whole number",
-    "number": "a number",
-    "boolean": "true or false",
-    "string": "text",
-    "dictionary": "a mapping",
-    "list": "a list",
-    "tuple": "a list",
-}
+_KINDS = {"dictionary": "a mapping", "list": "a list", "tuple": "a list"}
 
 
 def misfit(text: str, *place: str | int) -> PydanticCustomError:
@@ -266,7 +267,7 @@ def _lines(loader: _Loader, root: yaml.Node, name: str) -> Iterator[tuple[Place,
         place, node, line = stack.pop()
         count += 1
         if count > MAX_NODES or len(place) > MAX_DEPTH:
-            limit = f"more than {MAX_NODES} values" if count > MAX_NODES else f"nested deeper than {MAX_DEPTH} levels"
+            limit = f"more than {MAX_NODES} values, or nested deeper than {MAX_DEPTH} levels"
             raise ConfigError(f"{name}: {limit}. An alias may repeat without end.")
         yield place, line
         if node.tag not in _PLAIN:
@@ -285,13 +286,8 @@ def _lines(loader: _Loader, root: yaml.Node, name: str) -> Iterator[tuple[Place,
         elif isinstance(node, yaml.SequenceNode):
             stack.extend(((*place, index), value, value.start_mark.line + 1) for index, value in enumerate(node.value))
         else:
-            _require_readable(loader, node, f"{name}:{node.start_mark.line + 1}")
-
-
-def _require_readable(loader: _Loader, node: yaml.Node, where: str) -> None:
-    try:
-        loader.construct_object(node)
-    except (ValueError, LookupError) as error:
-        kind = node.tag.removeprefix(_TAG)
-        text = f"not valid YAML: {shown(node.value)} cannot be read as {kind}. Put text in quotes."
-        raise ConfigError(f"{where}: {text}") from error
+            try:
+                loader.construct_object(node)
+            except (ValueError, LookupError) as error:
+                text = f"{shown(node.value)} cannot be read as {node.tag.removeprefix(_TAG)}. Put text in quotes."
+                raise ConfigError(f"{name}:{line}: {text}") from error

@@ -27,8 +27,7 @@ import functools
 import hashlib
 import json
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING
 from functools import cache
 from pathlib import Path
@@ -45,7 +44,7 @@ from rlstab.core.method import Method
 from rlstab.core.objective import TokenObjective, check_complete
 from rlstab.core.registry import Registry
 from rlstab.core.settings import Setting, settings_of
-from rlstab.errors import Conflict, RlstabError, UnknownName, did_you_mean
+from rlstab.errors import Conflict, did_you_mean
 from rlstab.presets import PRESETS, Preset, preset
 from rlstab.stages import STAGES
 from rlstab.stages.pipeline import Pipeline, check_exclusions
@@ -66,16 +65,23 @@ class PresetItem(Settings):
 class ObserveItem(Settings):
     """``method`` is measured and reported, and changes nothing."""
 
-    name: Any
+    name: Literal["observe"]
     method: Any
 
 
 class WithinItem(Settings):
     """``inner`` sees only the tokens that ``outer`` keeps."""
 
-    name: str
+    name: Literal["within"]
     outer: Any
     inner: Any
+
+
+def _listed(data: Any, place: Place) -> list[tuple[Any, Place]]:
+    """The items of a list with their places; one alone stands for the list of it."""
+    if isinstance(data, list | tuple):
+        return [(item, (*place, index)) for index, item in enumerate(data)]
+    return [] if data is None else [(data, place)]
 
 
 # -- one method or stage -----------------------------------------------------------------------------------------------
@@ -123,30 +129,28 @@ def _made(document: Document, item: Mapping[Any, Any], place: Place, registry: R
     if is_user_code(name):
         cls = load_method(document, name, (*place, "name"), registry)
     else:
-        try:
+        _require_in_place(document, name, (*place, "name"), registry)
+        with document.at((*place, "name")):
             cls = registry.get(name)
-        except UnknownName as error:
-            raise document.error((*place, "name"), _elsewhere(name, registry) or str(error)) from error
     return _of_class(document, cls, settings, place)
 
 
 def _of_class(document: Document, cls: type[Kind], settings: Mapping[Any, Any], place: Place) -> Kind:
     checked = document.validate(method_model(cls), {"name": cls.name, **settings}, place)
-    try:
+    with document.at(place):
         return cls(**{setting.name: getattr(checked, setting.name) for setting in settings_of(cls)})
-    except RlstabError as error:
-        raise document.error(place, str(error)) from error
 
 
-def _elsewhere(name: str, registry: Registry[Any]) -> str:
-    """What to write where a name is that of something else."""
-    if registry is STAGES and name in METHODS.names():
-        return f"no stage is called '{name}', it is a method of the loss: list it under `objective`."
-    if registry is METHODS and name in PRESETS:
-        return f"no method is called '{name}', it is a preset: write {{preset: {name}}}."
-    if registry is METHODS and name in STAGES.names():
-        return f"no method is called '{name}', it is a stage: list it under `stages`."
-    return ""
+def _require_in_place(document: Document, name: str, place: Place, registry: Registry[Any]) -> None:
+    """Refuse a name that has another place in a file."""
+    kinds = {
+        "a stage: list it under `stages`": STAGES.names(),
+        f"a preset: write {{preset: {name}}} under `objective`": PRESETS,
+        "a method of the loss: list it under `objective`": METHODS.names(),
+    }
+    for kind, names in kinds.items():
+        if name in names and name not in registry.names():
+            raise document.error(place, f"no {registry.noun} is called '{name}', it is {kind}.")
 
 
 def settings_as_yaml(method: Method[Any]) -> dict[str, Any]:
@@ -186,14 +190,6 @@ def build_objective(document: Document) -> Composition:
     return composition
 
 
-@contextmanager
-def _conflicts_at(document: Document, place: Place, hint: str = "") -> Iterator[None]:
-    try:
-        yield
-    except Conflict as error:
-        raise Conflict(document.text(place, f"{error}{hint}")) from None
-
-
 def presets_of(data: Any) -> list[Preset]:
     """The presets that an objective names, in order."""
     if isinstance(data, list | tuple):
@@ -207,18 +203,16 @@ def presets_of(data: Any) -> list[Preset]:
 def _composed(document: Document, data: Any, place: Place) -> Composition:
     if len(place) > MAX_DEPTH:
         raise document.error(place[:4], f"nested deeper than {MAX_DEPTH} levels.")
-    listed = isinstance(data, list | tuple)
-    items = data if listed else [] if data is None else [data]
     methods: list[TokenObjective] = []
-    hint = ""
-    for index, item in enumerate(items):
-        made = _methods(document, item, (*place, index) if listed else place)
+    items, hint = _listed(data, place), ""
+    for item, place_of_item in items:
+        made = _methods(document, item, place_of_item)
         methods += made
         if isinstance(item, Mapping) and "preset" in item:
             hint += _preset_hint(item["preset"], [leaf.name for method in made for leaf in walk(method)])
     if not methods:
         raise document.error(place, "no method is left. List at least one, for example: - name: clip_higher")
-    with _conflicts_at(document, place, hint if len(items) > 1 else ""):
+    with document.at(place, hint if len(items) > 1 else ""):
         return compose(*methods)
 
 
@@ -239,36 +233,35 @@ def _methods(document: Document, item: Any, place: Place) -> list[TokenObjective
         parts = document.validate(WithinItem, dict(item), place)
         outer = _composed(document, parts.outer, (*place, "outer"))
         inner = _composed(document, parts.inner, (*place, "inner"))
-        with _conflicts_at(document, place):
+        with document.at(place):
             return [within(_single(outer), _single(inner))]
     if item["name"] == "observe":
         part = document.validate(ObserveItem, dict(item), place)
         members = _composed(document, part.method, (*place, "method")).members
-        with _conflicts_at(document, place):
+        with document.at(place):
             return [observe(method) for method in members]
     return [_made(document, item, place, METHODS)]
 
 
-def _single(method: TokenObjective) -> TokenObjective:
-    return method.members[0] if isinstance(method, Composition) and len(method.members) == 1 else method
+def _members(objective: TokenObjective) -> Sequence[TokenObjective]:
+    return objective.members if isinstance(objective, Composition) else (objective,)
+
+
+def _single(objective: TokenObjective) -> TokenObjective:
+    return members[0] if len(members := _members(objective)) == 1 else objective
 
 
 def _preset(document: Document, item: Mapping[Any, Any], place: Place) -> list[TokenObjective]:
     checked = document.validate(PresetItem, dict(item), place)
-    try:
+    with document.at((*place, "preset")):
         recipe = preset(checked.preset)
-    except UnknownName as error:
-        raise document.error((*place, "preset"), str(error)) from error
     names = [leaf.name for leaf in walk(recipe.objective)]
-    for place_of, name in [
-        *(((*place, "set", name), name) for name in checked.set),
-        *(((*place, "drop", index), name) for index, name in enumerate(checked.drop)),
-    ]:
+    changed: dict[Place, str] = {("set", name): name for name in checked.set}
+    for step, name in (changed | {("drop", index): name for index, name in enumerate(checked.drop)}).items():
         if name not in names:
             text = f"the preset '{checked.preset}' has no method '{name}'. {did_you_mean(name, names)}"
-            raise document.error(place_of, text)
-    members = recipe.objective.members if isinstance(recipe.objective, Composition) else (recipe.objective,)
-    adapted = (_adapted(document, method, checked, place) for method in members)
+            raise document.error((*place, *step), text)
+    adapted = (_adapted(document, method, checked, place) for method in _members(recipe.objective))
     return [method for method in adapted if method is not None]
 
 
@@ -279,7 +272,7 @@ def _adapted(document: Document, method: TokenObjective, item: PresetItem, place
         inner = _adapted(document, method.inner, item, place)
         if outer is None or inner is None:
             return inner if outer is None else outer
-        with _conflicts_at(document, place):
+        with document.at(place):
             return within(_single(outer), _single(inner))
     if method.name in item.drop:
         return None
@@ -291,8 +284,7 @@ def _adapted(document: Document, method: TokenObjective, item: PresetItem, place
 
 def dump_objective(objective: TokenObjective) -> list[dict[str, Any]]:
     """The canonical form: every setting of every method, in the order of the composition."""
-    members = objective.members if isinstance(objective, Composition) else (objective,)
-    return [_dump(method) for method in members]
+    return [_dump(method) for method in _members(objective)]
 
 
 def _dump(method: TokenObjective) -> dict[str, Any]:
@@ -336,15 +328,11 @@ def build_stages(document: Document, recipes: Sequence[Preset], methods: Iterabl
         ConfigError: with file and line.
         Conflict: stages that do not fit together, or presets that bring different ones.
     """
-    given = document.data.get("stages")
-    listed = isinstance(given, list | tuple)
-    items = given if listed else [] if given is None else [given]
-    places: list[Place] = [("stages", index) if listed else ("stages",) for index in range(len(items))]
     stages = [
         _made(document, _item(document, item, place, STAGES), place, STAGES)
-        for item, place in zip(items, places, strict=True)
+        for item, place in _listed(document.data.get("stages"), ("stages",))
     ]
-    with _conflicts_at(document, ("stages",) if "stages" in document.data else ("objective",)):
+    with document.at(("stages",) if "stages" in document.data else ("objective",)):
         pipeline = Pipeline.of(*stages, *_brought(recipes, stages))
         check_exclusions(list(pipeline), dict.fromkeys(methods, "method"))
     return pipeline
@@ -363,13 +351,10 @@ def _brought(recipes: Sequence[Preset], own: Sequence[Stage]) -> list[Stage]:
         text = f"the presets use different estimators: {', '.join(estimators)}.\n  List one of them under `stages`."
         raise Conflict(text)
     brought: dict[str, Stage] = {}
-    for stage in [*(stage for recipe in recipes for stage in recipe.stages), *map(_default_stage, estimators)]:
+    defaults = [STAGES.get(name)() for name in estimators]
+    for stage in [*(stage for recipe in recipes for stage in recipe.stages), *defaults]:
         if isinstance(stage, once) or any(stage.name == named.name for named in own):
             continue
         if brought.setdefault(stage.name, stage) != stage:
             raise Conflict(f"the presets bring '{stage.name}' with different settings. Name it under `stages`.")
     return list(brought.values())
-
-
-def _default_stage(name: str) -> Stage:
-    return STAGES.get(name)()

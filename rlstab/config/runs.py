@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from pydantic import Field, PrivateAttr, model_validator
 from rlstab.config import settings as parts
 from rlstab.config.document import Document, dump, refuse
 from rlstab.config.objectives import build_objective, build_stages, digest, dump_objective, dump_stages, presets_of
-from rlstab.config.user_code import checksums, is_user_code, located, portable
+from rlstab.config.user_code import checksums, located, portable
 from rlstab.core.compose import Composition, walk
 from rlstab.core.objective import active_methods
 from rlstab.stages.pipeline import Pipeline
@@ -58,49 +57,29 @@ class RunConfig(parts.Settings):
     @model_validator(mode="after")
     def _fit(self) -> RunConfig:
         optimisation, rollout, evaluation, task = self.optimisation, self.rollout, self.evaluation, self.task
-        refuse(
-            rollout.prompts % optimisation.mini_batches,
-            "optimisation.mini_batches",
-            f"{optimisation.mini_batches} mini-batches do not divide the {rollout.prompts} prompts of a rollout. "
-            f"Choose another number here, or another rollout.prompts.",
-        )
-        refuse(
-            optimisation.old_logprobs == "live" and rollout.staleness,
-            "optimisation.old_logprobs",
-            f"live takes the sampler for the live policy, and rollout.staleness is {rollout.staleness}: the ratio "
-            f"would stay 1 on stale responses. Use rollout or recompute.",
-        )
-        refuse(
-            self.engine.gather == "bf16" and optimisation.precision != "bf16",
-            "engine.gather",
-            f"bf16 rounds the weights of a forward, and optimisation.precision is {optimisation.precision}. Set that "
-            f"to bf16, or this to fp32.",
-        )
+        text = f"it does not divide rollout.prompts = {rollout.prompts}. Change either."
+        refuse(rollout.prompts % optimisation.mini_batches, "optimisation.mini_batches", text)
+        stale = optimisation.old_logprobs == "live" and rollout.staleness
+        text = f"live keeps the ratio at 1, and rollout.staleness is {rollout.staleness}. Use rollout or recompute."
+        refuse(stale, "optimisation.old_logprobs", text)
+        rounded = self.engine.gather == "bf16" and optimisation.precision != "bf16"
+        text = f"bf16 needs optimisation.precision bf16, which is {optimisation.precision}. Change either."
+        refuse(rounded, "engine.gather", text)
         # texts, ids and rewards of a rollout are lists and tensors in memory
         for part, prompts, setting, each in (
             ("rollout", rollout.prompts, "group", rollout.group),
             ("evaluation", evaluation.prompts if evaluation.every else 0, "samples", evaluation.samples),
         ):
-            refuse(
-                prompts * each > parts.MOST,
-                f"{part}.prompts",
-                f"{prompts} x {each} responses at once, with {part}.{setting}; at most {parts.MOST} are allowed. "
-                f"Lower one.",
-            )
-        refuse(
-            getattr(task, "flaky", 0)
-            and self.reward is not None
-            and all(reward.function != parts.TASK for reward in self.reward),
-            "task.flaky",
-            f"the task's own scores are lost, and `reward` does not list `{parts.TASK}`: nothing would be. Add it "
-            f"there, or set this to 0.",
+            text = f"with {part}.{setting} = {each} it is more than {parts.MOST} responses at once. Lower one."
+            refuse(prompts * each > parts.MOST, f"{part}.prompts", text)
+        scored = self.reward is None or any(reward.function == parts.TASK for reward in self.reward)
+        text = (
+            f"it loses scores of the task, and `reward` does not list `{parts.TASK}`. Add it there, or set this to 0."
         )
-        refuse(
-            getattr(task, "system", None) is not None and not rollout.chat,
-            "task.system",
-            "a system message needs a chat template, and rollout.chat is false. Set that to true, or put the text into "
-            "prompt_template.",
-        )
+        refuse(getattr(task, "flaky", 0) and not scored, "task.flaky", text)
+        messages = getattr(task, "system", None) is not None and not rollout.chat
+        text = "a system message needs a chat template. Set rollout.chat to true, or write it in prompt_template."
+        refuse(messages, "task.system", text)
         return self
 
 
@@ -127,13 +106,6 @@ def build_run(document: Document) -> RunConfig:
     """The run of a document that is a mapping; see :func:`load_run`."""
     document = located(document)
     data = dict(document.data)
-    if "task" in data:
-        data["task"] = _task(data["task"])
-    for key in data.keys() - RunConfig.model_fields.keys():
-        sections = RunConfig.model_fields.items()
-        owners = [name for name, field in sections if key in getattr(field.annotation, "model_fields", ())]
-        if len(owners) == 1:
-            raise document.error((key,), f"unknown key '{key}'. Write it under `{owners[0]}`.")
     composition = build_objective(document)
     pipeline = build_stages(document, presets_of(data["objective"]), [leaf.name for leaf in walk(composition)])
     data["stages"] = dump_stages(pipeline)
@@ -149,14 +121,6 @@ def build_run(document: Document) -> RunConfig:
     run = run.model_copy(update={"optimisation": _resolved(run, composition)})
     run._composition, run._pipeline = composition, pipeline
     return run
-
-
-def _task(given: Any) -> Any:
-    """The settings of a task, where a user-defined class has the place of the name."""
-    name = given.get("name") if isinstance(given, Mapping) else None
-    if not isinstance(name, str) or not (is_user_code(name) or name in entry_points(group=parts.TASK_GROUP).names):
-        return given
-    return {"name": "own", "code": name, "options": {key: given[key] for key in given if key != "name"}}
 
 
 def dump_run(run: RunConfig) -> str:
@@ -189,7 +153,7 @@ def _resolved(run: RunConfig, composition: Composition) -> parts.OptimisationSet
     old: parts.OldLogprobs = "recompute" if several else "live"
     if drift & {"sampler", "start"}:
         old = "recompute"  # else old_logprobs are the sampler's own, and nothing is between them
-    elif run.rollout.staleness or run.rollout.precision is not None:
+    elif run.rollout.staleness or run.rollout.precision is not None or run.rollout.weight_noise:
         old = "rollout"  # the sampler is another policy by intention, and the ratio is to it
     refresh = "step" if drift & {"step", "start"} and several else "rollout"
     given = run.optimisation.model_dump(include={"old_logprobs", "refresh"}, exclude_none=True)

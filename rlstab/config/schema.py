@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
-from rlstab.config.objectives import method_model
+from pydantic import BaseModel
+
+from rlstab.config.objectives import ObserveItem, PresetItem, WithinItem, method_model
 from rlstab.config.runs import RunConfig
 from rlstab.config.settings import TASK_GROUP
 from rlstab.core.registry import Registry
@@ -29,18 +30,16 @@ def json_schema() -> dict[str, Any]:
     properties["task"]["oneOf"] = [*tasks, user_task]
     methods = _listed("objective_item", minItems=1)
     settings = {name: {"$ref": f"#/$defs/method.{name}"} for name in METHODS.names()}
-    recipe = {
-        "preset": {"enum": sorted(PRESETS)},
-        "set": _object("settings by method", settings, []),
-        "drop": {"type": "array", "items": {"enum": METHODS.names()}},
-    }
-    observed = {"name": {"const": "observe"}, "method": methods}
-    nested = {"name": {"const": "within"}, "outer": methods, "inner": methods}
     definitions["objective_item"] = _item("method", METHODS, definitions)
     definitions["objective_item"]["anyOf"] += [
-        _object("a recipe in place", recipe, ["preset"]),
-        _object("method is measured and reported, and changes nothing", observed, [*observed]),
-        _object("inner sees only the tokens that outer keeps", nested, [*nested]),
+        _with(
+            PresetItem,
+            preset={"enum": sorted(PRESETS)},
+            set={"type": "object", "properties": settings, "additionalProperties": False},
+            drop={"type": "array", "items": {"enum": METHODS.names()}},
+        ),
+        _with(ObserveItem, method=methods),
+        _with(WithinItem, outer=methods, inner=methods),
     ]
     definitions["stage_item"] = _item("stage", STAGES, definitions)
     properties["objective"] = methods
@@ -66,11 +65,7 @@ def _item(kind: str, registry: Registry[Any], definitions: dict[str, Any]) -> di
     return {"anyOf": [{"enum": names}, _USER_NAME, *known, _USER]}
 
 
-def _object(description: str, properties: Mapping[str, Any], required: list[str]) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "description": description,
-        "properties": properties,
-        "required": required,
-        "additionalProperties": False,
-    }
+def _with(model: type[BaseModel], **properties: Any) -> dict[str, Any]:
+    """The schema of an item, with properties that only the registries know."""
+    schema = model.model_json_schema()
+    return {**schema, "properties": schema["properties"] | properties}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from importlib.metadata import entry_points
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
 
 from rlstab.config.document import misfit, refuse
+from rlstab.config.user_code import is_user_code
 from rlstab.errors import did_you_mean
 
 #: More than any run has of anything that is counted.
@@ -58,13 +60,10 @@ HINTS = {
     **{name: f"What GRPOConfig calls '{name}' is here: {ours}." for name, ours in TRL_NAMES.items()},
     **dict.fromkeys(
         CUTS,
-        "Responses are drawn from the whole distribution. Cut off, it would have other log-probs than the policy that "
-        "learns: the ratio and importance weights would divide by the wrong ones, and tokens that are never drawn "
-        "would lose probability unseen. Remove it; for less random responses lower rollout.temperature, which acts on "
-        "the loss as well.",
+        "Responses are drawn from the whole distribution: the ratio would divide by the log-probs of another one. "
+        "Remove it; for less random responses lower rollout.temperature, which the loss knows.",
     ),
-    "dropout": "A policy is trained without dropout, because the ratio compares two policies and not two dropout "
-    "masks. Remove it.",
+    "dropout": "The ratio compares two policies, not two dropout masks, so there is none. Remove it.",
 }
 
 Count = Annotated[int, Field(ge=1, le=MOST)]
@@ -79,9 +78,13 @@ EngineName: TypeAlias = Literal["auto", "ddp", "fsdp2"]
 
 def _or(key: str, schema: Any) -> BeforeValidator:
     """A text may stand for the mapping that has it under a key."""
-    return BeforeValidator(
-        lambda given: {key: given} if isinstance(given, str) else given, json_schema_input_type=schema
-    )
+    return BeforeValidator(lambda given: {key: given} if isinstance(given, str) else given, schema)
+
+
+def _or_alone(item: Any) -> BeforeValidator:
+    """An item may stand for the list of it."""
+    schema = item | Annotated[list[item], Field(min_length=1)]
+    return BeforeValidator(lambda given: [given] if isinstance(given, str | Mapping) else given, schema)
 
 
 class Settings(BaseModel):
@@ -94,9 +97,19 @@ class Settings(BaseModel):
     def _known_keys(cls, given: Any) -> Any:
         for key in given if isinstance(given, Mapping) else ():
             if key not in cls.model_fields:
-                hint = HINTS.get(key) or did_you_mean(str(key), cls.model_fields)
-                raise misfit(f"unknown key '{key}'. {hint}", key)
+                fields = cls.model_fields.items()
+                owners = [name for name, field in fields if key in getattr(field.annotation, "model_fields", ())]
+                hint = (
+                    f"Write it under `{owners[0]}`." if len(owners) == 1 else did_you_mean(str(key), cls.model_fields)
+                )
+                raise misfit(f"unknown key '{key}'. {HINTS.get(key, hint)}", key)
         return given
+
+    def _leave_out(self, names: Iterable[str], why: str) -> None:
+        """Refuse settings that nothing reads, where they differ from their defaults."""
+        for name in names:
+            default = type(self).model_fields[name].default
+            refuse(getattr(self, name) != default, name, f"{why} Leave it out.")
 
 
 # -- model -------------------------------------------------------------------------------------------------------------
@@ -108,28 +121,28 @@ class AdapterSettings(Settings):
     path: str | None = Field(None, description="folder or hub name of an adapter to continue; null starts a new one")
     r: Count | None = Field(None, description="rank of the update of each matrix; of a new one, 16")
     alpha: Count | None = Field(None, description="the update is scaled by alpha / r; of a new one, 32")
-    targets: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] | None = Field(
+    targets: Annotated[tuple[str, ...], Field(strict=False, min_length=1), _or_alone(str)] | None = Field(
         None, description="names of modules, or `all-linear`"
     )
 
     @model_validator(mode="before")
     @classmethod
     def _new_or_continued(cls, given: Any) -> Any:
-        if not isinstance(given, Mapping):
-            return given
-        new = {"r": 16, "alpha": 32, "targets": "all-linear"}
-        if given.get("path") is not None:
-            for key in new:
-                refuse(given.get(key), key, f"a continued adapter has its own {key}. Remove it, or remove the path.")
-            return given
-        targets = given.get("targets", new["targets"])
-        return {**new, **given, "targets": [targets] if isinstance(targets, str) else targets}
+        if isinstance(given, Mapping) and given.get("path") is None:
+            return {"r": 16, "alpha": 32, "targets": "all-linear", **given}
+        return given
+
+    @model_validator(mode="after")
+    def _of_new(self) -> AdapterSettings:
+        if self.path is not None:
+            self._leave_out(("r", "alpha", "targets"), "a continued adapter has its own.")
+        return self
 
 
 class ModelSettings(Settings):
     """The policy, and the reference policy of a KL penalty."""
 
-    name: str = Field("countdown-tiny", description="a folder, a hub name, or countdown-, chain- or littered-tiny")
+    name: str = Field("countdown-tiny", description="a folder, a hub name, or a shipped one, such as shift-tiny")
     adapter: Annotated[AdapterSettings | None, _or("path", str | AdapterSettings | None)] = Field(
         None, description="train a LoRA adapter alone: its settings, or the folder of one to continue; null is none"
     )
@@ -251,9 +264,18 @@ class UserTaskSettings(Settings):
     options: dict[str, JsonValue] = Field({}, description="passed to the class by name")
 
 
+def _user_task(given: Any) -> Any:
+    """The settings of a task, where a user-defined class has the place of the name."""
+    name = given.get("name") if isinstance(given, Mapping) else None
+    if not isinstance(name, str) or not (is_user_code(name) or name in entry_points(group=TASK_GROUP).names):
+        return given
+    return {"name": "own", "code": name, "options": {key: given[key] for key in given if key != "name"}}
+
+
 TaskSettings = Annotated[
     CountdownSettings | ChainSettings | ReasoningGymSettings | JsonlSettings | DatasetSettings | UserTaskSettings,
     Field(discriminator="name"),
+    BeforeValidator(_user_task),
 ]
 
 
@@ -280,34 +302,23 @@ class RewardSettings(WorkerSettings):
 
     @model_validator(mode="after")
     def _fit(self) -> RewardSettings:
-        file, colon, function = self.function.rpartition(":")
-        refuse(
-            (file if colon else function).endswith(".py") != bool(colon) or not function,
-            "function",
-            f"'{self.function}' names no function in a file. Write it as path/to/file.py:function.",
-        )
-        refuse(
-            self.name in TAKEN or not re.fullmatch(r"[^\W\d][\w.-]*", self.name),
-            "name",
-            f"no metric can be called 'reward/{self.name}': it is taken, or not made of letters, digits and _. Set "
-            f"another `name`.",
-        )
-        for setting, field in WorkerSettings.model_fields.items():
-            refuse(
-                self.function == TASK and getattr(self, setting) != field.default,
-                setting,
-                f"the task's own scorer does not read it. Set task.{setting}, where the task has one.",
-            )
+        in_file = ":" in self.function or self.function.endswith(".py")
+        text = f"'{self.function}' names no function in a file. Write it as path/to/file.py:function."
+        refuse(in_file and not is_user_code(self.function), "function", text)
+        valid = self.name not in TAKEN and re.fullmatch(r"[^\W\d][\w.-]*", self.name)
+        text = f"'reward/{self.name}' is taken or cannot be a metric. Set another `name`, of letters, digits and _."
+        refuse(not valid, "name", text)
+        if self.function == TASK:
+            self._leave_out(WorkerSettings.model_fields, "the task's own scorer reads that of `task`, where it has it.")
         return self
 
 
 def _rewards(rewards: tuple[RewardSettings, ...]) -> tuple[RewardSettings, ...]:
-    none = f"nothing is learnt from. Give a reward a weight, or write `{TASK}` for the task's own scorer."
-    refuse(not any(reward.weight for reward in rewards), "", none)
+    text = f"no reward has a weight. Give one, or write `{TASK}` for the task's own scorer."
+    refuse(not any(reward.weight for reward in rewards), "", text)
     names = [reward.name for reward in rewards]
     for index, name in enumerate(names):
-        text = f"two rewards are called '{name}'. Give one of them another `name`."
-        refuse(name in names[:index], f"{index}.name", text)
+        refuse(name in names[:index], f"{index}.name", f"two rewards are called '{name}'. Give one another `name`.")
     return rewards
 
 
@@ -315,15 +326,15 @@ def _rewards(rewards: tuple[RewardSettings, ...]) -> tuple[RewardSettings, ...]:
 Rewards: TypeAlias = Annotated[
     tuple[RewardSettings, ...],
     Field(strict=False),
-    BeforeValidator(
-        lambda given: [given] if isinstance(given, str | Mapping) else given,
-        json_schema_input_type=str | RewardSettings | Annotated[list[str | RewardSettings], Field(min_length=1)],
-    ),
+    _or_alone(str | RewardSettings),
     AfterValidator(_rewards),
 ]
 
 
 # -- rollout, optimisation ---------------------------------------------------------------------------------------------
+
+
+Precision: TypeAlias = Literal["bf16", "fp8", "int8", "int4", "int3", "int2"]
 
 
 class RolloutSettings(Settings):
@@ -335,7 +346,10 @@ class RolloutSettings(Settings):
     temperature: Annotated[float, Field(ge=1e-3, le=1e3)] = Field(1.0, description="divides logits everywhere")
     batch_size: Count = Field(128, description="responses sampled at a time on one rank")
     staleness: Every = Field(0, description="updates by which the sampler's weights are behind, less at the start")
-    precision: Literal["bf16", "fp8", "int8", "int4"] | None = Field(None, description="of the sampler's weights")
+    precision: Precision | None = Field(None, description="of the sampler's weights")
+    weight_noise: Annotated[float, Field(ge=0, le=1e3)] = Field(
+        0.0, description="on the sampler's matrices, the same in all of a run: a share of each one's standard deviation"
+    )
     stop: Annotated[str, Field(min_length=1)] | None = Field(
         None, description="text that ends a response, besides EOS, for example a newline"
     )
@@ -356,45 +370,16 @@ class ScheduleSettings(Settings):
 
 
 class PlainSchedule(ScheduleSettings):
-    """Without options."""
+    """Without options; the last two end at 0."""
 
-    name: Literal["constant", "constant_with_warmup", "linear"]
-
-
-class Cosine(ScheduleSettings):
-    """To 0."""
-
-    name: Literal["cosine"]
-    num_cycles: Positive | None = Field(None, description="a half is one descent")
+    name: Literal["constant", "constant_with_warmup", "linear", "cosine"]
 
 
-class CosineWithMinLr(Cosine):
+class CosineWithMinLr(ScheduleSettings):
     """To a share of lr."""
 
-    name: Literal["cosine_with_min_lr"]  # type: ignore[assignment]
+    name: Literal["cosine_with_min_lr"]
     min_lr_rate: Share = Field(description="where it ends, as a share of lr")
-
-
-class CosineWithRestarts(ScheduleSettings):
-    """To 0, several times."""
-
-    name: Literal["cosine_with_restarts"]
-    num_cycles: Count | None = None
-
-
-class InverseSqrt(ScheduleSettings):
-    """By the root of the number of steps."""
-
-    name: Literal["inverse_sqrt"]
-    timescale: Count | None = Field(None, description="in optimizer steps")
-
-
-class Polynomial(ScheduleSettings):
-    """By a power of what is left of the run."""
-
-    name: Literal["polynomial"]
-    lr_end: Share | None = Field(None, description="where it ends")
-    power: Positive | None = None
 
 
 class WarmupStableDecay(ScheduleSettings):
@@ -406,10 +391,7 @@ class WarmupStableDecay(ScheduleSettings):
     min_lr_ratio: Share | None = Field(None, description="where it ends, as a share of lr")
 
 
-Schedule: TypeAlias = Annotated[
-    PlainSchedule | Cosine | CosineWithMinLr | CosineWithRestarts | InverseSqrt | Polynomial | WarmupStableDecay,
-    Field(discriminator="name"),
-]
+Schedule: TypeAlias = Annotated[PlainSchedule | CosineWithMinLr | WarmupStableDecay, Field(discriminator="name")]
 
 
 class OptimisationSettings(Settings):
@@ -447,18 +429,12 @@ class OptimisationSettings(Settings):
     @model_validator(mode="after")
     def _fit(self) -> OptimisationSettings:
         steps = self.optimizer_steps_per_rollout
-        refuse(
-            self.old_logprobs == "live" and steps > 1,
-            "old_logprobs",
-            f"live needs one optimizer step per rollout, and epochs x mini_batches is {steps}: the ratio would stay 1 "
-            f"while the policy moves. Use recompute or rollout.",
+        text = f"live keeps the ratio at 1, and epochs x mini_batches is {steps}. Use recompute or rollout."
+        refuse(self.old_logprobs == "live" and steps > 1, "old_logprobs", text)
+        text = (
+            f"the run has fewer optimizer steps: {self.optimizer_steps} (rollouts x epochs x mini_batches). Lower it."
         )
-        refuse(
-            self.warmup_optimizer_steps > self.optimizer_steps,
-            "warmup_optimizer_steps",
-            f"the warm-up of {self.warmup_optimizer_steps} optimizer steps is longer than the run, which has "
-            f"{self.optimizer_steps} (rollouts x epochs x mini_batches). Lower it.",
-        )
+        refuse(self.warmup_optimizer_steps > self.optimizer_steps, "warmup_optimizer_steps", text)
         return self
 
     @property
@@ -484,12 +460,8 @@ class EngineSettings(Settings):
 
     @model_validator(mode="after")
     def _of_shards(self) -> EngineSettings:
-        for name in ("gather", "offload"):
-            refuse(
-                self.name != "fsdp2" and getattr(self, name) != EngineSettings.model_fields[name].default,
-                name,
-                f"it is of shards alone, and engine.name is {self.name}. Set that to fsdp2, or leave this out.",
-            )
+        if self.name != "fsdp2":
+            self._leave_out(("gather", "offload"), f"only fsdp2 reads it, and engine.name is {self.name}.")
         return self
 
 
@@ -500,7 +472,9 @@ Engine: TypeAlias = Annotated[EngineSettings, _or("name", EngineName | EngineSet
 class EvaluationSettings(Settings):
     """Held-out prompts: sampled mean, greedy, pass@k."""
 
-    every: Every = Field(50, description="rollouts between evaluations, the start and the end included; 0 is never")
+    every: Every = Field(50, description="rollouts between evaluations, the end included; 0 is never")
+    start: bool = Field(True, description="also before training")
+    sampler: bool = Field(False, description="also the sampler's policy, where it is another: eval/sampler/...")
     prompts: Count = Field(256, description="held-out prompts")
     samples: Count = Field(4, description="responses per prompt for the mean and pass@k")
     pass_at: tuple[Count, ...] = Field((4,), strict=False, description="the k of pass@k, each at most samples")
@@ -509,12 +483,8 @@ class EvaluationSettings(Settings):
     @model_validator(mode="after")
     def _enough_samples(self) -> EvaluationSettings:
         for index, k in enumerate(self.pass_at):
-            refuse(
-                k > self.samples,
-                f"pass_at.{index}",
-                f"pass@{k} needs {k} samples per prompt, and evaluation.samples is {self.samples}. Raise it, or lower "
-                f"this.",
-            )
+            text = f"pass@{k} needs {k} samples per prompt, and evaluation.samples is {self.samples}. Raise that."
+            refuse(k > self.samples, f"pass_at.{index}", text)
         return self
 
 

@@ -44,36 +44,38 @@ def is_user_code(name: object) -> bool:
     return isinstance(name, str) and _IN_FILE.fullmatch(name) is not None
 
 
-def _changed(data: Any, change: Callable[[str, Place], str], place: Place = ()) -> Any:
-    """The data with every text changed."""
+def _changed(
+    data: Any, code: Callable[[str, str, Place], str], path: Callable[[str, Place], str], place: Place = ()
+) -> Any:
+    """The data with every file and name of user code changed, and every setting that may be a path."""
     if len(place) > MAX_DEPTH:  # refused by whoever reads it
         return data
     if isinstance(data, Mapping):
-        return {key: _changed(value, change, (*place, key)) for key, value in data.items()}
+        return {key: _changed(value, code, path, (*place, key)) for key, value in data.items()}
     if isinstance(data, list | tuple):
-        return [_changed(value, change, (*place, index)) for index, value in enumerate(data)]
-    return change(data, place) if isinstance(data, str) else data
+        return [_changed(value, code, path, (*place, index)) for index, value in enumerate(data)]
+    if not isinstance(data, str):
+        return data
+    if user := _IN_FILE.fullmatch(data):
+        return code(user["file"], user["name"], place)
+    return path(data, place) if _PATHS.fullmatch(".".join(map(str, place))) else data
 
 
 # -- paths -------------------------------------------------------------------------------------------------------------
 
 
+#: Names of models that are no paths.
+SHIPPED_MODELS = ("chain-tiny", "countdown-tiny", "littered-tiny", "shift-tiny")
+
+
 def located(document: Document) -> Document:
     """The document with an absolute path wherever it names a file or folder that is there."""
 
-    def change(text: str, place: Place) -> str:
-        if user := _IN_FILE.fullmatch(text):
-            path = _find(document, user["file"], place)
-            return text if path is None else f"{path}:{user['name']}"
-        is_path = _PATHS.fullmatch(".".join(map(str, place)))
-        path = _find(document, text, place) if is_path and text not in SHIPPED_MODELS else None
-        return text if path is None else str(path)
+    def path(text: str, place: Place) -> str:
+        return text if text in SHIPPED_MODELS else str(_find(document, text, place) or text)
 
-    return Document(_changed(document.data, change), document.name, document.marks)
-
-
-#: Names of models that are no paths.
-SHIPPED_MODELS = ("chain-tiny", "countdown-tiny", "littered-tiny")
+    data = _changed(document.data, lambda file, name, place: f"{path(file, place)}:{name}", path)
+    return Document(data, document.name, document.marks)
 
 
 def _find(document: Document, path: str, place: Place) -> Path | None:
@@ -116,11 +118,10 @@ def load_class(document: Document, text: str, place: Place, wanted: str, fix: st
     if path is None or not is_file(path):
         looked = " or ".join(map(str, _candidates(document, file, place)))
         raise document.error(place, f"there is no file {looked}. Correct the path, or create the file.")
-    try:
+    with document.at(place):
         module: Any = _module(path)
+    try:
         cls = operator.attrgetter(name)(module)
-    except ConfigError as error:
-        raise document.error(place, str(error)) from error
     except AttributeError as error:
         known = [cls.__name__ for cls in _defined(module) if not cls.__name__.startswith("_")]
         hint = did_you_mean(name, known) if known else f"Define it: {fix}"
@@ -191,28 +192,22 @@ def checksums(run: Any) -> dict[str, str]:
     """
     sums: dict[str, str] = {}
 
-    def look(text: str, place: Place) -> str:
-        user = _IN_FILE.fullmatch(text)
-        dotted = ".".join(map(str, place))
-        path = Path(user["file"]) if user else Path(text)
-        if user or (_PATHS.fullmatch(dotted) and dotted.startswith("task.") and is_file(path)):
-            sums[portable(text) if user else path.name] = checksum(path.read_bytes()) if is_file(path) else ""
+    def path(text: str, place: Place, name: str = "") -> str:
+        if name or (place[0] == "task" and is_file(text)):
+            sums[f"{Path(text).name}{name}"] = checksum(Path(text).read_bytes()) if is_file(text) else ""
         return text
 
-    _changed(run, look)
+    _changed(run, lambda file, name, place: path(file, place, f":{name}"), path)
     return dict(sorted(sums.items()))
 
 
 def portable(data: Any) -> Any:
     """Settings as they would be on another machine: code by the name of its file, other paths by their last two."""
 
-    def change(text: str, place: Place) -> str:
-        if user := _IN_FILE.fullmatch(text):
-            return f"{Path(user['file']).name}:{user['name']}"
-        is_path = _PATHS.fullmatch(".".join(map(str, place))) and Path(text).is_absolute()
-        return "/".join(Path(text).parts[-2:]) if is_path else text
+    def path(text: str, place: Place) -> str:
+        return "/".join(Path(text).parts[-2:]) if Path(text).is_absolute() else text
 
-    return _changed(data, change)
+    return _changed(data, lambda file, name, place: f"{Path(file).name}:{name}", path)
 
 
 def changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:

@@ -2,6 +2,6 @@
 
 from rlstab.explain.catalogue import listing
 from rlstab.explain.page import explain, explain_preset, show
-from rlstab.explain.tables import check
+from rlstab.explain.tables import check, check_host
 
-__all__ = ["check", "explain", "explain_preset", "listing", "show"]
+__all__ = ["check", "check_host", "explain", "explain_preset", "listing", "show"]

@@ -7,10 +7,10 @@ shows the same Markdown.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
 from rich.markdown import Markdown
 
 from rlstab.config import Document, RunConfig, load_run, objective_hash, run_hash
@@ -55,48 +55,38 @@ _RATIOS = {
 }
 
 
-def explain(
-    source: str, overrides: Mapping[str, Any], console: Console | None = None, *, markdown: bool = False
-) -> None:
-    """Print what a composition means, in words.
+def explain(source: str, overrides: Mapping[str, Any]) -> str:
+    """What a composition means, in words, as Markdown.
 
     Args:
         source: path of a run file or of an objective, or names of methods and presets with commas between.
         overrides: values of a run by dotted path.
-        console: where to print.
-        markdown: print the Markdown itself.
 
     Raises:
         ConfigError, Conflict: see :func:`rlstab.config.load_run`.
     """
     if _are_names(source):
-        text = page(source, *_with(_named(source), overrides), note=_also_presets(source))
-    else:
-        text = page(source, *read(source, overrides))
-    show(text, console, markdown=markdown)
+        return page(source, *_with(_named(source), overrides), note=_also_presets(source))
+    return page(source, *read(source, overrides))
 
 
-def explain_preset(
-    name: str, overrides: Mapping[str, Any], console: Console | None = None, *, markdown: bool = False
-) -> None:
-    """Print what a preset means; see :func:`explain`.
+def explain_preset(name: str, overrides: Mapping[str, Any]) -> str:
+    """What a preset means; see :func:`explain`.
 
     Raises:
         UnknownName: no preset has this name.
         ConfigError: a run has no such setting.
     """
     recipe = preset(name)
-    composed, run = _with([{"preset": name}], overrides)
-    show(page(f"preset {name}", composed, run, about=recipe), console, markdown=markdown)
+    return page(f"preset {name}", *_with([{"preset": name}], overrides), about=recipe)
 
 
-def show(text: str, console: Console | None = None, *, markdown: bool = False) -> None:
+def show(text: str, *, markdown: bool = False) -> None:
     """Print a page, or with ``markdown`` the Markdown that it is made of."""
-    console = console or Terminal()
     if markdown:
-        console.file.write(visible(text, spaces=False))
+        sys.stdout.write(visible(text, spaces=False))
     else:
-        console.print(Markdown(text, hyperlinks=False))
+        Terminal().print(Markdown(text, hyperlinks=False))
 
 
 def page(title: str, objective: Composition, run: RunConfig | None, about: Preset | None = None, note: str = "") -> str:

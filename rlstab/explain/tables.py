@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
@@ -24,37 +24,15 @@ from rlstab.signals import SIGNAL_NAMES
 from rlstab.stages.pipeline import Pipeline
 
 
-def check(
-    path: str,
-    overrides: Mapping[str, Any],
-    console: Console | None = None,
-    *,
-    host: str | None = None,
-    tried: Sequence[str] = (),
-) -> None:
-    """Print what a file means, for rlstab's own trainer or a host; what cannot run raises what the trainer would raise.
+def check(objective: Composition, run: RunConfig | None, tried: Sequence[str] = ()) -> None:
+    """Print what a file means for rlstab's own trainer.
 
     Args:
-        path: of the file.
-        overrides: values by dotted path.
-        console: where to print.
-        host: a trainer other than rlstab's own.
-        tried: what was found by trying the run, see :func:`rlstab.preflight.preflight`.
-
-    Raises:
-        ConfigError, Conflict: see :func:`rlstab.config.load_run`.
-        UnknownName: no adapter ships for the host.
-        MissingSignal: the host cannot give what a method reads.
-        ConfigError: the host's own loss stays, and no mask and no advantages can say what a method asks for.
+        objective: of the file.
+        run: of the file, where it has more than an objective.
+        tried: what was seen by trying the run, see :func:`rlstab.preflight.preflight`.
     """
-    console = console or Terminal()
-    objective, run = read(path, overrides)
-    if host is not None:
-        console.print(host_table(objective, adapted(host)))
-        adapted(host).require(objective)
-        verb = "train" if adapted(host).package else "express"
-        console.print(f"objective {objective_hash(objective)}: {adapted(host).name} can {verb} it")
-        return
+    console = Terminal()
     console.print(
         f"no conflict: objective {objective_hash(objective)}" + (f", run {run_hash(run)}" if run else ""), style="bold"
     )
@@ -71,6 +49,21 @@ def check(
         )
     for note in notes(objective, run):
         console.print(f"[yellow]note:[/] {escape(note)}")
+
+
+def check_host(objective: Composition, name: str) -> None:
+    """Print what the adapter of another trainer makes of an objective; what cannot run raises what it would raise.
+
+    Raises:
+        UnknownName: no adapter ships for the host.
+        MissingSignal: the host cannot give what a method reads.
+        ConfigError: the host's own loss stays, and no mask and no advantages can say what a method asks for.
+    """
+    console, host = Terminal(), adapted(name)
+    console.print(host_table(objective, host))
+    host.require(objective)
+    verb = "train" if host.package else "express"
+    console.print(f"objective {objective_hash(objective)}: {host.name} can {verb} it")
 
 
 def read(path: str, overrides: Mapping[str, Any]) -> tuple[Composition, RunConfig | None]:

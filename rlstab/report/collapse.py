@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rlstab.report.runs import EMPTY, RunRecord, bin_weights, binned, flat, setting_of
+from rlstab.report.runs import EMPTY, RunRecord, bin_weights, binned, flat
 
 #: Entropy has collapsed below this share of its first ten rollouts: well beyond the 0.3 that plain GRPO came to.
 ENTROPY_FLOOR = 0.25
@@ -256,7 +256,10 @@ def _running_medians(values: Sequence[float]) -> NDArray[np.float64]:
 # -- sweeps ------------------------------------------------------------------------------------------------------------
 
 #: Differ between the runs of one bench without being swept.
-IGNORED = ("seed", "tracking", "objective", "stages")
+IGNORED = ("seed", "tracking", "objective")
+
+#: How coarse the weights of a sampler are: the step of rounding as a share of the largest, or of each number.
+COARSENESS = {None: 0.0, "bf16": 2**-9, "int8": 1 / 127, "fp8": 2**-4, "int4": 1 / 7, "int3": 1 / 3, "int2": 1.0}
 
 
 @dataclass(frozen=True)
@@ -290,7 +293,8 @@ class Sweep:
 
     Attributes:
         bench: its name; empty for runs made by ``rlstab train``.
-        key: dotted path, such as ``optimisation.lr``.
+        key: dotted path, such as ``optimisation.lr`` or ``stages.overlong.buffer``; of ``rollout.precision`` the values
+            are how coarse the weights are.
         values: ascending.
         points: by method and value.
         highest: by method the highest value at which it is stable and at every lower one too; None if there is none.
@@ -312,25 +316,42 @@ def sweeps_of(runs: Sequence[RunRecord]) -> list[Sweep]:
 
 
 def swept_key(runs: Sequence[RunRecord]) -> str | None:
-    """The dotted path in which settings differ, if it is exactly one, holds numbers, and is one number per setting."""
-    by_setting: dict[str, Mapping[str, Any]] = {}
+    """The dotted path in which settings differ, if it is exactly one, holds numbers, and is one number per setting.
+
+    Each method may have settings of its own, such as stages: what counts is how those of one method differ.
+    """
+    of_methods: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
     for run in runs:
         if run.config:
-            own = {path: value for path, value in flat(run.config) if path.partition(".")[0] not in IGNORED}
-            if by_setting.setdefault(run.setting, own) != own:
+            own = _dials(run.config)
+            if of_methods[run.method].setdefault(run.setting, own) != own:
                 return None
-    if len(by_setting) < 2:
+    differing: set[str] = set()
+    for by_setting in of_methods.values():
+        paths = {path for own in by_setting.values() for path in own}
+        differing |= {path for path in paths if len({repr(own.get(path)) for own in by_setting.values()}) > 1}
+    if len(differing) != 1:
         return None
-    paths = {path for own in by_setting.values() for path in own}
-    differing = [path for path in sorted(paths) if len({repr(own.get(path)) for own in by_setting.values()}) > 1]
-    numbers = [own.get(differing[0]) for own in by_setting.values()] if len(differing) == 1 else [None]
-    numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in numbers)
-    return differing[0] if numeric else None
+    key = differing.pop()
+    values: dict[str, Any] = {}
+    for setting, own in (item for by_setting in of_methods.values() for item in by_setting.items()):
+        if values.setdefault(setting, own.get(key)) != own.get(key):
+            return None
+    numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values.values())
+    return key if numeric else None
+
+
+def _dials(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a run that may be swept, by dotted path."""
+    values = {path: value for path, value in flat(config) if path.partition(".")[0] not in IGNORED}
+    if "rollout.precision" in values:
+        values["rollout.precision"] = COARSENESS.get(values["rollout.precision"])
+    return values
 
 
 def _sweep(bench: str, key: str, runs: Sequence[RunRecord]) -> Sweep:
     # of a run that failed before it wrote its configuration, its setting's other runs know the value
-    values = {run.setting: float(setting_of(run.config, key)) for run in runs if run.config}
+    values = {run.setting: float(_dials(run.config)[key]) for run in runs if run.config}
     groups: dict[tuple[str, float], list[RunRecord]] = defaultdict(list)
     for run in runs:
         if run.setting in values:

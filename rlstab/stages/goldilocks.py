@@ -1,20 +1,13 @@
 """Prompts that are neither too easy nor too hard, by what is known of each (Goldilocks, without its teacher)."""
 
-from collections.abc import Mapping
-from typing import Annotated
-
 from torch import Tensor
 
 from rlstab.core.method import State
-from rlstab.core.settings import Range
-from rlstab.core.stats import Mean, Settled, Stat
-from rlstab.stages import pass_rates
-from rlstab.stages.response_batch import ResponseBatch
-from rlstab.stages.slots import best_first, filled, pool_of
-from rlstab.stages.stage import Offer, PromptSelector
+from rlstab.stages.pass_rates import PassRateSelector, expected_spread
+from rlstab.stages.stage import Offer
 
 
-class Goldilocks(PromptSelector):
+class Goldilocks(PassRateSelector):
     """Take the prompts of a pool whose rewards are expected to vary most between responses.
 
     Problem:
@@ -101,11 +94,6 @@ class Goldilocks(PromptSelector):
     """
 
     name = "goldilocks"
-    needs = pass_rates.NEEDS
-
-    pool: Annotated[int, Range(ge=1)]
-    discount: Annotated[float, Range(ge=0, le=1)] = 0.5
-    random_share: Annotated[float, Range(ge=0, le=1)] = 0.2
 
     def in_words(self) -> str:
         return (
@@ -114,18 +102,5 @@ class Goldilocks(PromptSelector):
             f"what was known of it still counts."
         )
 
-    def init_state(self) -> State:
-        return pass_rates.no_evidence(self.pool)
-
     def select(self, offer: Offer, state: State) -> Tensor:
-        pool_of(self.name, self.pool, offer)
-        return filled(offer, best_first(offer, pass_rates.expected_spread(state)), self.random_share)
-
-    def measure(self, part: ResponseBatch) -> Stat:
-        return {"seen": pass_rates.observed(part)}
-
-    def advance(self, state: State, stat: Settled) -> State:
-        return pass_rates.with_evidence(self.name, state, stat.grouped("seen"), self.discount)
-
-    def report(self, responses: ResponseBatch, stat: Settled, state: State) -> Mapping[str, Mean]:
-        return pass_rates.report(responses, state)
+        return self._filled(offer, expected_spread(state))

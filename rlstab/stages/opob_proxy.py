@@ -1,18 +1,12 @@
 """The off-policy optimal baseline, with a stand-in for the gradient norm that costs no backward."""
 
-from collections.abc import Mapping
-
 from torch import Tensor
 
-from rlstab.core.metadata import About
-from rlstab.core.method import State
-from rlstab.core.stats import Mean, Settled
-from rlstab.stages.optimal_baseline import baseline_report, less_baseline, log_ratios, over_tokens
+from rlstab.stages.opob import OPOB, log_ratios, over_tokens
 from rlstab.stages.response_batch import ResponseBatch
-from rlstab.stages.stage import AdvantageEstimator
 
 
-class OPOBProxy(AdvantageEstimator):
+class OPOBProxy(OPOB):
     """Subtract the baseline of ``opob``, with the gradient of the logits in place of that of all weights.
 
     Problem:
@@ -68,6 +62,7 @@ class OPOBProxy(AdvantageEstimator):
         (1 - 0.5 + 0.25 = 0.75): b = 0.5 / (0.5 + 0.75) = 0.4.
 
         >>> import torch
+        >>> from rlstab.core.stats import Settled
         >>> from rlstab.stages.response_batch import ResponseBatch
         >>> zeros = torch.zeros(2, dtype=torch.float64)
         >>> drawn = torch.tensor([[0.5], [0.25]], dtype=torch.float64)
@@ -94,35 +89,13 @@ class OPOBProxy(AdvantageEstimator):
 
     name = "opob_proxy"
     needs = {"sum_p_sq", "logprobs", "rollout_logprobs"}
-    about = About(
-        addresses={"off-policy"},
-        expects={
-            "importance_correction": "the baseline is that of a gradient in which every response has its importance "
-            "weight."
-        },
-    )
+    _squares = "the squared norm of the gradient of its logits"
 
-    norm_by_std: bool = True
-
-    def in_words(self) -> str:
-        spread = ", divided by their standard deviation" if self.norm_by_std else ""
-        return (
-            "Take the reward less the mean over the answers to the prompt, each weighed by its squared importance "
-            f"weight times the squared norm of the gradient of its logits{spread}."
-        )
-
-    def advantages(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
-        return less_baseline(responses, _log_weights(responses), norm_by_std=self.norm_by_std)
-
-    def report(self, responses: ResponseBatch, stat: Settled, state: State) -> Mapping[str, Mean]:
-        return baseline_report(responses, _log_weights(responses))
+    def _log_weights(self, responses: ResponseBatch) -> Tensor:
+        squares = logit_squares(responses.evidence("logprobs"), responses.evidence("sum_p_sq"))
+        return 2 * log_ratios(responses) + over_tokens(responses, squares).log()
 
 
 def logit_squares(logprobs: Tensor, sum_p_sq: Tensor) -> Tensor:
     """Squared norm of the gradient of each log-prob by the logits, in float64; both of one shape."""
     return (1 - 2 * logprobs.double().exp() + sum_p_sq.double()).clamp(min=0)  # of a sure token it rounds around 0
-
-
-def _log_weights(responses: ResponseBatch) -> Tensor:
-    squares = logit_squares(responses.evidence("logprobs"), responses.evidence("sum_p_sq"))
-    return 2 * log_ratios(responses) + over_tokens(responses, squares).log()

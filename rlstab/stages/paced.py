@@ -1,20 +1,16 @@
 """Prompts whose pass rate is nearest to a half (PACED-RL, its scheduler alone)."""
 
-from collections.abc import Mapping
 from typing import Annotated
 
 from torch import Tensor
 
 from rlstab.core.method import State
 from rlstab.core.settings import Range
-from rlstab.core.stats import Mean, Settled, Stat
-from rlstab.stages import pass_rates
-from rlstab.stages.response_batch import ResponseBatch
-from rlstab.stages.slots import best_first, filled, pool_of
-from rlstab.stages.stage import Offer, PromptSelector
+from rlstab.stages.pass_rates import PassRateSelector, expected_rate
+from rlstab.stages.stage import Offer
 
 
-class Paced(PromptSelector):
+class Paced(PassRateSelector):
     """Take the prompts of a pool whose expected pass rate is closest to a target.
 
     Problem:
@@ -45,11 +41,11 @@ class Paced(PromptSelector):
     Parameters:
         - ``pool``: int in [1, inf), required. Prompts 0 to pool - 1 of the task are asked. The state has a row for
           each.
-        - ``target`` (tau): float in (0, 1), default 0.5. The paper's target pass rate.
         - ``discount`` (lambda): float in [0, 1], default 0.5. The share of what was known of a prompt that is left when
           it is asked again; 1 never forgets. As in ``goldilocks``; the paper's estimate follows the policy by itself.
         - ``random_share`` (epsilon): float in [0, 1], default 0.2. Own choice. The paper takes none at random: its
           estimate reads the prompt, and a count knows nothing of prompts that were not asked.
+        - ``target`` (tau): float in (0, 1), default 0.5. The paper's target pass rate.
 
     State:
         - ``right``, ``wrong`` (pool,), float64: evidence of each prompt; that of prompts that were not asked stays. No
@@ -95,12 +91,8 @@ class Paced(PromptSelector):
     """
 
     name = "paced"
-    needs = pass_rates.NEEDS
 
-    pool: Annotated[int, Range(ge=1)]
     target: Annotated[float, Range(gt=0, lt=1)] = 0.5
-    discount: Annotated[float, Range(ge=0, le=1)] = 0.5
-    random_share: Annotated[float, Range(ge=0, le=1)] = 0.2
 
     def in_words(self) -> str:
         return (
@@ -109,19 +101,5 @@ class Paced(PromptSelector):
             f"what was known of it still counts."
         )
 
-    def init_state(self) -> State:
-        return pass_rates.no_evidence(self.pool)
-
     def select(self, offer: Offer, state: State) -> Tensor:
-        pool_of(self.name, self.pool, offer)
-        distance = (pass_rates.expected_rate(state) - self.target).abs()
-        return filled(offer, best_first(offer, -distance), self.random_share)
-
-    def measure(self, part: ResponseBatch) -> Stat:
-        return {"seen": pass_rates.observed(part)}
-
-    def advance(self, state: State, stat: Settled) -> State:
-        return pass_rates.with_evidence(self.name, state, stat.grouped("seen"), self.discount)
-
-    def report(self, responses: ResponseBatch, stat: Settled, state: State) -> Mapping[str, Mean]:
-        return pass_rates.report(responses, state)
+        return self._filled(offer, -(expected_rate(state) - self.target).abs())

@@ -6,14 +6,18 @@ answered again, for the policy has moved on, and by the prompts that it is shown
 """
 
 from collections.abc import Mapping
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from rlstab.core.method import State
-from rlstab.core.stats import Grouped, Mean
+from rlstab.core.settings import Range
+from rlstab.core.stats import Grouped, Mean, Settled, Stat
 from rlstab.errors import OutOfRange
 from rlstab.stages.response_batch import ResponseBatch
+from rlstab.stages.slots import best_first, filled, pool_of
+from rlstab.stages.stage import Offer, PromptSelector
 
 #: Evidence that :func:`observed` reads.
 NEEDS = frozenset({"raw_rewards"})
@@ -35,31 +39,56 @@ def spread(rate: Tensor) -> Tensor:
     return (rate * (1 - rate)).clamp(min=0).sqrt()
 
 
-def no_evidence(pool: int) -> State:
-    """The state before the first rollout."""
-    return {name: torch.zeros(pool, dtype=torch.float64) for name in ("right", "wrong")}
+class PassRateSelector(PromptSelector):
+    """Base of a selector that counts for each prompt of a pool.
 
-
-def with_evidence(name: str, state: State, seen: Grouped, discount: float) -> State:
-    """The state after a rollout.
-
-    Args:
-        name: of the selector.
-        state: the one before.
-        seen: what :func:`observed` found in the whole rollout.
-        discount: share of the earlier evidence that stays, of a prompt that was answered again.
-
-    Raises:
-        OutOfRange: a prompt outside of the pool was answered.
+    Its state is ``right`` and ``wrong``, (pool,) float64: the evidence of each prompt.
     """
-    pool = len(state["right"])
-    if seen.keys.numel() and not 0 <= int(seen.keys[0]) <= int(seen.keys[-1]) < pool:
-        raise OutOfRange(
-            f"'{name}': pool = {pool}, and the prompt {int(seen.keys[-1])} was answered. Raise `pool`, or answer the "
-            f"prompts that the stage selects."
-        )
-    fresh = {"right": seen.totals, "wrong": seen.counts - seen.totals}
-    return {key: state[key].index_copy(0, seen.keys, state[key][seen.keys] * discount + fresh[key]) for key in fresh}
+
+    needs = NEEDS
+
+    pool: Annotated[int, Range(ge=1)]
+    discount: Annotated[float, Range(ge=0, le=1)] = 0.5
+    random_share: Annotated[float, Range(ge=0, le=1)] = 0.2
+
+    def init_state(self) -> State:
+        return {name: torch.zeros(self.pool, dtype=torch.float64) for name in ("right", "wrong")}
+
+    def measure(self, part: ResponseBatch) -> Stat:
+        return {"seen": observed(part)}
+
+    def advance(self, state: State, stat: Settled) -> State:
+        """What was known of the prompts that were answered again fades.
+
+        Raises:
+            OutOfRange: a prompt outside of the pool was answered.
+        """
+        seen = stat.grouped("seen")
+        if seen.keys.numel() and not 0 <= int(seen.keys[0]) <= int(seen.keys[-1]) < self.pool:
+            raise OutOfRange(
+                f"'{self.name}': pool = {self.pool}, and the prompt {int(seen.keys[-1])} was answered. Raise `pool`, "
+                f"or answer the prompts that the stage selects."
+            )
+        fresh = {"right": seen.totals, "wrong": seen.counts - seen.totals}
+        kept = {name: state[name][seen.keys] * self.discount for name in fresh}
+        return {name: state[name].index_copy(0, seen.keys, kept[name] + fresh[name]) for name in fresh}
+
+    def report(self, responses: ResponseBatch, stat: Settled, state: State) -> Mapping[str, Mean]:
+        """How much of the pool is known, and the mean pass rate of the chosen prompts: as expected, and as it was."""
+        rewards = responses.evidence("raw_rewards").double().clamp(0, 1)
+        rates = responses.group_mean(rewards, weight=responses.given == 0)
+        first = responses.first[~rates[responses.first].isnan()]
+        known = (state["right"] + state["wrong"] > 0).double().mean()
+        return {
+            "known": Mean.scalar(float(known)),
+            "expected_pass_rate": Mean.of(expected_rate(state)[responses.prompt_ids[first]]),
+            "pass_rate": Mean.of(rates[first]),
+        }
+
+    def _filled(self, offer: Offer, values: Tensor) -> Tensor:
+        """``(count,)`` prompts of the pool, those of the largest values first, and some at random."""
+        pool_of(self.name, self.pool, offer)
+        return filled(offer, best_first(offer, values), self.random_share)
 
 
 def expected_rate(state: State) -> Tensor:
@@ -72,19 +101,6 @@ def expected_spread(state: State) -> Tensor:
     """``(pool,)`` E[sqrt(p (1 - p))]: B(a + 1/2, b + 1/2) / B(a, b) of the posterior Beta(a, b)."""
     right, wrong = _beta(state)
     return (_log_beta(right + 0.5, wrong + 0.5) - _log_beta(right, wrong)).exp()
-
-
-def report(responses: ResponseBatch, state: State) -> Mapping[str, Mean]:
-    """How much of the pool is known, and the mean pass rate of the chosen prompts: as expected, and as it was."""
-    rewards = responses.evidence("raw_rewards").double().clamp(0, 1)
-    rates = responses.group_mean(rewards, weight=responses.given == 0)
-    first = responses.first[~rates[responses.first].isnan()]
-    known = (state["right"] + state["wrong"] > 0).double().mean()
-    return {
-        "known": Mean.scalar(float(known)),
-        "expected_pass_rate": Mean.of(expected_rate(state)[responses.prompt_ids[first]]),
-        "pass_rate": Mean.of(rates[first]),
-    }
 
 
 def _beta(state: State) -> tuple[Tensor, Tensor]:

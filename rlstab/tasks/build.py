@@ -16,7 +16,7 @@ from rlstab.tasks.chain import Chain
 from rlstab.tasks.countdown import Countdown
 from rlstab.tasks.reasoning_gym import ReasoningGym
 from rlstab.tasks.scoring import Workers
-from rlstab.tasks.task import Example, Split, Task, flaky_share
+from rlstab.tasks.task import Example, Split, Task
 from rlstab.tasks.text_task import TextTask
 
 
@@ -110,7 +110,12 @@ def require_task(task: object) -> Task:
         if not isinstance(value := getattr(task, name, nothing), kind):
             has = "nothing" if value is nothing else kind_of(value)
             raise ConfigError(f"{who} needs `{name}`, {what}; it has {has}. Add it to the class.")
-    flaky_share(task)
+    flaky = getattr(task, "flaky", 0.0)
+    if isinstance(flaky, bool) or not isinstance(flaky, int | float) or not 0 <= flaky < 1:
+        raise ConfigError(
+            f"{who} has flaky = {flaky!r}, expected the share of scores that training loses, a number of at least 0 "
+            f"and below 1. Change it, or remove the attribute."
+        )
     checked = cast(Task, task)
     for split in get_args(Split):
         size = checked.size.get(split, 0)

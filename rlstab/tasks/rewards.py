@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -145,25 +144,24 @@ class Scores:
     Attributes:
         rewards: ``(R,)`` float64, the weighted sum; finite.
         errors: what went wrong, one text per sample and reward that got 0 for it.
-        timed_out: places of the samples of which a reward got 0 because it took too long.
-        parts: ``(R,)`` float64 by the name of a reward, before its weight; empty where the task's scorer is alone.
+        timed_out: ``(R,)`` bool, a reward got 0 because it took too long.
+        parts: ``(R,)`` float64 by the name of a reward, before its weight.
     """
 
     rewards: Tensor
-    errors: list[str] = field(default_factory=list)
-    timed_out: list[int] = field(default_factory=list)
-    parts: Mapping[str, Tensor] = field(default_factory=dict)
+    errors: list[str]
+    timed_out: Tensor
+    parts: Mapping[str, Tensor]
 
     @classmethod
-    def joined(cls, lists: Sequence[Scores], names: Sequence[str] = ()) -> Scores:
-        """The scores of several lists of responses in a row; ``names`` are those of the parts, for no list at all."""
+    def joined(cls, lists: Sequence[Scores], rewards: Rewards) -> Scores:
+        """The scores of several lists of responses in a row; there may be no list at all."""
         none = torch.zeros(0, dtype=torch.float64)
-        starts = accumulate((len(scores.rewards) for scores in lists), initial=0)
         return cls(
             torch.cat([none, *(scores.rewards for scores in lists)]),
             [text for scores in lists for text in scores.errors],
-            [start + place for start, scores in zip(starts, lists, strict=False) for place in scores.timed_out],
-            {name: torch.cat([none, *(scores.parts[name] for scores in lists)]) for name in names},
+            torch.cat([none.bool(), *(scores.timed_out for scores in lists)]),
+            {reward.name: torch.cat([none, *(scores.parts[reward.name] for scores in lists)]) for reward in rewards},
         )
 
 
@@ -197,8 +195,8 @@ def score(
         for outcome, text in zip(each, texts, strict=False)
         if outcome.error is not None
     ]
-    late = [place for place in range(count) if any(each[place].timed_out for each in outcomes.values())]
-    return Scores(_weighted(rewards, parts), errors, late, {name: parts[name] for name in rewards.names})
+    late = torch.tensor([[outcome.timed_out for outcome in each[:count]] for each in outcomes.values()]).any(0)
+    return Scores(_weighted(rewards, parts), errors, late, parts)
 
 
 def without_lost(scores: Scores, rewards: Rewards, share: float, seed: int, sequence_ids: Tensor) -> Scores:
@@ -211,20 +209,16 @@ def without_lost(scores: Scores, rewards: Rewards, share: float, seed: int, sequ
         seed: of the run.
         sequence_ids: ``(R,)`` int64, of the responses.
     """
-    lost = uniform(seed + STREAM, sequence_ids, torch.tensor(0)) < share
-    if not rewards.names:
-        return replace(scores, rewards=scores.rewards.masked_fill(lost, 0.0))
-    own = {reward.name for reward in rewards if reward.workers is None}
-    parts = {name: part.masked_fill(lost, 0.0) if name in own else part for name, part in scores.parts.items()}
+    lost, parts = uniform(seed + STREAM, sequence_ids, torch.tensor(0)) < share, dict(scores.parts)
+    for reward in rewards:
+        if reward.workers is None:
+            parts[reward.name] = parts[reward.name].masked_fill(lost, 0.0)
     return replace(scores, rewards=_weighted(rewards, parts), parts=parts)
 
 
 def _weighted(rewards: Rewards, parts: Mapping[str, Tensor]) -> Tensor:
-    total = torch.zeros(len(next(iter(parts.values()))), dtype=torch.float64)
-    for reward in rewards:
-        if reward.weight:
-            total = total + reward.weight * parts[reward.name]
-    return total
+    none = torch.zeros((), dtype=torch.float64)
+    return sum((reward.weight * parts[reward.name] for reward in rewards), none)
 
 
 def _outcomes(

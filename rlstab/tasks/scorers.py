@@ -10,8 +10,7 @@ import inspect
 import math
 import numbers
 import re
-from collections.abc import Callable, Mapping
-from functools import cached_property
+from collections.abc import Mapping
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol
@@ -108,6 +107,9 @@ def _same_mathematics(right: str, answer: str) -> bool:
 class GymScorer:
     """The scorer of a reasoning-gym data set, which need not be the one that made the example.
 
+    Attributes:
+        made: a data set of one example; there once it is prepared.
+
     Args:
         dataset: its name.
         options: its settings.
@@ -119,7 +121,9 @@ class GymScorer:
         self.dataset, self.options, self.pattern, self.threshold = dataset, options, pattern, threshold
 
     def prepare(self) -> None:
-        _ = self.made
+        from reasoning_gym import factory
+
+        self.made = factory.create_dataset(self.dataset, seed=0, size=1, **self.options)
 
     def score(self, prompt: str, completion: str, answer: Mapping[str, Any]) -> float:
         given = find_answer(self.pattern, completion)
@@ -127,13 +131,6 @@ class GymScorer:
             return 0.0
         score = float(self.made.score_answer(answer=given, entry=answer))
         return score if self.threshold is None else float(score >= self.threshold)
-
-    @cached_property
-    def made(self) -> Any:
-        """A data set of one example."""
-        from reasoning_gym import factory
-
-        return factory.create_dataset(self.dataset, seed=0, size=1, **self.options)
 
 
 class RewardFunction:
@@ -153,22 +150,6 @@ class RewardFunction:
         Raises:
             ScorerError: it cannot be loaded, or cannot be called so.
         """
-        _ = self._loaded
-
-    def score(self, prompt: str, completion: str, answer: Any) -> float:
-        """What the function returns.
-
-        Raises:
-            ScorerError: it raised.
-        """
-        try:
-            score: float = self._loaded(prompt, completion, answer)  # or what else it returns, which a worker checks
-        except Exception as error:
-            raise ScorerError(in_one_line(error, Path(self.module))) from error
-        return score
-
-    @cached_property
-    def _loaded(self) -> Callable[[str, str, Any], Any]:
         path = Path(self.module)
         try:
             module = load_module(path) if path.suffix == ".py" else importlib.import_module(self.module)
@@ -176,8 +157,8 @@ class RewardFunction:
             raise ScorerError(f"{self.module} cannot be loaded: {in_one_line(error, path)}. Correct it.") from error
         who = f"'{self.function}' in {self.module}"
         try:
-            function: Callable[[str, str, Any], Any] = attrgetter(self.function)(module)
-            inspect.signature(function).bind(*ARGUMENTS)
+            self._call = attrgetter(self.function)(module)
+            inspect.signature(self._call).bind(*ARGUMENTS)
         except AttributeError:
             known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
             hint = did_you_mean(self.function, known) if known else "Define it."
@@ -186,4 +167,15 @@ class RewardFunction:
             raise ScorerError(f"{who} must take ({', '.join(ARGUMENTS)}): {error}. Change it.") from error
         except ValueError:  # a function of C that does not say
             pass
-        return function
+
+    def score(self, prompt: str, completion: str, answer: Any) -> float:
+        """What the function returns.
+
+        Raises:
+            ScorerError: it raised.
+        """
+        try:
+            score: float = self._call(prompt, completion, answer)  # or what else it returns, which a worker checks
+        except Exception as error:
+            raise ScorerError(in_one_line(error, Path(self.module))) from error
+        return score

@@ -11,6 +11,7 @@ import math
 import os
 import pickle
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -28,7 +29,7 @@ import rlstab
 from rlstab.errors import ScorerError
 from rlstab.files import in_one_line
 from rlstab.tasks.scorers import Scorer
-from rlstab.tasks.scoring_worker import LENGTH, LONGEST_LINE, PLAIN, how_ended
+from rlstab.tasks.scoring_worker import LENGTH, LONGEST_LINE, PLAIN
 from rlstab.visible import visible
 
 #: Seconds that a worker may take to start; imports on a cold, busy machine are slow.
@@ -123,10 +124,10 @@ class Workers:
             for place in places:  # shared: each place goes to one worker
                 if cancelled():
                     return
-                reply = self._worker(slot, cancelled).ask(jobs[place], self.time_limit, cancelled)
-                if reply is None:
+                outcome = self._worker(slot, cancelled).ask(jobs[place], self.time_limit, cancelled)
+                if outcome is None:
                     return
-                outcomes[place] = Outcome(reply.get("score", 0.0), reply.get("error"), "late" in reply)
+                outcomes[place] = outcome
 
         count = min(self.count, len(jobs))
         with self._lock, ThreadPoolExecutor(max(1, count)) as pool:
@@ -144,16 +145,12 @@ class Workers:
             if worker is not None:
                 worker.end()
             worker = self._workers[slot] = _Worker()
-            reply = worker.ask((os.getpid(), self.scorer, self.time_limit), START, cancelled) or {}
-            if "ready" not in reply and not cancelled():
+            started = worker.ask((os.getpid(), self.scorer, self.time_limit), START, cancelled)
+            if started not in (Outcome(), None):
                 worker.end()
-                why = reply.get("error", f"it was not ready after {START:g} s")
+                why = (started and started.error) or f"it was not ready after {START:g} s"
                 raise ScorerError(f"No process can be started that scores: {visible(why, spaces=False)}")
         return worker
-
-
-#: What a worker may reply.
-_REPLIES = {"score": float, "error": str, "ready": bool}
 
 
 class _Worker:
@@ -171,13 +168,13 @@ class _Worker:
         """Whether the process runs."""
         return self._process.poll() is None
 
-    def ask(self, job: Any, time_limit: float, cancelled: Callable[[], bool]) -> dict[str, Any] | None:
-        """Its answer, or how it ended; it is killed when its time is up, and when nobody waits any more: then None."""
+    def ask(self, job: Any, time_limit: float, cancelled: Callable[[], bool]) -> Outcome | None:
+        """What it answers, or how it ended; it is killed when its time is up or nobody waits any more, then None."""
         deadline, line = time.monotonic() + time_limit, b""
         try:
             content = pickle.dumps(job)
         except Exception as error:  # whatever a user-defined class raises when it is pickled
-            return {"error": f"the answer cannot be sent to the process that scores: {in_one_line(error)}. {PLAIN}"}
+            return Outcome(error=f"the answer cannot be sent to the process that scores: {in_one_line(error)}. {PLAIN}")
         with suppress(OSError, ValueError):  # if it died, the other pipe ends
             self._into.write(LENGTH.pack(len(content)) + content)
             self._into.flush()
@@ -185,28 +182,35 @@ class _Worker:
             left = deadline - time.monotonic()
             if left <= 0 or cancelled():
                 self.end()
-                return {"late": True} if left <= 0 else None
+                return Outcome(timed_out=True) if left <= 0 else None
             if self._events.poll(1000 * min(left, LOOK)):
                 piece = os.read(self._out, LONGEST_LINE)
                 if not piece:
                     with suppress(subprocess.TimeoutExpired):
                         self._process.wait(1.0)  # what closed its pipe is about to end
                     self.end()
-                    return how_ended(self._process.returncode)
+                    return _how_ended(self._process.returncode)
                 line += piece
-        with suppress(ValueError, RecursionError):
-            reply: dict[str, Any] = json.loads(line)
-            known = isinstance(reply, dict) and [_REPLIES.get(key) for key in reply] == [*map(type, reply.values())]
-            if known and math.isfinite(reply.get("score", 0.0)):
-                return reply
+        with suppress(ValueError, TypeError, RecursionError):
+            score, why = json.loads(line)
+            if isinstance(score, float) and math.isfinite(score) and isinstance(why, str | None):
+                return Outcome(score, why)
         self.end()
-        return {"error": "the process gave no answer that can be read"}
+        return Outcome(error="the process gave no answer that can be read")
 
     def end(self) -> None:
         """Kill the process, if it runs, and close the pipes."""
         self._process.kill()
         with suppress(OSError), self._process:  # waits, and closes the pipes
             pass
+
+
+def _how_ended(code: int) -> Outcome:
+    """Of a process that ended before it answered, from its exit code."""
+    if code == -signal.SIGXCPU:
+        return Outcome(timed_out=True)
+    how = f"ended with code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
+    return Outcome(error=f"the process that scored it {how}")
 
 
 def _popen() -> subprocess.Popen[bytes]:

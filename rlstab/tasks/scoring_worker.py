@@ -1,7 +1,7 @@
 """A process that scores completions for another one, which may kill it at any time.
 
-It reads pickles, each after its length in eight bytes, and answers in lines of JSON: the process that asks need not
-trust what comes back. It never imports torch.
+It reads pickles, each after its length in eight bytes, and answers each with a line of JSON, a score and an error: the
+process that asks need not trust what comes back. It never imports torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 from rlstab.errors import ScorerError
 from rlstab.files import in_one_line
-from rlstab.tasks.scorers import Scorer, finite
+from rlstab.tasks.scorers import finite
 
 #: Characters of an error that are kept.
 LONGEST_ERROR = 1000
@@ -50,26 +50,14 @@ def main() -> None:
         scorer.prepare()
         _limit()
     except BaseException as error:  # whatever it is, the one who waits is told
-        return _answer(answers, {"error": _words(error)})
-    _answer(answers, {"ready": True})
+        return _answer(answers, 0.0, _words(error))
+    _answer(answers, 0.0)  # ready
     while job := _read(orders):
         _limit_cpu(time_limit)
-        _answer(answers, _score(scorer, job))
-
-
-def how_ended(code: int) -> dict[str, Any]:
-    """The answer of a process that ended before it gave one, from its exit code."""
-    if code == -signal.SIGXCPU:
-        return {"late": True}
-    how = f"ended with code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
-    return {"error": f"the process that scored it {how}"}
-
-
-def _score(scorer: Scorer, job: bytes) -> dict[str, Any]:
-    try:
-        return {"score": finite(scorer.score(*_loaded(job)))}
-    except BaseException as error:  # SystemExit as well: whatever user code raises belongs to this completion
-        return {"error": _words(error)}
+        try:
+            _answer(answers, finite(scorer.score(*_loaded(job))))
+        except BaseException as error:  # SystemExit as well: whatever user code raises belongs to this completion
+            _answer(answers, 0.0, _words(error))
 
 
 def _loaded(job: bytes) -> tuple[str, str, Any]:
@@ -92,13 +80,9 @@ def _die_with(parent: int) -> None:
 
 def _limit() -> None:
     """From now on: no more memory than MEMORY, no file made longer, no core dump, no new process (but for root)."""
-    for which, most in (
-        (resource.RLIMIT_AS, MEMORY),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_NPROC, 0),
-    ):
-        _lower(which, most, for_good=True)
+    _lower(resource.RLIMIT_AS, MEMORY, for_good=True)
+    for which in (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE, resource.RLIMIT_NPROC):
+        _lower(which, 0, for_good=True)
 
 
 def _limit_cpu(seconds: float) -> None:
@@ -118,8 +102,8 @@ def _words(error: BaseException) -> str:
     return (str(error) if own else f"{type(error).__name__}: {error}")[:LONGEST_ERROR]
 
 
-def _answer(pipe: int, answer: dict[str, Any]) -> None:
-    os.write(pipe, json.dumps(answer).encode("ascii") + b"\n")
+def _answer(pipe: int, score: float, error: str | None = None) -> None:
+    os.write(pipe, json.dumps([score, error]).encode("ascii") + b"\n")
 
 
 def _read(pipe: BinaryIO) -> bytes:

@@ -61,14 +61,14 @@ def evaluate(
         )
         scores = score(task, repeated, sampled.texts, rewards=rewards)
         metrics.add("eval/scorer_errors", float(len(scores.errors)))
-        metrics.add("eval/scorer_timeouts", float(len(scores.timed_out)))
+        metrics.add("eval/scorer_timeouts", float(scores.timed_out.sum()))
         return sampled, scores
 
     sampled, scores = scored(samples, greedy=False)
     entropies, count = sampled.signals["entropies"][sampled.response_mask].double(), len(sampled)
     metrics.mean("eval/mean", float(scores.rewards.sum()), count)
-    for name, part in scores.parts.items():
-        metrics.mean(f"eval/reward/{name}", float(part.sum()), count)
+    for name in rewards.names:
+        metrics.mean(f"eval/reward/{name}", float(scores.parts[name].sum()), count)
     metrics.mean("eval/entropy", float(entropies.sum()), len(entropies))
     metrics.mean("eval/length", len(entropies), count)
     metrics.mean("eval/ended", int(sampled.ended.sum()), count)

@@ -279,7 +279,7 @@ class Generator:
                 on_texts=score_beside,
             )
         with metrics.phase("score"):
-            scores = Scores.joined([job.result() for job in scoring], self.rewards.names)
+            scores = Scores.joined([job.result() for job in scoring], self.rewards)
         self._report_scorer(scores, rollout.texts, metrics)
         signals = dict(rollout.signals)
         signals["rollout_logprobs"] = signals.pop("logprobs")
@@ -287,15 +287,14 @@ class Generator:
         if flaky:
             extra[TRUE_REWARD] = scores.rewards
             scores = without_lost(scores, self.rewards, flaky, run.seed, sequence_ids)
-        extra |= {"raw_rewards": scores.rewards, **{f"reward/{name}": part for name, part in scores.parts.items()}}
+        extra |= {f"reward/{name}": scores.parts[name] for name in self.rewards.names}
+        extra["raw_rewards"] = scores.rewards
         if self.stages.needs & REWARDS:
             weights = torch.tensor([reward.weight for reward in self.rewards], dtype=torch.float64)
             extra["reward_parts"] = torch.stack([scores.parts[reward.name] for reward in self.rewards], 1)
             extra["reward_weights"] = weights.expand(len(examples), -1)
         if self.blocks:
             extra |= self._block_evidence(policy, examples, rollout, given, metrics)
-        timed_out = torch.zeros(len(examples), dtype=torch.bool)
-        timed_out[scores.timed_out] = True
         count = [len(tokens) for tokens in given or [[]] * len(examples)]
         responses = ResponseBatch(
             rewards=scores.rewards,
@@ -309,7 +308,7 @@ class Generator:
             limit=run.rollout.max_new_tokens,
             extra=extra,
         )
-        return replace(rollout, signals=signals, examples=examples, responses=responses, timed_out=timed_out)
+        return replace(rollout, signals=signals, examples=examples, responses=responses, timed_out=scores.timed_out)
 
     def _block_evidence(
         self, policy: Policy, examples: list[Example], rollout: Rollout, given: list[list[int]] | None, metrics: Metrics
@@ -328,10 +327,10 @@ class Generator:
 
     def _report_scorer(self, scores: Scores, texts: Sequence[str], metrics: Metrics) -> None:
         metrics.add("scorer/errors", len(scores.errors))
-        metrics.add("scorer/timeouts", len(scores.timed_out))
-        if scores.timed_out:
-            first, times = texts[scores.timed_out[0]], len(scores.timed_out)
-            self.say(f"scorer timed out on rank {self.rank}, reward 0", f"{times} times, first on {first[:80]!r}")
+        late = [text for text, timed_out in zip(texts, scores.timed_out.tolist(), strict=True) if timed_out]
+        metrics.add("scorer/timeouts", len(late))
+        if late:
+            self.say(f"scorer timed out on rank {self.rank}, reward 0", f"{len(late)} times, first on {late[0][:80]!r}")
         if scores.errors:
             self.say(f"scorer raised on rank {self.rank}, reward 0", scores.errors[0])
 

@@ -208,8 +208,8 @@ class Trainer:
                 gathered = self.engine.frozen(load_policy(name, device=device, precision=precision))
             reference = reference_logprobs(gathered, run.rollout.temperature, run.optimisation.micro_batch_size)
 
-        sampler = Sampler(run.rollout.precision)
-        policy_now = partial(sampler.refreshed, self.policy)
+        self.sampler = Sampler(run.rollout.precision, run.rollout.weight_noise, run.seed)
+        policy_now = partial(self.sampler.refreshed, self.policy)
         self.generator = Generator(
             run, policy_now, self.task, self.rewards, comm, rank, world, signals, reference, self.say
         )
@@ -238,7 +238,7 @@ class Trainer:
     def _rollouts(self) -> None:
         run, total = self.run, self.run.optimisation.rollouts
         every, saving = run.evaluation.every, run.tracking.checkpoint_every
-        if self.progress.rollouts == 0 and every:
+        if self.progress.rollouts == 0 and every and run.evaluation.start:
             self._log(self._evaluate(), 0)
         with ProgressBar(self.console, total, self.progress.rollouts, shown=self.main) as bar:
             while self.progress.rollouts < total:
@@ -341,7 +341,12 @@ class Trainer:
     def _evaluate(self) -> dict[str, float]:
         start, (rank, world) = time.perf_counter(), (self.accelerator.process_index, self.accelerator.num_processes)
         with self.engine.gathered_policy() as policy:
-            values = evaluate(policy, self.task, self.run.rollout, self.run.evaluation, rank, world, self.rewards)
+            run = self.run
+            values = evaluate(policy, self.task, run.rollout, run.evaluation, rank, world, self.rewards)
+            if run.evaluation.sampler and self.sampler.differs:
+                policy = self.sampler.refreshed(policy)
+                sampled = evaluate(policy, self.task, run.rollout, run.evaluation, rank, world, self.rewards)
+                values |= {f"eval/sampler/{name.removeprefix('eval/')}": value for name, value in sampled.items()}
         return {**values, "seconds/evaluate": time.perf_counter() - start}
 
     def _log(self, values: Mapping[str, Any], number: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from zlib import crc32
 
 import torch
 from einops import rearrange
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedModel
 
-from rlstab.config.settings import RolloutSettings
+from rlstab.config.settings import Precision, RolloutSettings
 from rlstab.core.random import uniform
 from rlstab.errors import DataError, ModelError
 from rlstab.hub import first_line
@@ -238,10 +238,8 @@ def _stopped(policy: Policy, tokens: Tensor, stop: str) -> Tensor:
 
 # -- a sampler with rounded weights ----------------------------------------------------------------------------------
 
-Precision: TypeAlias = Literal["bf16", "fp8", "int8", "int4"]
-
 #: The largest number of each narrow format: that of a row is mapped to it. Integers are symmetric around 0.
-LARGEST = {"fp8": 448.0, "int8": 127.0, "int4": 7.0}
+LARGEST = {"fp8": 448.0, "int8": 127.0, "int4": 7.0, "int3": 3.0, "int2": 1.0}
 
 
 @torch.no_grad()
@@ -250,9 +248,9 @@ def rounded(weight: Tensor, precision: Precision) -> Tensor:
 
     Args:
         weight: ``(..., in)``, one row for each output.
-        precision: ``bf16`` has 8 significant bits. ``fp8`` is e4m3, 4 significant bits; ``int8`` and ``int4`` are
-            steps of one size. The three have one float32 scale for each row, which maps its largest magnitude to
-            the largest number of the format.
+        precision: ``bf16`` has 8 significant bits. ``fp8`` is e4m3, 4 significant bits; ``int8`` to ``int2`` are
+            steps of one size. All but ``bf16`` have one float32 scale for each row, which maps its largest magnitude
+            to the largest number of the format.
     """
     weight = weight.detach()
     if precision == "bf16":
@@ -271,23 +269,33 @@ def rounded(weight: Tensor, precision: Precision) -> Tensor:
 class Sampler:
     """The policy that samples: the trainer's own, or a copy with weights of fewer bits, as sampling engines hold them.
 
+    Weights may carry noise instead, or as well: a gap that can be as wide as one likes.
+
     Weights are rounded to the numbers that the narrow format holds, and products are taken as before: the gap between
-    sampler and trainer is that of the weights alone. Linear layers and experts are rounded to ``fp8``, ``int8`` or
-    ``int4``; the vocabulary head, embeddings, norms, biases and LoRA adapters are bfloat16, as engines keep them
+    sampler and trainer is that of the weights alone. Linear layers and experts are rounded to ``fp8`` or
+    integers; the vocabulary head, embeddings, norms, biases and LoRA adapters are bfloat16, as engines keep them
     (vLLM's online quantisation takes all linear layers but the head, and its adapters have the dtype of the model).
 
     Args:
-        precision: see :func:`rounded`; None samples from the trainer's own policy, without a copy.
+        precision: see :func:`rounded`; None keeps the trainer's weights.
+        weight_noise: standard deviation of what is added to each matrix but those of adapters, the head and embeddings
+            included, as a share of that of its weights. It is the same whenever the weights are refreshed.
+        seed: of the noise.
     """
 
-    def __init__(self, precision: Precision | None) -> None:
-        self.precision = precision
+    def __init__(self, precision: Precision | None, weight_noise: float = 0.0, seed: int = 0) -> None:
+        self.precision, self.weight_noise, self.seed = precision, weight_noise, seed
         self._copy: Policy | None = None
+
+    @property
+    def differs(self) -> bool:
+        """Whether it is a copy; else the trainer's own policy samples."""
+        return self.precision is not None or self.weight_noise > 0
 
     @torch.no_grad()
     def refreshed(self, policy: Policy) -> Policy:
         """The policy to sample from, by the weights that the trainer's has now. Its own weights are only read."""
-        if self.precision is None:
+        if not self.differs:
             return policy
         if self._copy is None:
             model = copy.deepcopy(policy.model)
@@ -296,10 +304,20 @@ class Sampler:
             self._copy = replace(policy, model=model)
         narrow, weights = _narrow(policy.model), dict(policy.model.named_parameters())
         for name, weight in self._copy.model.named_parameters():
-            weight.copy_(rounded(weights[name], self.precision if name in narrow else "bf16"))
+            if self.precision is None:
+                weight.copy_(weights[name])
+            else:
+                weight.copy_(rounded(weights[name], self.precision if name in narrow else "bf16"))
+            if self.weight_noise and weight.ndim >= 2 and not is_of_adapter(name):
+                weight.add_(self.weight_noise * weights[name].std() * self._noise(name, weight))
         for mine, buffer in zip(self._copy.model.buffers(), policy.model.buffers(), strict=True):
             mine.copy_(buffer)
         return self._copy
+
+    def _noise(self, name: str, weight: Tensor) -> Tensor:
+        """Standard normal numbers by the seed and the name: those of another weight, or another time, do not matter."""
+        generator = torch.Generator().manual_seed(crc32(f"{self.seed} {name}".encode()))  # it takes 32 bits
+        return torch.randn(weight.shape, generator=generator).to(weight.device, weight.dtype)
 
 
 def _narrow(model: PreTrainedModel) -> set[str]:

@@ -142,9 +142,4 @@ class AdaptiveEntropy(TokenObjective):
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         price = state["coefficient"] if state["active"] else 0.0
         report = {"coefficient": Mean.scalar(price)}
-        if price == 0:
-            return Terms(report=report)
-        return Terms(
-            penalties={"": Penalty.of_signal("entropies", -price)},
-            report=report,
-        )
+        return Terms(penalties={"": Penalty.of_signal("entropies", -price)} if price else {}, report=report)

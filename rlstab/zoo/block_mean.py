@@ -85,11 +85,7 @@ class BlockMean(TokenObjective):
 
     about = About(
         addresses={"length"},
-        no_op_at=(
-            NoOpAt(
-                None, "Equal to `token_mean`, the identity, where all responses are one block and keep as many tokens."
-            ),
-        ),
+        no_op_at=(NoOpAt(None, "Where all responses are one block and keep as many tokens: equal to `token_mean`."),),
         interacts=(
             good(("clip_higher", "adaptive_entropy"), "{own} was published with {other}, without `kl`."),
             note(

@@ -84,9 +84,7 @@ class CEGPPO(TokenObjective):
     about = About(
         addresses={"trust region", "exploration"},
         no_op_at=(
-            NoOpAt(
-                {"low": 1.0, "high": 1e9, "dual_clip": None}, "a ratio is between 0 and e^20, so no bound is reached."
-            ),
+            NoOpAt({"low": 1.0, "high": 1e9, "dual_clip": None}, "no ratio, at most e^20, reaches a bound."),
             ON_POLICY,
         ),
         interacts=(good("token_mean", "{own} was published on {other}, in the recipe of DAPO."),),

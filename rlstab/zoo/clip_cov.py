@@ -9,12 +9,13 @@ from rlstab.core.compare import places
 from rlstab.core.loss import bounded_exp, token_log_ratio
 from rlstab.core.metadata import MASK, About, NoOpAt, good, note, redundant
 from rlstab.core.settings import check_order, percent
+from rlstab.zoo.covariant import Covariant
 
 #: Added to the seed, so that no other method and no sampler draws the same numbers with it.
 STREAM = 1 << 41
 
 
-class ClipCov(TokenObjective):
+class ClipCov(Covariant, TokenObjective):
     """Remove the gradient of a few tokens, drawn from those whose log-prob and advantage covary strongly.
 
     Problem:
@@ -131,7 +132,6 @@ class ClipCov(TokenObjective):
     )
 
     name = "clip_cov"
-    needs = {"logprobs"}
     writes = {"weight"}
 
     share: Annotated[float, Range(gt=0, le=1)] = 2e-4
@@ -152,9 +152,6 @@ class ClipCov(TokenObjective):
             f"advantage is positive, or below 1 - {self.clip_low} where it is negative. They still count."
         }
 
-    def measure(self, batch: TokenBatch) -> Stat:
-        return {"advantage": Mean.of(batch.advantages), "logprob": Mean.of(batch.logprobs)}
-
     def measure_again(self, batch: TokenBatch, stat: Settled) -> Stat:
         count = max(1, int(self.share * float(stat.mean("advantage").count)))
         return {"drawn": Pool.largest(batch.uniform(STREAM + self.seed), count, self._candidates(batch, stat))}
@@ -167,8 +164,7 @@ class ClipCov(TokenObjective):
         )
 
     def _candidates(self, batch: TokenBatch, stat: Settled) -> Tensor:
-        rewarded = batch.advantages.double() - stat.mean("advantage").value
-        covariance = rewarded * (batch.logprobs.double() - stat.mean("logprob").value)
+        covariance = self.covariances(batch, stat)
         within = (covariance > self.low) & (covariance < self.high)
         few = places(within)
         now = PolicyOutputs(batch.logprobs.double())

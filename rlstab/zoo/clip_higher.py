@@ -79,9 +79,7 @@ class ClipHigher(TokenObjective):
     about = About(
         addresses={"trust region", "exploration"},
         no_op_at=(
-            NoOpAt(
-                {"low": 1.0, "high": 1e9, "dual_clip": None}, "a ratio is between 0 and e^20, so no bound is reached."
-            ),
+            NoOpAt({"low": 1.0, "high": 1e9, "dual_clip": None}, "no ratio, at most e^20, reaches a bound."),
             NoOpAt({"low": 1.0, "high": 1e9, "dual_clip": 1e9}, "no ratio reaches the dual clip either."),
             NoOpAt(None, "Where every ratio is exactly 1, as with one optimizer step per rollout (`stare`'s script)."),
         ),
@@ -103,12 +101,10 @@ class ClipHigher(TokenObjective):
     dual_clip: Annotated[float | None, Range(gt=1)] = None
 
     def in_words(self) -> dict[str, str]:
-        dual = (
-            f" A negative advantage also stops above a ratio of {self.dual_clip} (dual clip)." if self.dual_clip else ""
-        )
+        dual = f" or above {self.dual_clip} (dual clip)" if self.dual_clip else ""
         return {
             "bounds": f"A token stops pulling once its ratio is above 1 + {self.high} where its advantage is positive, "
-            f"or below 1 - {self.low} where it is negative.{dual} It still counts."
+            f"or below 1 - {self.low}{dual} where it is negative. It still counts."
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:

@@ -77,11 +77,7 @@ class ConstantLength(TokenObjective):
 
     about = About(
         addresses={"length"},
-        no_op_at=(
-            NoOpAt(
-                None, "Equal to `token_mean`, the identity, where the kept tokens are `length` per response on average."
-            ),
-        ),
+        no_op_at=(NoOpAt(None, "Where responses keep `length` tokens on average: equal to `token_mean`."),),
         interacts=(
             good(
                 "clip_higher", "{own} with {other} at 0.2 on both sides, and advantages without deviation, is Dr. GRPO."

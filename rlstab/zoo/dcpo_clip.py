@@ -98,9 +98,7 @@ class DCPOClip(TokenObjective):
     dual_clip: Annotated[float | None, Range(gt=1)] = 10.0
 
     def in_words(self) -> dict[str, str]:
-        dual = (
-            f" A negative advantage also stops above a ratio of {self.dual_clip} (dual clip)." if self.dual_clip else ""
-        )
+        dual = f" A negative advantage also stops above {self.dual_clip} (dual clip)." if self.dual_clip else ""
         return {
             "bounds": f"A token of old probability q stops pulling once its ratio has left [1/2 + sqrt(1 - 4 * "
             f"{self.low} / q) / 2, 1/2 + sqrt(1 + 4 * {self.high} / q) / 2]: wider for rare tokens, never below 1/2 or "

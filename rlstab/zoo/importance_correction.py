@@ -18,6 +18,8 @@ _DIVERGENCES: Mapping[str, Callable[[Tensor], Tensor]] = {
     "k3": lambda gap: gap.expm1() - gap,
     "error": lambda gap: gap.abs().exp(),
 }
+#: Settings that reject tokens or responses where they are set.
+_REJECTS = ("keep_low", "keep_high", "veto", "max_divergence")
 
 
 class ImportanceCorrection(TokenObjective):
@@ -160,11 +162,7 @@ class ImportanceCorrection(TokenObjective):
     about = About(
         addresses={"off-policy"},
         no_op_at=(
-            NoOpAt(
-                {"min_weight": 1.0, "max_weight": 1.0, "keep_low": None, "keep_high": None, "veto": None}
-                | {"max_divergence": None},
-                "every weight is 1 and nothing is rejected.",
-            ),
+            NoOpAt({"min_weight": 1.0, "max_weight": 1.0, **dict.fromkeys(_REJECTS)}, "every weight is 1, none is 0."),
             NoOpAt(None, "Where the sampler is the policy that the ratio divides by, as with `old_logprobs: rollout`."),
         ),
         interacts=(
@@ -209,7 +207,7 @@ class ImportanceCorrection(TokenObjective):
 
     @property
     def _rejects(self) -> bool:
-        return not self.keep_low is self.keep_high is self.veto is self.max_divergence is None
+        return any(getattr(self, name) is not None for name in _REJECTS)
 
     def in_words(self) -> dict[str, str]:
         whose = {

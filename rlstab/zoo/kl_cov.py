@@ -8,9 +8,10 @@ from rlstab import Mean, Penalty, PolicyOutputs, Pool, Range, Settled, Stat, Sta
 from rlstab.core.loss import token_log_ratio
 from rlstab.core.metadata import MASK, ON_POLICY, About, NoOpAt, conflicts, good, note
 from rlstab.core.settings import percent
+from rlstab.zoo.covariant import Covariant
 
 
-class KLCov(TokenObjective):
+class KLCov(Covariant, TokenObjective):
     """Penalise the drift of the few tokens whose log-prob and advantage covary the most.
 
     Problem:
@@ -112,7 +113,6 @@ class KLCov(TokenObjective):
     )
 
     name = "kl_cov"
-    needs = {"logprobs"}
     writes = {"penalties"}
     reads_drift = {"live"}  # its penalty makes the ratio itself
 
@@ -126,23 +126,15 @@ class KLCov(TokenObjective):
             f"covariance."
         }
 
-    def measure(self, batch: TokenBatch) -> Stat:
-        return {"advantage": Mean.of(batch.advantages), "logprob": Mean.of(batch.logprobs)}
-
     def measure_again(self, batch: TokenBatch, stat: Settled) -> Stat:
-        return {"covariance": Pool.top(_covariances(batch, stat), self.share, rounding="floor")}
+        return {"covariance": Pool.top(self.covariances(batch, stat), self.share, rounding="floor")}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         threshold = stat.threshold("covariance")
-        selected = threshold.reached(_covariances(batch, stat))
+        selected = threshold.reached(self.covariances(batch, stat))
 
         def drift(policy: PolicyOutputs, anchor: PolicyOutputs) -> Tensor:
             return token_log_ratio(policy, anchor, batch).abs()
 
         report = {"threshold": threshold.report(), "selected": Mean.of(selected)}
         return Terms(penalties={"": Penalty(self.coefficient, drift, selected)}, report=report)
-
-
-def _covariances(batch: TokenBatch, stat: Settled) -> Tensor:
-    rewarded = batch.advantages.double() - stat.mean("advantage").value
-    return rewarded * (batch.logprobs.double() - stat.mean("logprob").value)

@@ -224,7 +224,7 @@ class LpReg(TokenObjective):
         if self.ratio_cap is not None:
             bounds = Bounds(1.0, self.ratio_cap - 1, self.ratio_cap if self.form == "paper" else None)
         if self.form == "paper":
-            penalty = Penalty(self.coefficient, _forward_kl, selected, reads=frozenset({"log_kept_mass"}))
+            penalty = Penalty(self.coefficient, _forward_kl, selected, reads=self.live_needs)
             return Terms(penalties={"": penalty}, bounds=bounds, report=report)
 
         proxy = batch.logprobs - batch.signal("log_kept_mass")

@@ -101,13 +101,8 @@ class S2TMask(TokenObjective):
     about = About(
         addresses={"token"},
         no_op_at=(
-            NoOpAt(
-                {"quantile": 0.0}, "the threshold is the smallest entropy of the pool, and no candidate is below it."
-            ),
-            NoOpAt(
-                None,
-                "An optimizer step without candidates keeps everything. By default, so does one with a single one.",
-            ),
+            NoOpAt({"quantile": 0.0}, "no candidate is below the smallest entropy of the pool."),
+            NoOpAt(None, "Without candidates, and by default with a single one, an optimizer step keeps everything."),
         ),
         interacts=(
             good(("clip_higher", "token_mean"), "{own} was published on {other}, without `kl` or a bonus."),
@@ -142,13 +137,11 @@ class S2TMask(TokenObjective):
     population: Literal["candidates", "all"] = "candidates"
 
     def in_words(self) -> dict[str, str]:
-        pool = {
-            "candidates": "the tokens of the optimizer step that meet the first two conditions",
-            "all": "all tokens of the optimizer step",
-        }[self.population]
+        which = " that meet the first two conditions" if self.population == "candidates" else ""
         return {
             "keep": f"Drop a token when its advantage is positive, its probability is below {self.max_prob} and its "
-            f"entropy is below the {self.quantile}-quantile over {pool}. It leaves the divisor too."
+            f"entropy is below the {self.quantile}-quantile over the tokens of the optimizer step{which}. It leaves "
+            f"the divisor too."
         }
 
     def measure(self, batch: TokenBatch) -> Stat:

@@ -71,9 +71,7 @@ class SequenceMean(TokenObjective):
 
     about = About(
         addresses={"length"},
-        no_op_at=(
-            NoOpAt(None, "Equal to `token_mean`, the identity, where every response keeps the same number of tokens."),
-        ),
+        no_op_at=(NoOpAt(None, "Where every response keeps the same number of tokens: equal to `token_mean`."),),
         interacts=(
             good(("clip_higher", "kl"), "{own} was first published with {other}, in GRPO."),
             note(MASK, "under {own} the tokens of a response that {other} keeps share its whole weight."),

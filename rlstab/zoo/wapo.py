@@ -92,8 +92,8 @@ class WAPO(TokenObjective):
         no_op_at=(
             NoOpAt(
                 None,
-                "Equal to `token_mean`, the identity, where every token is rewarded, all groups are of one size, and "
-                "the responses have `length` tokens on average.",
+                "Where every token is rewarded, all groups are of one size, and the responses have `length` tokens on "
+                "average: equal to `token_mean`.",
             ),
         ),
         interacts=(

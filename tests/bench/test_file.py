@@ -54,6 +54,33 @@ def test_a_method_may_bring_stages_of_its_own(tmp_path: Path) -> None:
     }
 
 
+def test_stages_of_a_setting_come_before_those_of_a_method(tmp_path: Path) -> None:
+    entries = {"own": {"set": {"stages": [{"name": "paced", "pool": 64}]}}, "none": {}}
+    settings = {"long": {"stages": [{"name": "overlong", "buffer": 4}]}}
+    file = {**tiny(tmp_path, entries, settings=settings, seeds=1)}
+    file["base"]["objective"] = "clip_higher"
+    names = {run.method: [stage.name for stage in run.config.pipeline] for run in load_bench(file).runs}
+    assert names == {"own": ["paced", "overlong", "grpo"], "none": ["in_order", "overlong", "grpo"]}
+
+
+def test_a_method_scales_what_the_setting_says(tmp_path: Path) -> None:
+    file = tiny(tmp_path, {"half": {"objective": "s2t", "scale": {"optimisation.lr": 0.5}}, "whole": "s2t"}, seeds=1)
+    bench = load_bench({**file, "settings": {"slow": {}, "fast": {"optimisation.lr": 1e-2}}})
+    rates = {run.name: run.config.optimisation.lr for run in bench.runs}
+    assert list(rates.values()) == [5e-4, 1e-3, 5e-3, 1e-2]
+    assert [run.hash for run in load_bench(bench.resolved).runs] == [run.hash for run in bench.runs]
+
+
+def test_what_follows_from_the_methods_and_differs_is_told(tmp_path: Path) -> None:
+    methods = {"clip": "clip_higher", "correct": ["clip_higher", "importance_correction"]}
+    file = tiny(tmp_path, methods, seeds=1)
+    [text] = load_bench(file).unequal
+    assert "optimisation.old_logprobs is not set" in text
+    assert "live for clip; recompute for correct" in text
+    settings = {"set": {"optimisation.old_logprobs": "recompute"}}
+    assert load_bench({**file, "settings": settings}).unequal == ()
+
+
 def test_the_base_may_be_a_file_beside_and_wants_checkpoints_or_not(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     base = "objective: s2t\noptimisation: {rollouts: 9}\ntracking: {out: elsewhere}\n"
@@ -147,6 +174,8 @@ MISTAKES = [
     (f"{ONE}seeds: [10000000000]\n", "b.yaml:4: seeds.0"),
     (f"{ONE}settings: {{a: {{rollout.group: 10000000000}}}}\n", "b.yaml:4: rollout.group"),
     (f"{ONE}workers: 0\n", "b.yaml:4: workers"),
+    (f"{HEAD}methods:\n  a: {{scale: {{rollout.stop: 2.0}}}}\n", "b.yaml:4: methods.a.scale.rollout.stop"),
+    (f"{HEAD}methods:\n  a: {{scale: {{seed.x: 2.0}}}}\n", "b.yaml:4: methods.a.scale.seed.x"),
     ("name: x\nbase: 3\nmethods: {a: s2t}\n", "b.yaml:2: base"),
     ("name: x\nbase: no.yaml\nmethods: {a: s2t}\n", "b.yaml:2: base"),
     (f"{ONE}settings:\n  fast: {{optimisation.lrr: 1.0}}\n", "b.yaml:5: optimisation.lrr"),

@@ -185,16 +185,6 @@ def test_a_file_is_read_whole_or_refused(file, monkeypatch):
     assert "16 bytes" in said(ConfigError, file("objective: s2t\nseed: 1\n"))
 
 
-def test_files_that_never_end_and_are_no_yaml(file):
-    multiplied = "".join(f"x{n}: &x{n} [{', '.join([f'*x{n - 1}'] * 10) if n else 's2t'}]\n" for n in range(9))
-    for text in ("", "objective: &a [*a]\n", multiplied, f"objective: {'[' * 5000}", "objective: é".encode("latin-1")):
-        assert said(ConfigError, file(text.encode() if isinstance(text, str) else text)).startswith("run.yaml: ")
-    for path in ("none.yaml", ".", "a\0b", "/dev/zero"):
-        for load in (load_run, load_objective):
-            with pytest.raises(ConfigError):
-                load(path)
-
-
 def test_an_objective_from_python_is_answered_without_a_file():
     endless: dict = {"name": "within", "outer": "s2t"}
     endless["inner"] = endless

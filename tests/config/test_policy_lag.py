@@ -13,7 +13,6 @@ from rlstab.config.document import Document
 from rlstab.config.settings import OldLogprobs, OptimisationSettings
 from rlstab.core.validate import DRIFT
 from rlstab.explain.notes import idle_in_run
-from rlstab.explain.page import page
 from rlstab.zoo import METHODS
 
 
@@ -143,16 +142,3 @@ def test_a_method_is_called_idle_exactly_where_its_policies_are_one() -> None:
         left, right = policies(loaded.optimisation)[drift]
         told = [text for text in notes(loaded) if text.startswith(f"reads_{drift} cannot act: ")]
         assert len(told) == (left == right), (drift, old, refresh, epochs)
-
-
-def test_a_trust_region_beside_something_else_is_idle_alone() -> None:
-    """The penalty of lp_reg acts also where its cap cannot."""
-    (told,) = notes(load_run({"objective": [{"name": "lp_reg", "ratio_cap": 10.0}]}))
-    assert told.startswith("the trust region of lp_reg cannot act: ")
-
-
-def test_nothing_is_called_idle_that_acts() -> None:
-    """The sampler's own log-probs differ from the trainer's also in the first optimizer step."""
-    acting = load_run({"objective": ["clip_higher", "reads_live"], "optimisation": {"old_logprobs": "rollout"}})
-    assert notes(acting) == []
-    assert "Nothing is known to be idle or unsafe." in page("a run", acting.composition, acting)

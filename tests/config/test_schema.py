@@ -49,55 +49,47 @@ def test_every_run_that_is_written_validates(objective, sections):
     assert not [error.message for error in VALIDATOR.iter_errors(yaml.safe_load(dump_run(run)))]
 
 
-def task(**settings):
-    return {"objective": "s2t", "task": settings}
+GOOD = """
+{objective: s2t}
+{objective: {name: s2t, max_prob: 1}}
+{objective: {name: kl, cap: null}}
+{objective: {preset: dapo, set: {clip_higher: {high: 0}}, drop: [token_mean]}}
+{objective: {preset: dr_grpo, set: {constant_length: {}}}}
+{objective: {name: within, outer: [s2t], inner: {name: stare}}}
+{objective: s2t, task: {name: jsonl, path: a}}
+{objective: s2t, optimisation: {schedule: {name: cosine_with_min_lr, min_lr_rate: 0.1}}, engine: ddp}
+"""
 
-
-def of(**item):
-    return {"objective": [item]}
-
-
-GOOD = [
-    {"objective": "s2t"},
-    {"objective": {"name": "s2t", "max_prob": 1}},
-    of(name="kl", cap=None),
-    {"objective": {"preset": "dapo", "set": {"clip_higher": {"high": 0}}, "drop": ["token_mean"]}},
-    {"objective": {"preset": "dr_grpo", "set": {"constant_length": {}}}},
-    of(name="within", outer=["s2t"], inner={"name": "stare"}),
-    task(name="jsonl", path="a"),
-    {"objective": "s2t", "optimisation": {"schedule": {"name": "cosine", "num_cycles": 0.5}}, "engine": "ddp"},
-]
-
-BAD = [
-    {},
-    {"objective": []},
-    {"objective": ["zzz"]},
-    of(name="s2t", max=1),
-    of(name="s2t", max_prob=0),
-    of(name="s2t", max_prob="a"),
-    of(name="s2t", max_prob=True),
-    of(name="constant_length"),
-    of(preset="zzz"),
-    of(preset="dapo", set={"zzz": {}}),
-    of(preset="dapo", set={"clip_higher": {"zzz": 1}}),
-    of(preset="dapo", drop=["zzz"]),
-    of(name="within", outer="s2t"),
-    {"objective": "s2t", "sed": 1},
-    {"objective": "s2t", "rollout": {"grop": 1}},
-    {"objective": "s2t", "stages": ["zzz"]},
-    {"objective": "s2t", "optimisation": {"betas": [0.1, 0.1, 0.1]}},
-    {"objective": "s2t", "optimisation": {"schedule": {"name": "cosine", "power": 2}}},
-    task(name="zzz"),
-    task(numbers=3),
-    task(name="jsonl"),
-]
+BAD = """
+{}
+{objective: []}
+{objective: zzz}
+{objective: {name: s2t, max: 1}}
+{objective: {name: s2t, max_prob: 0}}
+{objective: {name: s2t, max_prob: a}}
+{objective: {name: s2t, max_prob: true}}
+{objective: {name: constant_length}}
+{objective: {preset: zzz}}
+{objective: {preset: dapo, set: {zzz: {}}}}
+{objective: {preset: dapo, set: {clip_higher: {zzz: 1}}}}
+{objective: {preset: dapo, drop: [zzz]}}
+{objective: {name: within, outer: s2t}}
+{objective: s2t, sed: 1}
+{objective: s2t, rollout: {grop: 1}}
+{objective: s2t, stages: [zzz]}
+{objective: s2t, optimisation: {betas: [0.1, 0.1, 0.1]}}
+{objective: s2t, optimisation: {schedule: {name: cosine, power: 2}}}
+{objective: s2t, task: {name: zzz}}
+{objective: s2t, task: {numbers: 3}}
+{objective: s2t, task: {name: jsonl}}
+"""
 
 
 def test_the_loader_takes_what_validates_and_refuses_what_does_not():
-    for data in GOOD:
+    for data in map(yaml.safe_load, GOOD.split("\n")[1:-1]):
         load_run(data)
         assert not [error.message for error in VALIDATOR.iter_errors(data)], data
-    for data in BAD:
+    for data in map(yaml.safe_load, BAD.split("\n")[1:-1]):
         with pytest.raises(rlstab.errors.RlstabError):
             load_run(data)
         assert not VALIDATOR.is_valid(data), data

@@ -254,7 +254,7 @@ def test_an_installed_task(write: Write, tmp_path: Path, monkeypatch: pytest.Mon
     write("package.py", CODE)
     monkeypatch.syspath_prepend(str(tmp_path / "project"))
     points = EntryPoints([EntryPoint("doubling", "package:Doubling", "rlstab.tasks")])
-    for room in ("config.runs", "tasks.build"):
+    for room in ("config.settings", "tasks.build"):
         monkeypatch.setattr(f"rlstab.{room}.entry_points", points.select)
     run = load_run(run_of(write, task={"name": "doubling", "most": 3}))
     assert run.task.model_dump() == {"name": "own", "code": "doubling", "options": {"most": 3}}

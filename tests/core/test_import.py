@@ -64,7 +64,7 @@ FLOORS = [
     {"models"},
     {"adapters", "preflight", "train"},
     {"bench", "report"},
-    {"diagnose"},
+    {"diagnose", "probe"},
     {"cli"},
     {"__main__"},
 ]

@@ -232,6 +232,24 @@ def test_only_one_number_may_differ() -> None:
         assert swept_key(runs) == key
 
 
+def test_a_setting_of_a_stage_and_the_precision_of_the_sampler_are_swept_whatever_stages_methods_bring() -> None:
+    def whole(own: list[dict[str, Any]], precision: str | None = None, share: float = 0.5) -> dict[str, Any]:
+        stages = [{"name": "stage.py:Noise", "share": share}, *own]
+        return {**config([CLIP]), "stages": stages, "rollout": {"precision": precision}}
+
+    for settings, key, values in (
+        ([{"share": 0.1}, {"share": 0.3}], "stages.stage.py:Noise.share", [0.1, 0.3]),
+        ([{"precision": "int8"}, {"precision": None}, {"precision": "int2"}], "rollout.precision", [0.0, 1 / 127, 1.0]),
+    ):
+        runs = [
+            record({}, bench="b", setting=f"s{k}", method=name, config=whole(own, **more))
+            for k, more in enumerate(settings)
+            for name, own in (("a", []), ("b", [{"name": "overlong"}]))
+        ]
+        [swept] = sweeps_of(runs)
+        assert (swept.key, swept.values) == (key, values)
+
+
 # -- idle methods ------------------------------------------------------------------------------------------------------
 
 N = 30

@@ -20,9 +20,8 @@ from rlstab.stages.gdpo import GDPO
 from rlstab.stages.grpo import GRPO
 from rlstab.stages.max_rl import MaxRL
 from rlstab.stages.opo import OPO
-from rlstab.stages.opob import OPOB
+from rlstab.stages.opob import OPOB, optimal_baseline
 from rlstab.stages.opob_proxy import OPOBProxy, logit_squares
-from rlstab.stages.optimal_baseline import optimal_baseline
 from rlstab.stages.optimal_token_baseline import OptimalTokenBaseline
 from rlstab.stages.pipeline import check_exclusions
 from rlstab.stages.reinforce_pp import ReinforcePP

@@ -109,5 +109,7 @@ class AnyDataSet:
 
     def score(self, prompt: str, completion: str, answer: Any) -> float:
         name, entry = answer
-        scorer = self.made.setdefault(name, GymScorer(name, {}, None, None))
-        return scorer.score(prompt, completion, entry)
+        if name not in self.made:
+            self.made[name] = GymScorer(name, {}, None, None)
+            self.made[name].prepare()
+        return self.made[name].score(prompt, completion, entry)

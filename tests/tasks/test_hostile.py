@@ -37,7 +37,7 @@ def survive(task: Task, completions: Sequence[str], canary: Path) -> Scores:
     scores = score(task, [task.example("train", 0)] * len(completions), completions)
     assert len(scores.rewards) == len(completions)
     assert all(map(math.isfinite, scores.rewards.tolist()))
-    assert all(scores.rewards[place] == 0 for place in scores.timed_out)
+    assert not scores.rewards[scores.timed_out].any()
     assert list(canary.iterdir()) == []
     assert not any(CONTROLS & set(error) for error in scores.errors)
     return scores
@@ -61,9 +61,9 @@ def test_scorers_in_this_process(canary: Path) -> None:
 
 def test_patterns(canary: Path) -> None:
     completions = hostile(canary)
-    assert survive(texts(canary, answer_pattern="#### (.+)"), completions, canary).timed_out == []
+    assert not survive(texts(canary, answer_pattern="#### (.+)"), completions, canary).timed_out.any()
     scores = survive(texts(canary, answer_pattern="^((?:a+)+)$"), completions, canary)
-    assert [completions[place][:3] for place in scores.timed_out] == ["aaa", "aaa"]
+    assert [completions[place][:3] for place in scores.timed_out.nonzero()] == ["aaa", "aaa"]
 
 
 @pytest.mark.parametrize("all_of_them", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -71,7 +71,7 @@ def test_math_verify(canary: Path, all_of_them: bool) -> None:
     pytest.importorskip("math_verify")
     some = [*NESTED[:3], *TERMINAL, *FORMATS, *payloads(canary)]
     task = texts(canary, scorer="math_verify")
-    assert survive(task, hostile(canary) if all_of_them else some, canary).timed_out
+    assert survive(task, hostile(canary) if all_of_them else some, canary).timed_out.any()
 
 
 def test_a_data_set_of_reasoning_gym(canary: Path) -> None:

@@ -58,7 +58,7 @@ def test_the_task_alone_is_as_it_was():
     assert scores.rewards.tolist() == [0.5, 0.0, 2.0]
     assert len(scores.errors) == 1
     assert "(completion 'x')" in scores.errors[0]
-    assert scores.parts == {}
+    assert scores.parts["task"].tolist() == scores.rewards.tolist()
     assert build_rewards(None, Asks()) == build("task") == Rewards()
     assert Rewards().in_words() == {}
 
@@ -90,12 +90,13 @@ def test_what_goes_wrong_costs_the_sample_this_reward_alone():
     assert [text.partition(":")[0] for text in scores.errors] == ["acts"] * 7
     assert all(f"(completion '{name}')" in text for name, text in zip(wrong, scores.errors, strict=False))
     assert "reward_file.py, line " in scores.errors[0]
-    assert scores.timed_out == [7, 8]
-    joined = Scores.joined([scores, scores], rewards.names)
+    assert scores.timed_out.nonzero().squeeze(-1).tolist() == [7, 8]
+    joined = Scores.joined([scores, scores], rewards)
     assert joined.rewards.tolist() == scores.rewards.tolist() * 2
     assert joined.parts["acts"].tolist() == scores.parts["acts"].tolist() * 2
-    assert (joined.timed_out, len(joined.errors)) == ([7, 8, 14 + 7, 14 + 8], 14)
-    empty = Scores.joined([], rewards.names)  # a rank without responses has the same names
+    assert joined.timed_out.nonzero().squeeze(-1).tolist() == [7, 8, 14 + 7, 14 + 8]
+    assert len(joined.errors) == 14
+    empty = Scores.joined([], rewards)  # a rank without responses has the same names
     assert {name: part.tolist() for name, part in empty.parts.items()} == {"acts": [], "brevity": []}
 
 
@@ -115,7 +116,7 @@ def test_a_task_that_scores_in_workers_keeps_them():
 
     scores = scored(build("task", "brevity", task=Slow()), "say 3", "sleep", task=Slow())
     assert scores.parts["task"].tolist() == [3.0, 0.0]
-    assert scores.timed_out == [1]
+    assert scores.timed_out.tolist() == [False, True]
     assert scores.rewards.tolist() == [3 + 1 / 6, 1 / 6]
 
 

@@ -59,11 +59,12 @@ def test_whatever_a_scorer_does_is_an_error_of_its_completion(workers, tmp_path)
         "say nan": "it returned nan",
         "say -inf": "it returned -inf",
         "garbage {": "the process gave no answer",
-        "garbage [1]": "the process gave no answer",
+        "garbage [1.0]": "the process gave no answer",
+        "garbage [1.0, 2]": "the process gave no answer",
         "garbage " + "[" * 9000: "the process gave no answer",
-        'garbage {"score": true}': "the process gave no answer",
-        'garbage {"score": NaN}': "the process gave no answer",
-        'garbage {"score": 1e999}': "the process gave no answer",
+        "garbage [true, null]": "the process gave no answer",
+        "garbage [NaN, null]": "the process gave no answer",
+        "garbage [1e999, null]": "the process gave no answer",
         "complain " + "y" * 5000: "ValueError: " + "y" * 988,
     }.items():
         before, outcome, after = asked(workers, "say 1", act, "say 2")

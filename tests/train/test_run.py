@@ -16,7 +16,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 import rlstab
 from rlstab.errors import MissingSignal, ModelError, NonFinite
+from rlstab.models.policy import load_policy
 from rlstab.presets import PRESETS
+from rlstab.train.sampling import Sampler
 from tests.train import own
 from tests.train.runs import (
     ALIKE,
@@ -155,10 +157,11 @@ def test_twenty_refused_steps_in_a_row_end_a_run(tmp_path: Path) -> None:
 
 
 def test_the_learning_rate_is_that_of_transformers(tmp_path: Path) -> None:
-    for schedule in ("cosine", {"name": "polynomial", "power": 2.0}):
-        name, options = (schedule, {}) if isinstance(schedule, str) else ("polynomial", {"power": 2.0})
+    for name, options in (("cosine", {}), ("cosine_with_min_lr", {"min_lr_rate": 0.1})):
         steps = {"optimisation__warmup_optimizer_steps": 2, "optimisation__rollouts": 6}
-        run = small(tmp_path / name, optimisation__schedule=schedule, rollout__max_new_tokens=3, **steps)
+        run = small(
+            tmp_path / name, optimisation__schedule={"name": name, **options}, rollout__max_new_tokens=3, **steps
+        )
         shown = {record["rollout"]: record["lr"] for record in go(run).records if "lr" in record}
         assert len(shown) >= 4
         optimizer = torch.optim.SGD([torch.zeros(1)], lr=1e-3)
@@ -347,7 +350,7 @@ def test_bf16_rounds_what_it_computes_and_keeps_float32_weights(tmp_path: Path) 
 
 def test_a_sampler_of_fewer_bits_is_further_from_the_trainer_whose_weights_are_not_rounded(tmp_path: Path) -> None:
     gaps = {}
-    for precision in (None, "bf16", "int8", "fp8", "int4"):
+    for precision in (None, "bf16", "int8", "fp8", "int4", "int3", "int2"):
         out = tmp_path / str(precision)
         run = small(out, rollout__precision=precision, optimisation__rollouts=1, optimisation__old_logprobs="recompute")
         gaps[precision] = go(run).records[0]["sampler/gap"]
@@ -356,6 +359,35 @@ def test_a_sampler_of_fewer_bits_is_further_from_the_trainer_whose_weights_are_n
     assert list(gaps.values()) == sorted(gaps.values())
     assert gaps[None] < 1e-6 < gaps["bf16"]
     assert gaps["int4"] > 10 * gaps["bf16"]
+
+
+def test_weight_noise_is_the_same_whenever_it_is_asked_for(tmp_path: Path) -> None:
+    policy = load_policy("countdown-tiny")
+    policy.model.requires_grad_(False)
+    before = {name: weight.clone() for name, weight in policy.model.named_parameters()}
+    sampler = Sampler(None, 0.5, seed=3)
+    noisy = {name: weight.clone() for name, weight in sampler.refreshed(policy).model.named_parameters()}
+    others = [Sampler(None, 0.5, seed).refreshed(policy).model for seed in (3, 4)]
+    for name, weight in policy.model.named_parameters():
+        assert torch.equal(weight, before[name])
+        noise = ((noisy[name] - weight).std() / weight.std()).item() if weight.ndim > 1 else 0
+        assert noise == pytest.approx(0.5 if weight.ndim > 1 else 0, rel=0.1)
+        assert torch.equal(dict(others[0].named_parameters())[name], noisy[name])
+        assert torch.equal(dict(others[1].named_parameters())[name], noisy[name]) == (weight.ndim == 1)
+        weight.data.zero_()  # a refresh adds to the weights of now, and takes its share of them
+    assert not any(weight.any() for weight in sampler.refreshed(policy).model.parameters())
+
+
+def test_the_sampler_is_evaluated_where_it_is_another_policy_and_the_start_where_that_is_asked(
+    tmp_path: Path,
+) -> None:
+    evaluation = {"every": 2, "prompts": 8, "samples": 2, "pass_at": [], "greedy": False, "start": False}
+    for precision, others in (("int2", True), (None, False)):
+        run = small(tmp_path / str(others), rollout__precision=precision, evaluation={**evaluation, "sampler": True})
+        records = go(run).records
+        assert [record["rollout"] for record in records if "eval/mean" in record] == [2]
+        assert ("eval/sampler/mean" in records[-1]) == others
+    assert records[-1]["eval/entropy"] > 0
 
 
 # -- adapters ----------------------------------------------------------------------------------------------------------
