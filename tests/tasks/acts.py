@@ -11,13 +11,8 @@ from pathlib import Path
 from typing import Any
 
 
-def hang() -> None:
-    while True:
-        pass
-
-
-def recurse() -> None:
-    recurse()
+def recurse(text: str) -> None:
+    recurse(text)
 
 
 def write_to_pipes(text: str) -> None:
@@ -36,10 +31,10 @@ def complain(text: str) -> None:
 
 #: What a completion may ask for; the rest of it is given to it.
 ACTS: dict[str, Callable[[str], Any]] = {
+    "": lambda rest: 0.25,
     "say": float,
     "length": len,
     "python": eval,
-    "loop": lambda rest: hang(),
     "power": lambda rest: 9**9**9,  # one operation of the interpreter, which no handler of a signal interrupts
     "sleep": lambda rest: time.sleep(1000),
     "memory": lambda rest: bytearray(64 * 2**30),
@@ -47,8 +42,7 @@ ACTS: dict[str, Callable[[str], Any]] = {
     "leave": lambda rest: os._exit(7),
     "exit": lambda rest: sys.exit("bye"),
     "complain": complain,
-    "recurse": lambda rest: recurse(),
-    "torch": lambda rest: "torch" in sys.modules,
+    "recurse": recurse,
     "garbage": write_to_pipes,
     "write": lambda rest: Path(rest).write_text("x"),
 }
@@ -60,11 +54,38 @@ class Acts:
     def prepare(self) -> None:
         pass
 
-    def score(self, prompt: str, completion: str, answer: Any) -> float:
+    def score(self, prompt: str, completion: str, answer: Any) -> Any:
         what, _, rest = completion.partition(" ")
-        return float(ACTS[what](rest))
+        return ACTS[what](rest)
+
+    def __call__(self, prompt: str, completion: str, answer: Any, more: float = 2.0) -> Any:
+        return self.score(prompt, completion, answer)
 
 
 class NeverReady(Acts):
     def prepare(self) -> None:
         raise ImportError("no such\x1b[31m library")
+
+
+# -- rewards of a user, which worker processes load from this file ---------------------------------------------------
+
+acts = Acts()
+
+
+def brevity(prompt: str, completion: str, answer: Any) -> float:
+    return 1 / (1 + len(completion))
+
+
+def seen(prompt: str, completion: str, answer: Any) -> bool:
+    """1 where all three arrive as they were sent."""
+    return prompt == f"{answer}?" and completion in ("", "\U0001d7d9")
+
+
+class Manner:
+    @staticmethod
+    def polite(prompt: str, completion: str, answer: Any) -> bool:
+        return "please" in completion
+
+
+def any_number(*arguments: Any) -> int:
+    return len(arguments)

@@ -145,12 +145,7 @@ def test_any_text_has_a_score_and_blocks_and_junk_changes_none(text: str, at: in
     assert {block.reward for block in blocks} <= {0.0, 1.0}
 
 
-def test_demonstrations_are_as_noisy_and_as_littered_as_they_say() -> None:
-    plain, rng = Chain(), random.Random(0)
-    few = [of_chain(plain, plain.example("train", i), rng, junk=0.0) for i in range(2000)]
-    steps = [step.split("=") for text in few for step in text.split(";")[:-1]]
-    mistakes = sum(eval(left) != int(right) for left, right in steps)
-    assert mistakes / len(steps) == pytest.approx(0.15, abs=0.023)  # five standard errors
+def test_demonstrations_are_as_littered_as_they_say() -> None:
     seven = Example("Q9-2=", Sum((9, -2)))
     off = [of_chain(Chain(modulus=4), seven, random.Random(n), wrong=1.0, junk=0.0) for n in range(30)]
     assert {text[-2] for text in off} == {"0", "1", "2"}  # never the 3 that is right
@@ -162,7 +157,6 @@ def test_demonstrations_are_as_noisy_and_as_littered_as_they_say() -> None:
     assert len(junk) / characters == pytest.approx(0.1, abs=0.005)
     assert len(set(junk)) > 990
     assert sum(junk_share("", text, None) * (len(text) - 1) for text in texts) == pytest.approx(len(junk))
-    assert (junk_share("", "", None), junk_share("", "$#", None)) == (0.0, 0.0)
 
 
 def test_the_reader_stumbles_over_the_share_of_places_and_symbols_that_it_says() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from examples.demonstrations import of_countdown
 from rlstab.errors import OutOfRange
 from rlstab.tasks import ALPHABET, Chain, Countdown, Example
+from rlstab.tasks.chain import Sum
 from rlstab.tasks.countdown import Problem
 
 NINE = Example("3 7 8>29:", Problem((3, 7, 8), 29, ()))
@@ -42,20 +43,19 @@ def independent_score(numbers: list[int], target: int, completion: str) -> float
         return 0.0
     available = [(str(number), str(number)) for number in numbers]  # how it is written -> the expression behind it
     for step in body.split(","):
-        sides = step.split("=")
-        operands = re.split(r"([-+*])", sides[0])
-        if len(sides) != 2 or len(operands) != 3:
+        match = re.fullmatch(r"([^-+*=]*)([-+*])([^-+*=]*)=(.*)", step)
+        if match is None:
             return 0.0
         expressions = []
-        for written in (operands[0], operands[2]):
+        for written in (match[1], match[3]):
             hits = [i for i, (text, _) in enumerate(available) if text == written]
             if not hits:
                 return 0.0
             expressions.append(available.pop(hits[0])[1])
-        expression = f"({expressions[0]}{operands[1]}{expressions[1]})"
-        if str(eval(expression)) != sides[1] or eval(expression) < 0:
+        expression = f"({expressions[0]}{match[2]}{expressions[1]})"
+        if str(eval(expression)) != match[4] or eval(expression) < 0:
             return 0.0
-        available.append((sides[1], expression))
+        available.append((match[4], expression))
     return float(len(available) == 1 and eval(available[0][1]) == target)
 
 
@@ -75,12 +75,6 @@ def test_countdown_against_an_independent_checker(index, numbers, noise, edit):
         text = text[:at] + insert + text[at + remove :]
     expected = independent_score(list(example.answer.numbers), example.answer.target, text)
     assert task.score(example, text) == expected
-
-
-@settings(max_examples=100, deadline=None)
-@given(text=st.text() | st.text(alphabet=ALPHABET))
-def test_any_text_has_a_score(text):
-    assert Countdown().score(NINE, text) in (0.0, 1.0)
 
 
 @settings(max_examples=60, deadline=None)
@@ -106,18 +100,18 @@ def test_problems_are_known():
     assert [Countdown().example(split, i).prompt for split in ("train", "eval") for i in range(3)] == known
 
 
-@pytest.mark.parametrize("cls", [Chain, Countdown])
-def test_no_eval_problem_is_trained_on(cls):
-    assert cls().example("train", 10**12) == cls().example("train", 10**12)
-    assert cls().size == {"train": None, "eval": None}
+def problem(answer):
+    """What makes two problems the same."""
+    return answer.terms if isinstance(answer, Sum) else (tuple(sorted(answer.numbers)), answer.target)
 
-    def problems(split, seed):
-        answers = [cls(seed=seed).example(split, i).answer for i in range(1500)]
-        return {a.terms if cls is Chain else (tuple(sorted(a.numbers)), a.target) for a in answers}
 
-    held_out = problems("eval", 0)
-    assert len(held_out) > 150
-    assert all(held_out.isdisjoint(problems("train", seed)) for seed in range(2))
+def test_no_eval_problem_is_trained_on():
+    for cls in (Chain, Countdown):
+        assert cls().example("train", 10**12) == cls().example("train", 10**12)
+        held_out = {problem(cls().example("eval", index).answer) for index in range(800)}
+        assert len(held_out) > 100
+        trained = {problem(cls(seed=seed).example("train", index).answer) for seed in range(2) for index in range(800)}
+        assert not held_out & trained
 
 
 def test_settings_out_of_range():

@@ -13,7 +13,6 @@ import pytest
 from rlstab.config.settings import DatasetSettings
 from rlstab.errors import MissingPackage, RlstabError
 from rlstab.tasks import Message, TextTask
-from tests.train.runs import go, small
 
 if os.environ.get("RLSTAB_REQUIRE_EXTRAS"):  # where they have to be there, a skipped test would hide that they are not
     import datasets
@@ -82,13 +81,6 @@ def test_folders(saved: str, tmp_path: Path, asked: list[str]) -> None:
     (tmp_path / "files" / "train.jsonl").write_text("\n".join(lines))
     assert of(tmp_path / "files", eval_size=1, **FIELDS).example("eval", 0).answer == "1"
     assert asked == []
-
-
-def test_a_run_learns_from_it(saved: str, tmp_path: Path) -> None:
-    task = {"name": "dataset", "path": saved, "eval_split": "test", **FIELDS}
-    go(small(tmp_path / "run", task=task, optimisation__rollouts=1, rollout__max_new_tokens=4))
-    samples = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()]
-    assert {sample["prompt"] for sample in samples} <= set(ROWS["question"])
 
 
 def test_messages_and_fields_of_fields(tmp_path: Path) -> None:

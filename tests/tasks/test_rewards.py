@@ -13,13 +13,13 @@ import torch
 
 from rlstab.config.settings import RewardSettings
 from rlstab.errors import ConfigError, UnknownName
-from rlstab.tasks import Chain, Countdown, Example
+from rlstab.tasks import Chain, Example
 from rlstab.tasks.build import require_task
 from rlstab.tasks.rewards import GROUP, Reward, Rewards, Scores, build_rewards, score
 from rlstab.tasks.scoring import Workers
 from tests.tasks.acts import Acts
 
-FILE = Path(__file__).parent / "reward_file.py"
+FILE = Path(__file__).parent / "acts.py"
 
 
 class Asks:
@@ -74,28 +74,28 @@ def test_a_weighted_sum_of_what_each_reward_says():
     }
     assert scores.rewards.tolist() == pytest.approx([1.75, 44 - 1 / 6, 2.75], abs=1e-15)
     assert scores.rewards.dtype == torch.float64
-    for task in (Chain(), Countdown()):  # whose answers are objects
-        assert scored(build("brevity", task=task), "a", task=task).rewards.tolist() == [0.5]
+    task = Chain()  # whose answers are objects
+    assert scored(build("brevity", task=task), "a", task=task).rewards.tolist() == [0.5]
 
 
 def test_what_goes_wrong_costs_the_sample_this_reward_alone():
     rewards = build({"function": "acts", "time_limit": 1.0, "weight": 10.0}, "brevity")
-    wrong = ["raise", "none", "text", "nan", "infinite", "leave", "die", "hang", "power"]
-    right = {"whole": 3.0, "truth": 1.0, "negative": -12.5, "else": 0.25, "torch": 0.0}
+    wrong = ["complain odd", "python None", "python [1]", "say nan", "sleep"]
+    right = {"python 3": 3.0, "python True": 1.0, "say -12.5": -12.5}
     scores = scored(rewards, *wrong, *right)
-    assert scores.parts["acts"].tolist() == [0.0] * 9 + [*right.values()]
+    assert scores.parts["acts"].tolist() == [0.0] * 5 + [*right.values()]
     brevity = [1 / (1 + len(text)) for text in [*wrong, *right]]
     sums = [10 * acts + short for acts, short in zip(scores.parts["acts"].tolist(), brevity, strict=True)]
     assert scores.rewards.tolist() == pytest.approx(sums, abs=1e-14)
-    assert [text.partition(":")[0] for text in scores.errors] == ["acts"] * 7
-    assert all(f"(completion '{name}')" in text for name, text in zip(wrong, scores.errors, strict=False))
-    assert "reward_file.py, line " in scores.errors[0]
-    assert scores.timed_out.nonzero().squeeze(-1).tolist() == [7, 8]
+    for name, text in zip(wrong[:4], scores.errors, strict=True):
+        assert text.startswith("acts: ")
+        assert f"(completion '{name}')" in text
+    assert "acts.py, line " in scores.errors[0]
+    assert scores.timed_out.tolist() == [False] * 4 + [True] + [False] * 3
     joined = Scores.joined([scores, scores], rewards)
-    assert joined.rewards.tolist() == scores.rewards.tolist() * 2
-    assert joined.parts["acts"].tolist() == scores.parts["acts"].tolist() * 2
-    assert joined.timed_out.nonzero().squeeze(-1).tolist() == [7, 8, 14 + 7, 14 + 8]
-    assert len(joined.errors) == 14
+    for mine, theirs in ((joined.rewards, scores.rewards), (joined.parts["acts"], scores.parts["acts"])):
+        assert mine.tolist() == theirs.tolist() * 2
+    assert (joined.timed_out.tolist(), len(joined.errors)) == (scores.timed_out.tolist() * 2, 8)
     empty = Scores.joined([], rewards)  # a rank without responses has the same names
     assert {name: part.tolist() for name, part in empty.parts.items()} == {"acts": [], "brevity": []}
 
@@ -103,11 +103,11 @@ def test_what_goes_wrong_costs_the_sample_this_reward_alone():
 def test_a_task_may_return_what_a_reward_may():
     class Odd(Asks):
         def score(self, example, completion):
-            return {"nan": float("nan"), "none": None, "tensor": torch.tensor(0.5), "true": True}.get(completion, 1)
+            return eval(completion)
 
-    scores = scored(Rewards(), "nan", "tensor", "none", "true", "else", task=Odd())
-    assert scores.rewards.tolist() == [0.0, 0.5, 0.0, 1.0, 1.0]
-    assert ["'nan'" in scores.errors[0], "'none'" in scores.errors[1], len(scores.errors)] == [True, True, 2]
+    scores = scored(Rewards(), "1e999", "torch.tensor(0.5)", "None", "True", "0 * 1e999", task=Odd())
+    assert scores.rewards.tolist() == [0.0, 0.5, 0.0, 1.0, 0.0]
+    assert [error.split()[2] for error in scores.errors] == ["inf,", "None", "nan,"]
 
 
 def test_a_task_that_scores_in_workers_keeps_them():
@@ -151,30 +151,30 @@ def test_nobody_waits_once_stop_is_set():
 
 
 def test_what_can_be_called():
-    for function, value in {"Manner.polite": 1.0, "manner": 2.0, "any_number": 3.0}.items():
-        assert scored(build(function), "please").rewards.tolist() == [value]
+    for function, text, value in [("Manner.polite", "please", 1.0), ("acts", "say 2", 2.0), ("any_number", "", 3.0)]:
+        assert scored(build(function), text).rewards.tolist() == [value]
 
 
 def test_what_cannot_be_called_or_returns_no_number_is_refused_at_the_start(tmp_path):
-    (tmp_path / "broken.py").write_text("x = 1\ndef f(:\n")
-    (tmp_path / "raises.py").write_text("x = 0\n\ny = 1 / x\n")
-    (tmp_path / "empty.py").write_text("")
-    for function, named in {
-        f"{tmp_path}/none.py:f": "none.py",
-        "brevty": "'brevity'",
-        "Manner.rude": "'Manner.rude'",
-        "PI": "3.14",
-        "two": "(prompt, completion, answer)",
-        "four": "'level'",
-        f"{tmp_path}/broken.py:f": "(broken.py, line 2)",
-        f"{tmp_path}/raises.py:f": "(raises.py, line 3)",
-        f"{tmp_path}/empty.py:f": "def f(prompt, completion, answer)",
-        "nothing": "it returned None",
-        "fails_on_nothing": "ZeroDivisionError",
-        "slow": "`time_limit`",
-    }.items():
+    file = tmp_path / "mine.py"
+    for code, function, named in [
+        (None, "f", "mine.py"),
+        ("", "f", "def f(prompt, completion, answer)"),
+        ("def brevity(*_): pass", "brevty", "'brevity'"),
+        ("class Manner: pass", "Manner.rude", "'Manner.rude'"),
+        ("x = 1\ndef f(:\n", "f", "(mine.py, line 2)"),
+        ("x = 0\n\ny = 1 / x\n", "f", "(mine.py, line 3)"),
+        ("f = 3.14", "f", "3.14"),
+        ("def f(prompt, completion): pass", "f", "(prompt, completion, answer)"),
+        ("def f(prompt, completion, answer, level): pass", "f", "'level'"),
+        ("def f(*_): pass", "f", "it returned None"),
+        ("def f(prompt, completion, answer): return 1 / len(completion)", "f", "ZeroDivisionError"),
+        ("import time\ndef f(*_): time.sleep(99)", "f", "`time_limit`"),
+    ]:
+        if code is not None:
+            file.write_text(code)
         with pytest.raises(ConfigError, match=r"^reward 'mine'") as caught:
-            build({"function": function, "name": "mine", "time_limit": 1.0})
+            build({"function": f"{file}:{function}", "name": "mine", "time_limit": 1.0})
         assert named in str(caught.value)
 
 
@@ -192,10 +192,10 @@ def test_a_file_is_found_from_where_the_run_began_and_may_import_what_lies_besid
 
 
 def test_entry_points_and_files_say_what_they_are(monkeypatch):
-    known = [EntryPoint("brief", "tests.tasks.reward_file:brevity", GROUP)]
+    known = [EntryPoint("brief", "tests.tasks.acts:brevity", GROUP)]
     monkeypatch.setattr("rlstab.tasks.build.entry_points", lambda group: known if group == "rlstab.rewards" else [])
     rewards = build_rewards([RewardSettings.model_validate("brief")], Asks())
-    assert rewards.in_words() == {"brief": "tests.tasks.reward_file:brevity"}
+    assert rewards.in_words() == {"brief": "tests.tasks.acts:brevity"}
     assert scored(rewards, "a").rewards.tolist() == [0.5]
     with pytest.raises(UnknownName, match="'brief'"):
         build_rewards([RewardSettings.model_validate("brif")], Asks())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -14,7 +13,6 @@ import psutil
 import pytest
 
 from rlstab.errors import ScorerError
-from rlstab.tasks.scorers import TextScorer
 from rlstab.tasks.scoring import Outcome, Workers
 from tests.tasks.acts import Acts, NeverReady
 
@@ -41,7 +39,7 @@ def test_scores_arrive_in_order_and_nothing_of_a_completion_is_lost(workers):
 
 
 def test_a_hang_is_cut_off_and_the_rest_is_scored(workers):
-    for hang in ("loop", "power", "sleep"):
+    for hang in ("power", "sleep"):
         assert asked(workers, "say 1", hang, "say 2") == [Outcome(1.0), Outcome(timed_out=True), Outcome(2.0)]
     with pytest.raises(ScorerError, match="`time_limit`"):
         workers.score_one("", "sleep", None)
@@ -75,25 +73,13 @@ def test_whatever_a_scorer_does_is_an_error_of_its_completion(workers, tmp_path)
         workers.score_one("", "complain odd", None)
 
 
-def test_workers_do_not_import_torch(workers):
+def test_workers_do_not_import_torch_and_go_through_sets_in_one_order(workers):
+    """Else a score could depend on which of them gives it."""
     assert "torch" in sys.modules
-    assert asked(workers, "torch") == [Outcome(0.0)]
-
-
-def test_results_depend_neither_on_the_number_of_workers_nor_on_the_order():
-    pytest.importorskip("math_verify")
-    jobs = [("", f"we get $\\frac{{{i % 4}}}{{{1 + i % 3}}}$", f"\\frac{{{i % 5}}}{{3}}") for i in range(24)]
-    jobs += [("", "$9^{9^{9^{9}}}$", "1"), ("", "1", " ")]
-    shuffled = random.Random(0).sample(range(len(jobs)), len(jobs))
-    results = []
-    for count, order in ((1, range(len(jobs))), (3, shuffled)):
-        mine = Workers(TextScorer("math_verify", None), count, LIMIT)
-        outcomes = dict(zip(order, mine.score([jobs[place] for place in order]), strict=True))
-        results.append([outcomes[place] for place in range(len(jobs))])
-        mine.close()
-    assert results[0] == results[1]
-    assert [outcome.timed_out for outcome in results[0]].count(True) == 1
-    assert 0 < sum(outcome.score for outcome in results[0]) < 24
+    assert asked(workers, "python 'torch' in sys.modules") == [Outcome(0.0)]
+    outcomes = asked(workers, *["python hash('a')", "python os.getpid()", "leave"] * 20)
+    assert len({outcome.score for outcome in outcomes[::3]}) == 1
+    assert len({outcome.score for outcome in outcomes[1::3]}) > 2, "each leaves, and another takes its place"
 
 
 def test_nobody_waits_once_stop_is_set():
@@ -148,7 +134,7 @@ from rlstab.tasks.scoring import Workers
 from tests.tasks.acts import Acts
 hang = Workers(Acts(), 2, 1000.0)
 assert len(hang.score([("", "say 1", None)] * 50)) == 50
-threading.Thread(target=lambda: hang.score([("", sys.argv[1], None)] * 2), daemon=True).start()
+threading.Thread(target=lambda: hang.score([("", "power", None)] * 2), daemon=True).start()
 while len(hang._workers) < 2:
     time.sleep(0.05)
 time.sleep(0.5)
@@ -158,9 +144,8 @@ time.sleep(1000)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's word to a child is Linux's")
-@pytest.mark.parametrize("hang", ["power", "sleep"])
-def test_workers_die_with_a_parent_that_is_killed(hang):
-    command = [sys.executable, "-c", textwrap.dedent(PROGRAM), hang]
+def test_workers_die_with_a_parent_that_is_killed():
+    command = [sys.executable, "-c", textwrap.dedent(PROGRAM)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout.readline() == "stuck\n"
         children = psutil.Process(parent.pid).children(recursive=True)

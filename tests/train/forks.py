@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import signal
 import socket
 import sys
 import time
@@ -54,49 +53,47 @@ class Forks:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["tests.train.ranks"])
 
+    def starts(self, file: Path, processes: int = 1, scenario: str = "plain", **options: Any) -> list[Any]:
+        """Start the ranks of a job and leave them to it.
+
+        Args:
+            file: of the run; :func:`log_of` has what each rank prints.
+            processes: that make it.
+            scenario: a function of ``ranks.py``.
+            options: for it.
+        """
+        port = free_port()
+        ranks = [
+            self._context.Process(target=_rank, args=(file, rank, processes, port, scenario, options))
+            for rank in range(processes)
+        ]
+        for rank in ranks:
+            rank.start()
+        return ranks
+
     def tries(
         self,
         file: Path,
         processes: int = 1,
         scenario: str = "plain",
         *,
-        options: dict[str, Any] | None = None,
-        victims: tuple[int, ...] = (),
-        records: int = 0,
-        checkpoint: int = 0,
-        after: float = 0.0,
+        kill_at: tuple[int, int] | None = None,
+        **options: Any,
     ) -> Done:
-        """Do a job, however it ends.
+        """Do a job, however it ends; all ranks are killed once it has so many records and the checkpoint of a rollout.
 
-        Args:
-            file: of the run.
-            processes: that make it.
-            scenario: a function of ``ranks.py``.
-            options: for it.
-            victims: the ranks that are killed, ``after`` so many seconds from when the run has as many ``records``, and
-                the ``checkpoint`` of a rollout.
-            records, checkpoint, after: see there.
+        Further arguments are those of :meth:`starts`.
         """
-        logs, port = [Path(f"{file}.{rank}.log") for rank in range(processes)], free_port()
-        ranks = [
-            self._context.Process(target=_rank, args=(file, rank, processes, port, log, scenario, options or {}))
-            for rank, log in enumerate(logs)
-        ]
-        deadline = time.monotonic() + HANGS
-        for rank in ranks:
-            rank.start()
-        if victims:
-            while not _reached(file, records, checkpoint) and time.monotonic() < deadline:
+        deadline, ranks = time.monotonic() + HANGS, self.starts(file, processes, scenario, **options)
+        if kill_at is not None:
+            while not _reached(file, *kill_at) and time.monotonic() < deadline:
                 time.sleep(0.002)
-            time.sleep(after)
-            for victim in victims:
-                pid = ranks[victim].pid
-                assert pid is not None
-                os.kill(pid, signal.SIGKILL)
         for rank in ranks:
-            rank.join(max(0.0, deadline - time.monotonic()))
+            if kill_at is None:
+                rank.join(max(0.0, deadline - time.monotonic()))
             rank.kill()
-        return Done([rank.exitcode for rank in ranks], [log.read_text() for log in logs])
+            rank.join()
+        return Done([rank.exitcode for rank in ranks], [log_of(file, rank).read_text() for rank in range(processes)])
 
     def does(self, file: Path, processes: int = 1, scenario: str = "plain", **more: Any) -> Done:
         """Do a job that must end well."""
@@ -119,11 +116,16 @@ def print_to(log: Path) -> None:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
 
-def _rank(file: Path, rank: int, processes: int, port: int, log: Path, scenario: str, options: dict[str, Any]) -> None:
+def log_of(file: Path, rank: int) -> Path:
+    """What a rank of a run printed."""
+    return Path(f"{file}.{rank}.log")
+
+
+def _rank(file: Path, rank: int, processes: int, port: int, scenario: str, options: dict[str, Any]) -> None:
     from tests.train import ranks
 
-    log.write_text("")
-    print_to(log)
+    log_of(file, rank).write_text("")
+    print_to(log_of(file, rank))
     torch.set_num_threads(1)
     if processes > 1:
         met = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "MASTER_PORT": port}

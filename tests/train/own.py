@@ -25,21 +25,12 @@ class Graded(Countdown):
 
 
 class Flawed(Graded):
-    """It raises, hangs for a moment or returns NaN on some completions.
-
-    Args:
-        raises, nan: last characters of the completions that do so.
-    """
-
-    def __init__(self, raises: str = "", nan: str = "", value: float = float("nan")) -> None:
-        super().__init__()
-        self.raises, self.nan, self.value = raises, nan, value
+    """It raises on completions that end in an even digit, and returns NaN on those that end in an odd one."""
 
     def score(self, example: Example, completion: str) -> float:
-        last = completion[-1:] or "?"
-        if last in self.raises:
+        if completion[-1:] in ("0", "2", "4", "6", "8"):
             raise ValueError("no score for [this]")
-        return self.value if last in self.nan else super().score(example, completion)
+        return float("nan") if completion[-1:].isdigit() else super().score(example, completion)
 
 
 class Wordy(Graded):
@@ -129,17 +120,6 @@ class WeighPlaces(rlstab.TokenObjective):
 
     def terms(self, batch: rlstab.TokenBatch, stat: Any, state: Any) -> rlstab.Terms:
         return rlstab.Terms(weight=self.place(batch) / stat["mean"].value)
-
-
-@dataclass(frozen=True)
-class Unprovided(rlstab.TokenObjective):
-    """It reads what no trainer knows."""
-
-    name: ClassVar[str] = "unprovided"
-    needs = frozenset({"gradient_norms"})
-
-    def terms(self, batch: rlstab.TokenBatch, stat: Any, state: Any) -> rlstab.Terms:
-        return rlstab.Terms()
 
 
 def places(responses: Rollout) -> Tensor:

@@ -2,8 +2,6 @@
 
 import time
 
-VALUE = 3.0
-
 
 def graded(prompt, completion, answer):
     return (len(completion) + sum(map(ord, completion))) % 5 / 4
@@ -13,7 +11,3 @@ def hangs(prompt, completion, answer):
     if sum(map(ord, completion)) % 3 == 1:
         time.sleep(1000)
     return 1 / (1 + len(completion))
-
-
-def two(prompt, completion):
-    return 1.0

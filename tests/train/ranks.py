@@ -17,6 +17,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from rlstab.cli import main
 from rlstab.config import load_run
 from rlstab.train import Rollout, train
 from tests.train.forks import COUNTED
@@ -27,6 +28,11 @@ from tests.train.runs import quiet
 def plain(file: Path, **options: Any) -> None:
     """The run."""
     train(load_run(file), **options)
+
+
+def command(file: Path) -> None:
+    """The run from the command line."""
+    sys.exit(main(["train", str(file)]))
 
 
 def tell(counts: Any) -> None:

@@ -18,6 +18,7 @@ from rlstab.config import RunConfig, dump_run, load_run
 from rlstab.train import RunResult, train
 
 ROOT = Path(__file__).parent.parent.parent
+SHIPPED = ROOT / "rlstab" / "data" / "countdown-tiny"
 OWN = Path(__file__).parent / "own.py"
 
 #: The largest difference between weights that the documents promise of several processes and of micro-batches.
@@ -40,7 +41,7 @@ STAGED: dict[str, Any] = {
 ADAPTER: dict[str, Any] = {"model__adapter": {"r": 4, "alpha": 8}, "optimisation__lr": 1e-2}
 
 
-def own(name: str, **settings: Any) -> dict[str, Any]:
+def of_user(name: str, **settings: Any) -> dict[str, Any]:
     """A class of `own.py`, as a run file names it."""
     return {"name": f"{OWN}:{name}", **settings}
 
@@ -48,7 +49,7 @@ def own(name: str, **settings: Any) -> dict[str, Any]:
 def small(out: Path, objective: Any = "clip_higher", **changes: Any) -> RunConfig:
     """A run of a fraction of a second, whose rewards differ; ``changes`` are settings with ``__`` for the dot."""
     data = {
-        "task": own("Graded"),
+        "task": of_user("Graded"),
         "objective": objective,
         "rollout": {"prompts": 2, "group": 4, "max_new_tokens": 6},
         "optimisation": {"rollouts": 2, "lr": 1e-3},
@@ -121,6 +122,11 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def column(records: list[dict[str, Any]], name: str) -> list[Any]:
+    """A number of all records that have it."""
+    return [record[name] for record in records if name in record]
+
+
 def without_times(out: Path) -> list[dict[str, Any]]:
     """The metrics of a run, less what a clock measured."""
     return [
@@ -158,9 +164,9 @@ def forget_newest(out: Path) -> None:
     shutil.rmtree(checkpoints(out)[-1])
 
 
-def moved(out: Path, start: str = "countdown-tiny") -> float:
+def moved(out: Path) -> float:
     """The largest distance of a weight from where it began."""
-    begun = load_file(ROOT / "rlstab" / "data" / start / "model.safetensors")
+    begun = load_file(SHIPPED / "model.safetensors")
     return max(float((begun[name] - value).abs().max()) for name, value in weights(out).items())
 
 

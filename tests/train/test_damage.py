@@ -12,7 +12,7 @@ import pickle
 import random
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,48 +86,11 @@ def change(path: Path, place: tuple[Any, ...], to: Any) -> None:
     path.write_text(json.dumps(data))
 
 
-class Outcomes:
-    """What came of runs that were damaged and continued."""
-
-    def __init__(self, whole: dict[str, Any]) -> None:
-        self.whole = whole
-        self.counts: Counter[str] = Counter()
-        self.wrong: list[str] = []
-
-    def goes_on(self, out: Path, what: str) -> str:
-        """Continue a run; ``same`` end, or ``refused`` in one line, or what was wrong."""
-        (out / "notes.txt").write_text("mine")
-        kept = {path: number(path) for path in checkpoints(out)}
-        try:
-            go(long(out, **SETTINGS), resume=True)
-        except (CheckpointError, ConfigError) as error:
-            came = "refused" if "\n" not in str(error) else f"many lines: {error}"
-            if not all(os.path.lexists(path) for path in kept):
-                came = "refused, and checkpoints are gone"
-        except BaseException as error:
-            came = f"{type(error).__name__}: {error}"
-        else:
-            # an earlier checkpoint may be the damaged one still
-            wrong = differences_of_end(out, self.whole)
-            came = "same" if not wrong else f"another run: {wrong}"
-        if (out / "notes.txt").read_text() != "mine":
-            came = "a file of the user is gone"
-        self.counts[came] += 1
-        if came not in ("same", "refused"):
-            self.wrong.append(f"{what}: {came}")
-        return came
-
-
-def differences_of_end(out: Path, whole: dict[str, Any]) -> list[str]:
-    """As :func:`differences`, of the last checkpoint and the last record; those before may be what is damaged."""
-    mine = left(out)
-    last = max(name.partition("/")[0] for name in whole if name[0].isdigit())
-    wrong = [name for name in whole if name.startswith(f"{last}/") and mine.get(name) != whole[name]]
-    return wrong + ["metrics"] * (mine["metrics"][-1:] != whole["metrics"][-1:])
+Cut = tuple[Path, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def cut(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def cut(tmp_path_factory: pytest.TempPathFactory) -> Cut:
     """A run that has lost its last rollout, and what the whole one leaves."""
     out = tmp_path_factory.mktemp("cut") / "run"
     go(long(out, **{**SETTINGS, "tracking__keep_checkpoints": 3}))
@@ -137,10 +100,41 @@ def cut(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]
     return out, whole
 
 
-def copied(cut: tuple[Path, dict[str, Any]], to: Path) -> Path:
+def copied(cut: Cut, to: Path) -> Path:
     remove(to)
     shutil.copytree(cut[0], to, symlinks=True)
     return to
+
+
+def continued(out: Path, whole: dict[str, Any]) -> str:
+    """What comes of a run that was damaged: the ``same`` end, ``refused`` in one line, or what was wrong."""
+    (out / "notes.txt").write_text("mine")
+    kept = checkpoints(out)
+    try:
+        go(long(out, **SETTINGS), resume=True)
+    except (CheckpointError, ConfigError) as error:
+        whole_line = "\n" not in str(error) and all(os.path.lexists(path) for path in kept)
+        came = "refused" if whole_line else f"many lines, or checkpoints are gone: {error}"
+    except BaseException as error:
+        came = f"{type(error).__name__}: {error}"
+    else:
+        # the last checkpoint and the last record: those before may be what is damaged
+        mine, last = left(out), max(name.partition("/")[0] for name in whole if name[0].isdigit())
+        wrong = [name for name in whole if name.startswith(f"{last}/") and mine.get(name) != whole[name]]
+        wrong += ["metrics"] * (mine["metrics"][-1:] != whole["metrics"][-1:])
+        came = f"another run: {wrong}" if wrong else "same"
+    return came if (out / "notes.txt").read_text() == "mine" else "a file of the user is gone"
+
+
+def try_each(damages: Mapping[str, Callable[[Path], object]], cut: Cut, out: Path) -> dict[str, str]:
+    """Continue the run after each damage; what came of each is ``same`` or ``refused``."""
+    came = {}
+    for what, damage in damages.items():
+        damage(copied(cut, out))
+        came[what] = continued(out, cut[1])
+    print(f"{Counter(came.values())} of {len(came)} damages")
+    assert {what: text for what, text in came.items() if text not in ("same", "refused")} == {}
+    return came
 
 
 def names(out: Path) -> list[str]:
@@ -151,66 +145,47 @@ def names(out: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("share", [0.06, pytest.param(1.0, marks=pytest.mark.slow)])
-def test_damaged_files(share: float, cut: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    outcomes, chance = Outcomes(cut[1]), random.Random(1)
-    for name in names(cut[0]):
-        for how, do in HOW.items():
-            if chance.random() > share:
-                continue
-            out = copied(cut, tmp_path / "run")
-            do(out / name)
-            came = outcomes.goes_on(out, f"{name} {how}")
-            if (
-                name.startswith("checkpoints/")
-                and name.endswith("model.safetensors")
-                and how not in ("is a link to nothing", "is a folder", "is a pipe")
-            ):
-                assert came == "same", (
-                    f"{name} {how}: the checkpoint before is whole, and the run does not go on: {came}"
-                )
-    print(f"damaged files: {dict(outcomes.counts)}")
-    assert outcomes.wrong == []
-    assert outcomes.counts["same"] >= 1
-    assert sum(outcomes.counts.values()) >= share * 40
+def test_damaged_files(share: float, cut: Cut, tmp_path: Path) -> None:
+    every = [(name, how) for name in names(cut[0]) for how in HOW]
+    some = random.Random(1).sample(every, round(share * len(every)))
+    damages = {f"{name} {how}": lambda out, name=name, how=how: HOW[how](out / name) for name, how in some}
+    came = try_each(damages, cut, tmp_path / "run")
+    assert "same" in came.values()
+    for name, how in some:  # the checkpoint before is whole, and files that can be read say so
+        if name.endswith("model.safetensors") and how not in ("is a link to nothing", "is a folder", "is a pipe"):
+            assert came[f"{name} {how}"] == "same", f"{name} {how}"
 
 
 @pytest.mark.parametrize("count", [6, pytest.param(400, marks=pytest.mark.slow)])
-def test_mutated_json(count: int, cut: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    outcomes, chance = Outcomes(cut[1]), random.Random(2)
-    places = []
-    for name in names(cut[0]):
-        if name.endswith(".json"):
-            places += [(name, place) for place in values(json.loads((cut[0] / name).read_text()))]
+def test_mutated_json(count: int, cut: Cut, tmp_path: Path) -> None:
+    chance = random.Random(2)
+    files = [name for name in names(cut[0]) if name.endswith(".json")]
+    places = [(name, place) for name in files for place in values(json.loads((cut[0] / name).read_text()))]
     assert len(places) > 50
+    damages = {}
     for name, place in chance.sample(places, min(count, len(places))):
-        out = copied(cut, tmp_path / "run")
-        change(out / name, place, to := chance.choice(OTHERS))
-        outcomes.goes_on(out, f"{name} {place} = {str(to)[:20]!r}")
-    print(f"mutated values: {dict(outcomes.counts)} of {len(places)}")
-    assert outcomes.wrong == []
+        to = chance.choice(OTHERS)
+        what = f"{name} {place} = {str(to)[:20]!r}"
+        damages[what] = lambda out, name=name, place=place, to=to: change(out / name, place, to)
+    try_each(damages, cut, tmp_path / "run")
 
 
-def both(do: Callable[[Path], object]) -> Callable[[Path], None]:
-    def each(out: Path) -> None:
-        for path in checkpoints(out):
-            do(path)
-
-    return each
+def newest(do: Callable[[Path], object]) -> Callable[[Path], object]:
+    return lambda out: do(checkpoints(out)[-1])
 
 
-def damaged_weights(path: Path) -> None:
-    flip(path / "model.safetensors")
+def both(do: Callable[[Path], object]) -> Callable[[Path], object]:
+    return lambda out: [do(path) for path in checkpoints(out)]
 
 
-def renamed(out: Path) -> None:
-    newest = checkpoints(out)[-1]
-    newest.rename(newest.with_name(newest.name.replace("3", "9")))
+def is_file(path: Path) -> None:
+    remove(path)
+    path.touch()
 
 
-def linked(out: Path) -> None:
-    newest = checkpoints(out)[-1]
-    newest.rename(out / "elsewhere")
-    newest.symlink_to(out / "elsewhere")
+def linked(path: Path) -> None:
+    path.rename(path.parents[1] / "elsewhere")
+    path.symlink_to(path.parents[1] / "elsewhere")
 
 
 def of_another_run(out: Path) -> None:
@@ -218,39 +193,32 @@ def of_another_run(out: Path) -> None:
     other = out.parent / "other"
     remove(other)
     go(long(other, **SETTINGS, seed=5))
-    newest = checkpoints(other)[-1]
-    shutil.copytree(newest, out / "checkpoints" / newest.name)
+    last = checkpoints(other)[-1]
+    shutil.copytree(last, out / "checkpoints" / last.name)
 
 
 #: What is damaged and how, and whether there is a checkpoint from which the run has to go on.
 WHOLE: dict[str, tuple[Callable[[Path], object], bool]] = {
     "the newest checkpoint is gone": (forget_newest, True),
-    "the newest checkpoint is empty": (lambda out: is_folder(checkpoints(out)[-1]), True),
-    "the newest checkpoint is a file": (lambda out: (remove(last := checkpoints(out)[-1]), last.write_text("")), False),
-    "the newest checkpoint is a link to where it was moved": (linked, True),
-    "the newest checkpoint has another number": (renamed, False),
-    "both checkpoints are empty": (both(is_folder), False),
-    "both checkpoints are gone": (both(remove), False),
-    "both have a flipped bit": (both(damaged_weights), False),
-    "the folder of checkpoints is gone": (lambda out: remove(out / "checkpoints"), False),
-    "the folder of checkpoints is a file": (
-        lambda out: (remove(out / "checkpoints"), (out / "checkpoints").touch()),
+    "the newest checkpoint is empty": (newest(is_folder), True),
+    "the newest checkpoint is a file": (newest(is_file), False),
+    "the newest checkpoint is a link to where it was moved": (newest(linked), True),
+    "the newest checkpoint has another number": (
+        newest(lambda path: path.rename(path.with_name(path.name.replace("3", "9")))),
         False,
     ),
+    "both checkpoints are empty": (both(is_folder), False),
+    "both checkpoints are gone": (both(remove), False),
+    "both have a flipped bit": (both(lambda path: flip(path / "model.safetensors")), False),
+    "the folder of checkpoints is gone": (lambda out: remove(out / "checkpoints"), False),
+    "the folder of checkpoints is a file": (lambda out: is_file(out / "checkpoints"), False),
     "a later checkpoint of another run": (of_another_run, False),
 }
 
 
-def test_damaged_folders(cut: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    outcomes = Outcomes(cut[1])
-    for what, (do, goes_on) in WHOLE.items():
-        out = copied(cut, tmp_path / "run")
-        do(out)
-        came = outcomes.goes_on(out, what)
-        assert not goes_on or came == "same", f"{what}: {came}"
-    print(f"damaged folders: {dict(outcomes.counts)}")
-    assert outcomes.wrong == []
-    assert sum(outcomes.counts.values()) == len(WHOLE)
+def test_damaged_folders(cut: Cut, tmp_path: Path) -> None:
+    came = try_each({what: do for what, (do, _) in WHOLE.items()}, cut, tmp_path / "run")
+    assert {what for what, (_, goes_on) in WHOLE.items() if goes_on and came[what] != "same"} == set()
 
 
 # -- pickles -----------------------------------------------------------------------------------------------------------
@@ -273,30 +241,19 @@ PICKLES = (
 )
 
 
-def test_no_pickle_of_a_checkpoint_runs_code(cut: tuple[Path, dict[str, Any]], forks: Forks, tmp_path: Path) -> None:
+def test_no_pickle_of_a_checkpoint_runs_code(cut: Cut, forks: Forks, tmp_path: Path) -> None:
     """Beside its files, in place of each, and no class or function is ever named by a pickle that is read."""
-    ran, tried = tmp_path / "ran", 0
+    ran, out = tmp_path / "ran", tmp_path / "run"
     payload = pickle.dumps(Payload(ran))
+    for path in checkpoints(copied(cut, out)):
+        for name in PICKLES:
+            (path / name).write_bytes(payload)
+    (told,) = forks.does(file_of(long(out, **SETTINGS)), 1, "unpickled").counted
+    assert told["named"] == [], "a pickle named them"
+    tensors = [path.name for path in checkpoints(cut[0])[-1].glob("*.safetensors")]
+    assert len(tensors) == 3
+    for name in tensors:
+        both(lambda path, name=name: (path / name).write_bytes(payload))(copied(cut, out))  # type: ignore[misc]
+        with pytest.raises((CheckpointError, ConfigError)):
+            go(long(out, **SETTINGS), resume=True)
     assert not ran.exists()
-    newest = checkpoints(cut[0])[-1]
-    own = [path.relative_to(newest) for path in newest.rglob("*") if path.is_file() and path.suffix != ".json"]
-    places = [("beside", None), *(("in place of", path) for path in own)]
-    for how, place in places:
-        out = copied(cut, tmp_path / "run")
-        for path in checkpoints(out):
-            for name in PICKLES if place is None else ():
-                if not (path / name).exists():
-                    (path / name).write_bytes(payload)
-                    tried += 1
-            if place is not None:
-                (path / place).write_bytes(payload)
-                tried += 1
-        if place is None:
-            (told,) = forks.does(file_of(long(out, **SETTINGS)), 1, "unpickled").counted
-            assert told["named"] == [], "a pickle named them"
-        else:
-            with pytest.raises((CheckpointError, ConfigError)):
-                go(long(out, **SETTINGS), resume=True)
-        assert not ran.exists(), f"{how} {place}"
-    print(f"{tried} pickles, none ran")
-    assert tried >= 20

@@ -5,10 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,7 @@ import pytest
 from rlstab.cli import main
 from rlstab.errors import ConfigError, DataError, ModelError
 from tests.train import own
-from tests.train.forks import Forks
+from tests.train.forks import Forks, log_of
 from tests.train.runs import (
     checkpoints,
     differences,
@@ -165,7 +162,7 @@ def test_a_full_disk_is_one_line_and_costs_nothing(forks: Forks, whole: Path, tm
         shutil.copytree(whole, out)
         forget_newest(out)
         before = {name: data for name, data in files(out).items() if name.startswith("checkpoints/")}
-        (said,) = forks.does(file_of(long(out)), 1, "limited", options={"size": size, "resume": True}).counted
+        (said,) = forks.does(file_of(long(out)), 1, "limited", size=size, resume=True).counted
         assert said.startswith(("CheckpointError: ", "ConfigError: ")), said
         assert "\n" not in said
         assert str(out) in said
@@ -179,7 +176,7 @@ def test_a_full_disk_is_one_line_and_costs_nothing(forks: Forks, whole: Path, tm
 def test_a_disk_that_is_full_while_a_run_is_replaced_costs_neither(forks: Forks, run: Path) -> None:
     before = left(run)
     new = file_of(long(run, seed=1))
-    (said,) = forks.does(new, 1, "limited", options={"size": 500_000, "overwrite": True}).counted
+    (said,) = forks.does(new, 1, "limited", size=500_000, overwrite=True).counted
     assert said.startswith(("CheckpointError: ", "ConfigError: ")), said
     places = [run, *(path.parent for path in run.rglob("config.yaml") if path.parent != run)]
     assert [] in [differences(place, before) for place in places]
@@ -200,37 +197,28 @@ def test_a_place_that_cannot_hold_a_run_is_one_line(tmp_path: Path) -> None:
 # -- two processes ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def endless(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
-    """The file of a run that does not end by itself, and its process, which has written three records."""
+def test_a_second_process_is_refused_and_a_signal_ends_the_first_in_order(
+    forks: Forks, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "run"
     file = file_of(small(out, optimisation__rollouts=100_000))
-    command = [sys.executable, "-m", "rlstab", "train", str(file)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 200
-    while len(lines(out / "metrics.jsonl")) < 3:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    yield file, process
-    process.kill()
-    process.communicate()
-
-
-def test_a_second_process_is_refused_and_a_signal_ends_the_first_in_order(
-    endless: tuple[Path, subprocess.Popen[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    file, process = endless
-    out = file.with_suffix("")
-    for options in ([], ["--resume"], ["--overwrite"]):
-        assert main(["train", str(file), *options]) == 2
-        said = capsys.readouterr().err
-        assert said.startswith("ConfigError: ")
-        assert str(out) in said
-        assert said.count("\n") == 1
-    process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=100)
-    assert process.returncode == 128 + signal.SIGTERM
+    (process,) = forks.starts(file, 1, "command")  # it does not end by itself
+    try:
+        while len(lines(out / "metrics.jsonl")) < 3:
+            assert process.is_alive(), log_of(file, 0).read_text()
+            time.sleep(0.01)
+        for options in ([], ["--resume"], ["--overwrite"]):
+            assert main(["train", str(file), *options]) == 2
+            said = capsys.readouterr().err
+            assert said.startswith("ConfigError: ")
+            assert str(out) in said
+            assert said.count("\n") == 1
+        process.terminate()
+        process.join()
+    finally:
+        process.kill()
+    assert process.exitcode == 128 + signal.SIGTERM
+    said = log_of(file, 0).read_text()
     newest = checkpoints(out)[-1]
     assert lines(out / "metrics.jsonl")[-1]["rollout"] == number(newest)
     assert str(newest) in said.splitlines()[-1]

@@ -19,7 +19,6 @@ import pytest
 
 from rlstab.config import dump_run, load_run
 from rlstab.errors import ConfigError
-from tests.train import own
 from tests.train.forks import Forks, free_port
 from tests.train.runs import (
     ALIKE,
@@ -35,6 +34,7 @@ from tests.train.runs import (
     lines,
     long,
     number,
+    of_user,
     small,
     without_times,
 )
@@ -229,7 +229,7 @@ def test_when_one_rank_raises_all_end_and_say_which(forks: Forks, tmp_path: Path
     assert [record["rollout"] for record in without_times(tmp_path / "run")] == [1]
 
 
-LONG: dict[str, Any] = {"task": {"name": f"{own.__file__}:Slow"}, "optimisation__rollouts": 8}
+LONG: dict[str, Any] = {"task": of_user("Slow"), "optimisation__rollouts": 8}
 
 
 @pytest.fixture(scope="module")
@@ -256,7 +256,7 @@ def test_when_a_rank_is_killed_all_end_and_the_run_resumes(
             said = ranks[0].communicate(timeout=HANGS)[1]
         assert ranks[0].returncode != 0
         assert launcher == "none" or re.search(r"rank +: 1 .*\n +exitcode +: -9 ", said), said
-        forks.does(file, 2, options={"resume": True})
+        forks.does(file, 2, resume=True)
         assert about(out)["processes"] == 2
         assert differences(out, uninterrupted) == []
 
@@ -281,7 +281,7 @@ def test_a_signal_to_one_rank_ends_all_with_a_checkpoint(
         said = [process.communicate(timeout=HANGS)[1] for process in ranks]
     assert [process.returncode for process in ranks] == [2, 2]
     assert all(text.startswith("ConfigError: ") for text in said)
-    forks.does(file, 2, options={"resume": True})
+    forks.does(file, 2, resume=True)
     last = [name for name in differences(out, uninterrupted) if name.startswith(("8/", "metrics", "samples", "tokens"))]
     assert last == []
 

@@ -30,6 +30,7 @@ from tests.train.runs import (
     lines,
     long,
     number,
+    of_user,
     without_times,
 )
 
@@ -76,12 +77,11 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit(forks: Forks, tmp_path: Path) 
     """A kill by the system, in the middle of a rollout after the first checkpoint, and one before any checkpoint."""
     go(long(tmp_path / "whole", **STAGED))
     whole, out = left(tmp_path / "whole"), tmp_path / "run"
-    file = file_of(long(out, task={"name": f"{own.__file__}:Slow"}, **STAGED))
-    assert forks.tries(file, victims=(0,), records=1).codes == [-signal.SIGKILL]
-    done = forks.tries(file, options={"resume": True}, victims=(0,), checkpoint=2, records=4)
-    assert done.codes == [-signal.SIGKILL]
+    file = file_of(long(out, task=of_user("Slow"), **STAGED))
+    assert forks.tries(file, kill_at=(1, 0)).codes == [-signal.SIGKILL]
+    assert forks.tries(file, kill_at=(4, 2), resume=True).codes == [-signal.SIGKILL]
     assert [number(path) for path in checkpoints(out)] == [2]
-    forks.does(file, options={"resume": True})
+    forks.does(file, resume=True)
     assert differences(out, whole) == []
 
 
@@ -91,7 +91,7 @@ def test_after_any_of_300_kills_a_run_goes_on_bit_for_bit(forks: Forks, tmp_path
 
     By hand: ``python -m tests.train.kills 300 0``.
     """
-    (told,) = forks.does(tmp_path / "campaign", 1, "campaign", options={"kills": 300, "seed": 0}).counted
+    (told,) = forks.does(tmp_path / "campaign", 1, "campaign", kills=300, seed=0).counted
     print(f"python -m tests.train.kills 300 0: {told}")
     assert told["failures"] == []
     assert told["kills"] >= 300
@@ -124,11 +124,10 @@ def test_a_run_goes_on_in_another_number_of_processes(
 ) -> None:
     go(long(tmp_path / "whole", **smooth))
     out = tmp_path / "run"
-    slow = {"task": {"name": f"{own.__file__}:Slow"}}
+    slow = {"task": of_user("Slow")}
     for (engine, processes), cut in ((before, True), (after, False)):
         file = file_of(long(out, **smooth, **slow, engine=engine))
-        kill = {"victims": tuple(range(processes)), "checkpoint": 2} if cut else {"options": {"resume": True}}
-        done = forks.tries(file, processes, **kill)
+        done = forks.tries(file, processes, **({"kill_at": (0, 2)} if cut else {"resume": True}))  # type: ignore[arg-type]
         assert done.codes == [-signal.SIGKILL if cut else 0] * processes, "\n".join(done.said)
         assert about(out)["processes"] == processes
     assert [record["rollout"] for record in without_times(out)] == [0, 1, 2, 3, 4]
@@ -145,9 +144,8 @@ def test_after_the_kill_of_all_ranks_the_run_goes_on_bit_for_bit(engine: str, fo
     whole, out = left(tmp_path / "whole"), tmp_path / "run"
     file = file_of(long(out, **settings))
     for moment in (1, 3, 4):
-        done = forks.tries(file, 2, options={"resume": True}, victims=(0, 1), records=moment, after=0.05)
-        assert done.codes == [-signal.SIGKILL] * 2
-    forks.does(file, 2, options={"resume": True})
+        assert forks.tries(file, 2, kill_at=(moment, 0), resume=True).codes == [-signal.SIGKILL] * 2
+    forks.does(file, 2, resume=True)
     assert about(out)["processes"] == 2
     assert differences(out, whole) == []
 
@@ -203,7 +201,7 @@ def test_a_run_whose_rollouts_wait_is_not_lengthened(tmp_path: Path) -> None:
 
 
 def test_functions_of_the_user_have_to_be_given_again(tmp_path: Path) -> None:
-    objective = ["clip_higher", {"name": f"{own.__file__}:WeighPlaces", "signal": "places"}]
+    objective = ["clip_higher", of_user("WeighPlaces", signal="places")]
     given: dict[str, Any] = {"signals": {"places": own.places}, "advantages": own.fading}
     go(long(tmp_path / "run", objective), **given)
     whole = left(tmp_path / "run")

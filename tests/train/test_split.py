@@ -11,17 +11,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.train import own
 from tests.train.forks import Forks
 from tests.train.runs import (
     ALIKE,
-    ROOT,
+    SHIPPED,
     STAGED,
     about,
     file_of,
     go,
     largest_difference,
     moved,
+    of_user,
     small,
     weights,
     without_times,
@@ -80,7 +80,7 @@ FILLED = 1e-2
 
 
 def parameters() -> int:
-    shipped = load_file(ROOT / "rlstab" / "data" / "countdown-tiny" / "model.safetensors")
+    shipped = load_file(SHIPPED / "model.safetensors")
     return sum(value.numel() for value in shipped.values())
 
 
@@ -179,7 +179,7 @@ def test_everything_works_over_two_processes_as_in_one(name: str, forks: Forks, 
 
 @pytest.mark.slow
 def test_an_untied_head_trains_over_two_processes_as_in_one(forks: Forks, tmp_path: Path) -> None:
-    shipped, model = ROOT / "rlstab" / "data" / "countdown-tiny", tmp_path / "model"
+    shipped, model = SHIPPED, tmp_path / "model"
     shutil.copytree(shipped, model)
     given = load_file(shipped / "model.safetensors")
     head = given["model.embed_tokens.weight"].clone()
@@ -211,7 +211,7 @@ def test_gathered_in_bfloat16_weights_are_learnt_and_gradients_added_in_float32(
 
 def test_functions_of_the_user_on_two_ranks_equal_those_on_one(forks: Forks, tmp_path: Path) -> None:
     """Each rank is asked for whole groups, and not at all where it has no response."""
-    objective = ["clip_higher", {"name": f"{own.__file__}:WeighPlaces", "signal": "places"}]
+    objective = ["clip_higher", of_user("WeighPlaces", signal="places")]
     settings = {**SIX, "rollout__prompts": 1, "optimisation__mini_batches": 1}
     alone, both = (small(tmp_path / name, objective, **settings) for name in ("one", "two"))
     forks.does(file_of(alone), 1, "provided")
@@ -226,7 +226,7 @@ def test_a_nan_on_one_rank_is_refused_by_all(forks: Forks, tmp_path: Path) -> No
     settings = {**SIX, "optimisation__mini_batches": 1, "optimisation__rollouts": 2, "tracking__checkpoint_every": 1}
     for processes in (1, 2):
         out = tmp_path / str(processes)
-        run = small(out, ["clip_higher", f"{own.__file__}:Poisoned"], **settings)
+        run = small(out, ["clip_higher", of_user("Poisoned")], **settings)
         done = forks.does(file_of(run), processes, "poisoned")
         assert [told["processes"] for told in done.counted] == [processes] * processes
         assert [record.get("optimizer_steps/refused", 0) for record in without_times(out)] == [1, 0]

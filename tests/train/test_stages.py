@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.train.runs import ALIKE, go, largest_difference, lines, small, without_times
+from tests.train.runs import ALIKE, column, go, largest_difference, lines, small, without_times
 
 DEEP = {"name": "deep_grpo", "branches": 3, "warmup": 4, "window": 16}
 GRADED = f"{Path(__file__).parent / 'own_rewards.py'}:graded"
@@ -24,10 +24,6 @@ def run(out: Path, stages: list[Any], objective: Any = "clip_higher", **changes:
         "rollout__max_new_tokens": 16,
     }
     return go(small(out, objective, stages=stages, **{**settings, "optimisation__lr": 1e-4, **changes})).records
-
-
-def column(records: list[dict[str, Any]], name: str) -> list[float]:
-    return [record[name] for record in records]
 
 
 def test_dynamic_sampling_leaves_no_dead_group_and_says_what_it_cost(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from trl.models.utils import disable_gradient_checkpointing
 from rlstab.adapters.checkpoint import keep_state, restore_state
 from rlstab.adapters.host_correction import CORRECTION, HostCorrection
 from rlstab.adapters.trl.forward import forward_for, provided_by
-from rlstab.adapters.trl.metrics import named, tallies
+from rlstab.adapters.trl.metrics import tallies
 from rlstab.adapters.trl.release import check_attributes, check_release
 from rlstab.adapters.trl.responses import Inputs, Provider, batch_of, must_forward, response_mask, stamp
 from rlstab.adapters.trl.settings import check_engine, check_settings
@@ -208,23 +208,18 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is n
         """Refuse, skip or scale the step; gradients that are None leave weights and moments alone."""
         window = self._rlstab_window
         assert window is not None
-        groups = self.optimizer.param_groups
-        parameters = [parameter for group in groups for parameter in group["params"]]
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         window.refuse_nonfinite(self._rlstab_comm, _norm(parameters))
         if window.moves_nothing:
             for parameter in parameters:
                 parameter.grad = None
-        self._rlstab_rates = [group["lr"] for group in groups]
-        if window.plan is not None:
-            for group in groups:
-                group["lr"] = group["lr"] * window.plan.lr_scale
+        self._rlstab_restore_rates = window.scale_rates(self.optimizer)
 
     def _after_optimizer_step(self) -> None:
         """Give the schedule its learning rate back, and settle the step."""
         window, self._rlstab_window = self._rlstab_window, None
         assert window is not None
-        for group, rate in zip(self.optimizer.param_groups, self._rlstab_rates, strict=True):
-            group["lr"] = rate
+        self._rlstab_restore_rates()
         if self.accelerator.optimizer_step_was_skipped and window.refusal is None:
             window.refusal = "the gradient scaler found gradients that are Inf or NaN, and skipped the optimizer step."
         if window.refusal is not None:
@@ -236,7 +231,7 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is n
 
     def _collect(self, mode: str) -> None:
         """Hand TRL the metrics since the last line; every rank comes here. TRL's `log` may be called on one alone."""
-        for name, value in named(self._rlstab_tallies[mode].collect()).items():
+        for name, value in self._rlstab_tallies[mode].collect().items():
             self._metrics[mode][name].append(value)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:

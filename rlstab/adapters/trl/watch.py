@@ -14,7 +14,7 @@ from transformers.utils import logging
 from trl import GRPOTrainer
 
 from rlstab.adapters.trl.forward import forward_for, provided_by
-from rlstab.adapters.trl.metrics import named, tallies
+from rlstab.adapters.trl.metrics import tallies
 from rlstab.adapters.trl.release import check_release
 from rlstab.adapters.trl.responses import GROUP_IDS, SEQUENCE_IDS, Inputs, Provider, batch_of
 from rlstab.adapters.trl.settings import check_windows
@@ -108,7 +108,7 @@ class WatchCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Before TRL writes a line of its log; every rank comes here."""
         if control.should_log:
-            for name, value in named(self.tallies.collect()).items():
+            for name, value in self.tallies.collect().items():
                 self.trainer._metrics["train"][name].append(value)
 
     def _micro_batches(self) -> list[Inputs]:
