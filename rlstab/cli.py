@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlstab import __version__
 from rlstab.errors import ConfigError, RlstabError
@@ -82,8 +82,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(command=lambda _: parser.print_help())
     commands = parser.add_subparsers(metavar="COMMAND")
 
-    def command(run: Callable[[argparse.Namespace], int], help: str, **more: Any) -> argparse.ArgumentParser:
-        added = commands.add_parser(run.__name__.removeprefix("_"), help=help, **more)
+    def command(run: Callable[[argparse.Namespace], int | None], help: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(run.__name__.removeprefix("_"), help=help)
         added.set_defaults(command=run)
         return added
 
@@ -142,15 +142,20 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--metric", action="append", default=[], metavar="NAME", help="such as eval/mean (all)")
     report.add_argument("--baseline", metavar="METHOD", help="compare with this method, not with each bench's own")
 
-    diagnose = command(
-        _diagnose,
-        "say what went wrong first in a run of TRL, verl or rlstab, and what acts on it",
-        description="Say which sign of trouble came first in a run, at which step, what is likely behind it, and which "
-        "methods act on that. Reads run folders and results files of rlstab, trainer_state.json of TRL (or the output "
-        "folder), the file logger of verl (.jsonl), CSV exports of wandb, and token exports of prime-rl.",
-    )
-    diagnose.add_argument("runs", nargs="+", metavar="RUN", help="folder or file of a log; several are allowed")
+    diagnose = command(_diagnose, "say what went wrong first in a run of TRL, verl or rlstab, and what acts on it")
+    logs = "run folder, results file, trainer_state.json of TRL, log of verl (.jsonl), CSV of wandb, export of prime-rl"
+    diagnose.add_argument("runs", nargs="+", metavar="RUN", help=f"{logs}; several are allowed")
     diagnose.add_argument("--json", action="store_true", help="print JSON, with one entry per run")
+
+    replay = command(
+        _replay, "say from a dump of a run whether its loss was what it said, and what each method would do"
+    )
+    replay.add_argument("dump", metavar="DUMP", help="folder of a dump, or the export of another trainer")
+    replay.add_argument("objectives", nargs="*", metavar="OBJECTIVE", help="files or names (all methods and presets)")
+    replay.add_argument("--out", metavar="FOLDER", help="folder of the pages (replay in the dump's folder)")
+    replay.add_argument("--model", metavar="FOLDER", help="run this model to add entropies and what else is missing")
+    replay.add_argument("--tokenizer", metavar="FOLDER", help="tokenizer for a dump that has none")
+    replay.add_argument("--responses", type=int, metavar="N", help="responses on the page of tokens (200)")
 
     runs = command(_runs, "list runs: what ran, how far it got, its best value")
     runs.add_argument("paths", nargs="*", metavar="PATH", help="run folders, bench folders, folders of them (runs)")
@@ -194,7 +199,7 @@ def _overrides(pairs: list[str]) -> dict[str, object]:
     return overrides
 
 
-def _train(options: argparse.Namespace) -> int:
+def _train(options: argparse.Namespace) -> None:
     from rlstab.config import load_run
 
     if options.resume and options.overwrite:
@@ -214,10 +219,9 @@ def _train(options: argparse.Namespace) -> int:
         stop.args = (f"{stop}. Continue with: {again}",)
         raise
     leave()
-    return 0
 
 
-def _check(options: argparse.Namespace) -> int:
+def _check(options: argparse.Namespace) -> None:
     from rlstab.bench.describe import is_bench
     from rlstab.core.objective import no_fit_warnings
     from rlstab.explain import check, check_host
@@ -235,11 +239,10 @@ def _check(options: argparse.Namespace) -> int:
         objective, run = read(file, _overrides(options.set))
         if options.host is not None:
             check_host(objective, options.host)
-            return 0
+            return
         check(objective, run, preflight(run) if run is not None else [])
         if run is not None and of_memory:
             _memory(run, options)
-    return 0
 
 
 def _memory(run: RunConfig, options: argparse.Namespace) -> None:
@@ -254,7 +257,7 @@ def _memory(run: RunConfig, options: argparse.Namespace) -> None:
     Terminal().print(describe_memory(run, options.processes, memory))
 
 
-def _init(options: argparse.Namespace) -> int:
+def _init(options: argparse.Namespace) -> None:
     from rlstab.explain.run_file import recipe_list, write_run_file
 
     if options.recipe is None:
@@ -263,7 +266,6 @@ def _init(options: argparse.Namespace) -> int:
         Terminal().print(recipe_list())
     else:
         print(visible(str(write_run_file(options.recipe, options.out)), spaces=False))
-    return 0
 
 
 def _doctor(options: argparse.Namespace) -> int:
@@ -290,7 +292,7 @@ def _bench(options: argparse.Namespace) -> int:
     )
 
 
-def _explain(options: argparse.Namespace) -> int:
+def _explain(options: argparse.Namespace) -> None:
     from rlstab.bench.describe import bench_page, is_bench
     from rlstab.core.objective import no_fit_warnings
     from rlstab.explain import explain, explain_preset, show
@@ -304,10 +306,9 @@ def _explain(options: argparse.Namespace) -> int:
         else:
             text = explain(file, overrides)
     show(text, markdown=options.markdown)
-    return 0
 
 
-def _view(options: argparse.Namespace) -> int:
+def _view(options: argparse.Namespace) -> None:
     from rlstab.report import view
 
     if not options.terminal:
@@ -315,17 +316,16 @@ def _view(options: argparse.Namespace) -> int:
             options.source, options.out, rollout=options.rollout, limit=options.limit, tokenizer=options.tokenizer
         )
         print(visible(str(path), spaces=False))
-        return 0
+        return
     from rlstab.console import Terminal
     from rlstab.report.token_traces import read_tokens
     from rlstab.report.view import show
 
     limit = view.TERMINAL_LIMIT if options.limit is None else options.limit
     show(view.choose(read_tokens(options.source, options.tokenizer), options.rollout, limit), Terminal())
-    return 0
 
 
-def _report(options: argparse.Namespace) -> int:
+def _report(options: argparse.Namespace) -> None:
     require("report", "rlstab report")
     from rlstab.report.build import make_report
 
@@ -337,18 +337,16 @@ def _report(options: argparse.Namespace) -> int:
         metrics=options.metric,
         baseline=options.baseline,
     )
-    return 0
 
 
-def _diagnose(options: argparse.Namespace) -> int:
+def _diagnose(options: argparse.Namespace) -> None:
     from rlstab.console import Terminal
     from rlstab.diagnose.printed import run_diagnose
 
     run_diagnose(options.runs, Terminal(), as_json=options.json)
-    return 0
 
 
-def _schema(options: argparse.Namespace) -> int:
+def _schema(options: argparse.Namespace) -> None:
     if options.of == "bench":
         from rlstab.bench.describe import bench_schema as json_schema
     else:
@@ -359,18 +357,35 @@ def _schema(options: argparse.Namespace) -> int:
         write_text(options.out, text, b'"$schema"')
     else:
         sys.stdout.write(text)
-    return 0
 
 
-def _runs(options: argparse.Namespace) -> int:
+def _replay(options: argparse.Namespace) -> None:
+    require("report", "rlstab replay", "jinja2", "safetensors")
+    from rlstab.console import Terminal
+    from rlstab.replay.replay import RESPONSES, replay
+
+    if options.responses is not None and options.responses < 1:
+        raise ConfigError(f"--responses {options.responses}: expected a number of at least 1.")
+    path = replay(
+        options.dump,
+        options.objectives,
+        out=options.out,
+        tokenizer=options.tokenizer,
+        model=options.model,
+        responses=options.responses or RESPONSES,
+        console=Terminal(),
+    )
+    print(visible(str(path), spaces=False))
+
+
+def _runs(options: argparse.Namespace) -> None:
     from rlstab.console import Terminal
     from rlstab.report.listing import listing
 
     Terminal().print(listing(options.paths or ["runs"]))
-    return 0
 
 
-def _list(options: argparse.Namespace) -> int:
+def _list(options: argparse.Namespace) -> None:
     from rlstab.console import Terminal
     from rlstab.explain.catalogue import listing, listing_of_files
 
@@ -379,7 +394,6 @@ def _list(options: argparse.Namespace) -> int:
     if files and words:
         raise ConfigError(f"rlstab list: {words[0]} is not a .py file. Give words, or files, and not both.")
     Terminal().print(listing_of_files(files) if files else listing(words))
-    return 0
 
 
 if __name__ == "__main__":

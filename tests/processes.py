@@ -5,10 +5,8 @@ from __future__ import annotations
 import pickle
 import tempfile
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -16,7 +14,6 @@ import torch.distributed as dist
 
 from rlstab.core.comm import TorchComm
 from rlstab.core.objective import State, TokenObjective
-from rlstab.errors import ProcessError
 from rlstab.testing.run import StepOutcome, run_parts
 from rlstab.testing.steps import Step
 
@@ -27,22 +24,24 @@ TIMEOUT = 60.0
 
 
 class Processes:
-    """``count`` processes of this machine that share optimizer steps, a rank each, over gloo.
-
-    They start when they are first needed and end with the ``with`` block. One that raises, dies or hangs ends them all,
-    for the others may wait for it; the next step starts them again.
+    """``count`` processes of this machine that share optimizer steps, a rank each, over gloo, in a ``with`` block.
 
     Attributes:
-        counted: how many took part, as each of them counted by a sum over all; 0 before they started.
+        counted: how many take part, as each of them counted by a sum over all.
         steps, empty_ranks: optimizer steps that they have run, and how often a rank had no part of one.
     """
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self.counted = self.steps = self.empty_ranks = 0
-        self._pools: list[ProcessPoolExecutor] = []
+        self.steps = self.empty_ranks = 0
 
     def __enter__(self) -> Processes:
+        context = torch.multiprocessing.get_context("spawn")
+        # one pool for each rank, so that a job goes to the process of its rank
+        self._pools = [ProcessPoolExecutor(1, context) for _ in range(self.count)]
+        with tempfile.TemporaryDirectory() as folder:
+            joins = [pool.submit(_join, rank, self.count, f"{folder}/meeting") for rank, pool in enumerate(self._pools)]
+            (self.counted,) = {join.result(TIMEOUT) for join in joins}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -50,7 +49,6 @@ class Processes:
             for process in list((pool._processes or {}).values()):  # they may hang
                 process.kill()
             pool.shutdown()
-        self._pools = []
 
     def run_ranks(
         self,
@@ -59,51 +57,17 @@ class Processes:
         ranks: Sequence[Sequence[Sequence[int]]],
         state: State | None = None,
     ) -> list[StepOutcome]:
-        """What each rank found on its parts, in rank order; a rank may be empty."""
+        """The outcome of each rank on its parts, in rank order; a rank may be empty."""
         outcomes = self.each(run_parts, [(objective, step, parts, state) for parts in ranks])
         self.steps += 1
         self.empty_ranks += sum(not any(parts) for parts in ranks)
         return outcomes
 
     def each(self, work: Callable[..., Answer], jobs: Sequence[tuple[Any, ...]]) -> list[Answer]:
-        """What ``work(*job, comm)``, a function of a module, gives on each rank, in rank order.
-
-        Raises:
-            ProcessError: a process died or hung.
-            RuntimeError: the work raised on a rank.
-        """
+        """What ``work(*job, comm)``, a function of a module, gives on each rank, in rank order."""
         pickled = [pickle.dumps((work, job)) for job in jobs]
-        try:
-            if not self._pools:
-                self._start()
-            return self._answers([pool.submit(_run, job) for pool, job in zip(self._pools, pickled, strict=True)])
-        except Exception:
-            self.__exit__()
-            raise
-
-    def _start(self) -> None:
-        context = torch.multiprocessing.get_context("spawn")
-        # one pool for each rank, so that a job goes to the process of its rank
-        self._pools = [ProcessPoolExecutor(1, context) for _ in range(self.count)]
-        with tempfile.TemporaryDirectory() as folder:
-            place = str(Path(folder) / "meet")
-            joins = [pool.submit(_join, rank, self.count, place) for rank, pool in enumerate(self._pools)]
-            counts = self._answers(joins)
-        assert counts == [self.count] * self.count, counts
-        self.counted = self.count
-
-    def _answers(self, futures: Sequence[Future[Any]]) -> list[Any]:
-        """One answer of each process; the first error ends the wait."""
-        done, pending = wait(futures, TIMEOUT, return_when="FIRST_EXCEPTION")
-        for rank, future in enumerate(futures):
-            error = future.exception() if future in done else None
-            if isinstance(error, BrokenProcessPool):
-                raise ProcessError(f"rank {rank} of {self.count} processes died; its output says why.") from error
-            if error is not None:
-                raise RuntimeError(f"rank {rank} of {self.count} processes raised {type(error).__name__}: {error}")
-        if pending:
-            raise ProcessError(f"{len(pending)} of {self.count} processes did not answer within {TIMEOUT:g} s.")
-        return [future.result() for future in futures]
+        futures = [pool.submit(_run, job) for pool, job in zip(self._pools, pickled, strict=True)]
+        return [future.result(TIMEOUT) for future in futures]
 
 
 def _join(rank: int, count: int, place: str) -> int:

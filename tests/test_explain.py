@@ -154,8 +154,6 @@ def run_of(objective: Any, **parts: Any) -> Any:
 def test_what_is_idle_in_a_run() -> None:
     for objective, parts, beginning in (
         ("clip_higher", {}, "clip_higher cannot act"),
-        ("clip_higher", {"optimisation": {"old_logprobs": "recompute"}}, "clip_higher cannot act"),
-        ("clip_higher", {"optimisation": {"old_logprobs": "rollout"}}, None),
         ("clip_higher", {"optimisation": {"epochs": 2}}, None),
         ({"name": "lp_reg", "ratio_cap": 10.0}, {}, "the trust region of lp_reg cannot act"),
         ("s2t", {"optimisation": {"refresh": "step"}}, "optimisation.refresh"),

@@ -64,6 +64,18 @@ class Window:
                 f"refused; weights and state are those before it."
             )
 
+    def scale_rates(self, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+        """Scale the learning rate for this step. What is returned gives the schedule its own back."""
+        rates = [(group, group["lr"]) for group in optimizer.param_groups]
+        for group, rate in rates:
+            group["lr"] = rate * (1.0 if self.plan is None else self.plan.lr_scale)
+
+        def restore() -> None:
+            for group, rate in rates:
+                group["lr"] = rate
+
+        return restore
+
     @property
     def moves_nothing(self) -> bool:
         """It was refused, or nothing in it has a gradient: weights and moments stay."""
@@ -92,22 +104,6 @@ def _number(value: float) -> Tensor:
 
 #: Our names of the two shares of clipped tokens.
 SIDES = ("ratio/clipped_low", "ratio/clipped_high")
-
-
-def renamed(means: Mapping[str, float], names: Mapping[str, str], prefix: str, clipped: str) -> dict[str, float]:
-    """Means under the names of a host.
-
-    Args:
-        means: by our names.
-        names: the host's, by ours; every other metric is under ``prefix``.
-        prefix: of ours.
-        clipped: the host's name of the sum of both shares of clipped tokens.
-    """
-    metrics = {names.get(name, f"{prefix}{name}"): value for name, value in means.items()}
-    sides = [means[side] for side in SIDES if side in means]
-    return {**metrics, **({clipped: sum(sides)} if sides else {})}
-
-
 #: By name, a sum and a count.
 Sums: TypeAlias = dict[str, tuple[float, float]]
 
@@ -117,10 +113,15 @@ class Tallies:
 
     Args:
         gather: the sums of every rank, from those of this one.
+        names: those that the host has, by ours; every other metric is under ``prefix``.
+        prefix: of ours.
+        clipped: the host's name of the sum of both shares of clipped tokens.
     """
 
-    def __init__(self, gather: Callable[[Sums], Sequence[Sums]]) -> None:
-        self.gather = gather
+    def __init__(
+        self, gather: Callable[[Sums], Sequence[Sums]], names: Mapping[str, str], prefix: str, clipped: str
+    ) -> None:
+        self.gather, self.names, self.prefix, self.clipped = gather, names, prefix, clipped
         self.means: dict[str, Mean] = {}
 
     def add(self, report: Mapping[str, Mean]) -> None:
@@ -135,7 +136,7 @@ class Tallies:
             self.add(report)
 
     def collect(self) -> dict[str, float]:
-        """The means over all ranks, without what nothing was counted for; then everything begins anew.
+        """The means over all ranks by the host's names, without what nothing was counted for; then all begins anew.
 
         Every rank calls it.
         """
@@ -146,4 +147,7 @@ class Tallies:
             for name, (total, count) in rank.items():
                 before = sums.get(name, (0.0, 0.0))
                 sums[name] = before[0] + total, before[1] + count
-        return {name: total / count for name, (total, count) in sums.items() if count}
+        means = {name: total / count for name, (total, count) in sums.items() if count}
+        metrics = {self.names.get(name, f"{self.prefix}{name}"): value for name, value in means.items()}
+        sides = [means[side] for side in SIDES if side in means]
+        return metrics | ({self.clipped: sum(sides)} if sides else {})

@@ -112,17 +112,11 @@ def _field(setting: Setting) -> Any:
 def _item(document: Document, item: Any, place: Place, registry: Registry[Any]) -> Mapping[Any, Any]:
     """An item of a list as a mapping with a name, or a preset."""
     item = {"name": item} if isinstance(item, str) else item
-    if not isinstance(item, Mapping):
-        text = f"expected a {registry.noun}, for example {{name: {registry.names()[0]}}}, not {shown(item)}."
-        raise document.error(place, text)
-    if "preset" in item and registry is METHODS:
+    if isinstance(item, Mapping) and (isinstance(item.get("name"), str) or ("preset" in item and registry is METHODS)):
         return item
-    if "name" not in item:
-        orders = ", or `preset` for a recipe" if registry is METHODS else ""
-        raise document.error(place, f"a {registry.noun} needs its `name`{orders}.")
-    if not isinstance(item["name"], str):
-        raise document.error((*place, "name"), f"expected the name of a {registry.noun}, not {shown(item['name'])}.")
-    return item
+    where = (*place, "name") if isinstance(item, Mapping) and "name" in item else place
+    example = f"{{name: {registry.names()[0]}}}{' or {preset: dapo}' if registry is METHODS else ''}"
+    raise document.error(where, f"expected a {registry.noun}, for example {example}, not {shown(item)}.")
 
 
 def _made(document: Document, item: Mapping[Any, Any], place: Place, registry: Registry[Kind]) -> Kind:
@@ -225,10 +219,8 @@ def _composed(document: Document, data: Any, place: Place) -> Composition:
 def _preset_hint(name: str, methods: Sequence[str]) -> str:
     """What a conflict with a preset ends with."""
     example = methods[0] if methods else "METHOD"
-    return (
-        f"\n  The preset '{name}' brings {', '.join(methods)}. To leave one out, write {{preset: {name}, drop: "
-        f"[{example}]}}; to change its settings, {{preset: {name}, set: {{{example}: {{...}}}}}}."
-    )
+    cure = f"{{preset: {name}, drop: [{example}]}}, or change it by set: {{{example}: {{...}}}}"
+    return f"\n  The preset '{name}' brings {', '.join(methods)}. Leave one out by {cure}."
 
 
 def _methods(document: Document, item: Any, place: Place) -> list[TokenObjective]:

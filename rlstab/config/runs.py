@@ -139,14 +139,12 @@ def run_hash(run: RunConfig) -> str:
     return digest(portable(settings) | gather | ({"code": files} if files else {}))
 
 
-# -- how far the policies of a run can have moved from each other, and so which methods can act in it ------------------
-#
-# Three policies: the one that sampled (`rollout_logprobs`), the one that the ratio divides by (`old_logprobs`), and the
-# one at the start of the optimizer step (`logprobs`). A method says which it compares; unset settings follow.
-
-
 def _resolved(run: RunConfig, composition: Composition) -> parts.OptimisationSettings:
-    """The optimisation with the cheapest evidence with which every method acts that can, where the run does not say."""
+    """The optimisation with the cheapest evidence with which every method acts that can, where the run does not say.
+
+    Three policies: the one that sampled (``rollout_logprobs``), the one that the ratio divides by (``old_logprobs``),
+    and the one at the start of the optimizer step (``logprobs``). A method says which it compares.
+    """
     # of what acts: a method that is observed, or only reports, would change the run by moving its policies
     drift = frozenset[str]().union(*(method.reads_drift for method in active_methods(composition) if method.writes))
     several = run.optimisation.optimizer_steps_per_rollout > 1
@@ -158,30 +156,3 @@ def _resolved(run: RunConfig, composition: Composition) -> parts.OptimisationSet
     refresh = "step" if drift & {"step", "start"} and several else "rollout"
     given = run.optimisation.model_dump(include={"old_logprobs", "refresh"}, exclude_none=True)
     return run.optimisation.model_copy(update={"old_logprobs": old, "refresh": refresh, **given})
-
-
-def why_idle(drift: str, lag: parts.OptimisationSettings) -> str | None:
-    """Why two policies that a method compares are one in a run, with the cure; None where they can differ.
-
-    Args:
-        drift: one of :data:`rlstab.core.validate.DRIFT`.
-        lag: settings that leave nothing open.
-    """
-    one_step, old = lag.optimizer_steps_per_rollout == 1, lag.old_logprobs
-    if drift == "live":
-        ratio = {"live": "the ratio is exactly 1", "recompute": "the ratio is 1 up to rounding"}.get(str(old))
-        if one_step and ratio:
-            return (
-                f"with one optimizer step per rollout {ratio}. It matters with epochs or mini_batches above 1, or with "
-                f"old_logprobs: rollout."
-            )
-    elif drift == "step":
-        if lag.refresh == "rollout":
-            return "the evidence is that of old_logprobs itself. Set refresh: step."
-        if one_step and old != "rollout":
-            return "with one optimizer step per rollout the policy has not moved. It matters with more."
-    elif drift == "sampler" and old != "recompute":
-        return f"old_logprobs: {old} compares the sampler with itself. Set old_logprobs: recompute."
-    elif drift == "start" and old != "recompute" and lag.refresh == "rollout":
-        return f"old_logprobs: {old} with refresh: rollout compares the sampler with itself. Change either of them."
-    return None

@@ -27,12 +27,10 @@ TAKEN = frozenset({"area", "best", "last", "mean", "shaped_mean", "true", "zero_
 
 #: What settings of TRL's GRPOConfig are called here.
 TRL_NAMES = {
-    "adam_epsilon": "optimisation.eps",
     "beta": "objective: [{name: kl, coefficient: ...}]",
     "epsilon": "objective: [{name: clip_higher, low: ...}]",
     "epsilon_high": "objective: [{name: clip_higher, high: ...}]",
     "eval_steps": "evaluation.every",
-    "generation_batch_size": "rollout.prompts",
     "learning_rate": "optimisation.lr",
     "loss_type": "objective, for example [token_mean]",
     "lr_scheduler_type": "optimisation.schedule",
@@ -48,8 +46,6 @@ TRL_NAMES = {
     "save_steps": "tracking.checkpoint_every",
     "save_total_limit": "tracking.keep_checkpoints",
     "scale_rewards": "stages: [{name: grpo, std: ...}]",
-    "steps_per_generation": "optimisation.mini_batches",
-    "warmup_steps": "optimisation.warmup_optimizer_steps",
 }
 
 #: What others cut or change the distribution of the sampler by.
@@ -70,6 +66,7 @@ Count = Annotated[int, Field(ge=1, le=MOST)]
 #: A count that may be 0, which mostly means never.
 Every = Annotated[int, Field(ge=0, le=MOST)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0)]
 #: What torch.manual_seed takes, with room for what a run adds to it.
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
@@ -112,6 +109,10 @@ class Settings(BaseModel):
             refuse(getattr(self, name) != default, name, f"{why} Leave it out.")
 
 
+#: One name, or several.
+Names: TypeAlias = Annotated[tuple[str, ...], Field(strict=False, min_length=1), _or_alone(str)]
+
+
 # -- model -------------------------------------------------------------------------------------------------------------
 
 
@@ -121,9 +122,7 @@ class AdapterSettings(Settings):
     path: str | None = Field(None, description="folder or hub name of an adapter to continue; null starts a new one")
     r: Count | None = Field(None, description="rank of the update of each matrix; of a new one, 16")
     alpha: Count | None = Field(None, description="the update is scaled by alpha / r; of a new one, 32")
-    targets: Annotated[tuple[str, ...], Field(strict=False, min_length=1), _or_alone(str)] | None = Field(
-        None, description="names of modules, or `all-linear`"
-    )
+    targets: Names | None = Field(None, description="names of modules, or `all-linear`")
 
     @model_validator(mode="before")
     @classmethod
@@ -139,13 +138,15 @@ class AdapterSettings(Settings):
         return self
 
 
+#: Its settings, or the folder of one to continue.
+Adapter: TypeAlias = Annotated[AdapterSettings, _or("path", str | AdapterSettings)]
+
+
 class ModelSettings(Settings):
     """The policy, and the reference policy of a KL penalty."""
 
     name: str = Field("countdown-tiny", description="a folder, a hub name, or a shipped one, such as shift-tiny")
-    adapter: Annotated[AdapterSettings | None, _or("path", str | AdapterSettings | None)] = Field(
-        None, description="train a LoRA adapter alone: its settings, or the folder of one to continue; null is none"
-    )
+    adapter: Adapter | None = Field(None, description="train a LoRA adapter alone: its settings, or one to continue")
     reference: str | None = Field(None, description="of `kl`; null is the start, and with an adapter the model below")
 
 
@@ -286,8 +287,7 @@ class RewardSettings(WorkerSettings):
     """One reward. Their weighted sum is what is learnt from, and what an evaluation means by the reward."""
 
     function: str = Field(
-        description="`path/to/file.py:function`, called with prompt, completion and answer; the name of an installed "
-        "entry point of the group rlstab.rewards; or `task` for the task's own scorer"
+        description="`path/to/file.py:function`, an entry point of the group rlstab.rewards, or `task`: its own scorer"
     )
     weight: float = Field(1.0, description="factor in the sum; 0 measures without learning from it")
     name: str = Field("", description="in metrics, `reward/<name>`; that of the function where it is left out")
@@ -350,9 +350,7 @@ class RolloutSettings(Settings):
     weight_noise: Annotated[float, Field(ge=0, le=1e3)] = Field(
         0.0, description="on the sampler's matrices, the same in all of a run: a share of each one's standard deviation"
     )
-    stop: Annotated[str, Field(min_length=1)] | None = Field(
-        None, description="text that ends a response, besides EOS, for example a newline"
-    )
+    stop: Annotated[str, Field(min_length=1)] | None = Field(None, description="text that ends a response, beside EOS")
     chat: bool = Field(False, description="wrap prompts by the tokenizer's chat template")
 
 
@@ -391,7 +389,9 @@ class WarmupStableDecay(ScheduleSettings):
     min_lr_ratio: Share | None = Field(None, description="where it ends, as a share of lr")
 
 
-Schedule: TypeAlias = Annotated[PlainSchedule | CosineWithMinLr | WarmupStableDecay, Field(discriminator="name")]
+_Schedules: TypeAlias = Annotated[PlainSchedule | CosineWithMinLr | WarmupStableDecay, Field(discriminator="name")]
+#: A name, or a name with options.
+Schedule: TypeAlias = Annotated[_Schedules, _or("name", str | _Schedules)]
 
 
 class OptimisationSettings(Settings):
@@ -403,24 +403,16 @@ class OptimisationSettings(Settings):
     micro_batch_size: Count = Field(128, description="responses in one forward and backward; does not change the loss")
     lr: Share = Field(1e-6, description="learning rate")
     warmup_optimizer_steps: Every = Field(0, description="of linear warm-up; then as `schedule` says")
-    schedule: Annotated[Schedule | None, _or("name", str | Schedule | None)] = Field(
-        None, description="of transformers, by its name or {name: ..., options}; null is constant after the warm-up"
-    )
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
-        (0.9, 0.95), strict=False, description="of AdamW"
-    )
+    schedule: Schedule | None = Field(None, description="of transformers; null is constant after the warm-up")
+    betas: tuple[Beta, Beta] = Field((0.9, 0.95), strict=False, description="of AdamW")
     eps: Annotated[float, Field(gt=0, le=1)] = Field(1e-8, description="of AdamW")
     weight_decay: Annotated[float, Field(ge=0, le=1e3)] = Field(0.0, description="of AdamW")
     max_grad_norm: Positive = Field(1.0, description="longer gradients are scaled down to it")
     old_logprobs: OldLogprobs | None = Field(
-        None,
-        description="denominator of the ratio: the live policy (ratio 1), the sampler's values, or one more forward; "
-        "null is the cheapest with which every method acts",
+        None, description="denominator of the ratio; null is the cheapest with which every method acts"
     )
     refresh: Refresh | None = Field(
-        None,
-        description="evidence of the policy of old_logprobs, or of one more forward per optimizer step; null is step "
-        "where a method compares the two",
+        None, description="of the evidence, by one more forward per optimizer step; null is step where it is compared"
     )
     scope: Literal["step", "microbatch"] = Field("step", description="of statistics; microbatch is for comparisons")
     precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16 is autocast over float32 weights")
@@ -498,4 +490,5 @@ class TrackingSettings(Settings):
     keep_checkpoints: Count = Field(2, description="so many of the newest stay")
     samples: Every = Field(2, description="responses of each rollout written to samples.jsonl")
     trace_every: Every = Field(0, description="rollouts between those traced to tokens.jsonl; 0 is never")
+    dump_every: Every = Field(0, description="optimizer steps between those dumped for `rlstab replay`; 0 is never")
     trace_responses: Count = Field(16, description="responses of a traced rollout, in whole groups, at least one")

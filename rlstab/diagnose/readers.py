@@ -22,13 +22,11 @@ from rlstab.files import exists, is_dir
 from rlstab.report.formatting import counted, ranges
 from rlstab.report.load import find_runs
 from rlstab.report.runs import RunRecord
-from rlstab.report.safe_read import read_bytes, read_object
-from rlstab.report.token_traces import Sample, read_tokens
+from rlstab.report.safe_read import as_float, first_line, read_bytes, read_object
+from rlstab.report.token_traces import Sample, exports, last_number, read_tokens
 
 #: In every checkpoint of transformers, and in the output folder where the trainer was asked to save it.
 STATE = "trainer_state.json"
-#: Where prime-rl exports tokens, below a folder.
-EXPORTS = ("rank_*.jsonl", "step_*/rank_*.jsonl", "token_exports/step_*/rank_*.jsonl")
 #: What can be read, for errors.
 READABLE = (
     f"a run folder or results file of rlstab, {STATE} or an output folder of TRL, a file of verl's file logger "
@@ -69,18 +67,13 @@ def _folder(path: Path) -> list[RunLog]:
     # the state of an output folder, else that of the last checkpoint: each holds the whole history until then
     states = [path / STATE] if (path / STATE).is_file() else list(path.glob(f"checkpoint-*/{STATE}"))
     if states:
-        return [_trainer_state(max(states, key=lambda state: _number_of(state.parent.name)))]
-    if any(True for pattern in EXPORTS for _ in path.glob(pattern)):
+        return [_trainer_state(max(states, key=lambda state: last_number(state.parent.name)))]
+    if exports(path):
         return [_token_export(path)]
     try:
         return _own(path)
     except ReportError as error:
         raise ReportError(f"{path}: no log in it. Give {READABLE}.") from error
-
-
-def _number_of(checkpoint: str) -> int:
-    digits = checkpoint.rpartition("-")[2]
-    return int(digits) if digits.isdecimal() else 0
 
 
 def _kind(path: Path) -> str:
@@ -106,10 +99,9 @@ def _values(data: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a row; what was there and not finite is NaN, and JSON's null is what writers of NaN mean by it."""
     values = {}
     for name, raw in data.items():
-        if raw is None:
-            values[name] = math.nan
-        elif isinstance(raw, float) or (isinstance(raw, int) and not isinstance(raw, bool) and abs(raw) < 10**300):
-            values[name] = float(raw)
+        value = math.nan if raw is None else as_float(raw)
+        if value is not None:
+            values[name] = value
     return values
 
 
@@ -154,10 +146,7 @@ def _trainer_state(path: Path) -> RunLog:
     try:
         state = json.loads(_read(path).decode("utf-8", errors="replace"))
     except (ValueError, RecursionError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ReportError(
-            f"{path}: is not JSON: {reason}. Give the trainer_state.json of a whole checkpoint."
-        ) from error
+        raise ReportError(f"{path}: is not JSON: {first_line(error)}. Give that of a whole checkpoint.") from error
     history = state.get("log_history") if isinstance(state, dict) else state
     if not isinstance(history, list):
         raise ReportError(f"{path}: has no log_history. Give a trainer_state.json that TRL's trainer has written.")

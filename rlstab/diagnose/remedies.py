@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from rlstab.core.metadata import SOURCES
-from rlstab.report.formatting import estimate
+from rlstab.report.formatting import estimate, size
 from rlstab.zoo import METHODS
 
 FILE = Path(__file__).with_name("remedies.yaml")
@@ -56,14 +56,10 @@ class Figure:
         """``eval/entropy higher by 0.078 [0.053, 0.103] nats``."""
         if self.difference is None or self.verdict == "identical":
             return f"{self.outcome} {self.verdict}"
-        turned = self.difference < 0
-        value, low, high = self.difference, self.low, self.high
-        if self.verdict in ("higher", "lower") and turned:
-            value, low, high = -value, None if high is None else -high, None if low is None else -low
-        size = estimate(value, low, high) + (f" {self.unit}" if self.unit else "")
         if self.verdict in ("higher", "lower"):
-            return f"{self.outcome} {self.verdict} by {size}"
-        return f"{self.outcome} {self.verdict} ({size})"
+            return f"{self.outcome} {self.verdict} by {size(self.difference, self.low, self.high, self.unit)}"
+        difference = estimate(self.difference, self.low, self.high) + (f" {self.unit}" if self.unit else "")
+        return f"{self.outcome} {self.verdict} ({difference})"
 
 
 @cache

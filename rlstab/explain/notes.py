@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import get_args
 
 from rlstab.config import RunConfig
-from rlstab.config.runs import why_idle
+from rlstab.config.settings import OptimisationSettings
 from rlstab.core.compose import Composition, walk
 from rlstab.core.metadata import Kind
 from rlstab.core.objective import TokenObjective, active_methods, unmet
@@ -126,6 +126,25 @@ def idle_in_run(objective: Composition, run: RunConfig) -> list[str]:
             if getattr(estimator, name) != getattr(GRPO(), name)
         ]
     return lines
+
+
+def why_idle(drift: str, optimisation: OptimisationSettings) -> str | None:
+    """Why two policies that a method compares are one in a run, with the cure; None where they can differ.
+
+    Args:
+        drift: one of :data:`rlstab.core.validate.DRIFT`.
+        optimisation: settings that leave nothing open.
+    """
+    old, fresh = optimisation.old_logprobs, optimisation.refresh == "step"
+    unmoved = optimisation.optimizer_steps_per_rollout == 1 and old != "rollout"
+    by_drift = {
+        "live": (unmoved, "the ratio is 1 with one optimizer step per rollout. Set epochs, or old_logprobs: rollout."),
+        "step": (unmoved or not fresh, "it compares old_logprobs with itself. Set refresh: step, and epochs above 1."),
+        "sampler": (old != "recompute", "it compares the sampler with itself. Set old_logprobs: recompute."),
+        "start": (old != "recompute" and not fresh, "it compares the sampler with itself. Set refresh: step."),
+    }
+    idle, why = by_drift[drift]
+    return why if idle else None
 
 
 def unsafe(objective: Composition, run: RunConfig) -> list[str]:

@@ -248,8 +248,7 @@ def _running_medians(values: Sequence[float]) -> NDArray[np.float64]:
     medians = []
     for value in values:
         insort(ordered, value)
-        middle = len(ordered) // 2
-        medians.append(ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2)
+        medians.append((ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2)
     return np.array(medians)
 
 

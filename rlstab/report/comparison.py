@@ -16,7 +16,7 @@ from rlstab.errors import ReportError, did_you_mean
 from rlstab.report.activity import Idle, Overlap, idle_methods, overlaps_of
 from rlstab.report.collapse import Sweep, collapsed, detect, last_tenth, sweeps_of
 from rlstab.report.formatting import METRICS
-from rlstab.report.runs import Loaded, RunRecord, bin_weights, binned
+from rlstab.report.runs import Loaded, RunRecord, best_bin, bin_weights, binned
 from rlstab.report.statistics import Estimate, Paired, against_baseline, summary
 
 #: After the name of a metric: its mean over all rollouts.
@@ -100,16 +100,9 @@ def _area(run: RunRecord, name: str = "reward/mean") -> float | None:
     return float(np.average(values, weights=bin_weights(run, ends))) if len(values) else None
 
 
-def _best(run: RunRecord) -> float | None:
-    ends, values = binned(run, "reward/mean")
-    # the last bin may hold a few rollouts only, whose mean is noisier
-    whole = bin_weights(run, ends) == bin_weights(run, ends).max() if len(values) else values
-    return float(values[whole].max()) if len(values) else None
-
-
 DERIVED: dict[str, Callable[[RunRecord], float | None]] = {
     "reward/area": _area,
-    "reward/best": _best,
+    "reward/best": lambda run: best[0] if (best := best_bin(run)) else None,
     "reward/last": lambda run: last_tenth(run, "reward/mean"),
 }
 
@@ -180,8 +173,11 @@ class Table:
     @property
     def title(self) -> str:
         """Bench and setting, without what says nothing."""
-        parts = [self.bench or "", self.setting if self.setting != "default" or not self.bench else ""]
-        return ", ".join(filter(None, parts))
+        return _title(self.bench, self.setting)
+
+
+def _title(bench: str | None, setting: str) -> str:
+    return ", ".join(filter(None, (bench, setting if setting != "default" or not bench else "")))
 
 
 @dataclass(frozen=True)
@@ -240,8 +236,8 @@ def _table(runs: Sequence[RunRecord], asked: str | None, outcomes: Sequence[Outc
         by_method[run.method].append(run)
     baseline = _baseline(runs, asked)
     methods = sorted(by_method, key=lambda name: (name != baseline, name))
-    first = runs[0]
-    where = Table(first.bench, first.setting, baseline, [], {}, {}, {}, []).title
+    bench, setting = runs[0].bench, runs[0].setting
+    where = _title(bench, setting)
     cells: dict[tuple[str, str], Cell] = {}
     notes = _absent(where, runs, asked, baseline)
     finished = [run for run in runs if run.status == "finished"]
@@ -268,7 +264,7 @@ def _table(runs: Sequence[RunRecord], asked: str | None, outcomes: Sequence[Outc
         )
     ordered = {method: by_method[method] for method in methods}
     collapses = {method: _collapse(own) for method, own in ordered.items()}
-    return Table(first.bench, first.setting, baseline, methods, ordered, cells, collapses, notes)
+    return Table(bench, setting, baseline, methods, ordered, cells, collapses, notes)
 
 
 def _baseline(runs: Sequence[RunRecord], asked: str | None) -> str | None:

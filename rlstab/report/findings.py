@@ -11,7 +11,7 @@ import numpy as np
 from rlstab.report.activity import Idle
 from rlstab.report.comparison import Comparison, Outcome, Table
 from rlstab.report.curves import curve_of, lead_sweep, seeds_of
-from rlstab.report.formatting import axis, counted, decimals, estimate, listed, paragraphs, places, setting
+from rlstab.report.formatting import axis, counted, decimals, listed, paragraphs, places, setting, size
 from rlstab.report.statistics import Paired, Verdict
 
 #: Settings of which each has a sentence of its own; of more, only what differs is told.
@@ -125,11 +125,7 @@ def _nearly(paired: dict[str, Paired], outcome: Outcome) -> list[str]:
 
 
 def _size(pair: Paired, outcome: Outcome) -> str:
-    """The difference without its sign, which the verdict tells, and its interval turned with it."""
-    value, low, high = pair.difference.value, pair.difference.low, pair.difference.high
-    if value is not None and value < 0:
-        value, low, high = -value, None if high is None else -high, None if low is None else -low
-    return estimate(value, low, high) + (f" {outcome.unit}" if outcome.unit else "")
+    return size(pair.difference.value, pair.difference.low, pair.difference.high, outcome.unit)
 
 
 def _many(tables: Sequence[Table], outcome: Outcome) -> str:

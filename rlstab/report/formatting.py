@@ -62,6 +62,13 @@ def estimate(value: float | None, low: float | None, high: float | None) -> str:
     return decimals(value, digits) + inside
 
 
+def size(value: float | None, low: float | None, high: float | None, unit: str) -> str:
+    """A difference without its sign, which a verdict tells, and its interval turned with it."""
+    if value is not None and value < 0:
+        value, low, high = -value, None if high is None else -high, None if low is None else -low
+    return estimate(value, low, high) + (f" {unit}" if unit else "")
+
+
 def listed(names: Iterable[str]) -> str:
     """``a``, ``a and b``, ``a, b and c``."""
     *most, last = list(names)

@@ -8,14 +8,13 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
 from rlstab.report.formatting import counted, setting
 from rlstab.report.load import find_runs
-from rlstab.report.runs import LeftOut, RunRecord, bin_weights, binned, setting_of
+from rlstab.report.runs import LeftOut, RunRecord, best_bin, setting_of
 from rlstab.visible import visible
 
 #: What a process that trains writes into the folder of its run: its number and the machine.
@@ -68,12 +67,11 @@ def _best(run: RunRecord) -> str:
     if held_out:
         value, rollout = max(held_out, key=lambda pair: (pair[0], -pair[1]))
         return f"held out {value:.3f} after {rollout}"
-    if "reward/mean" not in run.metrics:
+    best = best_bin(run)
+    if best is None:
         return ""
-    ends, values = binned(run, "reward/mean")
-    counts = bin_weights(run, ends)
-    place = int(np.where(counts == counts.max(), values, -np.inf).argmax())  # the last bin may hold a few rollouts
-    return f"reward {values[place]:.3f}, mean of {counted(int(counts[place]), 'rollout')} until {ends[place]}"
+    value, end, count = best
+    return f"reward {value:.3f}, mean of {counted(count, 'rollout')} until {end}"
 
 
 def _why(item: LeftOut) -> str:

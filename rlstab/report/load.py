@@ -7,7 +7,7 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from rlstab.report.runs import (
     running_total,
     setting_of,
 )
-from rlstab.report.safe_read import first_line, read_bytes, read_mapping, read_object, read_text, readable
+from rlstab.report.safe_read import as_float, first_line, read_bytes, read_mapping, read_object, read_text, readable
 
 #: Any of them makes a folder a run folder.
 FILES = ("metrics.jsonl", "config.yaml", "run.json")
@@ -46,21 +46,6 @@ DEPTH = 6
 MOST_RUNS = 100_000
 
 
-@dataclass
-class _Search:
-    """What lies under some paths.
-
-    Attributes:
-        runs: with the path under which each was found.
-        left_out: what could not be used.
-        planned: by bench, how many of its runs are not there, and how many it names.
-    """
-
-    runs: list[tuple[RunRecord, str]] = field(default_factory=list)
-    left_out: list[LeftOut] = field(default_factory=list)
-    planned: dict[str, tuple[int, int]] = field(default_factory=dict)
-
-
 def load_runs(*paths: str | Path) -> Loaded:
     """Everything usable under some paths; what is not says why.
 
@@ -70,15 +55,15 @@ def load_runs(*paths: str | Path) -> Loaded:
     Raises:
         ReportError: a path does not exist, or nothing usable is there at all.
     """
-    search = _search(paths)
-    runs, copies = _without_copies(search.runs)
+    every, left_out, planned = _search(paths)
+    runs, copies = _without_copies(every)
     behind = [
         f"{name}: {missing} of the {counted(total, 'run')} that its bench.yaml names "
         f"{'has' if missing == 1 else 'have'} not begun."
-        for name, (missing, total) in search.planned.items()
+        for name, (missing, total) in planned.items()
     ]
-    not_begun = sum(missing for missing, _ in search.planned.values())
-    return Loaded(runs, [*search.left_out, *copies], [*behind, *_notes(runs)], not_begun)
+    not_begun = sum(missing for missing, _ in planned.values())
+    return Loaded(runs, [*left_out, *copies], [*behind, *_notes(runs)], not_begun)
 
 
 def find_runs(*paths: str | Path) -> tuple[list[RunRecord], list[LeftOut]]:
@@ -87,29 +72,34 @@ def find_runs(*paths: str | Path) -> tuple[list[RunRecord], list[LeftOut]]:
     Raises:
         ReportError: see :func:`load_runs`.
     """
-    search = _search(paths)
-    return sorted({run.path: run for run, _ in search.runs}.values(), key=_natural), search.left_out
+    runs, left_out, _ = _search(paths)
+    return sorted({run.path: run for run, _ in runs}.values(), key=_natural), left_out
 
 
-def _search(paths: Sequence[str | Path]) -> _Search:
+def _search(
+    paths: Sequence[str | Path],
+) -> tuple[list[tuple[RunRecord, str]], list[LeftOut], dict[str, tuple[int, int]]]:
+    """Runs with the path under which each lies, what is left out, and by bench how many runs are missing and named."""
     if not paths:
         raise ReportError("no runs were named. Give bench folders, run folders or results files (.jsonl).")
-    search = _Search()
+    items: list[tuple[RunRecord | LeftOut, str]] = []
+    planned: dict[str, tuple[int, int]] = {}
     for path in map(Path, paths):
         if is_dir(path):
-            records = list(_walk(path, search.planned)) or [
+            records = list(_walk(path, planned)) or [
                 LeftOut(str(path), "holds no run: no metrics.jsonl, config.yaml or run.json below it")
             ]
         elif is_file(path):
             records = read_results(path)
         else:
             raise ReportError(f"{path}: no such file or folder. Give bench folders, run folders or results files.")
-        search.runs += [(record, str(path)) for record in records if isinstance(record, RunRecord)]
-        search.left_out += [record for record in records if isinstance(record, LeftOut)]
-    if not search.runs:
-        reasons = "\n".join(f"  {item.path}: {item.why}" for item in search.left_out)
+        items += [(record, str(path)) for record in records]
+    runs = [(record, path) for record, path in items if isinstance(record, RunRecord)]
+    left_out = [record for record, _ in items if isinstance(record, LeftOut)]
+    if not runs:
+        reasons = "\n".join(f"  {item.path}: {item.why}" for item in left_out)
         raise ReportError(f"no usable run.\n{reasons}\nGive folders written by `rlstab train` or `rlstab bench`.")
-    return search
+    return runs, left_out, planned
 
 
 def _walk(
@@ -232,8 +222,8 @@ def read_folder(folder: Path, bench: Mapping[str, Any] | None = None) -> RunReco
         config=config,
         about={**({"cpu": bench["cpu"]} if "cpu" in bench else {}), **about},
         command=_text(place.get("command")) or _text(about.get("command")),
-        cpu_seconds=_number(place.get("cpu_seconds")),
-        seconds=_number(place.get("seconds")),
+        cpu_seconds=as_float(place.get("cpu_seconds")),
+        seconds=as_float(place.get("seconds")),
         evaluations=evaluations,
         metrics=metrics,
         largest={name: highest(curve, rollouts) for name, curve in metrics.items() if "/largest" in name},
@@ -291,7 +281,7 @@ def _split(records: Mapping[int, Mapping[str, Any]]) -> tuple[dict[str, Curve], 
     points: dict[str, list[tuple[int, float]]] = defaultdict(list)
     evaluations: list[dict[str, float]] = []
     for rollout, record in records.items():
-        values = {name: _number(value) for name, value in {**counts, **record}.items() if name != "rollout"}
+        values = {name: as_float(value) for name, value in {**counts, **record}.items() if name != "rollout"}
         numbers = {name: value for name, value in values.items() if value is not None}
         if evaluation := {name: rounded(value) for name, value in numbers.items() if name.startswith("eval/")}:
             evaluations.append({"rollout": rollout, **evaluation})
@@ -300,12 +290,6 @@ def _split(records: Mapping[int, Mapping[str, Any]]) -> tuple[dict[str, Curve], 
                 points[name].append((rollout, value))
     curves = {name: tuple(zip(*pairs, strict=True)) for name, pairs in points.items()}
     return {name: (np.array(x, np.int64), np.array(y, np.float64)) for name, (x, y) in curves.items()}, evaluations
-
-
-def _number(value: Any) -> float | None:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return None
-    return float(value) if isinstance(value, float) or abs(value) < 10**300 else None
 
 
 def _text(value: Any) -> str | None:

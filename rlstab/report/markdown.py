@@ -8,7 +8,7 @@ from importlib import resources
 
 import jinja2
 
-from rlstab.report.collapse import DEFINITIONS, DETECTORS, TITLES
+from rlstab.report.collapse import DEFINITIONS, TITLES
 from rlstab.report.comparison import Comparison, Table
 from rlstab.report.formatting import METRICS, NOTHING, paragraphs, setting
 from rlstab.report.runs import RunRecord, setting_of
@@ -33,25 +33,20 @@ def markdown(comparison: Comparison, *, title: str = "Comparison", command: str 
     environment.filters |= {"text": _text, "fence": _fenced, "setting": setting}
     template = environment.from_string((resources.files("rlstab.report") / "page.md").read_text(encoding="utf-8"))
     page = template.render(
+        vars(comparison),
         title=title,
         command=command,
         source=source,
         least=MIN_SEEDS,
-        outcomes=comparison.outcomes,
-        tables=comparison.tables,
         paragraphs=paragraphs,
         frame=_frame,
         result_rows=lambda table: list(_result_rows(comparison, table)),
-        sweeps=comparison.sweeps,
         idle=idle_groups(comparison),
-        overlaps=comparison.overlaps,
-        left_out=comparison.loaded.left_out,
-        notes=comparison.notes,
         commands=_commands(runs),
         versions=about_runs(runs),
         several=several,
         hashes=_hashes(runs, several),
-        titles={name: TITLES[name] for name in DETECTORS},
+        titles=TITLES,
         definitions=DEFINITIONS,
         grid=_grid,
     )

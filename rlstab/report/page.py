@@ -138,6 +138,7 @@ def contents(comparison: Comparison, command: str = "", folder: Path | None = No
     samples.sort(key=lambda sample: _order(sample.run, key_of, tables))
     first, *others = findings(comparison)
     return {
+        **vars(comparison),
         "title": _title(comparison, looks),
         "what": _what(comparison, len(looks)),
         "lead": first,
@@ -150,7 +151,6 @@ def contents(comparison: Comparison, command: str = "", folder: Path | None = No
         "still_settings": MOST_STILLS,
         "methods": [(f"m{index}", name) for index, name in enumerate(looks)],
         "looks": looks,
-        "outcomes": comparison.outcomes,
         "tables": [
             (key, result_table(table, outcome, alone=len(tables) == 1))
             for key, table in tables.items()
@@ -166,13 +166,10 @@ def contents(comparison: Comparison, command: str = "", folder: Path | None = No
         "several": len({run.bench for run in runs}) > 1,
         "most_sampled": MOST_SAMPLED,
         "idle": [(key_of[idle.bench, idle.setting], idle, methods) for idle, methods in idle_groups(comparison)],
-        "sweeps": comparison.sweeps,
         "overlaps": [(key_of[overlap.bench, overlap.setting], overlap) for overlap in comparison.overlaps],
         "by_setting": tables,
         "titles": TITLES,
         "definitions": DEFINITIONS,
-        "left_out": comparison.loaded.left_out,
-        "notes": comparison.notes,
         "about": about_runs(runs),
         "benches": {run.bench or "": run.bench_command for run in runs if run.bench_command},
         "command": command,

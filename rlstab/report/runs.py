@@ -59,12 +59,12 @@ class RunFacts:
     method: str
     seed: int
     status: Status
-    error: str | None
-    config: Mapping[str, Any]
-    about: Mapping[str, Any]
-    command: str | None
-    cpu_seconds: float | None
-    seconds: float | None
+    error: str | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)
+    command: str | None = None
+    cpu_seconds: float | None = None
+    seconds: float | None = None
     baseline: str | None = None
     bench_command: str | None = None
     bench_about: str = ""
@@ -205,6 +205,16 @@ def bin_weights(record: RunRecord, ends: NDArray[np.int64]) -> NDArray[np.float6
     """Rollouts in each bin that ends at one of ``ends``: the last may have fewer than the others."""
     width = record.bin_width if record.bin_width > 1 else WIDTH
     return ((ends - 1) % width + 1).astype(np.float64)
+
+
+def best_bin(record: RunRecord) -> tuple[float, int, int] | None:
+    """The highest reward of a bin, its last rollout, and how many it has: the last bin, if shorter, is noisier."""
+    ends, values = binned(record, "reward/mean")
+    if not len(values):
+        return None
+    counts = bin_weights(record, ends)
+    place = int(np.where(counts == counts.max(), values, -np.inf).argmax())
+    return float(values[place]), int(ends[place]), int(counts[place])
 
 
 def highest(curve: Curve, last: int) -> Curve:

@@ -45,6 +45,13 @@ def read_object(line: bytes) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
+def as_float(value: Any) -> float | None:
+    """A number, NaN and Inf among them; None where it is something else, or an integer beyond all floats."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return float(value) if isinstance(value, float) or abs(value) < 10**300 else None
+
+
 def first_line(error: Exception) -> str:
     """The first line of an error, its class where it has no text."""
     return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -69,9 +69,6 @@ class Paired:
         difference: mean of method minus baseline, with its interval.
         wins: probability of a higher value than the baseline: share of seeds won, ties half.
         seeds: those in both.
-        unpaired: those in only one of the two, which take no part.
-        p: of the paired t-test, two-sided; None where it is not defined.
-        p_adjusted: the same after Holm, over the methods compared with this baseline in this outcome.
         verdict: in words. ``higher`` says nothing about better.
         remark: what the verdict alone hides; empty if nothing.
     """
@@ -79,9 +76,6 @@ class Paired:
     difference: Estimate
     wins: Estimate
     seeds: tuple[int, ...]
-    unpaired: tuple[int, ...]
-    p: float | None
-    p_adjusted: float | None
     verdict: Verdict
     remark: str
 
@@ -106,13 +100,10 @@ def against_baseline(methods: Mapping[str, Values], baseline: Values) -> dict[st
     }
     means = {name: _student(values) for name, values in differences.items()}
     together = holm({name: p for name, (_, p) in means.items() if p is not None})
-    paired = {}
-    for name, values in methods.items():
-        difference, p = means[name]
-        adjusted, unpaired = together.get(name), tuple(sorted(values.keys() ^ baseline.keys()))
-        verdict, remark = _judged(difference, differences[name], adjusted)
-        paired[name] = Paired(difference, _won(differences[name]), seeds[name], unpaired, p, adjusted, verdict, remark)
-    return paired
+    return {
+        name: Paired(mean, _won(differences[name]), seeds[name], *_judged(mean, differences[name], together.get(name)))
+        for name, (mean, _) in means.items()
+    }
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -133,7 +134,7 @@ def read_tokens(path: str | Path, tokenizer: str | Path | None = None) -> Tokens
         ReportError: no such path, no trace there, no usable line in it, or the tokenizer cannot be read.
     """
     path = Path(path)
-    decode = None if tokenizer is None else _decoder(Path(tokenizer))
+    decode = None if tokenizer is None else decoder(Path(tokenizer))
     samples: list[Sample] = []
     damaged: dict[str, list[int]] = {}
     notes: list[str] = []
@@ -165,17 +166,29 @@ def _files(path: Path) -> list[Path]:
         raise ReportError(f"{path}: no such file or folder. Give a run folder, or a file of token traces (.jsonl).")
     if (path / "tokens.jsonl").is_file():
         return [path / "tokens.jsonl"]
-    for pattern in ("rank_*.jsonl", "step_*/rank_*.jsonl", "token_exports/step_*/rank_*.jsonl"):
-        if files := sorted(path.glob(pattern), key=lambda file: [_number(file.parent.name), _number(file.stem)]):
-            return files
+    if files := exports(path):
+        return files
     raise ReportError(
         f"{path}: no tokens.jsonl and no token_exports in it. Set tracking.trace_every in the run file, for example "
         f"50, and train."
     )
 
 
-def _number(name: str) -> int:
-    digits = name.rpartition("_")[2]
+def exports(path: Path) -> list[Path]:
+    """Files that prime-rl exported below a folder, by step and rank; none where there are none."""
+    for pattern in ("rank_*.jsonl", "step_*/rank_*.jsonl", "token_exports/step_*/rank_*.jsonl"):
+        if files := sorted(path.glob(pattern), key=_step_and_rank):
+            return files
+    return []
+
+
+def _step_and_rank(file: Path) -> tuple[int, int]:
+    return last_number(file.parent.name), last_number(file.stem)
+
+
+def last_number(name: str) -> int:
+    """The number at the end of a name such as ``step_20`` or ``checkpoint-20``; 0 without one."""
+    digits = re.split("[-_]", name)[-1]
     return int(digits) if digits.isdecimal() else 0
 
 
@@ -192,7 +205,8 @@ def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
         raise ReportError(f"{file}: cannot be read: {error.strerror}. Give a file that you may read.") from error
 
 
-def _decoder(path: Path) -> Callable[[list[int]], str]:
+def decoder(path: Path) -> Callable[[list[int]], str]:
+    """What gives ids their text, from a folder of a tokenizer or its ``tokenizer.json``."""
     from tokenizers import Tokenizer  # comes with transformers; only this option pays for it
 
     file = path / "tokenizer.json" if path.is_dir() else path

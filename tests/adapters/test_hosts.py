@@ -13,31 +13,18 @@ from typing import Any
 import pytest
 
 import rlstab
-from rlstab import ClipHigher, ImportanceCorrection, KLPenalty, LpReg, S2TMask, TokenObjective, compose
+from rlstab import ClipHigher, ImportanceCorrection, KLPenalty, S2TMask, TokenObjective, compose
+from rlstab.adapters.checkpoint import RECORD, keep_state, restore_state
 from rlstab.adapters.doctor import doctor
+from rlstab.adapters.releases import check_methods, checksum
 from rlstab.adapters.settings import check_reference, kl_settings, require_one_correction
 from rlstab.cli import main
-from rlstab.core.batch import BASICS
-from rlstab.errors import ConfigError, MissingSignal, UnknownName
-from rlstab.explain.tables import reads
+from rlstab.errors import CheckpointError, ConfigError, HostError, MissingSignal, UnknownName
 from rlstab.hosts import Host, adapted
-from rlstab.signals import SIGNAL_NAMES
-from tests.examples import EXAMPLES
+from tests.core.measuring_methods import PassRate
 
 #: Of the repository.
 ROOT = Path(rlstab.__file__).parents[1]
-
-
-def test_every_method_says_which_log_probs_it_reads() -> None:
-    """The law `declared` holds it to what it says; here, that none that ships was left at the default."""
-    both = {name for name, several in EXAMPLES.items() if any(method.needs >= BASICS for method in several)}
-    assert both == {"ess_scale", "mismatch"}
-    assert reads(S2TMask()) == ["logprobs", "entropies"]
-    assert reads(ClipHigher()) == []
-    assert reads(LpReg())[-1] == "live log_kept_mass"
-    assert compose(S2TMask(), ClipHigher()).needs & BASICS == {"logprobs"}
-    assert rlstab.observe(S2TMask()).needs & BASICS == {"logprobs"}
-    assert rlstab.within(S2TMask(), rlstab.AR()).needs & BASICS == {"logprobs", "old_logprobs"}
 
 
 def test_only_a_penalty_towards_the_reference_needs_its_model() -> None:
@@ -61,25 +48,18 @@ def test_only_a_penalty_towards_the_reference_needs_its_model() -> None:
             require_one_correction(compose(other, ImportanceCorrection()), "its correction", "off")
 
 
-def test_the_page_on_trl_names_methods_that_cost_no_forward() -> None:
-    page = (ROOT / "docs" / "hosts" / "trl.md").read_text(encoding="utf-8")
-    named = re.search(r"reads nothing of the evidence \((.*?) and others", page)
-    assert named is not None
-    for method in (method for name in re.findall(r"`(\w+)`", named[1]) for method in EXAMPLES[name]):
-        assert not method.needs & (BASICS | SIGNAL_NAMES)
-
-
 STACK = "clip_higher, s2t, lp_reg, {name: kl, coefficient: 0.01}"
 COSTS = "one more forward without gradient per micro-batch, for lp_reg, s2t"
 #: By host and objective: what is said, or of a refusal what its error names.
 SAID = [
-    ("trl", STACK, ["TRL 1.16", "s2t │ logprobs, entropies │ yes │ all of it", "GRPOConfig.beta", COSTS]),
-    ("trl", STACK, ["clip_higher │ the ratio alone │ no │ all of it", "head='rlstab'", "TRL can train it"]),
-    ("trl", "clip_higher", ["evidence: no forward of its own"]),
+    (
+        *("trl", STACK),
+        ["TRL 1.16", "s2t │ logprobs, entropies │ yes │ all of it", "GRPOConfig.beta", COSTS, "head='rlstab'"],
+    ),
+    ("trl", "clip_higher", ["clip_higher │ the ratio alone │ no │ all of it", "evidence: no forward of its own"]),
     ("trl", "{preset: stack}", ["branch", "TRL can train it"]),
     ("trl", "clip_higher, block_mean", "MissingSignal: 'block_mean' reads 'block_ids', .*signals={'block_ids'"),
-    ("verl", f"{STACK}, mismatch", ["verl 0.9.1", "use_kl_loss=true", "calculate_log_probs=true", COSTS]),
-    ("verl", STACK, ["s2t │ logprobs, entropies │ yes │ all of it", "use_fused_kernels at false", "verl can train it"]),
+    ("verl", f"{STACK}, mismatch", ["verl 0.9.1", "use_kl_loss=true", "calculate_log_probs=true", "at false", COSTS]),
     ("verl", "clip_higher, block_mean", "MissingSignal: 'block_mean' reads 'block_ids'"),
     ("data", "clip_higher, s2t", ["the data level", "s2t │ logprobs, entropies │ yes │ all of it"]),
     ("data", "clip_higher, {name: kl, coefficient: 0.1}", "ConfigError: 'kl' asks for a penalty"),
@@ -124,6 +104,42 @@ def test_a_host_is_refused_what_it_does_not_give() -> None:
         OTHER.require(compose(ClipHigher(), S2TMask()))
     with pytest.raises(UnknownName, match=r"Did you mean 'trl'\?"):
         adapted("trll")
+
+
+class Theirs:
+    """A host's class of which an adapter builds on one method."""
+
+    def step(self, batch: Any) -> int:
+        return 1
+
+
+def test_a_method_that_is_not_as_tested_is_refused_or_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    tested = {"step": ("self batch", checksum(Theirs.step))}
+
+    def check(home: str = "tests.") -> list[str]:
+        return check_methods(Theirs, tested, release="Other 2", homes=(home,), cure="Install Other 1.")
+
+    assert check() == []
+    with pytest.raises(HostError, match=r"Theirs.step was replaced by tests.adapters.test_hosts. .* Other's own"):
+        check("other.")
+    monkeypatch.setattr(Theirs, "step", lambda self, batch, more=None: 2)
+    assert check() == ["step"]
+    monkeypatch.setattr(Theirs, "step", lambda batch: 1)
+    with pytest.raises(HostError, match=r"takes \(batch\), expected \(self, batch\). Install Other 1."):
+        check()
+    monkeypatch.delattr(Theirs, "step")
+    with pytest.raises(HostError, match="Theirs of Other 2 has no step"):
+        check()
+
+
+def test_a_state_with_tensors_is_kept(tmp_path: Path) -> None:
+    """A checkpoint holds them as safetensors beside the plain state."""
+    objective = compose(PassRate())
+    keep_state(tmp_path, objective, objective.init_state())
+    assert repr(restore_state(tmp_path, objective)) == repr(objective.init_state())
+    (tmp_path / RECORD).write_text('{"objective": "x"}')
+    with pytest.raises(CheckpointError, match="is damaged"):
+        restore_state(tmp_path, objective)
 
 
 def test_doctor_tries_each_adapter(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

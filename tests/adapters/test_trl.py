@@ -49,6 +49,15 @@ def over_two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     return folder, over_ranks(folder, given)
 
 
+def same_ends(done: dict[str, list[dict[str, Any]]]) -> None:
+    """The last two of four steps, of each rank of a whole run and of one that went on after two."""
+    for whole, resumed in zip(done["whole"], done["resumed"], strict=True):
+        for first, second in zip(whole["steps"][2:], resumed["steps"], strict=True):
+            assert farthest(first, second) == 0.0
+            assert same_weights(first, second)
+            assert first["settled"] == second["settled"]
+
+
 def same_steps(whole: dict[str, Any], other: dict[str, Any]) -> None:
     for first, second in zip(whole["steps"], other["steps"], strict=True):
         assert farthest(first, second) < 1e-5 * max(1.0, largest(first))  # later steps of some reach 5
@@ -77,17 +86,24 @@ def test_accumulation_and_real_ranks_change_nothing(name: str, over_two: Any, tm
                     assert other[key] == pytest.approx(line[key], rel=1e-4, abs=1e-5), key
 
 
-@pytest.mark.parametrize("cut", [{}, FOUR, {"num_iterations": 1, **FOUR}], ids=["1", "4", "one step per rollout"])
-def test_clip_alone_is_trls_dapo(cut: dict[str, Any], tmp_path: Path) -> None:
+ONE_STEP = {"num_iterations": 1, **FOUR}
+
+
+@pytest.mark.parametrize("cut", [{}, FOUR, ONE_STEP, None], ids=["1", "4", "one step per rollout", "two processes"])
+def test_clip_alone_is_trls_dapo(cut: dict[str, Any] | None, over_two: Any, tmp_path: Path) -> None:
     """Bit for bit: gradients, weights, gradient norms."""
-    plain, own = run(tmp_path / "plain", **cut), run(tmp_path / "own", [CLIP], **cut)
+    if cut is None:
+        plain, own = over_two[1]["plain"][0], over_two[1]["clip"][0]
+    else:
+        plain, own = run(tmp_path / "plain", **cut), run(tmp_path / "own", [CLIP], **cut)
+    assert plain["ranks"] == own["ranks"] == (2 if cut is None else 1)
     for pair in zip(plain["steps"], own["steps"], strict=True):
         assert farthest(*pair) == 0.0
         assert same_weights(*pair)
     assert [line["grad_norm"] for line in plain["log"][:4]] == [line["grad_norm"] for line in own["log"][:4]]
     for first, second in zip(plain["log"][:4], own["log"][:4], strict=True):
         assert second["loss"] == pytest.approx(first["loss"], abs=1e-6)
-        if not cut:  # with several micro-batches TRL averages their means
+        if cut == {}:  # with several micro-batches TRL averages their means
             for name in ("entropy", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean"):
                 assert second[name] == pytest.approx(first[name], abs=1e-6), name
 
@@ -104,13 +120,6 @@ def test_kl_is_trls(estimator: str, tmp_path: Path) -> None:
     assert farthest(plain["steps"][-1], other["steps"][-1]) > 1e-3 * largest(plain["steps"][-1])
     for first, second in zip(plain["log"][:4], own["log"][:4], strict=True):
         assert second["kl"] == pytest.approx(first["kl"], rel=1e-4, abs=1e-6)
-
-
-def test_clip_alone_is_trls_dapo_over_ranks(over_two: Any) -> None:
-    plain, own = over_two[1]["plain"], over_two[1]["clip"]
-    assert {each["ranks"] for each in (*plain, *own)} == {2}
-    for first, second in zip(plain[0]["steps"], own[0]["steps"], strict=True):
-        assert farthest(first, second) == 0.0
 
 
 class NoVLLM:
@@ -149,11 +158,7 @@ def test_a_stopped_run_over_two_ranks_goes_on_bit_for_bit(over_two: Any, tmp_pat
     whole, resumed, checkpoint = done["whole"], done["resumed"], folder / "whole" / "checkpoint-2"
     assert [len(each["steps"]) for each in (*whole, *resumed)] == [4, 4, 2, 2]
     assert {each["ranks"] for each in (*whole, *resumed)} == {2}
-    for rank in (0, 1):
-        for first, second in zip(whole[rank]["steps"][2:], resumed[rank]["steps"], strict=True):
-            assert farthest(first, second) == 0.0
-            assert same_weights(first, second)
-            assert first["settled"] == second["settled"]
+    same_ends(done)
     assert whole[0]["steps"][0]["settled"] != whole[0]["steps"][3]["settled"]
 
     other = trainer_of(tmp_path / "other", [CLIP, {"name": "s2t"}])
@@ -165,46 +170,20 @@ def test_a_stopped_run_over_two_ranks_goes_on_bit_for_bit(over_two: Any, tmp_pat
         same.train(resume_from_checkpoint=str(checkpoint))
 
 
-SHARDED = {**RESUMED, "objective": OBJECTIVES["clip, s2t, stare"]}
-
-
-@pytest.fixture(scope="module")
-def sharded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    folder = tmp_path_factory.mktemp("sharded")
-    names = ("clip, s2t, stare", "lp-reg")
-    given: dict[str, Any] = {name: {"objective": OBJECTIVES[name], **FOUR_ON_EACH_OF_TWO} for name in names}
-    given |= {"whole": SHARDED, "resumed": {**SHARDED, "resume": str(folder / "whole" / "checkpoint-2")}}
-    return over_ranks(folder, given, sharded=True)
-
-
-@pytest.mark.parametrize("name", ["clip, s2t, stare", "lp-reg"])
-def test_sharding_changes_nothing(name: str, sharded: Any, tmp_path: Path) -> None:
+def test_sharding_changes_nothing_and_a_stopped_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
     """FSDP2 over two real processes, by TRL's head and by rlstab's."""
-    whole = run(tmp_path, OBJECTIVES[name])
-    for ranked in sharded[name]:
-        assert ranked["ranks"] == 2
-        assert all(step["sharded"] for step in ranked["steps"])
-        same_steps(whole, ranked)
-
-
-def test_a_stopped_sharded_run_goes_on_bit_for_bit(sharded: Any) -> None:
-    for whole, resumed in zip(sharded["whole"], sharded["resumed"], strict=True):
-        for first, second in zip(whole["steps"][2:], resumed["steps"], strict=True):
-            assert same_weights(first, second)
-            assert first["settled"] == second["settled"]
-
-
-def test_a_state_with_tensors_is_kept(tmp_path: Path) -> None:
-    """A checkpoint holds them as safetensors beside the plain state."""
-    from rlstab import compose
-    from rlstab.adapters.checkpoint import keep_state, restore_state
-    from tests.core.measuring_methods import PassRate
-
-    objective = compose(PassRate())
-    state = objective.init_state()
-    keep_state(tmp_path, objective, state)
-    back = restore_state(tmp_path, objective)
-    assert repr(back) == repr(state)
+    names = ("clip, s2t, stare", "lp-reg")
+    whole = {**RESUMED, "objective": OBJECTIVES[names[0]]}
+    given: dict[str, Any] = {name: {"objective": OBJECTIVES[name], **FOUR_ON_EACH_OF_TWO} for name in names}
+    given |= {"whole": whole, "resumed": {**whole, "resume": str(tmp_path / "whole" / "checkpoint-2")}}
+    done = over_ranks(tmp_path, given, sharded=True)
+    for name in names:
+        alone = run(tmp_path, OBJECTIVES[name])
+        for ranked in done[name]:
+            assert ranked["ranks"] == 2
+            assert all(step["sharded"] for step in ranked["steps"])
+            same_steps(alone, ranked)
+    same_ends(done)
 
 
 def forwards(monkeypatch: pytest.MonkeyPatch) -> list[bool]:

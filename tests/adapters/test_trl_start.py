@@ -6,6 +6,8 @@ import inspect
 import re
 import sys
 import types
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,8 @@ from accelerate import Accelerator, DistributedType
 from trl import GRPOTrainer
 
 from rlstab.adapters.trl import RLStabGRPOTrainer, release, trainer
-from rlstab.adapters.trl.settings import BIAS_CORRECTION, REPLACED, check_engine
+from rlstab.adapters.trl.settings import BIAS_CORRECTION, REPLACED, check_engine, check_settings
+from rlstab.config import load_objective
 from rlstab.errors import ConfigError, HostError, MissingSignal
 from tests.adapters.jobs import ROOT, Trouble, farthest, unmoved
 from tests.adapters.trl_jobs import config, model, prompts, reward, run, sampler, tokenizer, trainer_of
@@ -33,23 +36,14 @@ TWO = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}
 
 # -- settings, signals and models --------------------------------------------------------------------------------------
 
-WRONG = {
-    "loss_type": "sapo",
-    "epsilon": 0.3,
-    "epsilon_high": 0.28,
-    "delta": 2.0,
-    "importance_sampling_level": "sequence",
-    "top_entropy_quantile": 0.2,
-    "entropy_coef": 0.01,
-    "use_adaptive_entropy": True,
-    "off_policy_mask_threshold": 0.5,
-}
-
 
 def test_a_setting_that_the_objective_replaces_is_refused(tmp_path: Path) -> None:
-    for name, value in WRONG.items():
-        with pytest.raises(ConfigError, match=rf"GRPOConfig\.{name} = "):
-            trainer_of(tmp_path, [CLIP], **{name: value})
+    objective = load_objective([CLIP])
+    for name in REPLACED:
+        changed = config(tmp_path)
+        setattr(changed, name, "another")
+        with pytest.raises(ConfigError, match=rf"GRPOConfig\.{name} = 'another'"):
+            check_settings(changed, objective)
 
 
 def test_every_setting_of_trls_loss_is_known() -> None:
@@ -75,6 +69,7 @@ SPANS = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "st
 @pytest.mark.parametrize(
     ("objective", "changes", "text"),
     [
+        ([CLIP], {"epsilon": 0.3}, "epsilon = 0.3 has no effect"),
         ([CLIP], {"beta": 0.04}, "beta = 0.04 has no effect"),
         (kl(), {}, "'kl' reads 'ref_logprobs', .*beta=0.02"),
         (kl(), {"beta": 0.04}, "beta = 0.04 .*beta=0.02"),
@@ -113,7 +108,9 @@ def test_a_signal_that_trl_does_not_have_is_refused(method: str, extra: Any, tex
         trainer_of(tmp_path, [CLIP, {"name": method}], extra=extra)
 
 
-def test_signals_of_the_users_own_and_branches_that_trl_does_not_grow(tmp_path: Path) -> None:
+def test_signals_that_only_the_user_can_give(
+    tmp_path: Path,
+) -> None:
     def blocks(inputs: Any) -> torch.Tensor:
         return (torch.arange(inputs["completion_ids"].shape[1]) // 3).expand(inputs["completion_ids"].shape)
 
@@ -122,16 +119,10 @@ def test_signals_of_the_users_own_and_branches_that_trl_does_not_grow(tmp_path: 
 
     done = run(tmp_path, [CLIP, {"name": "block_mean"}], max_steps=1, extra={"signals": {"block_ids": blocks}})
     assert done["log"][0]["rlstab/block_mean/without"] == 0.0
-    stack = [{"preset": "stack"}]
-    plain, own = (
-        run(tmp_path, stack, max_steps=1),
-        run(tmp_path, stack, max_steps=1, extra={"signals": {"branch": grown}}),
-    )
-    assert [done["log"][0]["rlstab/stream_weight/branches"] for done in (plain, own)] == [0.0, 1.0]
-
-
-def test_sampler_log_probs_that_a_rollout_func_does_not_return(tmp_path: Path) -> None:
-    with pytest.raises(MissingSignal, match="'sampling_per_token_logps'"):
+    for signals, branches in (({}, 0.0), ({"branch": grown}, 1.0)):
+        done = run(tmp_path, [{"preset": "stack"}], max_steps=1, extra={"signals": signals})
+        assert done["log"][0]["rlstab/stream_weight/branches"] == branches
+    with pytest.raises(MissingSignal, match="'sampling_per_token_logps'"):  # a rollout_func returns no log-probs
         trainer_of(tmp_path, [CLIP, {"name": "mismatch"}]).train()
 
 
@@ -161,7 +152,9 @@ def test_dropout_in_the_evidence_is_told(
 
 
 def test_another_trl_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    release.check_release()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*adapter.*")
+        release.check_release()
     for other in ("1.15.0", "1.17.0", "2.0.0"):
         with pytest.raises(HostError, match=rf"TRL {other} is installed, .* pip install 'trl==1.16.\*'"):
             release.check_release(version=other)
@@ -170,30 +163,20 @@ def test_another_trl_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         pass
 
     with monkeypatch.context() as patch:
+        patch.setattr(GRPOTrainer, "_compute_loss", sampler)
+        with pytest.raises(HostError, match=r"GRPOTrainer\._compute_loss was replaced by tests"):
+            release.check_release()
+    with monkeypatch.context() as patch:
+        patch.setattr("rlstab.adapters.releases.checksum", lambda method: "another")
+        with pytest.warns(UserWarning, match="_compute_loss.* changed since the adapter was tested"):
+            release.check_release()
+    with monkeypatch.context() as patch:
         patch.setattr(trl, "GRPOTrainer", UnslothGRPOTrainer)
         with pytest.raises(HostError, match="UnslothGRPOTrainer takes the place"):
             release.check_release()
     monkeypatch.setitem(sys.modules, "unsloth", types.ModuleType("unsloth"))
     with pytest.raises(HostError, match="Unsloth is imported"):
         trainer_of(tmp_path, [CLIP])
-
-
-@pytest.mark.parametrize("name", release.METHODS)
-def test_a_private_method_that_changed_is_refused_or_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def other(self: Any, batch: Any) -> None: ...
-
-    monkeypatch.setattr(GRPOTrainer, name, other)
-    for module, text in (("tests.adapters", "was replaced by tests"), ("trl.trainer", r"takes \(self, batch\)")):
-        other.__module__ = module
-        with pytest.raises(HostError, match=rf"GRPOTrainer.{name} .*{text}"):
-            release.check_release()
-    scope: dict[str, Any] = {}
-    exec(f"def {name}({', '.join(release.METHODS[name][0].split())}): ...", scope)
-    scope[name].__module__ = "trl.trainer.grpo_trainer"
-    monkeypatch.setattr(GRPOTrainer, name, scope[name])
-    monkeypatch.setattr(inspect, "getsource", lambda method: "def another(): ...")
-    with pytest.warns(UserWarning, match=f"{name}.* changed since the adapter was tested"):
-        release.check_release()
 
 
 def test_what_stands_below_is_that_of_the_tests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -234,7 +217,7 @@ def test_an_engine_that_accelerate_launch_chose_is_refused(monkeypatch: pytest.M
 
 # -- steps that are refused, skipped or scaled -------------------------------------------------------------------------
 
-ADAM = {"optim": "adamw_torch", "weight_decay": 0.1, "learning_rate": 1e-3, "num_iterations": 1}
+ADAM = {"optim": "adamw_torch", "weight_decay": 0.1, "num_iterations": 1}
 
 
 def told(done: Any, name: str) -> list[float]:
@@ -251,50 +234,59 @@ def test_nan_in_a_gate_refuses_the_step(cut: Any, tmp_path: Path) -> None:
     assert all(torch.isfinite(values).all() for values in done["steps"][-1]["weights"].values())
 
 
-@pytest.mark.parametrize("cut", [{}, TWO], ids=["1", "2"])
-def test_nan_in_the_evidence_refuses_the_step(cut: Any, tmp_path: Path) -> None:
-    def spoiled(prompts: list[str], trainer: Any) -> Any:
-        rollout = sampler(scored=True)(prompts, trainer)
-        if trainer.state.global_step == 1:
-            rollout["logprobs"][3][0] = -float("inf")
-        return rollout
+def in_the_second_step(change: Callable[[dict[str, Any]], None], **options: Any) -> Any:
+    """A ``rollout_func`` whose second rollout is changed."""
 
-    done = run(tmp_path, [CLIP, {"name": "importance_correction"}], sampling=spoiled, **ADAM, **cut)
+    def rollout(prompts: list[str], trainer: Any) -> Any:
+        made = sampler(**options)(prompts, trainer)
+        if trainer.state.global_step == 1:
+            change(made)
+        return made
+
+    return rollout
+
+
+def impossible(rollout: dict[str, Any]) -> None:
+    rollout["logprobs"][3][0] = -float("inf")
+
+
+def endless(rollout: dict[str, Any]) -> None:
+    """TRL masks what is cut off, so there is no token left."""
+    rollout["completion_ids"] = [[*ids[:-1], 5] for ids in rollout["completion_ids"]]
+
+
+def equal(completion_ids: Any, trainer_state: Any, **_: Any) -> list[float]:
+    return [1.0] * 8 if trainer_state.global_step == 1 else [float(sum(ids) % 7) for ids in completion_ids]
+
+
+CORRECTED = [CLIP, {"name": "importance_correction"}]
+ENDLESS = {"sampling": in_the_second_step(endless), "mask_truncated_completions": True, **TWO}
+
+
+@pytest.mark.parametrize(
+    ("objective", "given", "metric"),
+    [
+        (CORRECTED, {"sampling": in_the_second_step(impossible, scored=True)}, "refused"),
+        (CORRECTED, {"sampling": in_the_second_step(impossible, scored=True), **TWO}, "refused"),
+        ([CLIP], {"extra": {"reward_funcs": equal}}, "skipped"),
+        (S2T, {"extra": {"head": "trl"}, **ENDLESS}, "skipped"),
+        (S2T, {"extra": {"head": "rlstab"}, **ENDLESS}, "skipped"),
+    ],
+    ids=["NaN", "NaN, of 2", "equal rewards", "all cut off, trl", "all cut off, rlstab"],
+)
+def test_a_step_with_nan_in_its_evidence_or_without_gradient_moves_nothing(
+    objective: Any, given: Any, metric: str, tmp_path: Path
+) -> None:
+    """Without gradient AdamW's momentum and weight decay would move the weights."""
+    done = run(tmp_path, objective, **ADAM, **given)
     assert unmoved(*done["steps"][:2])
     assert not unmoved(*done["steps"][1:3])
-    assert "1 in 'rollout_logprobs'" in done["refusal"]
-    assert told(done, "steps/refused") == [0.0, 1.0, 0.0, 0.0]
-
-
-def test_a_step_without_gradient_moves_nothing(tmp_path: Path) -> None:
-    """Equal rewards: AdamW's momentum and weight decay would move the weights."""
-    calls = []
-
-    def equal(completion_ids: Any, **_: Any) -> list[float]:
-        calls.append(1)
-        return [1.0] * 8 if len(calls) == 2 else [float(sum(ids) % 7) for ids in completion_ids]
-
-    done = run(tmp_path, [CLIP], extra={"reward_funcs": equal}, **ADAM)
-    assert unmoved(*done["steps"][:2])
-    assert told(done, "steps/skipped") == [0.0, 1.0, 0.0, 0.0]
-
-
-@pytest.mark.parametrize("head", ["trl", "rlstab"])
-def test_a_step_whose_responses_are_all_cut_off_moves_nothing(head: str, tmp_path: Path) -> None:
-    """TRL masks them, so there is no token left."""
-
-    def endless(prompts: list[str], trainer: Any) -> Any:
-        rollout = sampler()(prompts, trainer)
-        if trainer.state.global_step == 1:
-            rollout["completion_ids"] = [[*ids[:-1], 5] for ids in rollout["completion_ids"]]
-        return rollout
-
-    given = {"sampling": endless, "extra": {"head": head}, "mask_truncated_completions": True}
-    done = run(tmp_path, S2T, **given, **ADAM, **TWO)
-    assert done["steps"][1]["tokens"] == (0.0, 0.0)
-    assert 0 < done["steps"][0]["tokens"][1] < 8
-    assert unmoved(*done["steps"][:2])
-    assert told(done, "steps/skipped") == [0.0, 1.0, 0.0, 0.0]
+    assert told(done, f"steps/{metric}") == [0.0, 1.0, 0.0, 0.0]
+    if metric == "refused":
+        assert "1 in 'rollout_logprobs'" in done["refusal"]
+    if "mask_truncated_completions" in given:
+        assert done["steps"][1]["tokens"] == (0.0, 0.0)
+        assert 0 < done["steps"][0]["tokens"][1] < 8
 
 
 def test_the_learning_rate_is_scaled_for_one_step(tmp_path: Path) -> None:
@@ -361,10 +353,7 @@ def test_a_model_is_generated_with_as_ever(tmp_path: Path) -> None:
     assert done["log"][0]["completions/mean_length"] > 0
 
 
-def test_the_trainer_takes_what_trls_takes(tmp_path: Path) -> None:
-    """Arguments by place, and an objective by path."""
-    path = tmp_path / "objective.yaml"
-    path.write_text("objective: [{preset: dapo}]\n")
-    given = (model(), reward, config(tmp_path), prompts())
-    own = RLStabGRPOTrainer(*given, processing_class=tokenizer(), objective=str(path))
-    assert list(own.objective.keyed) == ["clip_higher", "token_mean"]
+def test_the_trainer_takes_arguments_by_place(tmp_path: Path) -> None:
+    given = (model(), reward, config(tmp_path, beta=0.04), prompts())
+    with pytest.raises(ConfigError, match="beta"):
+        RLStabGRPOTrainer(*given, processing_class=tokenizer(), objective=[CLIP])

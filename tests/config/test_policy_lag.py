@@ -98,7 +98,7 @@ def test_a_penalty_towards_the_old_policy_needs_several_steps() -> None:
         return notes(load_run({"objective": objective, "optimisation": {"epochs": epochs}}))
 
     (said,) = idle(1, anchor="old", estimator="k2")
-    assert said.startswith("kl cannot act: with one optimizer step per rollout")
+    assert said.startswith("kl cannot act: ")
     assert idle(2, anchor="old", estimator="k2") == idle(1, anchor="old", estimator="k1") == []
     assert idle(1, anchor="rollout", estimator="k2") == idle(1) == []
 
@@ -114,8 +114,8 @@ def test_what_is_only_observed_changes_no_policy_of_the_run() -> None:
         assert beside.optimisation == alone.optimisation
     in_one_step = load_run({"objective": ["clip_higher", "mismatch"]})
     assert observe(METHODS.get("reads_sampler")()).reads_drift == {"sampler"}
-    assert any(text.startswith("observe_reads_step cannot act: the evidence is that of") for text in notes(beside))
-    assert any(text.startswith("mismatch cannot act: old_logprobs: live compares") for text in notes(in_one_step))
+    assert any(text.startswith("observe_reads_step cannot act: ") for text in notes(beside))
+    assert any(text.startswith("mismatch cannot act: ") for text in notes(in_one_step))
 
 
 # -- what stays idle ---------------------------------------------------------------------------------------------------

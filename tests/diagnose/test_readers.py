@@ -15,7 +15,7 @@ from rlstab.cli import main
 from rlstab.diagnose.diagnosis import diagnose, diagnose_paths
 from rlstab.diagnose.readers import read_logs
 from rlstab.diagnose.run_log import RunLog, log_of
-from tests.diagnose.formats import DATA, TRL, rows, trainer_state, verl_lines, wandb_chart, wandb_history
+from tests.diagnose.formats import DATA, rows, trainer_state, verl_lines, wandb_chart, wandb_history
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -102,12 +102,9 @@ def test_a_token_export_becomes_rows(tmp_path: Path) -> None:
         "is_masked": [False, True, False, False],
     }
     (folder / "rank_0.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
-    values = {name: values.tolist() for name, (_, values) in read(tmp_path).curves.items()}
-    assert values["tokens/entropy"] == [pytest.approx(0.2)]
-    assert values["ratio/clipped"] == [pytest.approx(1 / 3)]
-    assert values["sampler/gap"] == [pytest.approx(1 / 3)]
-    assert values["mismatch/k3"] == [pytest.approx((math.e - 2) / 3)]
-    assert values["response/length"] == [3.0]
+    means = {"tokens/entropy": 0.2, "ratio/clipped": 1 / 3, "sampler/gap": 1 / 3, "response/length": 3.0}
+    means["mismatch/k3"] = (math.e - 2) / 3
+    assert {name: values.item() for name, (_, values) in read(tmp_path).curves.items()} == pytest.approx(means)
 
 
 def test_damaged_lines_are_left_out_and_counted(tmp_path: Path, command: Command) -> None:
@@ -134,15 +131,12 @@ def test_a_norm_that_is_not_finite_is_a_sign(tmp_path: Path) -> None:
     history["log_history"][31]["grad_norm"] = math.nan
     path = tmp_path / "trainer_state.json"
     path.write_text(json.dumps(history), encoding="utf-8")  # NaN as Python and transformers write it
-    diagnosis = diagnose(read(path))
-    assert diagnosis.first is not None
-    assert (diagnosis.first.sign.name, diagnosis.first.sign.step) == ("refused_steps", 32)
     lines = [json.loads(line) for line in verl_lines(rows("healthy")).splitlines()]
     lines[31]["data"]["actor/grad_norm"] = None  # NaN as verl's file logger writes it
     (tmp_path / "verl.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    (verl,) = diagnose_paths([tmp_path / "verl.jsonl"])
-    assert verl.first is not None
-    assert verl.first.sign.step == 32
+    for diagnosis in diagnose_paths([path, tmp_path / "verl.jsonl"]):
+        assert diagnosis.first is not None
+        assert (diagnosis.first.sign.name, diagnosis.first.sign.step) == ("refused_steps", 32)
 
 
 def test_rewards_below_zero_are_counted_from_the_lowest() -> None:
@@ -182,7 +176,6 @@ def test_hostile_text_is_shown_and_does_nothing(tmp_path: Path, command: Command
 
 ERRORS: dict[str, tuple[str, str]] = {
     "nothing.jsonl": ("", "no line in it has a step and a metric"),
-    "other.jsonl": ('{"step": 1, "accuracy": 0.5}\n', "no line in it has a step and a metric"),
     "cut.json": ('{"log_history": [', "is not JSON"),
     "other.json": ('{"a": 1}', "has no log_history"),
     "sft.json": ('{"log_history": [{"loss": 1.0, "step": 1}]}', "no metric that is known here"),
@@ -215,15 +208,6 @@ def test_json_has_everything(command: Command) -> None:
     assert {"stare", "top_entropy"} <= {each["method"] for each in broken["evidence"]}
     assert (healthy["cause"], healthy["step"], healthy["signs"], healthy["evidence"]) == (None, None, [], [])
     assert len(healthy["looked_at"]) + len(healthy["unseen"]) == 10
-
-
-def test_the_names_of_trl_are_those_of_its_source() -> None:
-    source = pytest.importorskip("importlib.util").find_spec("trl")
-    if source is None or source.origin is None:
-        pytest.skip("TRL is not installed here")
-    text = (Path(source.origin).parent / "trainer" / "grpo_trainer.py").read_text(encoding="utf-8")
-    of_transformers = {"grad_norm", "learning_rate"}
-    assert [name for name in TRL if f'"{name}"' not in text and name not in of_transformers] == []
 
 
 def test_several_runs_have_a_line_each(command: Command) -> None:

@@ -98,13 +98,7 @@ def write_run(
 
 def place_run(folder: Path, **place: Any) -> None:
     """The bench's own file in a run folder."""
-    usual = {
-        "status": "finished",
-        "error": None,
-        "seconds": 20.0,
-        "cpu_seconds": 18.0,
-        "command": "rlstab bench --only",
-    }
+    usual = {"status": "finished", "seconds": 20.0, "cpu_seconds": 18.0, "command": "rlstab bench --only"}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "bench.json").write_text(json.dumps({**usual, **place}))
 
@@ -147,8 +141,7 @@ def record(values: Mapping[str, Sequence[float]], **fields: Any) -> RunRecord:
     }
     rollouts = max(map(len, values.values()), default=0)
     usual: dict[str, Any] = {"bench": None, "setting": "default", "method": "grpo", "seed": 0, "path": "run"}
-    usual |= {"status": "finished", "config": config([CLIP], rollouts=rollouts), "about": {}, "evaluations": []}
-    usual |= dict.fromkeys(("error", "command", "cpu_seconds", "seconds"))
+    usual |= {"status": "finished", "config": config([CLIP], rollouts=rollouts), "evaluations": []}
     largest = {name: highest(curve, rollouts) for name, curve in metrics.items() if name.endswith("largest_norm")}
     return RunRecord(**{**usual, "metrics": metrics, "largest": largest, **fields})
 

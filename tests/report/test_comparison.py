@@ -53,16 +53,8 @@ def test_outcomes_of_known_answers() -> None:
 def test_outcomes_are_those_that_some_run_has_or_any_metric() -> None:
     whole = record({**VALUES, "reward/true": [0.75] * 35}, evaluations=END)
     outcomes = known_outcomes([whole, record({})])
-    names = [
-        "eval/mean",
-        "eval/pass@4",
-        "eval/pass@16",
-        "reward/true/area",
-        "reward/area",
-        "reward/best",
-        "reward/last",
-    ]
-    assert [outcome.name for outcome in outcomes] == names
+    names = "eval/mean eval/pass@4 eval/pass@16 reward/true/area reward/area reward/best reward/last"
+    assert [outcome.name for outcome in outcomes] == names.split()
     assert "one of 16 samples" in outcomes[2].text
     assert outcome_of(whole, "reward/true/area") == 0.75
     run = record({**VALUES, "tokens/kept": [0.0] * 20 + [1.0] * 15}, evaluations=END)
@@ -108,7 +100,6 @@ def test_what_is_missing_is_left_out_and_named(bench: Path) -> None:
     comparison = compare(load_runs(bench))
     [table] = comparison.tables
     assert table.cells["stare", "eval/mean"].paired.seeds == (0, 1, 2, 3)
-    assert table.cells["stare", "reward/area"].paired.unpaired == (8,)
     assert sorted(table.cells["s2t", "eval/mean"].values) == [0, 1, 2, 3]
     assert table.collapses["s2t"].runs == 5
     notes = "\n".join(comparison.notes)

@@ -1,14 +1,12 @@
-"""Numbers with intervals: known answers, and how often an interval of 95 % holds the truth, by simulation."""
+"""Numbers with intervals: known answers, and how often that of a value holds the truth, by simulation."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from rlstab.report import statistics
-from rlstab.report.statistics import Estimate, Paired, against_baseline, holm, interquartile_mean, summary
+from rlstab.report.statistics import Paired, against_baseline, holm, interquartile_mean, summary
 
 
 def paired(values: dict[int, float], baseline: dict[int, float]) -> Paired:
@@ -48,11 +46,10 @@ def test_few_seeds_and_equal_values_have_no_interval_and_say_so() -> None:
 
 def test_differences_are_by_seed_and_not_by_place() -> None:
     pair = paired({3: 4.5, 2: 3.5, 1: 2.4, 0: 1.6, 7: 5.0}, {0: 1.0, 1: 2.0, 2: 3.0, 3: 4.0, 9: 0.0})
-    assert (pair.seeds, pair.unpaired, pair.verdict) == ((0, 1, 2, 3), (7, 9), "higher")
+    assert (pair.seeds, pair.verdict) == ((0, 1, 2, 3), "higher")
     assert pair.difference.value == pytest.approx(0.5)
     # 0.6, 0.4, 0.5, 0.5: standard deviation 0.0816497, t of 3 degrees of freedom 3.18245
     assert pair.difference.high - pair.difference.value == pytest.approx(3.18245 * 0.0816497 / 2, rel=1e-5)
-    assert pair.p == pytest.approx(0.0011718, rel=1e-3)
 
 
 def test_wins_count_ties_half_and_winning_every_seed_is_no_certainty() -> None:
@@ -91,41 +88,14 @@ def test_many_comparisons_take_more_than_one_interval_that_excludes_zero() -> No
     assert "higher before the correction" in among.remark
 
 
-# -- coverage ----------------------------------------------------------------------------------------------------------
-
-
-def covered(estimate: Callable[[dict[int, float]], Estimate], seeds: int, repeats: int) -> float:
-    rng = np.random.default_rng(7)
-    draws = (estimate(dict(enumerate(rng.normal(size=seeds)))) for _ in range(repeats))
-    return sum(drawn.low <= 0.0 <= drawn.high for drawn in draws) / repeats
-
-
-def test_the_interval_of_a_difference_covers_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statistics, "_won", lambda differences: None)  # slow, and not looked at here
-    for seeds in (3, 5, 12):
-        # 1,000 repeats: two standard errors are 0.014
-        share = covered(lambda values: paired(values, dict.fromkeys(values, 0.0)).difference, seeds, 1000)
-        assert share == pytest.approx(0.95, abs=0.02)
-
-
 @pytest.mark.parametrize(
     ("seeds", "least", "most"), [(3, 0.66, 0.79), (5, 0.83, 0.94), pytest.param(12, 0.89, 0.97, marks=pytest.mark.slow)]
 )
 def test_the_interval_of_a_value_covers_less_with_few_seeds(
     seeds: int, least: float, most: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """As the pages say. Of 300 draws two standard errors are 0.05 at 72 %, 0.03 at 93 %."""
     monkeypatch.setattr(statistics, "RESAMPLES", 499)
-    # 300 repeats: two standard errors are 0.05 at 72 %, 0.03 at 93 %
-    assert least < covered(summary, seeds, 300) < most
-
-
-def test_verdicts_among_many_methods_err_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statistics, "_won", lambda differences: None)
-    rng = np.random.default_rng(3)
-    wrong = 0
-    for _ in range(400):
-        baseline = dict(enumerate(rng.normal(size=5)))
-        methods = {str(k): dict(enumerate(rng.normal(size=5))) for k in range(5)}
-        wrong += any(pair.verdict in ("higher", "lower") for pair in against_baseline(methods, baseline).values())
-    # at most 5 % of the comparisons of six equal methods call any of them different; three standard errors above
-    assert wrong / 400 < 0.05 + 3 * (0.05 * 0.95 / 400) ** 0.5
+    rng = np.random.default_rng(7)
+    draws = [summary(dict(enumerate(rng.normal(size=seeds)))) for _ in range(300)]
+    assert least < sum(drawn.low <= 0.0 <= drawn.high for drawn in draws) / 300 < most

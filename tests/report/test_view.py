@@ -143,15 +143,11 @@ def test_damaged_lines_are_left_out_and_named(tmp_path: Path) -> None:
     path = write(tmp_path / "tokens.jsonl", line(0))
     path.write_bytes(path.read_bytes() + b"\xff\xfe\x00\n")
     assert len(read_tokens(path).samples) == 1
-
-
-def test_nothing_to_read_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ReportError, match="no such file or folder"):
-        read_tokens(tmp_path / "nowhere")
-    with pytest.raises(ReportError, match="trace_every"):
-        read_tokens(tmp_path)
-    with pytest.raises(ReportError, match="no trace in its 1 line"):
-        read_tokens(write(tmp_path / "tokens.jsonl", "{}"))
+    write(path, "{}")
+    (tmp_path / "empty").mkdir()
+    for place, why in (("nowhere", "no such file"), ("empty", "trace_every"), (path, "no trace in its 1 line")):
+        with pytest.raises(ReportError, match=why):
+            read_tokens(tmp_path / place)
 
 
 def test_a_rollout_and_the_largest_influence_are_chosen(tmp_path: Path) -> None:

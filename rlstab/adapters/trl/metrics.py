@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from accelerate.utils import gather_object
 
-from rlstab.adapters.window import Tallies, renamed
+from rlstab.adapters.window import Tallies
 
 #: TRL's names; every other metric is under ``rlstab/``.
 NAMES: Mapping[str, str] = {
@@ -19,9 +19,4 @@ NAMES: Mapping[str, str] = {
 
 def tallies() -> Tallies:
     """Over the ranks of accelerate."""
-    return Tallies(lambda own: gather_object([own]))
-
-
-def named(means: Mapping[str, float]) -> dict[str, float]:
-    """Means by TRL's names."""
-    return renamed(means, NAMES, "rlstab/", "clip_ratio/region_mean")
+    return Tallies(lambda own: gather_object([own]), NAMES, "rlstab/", "clip_ratio/region_mean")

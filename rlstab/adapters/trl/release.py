@@ -10,7 +10,6 @@ from typing import Any
 
 import trl
 from packaging.version import Version
-from trl import GRPOTrainer
 
 from rlstab.adapters.releases import check_methods
 from rlstab.errors import HostError
@@ -40,7 +39,7 @@ ATTRIBUTES = ("_buffered_inputs", "_step", "_metrics", "_tokenizer", "_is_vlm")
 _HOMES = ("trl.", "transformers.")
 
 
-def check_release(trainer: type[GRPOTrainer] | None = None, version: str = trl.__version__) -> None:
+def check_release(version: str = trl.__version__) -> None:
     """Refuse a TRL that the adapter does not know; warn where what it stands on is not as tested.
 
     Raises:
@@ -49,7 +48,7 @@ def check_release(trainer: type[GRPOTrainer] | None = None, version: str = trl._
     """
     if Version(version).release[:2] != Version(RELEASE).release:
         raise HostError(f"TRL {version} is installed, and the adapter was tested with {RELEASE} alone. {_CURE}")
-    trainer = trl.GRPOTrainer if trainer is None else trainer  # looked up now: a package may replace it at any time
+    trainer = trl.GRPOTrainer  # looked up now: a package may replace it at any time
     named = f"{trainer.__module__}.{trainer.__qualname__}"
     if named != "trl.trainer.grpo_trainer.GRPOTrainer" or "unsloth" in sys.modules:
         who = "Unsloth is imported and patches" if "unsloth" in sys.modules else f"{named} takes the place of"

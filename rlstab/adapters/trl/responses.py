@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from rlstab.adapters.host_correction import CORRECTION
+from rlstab.adapters.host_signals import held_signals
 from rlstab.core.batch import BASICS, SIGNALS, TokenBatch
 from rlstab.core.objective import TokenObjective
-from rlstab.errors import MissingSignal, ShapeError, kind_of
+from rlstab.errors import ShapeError, kind_of
 from rlstab.signals import SIGNAL_NAMES
 
 #: A micro-batch as TRL's trainer hands it to its loss.
@@ -19,6 +20,11 @@ Inputs: TypeAlias = Mapping[str, Any]
 #: ``(B, T)`` values of a signal of the user's own, from such a micro-batch.
 Provider: TypeAlias = Callable[[Inputs], Tensor]
 
+#: TRL's names of signals, with what makes it hold them.
+COLUMNS: Mapping[str, tuple[str, str]] = {
+    "ref_logprobs": ("ref_per_token_logps", "Set GRPOConfig.beta above 0."),
+    "rollout_logprobs": ("sampling_per_token_logps", "A rollout_func returns it under 'logprobs'."),
+}
 #: The keys under which the adapter stamps identities on a generation, before TRL shuffles it.
 SEQUENCE_IDS, GROUP_IDS = "rlstab_sequence_ids", "rlstab_group_ids"
 
@@ -53,13 +59,10 @@ def must_forward(inputs: Inputs, objective: TokenObjective) -> frozenset[str]:
     A method that reads no log-probs needs none, whatever TRL calls them; where the rollout makes one optimizer step,
     TRL keeps no old ones, and the live ratio needs none.
     """
-    read = set(objective.needs)
-    signals = read & SIGNAL_NAMES
-    if "rollout_logprobs" in objective.needs:
-        read.add("old_logprobs")  # a value that the sampler lost is replaced by it
-    if "logprobs" in read or ("old_logprobs" in read and inputs.get("old_per_token_logps") is None):
-        signals.add("logprobs")
-    return frozenset(signals)
+    # an old log-prob takes the place of a value that the sampler lost
+    reads_old = objective.needs & {"old_logprobs", "rollout_logprobs"}
+    made = {"logprobs"} if reads_old and inputs.get("old_per_token_logps") is None else set()
+    return frozenset(objective.needs & SIGNAL_NAMES | made)
 
 
 def batch_of(
@@ -86,19 +89,10 @@ def batch_of(
     old, now = inputs.get("old_per_token_logps"), evidence.get("logprobs")
     unread = torch.zeros(mask.shape, device=mask.device)
     anchor = next(values for values in (old, now, unread) if values is not None)
-    named: dict[str, Any] = {name: values for name, values in evidence.items() if name in {"entropies", *needs}}
-    if "ref_logprobs" in needs:
-        named["ref_logprobs"] = _promised(inputs, "ref_per_token_logps", "ref_logprobs")
-    lost = torch.zeros((), dtype=torch.int64, device=mask.device)
-    if "rollout_logprobs" in needs:
-        sampled = _promised(inputs, "sampling_per_token_logps", "rollout_logprobs")
-        missing = torch.isnan(sampled)
-        lost = (missing & mask.bool()).count_nonzero()
-        named["rollout_logprobs"] = torch.where(missing, anchor.to(sampled.dtype), sampled)
+    held, lost = held_signals(needs, inputs, COLUMNS, anchor, host="TRL")
+    named: dict[str, Any] = held | {key: values for key, values in evidence.items() if key in {"entropies", *needs}}
     if "truncated" in needs:
         named["truncated"] = truncated(inputs, ends)
-    if "branch" in needs:
-        named["branch"] = torch.zeros_like(mask)  # TRL grows no branches; a function of the user's may know of some
     extra = {CORRECTION: inputs[CORRECTION].expand(mask.shape)} if CORRECTION in needs else {}
     for name, provider in providers.items():
         if name in needs:
@@ -114,17 +108,7 @@ def batch_of(
         extra=extra,
         **named,
     )
-    return batch, lost
-
-
-def _promised(inputs: Inputs, key: str, name: str) -> Tensor:
-    values = inputs.get(key)
-    if values is None:
-        raise MissingSignal(
-            f"the objective reads '{name}', and TRL's batch has no '{key}'. A rollout_func returns it under 'logprobs'."
-        )
-    assert isinstance(values, Tensor)
-    return values
+    return batch, (lost & mask.bool()).count_nonzero()
 
 
 def _provided(name: str, values: object, mask: Tensor) -> Tensor:

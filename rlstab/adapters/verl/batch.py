@@ -13,9 +13,9 @@ from torch import Tensor
 from verl.utils import tensordict_utils as tu
 
 from rlstab.adapters.host_correction import CORRECTION
+from rlstab.adapters.host_signals import held_signals
 from rlstab.core.batch import TokenBatch
 from rlstab.core.objective import TokenObjective
-from rlstab.errors import MissingSignal
 
 #: The column by which a row of a micro-batch is traced back to its place in the mini-batch.
 ROW = "rlstab_row"
@@ -68,55 +68,28 @@ class MiniBatch:
             group_ids=_hashes([_bytes(uid) for uid in _listed(uids)], device),
         )
 
-    def batch(self, objective: TokenObjective, rows: Tensor | None = None) -> TokenBatch:
-        """The evidence about some rows; about all of them without ``rows``.
+    def batch(self, objective: TokenObjective, rows: Tensor | None = None) -> tuple[TokenBatch, Tensor]:
+        """The evidence about some rows, or all of them, and how many log-probs the sampler could not give.
 
         Raises:
             MissingSignal: verl's batch does not hold a signal that its configuration promised.
         """
         needs = objective.needs
-        signals = {name: values for name, values in self.evidence.items() if name in {"logprobs", "entropies", *needs}}
-        if "ref_logprobs" in needs:
-            signals["ref_logprobs"] = self._promised("ref_logprobs")
-        if "rollout_logprobs" in needs:
-            sampled = self._promised("rollout_logprobs")
-            signals["rollout_logprobs"] = torch.where(torch.isnan(sampled), self.columns["old_log_probs"], sampled)
-        marks = {"truncated": self.truncated, "branch": torch.zeros_like(self.truncated)}  # verl grows no branches
-        signals |= {name: values for name, values in marks.items() if name in needs}
+        signals, lost = held_signals(needs, self.columns, COLUMNS, self.columns["old_log_probs"], host="verl")
+        made = {"truncated": self.truncated, **self.evidence}
+        signals |= {name: values for name, values in made.items() if name in {"logprobs", "entropies", *needs}}
+        signals |= {"sequence_ids": self.sequence_ids, "group_ids": self.group_ids, "response_mask": self.mask}
+        signals |= {"advantages": self.columns["advantages"], "old_logprobs": self.columns["old_log_probs"]}
         extra = {CORRECTION: self.columns[WEIGHTS].expand(self.mask.shape)} if CORRECTION in needs else {}
-
-        def chosen(values: Tensor) -> Tensor:
-            return values if rows is None else values[rows]
-
-        some: dict[str, Any] = {name: chosen(values) for name, values in signals.items()}
-        return TokenBatch.from_padded(
-            response_mask=chosen(self.mask),
-            advantages=chosen(self.columns["advantages"]),
-            old_logprobs=chosen(self.columns["old_log_probs"]),
-            sequence_ids=chosen(self.sequence_ids),
-            group_ids=chosen(self.group_ids),
-            extra={name: chosen(values) for name, values in extra.items()},
-            **some,
-        )
+        chosen = slice(None) if rows is None else rows
+        columns: dict[str, Any] = {name: values[chosen] for name, values in signals.items()}
+        batch = TokenBatch.from_padded(**columns, extra={name: values[chosen] for name, values in extra.items()})
+        return batch, (lost & self.mask)[chosen].count_nonzero()
 
     @property
     def mask(self) -> Tensor:
         """``(B, T)`` bool, the tokens that the policy wrote and that verl did not reject."""
         return self.columns["response_mask"].bool()
-
-    @property
-    def unscored(self) -> Tensor:
-        """Log-probs that the sampler could not give, of tokens that count."""
-        sampled = self.columns.get("rollout_log_probs")
-        if sampled is None:
-            return torch.zeros((), dtype=torch.int64)
-        return (torch.isnan(sampled) & self.mask).count_nonzero()
-
-    def _promised(self, name: str) -> Tensor:
-        key, how = COLUMNS[name]
-        if key not in self.columns:
-            raise MissingSignal(f"the objective reads '{name}', and verl's batch has no '{key}'. {how}")
-        return self.columns[key]
 
 
 def wide_as(values: Tensor, width: int) -> Tensor:

@@ -12,11 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from verl.utils import tensordict_utils as tu
-from verl.utils.metric import AggregationType, Metric
 from verl.workers.utils.padding import no_padding_2_padding
 
 from rlstab.adapters.verl.batch import ROW, MiniBatch, wide_as
-from rlstab.adapters.window import Sums, Tallies, Window, renamed
+from rlstab.adapters.window import Sums, Tallies, Window
 from rlstab.core.batch import layout_of
 from rlstab.core.objective import TokenObjective
 from rlstab.core.policy_outputs import PolicyOutputs
@@ -95,7 +94,7 @@ class PlannedLoss:
             # the same backward on every rank; its gradients are thrown away
             nothing: Tensor = model_output["log_probs"].values().sum() * 0.0
             return nothing
-        piece = window.plan.piece(batch.batch(objective, data[ROW]))
+        piece = window.plan.piece(batch.batch(objective, data[ROW])[0])
         live = self.signals(model_output, data, frozenset({"logprobs", *objective.live_needs}))
         out = window.plan.loss(piece, PolicyOutputs.from_padded(piece.batch, **live))
         window.add(out.nonfinite, {**out.report, **self._told(model_output, data, piece.batch, live, out.report)})
@@ -131,10 +130,4 @@ def tallies(group: Any) -> Tallies:
         dist.all_gather_object(ranks, own, group=group)
         return ranks
 
-    return Tallies(over_ranks)
-
-
-def named(means: Mapping[str, float]) -> dict[str, Metric]:
-    """Means as verl's metrics: over the optimizer steps of an update verl takes their mean, whatever their name."""
-    metrics = renamed(means, NAMES, "actor/rlstab/", "actor/pg_clipfrac")
-    return {name: Metric(AggregationType.MEAN, value) for name, value in metrics.items()}
+    return Tallies(over_ranks, NAMES, "actor/rlstab/", "actor/pg_clipfrac")

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id
+from verl.utils.metric import AggregationType, Metric
 from verl.workers.engine_workers import TrainingWorker
 from verl.workers.utils.losses import ppo_loss
 
@@ -24,7 +25,7 @@ from rlstab.adapters.checkpoint import keep_state, restore_state
 from rlstab.adapters.host_correction import HostCorrection
 from rlstab.adapters.settings import require_one_correction
 from rlstab.adapters.verl.batch import ROW, WEIGHTS, MiniBatch
-from rlstab.adapters.verl.loss import ENGINES_OWN, FROM_LOGITS, PlannedLoss, named, tallies
+from rlstab.adapters.verl.loss import ENGINES_OWN, FROM_LOGITS, PlannedLoss, tallies
 from rlstab.adapters.verl.loss_mode import objective_file
 from rlstab.adapters.verl.release import check_release
 from rlstab.adapters.verl.settings import check_settings
@@ -121,8 +122,10 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # to mypy, ve
         finally:
             self._rlstab_loss.window = self._rlstab_loss.batch = None
         self._rlstab_settle(window)
-        metrics = named(self._rlstab_tallies.collect())
+        means = self._rlstab_tallies.collect()
         if output is not None:
+            # over the optimizer steps of an update verl takes their mean, whatever their name
+            metrics = {name: Metric(AggregationType.MEAN, value) for name, value in means.items()}
             tu.assign_non_tensor(output, metrics={**tu.get(output, "metrics"), **metrics})
         return output
 
@@ -139,8 +142,8 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # to mypy, ve
         loss, window = self._rlstab_loss, Window()
         loss.batch, loss.objective, loss.window = batch, objective, None
         batch.evidence = self._rlstab_evidence(data)
-        whole = batch.batch(objective)
-        window.batches, window.unscored = [whole], [batch.unscored]
+        whole, lost = batch.batch(objective)
+        window.batches, window.unscored = [whole], [lost]
         window.make_plan(objective, {**objective.init_state(), **self.objective_state}, self._rlstab_comm)
         loss.window = window
         return window
@@ -182,17 +185,12 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # to mypy, ve
 
     def _rlstab_step(self, window: Window, step: Callable[[], float]) -> float:
         window.refuse_nonfinite(self._rlstab_comm)
-        plan = window.plan
-        if window.moves_nothing or plan is None:
+        if window.moves_nothing:
             self.engine.optimizer_zero_grad()
             return 0.0 if window.refusal is None else math.nan
-        groups = self.engine.optimizer.param_groups
-        rates = [group["lr"] for group in groups]
-        for group in groups:
-            group["lr"] = group["lr"] * plan.lr_scale
+        restore = window.scale_rates(self.engine.optimizer)
         norm = step()
-        for group, rate in zip(groups, rates, strict=True):
-            group["lr"] = rate
+        restore()
         if not math.isfinite(norm):
             window.refusal = f"the gradient norm is {norm}: verl skipped the optimizer step."
         return norm
