@@ -67,7 +67,7 @@ def test_a_step_lies_between_the_ends_of_two_updates(monkeypatch):
     optimizer, marks = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.0), Marks()
     job = Job("", {}, 1, 1, 1, 1, "fp32", 0.0, steps=2, warmup=2)
     with pytest.raises(RuntimeError, match="0 updates in 4 steps"):  # it makes no figure
-        marks.per_step(job)
+        Marks().per_step(job)
     for _ in range(4):
         optimizer.step()
     assert marks.per_step(job)["cpu_s"] == (9.0 - 2.0) / 2
