@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.opob_variance import GROUP, across, coefficients, regrouped, spread_moments
-from tests.stages.estimating import batch
+from tests.stages.responses import batch
 
 
 def test_moments_are_those_of_the_gradients_themselves() -> None:
