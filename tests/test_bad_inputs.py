@@ -490,12 +490,8 @@ def test_a_wrong_use_is_told_by_the_usage(words: str, capsys: pytest.CaptureFixt
 AROUND: dict[str, tuple[str, dict[str, str], str | None, int]] = {
     "a full disk": ("list", {}, "/dev/full", 2),
     "a full disk for a table": ("check f.yaml", {}, "/dev/full", 2),
-    "a full disk for text": ("schema", {}, "/dev/full", 2),
     "a terminal in ASCII": ("explain --preset dapo", {"PYTHONIOENCODING": "ascii"}, None, 0),
-    "a terminal in Latin-1": ("explain --preset dapo", {"PYTHONIOENCODING": "latin-1"}, None, 0),
-    "twenty columns": ("check f.yaml", {"COLUMNS": "20"}, None, 0),
     "one column": ("list", {"COLUMNS": "1"}, None, 0),
-    "no column": ("list", {"COLUMNS": "0"}, None, 0),
     "columns in words": ("list", {"COLUMNS": "wide"}, None, 0),
     "no home": ("check f.yaml", {"HOME": "/nowhere"}, None, 0),
     "no temporary folder": ("check f.yaml", {"TMPDIR": "/nowhere"}, None, 0),

@@ -25,7 +25,7 @@ from tests.config.strategies import objectives, quick
 DAPO = compose(ClipHigher(low=0.2, high=0.28), TokenMean())
 
 
-@quick(max_examples=60)
+@quick(max_examples=40)
 @given(objectives(), st.randoms(use_true_random=False))
 def test_what_is_written_loads_as_the_same_objective_and_any_order_has_its_hash(objective, random):
     written = dump_objective(objective)
