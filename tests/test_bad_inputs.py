@@ -154,7 +154,7 @@ for command, other in {"check": "bench_entropy", "explain": "zzz", "train": "zzz
     row([command, "--example", other], "an example that is none of this command")
 rows("explain", ["--preset=zzz", "s2t,zzz", "s2t,,", ",", "sequence_mean,token_mean", "s2t,<b>", f"s2t,{ESC}"])
 rows("explain", ["--preset=dapo --set objective=5", "none.py:M"])
-rows("train f.yaml", ["--resume --overwrite", "--timeout=0", "--timeout=inf"], files={"f.yaml": RUN})
+rows("train f.yaml", ["--resume --overwrite", "--timeout=0", "--timeout=nan", "--timeout=inf"], files={"f.yaml": RUN})
 #: Run folders that are none, or damaged.
 FOLDERS: list[tuple[str, dict[str, Text]]] = [
     ("--overwrite", {"src/a.py": "mine", "config.yaml": "mine: 1\n"}),
