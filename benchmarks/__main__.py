@@ -30,6 +30,7 @@ NAMES = {
     "scale": "peak memory of training runs under each engine, against what is said before",
     "split": "how much gradients move when a step is cut into micro-batches",
     "published": "the numbers of published code in tests/conformance/data, again",
+    "foreign": "the exports of other trainers in tests/replay/data, by their own writers",
     "mutation": "would the tests notice a change?",
 }
 

@@ -412,7 +412,7 @@ class OptimisationSettings(Settings):
         None, description="denominator of the ratio; null is the cheapest with which every method acts"
     )
     refresh: Refresh | None = Field(
-        None, description="of the evidence, by one more forward per optimizer step; null is step where it is compared"
+        None, description="evidence of old_logprobs, or fresh in each step; null is step where a method needs it"
     )
     scope: Literal["step", "microbatch"] = Field("step", description="of statistics; microbatch is for comparisons")
     precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16 is autocast over float32 weights")
@@ -490,4 +490,5 @@ class TrackingSettings(Settings):
     keep_checkpoints: Count = Field(2, description="so many of the newest stay")
     samples: Every = Field(2, description="responses of each rollout written to samples.jsonl")
     trace_every: Every = Field(0, description="rollouts between those traced to tokens.jsonl; 0 is never")
+    dump_every: Every = Field(0, description="optimizer steps between those dumped for `rlstab replay`; 0 is never")
     trace_responses: Count = Field(16, description="responses of a traced rollout, in whole groups, at least one")

@@ -134,7 +134,7 @@ def read_tokens(path: str | Path, tokenizer: str | Path | None = None) -> Tokens
         ReportError: no such path, no trace there, no usable line in it, or the tokenizer cannot be read.
     """
     path = Path(path)
-    decode = None if tokenizer is None else _decoder(Path(tokenizer))
+    decode = None if tokenizer is None else decoder(Path(tokenizer))
     samples: list[Sample] = []
     damaged: dict[str, list[int]] = {}
     notes: list[str] = []
@@ -205,7 +205,8 @@ def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
         raise ReportError(f"{file}: cannot be read: {error.strerror}. Give a file that you may read.") from error
 
 
-def _decoder(path: Path) -> Callable[[list[int]], str]:
+def decoder(path: Path) -> Callable[[list[int]], str]:
+    """What gives ids their text, from a folder of a tokenizer or its ``tokenizer.json``."""
     from tokenizers import Tokenizer  # comes with transformers; only this option pays for it
 
     file = path / "tokenizer.json" if path.is_dir() else path

@@ -65,11 +65,13 @@ class Engine:
 
     Attributes:
         policy: its tokenizer and settings serve at any time; its model only inside :meth:`gathered_policy`.
+        loss_scale: of the loss on its way to the backward pass, so that gradients are sums over processes.
         optimizer: AdamW, fused: torch's loop over weights takes several times as long.
     """
 
     def __init__(self, policy: Policy, accelerator: Accelerator, settings: OptimisationSettings) -> None:
         self.policy, self.accelerator, self.processes = policy, accelerator, accelerator.num_processes
+        self.loss_scale = self.processes  # DDP averages, and the loss has global denominators
         self._last = True
         if settings.gradient_checkpointing:
             policy.checkpoint_gradients()
@@ -154,7 +156,7 @@ class Engine:
         if loss is None and self.processes > 1 and self._last:
             loss = self._zero_loss(self.module)
         if loss is not None:
-            self.accelerator.backward(loss * self.processes)  # DDP averages, and the loss has global denominators
+            self.accelerator.backward(loss * self.loss_scale)
 
     def _zero_loss(self, module: Callable[..., Any]) -> Tensor:
         """A loss of 0 that reaches every weight, by one token: what a process without work adds so that none waits."""
@@ -197,7 +199,7 @@ class ShardedEngine(Engine):
     """
 
     def __init__(self, policy: Policy, accelerator: Accelerator, run: RunConfig, comm: Comm) -> None:
-        self.accelerator, self.processes, self.comm = accelerator, accelerator.num_processes, comm
+        self.accelerator, self.processes, self.comm, self.loss_scale = accelerator, accelerator.num_processes, comm, 1
         device, settings = accelerator.device, run.engine
         if not dist.is_initialized():  # one process, and shards for the sake of offload
             backend = "nccl" if device.type == "cuda" else "gloo"

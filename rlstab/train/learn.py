@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import get_scheduler
 
+import rlstab
 from rlstab.config.runs import RunConfig
 from rlstab.config.settings import OptimisationSettings
 from rlstab.core.batch import TokenBatch, layout_of
@@ -28,6 +29,7 @@ from rlstab.errors import ConfigError, MethodError, NonFinite
 from rlstab.models.policy import Policy, Sequences
 from rlstab.models.shared_prompts import SharedPrompts, worthwhile
 from rlstab.signals import SIGNAL_NAMES
+from rlstab.trace.dump import Recorder, settings_of, tensors_of
 from rlstab.trace.writer import Tracer
 from rlstab.train.engine import Engine
 from rlstab.train.generate import AdvantageProvider, advance, checked_output, provided
@@ -58,6 +60,7 @@ class Learner:
 
     Attributes:
         tracer: told of every micro-batch, None where no tokens are traced.
+        recorder: dumps optimizer steps for ``rlstab replay``, None where none are dumped.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class Learner:
         self.engine, self.run, self.comm, self.main, self.provider = engine, run, comm, main, provider
         self.objective, self.settings, self.temperature = run.composition, run.optimisation, run.rollout.temperature
         self.tracer: Tracer | None = None
+        self.recorder: Recorder | None = None
         self._learning_rate = learning_rate(self.settings)
 
     # -- advantages --------------------------------------------------------------------------------------------------
@@ -184,7 +188,11 @@ class Learner:
 
         # all sizes are read before the first forward: later each read would wait for the kernels of a whole part
         parts = [_Part.of(plan, batch, sequences, self.engine) for sequences, batch in micro_batches]
-        tally = _Tally(self.engine.policy.device)
+        tally, step = _Tally(self.engine.policy.device), progress.optimizer_steps
+        every = self.run.tracking.dump_every
+        recorder = self.recorder if every and (step == 1 or step % every == 0) else None
+        if recorder is not None:
+            recorder.begin()
         for part in self.engine.micro_batches(parts):
             if part is None:
                 self.engine.backward(None)
@@ -194,11 +202,13 @@ class Learner:
             for output in outputs:
                 output.retain_grad()
             out = plan.loss(part.batch, live)
+            if recorder is not None:
+                self._record(recorder, rollout, part, live, out.loss)
             self.engine.backward(out.loss if outputs else None)
             tally.add(out.loss.detach(), out.nonfinite, out.report, outputs)
             if self.tracer is not None:
                 ids = part.sequences.response_ids
-                self.tracer.part(plan, part.batch, live, part.wanted, ids, progress.optimizer_steps)
+                self.tracer.part(plan, part.batch, live, part.wanted, ids, step)
             if comparing and settings.refresh == "rollout" and part.batch.rollout_logprobs is not None and outputs:
                 tally.gaps.append((live.logprobs.detach() - part.batch.rollout_logprobs)[part.place].abs())
 
@@ -209,7 +219,19 @@ class Learner:
                 f"{int(bad)} live values of the policy, or of gates, are NaN or Inf and the gradient norm is {norm}. "
                 f"The optimizer step was refused; weights and state are those before it."
             )
-        lr = self._learning_rate(progress.optimizer_steps) * plan.lr_scale
+        lr = self._learning_rate(step) * plan.lr_scale
+        if recorder is not None:
+            recorder.write(
+                "rlstab",
+                settings_of(self.objective, progress.objective, settings.scope),
+                host=f"rlstab {rlstab.__version__}",
+                step=step,
+                rank=self.engine.accelerator.process_index,
+                ranks=self.engine.processes,
+                first=first and settings.old_logprobs == "recompute",
+                learning_rate=lr,
+                temperature=self.temperature,
+            )
         self.engine.step(lr)
         for report in tally.reports:
             metrics.report(report)
@@ -223,6 +245,14 @@ class Learner:
             metrics.mean("head/live_fraction", live_rows, plan.everything.tokens)
         metrics.highest("gradient/largest_norm", norm)
         return plan.state
+
+    def _record(self, recorder: Recorder, rollout: Rollout, part: _Part, live: PolicyOutputs, loss: Tensor) -> None:
+        sequences, ids, scale = part.sequences, part.batch.sequence_ids.cpu(), self.engine.loss_scale
+        tensors = tensors_of(part.batch, live, sequences.response_ids)
+        tensors["prompt_ids"] = sequences.prompt_ids[sequences.prompt_mask]
+        tensors["prompt_lengths"] = sequences.prompt_mask.sum(1)
+        tensors["rewards"] = rollout.rewards[(ids[:, None] == rollout.sequence_ids).nonzero()[:, 1]].float()
+        recorder.add(tensors, loss * scale, live.logprobs, slice(None), self.engine.processes / scale)
 
     def _live(self, part: _Part) -> PolicyOutputs:
         """The live outputs of a micro-batch, by one forward over the sequences that need it.

@@ -45,6 +45,7 @@ from rlstab.stages.pipeline import unmet
 from rlstab.tasks import Task
 from rlstab.tasks.build import build_task, require_task
 from rlstab.tasks.rewards import build_rewards
+from rlstab.trace.dump import Recorder
 from rlstab.trace.writer import Tracer
 from rlstab.train import checkpoint
 from rlstab.train.engine import build_engine, is_sharded, require_launcher
@@ -218,6 +219,10 @@ class Trainer:
         if run.tracking.trace_every and folder is not None:
             append = partial(folder.append, "tokens.jsonl")
             self.learner.tracer = Tracer(append, run.tracking, run.optimisation.rollouts, self.policy.decode)
+        if run.tracking.dump_every:
+            self.learner.recorder = Recorder(Path(run.tracking.out) / "dump")
+            if self.main:
+                self.learner.recorder.write_tokenizer(self.policy.tokenizer, fresh=self.latest is None)
         self.progress = self.generator.start() if self.latest is None else self._restored(self.latest, rank, world)
         self.refused = 0
 

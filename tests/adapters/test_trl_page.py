@@ -1,4 +1,4 @@
-"""The page on TRL and its example run as they are printed; a run that is watched is not changed."""
+"""The page on TRL and its example run as they are printed."""
 
 from __future__ import annotations
 
@@ -13,20 +13,16 @@ import pytest
 
 pytest.importorskip("trl", reason="TRL is not installed: pip install -e '.[trl]', or nox -s trl")
 
-from transformers import TrainerCallback
 from trl import GRPOTrainer
 
-from rlstab.adapters.trl import WatchCallback
-from rlstab.errors import ConfigError, MissingSignal
-from tests.adapters.jobs import ROOT, farthest, largest, same_weights
-from tests.adapters.trl_jobs import ON_CPU, recorder, run, trainer_of
+from tests.adapters.jobs import ROOT
+from tests.adapters.trl_jobs import ON_CPU
 
 pytestmark = pytest.mark.filterwarnings("default")
 
 PAGE = (ROOT / "docs" / "hosts" / "trl.md").read_text(encoding="utf-8")
 #: Its blocks, by language.
 BLOCKS = {name: re.findall(rf"```{name}\n(.*?)```", PAGE, flags=re.DOTALL) for name in ("yaml", "sh", "python")}
-CLIP = {"name": "clip_higher"}
 SHARD = "from tests.adapters.cpu_fsdp import shard_on_cpus; shard_on_cpus()"
 
 
@@ -38,8 +34,7 @@ def test_the_lines_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         exec(compile(block, "docs/hosts/trl.md", "exec", dont_inherit=True), namespace)
     assert list(namespace["trainer"].objective.keyed) == ["clip_higher", "s2t", "stare"]
     assert (tmp_path / "runs" / "trl" / "checkpoint-2" / "rlstab.json").exists()
-    seen = {key for line in namespace["watched"].state.log_history for key in line}
-    assert "rlstab/observe_s2t/would_drop" in seen
+    assert (tmp_path / "dump" / "step-000001.rank-0.json").exists()
 
 
 def test_the_lines_of_the_first_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,86 +91,3 @@ def test_the_example_trains(tmp_path: Path) -> None:
     reward = re.search(r"'reward': '([0-9.]+)'", line)
     assert reward is not None
     assert 0.05 < float(reward[1]) < 0.8  # the model that ships solves some and not all
-
-
-# -- watching ----------------------------------------------------------------------------------------------------------
-
-STACK = [CLIP, {"name": "s2t"}, {"name": "random_mask", "share": 0.3}, {"name": "stare", "target_entropy": 0.8}]
-
-
-WATCHED = [
-    *("observe_s2t/would_drop", "observe_random_mask/would_drop", "observe_clip_higher/clip/gate"),
-    *("observe_stare/gate", "observe_lp_reg/would_penalise"),
-]
-
-
-@pytest.mark.parametrize("accumulation", [1, 2])
-def test_a_watched_run_is_not_changed(accumulation: int, tmp_path: Path) -> None:
-    """Gradients, weights and everything that TRL logs, with dropout and generation by the model."""
-    cut = {"gradient_accumulation_steps": accumulation, "per_device_train_batch_size": 8 // accumulation}
-    runs = []
-    for watched in (False, True):
-        trainer = trainer_of(tmp_path, extra={"rollout_func": None}, **cut)
-        for module in trainer.model.modules():
-            if hasattr(module, "attention_dropout"):
-                module.attention_dropout = 0.1
-        steps = recorder(trainer)
-        if watched:
-            trainer.add_callback(WatchCallback(trainer, [*STACK, {"name": "lp_reg", "share": 0.4}]))
-        trainer.train()
-        assert trainer.model.training
-        runs.append((steps, trainer.state.log_history))
-    (plain, log), (seen, told) = runs
-    for pair in zip(plain, seen, strict=True):
-        assert same_weights(*pair)
-        assert farthest(*pair) == 0.0
-    for before, after in zip(log[:4], told[:4], strict=True):
-        assert {**before, "step_time": 0} == {**{key: after[key] for key in before}, "step_time": 0}
-        assert after.keys() >= {f"rlstab/{name}" for name in WATCHED}
-    assert all(sum(line[f"rlstab/{name}"] for line in told[:4]) > 0 for name in WATCHED)
-    assert any(largest(step) > 0 for step in plain)
-
-
-def test_what_is_watched_is_what_observe_reports(tmp_path: Path) -> None:
-    """The callback on TRL's clip, and `observe` beside the adapter's: one run, the same numbers."""
-    from rlstab import compose, load_objective, observe
-
-    watched = [{"name": "s2t"}, {"name": "stare", "target_entropy": 0.8}]
-    trainer = trainer_of(tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=2)
-    trainer.add_callback(WatchCallback(trainer, watched))
-    trainer.train()
-    objective = load_objective([{"name": "clip_higher", "low": 0.2, "high": 0.2}])
-    members = [observe(method) for method in load_objective(watched).members]
-    other = run(tmp_path, compose(objective, *members), per_device_train_batch_size=4, gradient_accumulation_steps=2)
-    for line, wanted in zip(trainer.state.log_history[:4], other["log"][:4], strict=True):
-        names = [key for key in line if key.startswith("rlstab/observe_")]
-        assert len(names) >= 4
-        for name in names:
-            assert line[name] == pytest.approx(wanted[name], rel=1e-5), name
-
-
-def test_what_there_is_nothing_to_count_of_is_left_out(tmp_path: Path) -> None:
-    trainer = trainer_of(tmp_path)
-    assert WatchCallback(trainer, [{"preset": "dapo"}]).left_out == ["token_mean"]
-    with pytest.raises(ConfigError, match="token_mean: of these there is nothing to count"):
-        WatchCallback(trainer, [{"name": "token_mean"}])
-    with pytest.raises(MissingSignal, match="'observe_kl' reads 'ref_logprobs'"):
-        WatchCallback(trainer, [CLIP, {"name": "kl"}])
-
-
-def test_watching_leaves_a_module_that_is_in_eval_there(tmp_path: Path) -> None:
-    watched, seen = trainer_of(tmp_path, max_steps=1), []
-    layer = watched.model.model.layers[0]
-
-    class Freeze(TrainerCallback):
-        def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
-            layer.eval()
-
-    class See(TrainerCallback):
-        def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
-            seen.append((watched.model.training, layer.training))
-
-    for callback in (Freeze(), WatchCallback(watched, [CLIP]), See()):
-        watched.add_callback(callback)
-    watched.train()
-    assert seen == [(True, False)]

@@ -140,10 +140,16 @@ def recorder(trainer: Any) -> list[dict[str, Any]]:
     return steps
 
 
-def run(folder: Path, objective: Any = None, *, resume: str | None = None, **given: Any) -> dict[str, Any]:
+def run(
+    folder: Path, objective: Any = None, *, resume: str | None = None, dumped: bool = False, **given: Any
+) -> dict[str, Any]:
     """Train, and say what happened: the steps, the log, why a step was refused, and how many processes answered."""
     trainer = trainer_of(folder, objective, **given)
     steps = recorder(trainer)
+    if dumped:
+        from rlstab.adapters.trl import DumpCallback
+
+        trainer.add_callback(DumpCallback(trainer, folder / "dump"))
     trainer.train(resume_from_checkpoint=resume)
     refusal = getattr(trainer, "last_refusal", None)
     return {"steps": steps, "log": trainer.state.log_history, "ranks": jobs.counted_ranks(), "refusal": refusal}

@@ -64,7 +64,7 @@ FLOORS = [
     {"models"},
     {"adapters", "preflight", "train"},
     {"bench", "report"},
-    {"diagnose", "probe"},
+    {"diagnose", "probe", "replay"},
     {"cli"},
     {"__main__"},
 ]

@@ -1,4 +1,4 @@
-"""An objective inside TRL's ``GRPOTrainer``, and a callback that only watches."""
+"""An objective inside TRL's ``GRPOTrainer``, and a callback that dumps the tokens of its steps."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from rlstab.extras import require
 
 require("trl", "rlstab.adapters.trl")
 
+from rlstab.adapters.trl.dump import DumpCallback  # noqa: E402
 from rlstab.adapters.trl.release import check_release as check_host  # noqa: E402
 from rlstab.adapters.trl.release import tested  # noqa: E402
 from rlstab.adapters.trl.trainer import RLStabGRPOTrainer  # noqa: E402
-from rlstab.adapters.trl.watch import WatchCallback  # noqa: E402
 
-__all__ = ["RLStabGRPOTrainer", "WatchCallback", "check_host", "tested"]
+__all__ = ["DumpCallback", "RLStabGRPOTrainer", "check_host", "tested"]

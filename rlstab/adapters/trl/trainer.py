@@ -8,9 +8,9 @@ moments of the optimizer alone.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from rlstab.adapters.trl.responses import Inputs, Provider, batch_of, must_forwa
 from rlstab.adapters.trl.settings import check_engine, check_settings
 from rlstab.adapters.window import Window
 from rlstab.config import load_objective
+from rlstab.core.batch import TokenBatch
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.compose import Composition, compose
 from rlstab.core.objective import State, TokenObjective, check_complete
@@ -37,6 +38,8 @@ from rlstab.errors import HostError
 from rlstab.signals import SIGNAL_NAMES
 
 logger = logging.get_logger(__name__)
+#: Of a micro-batch: TRL's inputs, the evidence, the live outputs and the loss.
+OnPart: TypeAlias = Callable[[Inputs, TokenBatch, PolicyOutputs, Tensor], None]
 
 
 class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is not there
@@ -53,6 +56,7 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is n
         objective: what it trains by; also TRL's correction for vLLM, where that is on.
         objective_state: after the last optimizer step; part of each checkpoint.
         last_refusal: why the last refused optimizer step was refused.
+        on_part: told of each micro-batch before its backward pass.
 
     Raises:
         ConfigError: a setting of GRPOConfig that the objective replaces is set, a step would span generations, or the
@@ -96,6 +100,7 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is n
         self._rlstab_ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
         self._rlstab_tallies = {"train": tallies(), "eval": tallies()}
         self._rlstab_window: Window | None = None
+        self.on_part: OnPart | None = None
         self.objective_state: State = self.objective.init_state()
         self.last_refusal: str | None = None
         self.add_callback(_AroundTheOptimizer(self))
@@ -175,6 +180,8 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is n
             out = window.plan.loss(window.place, live)
             window.add(out.nonfinite, self._report(inputs, out.report, signals))
             loss = out.loss * self.accelerator.num_processes  # ranks average gradients, and denominators are global
+            if self.on_part is not None:
+                self.on_part(inputs, window.batches[window.place - 1], live, loss)
         mode = "train" if train else "eval"
         if aux is not None:
             parts = self.current_gradient_accumulation_steps if train else 1

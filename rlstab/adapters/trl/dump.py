@@ -1,0 +1,180 @@
+"""Writes down the tokens of optimizer steps of TRL's trainer, for ``rlstab replay``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import trl
+from torch import Tensor
+from transformers import TrainerCallback
+from trl import GRPOTrainer
+
+from rlstab.adapters.trl.release import check_release
+from rlstab.adapters.trl.responses import GROUP_IDS, SEQUENCE_IDS, Inputs, response_mask, stamp, truncated
+from rlstab.adapters.trl.settings import check_windows
+from rlstab.adapters.trl.trainer import RLStabGRPOTrainer
+from rlstab.core.batch import TokenBatch
+from rlstab.core.policy_outputs import PolicyOutputs
+from rlstab.errors import ConfigError
+from rlstab.trace.dump import Recorder, settings_of, tensors_of
+
+#: Settings of GRPOConfig that decide its loss, as far as ``rlstab replay`` knows the formula.
+SETTINGS = (
+    "epsilon",
+    "epsilon_high",
+    "delta",
+    "beta",
+    "use_bias_correction_kl",
+    "importance_sampling_level",
+    "max_completion_length",
+    "entropy_coef",
+    "scale_rewards",
+)
+#: TRL's names of what a micro-batch may have of its tokens.
+COLUMNS: Mapping[str, str] = {
+    "old_logprobs": "old_per_token_logps",
+    "rollout_logprobs": "sampling_per_token_logps",
+    "ref_logprobs": "ref_per_token_logps",
+}
+REWARDS = "rlstab_rewards"
+
+
+class DumpCallback(TrainerCallback):
+    """Dumps every N-th optimizer step, and changes nothing: ``trainer.add_callback(DumpCallback(trainer, "dump"))``.
+
+    What the trainer computes for its loss is kept as it passes: log-probs, entropies, the loss of each micro-batch, and
+    the derivative of what it backpropagates by each log-prob. There is no further forward. Each rank writes its own
+    files (:mod:`rlstab.trace.dump`), and the first one the tokenizer.
+
+    Args:
+        trainer: TRL's own, or the adapter's.
+        folder: of the dump; every rank writes into it.
+        every: optimizer steps from one dump to the next; the first step is dumped too.
+
+    Raises:
+        ConfigError: ``every`` is below 1, an optimizer step spans generations, or the loss is Liger's, which keeps
+            nothing of its tokens.
+    """
+
+    def __init__(self, trainer: GRPOTrainer, folder: str | Path, *, every: int = 1) -> None:
+        check_release()
+        check_windows(trainer.args)
+        if every < 1:
+            raise ConfigError(f"DumpCallback: every = {every}, expected 1 or more.")
+        if trainer.args.use_liger_kernel:
+            raise ConfigError("GRPOConfig.use_liger_kernel keeps nothing of the tokens. Write use_liger_kernel=False.")
+        self.trainer, self.every, self.recorder = trainer, every, Recorder(folder)
+        self.ends = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
+        self._forward, self._loss = trainer._get_per_token_logps_and_entropies, trainer._compute_loss
+        self._generate, self._score = trainer._generate_and_score_completions, trainer._calculate_rewards
+        self._seen: tuple[Tensor, Tensor | None] | None = None
+        self._rewards: Tensor | None = None
+        trainer._generate_and_score_completions = self._stamp
+        trainer._calculate_rewards = self._keep_rewards
+        if isinstance(trainer, RLStabGRPOTrainer):
+            trainer.on_part = self._keep_part
+        else:
+            trainer._get_per_token_logps_and_entropies = self._keep_forward
+            trainer._compute_loss = self._keep_loss
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Forget what an exception left of the last run, and write the tokenizer."""
+        self.recorder.begin()
+        if self.trainer.accelerator.is_main_process:
+            self.recorder.write_tokenizer(self.trainer._tokenizer)
+
+    # -- what passes -----------------------------------------------------------------------------------------------
+
+    def _keep_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Of all ranks and functions."""
+        rewards: Tensor = self._score(*args, **kwargs)
+        self._rewards = (rewards * self.trainer.reward_weights.to(rewards.device)).nansum(1)
+        return rewards
+
+    def _stamp(self, inputs: Any) -> Any:
+        """With identities and rewards, which TRL shuffles along."""
+        generated, trainer = self._generate(inputs), self.trainer
+        accelerator, train, rows = trainer.accelerator, trainer.model.training, len(generated["completion_ids"])
+        if SEQUENCE_IDS not in generated:
+            group = trainer.num_generations if train else trainer.num_generations_eval
+            place = {"rank": accelerator.process_index, "ranks": accelerator.num_processes, "group": group}
+            stamp(generated, first=trainer.state.global_step if train else 0, **place)
+        if self._rewards is not None and len(self._rewards) == rows * accelerator.num_processes:
+            generated[REWARDS] = self._rewards[accelerator.process_index * rows :][:rows]
+        return generated
+
+    def _keep_forward(self, *args: Any, **kwargs: Any) -> Any:
+        logprobs, entropies, aux = self._forward(*args, **kwargs)
+        self._seen = (logprobs, entropies) if logprobs.requires_grad else self._seen
+        return logprobs, entropies, aux
+
+    @property
+    def _wanted(self) -> bool:
+        step = self.trainer.state.global_step + 1
+        return bool(self.trainer.model.training) and (step == 1 or step % self.every == 0)
+
+    def _keep_loss(self, model: Any, inputs: Inputs) -> Tensor:
+        """TRL's own."""
+        loss: Tensor = self._loss(model, inputs)
+        if not self._wanted or self._seen is None:
+            return loss
+        (logprobs, entropies), self._seen = self._seen, None
+        there = inputs["completion_mask"].bool()
+        columns = {name: inputs[key] for name, key in COLUMNS.items() if inputs.get(key) is not None}
+        columns |= {"logprobs": logprobs, "ids": inputs["completion_ids"], "mask": response_mask(inputs)}
+        columns |= {"advantages": inputs["advantages"], "truncated": truncated(inputs, self.ends).float()}
+        columns |= {} if entropies is None else {"entropies": entropies}
+        if self.trainer.use_vllm and self.trainer.vllm_importance_sampling_correction:
+            columns["weights"] = inputs["importance_sampling_ratio"]
+        wide = {name: values.view(len(there), -1).expand(there.shape)[there] for name, values in columns.items()}
+        named = {"lengths": there.sum(1), "sequence_ids": inputs[SEQUENCE_IDS], "group_ids": inputs[GROUP_IDS]}
+        self._tokens = inputs.get("num_items_in_batch")
+        self._add({**wide, **named}, inputs, loss, logprobs, there)
+        return loss
+
+    def _keep_part(self, inputs: Inputs, batch: TokenBatch, live: PolicyOutputs, loss: Tensor) -> None:
+        """The adapter's."""
+        if self._wanted:
+            tensors = tensors_of(batch, live, inputs["completion_ids"])
+            self._add(tensors, inputs, loss, live.logprobs, slice(None))
+
+    def _add(
+        self, tensors: dict[str, Tensor], inputs: Inputs, loss: Tensor, logprobs: Tensor, where: Tensor | slice
+    ) -> None:
+        mask = inputs["prompt_mask"].bool()
+        tensors |= {"prompt_ids": inputs["prompt_ids"][mask], "prompt_lengths": mask.sum(1)}
+        tensors |= {"rewards": inputs[REWARDS]} if REWARDS in inputs else {}
+        # what accelerate divides by on the way to the backward pass is part of what is backpropagated
+        told = loss.detach() / self.trainer.accelerator.gradient_accumulation_steps
+        self.recorder.add(tensors, told, logprobs, where)
+
+    # -- the step --------------------------------------------------------------------------------------------------
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """All backward passes of the step are done."""
+        if not self.recorder.parts:
+            return
+        trainer, accelerator = self.trainer, self.trainer.accelerator
+        count, slices = trainer.current_gradient_accumulation_steps, args.steps_per_generation
+        if isinstance(trainer, RLStabGRPOTrainer):
+            name, settings = "rlstab", settings_of(trainer.objective, trainer.objective_state)
+        else:
+            settings = {name: getattr(args, name, None) for name in SETTINGS}
+            known = args.top_entropy_quantile == 1 and args.off_policy_mask_threshold is None
+            known &= not trainer.use_adaptive_entropy
+            name = f"trl/{args.loss_type}{'' if known else ' with more'}"
+            if self._tokens is not None:  # of the generation: TRL takes the mean over its optimizer steps
+                settings["tokens"] = float(self._tokens) * count / slices
+        self.recorder.write(
+            name,
+            settings,
+            host=f"trl {trl.__version__}",
+            step=state.global_step + 1,
+            rank=accelerator.process_index,
+            ranks=accelerator.num_processes,
+            first=(trainer._step - count) % (slices * args.num_iterations) == 0,
+            learning_rate=float(trainer.optimizer.param_groups[0]["lr"]),
+            temperature=float(args.temperature),
+        )

@@ -1,0 +1,251 @@
+"""Reads what other trainers write of their tokens.
+
+Fields are those of the projects' own writers: prime-rl 559b447 (``trainer/rl/token_export.py``), NeMo-RL 7ea279a
+(``algorithms/grpo.py``, ``utils/logger.py``), slime 624b824 (``observability/train_data_utils.py``, and the mapping of
+one rank that it saved up to 681b3ad), verl 0.9 (``trainer/ppo/ray_trainer.py``).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import zipfile
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from itertools import accumulate, islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlstab.errors import ReportError
+from rlstab.files import checksum, is_file
+from rlstab.replay.rank import Damaged, Rank, checked
+from rlstab.report.formatting import counted
+from rlstab.report.safe_read import first_line, read_object
+from rlstab.trace.dump import Header, HostLoss
+
+#: Files of each trainer in a folder: the first pattern that matches counts.
+_FILES = ("token_exports/step_*/rank_*.jsonl", "step_*/rank_*.jsonl", "train_data_step*.jsonl", "*.jsonl", "*.pt")
+#: What each trainer calls the values of a token. The ratio of prime-rl divides by the log-probs of the sampler.
+_PRIME = {
+    "mask": "loss_mask",
+    "advantages": "advantages",
+    "logprobs": "trainer_logprobs",
+    "old_logprobs": "inference_logprobs",
+    "rollout_logprobs": "inference_logprobs",
+    "entropies": "entropy",
+}
+_NEMO = {
+    "mask": "token_loss_mask",
+    "advantages": "advantages",
+    "logprobs": "prev_logprobs",
+    "rollout_logprobs": "generation_logprobs",
+}
+_SLIME = {
+    "mask": "loss_masks",
+    "advantages": "advantages",
+    "logprobs": "log_probs",
+    "rollout_logprobs": "rollout_log_probs",
+    "ref_logprobs": "ref_log_probs",
+}
+#: The one loss that can be told from a file: it alone fills `is_masked`. Its settings are taken to be the defaults.
+_LOSSES = {"prime-rl, default loss": HostLoss(name="prime-rl/default")}
+
+#: The trainer, the number of the rollout, that of the optimizer step in it, the rank.
+_Place = tuple[str, int, int, int]
+#: A response, by the names of a dump.
+_Response = tuple[_Place, dict[str, Tensor]]
+
+
+def read_foreign(path: Path) -> tuple[list[Rank], list[str]]:
+    """The ranks of every step that another trainer wrote, and what was left out.
+
+    Args:
+        path: a file, or a folder of files: ``token_exports`` of prime-rl, ``train_data_stepN.jsonl`` of NeMo-RL, what
+            slime's ``--save-debug-train-data`` writes (``.pt``, read without running anything in it).
+
+    Raises:
+        ReportError: it has the rollouts of verl, which have no tokens.
+    """
+    files = [path] if is_file(path) else next(filter(None, (sorted(path.glob(kind)) for kind in _FILES)), [])
+    notes: list[str] = []
+    responses: dict[_Place, list[dict[str, Tensor]]] = {}
+    for file in files:
+        try:
+            if not is_file(file):
+                raise Damaged("it is not an ordinary file")
+            for place, response in _slime(file) if file.suffix == ".pt" else _lines(file, notes):
+                responses.setdefault(place, []).append(response)
+        except (Damaged, OSError) as error:
+            notes.append(f"{file.name} is left out: {first_line(error)[:200]}.")
+        if file.parent.name.startswith("step_") and not is_file(file.with_name("STABLE")):
+            notes.append(f"{file.parent.name} was not finished: it has no file STABLE.")
+    if any(order for _, _, order, _ in responses):
+        notes.append("Log-probs are those at the start of a rollout: ratios in its later optimizer steps are unknown.")
+    return _ranks(responses, notes), list(dict.fromkeys(notes))
+
+
+def _ranks(responses: Mapping[_Place, list[dict[str, Tensor]]], notes: list[str]) -> list[Rank]:
+    orders = 1 + max((order for _, _, order, _ in responses), default=0)
+    ranks: dict[int, dict[str, Rank]] = {}
+    for (host, rollout, order, rank), group in sorted(responses.items(), key=lambda item: item[0]):
+        names = set.intersection(*map(set, group))
+        tensors = {name: torch.cat([response[name] for response in group]) for name in sorted(names)}
+        tensors["parts"] = tensors["parts"].unique(return_inverse=True)[1]
+        number, content = rollout * orders + order, checksum(b"".join(t.numpy().tobytes() for t in tensors.values()))
+        of_step = ranks.setdefault(number, {})
+        if content in of_step:  # ranks of a tensor-parallel group may all write the same
+            notes.append(f"step {number}: rank {rank} repeats another one, and does not count.")
+            continue
+        first = sum(other.tensors["lengths"].numel() for other in of_step.values())
+        tensors["sequence_ids"] = first + torch.arange(tensors["lengths"].numel())
+        parts, loss = int(tensors["parts"].max()) + 1, _LOSSES.get(host)
+        of_step[content] = Rank(Header(host=host, step=number, rank=len(of_step), parts=parts, loss=loss), tensors)
+    several = [(rank, {"ranks": len(of_step)}) for of_step in ranks.values() for rank in of_step.values()]
+    return [checked(Rank(rank.header.model_copy(update=known), rank.tensors)) for rank, known in several]
+
+
+def _lines(file: Path, notes: list[str]) -> Iterator[_Response]:
+    """The responses in a file of JSON lines."""
+    damaged = []
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            record = read_object(line)
+            if {"input", "output", "score"} <= record.keys():
+                raise ReportError(
+                    f"{file}: a rollout dump of verl has texts and scores, and neither tokens nor log-probs: there is "
+                    f"nothing to replay. Let the adapter for verl write dumps."
+                )
+            try:
+                yield _prime(record) if "trainer_logprobs" in record else _nemo(record, file.stem)
+            except Damaged as error:
+                damaged.append(f"line {number}: {error}")
+    if damaged:
+        notes.append(f"{file.name}: {counted(len(damaged), 'line')} left out that cannot be read ({damaged[0]}).")
+
+
+def _prime(record: Mapping[str, Any]) -> _Response:
+    """A line of prime-rl's token export."""
+    ids = _column(record, "token_ids")
+    values = {name: _column(record, key, ids.numel()) for name, key in _PRIME.items()}
+    start, weights = _first(values["mask"]), _column(record, "rl_weights", ids.numel()).nan_to_num(1.0)
+    values |= {name: values[name] * weights for name in ("mask", "advantages")}  # None is a weight of 1
+    step, rank, part = (_whole(record.get(name)) for name in ("step", "rank", "micro_step"))
+    host = next(iter(_LOSSES)) if _column(record, "is_masked", ids.numel()).isfinite().all() else "prime-rl"
+    return (host, step, 0, rank), _response(ids, start, values, part)
+
+
+def _nemo(record: Mapping[str, Any], stem: str) -> _Response:
+    """A line of NeMo-RL's ``train_data_stepN.jsonl``: a batch of one, padded to the longest of the step."""
+    single = {name: value[0] for name, value in record.items() if isinstance(value, list) and len(value) == 1}
+    record = {**record, **single}
+    ids, length = _column(record, "token_ids"), _whole(record.get("input_lengths"))
+    values = {name: _column(record, key, ids.numel())[:length] for name, key in _NEMO.items()}
+    start = _first(values["mask"])
+    if not values["logprobs"][values["mask"] != 0].any():  # `force_on_policy_ratio` writes zeros
+        values["logprobs"] = values["rollout_logprobs"]
+    values["mask"] = values["mask"] * (record.get("sample_loss_mask") != 0)
+    step = int((re.findall(r"step(\d{1,12})$", stem) or [0])[0])
+    reward = record.get("filtered_rewards", record.get("rewards"))  # dynamic sampling: those of all samples
+    return ("NeMo-RL", step, 0, 0), _response(ids[:length], start, values, 0, reward)
+
+
+def _slime(file: Path) -> list[_Response]:
+    """What slime's ``--save-debug-train-data`` wrote, of all ranks or of one. Nothing in the pickle is run."""
+    try:
+        with zipfile.ZipFile(file) as archive:  # torch compresses nothing: an entry that unfolds could fill the memory
+            stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in archive.infolist())
+        saved: Any = torch.load(file, map_location="cpu", weights_only=True) if stored else None
+    except Exception as error:  # whatever a pickle makes of it
+        raise Damaged("not a file of torch.save with nothing but tensors, lists, texts and numbers") from error
+    try:
+        shards, samples = (saved["dp_shards"], saved["samples"]) if "samples" in saved else _of_one_rank(saved)
+        places = dict(islice((place for shard in shards for place in _places(shard)), len(samples)))
+        if sum(len(sample["tokens"]) for sample in samples) > file.stat().st_size:
+            raise Damaged("it has more tokens than bytes")
+        return [_sample(sample, saved, places) for sample in samples]
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        raise Damaged(f"it is not laid out as slime does ({type(error).__name__}: {first_line(error)})") from error
+
+
+def _of_one_rank(saved: Mapping[str, Any]) -> tuple[list[Any], list[dict[str, Any]]]:
+    """The shards and samples in what every rank saved for itself, up to 681b3ad."""
+    data = saved["rollout_data"]
+    count = len(data["response_lengths"])
+    columns = {name: values for name, values in data.items() if isinstance(values, list) and len(values) == count}
+    samples = [{name: values[place] for name, values in columns.items()} for place in range(count)]
+    return [data], [{**sample, "rollout_position": place} for place, sample in enumerate(samples)]
+
+
+def _places(shard: Mapping[str, Any]) -> Iterator[tuple[int, tuple[int, int]]]:
+    """By position of a response in the rollout, the optimizer step of the rollout and the micro-batch it is in."""
+    ends, positions = list(accumulate(shard.get("num_microbatches") or [])), shard.get("partition")
+    for part, members in enumerate(shard.get("micro_batch_indices") or []):
+        for member in members:
+            yield member if positions is None else positions[member], (bisect_right(ends, part), part)
+
+
+def _sample(sample: Mapping[str, Any], saved: Mapping[str, Any], places: Mapping[Any, tuple[int, int]]) -> _Response:
+    """A response of slime: token ids of prompt and response, and values of the response alone."""
+    ids, length = _column(sample, "tokens"), _whole(sample["response_lengths"])
+    known = {name: key for name, key in _SLIME.items() if sample.get(key) is not None or name == "advantages"}
+    values = {"mask": torch.ones(length), **{name: _column(sample, key, length) for name, key in known.items()}}
+    if "truncated" in sample:
+        values["truncated"] = torch.full((length,), float(sample["truncated"]))
+    if "logprobs" not in values:  # --use-rollout-logprobs
+        values["logprobs"] = values["rollout_logprobs"]
+    order, part = places.get(sample.get("rollout_position"), (0, 0))
+    rank, reward = sample.get("data_parallel_rank", saved.get("rank")), sample.get("local_raw_reward")
+    place = ("slime", _whole(saved["rollout_id"]), order, _whole(rank))
+    return place, _response(ids, ids.numel() - length, values, part, reward)
+
+
+def _response(
+    ids: Tensor, start: int, values: Mapping[str, Tensor], part: int, reward: object = None
+) -> dict[str, Tensor]:
+    """A response by the names of a dump: what is before its start is its prompt, and the last values are its own."""
+    if not 0 <= start < ids.numel() or bool(((ids.frac() != 0) | (ids < 0) | (ids >= 2**32)).any()):
+        raise Damaged("its tokens are not token ids of a prompt and a response")
+    prompt, count = ids[:start].long(), ids.numel() - start
+    trained = values["mask"][-count:] != 0
+    tokens = {name: column[-count:].float() for name, column in values.items()}
+    for name, column in tokens.items():
+        if not bool(column[trained].isfinite().all()):
+            raise Damaged(f"'{name}' is not known where a token counts in the loss")
+    return {
+        **tokens,
+        **({"rewards": torch.tensor([float(reward)])} if isinstance(reward, int | float) else {}),
+        "ids": ids[start:].long(),
+        "mask": trained.to(torch.uint8),
+        "lengths": torch.tensor([count]),
+        "prompt_lengths": torch.tensor([start]),
+        "prompt_ids": prompt,
+        "group_ids": torch.tensor([int(checksum(prompt.numpy().tobytes()), 16)]),
+        "parts": torch.tensor([part]),
+    }
+
+
+def _first(mask: Tensor) -> int:
+    """The first token that is trained on; beyond the end where there is none."""
+    return int((mask != 0).int().argmax()) if bool(mask.any()) else mask.numel()
+
+
+def _column(record: Mapping[str, Any], name: str, count: int | None = None) -> Tensor:
+    """``(n,)`` float64 values of a list or a tensor, `count` of them where that is given; NaN where they are None."""
+    values = record.get(name)
+    try:
+        if isinstance(values, list):
+            values = torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float64)
+        if isinstance(values, Tensor) and values.ndim == 1 and values.numel() == (count or values.numel()):
+            return torch.empty(values.shape, dtype=torch.float64).copy_(values)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        pass
+    raise Damaged(f"'{name}' is not a list of {'numbers' if count is None else counted(count, 'number')}")
+
+
+def _whole(value: object) -> int:
+    if not isinstance(value, int) or not 0 <= value < 10**12:
+        raise Damaged("a step, rank or length is not a whole number")
+    return value

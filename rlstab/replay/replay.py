@@ -1,0 +1,134 @@
+"""``rlstab replay``: read a dump, judge its loss, replay methods over it, write the pages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from rlstab.config import load_objective
+from rlstab.core.objective import TokenObjective
+from rlstab.files import is_file
+from rlstab.replay.effects import Effects, effects_of, every_objective
+from rlstab.replay.host_loss import Verdict, judge
+from rlstab.replay.page import MARK, page, rows_of, samples_of, sentence
+from rlstab.replay.steps import Dump, read_dump
+from rlstab.report import view
+from rlstab.report.output import refuse_foreign, write_text
+from rlstab.report.token_traces import decoder
+from rlstab.trace.effects import ACTIONS
+
+#: Responses on the page of tokens, each with every method.
+RESPONSES = 200
+#: Rows of the table in the terminal.
+SHOWN = 20
+
+
+def replay(
+    path: str | Path,
+    objectives: Sequence[str] = (),
+    *,
+    out: str | Path | None = None,
+    tokenizer: str | Path | None = None,
+    model: str | Path | None = None,
+    responses: int = RESPONSES,
+    console: Console,
+) -> Path:
+    """Replay a dump, print what was found, and write ``replay.html``, ``tokens.html`` and ``replay.json``.
+
+    Args:
+        path: of the dump; see :func:`rlstab.replay.steps.read_dump`.
+        objectives: files, names of methods or presets, or ``file.py:Class``; empty takes all methods and presets.
+        out: folder of the pages; None is ``replay`` in the dump's folder.
+        tokenizer: folder of a tokenizer, or its ``tokenizer.json``; None takes that of the dump, if it has one.
+        model: folder of a model that adds what the dump lacks; see :func:`rlstab.replay.forward.completed`.
+        responses: on the page of tokens.
+        console: where to print.
+
+    Returns:
+        the page.
+
+    Raises:
+        ReportError: nothing can be read, or a page cannot be written.
+        ConfigError: an objective cannot be used.
+    """
+    path = Path(path)
+    folder = path.parent if is_file(path) else path
+    out = folder / "replay" if out is None else Path(out)
+    chosen = {name: named(name) for name in objectives}
+    dump = read_dump(path)
+    if model is not None:
+        from rlstab.replay.forward import completed
+
+        dump = completed(dump, model, console)
+    verdict = judge(dump.steps)
+    longest = max(int(step.tensors["lengths"].max()) if len(step.batch) else 1 for step in dump.steps)
+    most = max(int((step.batch.sequence < responses).sum()) for step in dump.steps)
+    effects = effects_of(dump.steps, chosen or every_objective(longest), most)
+    beside = folder / "tokenizer.json"
+    decode = decoder(Path(tokenizer)) if tokenizer else decoder(beside) if is_file(beside) else None
+    named_as = folder.resolve().name
+    files = {
+        "tokens.html": (view.MARK, view.page(samples_of(dump, effects, decode, responses), named_as, str(folder))),
+        "replay.json": (b'{\n "rlstab_replay"', json.dumps(data_of(dump, verdict, effects), indent=1) + "\n"),
+        "replay.html": (MARK, page(dump, verdict, effects, source=named_as, tokens="tokens.html")),
+    }
+    for name, (mark, _) in files.items():
+        refuse_foreign(out / name, [mark], "a file of rlstab replay", "--out")
+    for name, (_, text) in files.items():
+        write_text(out / name, text, "--out")
+    show(dump, verdict, effects, console)
+    return out / "replay.html"
+
+
+def named(name: str) -> TokenObjective:
+    """An objective by the path of its file, the name of a method or preset, or ``file.py:Class``."""
+    from rlstab.presets import PRESETS
+    from rlstab.zoo import METHODS
+
+    if name in PRESETS and name not in METHODS.names():
+        return PRESETS[name].objective
+    if name.startswith("preset:"):
+        return load_objective({"preset": name.removeprefix("preset:")})
+    return load_objective(name if is_file(name) else {"name": name})
+
+
+def data_of(dump: Dump, verdict: Verdict, effects: Effects) -> Mapping[str, Any]:
+    """What was found, as JSON can hold it."""
+    error = verdict.error if verdict.agrees is not None else None
+    return {
+        "rlstab_replay": 1,
+        "host": dump.steps[0].header.host,
+        "steps": [step.number for step in dump.steps],
+        "loss": {"name": verdict.name, "agrees": verdict.agrees, "error": error, "findings": verdict.findings},
+        "methods": rows_of(effects),
+        "left_out": dict(effects.left_out),
+        "notes": dump.notes,
+    }
+
+
+def show(dump: Dump, verdict: Verdict, effects: Effects, console: Console) -> None:
+    """Print the verdict, and the methods that touch most."""
+    console.print(escape(sentence(verdict)), style="bold")
+    for text in (*verdict.findings, *dump.notes):
+        console.print(escape(text), style="yellow")
+    rows = rows_of(effects)
+    actions = [action for action in ACTIONS if any(row["shares"][action] for row in rows)]
+    table = Table("method", *actions, "cosine", box=box.SIMPLE, pad_edge=False)
+    table.columns[0].min_width = max((len(row["name"]) for row in rows[:SHOWN]), default=0)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for row in rows[:SHOWN]:
+        shares = [f"{row['shares'][action]:.1%}" if row["shares"][action] else "" for action in actions]
+        table.add_row(escape(row["name"]), *shares, "" if row["cosine"] is None else f"{row['cosine']:.2f}")
+    console.print(table)
+    if len(rows) > SHOWN or effects.left_out:
+        console.print(
+            f"{max(len(rows) - SHOWN, 0)} more on the page; {len(effects.left_out)} left out, with the reason."
+        )

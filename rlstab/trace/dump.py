@@ -1,0 +1,235 @@
+"""The dump of an optimizer step: what the loss of a trainer saw of its tokens, in two files per rank.
+
+``step-000012.rank-0.safetensors`` has the tensors, ``step-000012.rank-0.json`` says what they are. The second is
+written last, and each appears only when it is whole: a rank that was killed between them has no dump of the step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from torch import Tensor
+
+from rlstab.config import dump_objective
+from rlstab.core.batch import SIGNALS, TokenBatch, layout_of
+from rlstab.core.objective import State, TokenObjective
+from rlstab.core.policy_outputs import PolicyOutputs
+from rlstab.core.saved_state import dump_state
+
+#: Outputs of the live policy, which a loss is made of.
+LIVE = ("logprobs", "entropies", "log_kept_mass")
+#: Tensors by response: ``(S,)``, those of `REQUIRED` in every dump.
+BY_RESPONSE: Mapping[str, str] = {
+    "lengths": "tokens of the response, int64",
+    "prompt_lengths": "tokens of its prompt, int64",
+    "sequence_ids": "stable identity, int64",
+    "group_ids": "identity of its prompt, int64",
+    "parts": "number of its micro-batch on this rank, int64",
+    "rewards": "reward of the response",
+}
+#: Tensors by token: ``(n,)``, the tokens of the responses one after another. Log-probs and entropies are in nats.
+BY_TOKEN: Mapping[str, str] = {
+    "ids": "the token, int64",
+    "mask": "1 where the token counts in the loss, else 0 (what a tool answered), uint8",
+    "advantages": "advantage",
+    "logprobs": "log-prob under the policy at the start of the optimizer step, which decisions are made from",
+    "old_logprobs": "log-prob under the policy that the ratio divides by; missing where that is the live one",
+    **SIGNALS,
+    **{f"live_{name}": f"`{name}` in the forward of the loss, where they are others" for name in LIVE},
+    "weights": "factor of the policy term that the trainer has beside its formula",
+    "coefficients": "derivative of what the trainer backpropagated by the log-prob of the token",
+}
+#: Without these there is nothing to look at. ``prompt_ids``, ``(m,)`` int64, has the tokens of all prompts.
+REQUIRED = ("lengths", "ids", "mask", "advantages", "logprobs")
+
+_NOTHING = {name: torch.zeros(0, dtype=torch.int64) for name in ("lengths", "ids", "mask")}
+_NOTHING |= dict.fromkeys(("advantages", "logprobs"), torch.zeros(0))
+_Name = Annotated[str, Field(max_length=200)]
+
+
+class HostLoss(BaseModel):
+    """The loss that a trainer says it has.
+
+    Attributes:
+        name: of the formula, such as ``trl/dapo``; see :mod:`rlstab.replay.host_loss`. ``rlstab`` is an objective.
+        settings: of the formula, by its own names; of ``rlstab``, ``objective`` and the ``state`` before the step.
+        values: by micro-batch of this rank, what was backpropagated; None where it was not finite.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    name: _Name
+    settings: dict[str, JsonValue] = {}
+    values: list[float | None] = []
+
+
+class Header(BaseModel):
+    """What ``step-N.rank-R.json`` says.
+
+    Attributes:
+        host: the trainer and its version.
+        step: number of the optimizer step, from 1.
+        rank: of the process that wrote this.
+        ranks: how many wrote; the gradient is the mean over them.
+        parts: micro-batches of this rank in this optimizer step.
+        first: no weight has changed since the responses were sampled, so every ratio is 1.
+        learning_rate: of this optimizer step.
+        temperature: that of the log-probs.
+        loss: what the trainer says it minimises, None where it does not.
+        sha256: of the tensors' file, hexadecimal.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    format: Literal[1] = 1
+    host: _Name
+    step: Annotated[int, Field(ge=0)]
+    rank: Annotated[int, Field(ge=0)] = 0
+    ranks: Annotated[int, Field(ge=1)] = 1
+    parts: Annotated[int, Field(ge=0)] = 1
+    first: bool = False
+    learning_rate: Annotated[float, Field(ge=0)] | None = None
+    temperature: Annotated[float, Field(gt=0)] | None = None
+    loss: HostLoss | None = None
+    sha256: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")] = ""
+
+
+def write_dump(folder: Path, header: Header, tensors: Mapping[str, Tensor]) -> Path:
+    """Write what one rank knows of an optimizer step, in place of an earlier dump of the same.
+
+    Args:
+        folder: of the dump; made where it is missing.
+        header: without the checksum.
+        tensors: by the names of :data:`BY_RESPONSE` and :data:`BY_TOKEN`, and ``prompt_ids``.
+
+    Returns:
+        the path of the JSON file.
+    """
+    from safetensors.torch import save  # of the extras that write and read dumps
+
+    data = save({name: values.detach().cpu().contiguous() for name, values in tensors.items()})
+    folder.mkdir(parents=True, exist_ok=True)
+    whole = header.model_copy(update={"sha256": hashlib.sha256(data).hexdigest()})
+    path = folder / f"step-{header.step:06d}.rank-{header.rank}.json"
+    path.unlink(missing_ok=True)  # it would describe other tensors
+    _replace(path.with_suffix(".safetensors"), data)
+    _replace(path, whole.model_dump_json(indent=1).encode())
+    return path
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """A file that is there only when it is whole."""
+    beside = path.with_name(f"{path.name}.part")
+    with beside.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+class Recorder:
+    """Keeps the micro-batches of an optimizer step of this rank as they pass, and writes them at its end.
+
+    Args:
+        folder: of the dump.
+
+    Attributes:
+        parts: the tensors of each micro-batch.
+        values: what was backpropagated of each.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget what there is, also what an exception left of another step."""
+        self.parts: list[dict[str, Tensor]] = []
+        self.values: list[float] = []
+
+    def add(
+        self, tensors: Mapping[str, Tensor], loss: Tensor, logprobs: Tensor, where: Tensor | slice, scale: float = 1.0
+    ) -> None:
+        """Keep a micro-batch, before its backward pass.
+
+        Args:
+            tensors: of the responses and tokens of the micro-batch.
+            loss: of the micro-batch.
+            logprobs: live ones, from which the loss was made.
+            where: the place of the tokens in them.
+            scale: what the trainer multiplies the loss by on its way to the backward pass, relative to a mean over
+                ranks.
+        """
+        part = {name: values.detach().cpu() for name, values in tensors.items()}
+        part["parts"] = torch.full_like(part["lengths"], len(self.parts))
+        part["coefficients"] = torch.zeros_like(part["logprobs"])
+        self.parts.append(part)
+        self.values.append(float(loss.detach()) * scale)
+        if logprobs.requires_grad:
+            keep = lambda slope: part.update(coefficients=slope.detach()[where].cpu() * scale)  # noqa: E731
+            logprobs.register_hook(keep)
+
+    def write_tokenizer(self, tokenizer: Any, *, fresh: bool = False) -> None:
+        """What ``rlstab replay`` decodes by, where a tokenizer has such a form; ``fresh`` removes an earlier dump."""
+        for path in self.folder.glob("step-*.rank-*.*") if fresh else ():
+            path.unlink(missing_ok=True)
+        if (backend := getattr(tokenizer, "backend_tokenizer", None)) is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            backend.save(str(self.folder / "tokenizer.json"))
+
+    def write(self, name: str, settings: Mapping[str, Any], **said: object) -> None:
+        """Write the step, and forget it; a rank without responses writes that it has none.
+
+        Args:
+            name: of the loss.
+            settings: of the loss.
+            said: the other fields of :class:`Header`.
+        """
+        parts, values = self.parts, self.values
+        self.begin()
+        loss = HostLoss(
+            name=name, settings=dict(settings), values=[value if math.isfinite(value) else None for value in values]
+        )
+        names = set.intersection(*map(set, parts)) if parts else set()
+        tensors = {name: torch.cat([part[name] for part in parts]) for name in names} or dict(_NOTHING)
+        write_dump(self.folder, Header.model_validate({**said, "parts": len(parts), "loss": loss}), tensors)
+
+
+def tensors_of(batch: TokenBatch, live: PolicyOutputs, response_ids: Tensor) -> dict[str, Tensor]:
+    """The tensors of a micro-batch of a trainer whose loss is an objective.
+
+    Args:
+        batch: the evidence, built from padded tensors.
+        live: outputs that the loss is made of.
+        response_ids: ``(B, T)`` int64, the tokens of the rows that the batch was built from.
+    """
+    tokens = {name: values for name, values in batch.per_token() if name in BY_TOKEN}
+    if batch.live_ratio:
+        del tokens["old_logprobs"]
+    for name, values in vars(live).items():
+        if values is not None and (name not in tokens or not torch.equal(values.detach(), tokens[name])):
+            tokens[f"live_{name}"] = values
+    return tokens | {
+        "ids": response_ids.reshape(-1)[layout_of(batch).index],
+        "mask": torch.ones(len(batch), dtype=torch.uint8),
+        "lengths": batch.lengths.long(),
+        "sequence_ids": batch.sequence_ids,
+        "group_ids": batch.group_ids,
+    }
+
+
+def settings_of(objective: TokenObjective, state: State, scope: str = "step") -> dict[str, Any]:
+    """The settings of the loss ``rlstab``; a state with tensors, which is that of a method of the user's, is left out.
+
+    Args:
+        objective: its methods.
+        state: before the optimizer step.
+        scope: of :func:`rlstab.make_plan`.
+    """
+    record, tensors = dump_state(state)
+    return {"objective": dump_objective(objective), "state": None if tensors else record["state"], "scope": scope}

@@ -1,0 +1,128 @@
+"""Dumps on disk: what was written is read, what is damaged is one line, what was cut off is told."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import rlstab.trace.dump as dump
+from rlstab.cli import main
+from rlstab.errors import ReportError
+from rlstab.replay import load, read_dump
+from tests.replay.dumps import rank, write
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    read = read_dump(write(tmp_path))
+    assert [step.number for step in read.steps] == [1, 2]
+    assert read.notes == []
+    step, written = read.steps[0], [rank(place, 1).tensors for place in (0, 1)]
+    assert step.ranks == [0] * 4 + [1] * 4
+    assert (step.header.ranks, step.accumulation) == (2, 4)
+    mask = torch.cat([one["mask"] for one in written]).bool()
+    for name in ("logprobs", "old_logprobs", "advantages", "entropies"):
+        assert torch.equal(getattr(step.batch, name), torch.cat([one[name] for one in written])[mask])
+    assert step.batch.lengths.sum() == mask.sum()
+    assert [prompt.tolist() for prompt in step.prompts[:2]] == [[1, 2], [3, 4, 5]]
+    assert [len(batch) for batch in load(tmp_path)] == [len(one.batch) for one in read.steps]
+
+
+def test_a_kill_leaves_a_whole_dump_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped before each change of a file, also where an earlier dump of the step is replaced."""
+    calls: list[Path] = []
+
+    def stop_at(count: int) -> None:
+        calls.clear()
+
+        def replace(self: Path, target: Path) -> Path:
+            calls.append(target)
+            if len(calls) > count:
+                raise KeyboardInterrupt
+            return whole(self, target)
+
+        monkeypatch.setattr(Path, "replace", replace)
+
+    whole = Path.replace
+    before = rank(0, 1)
+    alone = before.header.model_copy(update={"ranks": 1})
+    for count in (0, 1, 2):
+        folder = tmp_path / str(count)
+        dump.write_dump(folder, alone.model_copy(update={"host": "earlier"}), before.tensors)
+        stop_at(count)
+        try:
+            dump.write_dump(folder, alone, {**before.tensors, "advantages": before.tensors["advantages"] + 1})
+        except KeyboardInterrupt:
+            assert count < 2
+        monkeypatch.undo()
+        if count == 2:
+            assert [step.header.host for step in read_dump(folder).steps] == ["made up"]
+        else:
+            with pytest.raises(ReportError, match=r"without a description|no optimizer step"):
+                read_dump(folder)
+
+
+def header(path: Path, change: Callable[[dict[str, object]], object]) -> None:
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+
+
+def tensors(path: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    """Other tensors, with the checksum that belongs to them."""
+    own = dict(rank(0, 1).tensors)
+    change(own)
+    file = path.with_suffix(".safetensors")
+    save_file(own, file)
+    header(path, lambda data: data.update(sha256=dump.hashlib.sha256(file.read_bytes()).hexdigest()))
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "no tensors": lambda path: path.with_suffix(".safetensors").unlink(),
+    "half the tensors": lambda path: path.with_suffix(".safetensors").write_bytes(
+        path.with_suffix(".safetensors").read_bytes()[:300]
+    ),
+    "a bit": lambda path: path.with_suffix(".safetensors").write_bytes(
+        path.with_suffix(".safetensors").read_bytes()[:-1] + b"\xff"
+    ),
+    "not JSON": lambda path: path.write_text("{"),
+    "a list": lambda path: path.write_text("[]"),
+    "another format": lambda path: header(path, lambda data: data.update(format=2)),
+    "an unknown key": lambda path: header(path, lambda data: data.update(pickle="yes")),
+    "step as text": lambda path: header(path, lambda data: data.update(step="1")),
+    "rank of a billion": lambda path: header(path, lambda data: data.update(ranks=10**9)),
+    "negative parts": lambda path: header(path, lambda data: data.update(parts=-1)),
+    "NaN": lambda path: header(path, lambda data: data.update(learning_rate=float("nan"))),
+    "no ids": lambda path: tensors(path, lambda own: own.pop("ids")),
+    "two dimensions": lambda path: tensors(path, lambda own: own.update(logprobs=own["logprobs"][None])),
+    "too few": lambda path: tensors(path, lambda own: own.update(logprobs=own["logprobs"][1:].clone())),
+    "floats as ids": lambda path: tensors(path, lambda own: own.update(ids=own["ids"].float())),
+    "negative lengths": lambda path: tensors(path, lambda own: own.update(lengths=-own["lengths"])),
+    "lengths that differ": lambda path: tensors(path, lambda own: own.update(lengths=own["lengths"] + 1)),
+    "prompts that differ": lambda path: tensors(path, lambda own: own.update(prompt_ids=own["prompt_ids"][1:].clone())),
+    "a part beyond": lambda path: tensors(path, lambda own: own.update(parts=own["parts"] + 9)),
+}
+
+
+@pytest.mark.parametrize("what", [*DAMAGE])
+def test_damage_is_told_in_a_line_and_the_other_steps_stay(what: str, tmp_path: Path) -> None:
+    write(tmp_path)
+    DAMAGE[what](tmp_path / "step-000001.rank-0.json")
+    read = read_dump(tmp_path)
+    assert [step.number for step in read.steps] == [2]
+    assert read.notes
+    assert all("\n" not in note for note in read.notes)
+
+
+def test_nothing_that_can_be_read_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text.json").write_text("nothing")
+    for path in ("empty", "text.json", "absent"):
+        assert main(["replay", str(tmp_path / path)]) == 2
+        assert len(capsys.readouterr().err.strip().splitlines()) == 1
+    shutil.rmtree(tmp_path / "empty")

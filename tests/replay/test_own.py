@@ -1,0 +1,86 @@
+"""Dumps of our own trainer: its loss, its state and its decisions again, on one rank and on two."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlstab.replay import load, read_dump
+from rlstab.replay.effects import effect_of, run_coefficients
+from rlstab.replay.host_loss import formula_of, judge
+from tests.train.forks import Forks
+from tests.train.runs import file_of, go, small
+
+OBJECTIVE: list[Any] = [
+    {"name": "clip_higher", "low": 0.05, "high": 0.05},
+    {"name": "s2t", "max_prob": 0.5},
+    {"name": "stare", "target_entropy": 0.8},
+    {"name": "entropy_bonus", "coefficient": 0.01},
+    {"name": "kl", "coefficient": 0.1},
+]
+CHANGES = {"epochs": 2, "mini_batches": 2, "micro_batch_size": 3, "rollouts": 3, "lr": 0.01}
+
+
+def dumping(folder: Path, objective: Any = OBJECTIVE, **changes: Any) -> Any:
+    settings = {f"optimisation__{name}": value for name, value in {**CHANGES, **changes.pop("learning", {})}.items()}
+    return small(folder, objective, **{"tracking__dump_every": 1, "tracking__trace_every": 1, **settings, **changes})
+
+
+def agreed(folder: Path, ranks: int) -> list[Any]:
+    dump = read_dump(folder / "dump")
+    assert dump.notes == []
+    assert {step.header.ranks for step in dump.steps} == {ranks}
+    verdict = judge(dump.steps)
+    assert (verdict.name, verdict.agrees, verdict.findings) == ("rlstab", True, ())
+    assert verdict.error < 5e-6
+    return dump.steps
+
+
+@pytest.mark.parametrize("refresh", ["step", "rollout"])
+def test_what_a_run_did_is_replayed(refresh: str, tmp_path: Path) -> None:
+    """Token by token: what the trace of the run says that each method dropped, clipped and weighted."""
+    go(dumping(tmp_path, learning={"refresh": refresh}))
+    steps = agreed(tmp_path, 1)
+    assert [step.number for step in steps] == list(range(1, 13))
+    lines = [json.loads(line) for line in (tmp_path / "tokens.jsonl").read_text().splitlines()]
+    compared = 0
+    for step in steps:
+        formula = formula_of(step)
+        assert formula is not None
+        assert formula.objective is not None
+        effect, state = effect_of(step, formula.objective, formula.state, run_coefficients(step))
+        assert effect.cosine == pytest.approx(1, abs=1e-9)
+        after = next((other for other in steps if other.number == step.number + 1), None)
+        assert after is None or formula_of(after).state == json.loads(json.dumps(state))
+        for line in (line for line in lines if line["optimizer_step"] == step.number):
+            (row,) = (step.batch.sequence_ids == line["sequence_id"]).nonzero()[:, 0].tolist()
+            own = step.batch.sequence == row
+            assert step.tensors["ids"][step.mask][own].tolist() == line["ids"]
+            assert effect.weight[own].tolist() == pytest.approx(line["weight"], rel=1e-4)
+            for action, tokens in effect.actions.items():
+                places = {place for method in line["methods"].values() for place in method.get(action, [])}
+                assert set(tokens[own].nonzero()[:, 0].tolist()) == places
+                compared += len(places)
+    assert compared > 100
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+def test_two_ranks_dump_one_step(engine: str, tmp_path: Path) -> None:
+    """Also where a rank has nothing of a step: two groups in two mini-batches."""
+    Forks().does(file_of(dumping(tmp_path, engine=engine)), 2)
+    steps = agreed(tmp_path, 2)
+    assert [step.number for step in steps] == list(range(1, 13))
+    assert {len(set(step.ranks)) for step in steps} <= {1, 2}
+    assert all(len(batch.sequence_ids) == 4 for batch in load(tmp_path / "dump"))
+
+
+def test_every_so_many_steps_are_dumped_and_a_new_run_forgets_the_old_dump(tmp_path: Path) -> None:
+    go(dumping(tmp_path))
+    go(dumping(tmp_path, tracking__dump_every=5), overwrite=True)
+    steps = agreed(tmp_path, 1)
+    assert [step.number for step in steps] == [1, 5, 10]
+    assert all(len(prompt) for step in steps for prompt in step.prompts)
+    assert steps[0].tensors["rewards"].unique().numel() > 1

@@ -1,0 +1,136 @@
+"""Dumps of TRL's own trainer and of the adapter's: the loss again, its coefficients, and what methods did."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("trl", reason="TRL is not installed: pip install -e '.[trl]', or nox -s trl")
+
+from rlstab.replay import read_dump
+from rlstab.replay.effects import effect_of, run_coefficients
+from rlstab.replay.host_loss import coefficients_of, formula_of, judge, values_of
+from tests.adapters.jobs import farthest, same_weights
+from tests.adapters.trl_jobs import model, over_ranks, run
+
+pytestmark = pytest.mark.filterwarnings("default")
+#: Four optimizer steps of four micro-batches over one generation taken twice, with a reference.
+CUT: dict[str, Any] = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "beta": 0.04}
+LOSSES = ["dapo", "grpo", "bnpo", "dr_grpo"]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """Runs over two processes: TRL's own losses, and an objective."""
+    folder = tmp_path_factory.mktemp("ranks")
+    jobs: dict[str, Any] = {loss: {**CUT, "loss_type": loss, "dumped": True} for loss in LOSSES}
+    jobs["own"] = {**CUT, "beta": 0.0, "objective": OBJECTIVE, "dumped": True}
+    return folder, over_ranks(folder, jobs)
+
+
+OBJECTIVE = [
+    {"name": "clip_higher", "high": 0.28},
+    {"name": "s2t"},
+    {"name": "stare", "target_entropy": 0.8},
+    {"name": "random_mask", "share": 0.3},
+]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_loss_of_trl_is_reproduced(loss: str, ranks: tuple[Path, dict[str, Any]]) -> None:
+    folder, results = ranks
+    assert [result["ranks"] for result in results[loss]] == [2, 2]
+    dump = read_dump(folder / loss / "dump")
+    assert dump.notes == []
+    assert [(step.number, step.ranks) for step in dump.steps] == [(n, [0] * 4 + [1] * 4) for n in (1, 2, 3, 4)]
+    for step in dump.steps:
+        formula, told = formula_of(step), step.header.loss
+        assert formula is not None
+        assert told is not None
+        expected = values_of(step, formula)
+        assert torch.allclose(expected, torch.tensor(told.values, dtype=torch.float64), atol=1e-6, rtol=0)
+        slopes = coefficients_of(step, formula)
+        assert float((slopes - step.tensors["coefficients"]).abs().max()) < 1e-5 * float(slopes.abs().max())
+    verdict = judge(dump.steps)
+    assert (verdict.agrees, verdict.findings) == (True, ())
+    assert dump.steps[1].tensors["rewards"].unique().numel() > 2
+    assert float((dump.steps[1].tensors["logprobs"] - dump.steps[1].tensors["old_logprobs"]).abs().max()) > 1e-3
+
+
+def test_the_coefficients_are_those_of_the_gradient(ranks: tuple[Path, dict[str, Any]]) -> None:
+    """The first step's gradient of every weight again, from the dumped tokens and coefficients alone."""
+    folder, results = ranks
+    step = read_dump(folder / "dapo" / "dump").steps[0]
+    policy, offset = model(), 0
+    for prompt, length in zip(step.prompts, step.tensors["lengths"].tolist(), strict=True):
+        ids, slopes = (step.tensors[name][offset : offset + length] for name in ("ids", "coefficients"))
+        logits = policy(torch.cat([prompt, ids])[None]).logits[0, len(prompt) - 1 : -1]
+        logprobs = logits.log_softmax(-1).gather(1, ids[:, None])[:, 0]
+        assert torch.allclose(logprobs, step.tensors["logprobs"][offset : offset + length], atol=1e-4)
+        (logprobs * slopes / 2).sum().backward()
+        offset += length
+    gradients = results["dapo"][0]["steps"][0]["gradients"]
+    for name, weight in policy.named_parameters():
+        assert weight.grad is not None
+        assert torch.allclose(weight.grad, gradients[name], atol=1e-5), name
+
+
+def test_an_objective_in_trl_is_replayed(ranks: tuple[Path, dict[str, Any]]) -> None:
+    """Its loss, its coefficients and its state, which goes on from step to step."""
+    folder, results = ranks
+    assert [result["ranks"] for result in results["own"]] == [2, 2]
+    dump = read_dump(folder / "own" / "dump")
+    verdict = judge(dump.steps)
+    assert verdict.name == "rlstab"
+    assert (verdict.agrees, verdict.findings) == (True, ())
+    assert verdict.error < 1e-6
+    settled = results["own"][0]["steps"]
+    for step, after in zip(dump.steps, settled, strict=True):
+        formula = formula_of(step)
+        assert formula is not None
+        assert formula.objective is not None
+        effect, state = effect_of(step, formula.objective, formula.state, run_coefficients(step))
+        assert state == after["settled"]
+        assert effect.cosine == pytest.approx(1, abs=1e-9)
+        assert effect.shares["dropped"] > 0
+        pulled = step.tensors["coefficients"][step.mask]
+        assert not bool(pulled[effect.actions["dropped"]].any())
+
+
+def test_a_dumped_run_is_not_changed(tmp_path: Path) -> None:
+    """Weights and all that TRL logs, with generation by the model."""
+    cut = {**CUT, "extra": {"rollout_func": None}}
+    plain, dumped = (run(tmp_path / str(on), dumped=on, **cut) for on in (False, True))
+    for pair in zip(plain["steps"], dumped["steps"], strict=True):
+        assert same_weights(*pair)
+        assert farthest(*pair) == 0.0
+    for before, after in zip(plain["log"][:4], dumped["log"][:4], strict=True):
+        assert {**before, "step_time": 0} == {**after, "step_time": 0}
+    assert judge(read_dump(tmp_path / "True" / "dump").steps).agrees
+    assert json.loads((tmp_path / "True" / "dump" / "tokenizer.json").read_text())["model"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"loss_type": "luspo", "importance_sampling_level": "sequence"},
+        {"loss_type": "cispo"},
+        {"entropy_coef": 0.01, "delta": 1.5},
+        {"use_bias_correction_kl": False, "beta": 0.2},
+    ],
+    ids=str,
+)
+def test_other_settings_are_reproduced(change: dict[str, Any], tmp_path: Path) -> None:
+    run(tmp_path, dumped=True, learning_rate=0.01, **{**CUT, **change})
+    steps = read_dump(tmp_path / "dump").steps
+    verdict = judge(steps)
+    assert (verdict.agrees, verdict.findings) == (True, ())
+
+
+def test_a_mask_that_the_formula_lacks_is_not_judged(tmp_path: Path) -> None:
+    run(tmp_path, dumped=True, **{**CUT, "top_entropy_quantile": 0.5, "max_steps": 1})
+    assert judge(read_dump(tmp_path / "dump").steps).agrees is None
