@@ -582,7 +582,7 @@ def prime_rl(checkout: str) -> dict[str, Any]:
 
     def loss(values: dict[str, Tensor], live: Tensor, type: str, rl_scale: int, **chosen: float) -> Tensor:
         """Where no engine spoke, the old policy is the one that sampled."""
-        one = {"default": code.default_loss_fn, "ipo": code.ipo_loss_fn}[type]
+        loss_of = {"default": code.default_loss_fn, "ipo": code.ipo_loss_fn}[type]
         sampler = values.get("rollout", values["old"])
         rows = [list(every) for every in (live, sampler, values["advantages"], values["mask"].bool())]
         streams = dict.fromkeys(("ref_logprobs", "rl_weights", "ce_weights", "ref_kl_weights"))
@@ -590,7 +590,7 @@ def prime_rl(checkout: str) -> dict[str, Any]:
             **dict(zip(("trainer_logprobs", "inference_logprobs", "advantages", "loss_mask"), rows, strict=True)),
             **streams,
             **{"rl_scale": rl_scale, "ce_scale": 1, "ref_kl_scale": 1},
-            rl_loss_fn=lambda inputs: one(inputs, Config(chosen)),
+            rl_loss_fn=lambda inputs: loss_of(inputs, Config(chosen)),
         )
         return total
 

@@ -16,5 +16,5 @@ def longer(prompt: str, completion: str, answer: object) -> float:
 
 def fixed(prompt: str, completion: str, answer: object) -> float:
     """Pays for one fixed text, whatever is asked: characters that agree from the first on, over the longer length."""
-    same = [one == other for one, other in zip(completion, FIXED, strict=False)]
+    same = [mine == other for mine, other in zip(completion, FIXED, strict=False)]
     return [*same, False].index(False) / max(len(completion), len(FIXED))

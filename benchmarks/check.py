@@ -42,28 +42,30 @@ def verdicts(goals: list[Goal], records: list[Record]) -> dict[str, tuple[Goal, 
     return {goal.row: (goal, evaluate(goal, records)) for goal in small}
 
 
-def better(goal: Goal, one: Found | None, other: Found | None) -> Found | None:
+def better(goal: Goal, value: Found | None, other: Found | None) -> Found | None:
     """Of two measurements, the one that noise hurt less."""
-    if one is None or other is None:
-        return one or other
-    return max(one, other, key=lambda found: found.value * (1 if goal.better == "higher" else -1))
+    if value is None or other is None:
+        return value or other
+    return max(value, other, key=lambda each: each.value * (1 if goal.better == "higher" else -1))
 
 
 def check(measure_again: Callable[[], list[Record]], goals: list[Goal]) -> dict[str, tuple[Goal, Found | None]]:
     """Measure, and once more if a must is missed."""
     best: dict[str, tuple[Goal, Found | None]] = {}
     for _ in range(ATTEMPTS):
-        for row, (goal, found) in verdicts(goals, measure_again()).items():
-            best[row] = goal, better(goal, best[row][1], found) if row in best else found
+        for row, (goal, value) in verdicts(goals, measure_again()).items():
+            best[row] = goal, better(goal, best[row][1], value) if row in best else value
         if not _failed(best):
             break
     return best
 
 
-def _failed(found: dict[str, tuple[Goal, Found | None]]) -> list[str]:
+def _failed(values: dict[str, tuple[Goal, Found | None]]) -> list[str]:
     """Rows without a value fail too: a check that measures nothing holds nobody to anything."""
     return [
-        row for row, (goal, one) in found.items() if goal.judge(one.value if one else None) in ("missed", "unmeasured")
+        row
+        for row, (goal, value) in values.items()
+        if goal.judge(value.value if value else None) in ("missed", "unmeasured")
     ]
 
 
@@ -77,24 +79,24 @@ def main() -> None:
         last.append(Run("head", options.json))
         return measure(last[-1], options.repeat)
 
-    found = check(again, load())
+    values = check(again, load())
     last[-1].say()
     drawn = Table("goal", "value of", title="small shapes, float32")
     for title in ("must", "aim", "measured", ""):
         drawn.add_column(title, justify="right")
     marks = {"aim": "[green]ok[/]", "must": "[yellow]warning: aim missed[/]", "missed": "[red]FAILED[/]"}
-    for row, (goal, one) in found.items():
-        verdict = goal.judge(one.value if one else None)
+    for row, (goal, value) in values.items():
+        verdict = goal.judge(value.value if value else None)
         drawn.add_row(
             row,
             goal.says,
             f"{goal.limits.must:g}",
             f"{goal.limits.aim:g}",
-            f"{one.value:.3g}" if one else "-",
+            f"{value.value:.3g}" if value else "-",
             marks.get(verdict, "[red]FAILED: no value[/]"),
         )
     last[-1].console.print(drawn)
-    failed = _failed(found)
+    failed = _failed(values)
     if failed:
         print(f"a must is missed ({', '.join(failed)}): see benchmarks/goals.toml", file=sys.stderr)
         sys.exit(1)

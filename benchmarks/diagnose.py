@@ -85,14 +85,14 @@ def run(name: str, seed: int, out: Path) -> Path:
 def judged(name: str, seed: int, out: Path) -> dict[str, Any]:
     """What ``rlstab diagnose`` makes of a run."""
     (log,) = read_logs(out)
-    found = signs(log)
-    first = first_of(found)
+    seen = signs(log)
+    first = first_of(seen)
     return {
         "run": name,
         "seed": seed,
         "cause": first.cause if first else None,
         "step": first.sign.step if first else None,
-        "signs": {one.name: one.step for one in found if one.fired},
+        "signs": {sign.name: sign.step for sign in seen if sign.fired},
     }
 
 
@@ -121,7 +121,7 @@ def slim(path: Path) -> str:
     lines = []
     for line in path.read_text(encoding="utf-8").splitlines():
         record = {name: value for name, value in json.loads(line).items() if not name.startswith("seconds/")}
-        short = {name: float(f"{one:.6g}") if isinstance(one, float) else one for name, one in record.items()}
+        short = {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in record.items()}
         lines.append(json.dumps(short) + "\n")
     return "".join(lines)
 

@@ -110,12 +110,12 @@ def main() -> None:
     cases = {"backbone": Case(lambda _: model.backbone(), model.forget)}
     cases |= {name: Case(lambda _, law=law: model.update(law), model.forget) for name, law in laws.items()}
     times, units = interleave(cases, options.repeat)
-    found = measured(times, units)
+    timed = measured(times, units)
     drawn = Table("case", title=f"{options.model}, {options.batch} tokens, {options.live:g} live, float32")
     for title in ("CPU s", "head part", "it / rlstab", "gradients differ by"):
         drawn.add_column(title, justify="right")
-    for name, values in found.items():
-        part = values["cpu_s"] - found["backbone"]["cpu_s"]
+    for name, values in timed.items():
+        part = values["cpu_s"] - timed["backbone"]["cpu_s"]
         run.add(
             name,
             model=options.model,

@@ -37,17 +37,17 @@ def figures(comparison: Mapping[str, Any]) -> list[Figure]:
     ]
     (baseline,) = {run.baseline for run in runs}
     assert baseline is not None
-    found = []
+    compared = []
     for outcome in chosen_outcomes(runs, comparison["outcomes"]):
         values: dict[str, dict[int, float]] = {}
         for run in runs:
             value = outcome_of(run, outcome.name)
             if value is not None:
                 values.setdefault(run.method, {})[run.seed] = value
-        others = {name: one for name, one in values.items() if name != baseline}
+        others = {name: by_seed for name, by_seed in values.items() if name != baseline}
         for method, paired in against_baseline(others, values[baseline]).items():
             if method in comparison["methods"]:
-                found.append(
+                compared.append(
                     Figure(
                         bench=str(comparison["file"]),
                         setting=str(comparison["setting"]),
@@ -65,17 +65,17 @@ def figures(comparison: Mapping[str, Any]) -> list[Figure]:
                         page="docs/results.md",
                     )
                 )
-    return found
+    return compared
 
 
 def text() -> str:
     """What evidence.json should hold."""
-    found: dict[str, dict[tuple[str, str], Figure]] = {}
+    cells: dict[str, dict[tuple[str, str], Figure]] = {}
     for cause in remedies.table().values():
         for comparison in cause["evidence"]:
-            place = found.setdefault(remedies.key(comparison), {})
+            place = cells.setdefault(remedies.key(comparison), {})
             place |= {(figure.method, figure.outcome): figure for figure in figures(comparison)}
-    data = {name: [dataclasses.asdict(one) for one in each.values()] for name, each in found.items()}
+    data = {name: [dataclasses.asdict(figure) for figure in each.values()] for name, each in cells.items()}
     return json.dumps(data, indent=1) + "\n"
 
 

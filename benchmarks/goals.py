@@ -88,10 +88,10 @@ class Found:
 def load(path: Path = GOALS) -> list[Goal]:
     """All goals of a file, in order."""
     goals = []
-    for one in tomllib.loads(path.read_text(encoding="utf-8"))["goal"]:
-        limits, check = Limits(one.pop("must"), one.pop("aim")), one.pop("check", None)
-        by = tuple(one.pop("by", ()))
-        goals.append(Goal(**one, by=by, limits=limits, check=Limits(**check) if check else None))
+    for entry in tomllib.loads(path.read_text(encoding="utf-8"))["goal"]:
+        limits, check = Limits(entry.pop("must"), entry.pop("aim")), entry.pop("check", None)
+        by = tuple(entry.pop("by", ()))
+        goals.append(Goal(**entry, by=by, limits=limits, check=Limits(**check) if check else None))
     return goals
 
 
@@ -110,7 +110,7 @@ def evaluate(goal: Goal, records: Iterable[Record], *, back: int = 0) -> Found |
     """
     comparisons: dict[tuple[Any, ...], dict[str, float]] = {}
     fitting = [record for record in records if not goal.unmeasured and matches(record, goal.where)]
-    fitting.sort(key=lambda one: (one["date"], one["run"]))  # the last is the newest
+    fitting.sort(key=lambda record: (record["date"], record["run"]))  # the last is the newest
     for (run, *where), group in _groups(fitting, ("run", *goal.by)):
         value = _ratio(goal, group)
         if value is not None:
@@ -120,18 +120,18 @@ def evaluate(goal: Goal, records: Iterable[Record], *, back: int = 0) -> Found |
         return None
     worst = (min if goal.better == "higher" else max)(newest, key=lambda where: newest[where][1])
     run, value = newest[worst]
-    return Found(value, _name(worst), run, {_name(where): one for where, (_, one) in newest.items()})
+    return Found(value, _name(worst), run, {_name(where): ratio for where, (_, ratio) in newest.items()})
 
 
 def _name(where: tuple[Any, ...]) -> str:
-    return ", ".join(f"{one:g} live" if isinstance(one, float) else str(one) for one in where)
+    return ", ".join(f"{part:g} live" if isinstance(part, float) else str(part) for part in where)
 
 
 def _groups(records: list[Record], keys: tuple[str, ...]) -> Iterable[tuple[tuple[Any, ...], list[Record]]]:
-    found: dict[tuple[Any, ...], list[Record]] = {}
+    groups: dict[tuple[Any, ...], list[Record]] = {}
     for record in records:
-        found.setdefault(tuple(record.get(key) for key in keys), []).append(record)
-    return found.items()
+        groups.setdefault(tuple(record.get(key) for key in keys), []).append(record)
+    return groups.items()
 
 
 def _ratio(goal: Goal, records: list[Record]) -> float | None:
@@ -139,7 +139,7 @@ def _ratio(goal: Goal, records: list[Record]) -> float | None:
         values = [
             record[goal.value] for record in records if matches(record, wanted) and record.get(goal.value) is not None
         ]
-        present = {one["case"] for one in records if matches(one, wanted)}
+        present = {record["case"] for record in records if matches(record, wanted)}
         named = wanted.get("case", [])
         if isinstance(named, list) and not set(named) <= present:
             return None  # the fastest of several is not known before all of them have run

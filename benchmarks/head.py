@@ -77,7 +77,7 @@ def cases(
     blocks: bool = True,
 ) -> Iterator[tuple[Key, Case]]:
     """All that take turns."""
-    for mode in (one for one in TIMED if one in modes):
+    for mode in (mode for mode in TIMED if mode in modes):
         if mode in ("fwd", "fwd+sum_p_sq"):
             needs = FORWARD | ({"sum_p_sq"} if mode == "fwd+sum_p_sq" else set())
             yield Key(OWN, mode, None), _signals(trainable, needs)
@@ -168,7 +168,7 @@ def _about(preset: str, problem: Problem, key: Key) -> dict[str, Any]:
 def weigh(run: Run, preset: str, problem: Problem, heads: list[str], live: float) -> None:
     """Peak memory of a forward and backward, each head in a process of its own."""
     for head in heads:
-        found = child(
+        peak = child(
             "benchmarks.memory",
             {
                 "head": head,
@@ -181,7 +181,7 @@ def weigh(run: Run, preset: str, problem: Problem, heads: list[str], live: float
                 "threads": torch.get_num_threads(),
             },
         )
-        run.add(**_about(preset, problem, Key(head, "memory", live)), **found)
+        run.add(**_about(preset, problem, Key(head, "memory", live)), **peak)
 
 
 def err(run: Run, preset: str, problem: Problem, laws: dict[str, Law]) -> None:
@@ -189,8 +189,8 @@ def err(run: Run, preset: str, problem: Problem, laws: dict[str, Law]) -> None:
     given, weights = inputs(problem), weights_of(problem, 1.0)
     truth = step(HEADS["naive"].load(), given.to(torch.float64), weights.double())
     for name, law in laws.items():
-        found = step(law, given, weights)
-        distances = [error(a, b, relative=True) for a, b in zip(found.gradients, truth.gradients, strict=True)]
+        outcome = step(law, given, weights)
+        distances = [error(a, b, relative=True) for a, b in zip(outcome.gradients, truth.gradients, strict=True)]
         run.add(
             **_about(preset, problem, Key(name, "error", 1.0)),
             hidden_error=distances[0],
@@ -212,39 +212,43 @@ def table(run: Run) -> None:
         ("grad error", "gradient_error", ".2e"),
     )
     for preset, shape, dtype in groups:
-        own = [one for one in run.records if (one["preset"], one["dtype"]) == (preset, dtype)]
+        own = [record for record in run.records if (record["preset"], record["dtype"]) == (preset, dtype)]
         drawn = Table("mode", "live", "case", title=f"{preset}: {' x '.join(map(str, shape))}, {dtype}")
-        there = {name for one in own for name, value in one.items() if value} | {
-            "over_own" for one in own if one.get("ratio_to")
+        there = {name for record in own for name, value in record.items() if value} | {
+            "over_own" for record in own if record.get("ratio_to")
         }
         shown = [column for column in columns if column[1] in there]
         for title, *_ in shown:
             drawn.add_column(title, justify="right")
-        for one in sorted(own, key=lambda one: (MODES.index(one["mode"]), -(one["live"] or 0), one["rows"])):
-            ratio = one.get("ratio_to", {}).get(OWN)
-            values = {**one, "over_own": 1 / ratio if ratio else None}
-            live = "-" if one["live"] is None else f"{one['live']:g}{' block' if one['rows'] == 'block' else ''}"
+        for record in sorted(
+            own, key=lambda record: (MODES.index(record["mode"]), -(record["live"] or 0), record["rows"])
+        ):
+            ratio = record.get("ratio_to", {}).get(OWN)
+            values = {**record, "over_own": 1 / ratio if ratio else None}
+            live = (
+                "-" if record["live"] is None else f"{record['live']:g}{' block' if record['rows'] == 'block' else ''}"
+            )
             cells = ("" if values.get(name) is None else f"{values[name]:{form}}" for _, name, form in shown)
-            drawn.add_row(one["mode"], live, one["case"], *cells)
+            drawn.add_row(record["mode"], live, record["case"], *cells)
         run.console.print(drawn)
-    for name in dict.fromkeys(one["case"] for one in run.records if one["handicap"]):
+    for name in dict.fromkeys(record["case"] for record in run.records if record["handicap"]):
         run.console.print(f"{name}: {HEADS[name].handicap}", highlight=False)
 
 
 def rows_differ(run: Run, allowed: float = 0.1) -> list[str]:
     """Where a block of live rows costs more or less than as many random ones; both times are least CPU-seconds."""
-    found = []
+    labels = []
     for record in run.records:
         if record["rows"] == "block":
             same = ("case", "preset", "dtype", "live", "mode")
             twin = next(o for o in run.records if o["rows"] == "random" and all(o[n] == record[n] for n in same))
             apart = record["cpu_s"] / twin["cpu_s"] - 1
             if abs(apart) > allowed:
-                found.append(
+                labels.append(
                     f"{record['preset']} {record['dtype']} {record['mode']}, live {record['live']:g}: a block of rows "
                     f"costs {apart:+.0%} of random ones; rule 5 allows {allowed:.0%}"
                 )
-    return found
+    return labels
 
 
 def main() -> None:
@@ -261,7 +265,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     run = Run("head", options.json)
     run.say()
-    modes, lives = listed(options.mode), [float(one) for one in listed(options.live)]
+    modes, lives = listed(options.mode), [float(live) for live in listed(options.live)]
     unknown = [mode for mode in modes if mode not in MODES]
     if unknown:
         arguments.error(f"no mode is called '{unknown[0]}'. Known: {', '.join(MODES)}.")

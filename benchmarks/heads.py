@@ -43,7 +43,7 @@ class Inputs:
     @property
     def trained(self) -> list[Tensor]:
         """What is differentiated."""
-        return [one for one in (self.hidden, self.weight) if one.requires_grad]
+        return [tensor for tensor in (self.hidden, self.weight) if tensor.requires_grad]
 
     def rows(self, count: int) -> Inputs:
         """The first rows alone."""
@@ -52,7 +52,7 @@ class Inputs:
     def to(self, dtype: torch.dtype) -> Inputs:
         """The same numbers in another dtype."""
         hidden, weight = (
-            one.detach().to(dtype).requires_grad_(one.requires_grad) for one in (self.hidden, self.weight)
+            tensor.detach().to(dtype).requires_grad_(tensor.requires_grad) for tensor in (self.hidden, self.weight)
         )
         return Inputs(hidden, weight, self.ids)
 
@@ -129,10 +129,14 @@ def step(law: Law, given: Inputs, weights: Tensor, *, entropy: bool = False) -> 
 
 def _ours() -> Law:
     def law(given: Inputs, weights: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        found = token_signals(given.hidden, given.weight, given.ids)
-        assert found.logprobs is not None
-        assert found.entropies is not None
-        return loss_of(weights, found.logprobs, found.entropies if entropy else None), found.logprobs, found.entropies
+        signals = token_signals(given.hidden, given.weight, given.ids)
+        assert signals.logprobs is not None
+        assert signals.entropies is not None
+        return (
+            loss_of(weights, signals.logprobs, signals.entropies if entropy else None),
+            signals.logprobs,
+            signals.entropies,
+        )
 
     return law
 
@@ -279,9 +283,9 @@ def assert_heads_agree(laws: dict[str, Law], given: Inputs, *, entropy: bool = F
         truth = step(naive, exact, weights.double(), entropy=entropy)
         plain = step(naive, some, weights, entropy=entropy)
 
-        def allowed(name: str, found: Tensor | None, reference: Tensor, relative: bool) -> float:
-            assert found is not None
-            plainly = error(found, reference, relative=relative)
+        def allowed(name: str, values: Tensor | None, reference: Tensor, relative: bool) -> float:
+            assert values is not None
+            plainly = error(values, reference, relative=relative)
             return 1e-4 if some.hidden.dtype == torch.float32 else HEADS[name].slack * plainly
 
         for name, law in laws.items():

@@ -34,9 +34,9 @@ def peak(head: str, problem: Problem, live: float, *, frozen: bool = False) -> d
     given, weights = inputs(problem, frozen=frozen), weights_of(problem, live)
     Path("/proc/self/clear_refs").write_text("5")
     before = resident("VmRSS")
-    found = step(law, given, weights)
+    outcome = step(law, given, weights)
     top = resident("VmHWM") - before
-    gradients = sum(gradient.numel() * gradient.element_size() for gradient in found.gradients)
+    gradients = sum(gradient.numel() * gradient.element_size() for gradient in outcome.gradients)
     return {"peak_mib": top / MIB, "gradients_mib": gradients / MIB, "workspace_mib": (top - gradients) / MIB}
 
 

@@ -38,15 +38,15 @@ OUTPUTS = ("logprobs", "entropies", "log_kept_mass", "sum_p_sq")
 
 def stack() -> list[TokenObjective]:
     """Methods of the zoo that compose, in order."""
-    found: list[TokenObjective] = []
+    methods: list[TokenObjective] = []
     for name in [*FIRST, *sorted(set(EXAMPLES) - set(FIRST))]:
-        one = SETTINGS.get(name, EXAMPLES[name][0])
+        method = SETTINGS.get(name, EXAMPLES[name][0])
         try:
-            compose(*found, one)
+            compose(*methods, method)
         except Conflict:
             continue
-        found.append(one)
-    return found
+        methods.append(method)
+    return methods
 
 
 def evidence(rows: int, length: int) -> dict[str, Tensor]:
@@ -104,10 +104,10 @@ class Step:
 
 def cases(made: Step, objectives: dict[str, Composition]) -> dict[str, Case]:
     """Plain, and four for each objective."""
-    found = {"plain": Case(lambda _: made.plain())}
+    timed = {"plain": Case(lambda _: made.plain())}
     for name, objective in objectives.items():
-        found |= _stages(made, name, objective)
-    return found
+        timed |= _stages(made, name, objective)
+    return timed
 
 
 def _stages(made: Step, name: str, objective: Composition) -> dict[str, Case]:
@@ -124,14 +124,14 @@ def chosen(counts: list[str], say: Callable[[str], None]) -> dict[str, Compositi
     """The first so many methods, by the name of the case; more than there are takes all."""
     methods = stack()
     say(f"methods in order: {', '.join(method.name for method in methods)}")
-    found: dict[str, Composition] = {}
+    objectives: dict[str, Composition] = {}
     for text in counts:
         wanted = len(methods) if text == "all" else int(text)
         if wanted > len(methods):
             say(f"{wanted} methods: only {len(methods)} of the zoo compose with one another; taken are these")
         some = methods[:wanted]
-        found["all" if text == "all" else str(wanted)] = compose(*some)
-    return found
+        objectives["all" if text == "all" else str(wanted)] = compose(*some)
+    return objectives
 
 
 def main() -> None:
@@ -152,12 +152,12 @@ def main() -> None:
     given, ones, law = inputs(problem), weights_of(problem, 1.0), HEADS["rlstab"].load()
     every = {**cases(made, objectives), "head": Case(lambda _: step(law, given, ones))}
     times, units = interleave(every, options.repeat)
-    found = measured(times, units)
-    head = found["head"]["cpu_s"] / tokens * rows * length
+    timed = measured(times, units)
+    head = timed["head"]["cpu_s"] / tokens * rows * length
     drawn = Table("case", "methods", title=f"{rows} x {length} tokens, float32, forward and backward")
     for title in ("CPU ms", "x plain", "of the head"):
         drawn.add_column(title, justify="right")
-    for name, values in found.items():
+    for name, values in timed.items():
         objective = objectives.get(name.partition(":")[0])
         extra = {} if name in ("plain", "head") else {"share_of_head": values["cpu_s"] / head}
         run.add(
@@ -174,7 +174,7 @@ def main() -> None:
             name if name != "head" else f"head, {options.head}",
             str(len(objective.members)) if objective else "",
             f"{1000 * values['cpu_s']:.1f}",
-            f"{values['cpu_s'] / found['plain']['cpu_s']:.2f}",
+            f"{values['cpu_s'] / timed['plain']['cpu_s']:.2f}",
             f"{extra['share_of_head']:.1e}" if extra else "",
         )
     run.console.print(drawn)

@@ -40,6 +40,7 @@ from rlstab.config import load_run
 from rlstab.config.runs import RunConfig
 from rlstab.config.settings import RolloutSettings
 from rlstab.core.comm import LocalComm
+from rlstab.core.method import measure_all
 from rlstab.models.policy import Policy, Sequences, load_policy
 from rlstab.report.statistics import Estimate, against_baseline
 from rlstab.stages.advantages import grpo
@@ -158,11 +159,11 @@ def gradients(policy: Policy, sequences: Sequences) -> Tensor:
     """``(S, d)`` float32 gradients of the log-probs of whole responses."""
     weights, rows = list(policy.model.parameters()), []
     for row in range(len(sequences.response_ids)):
-        one = sequences.rows(torch.tensor([row]))
-        index = one.response_mask.reshape(-1).nonzero().squeeze(-1)
-        logprobs = policy.signals(one, index, temperature=1.0, needs={"logprobs"}, options={}).logprobs
-        found = torch.autograd.grad(logprobs.sum(), weights)
-        rows.append(torch.cat([each.reshape(-1) for each in found]))
+        response = sequences.rows(torch.tensor([row]))
+        index = response.response_mask.reshape(-1).nonzero().squeeze(-1)
+        logprobs = policy.signals(response, index, temperature=1.0, needs={"logprobs"}, options={}).logprobs
+        gradients = torch.autograd.grad(logprobs.sum(), weights)
+        rows.append(torch.cat([each.reshape(-1) for each in gradients]))
     return torch.stack(rows)
 
 
@@ -226,24 +227,24 @@ def measure(policy: Policy, stale: Policy, seed: int, options: Any) -> tuple[dic
     now = policy.evidence(drawn.sequences, needs, len(rows), temperature=1.0)
     weights = (now["logprobs"].double() - drawn.signals["logprobs"].double()).sum(-1).exp().clamp(max=options.cap)
     earned = rewards(task, prompts, per, drawn)
-    found = Measured(drawn, earned, weights, now, dict(drawn.signals), torch.zeros(len(rows), dtype=torch.float64))
+    measured = Measured(drawn, earned, weights, now, dict(drawn.signals), torch.zeros(len(rows), dtype=torch.float64))
     generator, estimators = torch.Generator().manual_seed(seed), PLAIN | DIVIDED
     sums = {name: Moments(0.0, 0.0, 0.0) for name in estimators}
     means: dict[str, list[Tensor]] = {name: [] for name in estimators}
     for own in rows.split(per):
         matrix = gradients(policy, drawn.sequences.rows(own))
         gram = _gram(matrix)
-        found.norms[own] = gram.diagonal()
-        groups, order = regrouped(found.batch(own), options.permutations, generator)
+        measured.norms[own] = gram.diagonal()
+        groups, order = regrouped(measured.batch(own), options.permutations, generator)
         spreads = {}
         for name, estimator in estimators.items():
-            stat, _ = estimator.settle([groups], {}, LocalComm())
+            stat, _ = measure_all(estimator, [groups], {}, LocalComm())
             pulls = estimator.advantages(groups, stat, {}) * weights[own][order] / GROUP
             spreads[name] = coefficients(pulls, order, options.permutations, per)
             means[name].append((spreads[name].mean((0, 1)).float() @ matrix).double())
         for name, spread in spreads.items():
             sums[name] = sums[name].plus(spread_moments(spread, spreads[REFERENCES[name]], gram))
-    stacked = {name: torch.stack(one) for name, one in means.items()}
+    stacked = {name: torch.stack(values) for name, values in means.items()}
     return {
         name: Moments(
             sums[name].variance / options.prompts,
@@ -251,12 +252,12 @@ def measure(policy: Policy, stale: Policy, seed: int, options: Any) -> tuple[dic
             (sums[name].along + across(stacked[name], stacked[REFERENCES[name]])) / options.prompts**2,
         )
         for name in estimators
-    }, found
+    }, measured
 
 
-def across(one: Tensor, other: Tensor) -> float:
+def across(first: Tensor, other: Tensor) -> float:
     """Sum of the products of ``(prompts, d)`` mean gradients of different prompts."""
-    return float(one.sum(0) @ other.sum(0) - (one * other).sum())
+    return float(first.sum(0) @ other.sum(0) - (first * other).sum())
 
 
 def coefficients(pulls: Tensor, order: Tensor, permutations: int, per: int) -> Tensor:
@@ -272,9 +273,9 @@ def spread_moments(spread: Tensor, reference: Tensor, gram: Tensor) -> Moments:
     return Moments(float(own) - signal, signal, _of_different(spread, reference, gram))
 
 
-def _of_different(one: Tensor, other: Tensor, gram: Tensor) -> float:
+def _of_different(first: Tensor, other: Tensor, gram: Tensor) -> float:
     """Mean product of the gradients of different groups of a permutation."""
-    products, count = one @ gram @ other.transpose(1, 2), one.shape[1]
+    products, count = first @ gram @ other.transpose(1, 2), first.shape[1]
     between = products.sum((1, 2)) - products.diagonal(dim1=1, dim2=2).sum(1)
     return float(between.mean()) / (count * (count - 1))
 
@@ -304,14 +305,14 @@ def price(repeat: int) -> tuple[float, float]:
     return times["step"].ratio_to(times["all"]), times["step"].ratio_to(times["uneven"])
 
 
-def shown(one: Estimate, digits: int = 3) -> str:
+def shown(estimate: Estimate, digits: int = 3) -> str:
     """A ratio with its interval, from an estimate of its logarithm."""
-    if one.value is None:
+    if estimate.value is None:
         return ""
-    value = f"{math.exp(one.value):.{digits}f}"
-    if one.low is None or one.high is None:
+    value = f"{math.exp(estimate.value):.{digits}f}"
+    if estimate.low is None or estimate.high is None:
         return value
-    return f"{value} [{math.exp(one.low):.{digits}f}, {math.exp(one.high):.{digits}f}]"
+    return f"{value} [{math.exp(estimate.low):.{digits}f}, {math.exp(estimate.high):.{digits}f}]"
 
 
 def main() -> None:
@@ -331,12 +332,12 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     run = Run("opob_variance", options.json)
     run.say()
-    seeds = [int(one) for one in listed(options.seeds)]
-    found: dict[int, dict[str, Moments]] = {}
+    seeds = [int(seed) for seed in listed(options.seeds)]
+    moments: dict[int, dict[str, Moments]] = {}
     logs, ranks, largest = [], [], []
     for seed in seeds:
         policy, stale = trained(seed, options.updates, options.staleness)
-        found[seed], measured = measure(policy, stale, seed, options)
+        moments[seed], measured = measure(policy, stale, seed, options)
         largest.append(float(measured.weights.max()))
         proxy = torch.where(
             measured.drawn.sequences.response_mask,
@@ -351,16 +352,18 @@ def main() -> None:
         drawn.add_column(title, justify="right")
     direction = {
         name: [
-            one[name].along / math.sqrt(max(one[name].signal * one[REFERENCES[name]].signal, 1e-300))
-            for one in found.values()
+            by_name[name].along / math.sqrt(max(by_name[name].signal * by_name[REFERENCES[name]].signal, 1e-300))
+            for by_name in moments.values()
         ]
         for name in PLAIN | DIVIDED
     }
     for kind, base in ((PLAIN, "dr_grpo"), (DIVIDED, "grpo")):
         compared = {}
         for what in ("variance", "noise"):
-            values = {name: {seed: _log(found[seed], name, what) for seed in seeds} for name in kind}
-            compared[what] = against_baseline({name: one for name, one in values.items() if name != base}, values[base])
+            values = {name: {seed: _log(moments[seed], name, what) for seed in seeds} for name in kind}
+            compared[what] = against_baseline(
+                {name: by_seed for name, by_seed in values.items() if name != base}, values[base]
+            )
         for name in kind:
             if name == base:
                 continue
@@ -368,8 +371,8 @@ def main() -> None:
             drawn.add_row(
                 name,
                 base,
-                *(shown(one.difference) for one in pair.values()),
-                *(one.verdict for one in pair.values()),
+                *(shown(comparison.difference) for comparison in pair.values()),
+                *(comparison.verdict for comparison in pair.values()),
                 f"{statistics.fmean(direction[name]):.3f}",
             )
             run.add(
@@ -385,9 +388,9 @@ def main() -> None:
                 **{
                     f"{what}_ratio": [
                         None if edge is None else math.exp(edge)
-                        for edge in (one.difference.value, one.difference.low, one.difference.high)
+                        for edge in (comparison.difference.value, comparison.difference.low, comparison.difference.high)
                     ]
-                    for what, one in pair.items()
+                    for what, comparison in pair.items()
                 },
             )
     run.console.print(drawn)

@@ -100,7 +100,7 @@ def _timed(update: Callable[[], None], ready: None) -> None:
 
 def main() -> None:
     arguments = parser(__doc__, repeat=9)
-    arguments.add_argument("--model", choices=sorted({one.model for one in SHAPES}), help="one of the two alone")
+    arguments.add_argument("--model", choices=sorted({shape.model for shape in SHAPES}), help="one of the two alone")
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
     run = Run("prompts", options.json)
@@ -115,11 +115,11 @@ def main() -> None:
         sequences = sequences_of(shape, policy.model.config.vocab_size)
         assert worthwhile(shape.groups * shape.group, shape.groups, shape.prompt, shape.response)
         both = updates(policy, sequences)
-        one, other = (gradients(policy, update) for update in both.values())
-        apart = assert_agree("shared prompts, all gradients", one, other, allowed=ALLOWED, relative=True)
+        first, other = (gradients(policy, update) for update in both.values())
+        apart = assert_agree("shared prompts, all gradients", first, other, allowed=ALLOWED, relative=True)
         cases = {name: Case(partial(_timed, update), policy.model.zero_grad) for name, update in both.items()}
-        found = measured(*interleave(cases, options.repeat))
-        for name, values in found.items():
+        timed = measured(*interleave(cases, options.repeat))
+        for name, values in timed.items():
             run.add(
                 name,
                 model=shape.model,
@@ -135,9 +135,9 @@ def main() -> None:
             f"{shape.groups} x {shape.group}",
             f"{shape.prompt} + {shape.response}",
             f"{shape.tokens:.0%}",
-            f"{found['shared prompts']['cpu_s']:.3f}",
-            f"{found['whole rows']['cpu_s']:.3f}",
-            f"{found['shared prompts']['ratio_to']['whole rows']:.2f}",
+            f"{timed['shared prompts']['cpu_s']:.3f}",
+            f"{timed['whole rows']['cpu_s']:.3f}",
+            f"{timed['shared prompts']['ratio_to']['whole rows']:.2f}",
         )
     run.console.print(drawn)
 

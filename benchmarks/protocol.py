@@ -75,10 +75,10 @@ def interleave(
     """Time every case ``repeat`` times, in turns; second, the unit, which runs before each of them."""
     times, units, names = {name: Times() for name in cases}, Times(), list(cases)
 
-    def clock(one: Case, into: Times) -> None:
-        ready = one.prepare()
+    def clock(case: Case, into: Times) -> None:
+        ready = case.prepare()
         wall, cpu = wall_clock(), cpu_clock()
-        one.run(ready)
+        case.run(ready)
         into.cpu.append(cpu_clock() - cpu)
         into.wall.append(wall_clock() - wall)
 
@@ -111,21 +111,21 @@ class Disagreement(AssertionError):
     """Two cases do not compute the same thing, so timing them against each other would mean nothing."""
 
 
-def assert_agree(who: str, found: Tensor, reference: Tensor, *, allowed: float, relative: bool) -> float:
+def assert_agree(who: str, values: Tensor, reference: Tensor, *, allowed: float, relative: bool) -> float:
     """The error of ``found``: largest absolute difference, or relative L2 distance.
 
     Raises:
         Disagreement: it is above ``allowed``, or NaN.
     """
-    distance = error(found, reference, relative=relative)
+    distance = error(values, reference, relative=relative)
     if not distance <= allowed:
         raise Disagreement(f"{who}: {'relative' if relative else 'absolute'} error {distance:.1e} > {allowed:.1e}")
     return distance
 
 
-def error(found: Tensor, reference: Tensor, *, relative: bool) -> float:
+def error(values: Tensor, reference: Tensor, *, relative: bool) -> float:
     """Largest absolute difference, or L2 distance relative to the reference (absolute where that is 0)."""
-    difference = found.detach().double() - reference.detach().double()
+    difference = values.detach().double() - reference.detach().double()
     if not relative:
         return float(difference.abs().max()) if difference.numel() else 0.0
     size = float(reference.detach().double().norm())
@@ -145,13 +145,13 @@ def cpu_model() -> str:
 
 def versions() -> dict[str, str]:
     """Of what takes part in a comparison, if it is there."""
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in ("rlstab", "torch", "transformers", "trl", "liger-kernel", "numpy"):
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def commit() -> str:
@@ -201,12 +201,12 @@ class Run:
 
     def say(self) -> None:
         """The line above a table."""
-        one = self._shared
-        of = ", ".join(f"{name} {version}" for name, version in one["versions"].items())
+        said = self._shared
+        of = ", ".join(f"{name} {version}" for name, version in said["versions"].items())
         self.console.print(
-            f"{self.benchmark}: {one['machine']}; {one['threads']} thread(s), OMP_WAIT_POLICY="
-            f"{one['omp_wait_policy'] or '-'}, GOMP_SPINCOUNT={one['gomp_spincount'] or '-'}, load {one['load']:.1f}; "
-            f"{of}; commit {one['commit']}; seed {one['seed']}",
+            f"{self.benchmark}: {said['machine']}; {said['threads']} thread(s), OMP_WAIT_POLICY="
+            f"{said['omp_wait_policy'] or '-'}, GOMP_SPINCOUNT={said['gomp_spincount'] or '-'}, load "
+            f"{said['load']:.1f}; {of}; commit {said['commit']}; seed {said['seed']}",
             highlight=False,
         )
 
@@ -253,7 +253,7 @@ def parser(about: str | None, *, repeat: int) -> argparse.ArgumentParser:
 
 def listed(text: str) -> list[str]:
     """Comma-separated words."""
-    return [one.strip() for one in text.split(",") if one.strip()]
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def child(module: str, arguments: Mapping[str, Any], *, timeout: float = 3600) -> Any:

@@ -59,14 +59,14 @@ def run(loss: Loss, name: str, parts: list[list[int]], dtype: torch.dtype = torc
     total, says = 0.0, False
     for rows in parts:
         live = values["live"][rows].clone().requires_grad_()
-        one, selected = loss({key: value[rows].clone() for key, value in values.items()}, live)
-        one.backward()
+        part_loss, selected = loss({key: value[rows].clone() for key, value in values.items()}, live)
+        part_loss.backward()
         assert live.grad is not None
-        total, gradient[rows] = total + one.item(), live.grad
+        total, gradient[rows] = total + part_loss.item(), live.grad
         if selected is not None:
             says, chosen[rows] = True, selected.to(dtype)
     assert not gradient[values["mask"] == 0].any()
-    result = {"loss": _number(total), "gradient": [[_number(one) for one in row] for row in gradient.tolist()]}
+    result = {"loss": _number(total), "gradient": [[_number(value) for value in row] for row in gradient.tolist()]}
     return result | ({"selected": chosen.int().tolist()} if says else {})
 
 
@@ -80,8 +80,8 @@ def case(
     """What is stored: where it came from, and loss and gradient; ``cut`` may list the rows of each part."""
     rows = len(load("inputs")[inputs]["advantages"])
     parts = [list(range(rows))] if cut is None else CUTS[cut] if isinstance(cut, str) else cut
-    found = {"inputs": inputs, "parts": parts, "dtype": dtype, "settings": settings}
-    return found | run(loss, inputs, parts, getattr(torch, dtype))
+    given = {"inputs": inputs, "parts": parts, "dtype": dtype, "settings": settings}
+    return given | run(loss, inputs, parts, getattr(torch, dtype))
 
 
 class Config(dict):
@@ -112,7 +112,7 @@ def trl() -> dict[str, Any]:
     defaults = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}
 
     def trainer(parts: int = 1, **settings: Any) -> Any:
-        one = types.SimpleNamespace(
+        made = types.SimpleNamespace(
             accelerator=Alone(),
             args=Config(defaults | settings, steps_per_generation=parts),
             model=types.SimpleNamespace(training=True),
@@ -128,9 +128,9 @@ def trl() -> dict[str, Any]:
             get_gamma_weights=GRPOTrainer.get_gamma_weights,
         )
         chosen = {"top_entropy_quantile": 1.0, "beta": 0.0, "epsilon_low": 0.2, "epsilon_high": 0.28} | settings
-        one.__dict__.update(chosen)
-        one.get_high_entropy_mask = types.MethodType(GRPOTrainer.get_high_entropy_mask, one)
-        return one
+        made.__dict__.update(chosen)
+        made.get_high_entropy_mask = types.MethodType(GRPOTrainer.get_high_entropy_mask, made)
+        return made
 
     # weights and masks are made in the middle of a method that generates, so only their blocks are compiled
     generate = ast.parse(textwrap.dedent(inspect.getsource(GRPOTrainer._generate_and_score_completions)))
@@ -138,20 +138,20 @@ def trl() -> dict[str, Any]:
     def block(test: str, has: str, result: str, **names: Any) -> Tensor:
         """What an ``if`` of that method leaves in a name."""
         (wanted,) = (
-            one
-            for one in ast.walk(generate)
-            if isinstance(one, ast.If) and ast.unparse(one.test) == test and has in ast.unparse(one)
+            node
+            for node in ast.walk(generate)
+            if isinstance(node, ast.If) and ast.unparse(node.test) == test and has in ast.unparse(node)
         )
         space = vars(module) | {"tool_mask": None} | names
         exec(compile(ast.Module([wanted], []), module.__file__, "exec"), space)
         return space[result]
 
-    def weights(one: Any, values: dict[str, Tensor]) -> Tensor:
+    def weights(trainer: Any, values: dict[str, Tensor]) -> Tensor:
         return block(
             "self.use_vllm and self.vllm_importance_sampling_correction",
             "masked_fill",
             "vllm_importance_sampling_ratio",
-            self=one,
+            self=trainer,
             completion_mask=values["mask"],
             old_per_token_logps=values["old"],
             sampling_per_token_logps=values["rollout"],
@@ -159,13 +159,13 @@ def trl() -> dict[str, Any]:
 
     def left(mask: Tensor, cut_off: Sequence[int]) -> Tensor:
         """The mask without responses that do not end with EOS."""
-        one = types.SimpleNamespace(
+        trainer = types.SimpleNamespace(
             mask_truncated_completions=True, eos_token_ids=[1], _tokenizer=types.SimpleNamespace(pad_token_id=0)
         )
         ids = [[2 if row in cut_off else 1] for row in range(len(mask))]
         test = "self.mask_truncated_completions"
         return block(
-            test, "", "completion_mask", self=one, completion_ids_list=ids, completion_mask=mask, device=mask.device
+            test, "", "completion_mask", self=trainer, completion_ids_list=ids, completion_mask=mask, device=mask.device
         )
 
     def loss(
@@ -182,12 +182,12 @@ def trl() -> dict[str, Any]:
         parts = 1 if cut is None else len(CUTS[cut])
         if "vllm_importance_sampling_mode" in settings:
             settings |= {"use_vllm": True, "vllm_importance_sampling_correction": True}
-        one = trainer(parts, **settings)
+        owner = trainer(parts, **settings)
         items = left(torch.tensor(load("inputs")[inputs]["mask"]).long(), cut_off).sum()
 
         def published(values: dict[str, Tensor], live: Tensor) -> tuple[Tensor, Tensor | None]:
             entropies = values["entropies"].float() if "entropies" in values else torch.zeros_like(live)
-            one._get_per_token_logps_and_entropies = lambda *_, **__: (live, entropies, None)
+            owner._get_per_token_logps_and_entropies = lambda *_, **__: (live, entropies, None)
             given = {
                 "prompt_ids": torch.zeros(len(live), 1, dtype=torch.int64),
                 "prompt_mask": torch.ones(len(live), 1, dtype=torch.int64),
@@ -199,13 +199,13 @@ def trl() -> dict[str, Any]:
             } | ({"old_per_token_logps": values["old"]} if old else {})
             if sampled:
                 given["sampling_per_token_logps"] = values["rollout"]
-            if one.use_vllm:
-                given["importance_sampling_ratio"] = weights(one, values)
+            if owner.use_vllm:
+                given["importance_sampling_ratio"] = weights(owner, values)
             selected = None
-            if one.top_entropy_quantile < 1:
-                level = 1 - one.top_entropy_quantile
-                selected = GRPOTrainer.get_high_entropy_mask(one, entropies, given["completion_mask"], level)
-            return GRPOTrainer._compute_loss(one, None, given), selected
+            if owner.top_entropy_quantile < 1:
+                level = 1 - owner.top_entropy_quantile
+                selected = GRPOTrainer.get_high_entropy_mask(owner, entropies, given["completion_mask"], level)
+            return GRPOTrainer._compute_loss(owner, None, given), selected
 
         return case(published, inputs, cut, old=old, **settings, **({"cut_off": list(cut_off)} if cut_off else {}))
 
@@ -327,8 +327,8 @@ def _trl_advantages(name: str, scale: str) -> dict[str, Any]:
         )
         trainer.model.train()
         scored = trainer._generate_and_score_completions([{"prompt": "a b"}] * len(order))
-    found = dict(zip(order, scored["advantages"].tolist(), strict=True))
-    return {"rewards": name, "scale_rewards": scale, "advantages": [found[row] for row in range(len(order))]}
+    by_row = dict(zip(order, scored["advantages"].tolist(), strict=True))
+    return {"rewards": name, "scale_rewards": scale, "advantages": [by_row[row] for row in range(len(order))]}
 
 
 # -- verl --------------------------------------------------------------------------------------------------------------
@@ -367,7 +367,7 @@ def verl() -> dict[str, Any]:
         )
 
         def published(values: dict[str, Tensor], live: Tensor) -> tuple[Tensor, None]:
-            one, _ = code.compute_policy_loss_vanilla(
+            loss, _ = code.compute_policy_loss_vanilla(
                 old_log_prob=values["old"],
                 log_prob=live,
                 advantages=values["advantages"],
@@ -375,7 +375,7 @@ def verl() -> dict[str, Any]:
                 loss_agg_mode=mode,
                 config=config,
             )
-            return one * (len(live) / rows if info is None else 1), None
+            return loss * (len(live) / rows if info is None else 1), None
 
         settings = {"loss_agg_mode": mode, "clip_ratio_low": low, "clip_ratio_high": high, "clip_ratio_c": dual}
         return case(published, inputs, cut, dtype, **settings, global_batch_info=info)
@@ -434,8 +434,8 @@ def verl() -> dict[str, Any]:
         every = tensors(inputs)
         mask, weights, rows = every["mask"], torch.ones_like(every["mask"]), len(every["mask"])
         if correction is not None:
-            found, mask, _ = correct(every["old"], every["rollout"], mask, **correction)
-            weights = weights if found is None else found.batch["rollout_is_weights"]
+            weighed, mask, _ = correct(every["old"], every["rollout"], mask, **correction)
+            weights = weights if weighed is None else weighed.batch["rollout_is_weights"]
         info = {"batch_num_tokens": int(mask.sum()), "global_batch_size": int(mask.any(-1).sum()), "dp_size": 1}
 
         def config(chosen: dict[str, Any]) -> ActorConfig:
@@ -451,7 +451,7 @@ def verl() -> dict[str, Any]:
 
         def once(values: dict[str, Tensor], live: Tensor, part: list[int], chosen: dict[str, Any]) -> Tensor:
             torch.manual_seed(0)
-            one, _ = code.get_policy_loss_fn(kind)(
+            loss, _ = code.get_policy_loss_fn(kind)(
                 old_log_prob=values["old"],
                 log_prob=live,
                 advantages=values["advantages"],
@@ -460,22 +460,22 @@ def verl() -> dict[str, Any]:
                 config=config(chosen),
                 rollout_is_weights=None if correction is None else weights[part],
             )
-            return one * (len(part) / rows if kind == "geo_mean" and by_rows else 1)
+            return loss * (len(part) / rows if kind == "geo_mean" and by_rows else 1)
 
         parts = iter([list(range(rows))] if cut is None else CUTS[cut])
 
         def published(values: dict[str, Tensor], live: Tensor) -> tuple[Tensor, Tensor | None]:
             part = next(parts)
-            one = once(values, live, part, covariance or {})
+            loss = once(values, live, part, covariance or {})
             if correction is not None:
-                return one, weights[part] * mask[part] > 0
+                return loss, weights[part] * mask[part] > 0
             if without is None:
-                return one, None
+                return loss, None
             slopes = [
                 torch.autograd.grad(once(values, live, part, chosen), live)[0]
                 for chosen in (covariance or {}, (covariance or {}) | without)
             ]
-            return one, slopes[0] != slopes[1]
+            return loss, slopes[0] != slopes[1]
 
         more = {"correction": correction} if correction is not None else covariance or {}
         return case(published, inputs, cut, loss_mode=kind, loss_agg_mode=mode, **settings, **more)
@@ -544,24 +544,24 @@ def verl() -> dict[str, Any]:
     def advantages(estimator: Callable[..., Any], name: str, **settings: Any) -> dict[str, Any]:
         given = load("inputs")["rewards"][name]
         rewards = torch.tensor(given["rewards"], dtype=torch.float32).unsqueeze(-1)
-        found, _ = estimator(rewards, torch.ones_like(rewards), np.array(given["ids"]), **settings)
-        return {"rewards": name, "settings": settings, "advantages": found[:, 0].tolist()}
+        advantages, _ = estimator(rewards, torch.ones_like(rewards), np.array(given["ids"]), **settings)
+        return {"rewards": name, "settings": settings, "advantages": advantages[:, 0].tolist()}
 
     def per_token(**settings: Any) -> dict[str, Any]:
         given = of_tokens()
         mask = given["mask"]
         last = mask.sum(-1, keepdim=True) - 1
         rewards = torch.zeros_like(given["logprobs"]).scatter(1, last, given["rewards"].unsqueeze(-1))
-        found, _ = code.compute_optimal_token_baseline_advantage(
+        advantages, _ = code.compute_optimal_token_baseline_advantage(
             rewards, mask.double(), given["ids"].numpy(), given["logprobs"], given["sum_p_sq"], **settings
         )
-        return {"rewards": "of tokens", "settings": settings, "advantages": found[mask].tolist()}
+        return {"rewards": "of tokens", "settings": settings, "advantages": advantages[mask].tolist()}
 
     def of_each() -> dict[str, Any]:
         given = of_two_rewards()
         ids, ones = given["ids"].numpy(), torch.ones(len(given["ids"]), 1)
         weights = given["reward_weights"][0].tolist()
-        found, _ = code.compute_gdpo_outcome_advantage(
+        advantages, _ = code.compute_gdpo_outcome_advantage(
             ones,
             ones,
             ids,
@@ -569,7 +569,7 @@ def verl() -> dict[str, Any]:
             non_tensor_batch=dict(zip(("first", "second"), given["reward_parts"].T.numpy(), strict=True)),
             batch={"prompts": ones, "attention_mask": torch.cat([ones, ones], 1).long()},
         )
-        return {"rewards": "two", "settings": {"weights": weights}, "advantages": found[:, 0].tolist()}
+        return {"rewards": "two", "settings": {"weights": weights}, "advantages": advantages[:, 0].tolist()}
 
     estimators = {
         "grpo": (code.compute_grpo_outcome_advantage, {}),

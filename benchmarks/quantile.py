@@ -73,7 +73,7 @@ WAYS: dict[str, Callable[[Tensor], float]] = {
 
 def number(text: str) -> int:
     """``262144``, ``2**18`` or ``2**24+1``."""
-    return sum(int(base) ** int(power or 1) for base, _, power in (one.partition("**") for one in text.split("+")))
+    return sum(int(base) ** int(power or 1) for base, _, power in (term.partition("**") for term in text.split("+")))
 
 
 def agreed(values: Tensor) -> dict[str, str]:
@@ -85,12 +85,16 @@ def agreed(values: Tensor) -> dict[str, str]:
     refused, reference = {}, np.float32(by_rlstab(values))
     for name, way in WAYS.items():
         try:
-            found = np.float32(way(values))
+            quantile = np.float32(way(values))
         except RuntimeError as error:
             refused[name] = str(error)
             continue
         # torch.quantile interpolates in float32
-        assert abs(found - reference) <= np.spacing(reference) * (name == "torch.quantile"), (name, found, reference)
+        assert abs(quantile - reference) <= np.spacing(reference) * (name == "torch.quantile"), (
+            name,
+            quantile,
+            reference,
+        )
     return refused
 
 
@@ -113,15 +117,15 @@ def main() -> None:
             if name not in refused
         }
         times, units = interleave(cases, options.repeat)
-        found = measured(times, units)
+        timed = measured(times, units)
         for name in WAYS:
             if name in refused:
                 run.add(name, shape=[size], dtype="float32", error=refused[name])
                 drawn.add_row(f"{size:,}", name, "raises", f"[dim]{refused[name][:40]}")
                 continue
-            ratio = found["rlstab"]["ratio_to"].get(name, 1.0)
-            run.add(name, shape=[size], dtype="float32", q=Q, **found[name])
-            drawn.add_row(f"{size:,}", name, f"{1000 * found[name]['cpu_s']:.2f}", f"{ratio:.1f}")
+            ratio = timed["rlstab"]["ratio_to"].get(name, 1.0)
+            run.add(name, shape=[size], dtype="float32", q=Q, **timed[name])
+            drawn.add_row(f"{size:,}", name, f"{1000 * timed[name]['cpu_s']:.2f}", f"{ratio:.1f}")
         drawn.add_section()
     run.console.print(drawn)
 

@@ -30,8 +30,8 @@ def goal_rows(goals: list[Goal], records: list[Record]) -> list[Row]:
     counted = [record for record in records if record.get("preset") not in SMALL]
     rows = []
     for goal in goals:
-        found, before = evaluate(goal, counted), evaluate(goal, counted, back=1)
-        verdict = WORDS[goal.judge(found.value if found else None)]
+        now, before = evaluate(goal, counted), evaluate(goal, counted, back=1)
+        verdict = WORDS[goal.judge(now.value if now else None)]
         sign = "≥" if goal.better == "higher" else "≤"
         rows.append(
             (
@@ -39,29 +39,29 @@ def goal_rows(goals: list[Goal], records: list[Record]) -> list[Row]:
                 goal.says,
                 f"{sign} {goal.limits.must:g}",
                 f"{sign} {goal.limits.aim:g}",
-                _measured(found),
-                _change(goal, found, before),
+                _measured(now),
+                _change(goal, now, before),
                 f"{verdict}: {goal.unmeasured}" if goal.unmeasured else verdict,
             )
         )
     return rows
 
 
-def _measured(found: Found | None) -> str:
-    if found is None:
+def _measured(value: Found | None) -> str:
+    if value is None:
         return "-"
-    if len(found.values) < 2:
-        return f"{found.value:.3g}"
-    low, high = min(found.values.values()), max(found.values.values())
-    return f"{found.value:.3g} ({found.where}; all: {low:.3g} to {high:.3g})"
+    if len(value.values) < 2:
+        return f"{value.value:.3g}"
+    low, high = min(value.values.values()), max(value.values.values())
+    return f"{value.value:.3g} ({value.where}; all: {low:.3g} to {high:.3g})"
 
 
-def _change(goal: Goal, found: Found | None, before: Found | None) -> str:
+def _change(goal: Goal, now: Found | None, before: Found | None) -> str:
     """The earlier value of the same comparison, marked where the new one is worse by more than 15 %."""
-    if found is None or before is None or found.where not in before.values:
+    if now is None or before is None or now.where not in before.values:
         return ""
-    old = before.values[found.where]
-    worse = (old / found.value if goal.better == "higher" else found.value / old) - 1
+    old = before.values[now.where]
+    worse = (old / now.value if goal.better == "higher" else now.value / old) - 1
     return f"{old:.3g}{' **regression**' if worse > REGRESSION else ''}"
 
 
@@ -73,9 +73,9 @@ def prompt_rows(records: list[Record]) -> list[Row]:
         if record["benchmark"] == "prompts" and record["case"] == "shared prompts"
     }
     rows = []
-    for (model, groups, group, prompt, response), one in newest.items():
-        times = one["ratio_to"]["whole rows"]
-        rows.append((model, f"{groups} x {group}", f"{prompt} + {response}", f"{one['tokens']:.0%}", f"{times:.2f}"))
+    for (model, groups, group, prompt, response), record in newest.items():
+        times = record["ratio_to"]["whole rows"]
+        rows.append((model, f"{groups} x {group}", f"{prompt} + {response}", f"{record['tokens']:.0%}", f"{times:.2f}"))
     return rows
 
 

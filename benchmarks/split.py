@@ -68,8 +68,8 @@ def gradient(
         warnings.simplefilter("ignore")  # scope: microbatch says that it depends on the cut, which is the point here
         plan = make_plan(compose(ClipHigher(), method), batches, scope=scope)
     losses = [
-        plan.loss(batch, PolicyOutputs.from_padded(batch, logprobs=live[one])).loss
-        for batch, one in zip(batches, rows, strict=True)
+        plan.loss(batch, PolicyOutputs.from_padded(batch, logprobs=live[part])).loss
+        for batch, part in zip(batches, rows, strict=True)
     ]
     return torch.autograd.grad(torch.stack(losses).sum(), live)[0]
 

@@ -166,8 +166,8 @@ def train_ours(job: Job, folder: Path) -> dict[str, float]:
     return {
         **marks.per_step(job),
         "mean_tokens": statistics.mean(record["response/length"] for record in records),
-        "mean_reward": statistics.mean(one["reward/mean"] for one in records),
-        "zero_std_groups": statistics.mean(one["reward/zero_std_groups"] for one in records),
+        "mean_reward": statistics.mean(record["reward/mean"] for record in records),
+        "zero_std_groups": statistics.mean(record["reward/zero_std_groups"] for record in records),
     }
 
 
@@ -232,7 +232,7 @@ def train_trl(job: Job, folder: Path) -> dict[str, float]:
         disable_tqdm=True,
         seed=0,
     )
-    data = Dataset.from_list([{"prompt": one.prompt, "place": index} for index, one in enumerate(examples)])
+    data = Dataset.from_list([{"prompt": example.prompt, "place": index} for index, example in enumerate(examples)])
     trainer = GRPOTrainer(
         model=model, reward_funcs=reward, args=arguments, train_dataset=data, processing_class=tokenizer
     )
@@ -251,32 +251,33 @@ TRAINERS = {"rlstab": (train_ours, "rlstab"), "trl": (train_trl, "trl")}
 
 def compare(run: Run, name: str, job: Job, trainers: list[str], repeat: int, threads: int) -> None:
     """Processes in turns; one record per trainer, of its least CPU-seconds per step."""
-    found: dict[str, list[dict[str, float]]] = {trainer: [] for trainer in trainers}
+    results: dict[str, list[dict[str, float]]] = {trainer: [] for trainer in trainers}
     for _ in range(repeat):
         for trainer in trainers:
-            one = child("benchmarks.throughput", {"trainer": trainer, "job": asdict(job), "threads": threads})
-            found[trainer].append(one)
+            result = child("benchmarks.throughput", {"trainer": trainer, "job": asdict(job), "threads": threads})
+            results[trainer].append(result)
             run.console.print(
-                f"{name}, {trainer}: {one['cpu_s']:.3f} CPU-s per step, {one['mean_tokens']:.1f} tokens per response, "
-                f"mean reward {one['mean_reward']:.2f}, {one['zero_std_groups']:.0%} zero-variance groups",
+                f"{name}, {trainer}: {result['cpu_s']:.3f} CPU-s per step, {result['mean_tokens']:.1f} tokens per "
+                f"response, mean reward {result['mean_reward']:.2f}, {result['zero_std_groups']:.0%} zero-variance "
+                f"groups",
                 highlight=False,
             )
     drawn = Table("trainer", title=f"{name}: {job.samples} responses per step, at most {job.new_tokens} tokens")
     for title in ("CPU s per step", "samples / CPU s", "tokens per response", "tokens / CPU s", "zero-variance groups"):
         drawn.add_column(title, justify="right")
-    for trainer, several in found.items():
-        cpu = min(one["cpu_s"] for one in several)
-        tokens = statistics.mean(one["mean_tokens"] for one in several)
+    for trainer, several in results.items():
+        cpu = min(result["cpu_s"] for result in several)
+        tokens = statistics.mean(result["mean_tokens"] for result in several)
         values = {
             "cpu_s": cpu,
-            "wall_s": statistics.median(one["wall_s"] for one in several),
+            "wall_s": statistics.median(result["wall_s"] for result in several),
             "samples_per_cpu_s": job.samples / cpu,
             "tokens_per_cpu_s": job.samples * tokens / cpu,
             "mean_tokens": tokens,
-            "zero_std_groups": statistics.mean(one["zero_std_groups"] for one in several),
+            "zero_std_groups": statistics.mean(result["zero_std_groups"] for result in several),
             "ratio_to": {
                 other: statistics.median(b["cpu_s"] / a["cpu_s"] for a, b in zip(several, theirs, strict=True))
-                for other, theirs in found.items()
+                for other, theirs in results.items()
                 if other != trainer
             },
         }
@@ -314,11 +315,11 @@ def main() -> None:
     run = Run("throughput", options.json)
     run.say()
     trainers = ["rlstab"]
-    for one in listed(options.against):
-        if find_spec(TRAINERS[one][1]) is None:
-            run.console.print(f"skipped: {one} (not installed; see benchmarks/README.md)")
+    for trainer in listed(options.against):
+        if find_spec(TRAINERS[trainer][1]) is None:
+            run.console.print(f"skipped: {trainer} (not installed; see benchmarks/README.md)")
         else:
-            trainers.append(one)
+            trainers.append(trainer)
     os.environ |= {"OMP_NUM_THREADS": str(options.threads), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     for name in listed(options.job):
         changed = {"model": options.model, "steps": options.steps, "warmup": options.warmup}
@@ -332,8 +333,8 @@ def main() -> None:
 def _child(asked: dict[str, Any]) -> None:
     torch.set_num_threads(asked["threads"])
     with tempfile.TemporaryDirectory() as folder:
-        found = TRAINERS[asked["trainer"]][0](Job(**asked["job"]), Path(folder))
-    print(json.dumps(found))
+        result = TRAINERS[asked["trainer"]][0](Job(**asked["job"]), Path(folder))
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -128,7 +128,7 @@ def main() -> None:
     rounds: dict[str, list[float]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         trainers = {name: trainer_of(*CASES[name], options.size, folder, options.steps) for name in names}
-        clocks = {name: clock(one) for name, one in trainers.items()}
+        clocks = {name: clock(trainer) for name, trainer in trainers.items()}
         for number in range(options.rounds + 1):  # the first warms up
             for place in range(len(names)):
                 name = names[(place + number) % len(names)]
@@ -139,6 +139,6 @@ def main() -> None:
     print("CPU-seconds of an optimizer step, least; ratio to TRL's own loss at the same micro-batches, median")
     for name in names:
         base = rounds[f"TRL, {CASES[name][2]} micro-batch{'es' if CASES[name][2] > 1 else ''}"]
-        ratios = [one / other for one, other in zip(rounds[name][1:], base[1:], strict=True)]
+        ratios = [mine / other for mine, other in zip(rounds[name][1:], base[1:], strict=True)]
         spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
         print(f"{name:<68} {min(rounds[name][1:]):.4f}  {statistics.median(ratios):.3f}  ({spread})")

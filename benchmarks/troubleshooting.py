@@ -58,40 +58,40 @@ def _symptoms() -> Iterator[str]:
     yield ""
 
 
-def _cause(one: Remedy) -> Iterator[str]:
-    yield f"## {_capital(one.title)}"
+def _cause(remedy: Remedy) -> Iterator[str]:
+    yield f"## {_capital(remedy.title)}"
     yield ""
     shows = [
-        f"{SIGNS[sign].title} ({_quoted(SIGNS[sign].reads)})" for sign, cause in CAUSES.items() if cause == one.cause
+        f"{SIGNS[sign].title} ({_quoted(SIGNS[sign].reads)})" for sign, cause in CAUSES.items() if cause == remedy.cause
     ]
-    yield f"{one.looks} Signs: {'; '.join(shows)}."
+    yield f"{remedy.looks} Signs: {'; '.join(shows)}."
     yield ""
-    yield f"Likely: {'; or '.join(one.likely)}."
+    yield f"Likely: {'; or '.join(remedy.likely)}."
     yield ""
-    yield f"**First:** {one.first}"
+    yield f"**First:** {remedy.first}"
     yield ""
-    for host, names in one.settings.items():
+    for host, names in remedy.settings.items():
         yield f"- {host}: {_quoted(names)}"
     yield ""
-    if one.sources:
-        told = "; ".join(f"*{source}*, {SOURCES[source]}" for source in one.sources)
+    if remedy.sources:
+        told = "; ".join(f"*{source}*, {SOURCES[source]}" for source in remedy.sources)
         yield f"Sources of instability: {told}."
         yield ""
-    links = [f"[`{name}`](methods/{name}.md)" for name in one.methods]
-    links += [f"[`{name}`](stages/{name}.md)" for name in one.stages]
+    links = [f"[`{name}`](methods/{name}.md)" for name in remedy.methods]
+    links += [f"[`{name}`](stages/{name}.md)" for name in remedy.stages]
     yield f"Against it: {', '.join(links)}."
     yield ""
-    if one.evidence:
-        yield from _evidence(one)
+    if remedy.evidence:
+        yield from _evidence(remedy)
     else:
         yield "No evidence here: none of these methods has been compared on a run of this kind."
         yield ""
 
 
-def _evidence(one: Remedy) -> Iterator[str]:
+def _evidence(remedy: Remedy) -> Iterator[str]:
     yield "| method | against | seeds | measured | bench |"
     yield "| --- | --- | --- | --- | --- |"
-    for method, figures in one.evidence:
+    for method, figures in remedy.evidence:
         first = figures[0]
         where = f"{first.bench}, {first.setting}" if first.setting != "default" else first.bench
         told = "; ".join(figure.told for figure in figures)
@@ -134,7 +134,9 @@ def _quoted(names: tuple[str, ...]) -> str:
 
 def _anchor(heading: str) -> str:
     """As GitHub makes it: letters, digits, hyphens and underscores stay."""
-    kept = "".join(one for one in heading.lower().replace(" ", "-") if one.isalnum() or one in "-_")
+    kept = "".join(
+        character for character in heading.lower().replace(" ", "-") if character.isalnum() or character in "-_"
+    )
     return kept
 
 

@@ -67,15 +67,15 @@ def rollout(size: str) -> dict[str, Any]:
     lengths = torch.randint(longest // 4, longest + 1, (16,), generator=draw).tolist()
     responses = [torch.randint(20, vocab, (length,), generator=draw) for length in lengths]
     prompts = [torch.randint(20, vocab, (8,), generator=draw)] * 16
-    ones = [torch.ones(one, dtype=torch.int64) for one in lengths]
+    ones = [torch.ones(length, dtype=torch.int64) for length in lengths]
     columns = {
         "prompts": prompts,
         "responses": responses,
         "input_ids": [torch.cat(pair) for pair in zip(prompts, responses, strict=True)],
         "response_mask": ones,
         "loss_mask": ones,
-        "old_log_probs": [-math.log(vocab) + 0.1 * torch.randn(one, generator=draw) for one in lengths],
-        "advantages": [torch.full((one,), (place % 5 - 2) / 2) for place, one in enumerate(lengths)],
+        "old_log_probs": [-math.log(vocab) + 0.1 * torch.randn(length, generator=draw) for length in lengths],
+        "advantages": [torch.full((length,), (place % 5 - 2) / 2) for place, length in enumerate(lengths)],
         "uid": [str(place // 8) for place in range(16)],
     }
     return {"nested": True, "columns": columns}
@@ -115,6 +115,6 @@ def main() -> None:
     print("CPU-seconds of an update, least; ratio to verl's own loss at the same micro-batches, median")
     for name in names:
         base = rounds[f"verl, {CASES[name][1]} micro-batch{'es' if CASES[name][1] > 1 else ''}"]
-        ratios = [one / other for one, other in zip(rounds[name][1:], base[1:], strict=True)]
+        ratios = [mine / other for mine, other in zip(rounds[name][1:], base[1:], strict=True)]
         spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
         print(f"{name:<70} {min(rounds[name][1:]):.4f}  {statistics.median(ratios):.3f}  ({spread})")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from rlstab import __version__
 from rlstab.errors import ConfigError, RlstabError
 from rlstab.extras import require
-from rlstab.files import exists, is_file, write_text
+from rlstab.files import exists, is_file, reason, write_text
 from rlstab.visible import visible
 
 if TYPE_CHECKING:  # each command pays only for what it uses
@@ -43,16 +43,13 @@ def main(arguments: list[str] | None = None) -> int:
     except RlstabError as error:
         return _failed(f"{type(error).__name__}: {error}{_notes(error)}")
     except MemoryError as error:
-        return _failed(
-            f"MemoryError: {str(error) or 'no more can be had'}. Lower what a run holds at once: rollout.prompts, "
-            f"rollout.batch_size, optimisation.micro_batch_size, evaluation.prompts."
-        )
+        larger = "rollout.prompts, rollout.batch_size, optimisation.micro_batch_size or evaluation.prompts"
+        return _failed(f"MemoryError: {str(error) or 'no more can be had'}. Lower {larger}.")
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO) or error.filename is not None:
             raise
         _forget_output()
-        reason = (error.strerror or str(error)).lower()
-        return _failed(f"OSError: the output cannot be written: {reason}. Make room, or write it elsewhere.")
+        return _failed(f"OSError: the output cannot be written: {reason(error)}. Make room, or write it elsewhere.")
     except KeyboardInterrupt as stop:
         if os.environ.get("RANK", "0") == "0":  # the others would say the same
             _failed(f"{str(stop) or 'stopped; continue with --resume'}{_notes(stop)}")
@@ -89,7 +86,6 @@ def _parser() -> argparse.ArgumentParser:
 
     train = command(_train, "train a policy, as described in a YAML file")
     _takes_file(train, "run file", "run")
-    _takes_settings(train)
     train.add_argument("--resume", action="store_true", help="continue from the newest checkpoint in tracking.out")
     train.add_argument("--overwrite", action="store_true", help="replace a run that is already in tracking.out")
     train.add_argument("--timeout", type=float, metavar="SECONDS", help="to wait for a silent process (1800)")
@@ -100,7 +96,6 @@ def _parser() -> argparse.ArgumentParser:
 
     check = command(_check, "try what is local and cheap, and say what each method does, needs and costs")
     _takes_file(check, "run file, or a file with only an objective", "run", "objective")
-    _takes_settings(check)
     check.add_argument("--host", metavar="NAME", help="what the adapter of another trainer makes of it, such as trl")
     check.add_argument("--memory", metavar="SIZE", help="what fits in this much memory per process, such as 24GB")
     check.add_argument("--processes", type=int, default=1, metavar="N", help="number of processes (1)")
@@ -110,7 +105,6 @@ def _parser() -> argparse.ArgumentParser:
     explain = command(_explain, "explain in words what an objective does and costs, and which recipe it is")
     source = _takes_file(explain, "run, objective or bench file, or names such as s2t,stare")
     source.add_argument("--preset", metavar="NAME", help="a preset instead of a file")
-    _takes_settings(explain)
     explain.add_argument("--markdown", action="store_true", help="print Markdown")
 
     schema = command(_schema, "write the JSON Schema of run files, for editors")
@@ -118,13 +112,23 @@ def _parser() -> argparse.ArgumentParser:
     schema.add_argument("--out", help="file to write; standard output without it")
 
     bench = command(_bench, "compare methods: settings x methods x seeds of a YAML file")
-    _takes_file(bench, "bench file", "bench")
+    _takes_file(bench, "bench file", "bench", settings=False)
     bench.add_argument("--out", help="folder of the bench, instead of the file's")
     bench.add_argument("--workers", type=int, help="runs in parallel, one thread each (one per CPU)")
     bench.add_argument("--only", action="append", default=[], metavar="SETTING/METHOD", help="* matches anything")
     bench.add_argument("--overwrite", action="store_true", help="repeat finished runs whose settings have changed")
     bench.add_argument("--retry", action="store_true", help="repeat failed runs")
     bench.add_argument("--dry-run", action="store_true", help="run nothing; list the runs and the work they take")
+
+    probe = command(_probe, "say which instability a method withstands, up to which dose, and what it costs")
+    probe.add_argument("what", nargs="*", metavar="METHOD", help="method, preset, stage, FILE.yaml, or file.py:Class")
+    probe.add_argument("--probe", action="append", default=[], metavar="NAME", help="this one (all)")
+    probe.add_argument("--quick", action="store_true", help="three doses and three seeds")
+    probe.add_argument("--model", metavar="NAME", help="on another model than the small one, such as smollm2")
+    probe.add_argument("--out", default="runs/probe", help="folder of the runs and the map (runs/probe)")
+    probe.add_argument("--records", action="append", default=[], metavar="FILE.jsonl", help="more recorded runs")
+    probe.add_argument("--workers", type=int, help="runs in parallel, one thread each (one per CPU)")
+    probe.add_argument("--retry", action="store_true", help="repeat failed runs")
 
     view = command(_view, "write a page of traced tokens and what each method did to them")
     view.add_argument("source", metavar="RUN_OR_FILE", help="run folder, tokens.jsonl, or a token export of prime-rl")
@@ -165,12 +169,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _takes_settings(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="such as optimisation.lr=1e-4")
-
-
-def _takes_file(parser: argparse.ArgumentParser, what: str, *kinds: Kind) -> argparse._MutuallyExclusiveGroup:
-    """A command that takes a file, or an example that ships by its name."""
+def _takes_file(
+    parser: argparse.ArgumentParser, what: str, *kinds: Kind, settings: bool = True
+) -> argparse._MutuallyExclusiveGroup:
+    """A command that takes a file, or an example that ships by its name, and values of settings in it."""
+    if settings:
+        parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as optimisation.lr=1e-4")
     group = parser.add_mutually_exclusive_group(required=True)
     group.add_argument("file", nargs="?", help=what)
     group.add_argument("--example", metavar="NAME", help="an example of the package; `rlstab list` lists them")
@@ -281,14 +285,36 @@ def _bench(options: argparse.Namespace) -> int:
     from rlstab.bench.file import load_bench
     from rlstab.bench.run import dry_run, run_bench
 
-    if options.workers is not None and options.workers < 1:
-        raise ConfigError(f"--workers {options.workers}: expected a number of at least 1.")
+    _require_workers(options.workers)
     bench = load_bench(_file(options), out=options.out)
     if options.dry_run:
         dry_run(bench, only=options.only)
         return 0
     return run_bench(
         bench, workers=options.workers, only=options.only, overwrite=options.overwrite, retry=options.retry
+    )
+
+
+def _require_workers(workers: int | None) -> None:
+    if workers is not None and workers < 1:
+        raise ConfigError(f"--workers {workers}: expected a number of at least 1.")
+
+
+def _probe(options: argparse.Namespace) -> int:
+    for extra in ("train", "report"):
+        require(extra, "rlstab probe")
+    from rlstab.probe.run import run_probes
+
+    _require_workers(options.workers)
+    return run_probes(
+        options.what,
+        names=options.probe,
+        quick=options.quick,
+        model=options.model,
+        out=options.out,
+        records=options.records,
+        workers=options.workers,
+        retry=options.retry,
     )
 
 

@@ -6,7 +6,7 @@ The adapters check themselves against them when a trainer is made; ``rlstab chec
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -30,7 +30,6 @@ REFUSED: Mapping[str, str] = {
     "unclipped": "tokens without a trust region",
     "lr_scale": "another learning rate",
 }
-PER_TOKEN = "a separate clip for each token"
 
 
 @dataclass(frozen=True)
@@ -81,16 +80,8 @@ class Host:
             missing += [f"a place for what `{name}` asks for: {what}" for what, name in asks.items()]
         return missing
 
-    def require(
-        self, objective: Composition, *, gives: Set[str] | None = None, live: Set[str] | None = None, named: str = ""
-    ) -> None:
+    def require(self, objective: Composition) -> None:
         """Refuse what the host cannot give.
-
-        Args:
-            objective: with its methods.
-            gives: what it gives with the settings of a run, in place of :attr:`gives`.
-            live: likewise.
-            named: the host and these settings, in the error.
 
         Raises:
             MissingSignal: names the method, what it reads, and what to change.
@@ -98,13 +89,8 @@ class Host:
         """
         if self.data_level:
             require_data_level(objective)
-        require_signals(
-            objective,
-            provides=self.gives if gives is None else gives,
-            live=self.live if live is None else live,
-            host=named or self.titled,
-            otherwise={name: self.cure(name) for name in (objective.needs - BASICS) | objective.live_needs},
-        )
+        cures = {name: self.cure(name) for name in (objective.needs - BASICS) | objective.live_needs}
+        require_signals(objective, provides=self.gives, live=self.live, host=self.titled, otherwise=cures)
 
 
 _GIVEN = SIGNAL_NAMES - {"logprobs"} | {"ref_logprobs", "rollout_logprobs", "truncated", "branch"}
@@ -181,7 +167,7 @@ def refusal(method: TokenObjective) -> str | None:
                 return what
         bounds = own_bounds(leaf.method)
         if bounds is not None and (isinstance(bounds.low, Tensor) or isinstance(bounds.high, Tensor)):
-            return PER_TOKEN
+            return "a separate clip for each token"
     return None
 
 

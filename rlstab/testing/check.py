@@ -24,7 +24,7 @@ from rlstab.testing.compare import BrokenLaw
 from rlstab.testing.edges import count, edges_of, rich_step, sharpened
 from rlstab.testing.laws import LAWS, Law, NotApplicable, Trial
 from rlstab.testing.rollouts import draw_run
-from rlstab.testing.stage_laws import STAGE_LAWS, StageTrial, may_refuse
+from rlstab.testing.stage_laws import STAGE_LAWS, StageTrial
 from rlstab.testing.steps import Step, draw_step, large_step
 
 RUNS = LAWS[0]
@@ -164,21 +164,6 @@ def parametrize_laws(
     return pytest.mark.parametrize("check", cases)
 
 
-def _oracle_law(oracle: Oracle | None) -> Law:
-    def agrees(method: TokenObjective, trial: Trial) -> None:
-        if oracle is None:
-            raise NotApplicable(
-                "not checked: no oracle was given. Only one can say what is meant, such as on which side of a "
-                "threshold a token exactly on it is"
-            )
-        ours = trial.whole(method)
-        theirs = oracle(trial.first.tokens())
-        if not abs(ours.loss - theirs) <= tolerances.ORACLE * ours.scale:
-            raise BrokenLaw(f"the loss is {ours.loss!r}, the oracle's {theirs!r}.")
-
-    return Law("oracle", "the loss of an independent scalar loop", agrees, all_edges=oracle is not None)
-
-
 # -- what is checked, and on what --------------------------------------------------------------------------------------
 
 
@@ -220,10 +205,6 @@ class _Check:
         """One trial, the same for all laws that draw alike."""
         raise NotImplementedError
 
-    def may_refuse(self, trial: Any) -> bool:
-        """Whether ``OutOfRange`` is no fault on this trial."""
-        return False
-
     def check(self, law: Law) -> Result:
         """Check one law; where the first of methods is broken, the others are not checked."""
         said = partial(Result, law.name, law.says)
@@ -245,7 +226,7 @@ class _Check:
             except BrokenLaw as error:
                 return said("failed", f"{error} Seen on {trial}.")
             except Exception as error:  # a user's method may raise anything; that breaks the law that met it
-                if not (isinstance(error, OutOfRange) and self.may_refuse(trial)):
+                if not (isinstance(error, OutOfRange) and trial.may_refuse(self.method)):
                     return said("failed", f"it raised {type(error).__name__}: {error} Seen on {trial}.")
         return said("silent", silent[0]) if len(silent) == checked else said("passed", "")
 
@@ -254,7 +235,9 @@ class _MethodCheck(_Check):
     method: TokenObjective
 
     def __init__(self, method: TokenObjective, examples: int, oracle: Oracle | None) -> None:
-        super().__init__(method, examples, [*LAWS, _oracle_law(oracle)])
+        agrees = Law("oracle", "the loss of an independent scalar loop", self._agrees, all_edges=oracle is not None)
+        super().__init__(method, examples, [*LAWS, agrees])
+        self.oracle = oracle
         self.extra, self.edges = sorted(method.needs - SIGNALS.keys() - BASICS), edges_of(method)
 
     def trials(self, law: Law) -> Iterator[Any]:
@@ -273,8 +256,18 @@ class _MethodCheck(_Check):
             size = 1 + number // 2
             first, second = (draw_step(number + later, self.extra, size=size, extreme=extreme) for later in (0, 10**6))
             if not extreme:
-                first, second = sharpened(first, number, edges, some=True), sharpened(second, number, edges, some=True)
+                first, second = sharpened(first, number, edges), sharpened(second, number, edges)
         return self._trial(first, number, second)
+
+    def _agrees(self, method: TokenObjective, trial: Trial) -> None:
+        if self.oracle is None:
+            raise NotApplicable(
+                "not checked: no oracle was given. Only one can say what is meant, such as on which side of a "
+                "threshold a token exactly on it is"
+            )
+        ours, theirs = trial.whole(method), self.oracle(trial.first.tokens())
+        if not abs(ours.loss - theirs) <= tolerances.ORACLE * ours.scale:
+            raise BrokenLaw(f"the loss is {ours.loss!r}, the oracle's {theirs!r}.")
 
     def _trial(self, first: Step, seed: int, second: Step | None = None) -> Trial:
         return Trial(first, first if second is None else second, seed, self.pickled)
@@ -290,6 +283,3 @@ class _StageCheck(_Check):
         needs = sorted(self.method.needs - EVIDENCE.keys())
         run = draw_run(number, needs, 2 + number // 2, extreme=draws == "extreme", large=draws == "large")
         return StageTrial(run, number, self.pickled)
-
-    def may_refuse(self, trial: StageTrial) -> bool:
-        return any(may_refuse(self.method, rollout) for rollout in trial.rollouts)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Any, TypeAlias
@@ -44,10 +44,8 @@ _PAIRS = (
 def numbers_of(method: TokenObjective) -> tuple[float, ...]:
     """Numbers that a method may compare with: its settings and the literals of its code, at most 24."""
     methods: list[TokenObjective] = methods_of(method)
-    numbers: list[float] = []
-    for part in methods:
-        for setting in settings_of(type(part)):
-            numbers += _plain_numbers(getattr(part, setting.name))
+    settings = (getattr(part, setting.name) for part in methods for setting in settings_of(type(part)))
+    numbers = [number for setting in settings for number in _plain_numbers(setting)]
     for owner in (owner for part in methods for owner in type(part).__mro__):
         if not owner.__module__.startswith("rlstab.core"):
             for member in vars(owner).values():
@@ -104,15 +102,16 @@ class Edge:
 
 def edges_of(method: TokenObjective) -> tuple[Edge, ...]:
     """What a method may compare, on all numbers that it may compare it with."""
-    return tuple(_edges(numbers_of(method), method.needs, method.live_needs))
+    return tuple(_edges(method))
 
 
-def _edges(numbers: Iterable[float], needs: Set[str], live_needs: Set[str]) -> Iterator[Edge]:
+def _edges(method: TokenObjective) -> Iterator[Edge]:
+    needs = method.needs
     read = {"live", "old_logprobs", "logprobs", *needs}
     own = needs - SIGNALS.keys() - BASICS
     plain = [name for name in ("entropies", *sorted(own)) if name in needs]
-    plain += [f"live {name}" for name in sorted(live_needs)]
-    for number in dict.fromkeys([*numbers, *ROUND]):
+    plain += [f"live {name}" for name in sorted(method.live_needs)]
+    for number in dict.fromkeys([*numbers_of(method), *ROUND]):
         gaps = {number, -number} | {_log(ratio) for ratio in (number, 1 + number, 1 - number) if 1e-3 <= ratio <= 1e3}
         for pair in _PAIRS:
             if read.issuperset(pair):
@@ -149,21 +148,20 @@ def count(edges: Sequence[Edge]) -> int:
     return max(1, -(-len(edges) // _ROOM))
 
 
-def sharpened(step: Step, seed: int, edges: Sequence[Edge] = (), *, every: bool = False, some: bool = False) -> Step:
+def sharpened(step: Step, seed: int, edges: Sequence[Edge] = (), *, every: bool = False) -> Step:
     """The step with some tokens alike, some far off policy, some exactly on it, and some exactly on thresholds.
 
     Args:
         step: with continuous random numbers.
         seed: of all choices.
-        edges: to put tokens on, in this order. Without any, ratios stay moderate too: a threshold and its value may
+        edges: to put tokens on. Without any, ratios stay moderate too: a threshold and its value may
             fall on different sides in another precision, and what is small vanishes there.
-        every: put a token on each edge, if there are tokens for it; otherwise on some, and some just beside.
-        some: of the edges, in another order.
+        every: put a token on each edge, if there are tokens for it; otherwise on some of them, and some just beside.
     """
     if not len(step):
         return step
     draw = random.Random(seed)
-    if some:
+    if not every:
         edges = draw.sample(edges, min(len(edges), 100))
     values, live = ({name: column.tolist() for name, column in of.items()} for of in (step.evidence, step.live))
     columns = {**values, **{f"live {name}": column for name, column in live.items()}, "live": live["logprobs"]}
@@ -196,15 +194,12 @@ def sharpened(step: Step, seed: int, edges: Sequence[Edge] = (), *, every: bool 
     likeliest = zip(values["max_logprobs"], values["logprobs"], strict=True)
     values["max_logprobs"] = [max(pair) for pair in likeliest]
 
-    def back(columns: Columns, live: str = "") -> dict[str, Tensor]:
-        return {
-            name: in_domain(f"{live}{name}", torch.tensor(column, dtype=torch.float64))
-            for name, column in columns.items()
-        }
+    def back(columns: Columns) -> dict[str, Tensor]:
+        return {name: in_domain(name, torch.tensor(column, dtype=torch.float64)) for name, column in columns.items()}
 
     labels = draw.sample(range(5, 500), int(step.group_ids.max()) + 1)  # the number of a group is no place in a list
     group_ids = torch.tensor(labels, dtype=torch.int64)[step.group_ids]
-    return replace(step, evidence=back(values), live=back(live, "live "), group_ids=group_ids)
+    return replace(step, evidence=back(values), live=back(live), group_ids=group_ids)
 
 
 def _twins(draw: random.Random, columns: Columns, rows: dict[int, list[int]], share: float) -> None:
@@ -234,12 +229,6 @@ def _log(number: float) -> float:
         if math.exp(log) == number and bool((torch.full((9,), log, dtype=torch.float64).exp() == number).all()):
             return log
     return middle
-
-
-def stretched(step: Step) -> Step:
-    """The step with values that drawn ones seldom reach: what limits its inputs limits these."""
-    tenfold = {name: 10 * values for name, values in step.evidence.items() if name in LOGS or name == "entropies"}
-    return step.given(**tenfold, advantages=1e3 * step.evidence["advantages"])
 
 
 def with_small(step: Step) -> Step:

@@ -107,13 +107,9 @@ class PickledMethod:
             raise Unreachable(self.pickled)
         path = [place or str(Path.cwd()) for place in sys.path]
         job = path, dict(self.modules), self.pickled, pickle.dumps((work, given)), which == 0
-        kind, answer = start(which % SERVERS).ask(job)
-        if kind == "unreachable":
-            raise Unreachable(answer)
-        if kind == "broken":
-            raise BrokenLaw(answer)
-        if kind == "raised":
-            raise RuntimeError(f"in another process it raised {answer}")
+        answer = start(which % SERVERS).ask(job)
+        if isinstance(answer, Exception):
+            raise answer
         return answer
 
 
@@ -137,11 +133,11 @@ class _Server:
         )
         there.close()
 
-    def ask(self, job: object) -> tuple[str, Any]:
+    def ask(self, job: object) -> Any:
         try:
             self.line.send(job)
             if self.line.poll(TIMEOUT):
-                return self.line.recv()  # type: ignore[no-any-return]  # what serve sent
+                return self.line.recv()
             what = f"did not answer within {TIMEOUT:g} s. Look for what hangs there"
         except (EOFError, OSError):
             what = "died. Its output says why"
@@ -189,22 +185,23 @@ def serve(descriptor: int, threads: int) -> None:
                 for name, file in modules.items():
                     _import(name, file)
             except Exception as error:
-                line.send(("unreachable", _text(error)))
+                line.send(Unreachable(f"{type(error).__name__}: {error}"))
                 continue
             child = os.fork()
             if child == 0:
                 _answer(line, pickled, job, list(modules) if twice else [])
             if os.waitpid(child, 0)[1] != 0:
-                line.send(("raised", "nothing: it died, or did not end"))
+                line.send(RuntimeError("in another process it died, or did not end"))
 
 
 def _answer(line: Connection, pickled: bytes, job: bytes, modules: Sequence[str]) -> None:
     """In the fork: run the method, answer, end; nobody waits longer than the alarm."""
     signal.alarm(ALARM)
-    kind = "unreachable"
+    failure: type[Exception] = Unreachable
+    where = ""
     try:
         method, (work, given) = pickle.loads(pickled), pickle.loads(job)
-        kind = "raised"
+        failure, where = RuntimeError, "in another process it raised "
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they were told on the other side
             shared = Shared()
@@ -216,11 +213,11 @@ def _answer(line: Connection, pickled: bytes, job: bytes, modules: Sequence[str]
                     if value != before.get(place):
                         raise BrokenLaw(f"{place} changes from call to call. What lasts belongs into the state.")
             shared.check()
-        answer = pickle.dumps(("ran", outcome))
+        answer = pickle.dumps(outcome)
     except BrokenLaw as error:
-        answer = pickle.dumps(("broken", str(error)))
+        answer = pickle.dumps(error)
     except Exception as error:
-        answer = pickle.dumps((kind, _text(error)))
+        answer = pickle.dumps(failure(f"{where}{type(error).__name__}: {error}"))
     line.send_bytes(answer)
     os._exit(0)
 
@@ -256,10 +253,6 @@ def _kept(method: Method[Any], modules: Sequence[str]) -> dict[str, object]:
         kept[f"a variable in {owner}"] = plain
     keep("the method", method, "")
     return kept
-
-
-def _text(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 def _pretend() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,22 +15,22 @@ from rlstab.core.random import uniform
 from rlstab.stages.response_batch import EVIDENCE, ResponseBatch
 from rlstab.stages.stage import Offer
 
+#: The rewards of some kinds, of ``(S,)`` numbers of a response's own, and of those of its group.
+_REWARDS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "graded": lambda own, shared: own,
+    "even": lambda own, shared: torch.where(shared < 0.5, shared, (shared < 0.75).double()),
+    "tied": lambda own, shared: (own * 3).floor() / 2,
+    "all right": lambda own, shared: torch.ones_like(own),
+    "all wrong": lambda own, shared: torch.zeros_like(own),
+}
+#: How many responses the groups of some kinds have, of what was asked for.
+_SIZES: Mapping[str, Callable[[Sequence[int]], list[int]]] = {
+    "groups of one": lambda sizes: [1] * len(sizes),
+    "one response": lambda sizes: [1],
+    "nothing": lambda sizes: [],
+}
 #: Shapes of a rollout that have broken stages before.
-KINDS = (
-    "mixed",
-    "graded",
-    "shaped",
-    "even",
-    "tied",
-    "groups of one",
-    "one response",
-    "branches",
-    "cut off",
-    "prompt twice",
-    "all right",
-    "all wrong",
-    "nothing",
-)
+KINDS = ("mixed", "shaped", "branches", "cut off", "prompt twice", *_SIZES, *_REWARDS)
 #: Different prompts of the task; a selector is also offered one that has no end.
 PROMPTS = 24
 #: Tokens that an answer may have in a small rollout.
@@ -58,12 +59,6 @@ class Rollout:
             return f"Rollout({self.offer.rollout}, {len(whole)} responses in {whole.groups} groups)"
         rewards = [whole.rewards[whole.group == group].mul(1e3).round().div(1e3).tolist() for group in self.groups]
         return f"Rollout({self.offer.rollout}, rewards by group {rewards})"
-
-    @property
-    def ids(self) -> list[int]:
-        """Of the responses, in their order."""
-        ids: list[int] = self.responses.sequence_ids.tolist()
-        return ids
 
     @property
     def groups(self) -> range:
@@ -100,13 +95,11 @@ class Rollout:
         """The same responses under other ids of prompts, groups and sequences, in the opposite order of the ids."""
         whole = self.responses
         groups, own = (uniform(3, ids).mul(10).long() for ids in (whole.group_ids, whole.sequence_ids))
-        other = replace(
-            whole,
+        return self._with(
             prompt_ids=PROMPTS - 1 - whole.prompt_ids,
             group_ids=10**7 - 11 * whole.group_ids - groups,
             sequence_ids=10**9 - 11 * whole.sequence_ids - own,
         )
-        return replace(self, responses=other)
 
     def evened(self) -> Rollout:
         """Every second group with one reward for all members, and no evidence that tells them apart."""
@@ -114,7 +107,7 @@ class Rollout:
         first, even = whole.first[whole.group], whole.group % 2 == 0
         alike = torch.where(even, first, torch.arange(len(whole)))
         extra = {name: values[alike] for name, values in whole.extra.items()}
-        return replace(self, responses=replace(whole, rewards=whole.rewards[alike], extra=extra))
+        return self._with(rewards=whole.rewards[alike], extra=extra)
 
     def padded(self, fill: float) -> Rollout:
         """The same responses with other numbers after the end of each, where there is no token."""
@@ -124,12 +117,14 @@ class Rollout:
         for name, values in whole.extra.items():
             other = torch.full_like(values, fill % BLOCKS if name == "block_ids" else fill)
             extra[name] = torch.where(sampled, values, other) if of_tokens(name) else values
-        return replace(self, responses=replace(whole, extra=extra))
+        return self._with(extra=extra)
 
     def only(self, names: Set[str]) -> Rollout:
         """The same with this evidence and no other."""
-        extra = {name: values for name, values in self.responses.extra.items() if name in names}
-        return replace(self, responses=replace(self.responses, extra=extra))
+        return self._with(extra={name: values for name, values in self.responses.extra.items() if name in names})
+
+    def _with(self, **changes: Any) -> Rollout:
+        return replace(self, responses=replace(self.responses, **changes))
 
 
 def of_tokens(name: str) -> bool:
@@ -155,19 +150,16 @@ def draw_run(
         large: up to 20 groups of up to 16 responses of up to 70 tokens, instead of up to 5 responses of up to 12.
     """
     draw = random.Random(number)
-    size = draw.choice([PROMPTS, None])
-    seed = draw.randrange(2**31)
-    largest = draw.choice([1.0, 1e6]) if extreme else None
+    most, limit = (16, 70) if large else (5, LIMIT)
+    run: dict[str, Any] = {"size": draw.choice([PROMPTS, None]), "seed": draw.randrange(2**31), "limit": limit}
+    run["extreme"] = draw.choice([1.0, 1e6]) if extreme else None
     rollouts = []
     for place in range(3):
         kind = "mixed" if large else draw.choice(KINDS)
-        drawn, most, limit = (20, 16, 70) if large else (draw.randint(2, min(6, groups)), 5, LIMIT)
+        drawn = 20 if large else draw.randint(2, min(6, groups))
         # a group of two can already break most laws
         sizes = [2, *(draw.randint(1, most) for _ in range(drawn - 1))]
-        own = draw.randrange(2**32)
-        rollouts.append(
-            make_rollout(kind, sizes, own, needs, number=place, size=size, seed=seed, extreme=largest, limit=limit)
-        )
+        rollouts.append(make_rollout(kind, sizes, draw.randrange(2**32), needs, number=place, **run))
     return rollouts
 
 
@@ -197,7 +189,7 @@ def make_rollout(
         limit: tokens that an answer may have.
     """
     rng = torch.Generator().manual_seed(draw)
-    sizes = {"nothing": [], "one response": [1], "groups of one": [1] * len(sizes)}.get(kind, list(sizes))
+    sizes = _SIZES.get(kind, list)(sizes)
     group = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes, dtype=torch.int64))
     slots = torch.arange(len(sizes)) // (2 if kind == "prompt twice" else 1)
     count = max(1, int(slots.max()) + 1 if sizes else 1)
@@ -230,13 +222,7 @@ def _rewards(kind: str, group: Tensor, groups: int, rng: torch.Generator, extrem
 
     own, shared, even = numbers(len(group)), numbers(groups)[group], (numbers(groups) < 0.25)[group]
     binary = torch.where(even, (shared < 0.5).double(), (own < 0.5).double())
-    rewards = {
-        "graded": own,
-        "even": torch.where(shared < 0.5, shared, (shared < 0.75).double()),
-        "tied": (own * 3).floor() / 2,
-        "all right": torch.ones_like(own),
-        "all wrong": torch.zeros_like(own),
-    }.get(kind, binary)
+    rewards = _REWARDS[kind](own, shared) if kind in _REWARDS else binary
     if extreme is not None:
         far = own if extreme <= 1 else extreme * (own - 0.5)
         rewards = torch.where(shared < 0.3, far, torch.where(shared < 0.6, 0.1 + 1e-13 * own, rewards))

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -64,11 +64,11 @@ def run_whole(objective: TokenObjective, step: Step, state: State | None = None)
     return run_parts(objective, step, [list(range(len(step.sequence_ids)))], state)
 
 
-def run_chain(objective: TokenObjective, steps: Sequence[Step]) -> list[StepOutcome]:
-    """Optimizer steps in a row, from the initial state."""
-    outcomes: list[StepOutcome] = []
-    for step in steps:
-        outcomes.append(run_whole(objective, step, outcomes[-1].state if outcomes else None))
+def run_chain(method: Any, chain: Sequence[Any], run: Callable[..., Any] = run_whole) -> list[Any]:
+    """Optimizer steps, or rollouts of a stage, in a row; from the initial state."""
+    outcomes: list[Any] = []
+    for given in chain:
+        outcomes.append(run(method, given, outcomes[-1].state if outcomes else None))
     return outcomes
 
 
@@ -145,10 +145,7 @@ class ThreadComm:
 def run_ranks(
     objective: TokenObjective, step: Step, ranks: Sequence[Sequence[Sequence[int]]], state: State | None = None
 ) -> list[StepOutcome]:
-    """What each rank found on its parts of the optimizer step, one thread each; a rank may be empty.
-
-    :meth:`rlstab.testing.Processes.run_ranks` is the same in real processes.
-    """
+    """What each rank gives on its parts of the optimizer step, one thread each; a rank may be empty."""
     return in_threads(len(ranks), lambda rank, comm: run_parts(objective, step, ranks[rank], state, comm))
 
 

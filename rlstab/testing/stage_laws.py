@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -16,7 +17,7 @@ from rlstab.core.stats import Settled
 from rlstab.stages.response_batch import EVIDENCE, ResponseBatch
 from rlstab.stages.stage import AdvantageEstimator, Offer, PromptSelector, RewardShaper, RolloutExpander, Stage
 from rlstab.testing import tolerances
-from rlstab.testing.compare import BrokenLaw, check_repr, check_state, leaves_of, reloaded, same_report, same_state
+from rlstab.testing.compare import BrokenLaw, check_state, leaves_of, reloaded, same_report, same_state
 from rlstab.testing.fresh_process import PickledMethod
 from rlstab.testing.laws import (
     LONG,
@@ -26,11 +27,12 @@ from rlstab.testing.laws import (
     check_finite,
     check_long_run,
     check_process,
+    check_repr,
     dealt,
     untouched,
 )
 from rlstab.testing.rollouts import Rollout, make_rollout
-from rlstab.testing.run import Outcome, in_threads
+from rlstab.testing.run import Outcome, in_threads, run_chain
 
 #: The laws of stages, in the order of the report.
 STAGE_LAWS: list[Law] = []
@@ -53,6 +55,13 @@ class StageTrial:
 
     def __str__(self) -> str:
         return ", ".join(map(repr, self.rollouts))
+
+    def may_refuse(self, stage: Stage) -> bool:
+        """``OutOfRange`` is no fault over a task without an end, many prompts, rewards outside of [0, 1]."""
+        if isinstance(stage, PromptSelector):  # more than any pool of a small rollout has to hold
+            return any(rollout.offer.size is None or rollout.offer.count > 6 for rollout in self.rollouts)
+        several = [(rollout.responses.rewards, rollout.responses.evidence("raw_rewards")) for rollout in self.rollouts]
+        return any(bool(((rewards < 0) | (rewards > 1)).any()) for pair in several for rewards in pair)
 
     def run(self, stage: Stage) -> Iterator[tuple[Rollout, State, StageOutcome]]:
         """Each rollout with the state before it and what the stage gave."""
@@ -92,22 +101,15 @@ class StageOutcome(Outcome):
         return [(name, row) for name, rows in self.rows.items() for row in rows.values()]
 
 
-def run_whole(stage: Stage, rollout: Rollout, state: State) -> StageOutcome:
-    """The rollout in one part."""
-    return run_parts(stage, rollout, state, [list(rollout.groups)], LocalComm())
-
-
-def run_rollouts(stage: Stage, rollouts: Sequence[Rollout]) -> list[StageOutcome]:
-    """Rollouts in a row, from the initial state."""
-    outcomes: list[StageOutcome] = []
-    for rollout in rollouts:
-        outcomes.append(run_whole(stage, rollout, outcomes[-1].state if outcomes else stage.init_state()))
-    return outcomes
+def run_whole(stage: Stage, rollout: Rollout, state: State | None) -> StageOutcome:
+    """The rollout in one part; without a state, from the initial one."""
+    before = stage.init_state() if state is None else state
+    return run_parts(stage, rollout, before, [list(rollout.groups)], LocalComm())
 
 
 def run_parts(stage: Stage, rollout: Rollout, state: State, parts: Parts, comm: Comm) -> StageOutcome:
     """The rollout in parts, each a list of numbers of groups."""
-    chosen = select(stage, rollout, state)
+    chosen = choose(stage, rollout.offer, state)
     batches = [rollout.part(part, chosen) for part in parts]
     stat, after = measure_all(stage, batches, state, comm)
     outcomes = [_outcome(stage, batch, stat, state, rollout.offer) for batch in batches or [stage._empty_part()]]
@@ -119,22 +121,10 @@ def run_ranks(stage: Stage, rollout: Rollout, state: State, ranks: Sequence[Part
     return in_threads(len(ranks), lambda rank, comm: run_parts(stage, rollout, state, ranks[rank], comm))
 
 
-def may_refuse(stage: Stage, rollout: Rollout) -> bool:
-    """Whether a stage may raise ``OutOfRange``: over a task without an end, many prompts, rewards outside of [0, 1]."""
-    if isinstance(stage, PromptSelector):
-        return (
-            rollout.offer.size is None or rollout.offer.count > 6
-        )  # more than any pool of a small rollout has to hold
-    rewards = torch.cat([rollout.responses.rewards, rollout.responses.evidence("raw_rewards")])
-    return bool(((rewards < 0) | (rewards > 1)).any())
-
-
-def select(stage: Stage, rollout: Rollout, state: State) -> Tensor | None:
+def choose(stage: Stage, offer: Offer, state: State) -> Any:
     """The prompts that a selector chooses; None of other stages."""
-    return _choose(stage, rollout.offer, state) if isinstance(stage, PromptSelector) else None
-
-
-def _choose(stage: PromptSelector, offer: Offer, state: State) -> Tensor:
+    if not isinstance(stage, PromptSelector):
+        return None
     chosen = stage.select(offer, state)
     _check_tensor("select", chosen, torch.int64, (offer.count,))
     return chosen
@@ -143,7 +133,7 @@ def _choose(stage: PromptSelector, offer: Offer, state: State) -> Tensor:
 def _act(stage: Stage, batch: ResponseBatch, stat: Settled, state: State, offer: Offer) -> Any:
     """What a stage does, as it is returned."""
     if isinstance(stage, PromptSelector):
-        return stage.select(offer, state)
+        return choose(stage, offer, state)
     if isinstance(stage, RolloutExpander):
         return stage.expand(batch, stat, state, offer.seed)
     return getattr(stage, stage._acts_by)(batch, stat, state)
@@ -192,22 +182,11 @@ def same(what: str, given: StageOutcome, other: StageOutcome, tolerance: float) 
     Raises:
         BrokenLaw: says what differs.
     """
-    if given.numbers != other.numbers:
-        raise BrokenLaw(f"{what}: it gives {given.numbers} and {other.numbers}.")
-    same_choice(what, given.chosen, other.chosen)
+    same_state(f"{what}: what it asks for", given.numbers, other.numbers, 0.0)
+    same_state(f"{what}: the choice", given.chosen, other.chosen, 0.0)
     same_rows(what, given.rows, other.rows, tolerance)
     same_report(what, given.report, other.report, tolerance)
-    same_state(what, given.state, other.state, tolerance)
-
-
-def same_choice(what: str, given: Tensor | None, other: Tensor | None) -> None:
-    """Two choices of prompts agree, where prompts were chosen.
-
-    Raises:
-        BrokenLaw: says what differs.
-    """
-    if given is not None and other is not None and not torch.equal(given, other):
-        raise BrokenLaw(f"{what}: it chooses {given.tolist()} and {other.tolist()}.")
+    same_state(f"{what}: the state", given.state, other.state, tolerance)
 
 
 def same_rows(what: str, some: Rows, among: Rows, tolerance: float) -> None:
@@ -239,7 +218,7 @@ def finite(stage: Stage, trial: StageTrial) -> None:
 def pure(stage: Stage, trial: StageTrial) -> None:
     """No input changes, nothing that the process shares is used or set, the same call gives the same."""
     for rollout, state, outcome in trial.run(stage):
-        batch = rollout.whole(select(stage, rollout, state))
+        batch = rollout.whole(choose(stage, rollout.offer, state))
         with untouched(state, batch, [(f"'{name}' of the responses", values) for name, values in batch._tensors()]):
             replace(stage)  # made once more
             stat, _ = measure_all(stage, [batch], state, LocalComm())
@@ -251,7 +230,7 @@ def pure(stage: Stage, trial: StageTrial) -> None:
 def process(stage: Stage, trial: StageTrial) -> None:
     """Another process that has seen nothing of the stage gives the same, whatever was seen here."""
     chain = tuple(reversed(trial.rollouts))  # the other laws begin with the first
-    check_process(stage, trial, run_rollouts, chain, same)
+    check_process(stage, trial, partial(run_chain, run=run_whole), chain, same)
 
 
 @law()
@@ -282,8 +261,9 @@ def split(stage: Stage, trial: StageTrial) -> None:
         outcomes = run_ranks(stage, rollout, state, ranks)
         where = f"rollout {number} in {sum(map(len, ranks))} parts over {world} ranks"
         for rank, outcome in enumerate(outcomes):
-            same_choice(f"{where}, rank 0 and rank {rank}", outcomes[0].chosen, outcome.chosen)
-            same_state(f"{where}, rank 0 and rank {rank}: the state", outcomes[0].state, outcome.state, 0.0)
+            ranked = f"{where}, rank 0 and rank {rank}"
+            same_state(f"{ranked}: the choice", outcomes[0].chosen, outcome.chosen, 0.0)
+            same_state(f"{ranked}: the state", outcomes[0].state, outcome.state, 0.0)
         same(where, whole, joined(outcomes), tolerances.REORDERED)
 
 
@@ -323,7 +303,8 @@ def identity(stage: Stage, trial: StageTrial) -> None:
         if not random_by_id:
             relabelled = rollout.relabelled()
             other = run_whole(stage, relabelled, state)
-            names = dict(zip(rollout.ids, relabelled.ids, strict=True))
+            ids = (side.responses.sequence_ids.tolist() for side in (rollout, relabelled))
+            names = dict(zip(*ids, strict=True))
             under = {name: {names[own]: row for own, row in rows.items()} for name, rows in outcome.rows.items()}
             same_rows("under other ids", under, other.rows, tolerances.REORDERED)
 
@@ -352,7 +333,7 @@ def selection(stage: Stage, trial: StageTrial) -> None:
         offer = rollout.offer
         more = replace(offer, count=offer.count + 2)
         refill = replace(offer, first=offer.first + offer.count, drawn=offer.drawn + offer.count, count=2)
-        first, at_once, then = (_choose(stage, asked, state) for asked in (offer, more, refill))
+        first, at_once, then = (choose(stage, asked, state) for asked in (offer, more, refill))
         for chosen in (at_once, then):
             if bool((chosen < 0).any()) or (offer.size is not None and bool((chosen >= offer.size).any())):
                 raise BrokenLaw(f"it chooses {chosen.tolist()}, and the prompts are 0 to {offer.size or 'any'}.")
@@ -386,9 +367,9 @@ def padding(stage: Stage, trial: StageTrial) -> None:
 @law()
 def serialises(stage: Stage, trial: StageTrial) -> None:
     """``repr`` gives an equal stage, the state survives JSON, and the run goes on as it would have."""
-    check_repr(repr(stage), stage, {type(stage).__name__: type(stage)}, {})
+    check_repr(stage)
     first, *later = trial.rollouts
-    state = run_whole(stage, first, stage.init_state()).state
+    state = run_whole(stage, first, None).state
     check_state(state, stage.init_state())
     restored: State = reloaded(state)
     for rollout in later:

@@ -10,31 +10,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import MARKS, SIGNALS, TokenBatch
+from rlstab.core.batch import BASICS, MARKS, SIGNALS, TokenBatch
 
+#: What some kinds make of advantages.
+_ADVANTAGES: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "all rewarded": lambda advantages: advantages.abs() + 0.1,
+    "all punished": lambda advantages: -advantages.abs() - 0.1,
+    "no advantage": torch.zeros_like,
+}
 #: Shapes of an optimizer step that have broken methods before.
-KINDS = (
-    "mixed",
-    "tied",
-    "one token",
-    "one row",
-    "empty rows",
-    "all rewarded",
-    "all punished",
-    "no advantage",
-    "no rare token",
-    "per token",
-)
-_EVERY = ("old_logprobs", "logprobs", "advantages")
+KINDS = ("mixed", "tied", "one token", "one row", "empty rows", *_ADVANTAGES, "no rare token", "per token")
 #: Log-probs, which are at most 0.
-LOGS = frozenset(
-    {"old_logprobs", "logprobs", "ref_logprobs", "rollout_logprobs", "max_logprobs", "log_kept_mass", "live"}
-)
+LOGS = frozenset({"old_logprobs", "logprobs", "ref_logprobs", "rollout_logprobs", "max_logprobs", "log_kept_mass"})
 
 
 def in_domain(name: str, values: Tensor) -> Tensor:
     """Values as a signal can have them: log-probs at most 0, entropies at least 0, a sum of squares in [0, 1]."""
-    name = name.removeprefix("live ")
     if name in LOGS:
         return values.clamp(max=0.0)
     if name == "entropies":
@@ -85,7 +76,7 @@ class Step:
     def _fields(self, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
         """Evidence, changed, and ids on fresh memory, as the fields of a batch."""
         given: dict[str, Any] = {name: change(values) for name, values in self.evidence.items()}
-        extra = {name: given.pop(name) for name in sorted(given) if name not in _EVERY and name not in SIGNALS}
+        extra = {name: given.pop(name) for name in sorted(given) if name not in {*BASICS, "advantages", *SIGNALS}}
         return {"sequence_ids": self.sequence_ids.clone(), "group_ids": self.group_ids.clone(), "extra": extra, **given}
 
     def leaves(self) -> dict[str, Tensor]:
@@ -260,11 +251,7 @@ def make_step(
     per_row = torch.randn(rows, generator=rng, dtype=torch.float64)
     per_row[torch.rand(rows, generator=rng) < 0.2] = 0.0
     advantages = normal(1.0) if kind == "per token" else per_row[sequence]
-    advantages = {
-        "all rewarded": advantages.abs() + 0.1,
-        "all punished": -advantages.abs() - 0.1,
-        "no advantage": torch.zeros_like(advantages),
-    }.get(kind, advantages)
+    advantages = _ADVANTAGES.get(kind, torch.clone)(advantages)
     largest = torch.maximum(logprobs, uniform(-2.0, -0.01))
     mass = uniform(-0.2, -0.001)
     evidence = {

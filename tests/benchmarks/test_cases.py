@@ -45,48 +45,32 @@ def test_each_number_of_methods_is_timed_in_parts_and_in_whole():
         case.run(case.prepare())
 
 
-def test_a_whole_model_has_the_same_gradients_under_each_head():
-    model = Model("tiny", 2, 8, 0.25)
-    naive = HEADS["naive"].load()
-    assert assert_updates_agree(model, {"rlstab": HEADS["rlstab"].load(), "naive": naive})["rlstab"] <= SINGLE
-    model.weights = torch.ones_like(model.weights)
-    whole = model.gradients(naive)
-    model.weights = torch.zeros_like(model.weights)
-    assert float(model.gradients(naive).norm()) == 0 < float(whole.norm())
-
-
-def test_a_whole_model_under_another_loss_is_not_timed():
+def test_a_whole_model_has_the_same_gradients_under_each_head_or_is_not_timed():
     model, naive = Model("tiny", 2, 8, 0.25), HEADS["naive"].load()
+    assert assert_updates_agree(model, {"rlstab": HEADS["rlstab"].load(), "naive": naive})["rlstab"] <= SINGLE
+    assert float(model.gradients(naive).norm()) > 0
     with pytest.raises(Disagreement, match="rlstab, all gradients"):
         assert_updates_agree(model, {"rlstab": lambda given, weights, entropy: naive(given, weights + 0.1, entropy)})
 
 
-@pytest.mark.parametrize("name", JOBS)
-def test_the_jobs_are_runs_of_ours(name, tmp_path):
-    job = JOBS[name]
-    run = load_run(settings(job, tmp_path))
-    assert run.rollout.prompts * run.rollout.group == job.samples
-    assert run.optimisation.rollouts == job.warmup + job.steps
-    assert run.optimisation.optimizer_steps_per_rollout == 1
-    assert run.evaluation.every == 0
-    assert run.optimisation.betas == (0.9, 0.95)
+def test_the_jobs_are_runs_of_ours(tmp_path):
+    for job in JOBS.values():
+        run = load_run(settings(job, tmp_path))
+        assert run.rollout.prompts * run.rollout.group == job.samples
+        assert run.optimisation.rollouts == job.warmup + job.steps
+        assert (run.optimisation.optimizer_steps_per_rollout, run.evaluation.every) == (1, 0)
 
 
 def test_a_step_lies_between_the_ends_of_two_updates(monkeypatch):
     now = iter([1.0, 2.0, 5.0, 9.0])
     monkeypatch.setattr(throughput.time, "process_time", lambda: next(now))
-    weight = torch.nn.Parameter(torch.zeros(1))
-    optimizer, marks = torch.optim.SGD([weight], lr=0.0), Marks()
+    optimizer, marks = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.0), Marks()
     job = Job("", {}, 1, 1, 1, 1, "fp32", 0.0, steps=2, warmup=2)
+    with pytest.raises(RuntimeError, match="0 updates in 4 steps"):  # it makes no figure
+        Marks().per_step(job)
     for _ in range(4):
         optimizer.step()
     assert marks.per_step(job)["cpu_s"] == (9.0 - 2.0) / 2
-
-
-def test_a_step_without_an_update_makes_no_figure():
-    marks = Marks()
-    with pytest.raises(RuntimeError, match="0 updates in 7 steps"):
-        marks.per_step(Job("", {}, 1, 1, 1, 1, "fp32", 0.0, steps=5, warmup=2))
 
 
 def test_memory_of_a_fresh_process_holds_at_least_the_gradients():
@@ -98,4 +82,4 @@ def test_memory_of_a_fresh_process_holds_at_least_the_gradients():
 
 def test_every_name_is_a_module_with_a_main():
     for name in entry.NAMES:
-        assert (ROOT / "benchmarks" / f"{name}.py").read_text().count("\ndef main() -> None:") == 1, name
+        assert (ROOT / "benchmarks" / f"{name}.py").read_text().count("\ndef main(") == 1, name

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.opob_variance import GROUP, across, coefficients, regrouped, spread_moments
-from tests.stages.estimating import batch
+from tests.stages.responses import batch
 
 
 def test_moments_are_those_of_the_gradients_themselves() -> None:
@@ -35,7 +35,7 @@ def test_moments_are_those_of_the_gradients_themselves() -> None:
         here, there = sums(pulls, start), sums(others, start)
         own += [float(pull @ pull) for pull in here]
         different += [float(pull @ two) for pull, two in itertools.permutations(here, 2)]
-        crossed += [float(here[one] @ there[two]) for one, two in itertools.permutations(range(3), 2)]
+        crossed += [float(here[mine] @ there[other]) for mine, other in itertools.permutations(range(3), 2)]
     signal = sum(different) / len(different)
     assert moments.signal == pytest.approx(signal)
     assert moments.variance == pytest.approx(sum(own) / len(own) - signal)
@@ -43,9 +43,9 @@ def test_moments_are_those_of_the_gradients_themselves() -> None:
 
 
 def test_products_across_prompts() -> None:
-    one, other = (torch.randn(4, 5, dtype=torch.float64) for _ in range(2))
-    expected = sum(float(one[place] @ other[two]) for place, two in itertools.permutations(range(4), 2))
-    assert across(one, other) == pytest.approx(expected)
+    first, other = (torch.randn(4, 5, dtype=torch.float64) for _ in range(2))
+    expected = sum(float(first[place] @ other[two]) for place, two in itertools.permutations(range(4), 2))
+    assert across(first, other) == pytest.approx(expected)
 
 
 def test_of_one_gradient_for_all_there_is_no_variance() -> None:

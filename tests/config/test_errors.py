@@ -15,7 +15,6 @@ MISTAKES = [
     ("task:\n  name: countdwn", "2: task.name"),
     ("task: {numbers: 4}", "1: task"),
     ("objective:\n  - s2t\n  - zzz", "3: objective.1.name"),
-    ("objective: [grpo]", "1: objective.0.name"),
     ("objective: [s2t, overlong]", "1: objective.1.name"),
     ("objective: [{name: 5}]", "1: objective.0.name"),
     ("objective:\n  - s2t\n  - {max_prob: 0.1}", "3: objective.1"),
@@ -23,7 +22,6 @@ MISTAKES = [
     ("objective:\n  - s2t\n  - name: constant_length", "3: objective.1"),
     ("stages: [grop]", "1: stages.0.name"),
     ("stages: [s2t]", "1: stages.0.name"),
-    ("stages: [{name: grpo, epsilon: 0}]", "1: stages.0.epsilon"),
     # presets, within
     ("objective:\n  - s2t\n  - preset: jstrl", "3: objective.1.preset"),
     ("objective:\n  - preset: dapo\n    high: 0.3", "3: objective.0.high"),
@@ -39,12 +37,10 @@ MISTAKES = [
     ("seed: 1\nobjective:", "2: objective"),
     ("- s2t", "1"),
     # values
-    ("objective:\n  - name: adaptive_entropy\n    low: 1", "2: objective.0"),
     ("objective:\n  - name: s2t\n    max_prob: small", "3: objective.0.max_prob"),
     ("objective:\n  - name: s2t\n    quantile: 1.5", "3: objective.0.quantile"),
     ("objective: [{name: clip_higher, high: yes}]", "1: objective.0.high"),
     ("objective:\n  - {name: stare, variant: O3}", "2: objective.0.variant"),
-    ("objective: [{name: kl, coefficient: 1e999}]", "1: objective.0.coefficient"),
     ('rollout: {group: "8"}', "1: rollout.group"),
     ("rollout:\n  group: 4\n  prompts: 0", "3: rollout.prompts"),
     ("rollout: 8", "1: rollout"),
@@ -61,7 +57,6 @@ MISTAKES = [
     ("rollout: {prompts: 16}\noptimisation:\n  mini_batches: 3", "3: optimisation.mini_batches"),
     ("rollout: {temperature: 1e-300}", "1: rollout.temperature"),
     ("rollout:\n  group: 1", "2: rollout.group"),
-    ("rollout: {prompts: 3000000000}", "1: rollout.prompts"),
     ("rollout: {prompts: 1000000, group: 1000}", "1: rollout.prompts"),
     ("rollout: {stop: ''}", "1: rollout.stop"),
     ("evaluation: {prompts: 1000000, samples: 1000}", "1: evaluation.prompts"),
@@ -87,17 +82,13 @@ MISTAKES = [
     ("reward:\n  - task\n  - {function: x, weigt: 3}", "3: reward.1.weigt"),
     ("reward: [{function: x, weight: 0}]", "1: reward"),
     ("reward: [a.py:mean]", "1: reward.0.name"),
-    ("reward: [{function: a.py:f, name: a b}]", "1: reward.0.name"),
     ("reward: ['a.py:', task]", "1: reward.0.function"),
-    ("reward: [package.module:f]", "1: reward.0.function"),
     # YAML
     ("rollout:\n  8: 8", "2"),
     ("rollout:\n  group: 8\n  group: 4", "3"),
     ("objective:\n  - !!python/object/apply:os.system [ls]", "2"),
     ("seed: !!int ''", "1"),
     ("objective:\n\t- s2t", "2"),
-    ("seed: 1\n---\nseed: 2", "2"),
-    ("objective: *nothing", "1"),
     ("seed: \x00", "1"),
 ]  # fmt: skip
 
@@ -119,7 +110,6 @@ HINTS = {
     "rollout: {num_generations: 8}": "rollout.group",
     "max_completion_length: 9": "rollout.max_new_tokens",
     "rollout: {top_p: 0.9}": "rollout.temperature",
-    "model: {adapter: {dropout: 0.1}}": "two dropout masks",
     "lr: 1e-5": "`optimisation`",
     "task: {name: reasoning_gym, dataset: a, execute_completions: true}": "execute_completions",
 }

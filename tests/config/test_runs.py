@@ -15,7 +15,7 @@ def run(**sections):
     return load_run({"objective": "clip_higher", **sections})
 
 
-@quick(max_examples=60)
+@quick(max_examples=40)
 @given(objectives(), SECTIONS)
 def test_what_is_written_loads_as_the_same_run(objective, sections):
     loaded = load_run({"objective": dump_objective(objective), **sections})

@@ -42,7 +42,7 @@ def test_every_example_and_preset_validates():
     VALIDATOR.validate({"objective": ["a.py:B", mine], "stages": [mine, "a.py:B"], "task": mine})
 
 
-@quick(max_examples=40)
+@quick(max_examples=25)
 @given(objectives(), SECTIONS)
 def test_every_run_that_is_written_validates(objective, sections):
     run = load_run({"objective": dump_objective(objective), **sections})

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rlstab import PolicyOutputs, TokenBatch
-from rlstab.core.batch import layout_of, to_padded
+from rlstab.core.batch import to_padded
 from rlstab.errors import MissingSignal
 from tests.core.steps import LIVE, batch_of, padded, random_rows
 
@@ -50,32 +50,23 @@ def test_tokens_are_packed_row_by_row():
     assert make().sequence_ids.tolist() == [0, 1, 2, 3]
 
 
-def test_responses_may_have_one_token():
-    one = torch.arange(4.0).reshape(4, 1)
-    batch = TokenBatch.from_padded(response_mask=torch.tensor([[1], [0], [1], [1]]), advantages=one, old_logprobs=-one)
-    assert batch.sequence.tolist() == batch.advantages.tolist() == [0, 2, 3]
-    assert batch.position.tolist() == [0, 0, 0]
-
-
 def test_advantages_are_of_rows_or_of_tokens():
     assert make().advantages.tolist() == [1.0, 1.0, -1.0, -1.0, 0.5, 0.5]
     assert make(advantages=VALUES).advantages.tolist() == [0.0, 1.0, 4.0, 5.0, 9.0, 11.0]
-
-
-def test_evidence_is_detached_at_the_door():
-    batch = make(logprobs=VALUES.clone().requires_grad_(), extra={"mine": VALUES.clone().requires_grad_()})
-    assert not any(values.requires_grad for _, values in batch.per_token())
 
 
 @pytest.mark.parametrize(
     ("given", "kept"),
     [(torch.bfloat16, torch.float32), (torch.float16, torch.float32), (torch.float64, torch.float64)],
 )
-def test_half_precision_becomes_float32(given, kept):
-    batch = make(old_logprobs=-VALUES.to(given), entropies=VALUES.to(given), extra={"mine": VALUES.to(given)})
-    assert {batch.old_logprobs.dtype, batch.entropies.dtype, batch.extra["mine"].dtype} == {kept}
-    policy = PolicyOutputs.from_padded(batch, logprobs=VALUES.to(given), entropies=VALUES.to(given))
-    assert {policy.logprobs.dtype, policy.entropies.dtype} == {kept}
+def test_evidence_is_detached_and_widened_at_the_door(given, kept):
+    values = VALUES.to(given).requires_grad_()
+    batch = make(old_logprobs=-values, entropies=values, advantages=values, extra={"mine": values})
+    assert {tensor.dtype for _, tensor in batch.per_token()} == {kept}
+    assert not any(tensor.requires_grad for _, tensor in batch.per_token())
+    policy = PolicyOutputs.from_padded(batch, logprobs=values, entropies=values)
+    assert {tensor.dtype for tensor in policy.present()} == {kept}
+    assert all(tensor.requires_grad for tensor in policy.present())
 
 
 def test_to_padded_is_the_inverse_of_packing():
@@ -98,12 +89,6 @@ def test_select_keeps_the_numbers_of_sequences_and_all_signals():
 
     policy = PolicyOutputs.from_padded(batch, **{name: padded(rows, field) for name, field in LIVE.items()})
     assert torch.equal(policy.select(where).log_kept_mass, policy.log_kept_mass[where])
-
-
-def test_batch_moves_as_a_whole():
-    moved = make(entropies=VALUES, extra={"mine": VALUES}).to("meta")
-    assert {values.device.type for _, values in moved.per_token()} == {"meta"}
-    assert moved.sequence_ids.device.type == layout_of(moved).index.device.type == "meta"
 
 
 @pytest.mark.parametrize("shape", [(0, 0), (0, 3), (3, 0), (3, 2)])

@@ -46,11 +46,6 @@ def run(objective, rows=ROWS, **options):
     return out, gradients(batch, leaves)["logp"], batch
 
 
-# -- the surrogates as published: (live, old, A, entropies) of one response, losses of its tokens --
-
-
-# -- gates beside other methods ----------------------------------------------------------------------------------------
-
 #: Ratios 1.5 and 1.1 rewarded, 0.5 and 0.9 punished.
 FOUR = [
     [token(drift=math.log(1.5), A=1.0), token(drift=math.log(1.1), A=1.0)],
@@ -88,20 +83,13 @@ def test_a_gate_sees_the_ratio_of_the_sequence_and_that_sees_what_is_kept():
     objective = compose(CISPO(high=0.1), GSPO(), Noise(), SequenceMean())
     _, slopes, batch = run(objective, rows)
     keep = make_plan(objective, [batch]).terms(batch).keep
-    assert 0 < keep.sum() < len(batch)
-    live = [[one["logp"] - one["old"] for one in row] for row in rows]
-    kept = [[gap for gap, one in zip(row, keep[batch.sequence == i], strict=True) if one] for i, row in enumerate(live)]
-    count = sum(map(bool, kept))
-    expected, full = [], []
-    for i, row in enumerate(rows):
-        for one, there in zip(row, keep[batch.sequence == i].tolist(), strict=True):
-            mean = sum(kept[i]) / len(kept[i]) if kept[i] else 0.0
-            weight = min(math.exp(mean), 1.1) * one["A"] / (len(kept[i]) * count) if there else 0.0
-            expected.append(-weight)
-            full.append(sum(live[i]) / len(live[i]) != mean)
-    assert slopes.tolist() == pytest.approx(expected, rel=1e-14)
-    assert any(full)
-    assert any(math.exp(sum(one) / len(one)) > 1.1 for one in kept if one)
+    gap = torch.tensor([own["logp"] - own["old"] for row in rows for own in row], dtype=torch.float64)
+    mean, kept = batch.sequence_mean(gap, keep), batch.sequence_total(keep)
+    assert (mean != batch.sequence_mean(gap)).any()
+    assert (mean.exp() > 1.1).any()
+    divisor = batch.spread(kept) * (kept > 0).sum()
+    expected = -batch.spread(mean).exp().clamp(max=1.1) * batch.advantages / divisor
+    assert slopes.tolist() == pytest.approx(torch.where(keep, expected, 0.0).tolist(), rel=1e-14)
 
 
 def test_a_ratio_and_a_gate_read_the_advantage_after_bonuses():
@@ -203,15 +191,14 @@ def test_a_gate_needs_no_more_live_rows_unless_it_reads_whole_sequences():
 def test_a_pull_leaves_penalties_alone():
     penalty = KLPenalty(coefficient=0.3)
     zero = compose(DPPO(high=0.0, low=0.0, anchor="old"), penalty)
-    rows = [[replaced(one, drift) for one, drift in zip(row, [0.3, 0.4, 0.2], strict=False)] for row in ROWS[:2]]
+    rows = [
+        [token(now=own["now"], drift=math.copysign(0.3, own["A"]), A=own["A"], ref=own["ref"]) for own in row]
+        for row in ROWS[:2]
+    ]
     out, slopes, _ = run(zero, rows)
     assert out.metrics()["ratio/stopped"] == 1
     assert torch.equal(slopes, run(compose(penalty, Scale(weight=0.0)), rows)[1])
     assert slopes.any()
-
-
-def replaced(one, drift):
-    return token(now=one["now"], drift=math.copysign(drift, one["A"]), A=one["A"], ref=one["ref"])
 
 
 def test_a_gate_holds_its_constants_where_the_input_moves():

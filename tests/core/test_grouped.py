@@ -10,15 +10,12 @@ from hypothesis import strategies as st
 
 from rlstab import compose, make_plan, within
 from rlstab.core.comm import LocalComm
-from rlstab.core.method import measure_all
 from rlstab.core.stats import Grouped, settle
 from rlstab.testing.run import joined, run_ranks, run_whole
 from rlstab.testing.steps import make_step
-from tests.core.measuring_methods import CentredGate, CovarianceThreshold, PassRate
+from tests.core.measuring_methods import CovarianceThreshold, PassRate
 from tests.core.methods import DropPunished
 from tests.core.steps import batch_of, random_rows, run_parts
-
-METHODS = [CovarianceThreshold(), PassRate(), CentredGate()]
 
 
 def test_the_second_round_sees_the_first_over_the_whole_step():
@@ -35,12 +32,6 @@ def test_the_second_round_sees_the_first_over_the_whole_step():
     alone = make_plan(compose(method), [batch_of(rows[:2])])
     value = alone.part(0).settled.member("covariance_threshold").threshold("covariance").value
     assert value != pytest.approx(expected, rel=1e-3)
-
-
-def test_both_rounds_are_there_for_what_follows():
-    batch = batch_of(random_rows(3, [6, 9]))
-    settled, _ = measure_all(CentredGate(), [batch], {}, LocalComm())
-    assert set(settled) == {"logprob", "square"}
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_a_type_checker_reads_an_editable_install(checker: str, tmp_path: Path) 
         "\n".join(path for path in sys.path if path.endswith("site-packages"))
     )
     run(bin / "python", "-m", "pip", "install", "--no-deps", "--no-build-isolation", "-e", ROOT, cwd=tmp_path)
-    assert [one.read_text().strip() for one in site.glob("*rlstab*.pth")] == [str(ROOT)]  # a path, no import hook
+    assert [path.read_text().strip() for path in site.glob("*rlstab*.pth")] == [str(ROOT)]  # a path, no import hook
     (tmp_path / "script.py").write_text(SCRIPT)
     option = {"mypy": "--python-executable", "pyright": "--pythonpath"}[checker]
     said = run(sys.executable, "-m", checker, option, bin / "python", "script.py", cwd=tmp_path, code=1)
@@ -81,7 +81,7 @@ def test_a_type_checker_reads_an_editable_install(checker: str, tmp_path: Path) 
 
 def installed(bin: Path) -> set[str]:
     listed = json.loads(run(bin / "python", "-m", "pip", "list", "--format=json", cwd=bin))
-    return {one["name"].lower() for one in listed}
+    return {package["name"].lower() for package in listed}
 
 
 def test_the_wheel_in_an_empty_environment(tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
-import torch
 
 from rlstab.core.stats import Settled
 from rlstab.stages.blockwise import Blockwise
 from rlstab.testing.tolerances import REORDERED
-from tests.stages.estimating import WIDTH, advantages, batch, by_group, drawn
+from tests.stages.responses import WIDTH, advantages, batch, by_group, drawn, values_of
 
 
 @pytest.mark.parametrize("shrink", [0.0, 1.5])
@@ -16,36 +17,20 @@ from tests.stages.estimating import WIDTH, advantages, batch, by_group, drawn
 def test_every_advantage_by_hand(seed: int, shrink: float) -> None:
     whole = drawn(seed)
     rewards, outcomes, ids = (whole.extra[f"block_{name}"].tolist() for name in ("rewards", "outcomes", "ids"))
-    (found,) = advantages(Blockwise(shrink=shrink), whole)
-    compared = 0
+    (given,) = advantages(Blockwise(shrink=shrink), whole)
     for places in by_group(whole):
-        for one in places:
-            for token in range(WIDTH):
-                number, expected = ids[one][token], 0.0
-                if number >= 0:
-                    having = [other for other in places if outcomes[other][number]]
-                    siblings = [
-                        other
-                        for other in having
-                        if not number or outcomes[other][number - 1] == outcomes[one][number - 1]
-                    ]
-                    wide = sum(rewards[other][number] for other in having) / len(having)
-                    total = sum(rewards[other][number] for other in siblings)
-                    expected = rewards[one][number] - (total + shrink * wide) / (len(siblings) + shrink)
-                    compared += 1
-                assert float(found[one, token]) == pytest.approx(expected, abs=REORDERED)
-    assert compared
+        for own, token in itertools.product(places, range(WIDTH)):
+            number, expected = ids[own][token], 0.0
+            if number >= 0:
+                having = [place for place in places if outcomes[place][number]]
+                before = [outcomes[place][number - 1] if number else None for place in range(len(whole))]
+                siblings = [rewards[place][number] for place in having if before[place] == before[own]]
+                wide = sum(rewards[place][number] for place in having) / len(having)
+                expected = rewards[own][number] - (sum(siblings) + shrink * wide) / (len(siblings) + shrink)
+            assert float(given[own, token]) == pytest.approx(expected, abs=REORDERED)
 
 
 def test_it_reports_blocks_without_siblings() -> None:
-    given = batch(
-        [0.0] * 3,
-        extra={
-            "block_rewards": torch.zeros(3, 2),
-            "block_outcomes": [[1, 1], [1, 1], [2, 1]],
-            "block_ids": [[0, 1]] * 3,
-        },
-    )
-    found = Blockwise().report(given, Settled(), {})
-    assert found["alone"].value == 1 / 6  # of six blocks the second of the last response
-    assert found["blocks"].value == 2.0
+    given = batch([0.0] * 3, extra={"block_outcomes": [[1, 1], [1, 1], [2, 1]]})
+    # of six blocks the second of the last response
+    assert values_of(Blockwise().report(given, Settled(), {})) == {"alone": 1 / 6, "blocks": 2.0}

@@ -8,34 +8,23 @@ import random
 import pytest
 import torch
 
-from rlstab.core.comm import LocalComm
-from rlstab.core.method import measure_all
 from rlstab.core.random import uniform
 from rlstab.stages.deep_grpo import RIDGE, STREAM, DeepGRPO, logistic
 from rlstab.stages.response_batch import ResponseBatch
+from tests.stages.responses import batch as batch_of
+from tests.stages.responses import settled, values_of
+
+DEFAULTS = {"length": 8, "given": 0, "pivot": 0.0}
 
 
 def batch(rows: list[dict]) -> ResponseBatch:
     """Responses from lists: group, raw, length; of branches given and pivot; optionally the reward and the prompt."""
-
-    def column(name, default, dtype):
-        return torch.tensor([one.get(name, default) for one in rows], dtype=dtype)
-
-    raw = column("raw", 0.0, torch.float64)
-    rewards = torch.tensor([one.get("reward", one["raw"]) for one in rows], dtype=torch.float64)
-    groups = column("group", 0, torch.int64)
-    return ResponseBatch(
-        rewards,
-        column("length", 8, torch.float64),
-        torch.ones(len(rows), dtype=torch.bool),
-        torch.tensor([one.get("prompt", one["group"]) for one in rows], dtype=torch.int64),
-        groups,
-        torch.tensor([one.get("id", place) for place, one in enumerate(rows)], dtype=torch.int64),
-        column("given", 0, torch.int64),
-        column("pivot", 0.0, torch.float64),
-        32,
-        {"raw_rewards": raw},
-    )
+    raw, groups = [row["raw"] for row in rows], [row["group"] for row in rows]
+    rewards = [row.get("reward", row["raw"]) for row in rows]
+    prompts = [row.get("prompt", row["group"]) for row in rows]
+    ids = [row.get("id", place) for place, row in enumerate(rows)]
+    lengths, given, pivot = ([row.get(name, default) for row in rows] for name, default in DEFAULTS.items())
+    return batch_of(rewards, groups, lengths, {"raw_rewards": raw}, prompts=prompts, ids=ids, given=given, pivot=pivot)
 
 
 def drawn(seed: int, groups: int = 6) -> list[dict]:
@@ -58,17 +47,13 @@ def drawn(seed: int, groups: int = 6) -> list[dict]:
     return rows
 
 
-def settled(stage: DeepGRPO, *parts: ResponseBatch, state=None):
-    return measure_all(stage, parts, stage.init_state() if state is None else state, LocalComm())
-
-
 # -- which answers branch, and where ----------------------------------------------------------------------------------
 
 
 def parents_by_hand(rows, *, groups, max_parents, threshold, seed):
     chosen = []
-    for group in {one["group"]: None for one in rows}:
-        inside = [place for place, one in enumerate(rows) if one["group"] == group]
+    for group in dict.fromkeys(row["group"] for row in rows):
+        inside = [place for place, row in enumerate(rows) if row["group"] == group]
         failed = [
             place
             for place in inside
@@ -105,15 +90,14 @@ def test_parents_and_pivots(seed: int, groups, max_parents) -> None:
     for before in range(3):  # the window of some rollouts before
         state = settled(stage, batch(drawn(50 + 10 * seed + before)), state=state)[1]
     fitted = stage.fitted(state)
-    found = stage.expand(batch(rows), settled(stage, batch(rows))[0], state, seed=7)
+    asked = stage.expand(batch(rows), settled(stage, batch(rows))[0], state, seed=7)
     expected = parents_by_hand(rows, groups=groups, max_parents=max_parents, threshold=0.0, seed=7)
-    assert found.parents.tolist() == expected
+    assert asked.parents.tolist() == expected
     draws = [float(uniform(7 + STREAM, torch.tensor(rows[place]["id"]), torch.tensor(0))) for place in expected]
-    assert found.pivots.tolist() == [
+    assert asked.pivots.tolist() == [
         pivot_by_hand(rows[place]["length"], draw, 2.0, fitted) for place, draw in zip(expected, draws, strict=True)
     ]
-    assert (found.branches, found.fresh, found.drop) == (3, 0, None)
-    assert all(1 <= kept < rows[place]["length"] for place, kept in zip(expected, found.pivots.tolist(), strict=True))
+    assert (asked.branches, asked.fresh, asked.drop) == (3, 0, None)
 
 
 def test_success_is_what_the_scorer_says() -> None:
@@ -121,9 +105,8 @@ def test_success_is_what_the_scorer_says() -> None:
     rows = [{"group": 0, "raw": 1.0, "reward": -0.5}, {"group": 0, "raw": 0.1, "reward": 0.9}]
     for threshold, expected in ((0.0, []), (0.1, [1]), (1.0, [0, 1])):
         stage = DeepGRPO(threshold=threshold)
-        assert stage.expand(batch(rows), settled(stage, batch(rows))[0], stage.init_state(), 0).parents.tolist() == (
-            expected
-        )
+        asked = stage.expand(batch(rows), settled(stage, batch(rows))[0], stage.init_state(), 0)
+        assert asked.parents.tolist() == expected
 
 
 def test_what_does_not_branch() -> None:
@@ -134,9 +117,9 @@ def test_what_does_not_branch() -> None:
     ]
     for part in (batch(rows), ResponseBatch.empty({"raw_rewards"})):
         for stage in (DeepGRPO(), DeepGRPO(max_parents=1, groups="failed")):
-            found = stage.expand(part, settled(stage, part)[0], stage.init_state(), 0)
-            assert (found.parents.tolist(), found.pivots.tolist()) == ([], [])
-            assert found.parents.dtype == found.pivots.dtype == torch.int64
+            asked = stage.expand(part, settled(stage, part)[0], stage.init_state(), 0)
+            assert (asked.parents.tolist(), asked.pivots.tolist()) == ([], [])
+            assert asked.parents.dtype == asked.pivots.dtype == torch.int64
 
 
 # -- the window -------------------------------------------------------------------------------------------------------
@@ -148,15 +131,15 @@ def test_the_window_keeps_the_last_branch_points() -> None:
     for seed in range(8):
         rows = drawn(seed, groups=9)
         points = {}
-        for one in rows:
-            if one["given"]:
-                _, success = points.get(one["group"], (0, 0))
-                points[one["group"]] = (one["pivot"], max(success, float(one["raw"] > 0)))
+        for row in rows:
+            if row["given"]:
+                _, success = points.get(row["group"], (0, 0))
+                points[row["group"]] = (row["pivot"], max(success, float(row["raw"] > 0)))
         kept += [points[group] for group in sorted(points)]
         state = settled(stage, batch(rows), state=state)[1]
         assert state["seen"] == len(kept)
-        found = sorted(zip(state["place"].tolist(), state["success"].tolist(), strict=True))
-        assert found == sorted((kept + [(0.0, 0.0)] * 5)[:5] if len(kept) < 5 else kept[-5:])
+        window = sorted(zip(state["place"].tolist(), state["success"].tolist(), strict=True))
+        assert window == sorted((kept + [(0.0, 0.0)] * 5)[:5] if len(kept) < 5 else kept[-5:])
     assert len(kept) > 15
 
 
@@ -165,8 +148,8 @@ def test_the_window_keeps_the_last_branch_points() -> None:
 
 def slopes(x, y, at):
     """Of the cost, by intercept and slope, one sample after another."""
-    misses = [1 / (1 + math.exp(-(at[0] + at[1] * one))) - label for one, label in zip(x, y, strict=True)]
-    return math.fsum(misses), math.fsum(m * one for m, one in zip(misses, x, strict=True)) + RIDGE * at[1]
+    misses = [1 / (1 + math.exp(-(at[0] + at[1] * place))) - label for place, label in zip(x, y, strict=True)]
+    return math.fsum(misses), math.fsum(m * place for m, place in zip(misses, x, strict=True)) + RIDGE * at[1]
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -175,20 +158,18 @@ def test_the_fit_is_a_minimum(seed: int) -> None:
     dice = random.Random(seed)
     count = dice.choice([2, 3, 12, 300])
     x = [dice.choice([dice.random(), 0.5]) for _ in range(count)]
-    y = [float(dice.random() < 0.05 + 0.9 * one) for one in x]
+    y = [float(dice.random() < 0.05 + 0.9 * place) for place in x]
     y[0], y[1] = 0.0, 1.0
-    found = logistic(torch.tensor(x, dtype=torch.float64), torch.tensor(y, dtype=torch.float64))
-    assert slopes(x, y, found) == pytest.approx((0, 0), abs=1e-9 * count)
+    minimum = logistic(torch.tensor(x, dtype=torch.float64), torch.tensor(y, dtype=torch.float64))
+    assert slopes(x, y, minimum) == pytest.approx((0, 0), abs=1e-9 * count)
 
 
 def test_the_model_is_used_once_there_are_enough_of_both() -> None:
     stage = DeepGRPO(warmup=10, window=100)
 
     def with_points(successes: int, failures: int):
-        rows = [
-            {"group": one, "raw": float(one < successes), "given": 1, "pivot": 0.3}
-            for one in range(successes + failures)
-        ]
+        groups = range(successes + failures)
+        rows = [{"group": group, "raw": float(group < successes), "given": 1, "pivot": 0.3} for group in groups]
         return settled(stage, batch(rows))[1]
 
     assert stage.fitted(stage.init_state()) is None
@@ -216,8 +197,8 @@ def test_report() -> None:
         {"group": 3, "prompt": 5, "raw": 0.0, "length": 4, "given": 2, "pivot": 0.25},
     ]
     stat, _ = settled(stage, batch(rows))
-    found = {name: one.value for name, one in stage.report(batch(rows), stat, stage.init_state()).items()}
-    assert found == {
+    told = values_of(stage.report(batch(rows), stat, stage.init_state()))
+    assert told == {
         "branches": 1.0,  # four for four
         "tokens": 0.5,  # 16 for 32
         "pivot": 0.375,
@@ -227,5 +208,5 @@ def test_report() -> None:
         "fitted": 0.0,
     }
     fitted = settled(DeepGRPO(warmup=1), batch(rows))[1]
-    assert stage.report(batch(rows), stat, fitted).keys() == found.keys()  # two points are not more than ten
+    assert stage.report(batch(rows), stat, fitted).keys() == told.keys()  # two points are not more than ten
     assert "slope" in DeepGRPO(warmup=1).report(batch(rows), stat, fitted)

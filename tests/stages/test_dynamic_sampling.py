@@ -5,53 +5,25 @@ from __future__ import annotations
 import random
 
 import pytest
-import torch
 
-from rlstab.core.comm import LocalComm
-from rlstab.core.method import measure_all
 from rlstab.stages.dynamic_sampling import DynamicSampling
 from rlstab.stages.response_batch import ResponseBatch
+from tests.stages.responses import batch as batch_of
+from tests.stages.responses import settled, values_of
 
 
-def batch(*groups: list[float], branches: tuple[int, ...] = (), raw: list[list[float]] | None = None) -> ResponseBatch:
+def batch(*groups: list[float], branches: tuple[int, ...] = (), raw: list[float] | None = None) -> ResponseBatch:
     """One group after another; those in ``branches`` are made of ends of other answers."""
-    rewards = torch.tensor([one for group in groups for one in group], dtype=torch.float64)
-    ids = torch.tensor([7 * place + 3 for place, group in enumerate(groups) for _ in group], dtype=torch.int64)
-    given = torch.tensor([5 * (place in branches) for place, group in enumerate(groups) for _ in group]).long()
-    extra = (
-        {}
-        if raw is None
-        else {"raw_rewards": torch.tensor([one for group in raw for one in group], dtype=torch.float64)}
-    )
-    count = len(rewards)
-    return ResponseBatch(
-        rewards,
-        torch.full((count,), 8.0, dtype=torch.float64),
-        torch.ones(count, dtype=torch.bool),
-        ids,
-        ids,
-        torch.arange(count),
-        given,
-        given / 10,
-        8,
-        extra,
-    )
+    places = [place for place, group in enumerate(groups) for _ in group]
+    rewards = [reward for group in groups for reward in group]
+    given = [5 * (place in branches) for place in places]
+    return batch_of(rewards, [7 * place + 3 for place in places], extra=raw and {"raw_rewards": raw}, given=given)
 
 
-def asked(stage: DynamicSampling, *parts: ResponseBatch):
-    stat, state = measure_all(stage, parts, stage.init_state(), LocalComm())
+def asked(stage: DynamicSampling, part: ResponseBatch):
+    stat, state = settled(stage, part)
     assert state == {}
-    return [stage.expand(part, stat, state, seed=0) for part in parts]
-
-
-def by_hand(groups, branches):
-    """Which responses go, and how many prompts come."""
-    drop, fresh = [], 0
-    for place, group in enumerate(groups):
-        even = all(one == group[0] for one in group)
-        drop += [even] * len(group)
-        fresh += even and place not in branches
-    return drop, fresh
+    return stage.expand(part, stat, state, seed=0)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -59,30 +31,36 @@ def test_drops_what_is_even_and_asks_for_as_many_prompts(seed: int) -> None:
     dice = random.Random(seed)
     groups = [[dice.choice([0.0, 1.0, 0.1]) for _ in range(dice.randint(1, 4))] for _ in range(dice.randint(1, 9))]
     branches = tuple(place for place in range(len(groups)) if dice.random() < 0.3)
-    (found,) = asked(DynamicSampling(), batch(*groups, branches=branches))
-    assert (found.drop.tolist(), found.fresh) == by_hand(groups, branches)
-    assert found.parents is None
+    even = [all(reward == group[0] for reward in group) for group in groups]
+    expansion = asked(DynamicSampling(), batch(*groups, branches=branches))
+    assert expansion.drop.tolist() == [even[place] for place, group in enumerate(groups) for _ in group]
+    assert expansion.fresh == sum(even[place] for place in range(len(groups)) if place not in branches)
+    assert expansion.parents is None
 
 
 def test_a_penalty_makes_a_group_uneven_unless_raw_rewards_are_compared() -> None:
     """All right, one of them too long; and one that is right and too long beside one that is wrong."""
-    some = batch([1.0, 0.6], [0.0, 0.0], raw=[[1.0, 1.0], [1.0, 0.0]])
-    (shaped,), (raw,) = asked(DynamicSampling(), some), asked(DynamicSampling(rewards="raw"), some)
+    some = batch([1.0, 0.6], [0.0, 0.0], raw=[1.0, 1.0, 1.0, 0.0])
+    shaped, raw = asked(DynamicSampling(), some), asked(DynamicSampling(rewards="raw"), some)
     assert (shaped.drop.tolist(), shaped.fresh) == ([False, False, True, True], 1)
     assert (raw.drop.tolist(), raw.fresh) == ([True, True, False, False], 1)
 
 
 def test_without_refills_it_only_drops() -> None:
     stage = DynamicSampling(max_refills=0)
-    (found,) = asked(stage, batch([1.0, 1.0], [0.0, 1.0]))
-    assert (found.drop.tolist(), found.fresh, stage.rounds) == ([True, True, False, False], 0, 1)
+    expansion = asked(stage, batch([1.0, 1.0], [0.0, 1.0]))
+    assert (expansion.drop.tolist(), expansion.fresh, stage.rounds) == ([True, True, False, False], 0, 1)
 
 
 def test_report_says_what_it_cost() -> None:
     stage, whole = DynamicSampling(), batch([1.0, 1.0], [0.0, 1.0], [0.0, 0.0], [1.0, 0.0, 0.0], branches=(2, 3))
     parts = [whole.select(whole.group < 2), whole.select(whole.group >= 2)]
-    stat, state = measure_all(stage, parts, stage.init_state(), LocalComm())
-    both = [stage.report(one, stat, state) for one in parts]
-    merged = {name: both[0][name].merge(both[1][name]).value for name in both[0]}
+    stat, state = settled(stage, *parts)
+    first, second = (stage.report(part, stat, state) for part in parts)
     # prompts: one of two even; branches: one of two; 9 responses for 5 that are learnt from
-    assert merged == {"dropped": 0.5, "dropped_branches": 0.5, "dropped_groups": 1.0, "sampled_per_learnt": 9 / 5}
+    assert values_of({name: first[name].merge(second[name]) for name in first}) == {
+        "dropped": 0.5,
+        "dropped_branches": 0.5,
+        "dropped_groups": 1.0,
+        "sampled_per_learnt": 9 / 5,
+    }

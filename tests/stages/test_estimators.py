@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
 
-from rlstab.core.comm import LocalComm
-from rlstab.core.method import measure_all
 from rlstab.core.stats import Mean, Settled
-from rlstab.errors import Conflict, OutOfRange
+from rlstab.errors import Conflict, OutOfRange, ShapeError
 from rlstab.stages import STAGES
+from rlstab.stages import advantages as plain
 from rlstab.stages.dr_grpo import DrGRPO
 from rlstab.stages.gdpo import GDPO
 from rlstab.stages.grpo import GRPO
@@ -28,7 +26,8 @@ from rlstab.stages.reinforce_pp import ReinforcePP
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.rloo import RLOO
 from rlstab.stages.stage import AdvantageEstimator
-from tests.stages.estimating import WIDTH, advantages, batch, by_group, drawn
+from tests.core.says import says
+from tests.stages.responses import WIDTH, advantages, batch, by_group, drawn, settled, values_of
 
 Group = list[float]
 
@@ -38,8 +37,9 @@ def less_the_mean(rewards: Group) -> Group:
 
 
 def over_the_deviation(rewards: Group, ddof: int = 1, epsilon: float = 1e-4) -> Group:
-    spread = (sum(one * one for one in less_the_mean(rewards)) / max(len(rewards) - ddof, 1)) ** 0.5
-    return [one / (spread + epsilon) if max(rewards) > min(rewards) else 0.0 for one in less_the_mean(rewards)]
+    gaps = less_the_mean(rewards)
+    spread = (sum(gap * gap for gap in gaps) / max(len(rewards) - ddof, 1)) ** 0.5
+    return [gap / (spread + epsilon) if max(rewards) > min(rewards) else 0.0 for gap in gaps]
 
 
 def less_the_others(rewards: Group) -> Group:
@@ -48,7 +48,7 @@ def less_the_others(rewards: Group) -> Group:
 
 
 def over_the_mean(rewards: Group) -> Group:
-    return [one / statistics.fmean(rewards) - 1 if max(rewards) > min(rewards) else 0.0 for one in rewards]
+    return [reward / statistics.fmean(rewards) - 1 if max(rewards) > min(rewards) else 0.0 for reward in rewards]
 
 
 #: By the rewards of a group alone.
@@ -66,10 +66,9 @@ BY_REWARDS: list[tuple[AdvantageEstimator, Callable[[Group], Group]]] = [
 def test_by_the_rewards_of_a_group(estimator: AdvantageEstimator, expected: Callable[[Group], Group]) -> None:
     for seed in range(2):
         whole = drawn(seed, graded=True)
-        (found,) = advantages(estimator, whole)
+        (given,) = advantages(estimator, whole)
         for places in by_group(whole):
-            rewards = [float(whole.rewards[place]) for place in places]
-            assert found[places].tolist() == pytest.approx(expected(rewards), abs=1e-11)
+            assert given[places].tolist() == pytest.approx(expected(whole.rewards[places].tolist()), abs=1e-11)
 
 
 def weights_of(whole: ResponseBatch, squares: list[float]) -> list[float]:
@@ -79,7 +78,7 @@ def weights_of(whole: ResponseBatch, squares: list[float]) -> list[float]:
 
 def proxies(whole: ResponseBatch) -> list[float]:
     rows = zip(whole.extra["logprobs"].tolist(), whole.extra["sum_p_sq"].tolist(), strict=True)
-    return [sum(1 - 2 * math.exp(one) + two for one, two in zip(*row, strict=True) if two) for row in rows]
+    return [sum(1 - 2 * math.exp(now) + square for now, square in zip(*row, strict=True) if square) for row in rows]
 
 
 @pytest.mark.parametrize(
@@ -95,15 +94,14 @@ def test_by_a_weighted_baseline(cls, weigh, norm_by_std: bool) -> None:
     estimator = cls() if cls is OPO else cls(norm_by_std=norm_by_std)
     for seed in range(2):
         whole = drawn(seed, graded=True)
-        weights, (found,) = weigh(whole), advantages(estimator, whole)
+        weights, (given,) = weigh(whole), advantages(estimator, whole)
         for places in by_group(whole):
-            rewards = [float(whole.rewards[place]) for place in places]
-            some = [weights[place] for place in places]
+            rewards, some = whole.rewards[places].tolist(), [weights[place] for place in places]
             baseline = sum(w * reward for w, reward in zip(some, rewards, strict=True)) / sum(some)
             spread = statistics.pstdev(rewards)
             scale = spread if cls is not OPO and norm_by_std and spread > 1e-8 else 1.0
             expected = [(reward - baseline) / scale for reward in rewards]
-            assert found[places].tolist() == pytest.approx(expected, abs=1e-11)
+            assert given[places].tolist() == pytest.approx(expected, abs=1e-11)
 
 
 @pytest.mark.parametrize("zero_tail", [False, True])
@@ -140,9 +138,8 @@ def test_by_each_reward_alone(whiten: bool) -> None:
         summed = [0.0] * len(whole)
         for places in by_group(whole):
             for number, weight in enumerate(weights):
-                for place, value in zip(
-                    places, over_the_deviation([parts[place][number] for place in places]), strict=True
-                ):
+                values = over_the_deviation([parts[place][number] for place in places])
+                for place, value in zip(places, values, strict=True):
                     summed[place] += weight * value
         scale = (sum(value * value for value in summed) / (len(summed) - 1)) ** 0.5 + 1e-4 if whiten else 1.0
         (given,) = advantages(GDPO(whiten=whiten), whole)
@@ -157,9 +154,9 @@ def test_whitened_over_tokens(baseline: bool) -> None:
         for places in by_group(whole) if baseline else []:
             for place, value in zip(places, less_the_mean([values[place] for place in places]), strict=True):
                 values[place] = value
-        tokens = [one for one, length in zip(values, whole.lengths.tolist(), strict=True) for _ in range(int(length))]
+        tokens = torch.tensor(values, dtype=torch.float64).repeat_interleave(whole.lengths.long()).tolist()
         scale = (statistics.variance(tokens) + 1e-8) ** 0.5
-        expected = [(one - statistics.fmean(tokens)) / scale for one in values]
+        expected = [(value - statistics.fmean(tokens)) / scale for value in values]
         assert advantages(ReinforcePP(baseline=baseline), whole)[0].tolist() == pytest.approx(expected, abs=1e-12)
 
 
@@ -190,10 +187,10 @@ def test_equal_rewards_or_one_response_give_exactly_nothing(estimator: Advantage
 # -- single ones -------------------------------------------------------------------------------------------------------
 
 
-def evidence(squares: list[float], drift: list[float]) -> dict[str, object]:
+def evidence(squares: list[float]) -> dict[str, object]:
     return {
-        "logprobs": [[-1.0 + one, 0.0] for one in drift],
-        "rollout_logprobs": [[-1.0, 0.0]] * len(drift),
+        "logprobs": [[-1.0, 0.0]] * len(squares),
+        "rollout_logprobs": [[-1.0, 0.0]] * len(squares),
         "squared_gradient": squares,
     }
 
@@ -208,14 +205,13 @@ def test_large_importance_weights_do_not_overflow() -> None:
             "sum_p_sq": [[0.5, 0.5]] * 3,
         },
     )
-    found = advantages(OPOB(norm_by_std=False), far)[0]
     # weights of e^2800, whose logarithm float64 holds to 1e-13
-    assert found.tolist() == pytest.approx([0.25, -0.75, -0.75], abs=1e-12)
+    assert advantages(OPOB(norm_by_std=False), far)[0].tolist() == pytest.approx([0.25, -0.75, -0.75], abs=1e-12)
     assert bool(advantages(OPOBProxy(), far)[0].isfinite().all())
 
 
 def test_without_any_weight_the_mean_is_plain() -> None:
-    given = batch([1.0, 0.0, 0.0, 1.0], [0, 0, 1, 1], extra=evidence([0.0, 0.0, 0.0, 3.0], [0.0] * 4))
+    given = batch([1.0, 0.0, 0.0, 1.0], [0, 0, 1, 1], extra=evidence([0.0, 0.0, 0.0, 3.0]))
     assert advantages(OPOB(norm_by_std=False), given)[0].tolist() == [0.5, -0.5, -1.0, 0.0]
     assert advantages(OPO(), batch([1.0, 0.0], lengths=[0.0, 0.0]))[0].tolist() == [0.0, 0.0]
 
@@ -242,37 +238,24 @@ def test_the_proxy_of_opob_is_the_squared_gradient_by_the_logits() -> None:
     mask = torch.arange(5) < torch.tensor([[5], [3], [1]])
     (gradient,) = torch.autograd.grad(logprobs[mask].sum(), logits)
     sum_p_sq = logits.detach().softmax(-1).square().sum(-1)
-    found = torch.where(mask, logit_squares(logprobs.detach(), sum_p_sq), 0.0)
-    torch.testing.assert_close(found, gradient.square().sum(-1))
+    squares = torch.where(mask, logit_squares(logprobs.detach(), sum_p_sq), 0.0)
+    torch.testing.assert_close(squares, gradient.square().sum(-1))
     sure = logit_squares(torch.tensor([0.0, -1e-8, 0.0]), torch.tensor([1.0, 1 - 2e-8, 1 - 1e-7]))
     assert sure.tolist() == pytest.approx([0.0] * 3, abs=1e-7)
     assert (sure >= 0).all()
 
 
-def test_what_stands_after_the_end_does_not_matter() -> None:
-    whole = drawn(1, graded=True)
-    after = torch.arange(WIDTH) >= whole.lengths.unsqueeze(-1)
-    junk = {
-        name: torch.where(after, -3.0 if name == "rollout_logprobs" else 7.0, values)
-        if values.dtype == torch.float64 and values.shape == after.shape
-        else values
-        for name, values in whole.extra.items()
-    }
-    for stage in (OPOB(), OPOBProxy()):
-        assert torch.equal(advantages(stage, replace(whole, extra=junk))[0], advantages(stage, whole)[0])
-
-
 def test_negative_rewards_are_refused_by_max_rl() -> None:
-    with pytest.raises(OutOfRange, match=r"'max_rl': a reward is -0\.5, expected at least 0: .*'dr_grpo'"):
+    with says(OutOfRange, "'max_rl': a reward is -0.5, expected at least 0: ..."):
         advantages(MaxRL(), batch([1.0, -0.5]))
-    with pytest.raises(Conflict, match="the stage 'max_rl' and the stage 'overlong' exclude each other: advantages"):
+    with says(Conflict, "the stage 'max_rl' and the stage 'overlong' exclude each other: ..."):
         check_exclusions([MaxRL()], {"overlong": "stage"})
 
 
 def test_reports() -> None:
     opo = OPO().report(batch([1.0, 0.0, 1.0], [0, 0, 1], [3.0, 1.0, 5.0]), Settled(), {})["baseline_shift"]
     assert (opo.value, float(opo.count)) == (0.25, 2)  # 3 / 4 less 1 / 2; the lone response is not counted
-    given = batch([1.0, 0.0, 1.0], [0, 0, 1], extra=evidence([3.0, 1.0, 1.0], [0.0] * 3))
+    given = batch([1.0, 0.0, 1.0], [0, 0, 1], extra=evidence([3.0, 1.0, 1.0]))
     opob = OPOB().report(given, Settled(), {})
     assert opob["baseline_shift"].value == pytest.approx(0.25)
     assert opob["effective_share"].value == pytest.approx(16 / (2 * 10))  # (3 + 1)^2 / (2 (9 + 1))
@@ -283,12 +266,23 @@ def test_reports() -> None:
     assert token["baseline_shift"].value == pytest.approx(0.5 / 2 - 0.5)  # at the first token: 0.5 and 1.5
     assert (float(token["baseline_shift"].count), token["alone"].value) == (2, pytest.approx(1 / 3))
     apart = batch([0.0] * 4, [0, 0, 1, 1], extra={"reward_parts": [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]})
-    settled = Settled({"square": Mean(torch.tensor(12.0), torch.tensor(4.0))})
-    assert {name: one.value for name, one in GDPO().report(apart, settled, {}).items()} == {
-        "deviation": 2.0,
-        "all_differ": 0.5,
-    }
+    spread = Settled({"square": Mean(torch.tensor(12.0), torch.tensor(4.0))})
+    assert values_of(GDPO().report(apart, spread, {})) == {"deviation": 2.0, "all_differ": 0.5}
     whitened, given = ReinforcePP(), batch([0.0, 1.0], lengths=[1.0, 3.0])
-    stat, state = measure_all(whitened, [given], {}, LocalComm())
-    found = {name: one.value for name, one in whitened.report(given, stat, state).items()}
-    assert found == {"mean": 0.75, "deviation": 0.5}
+    assert values_of(whitened.report(given, *settled(whitened, given))) == {"mean": 0.75, "deviation": 0.5}
+
+
+# -- of plain tensors --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("estimator", [plain.grpo, plain.dr_grpo, plain.rloo])
+def test_plain_rewards_are_whole_numbers_or_of_any_precision_and_one_for_each_group_id(estimator) -> None:
+    rewards, groups = torch.tensor([1, 0, 0, 1]), torch.tensor([4, 4, -1, 4])
+    expected = estimator(rewards.double(), groups)
+    assert expected.dtype == torch.float64
+    assert expected[2] == 0 != expected[0]
+    for dtype in (torch.int64, torch.float32, torch.bfloat16):
+        assert torch.equal(estimator(rewards.to(dtype), groups), expected)
+    for shapes in (((3,), (2,)), ((2, 2), (2, 2))):
+        with pytest.raises(ShapeError, match=r"rewards are .* and group_ids .*; expected"):
+            estimator(*map(torch.zeros, shapes))

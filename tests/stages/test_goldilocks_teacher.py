@@ -5,13 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlstab.core.comm import LocalComm
-from rlstab.core.method import measure_all
 from rlstab.stages.goldilocks_teacher import GoldilocksTeacher
 from rlstab.stages.half_sigmoid import HalfSigmoid
 from rlstab.stages.slots import DICE
-from tests.stages.selections import number, offer, order_of
-from tests.stages.test_goldilocks import rollouts_of, state_after
+from tests.stages.responses import settled
+from tests.stages.selections import number, offer, order_of, rollouts_of, state_after
 
 
 def features(prompts):
@@ -20,20 +18,20 @@ def features(prompts):
 
 def window_of(rollouts, length):
     """The newest (prompt, worth), rollout by rollout, and prompt by prompt within one."""
-    found = []
+    window = []
     for rows in rollouts:
         for prompt in sorted({row[0] for row in rows if row[3] == 0}):
-            rewards = [min(max(reward, 0.0), 1.0) for one, _, reward, given in rows if one == prompt and given == 0]
+            rewards = [min(max(reward, 0.0), 1.0) for of, _, reward, given in rows if of == prompt and given == 0]
             rate = sum(rewards) / len(rewards)
-            found.append((prompt, (rate * (1 - rate)) ** 0.5))
-    return found[-length:]
+            window.append((prompt, (rate * (1 - rate)) ** 0.5))
+    return window[-length:]
 
 
 def expected_values(rollouts, stage, pool):
     """What the teacher expects of each prompt of the pool; its fit is tested by itself."""
     prompts, worth = zip(*window_of(rollouts, stage.window), strict=True)
     fit = HalfSigmoid.fit(features(torch.tensor(prompts)), torch.tensor(worth, dtype=torch.float64), stage.ridge)
-    return [round(one, 9) for one in fit(features(torch.arange(pool))).tolist()]
+    return [round(value, 9) for value in fit(features(torch.arange(pool))).tolist()]
 
 
 def deal(values, slots, candidates, random_share, seed, rollout):
@@ -44,13 +42,13 @@ def deal(values, slots, candidates, random_share, seed, rollout):
         if not deck:
             turn += 1
             taken = [] if len(taken) == pool else taken
-            deck = [one for one in order_of(seed, rollout, turn, pool) if one not in taken]
+            deck = [prompt for prompt in order_of(seed, rollout, turn, pool) if prompt not in taken]
         hand, deck = deck[:candidates], deck[candidates:]
         best = hand[0]
         if number(seed + DICE, rollout, slot) >= random_share:
-            for one in hand[1:]:
-                if values[one] > values[best]:
-                    best = one
+            for prompt in hand[1:]:
+                if values[prompt] > values[best]:
+                    best = prompt
         taken.append(best)
         chosen.append(best)
     return chosen
@@ -59,13 +57,13 @@ def deal(values, slots, candidates, random_share, seed, rollout):
 @pytest.mark.parametrize("length", [3, 8, 100])
 def test_the_state_is_the_window(length):
     stage, rollouts = GoldilocksTeacher(pool=9, window=length), rollouts_of(9, 4, seed=1)
-    for number_of_them in range(5):
-        state = state_after(stage, rollouts[:number_of_them])
-        expected = window_of(rollouts[:number_of_them], length)
+    for count in range(5):
+        state, expected = state_after(stage, rollouts[:count]), window_of(rollouts[:count], length)
         assert state["filled"] == len(expected)
-        assert state["prompts"].tolist() == [one for one, _ in expected] + [0] * (length - len(expected))
-        worth = torch.tensor([one for _, one in expected] + [0.0] * (length - len(expected)), dtype=torch.float64)
-        torch.testing.assert_close(state["worth"], worth, rtol=0, atol=1e-5)  # rewards are rounded
+        prompts, worth = zip(*expected, *[(0, 0.0)] * (length - len(expected)), strict=True)
+        assert state["prompts"].tolist() == list(prompts)
+        assert state["worth"].tolist() == pytest.approx(worth, abs=1e-5)  # rewards are rounded
+    assert stage.report(stage._empty_part(), settled(stage)[0], state)["window"].value == state["filled"]
 
 
 @pytest.mark.parametrize("random_share", [0.0, 0.4])
@@ -76,8 +74,8 @@ def test_the_selection_equals_the_oracle(random_share, candidates, first, count)
     rollouts = rollouts_of(19, 4, seed=5)
     values = expected_values(rollouts, stage, 19)
     asked = offer(count, first=first, rollout=4, seed=7, features=features)
-    found = stage.select(asked, state_after(stage, rollouts)).tolist()
-    assert found == deal(values, first + count, candidates, random_share, 7, 4)[first:]
+    chosen = stage.select(asked, state_after(stage, rollouts)).tolist()
+    assert chosen == deal(values, first + count, candidates, random_share, 7, 4)[first:]
 
 
 @pytest.mark.parametrize("random_share", [0.0, 0.4])
@@ -85,19 +83,19 @@ def test_a_task_without_end_deals_the_next_prompts_to_each_slot(random_share):
     stage = GoldilocksTeacher(candidates=5, random_share=random_share, window=12)
     rollouts = rollouts_of(60, 4, seed=5)
     values = expected_values(rollouts, stage, 200)
-    found = stage.select(offer(4, first=2, rollout=4, drawn=30, features=features), state_after(stage, rollouts))
-    for slot, one in enumerate(found.tolist()):
+    chosen = stage.select(offer(4, first=2, rollout=4, drawn=30, features=features), state_after(stage, rollouts))
+    for slot, prompt in enumerate(chosen.tolist()):
         hand = range((30 + slot) * 5, (31 + slot) * 5)
         random = number(DICE, 4, 2 + slot) < random_share
-        assert one == (hand[0] if random else max(hand, key=values.__getitem__))
+        assert prompt == (hand[0] if random else max(hand, key=values.__getitem__))
 
 
 def test_a_task_with_an_end_is_the_pool():
     rollouts = rollouts_of(19, 4, seed=5)
-    one, other = GoldilocksTeacher(), GoldilocksTeacher(pool=19)
-    state = state_after(one, rollouts)
+    whole, pooled = GoldilocksTeacher(), GoldilocksTeacher(pool=19)
+    state = state_after(whole, rollouts)
     asked = offer(6, rollout=4, size=19, features=features)
-    assert torch.equal(one.select(asked, state), other.select(asked, state))
+    assert torch.equal(whole.select(asked, state), pooled.select(asked, state))
 
 
 def test_what_the_teacher_learnt_of_some_prompts_decides_about_others():
@@ -107,10 +105,10 @@ def test_what_the_teacher_learnt_of_some_prompts_decides_about_others():
         return (prompts % 2).double().unsqueeze(1)
 
     stage = GoldilocksTeacher(candidates=6, random_share=0.0)
-    rows = [(prompt, prompt, float(one % 2 and prompt % 2 == 0), 0) for prompt in range(8) for one in range(4)]
-    found = stage.select(offer(10, rollout=1, drawn=8, features=parity), state_after(stage, [rows]))
-    assert (found >= 48).all()
-    assert (found % 2 == 0).all()
+    rows = [(prompt, prompt, float(place % 2 and prompt % 2 == 0), 0) for prompt in range(8) for place in range(4)]
+    chosen = stage.select(offer(10, rollout=1, drawn=8, features=parity), state_after(stage, [rows]))
+    assert (chosen >= 48).all()
+    assert (chosen % 2 == 0).all()
 
 
 @pytest.mark.parametrize("how", ["random", "unlearnt", "blind"])
@@ -119,9 +117,9 @@ def test_without_a_choice_each_slot_takes_its_first_candidate(how, size):
     stage = GoldilocksTeacher(candidates=4, random_share=float(how == "random"))
     state = stage.init_state() if how == "unlearnt" else state_after(stage, rollouts_of(13, 2, seed=3))
     blind = {"features": features if how != "blind" else lambda prompts: torch.ones(len(prompts), 2).double()}
-    found = stage.select(offer(5, rollout=2, size=size, drawn=10, **blind), state).tolist()
+    chosen = stage.select(offer(5, rollout=2, size=size, drawn=10, **blind), state).tolist()
     deck = list(range(40, 60)) if size is None else order_of(0, 2, 0, size)
-    assert found == deck[:20:4]
+    assert chosen == deck[:20:4]
 
 
 def test_features_are_asked_for_once_and_for_no_prompt_twice():
@@ -136,10 +134,3 @@ def test_features_are_asked_for_once_and_for_no_prompt_twice():
     stage.select(offer(5, rollout=4, features=watched), state)
     assert len(asked) == 1
     assert len(asked[0]) == len(set(asked[0])) <= 13 + 20
-
-
-def test_what_it_reports():
-    stage = GoldilocksTeacher(pool=5, window=4)
-    state = state_after(stage, rollouts_of(5, 1, seed=1))
-    stat, _ = measure_all(stage, [], state, LocalComm())
-    assert stage.report(stage._empty_part(), stat, state)["window"].value == state["filled"]

@@ -1,6 +1,7 @@
 """The teacher's fit: a minimum, found from any shape of examples."""
 
 import math
+import statistics
 
 import pytest
 import torch
@@ -25,24 +26,19 @@ def loss(weights, rows, targets, ridge):
 
 def scaled(features):
     """Centred by column, divided by the deviation and by the root of the width, with a constant."""
-    columns = [list(column) for column in zip(*features.tolist(), strict=True)]
-    means = [sum(column) / len(column) for column in columns]
-    deviations = [
-        (sum((x - mean) ** 2 for x in column) / len(column)) ** 0.5 for column, mean in zip(columns, means, strict=True)
-    ]
-    width = len(columns) ** 0.5
-    return [
-        [(x - m) / d / width for x, m, d in zip(row, means, deviations, strict=True)] + [1.0]
-        for row in features.tolist()
-    ]
+    columns = []
+    for column in zip(*features.tolist(), strict=True):
+        mean, deviation = statistics.fmean(column), statistics.pstdev(column)
+        columns.append([(x - mean) / deviation / features.shape[1] ** 0.5 for x in column])
+    return [[*row, 1.0] for row in zip(*columns, strict=True)]
 
 
 @pytest.mark.parametrize(("count", "width"), [(40, 3), (12, 12), (5, 30)])
 @pytest.mark.parametrize("ridge", [1e-3, 0.1])
 def test_no_small_step_from_it_lowers_the_loss(count, width, ridge):
     features, targets = drawn(count, width)
-    found = HalfSigmoid.fit(features, targets, ridge)
-    rows, weights = scaled(features), found.weights.tolist()
+    teacher = HalfSigmoid.fit(features, targets, ridge)
+    rows, weights = scaled(features), teacher.weights.tolist()
     least = loss(weights, rows, targets.tolist(), ridge)
     assert least < loss([0.0] * (width + 1), rows, targets.tolist(), ridge)
     for place in range(width + 1):
@@ -50,7 +46,7 @@ def test_no_small_step_from_it_lowers_the_loss(count, width, ridge):
             moved = [w + step * (other == place) for other, w in enumerate(weights)]
             assert loss(moved, rows, targets.tolist(), ridge) > least
     expected = [0.5 / (1 + math.exp(-sum(w * x for w, x in zip(weights, row, strict=True)))) for row in rows]
-    torch.testing.assert_close(found(features), torch.tensor(expected, dtype=torch.float64), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(teacher(features), torch.tensor(expected, dtype=torch.float64), rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("targets", [[0.0] * 6, [0.5] * 6, [0.0, 0.5] * 3])

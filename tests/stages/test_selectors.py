@@ -1,45 +1,167 @@
-"""What a selector refuses: a pool that does not fit, and answers from outside of it."""
+"""Selectors against plain loops, what decides between prompts that are equal, and what a pool refuses."""
 
 from __future__ import annotations
 
-import pytest
+import random
 
-from rlstab.core.comm import LocalComm
-from rlstab.core.method import measure_all
+import pytest
+import torch
+
+from rlstab.stages import pass_rates
 from rlstab.stages.goldilocks import Goldilocks
 from rlstab.stages.goldilocks_teacher import GoldilocksTeacher
+from rlstab.stages.in_order import STREAM, InOrder
 from rlstab.stages.paced import Paced
+from rlstab.stages.slots import best_first, filled, shuffled
 from rlstab.stages.uniform import Uniform
 from tests.core.says import says
-from tests.stages.selections import offer, responses
+from tests.stages.responses import settled, values_of
+from tests.stages.selections import evidence, expected_spread, fill, number, offer, responses, rollouts_of, state_after
+
+# -- in order, and at random -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize(("drawn", "count", "size"), [(0, 4, 10), (8, 4, 10), (7, 25, 10), (3, 2, 1), (20, 5, 5)])
+def test_in_order_goes_through_epochs(shuffle, drawn, count, size):
+    """Place by place, with the whole epoch sorted for each."""
+    expected = []
+    for epoch, within in (divmod(place, size) for place in range(drawn, drawn + count)):
+        order = list(range(size))
+        if shuffle:
+            order.sort(key=lambda prompt, epoch=epoch: number(3 + STREAM, epoch, prompt))
+        expected.append(order[within])
+    assert InOrder(shuffle=shuffle).select(offer(count, drawn=drawn, size=size, seed=3), {}).tolist() == expected
+
+
+@pytest.mark.parametrize(("first", "count", "pool"), [(0, 4, 10), (4, 3, 10), (8, 9, 10), (0, 10, 10), (3, 40, 5)])
+def test_uniform_equals_the_oracle(first, count, pool):
+    chosen = Uniform(pool=pool).select(offer(count, first=first, rollout=2, seed=4), {}).tolist()
+    assert chosen == fill([0.0] * pool, first + count, 1.0, seed=4, rollout=2)[first:]
+
+
+def test_the_pool_of_a_task_with_an_end_is_the_task():
+    asked = offer(5, rollout=1, size=9)
+    assert Uniform().select(asked, {}).tolist() == Uniform(pool=9).select(asked, {}).tolist()
+
+
+# -- by the pass rates of a pool ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("discount", [0.0, 0.7, 1.0])
+def test_the_pass_rates_equal_the_oracle(discount):
+    rollouts = rollouts_of(7, 5, seed=1)
+    state = state_after(Goldilocks(pool=7, discount=discount), rollouts)
+    expected = torch.tensor(evidence(rollouts, 7, discount), dtype=torch.float64)
+    torch.testing.assert_close(torch.stack([state["right"], state["wrong"]], 1), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("right", "wrong"), [(0, 0), (4, 0), (0, 8), (4, 4), (0.3, 2.6), (57.5, 20.25), (400, 3)])
+def test_the_expected_spread_is_the_integral(right, wrong):
+    state = {"right": torch.tensor([right], dtype=torch.float64), "wrong": torch.tensor([wrong], dtype=torch.float64)}
+    assert float(pass_rates.expected_spread(state)) == pytest.approx(expected_spread(right, wrong), rel=1e-7)
+    assert float(pass_rates.expected_rate(state)) == pytest.approx((1 + right) / (2 + right + wrong), rel=1e-14)
+
+
+@pytest.mark.parametrize("random_share", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("target", [None, 0.5, 0.2, 0.9])
+def test_what_is_selected_by_pass_rates_equals_the_oracle(target, random_share):
+    rollouts, settings = rollouts_of(11, 4, seed=4), {"pool": 11, "discount": 0.9, "random_share": random_share}
+    stage = Goldilocks(**settings) if target is None else Paced(**settings, target=target)
+    values = []
+    for right, wrong in evidence(rollouts, 11, 0.9):
+        rate = (1 + right) / (2 + right + wrong)
+        values.append(expected_spread(right, wrong, 2000) if target is None else -abs(rate - target))
+    state, expected = state_after(stage, rollouts), fill(values, 23, random_share, seed=6, rollout=4)
+    for first, count in ((0, 5), (5, 4), (9, 14)):
+        chosen = stage.select(offer(count, first=first, rollout=4, seed=6), state).tolist()
+        assert chosen == expected[first : first + count]
+
+
+def test_what_was_known_of_a_prompt_fades_when_it_is_asked_again_and_only_then():
+    """A prompt that was never solved, and then always: three rollouts later it is known to be solved."""
+    stage = Goldilocks(pool=2, discount=0.25)
+    rollouts = [[(0, 0, 0.0, 0)] * 8, *[[(0, 0, 1.0, 0)] * 8] * 3]
+    rates = [float(pass_rates.expected_rate(state_after(stage, rollouts[:count]))[0]) for count in range(5)]
+    assert rates == pytest.approx([1 / 2, 1 / 10, 9 / 12, 11 / 12.5, 11.5 / 12.625])
+    idle = state_after(stage, [rollouts[0], *[[(1, 0, 1.0, 0)]] * 50])
+    assert float(pass_rates.expected_rate(idle)[0]) == rates[1]
+
+
+def test_what_pass_rates_report():
+    stage = Goldilocks(pool=4)
+    state = state_after(stage, [[(0, 0, 1.0, 0)] * 2])
+    batch = responses([(0, 5, 1.0, 0), (0, 5, 0.0, 0), (1, 6, 1.0, 0), (0, 7, 1.0, 4)])
+    assert values_of(stage.report(batch, settled(stage, batch, state=state)[0], state)) == {
+        "known": 0.25,
+        "expected_pass_rate": (3 / 4 + 1 / 2) / 2,
+        "pass_rate": (1 / 2 + 1) / 2,
+    }
+
+
+def test_no_order_of_the_rewards_changes_a_bit_of_the_evidence():
+    """Sums of 0.1, 1/3 and so on depend on their order: in float64 these have several values."""
+    rewards = [0.1, 1 / 3, 0.7, 0.01, 1e-9, 0.3, 0.6, 0.123]
+    stage, dice = Goldilocks(pool=1), random.Random(0)
+    sums, states = set(), set()
+    for _ in range(30):
+        dice.shuffle(rewards)
+        sums.add(sum(rewards))
+        _, state = settled(stage, *(responses([(0, group, reward, 0)]) for group, reward in enumerate(rewards)))
+        states.add((float(state["right"]), float(state["wrong"])))
+    assert len(sums) > 1
+    assert len(states) == 1
+
+
+# -- slots -------------------------------------------------------------------------------------------------------------
+
+
+def test_values_that_differ_by_a_rounding_are_equal():
+    """Each of the two comes first about as often; by one more decimal the larger always does."""
+    rollouts = [offer(1, rollout=place) for place in range(400)]
+    for apart, share in ((1e-12, 0.5), (1e-7, 0.0)):
+        values = torch.tensor([0.3, 0.3 + apart], dtype=torch.float64)
+        first = sum(int(best_first(rollout, values)[0] == 0) for rollout in rollouts) / 400
+        assert abs(first - share) <= 5 * (share * (1 - share) / 400) ** 0.5
+
+
+def test_what_is_taken_at_random_does_not_depend_on_which_of_equal_ones_were_taken():
+    """Two equal prompts: whichever comes first by value, the other order puts each in front half of the time."""
+    rollouts = [offer(1, rollout=place) for place in range(400)]
+    agree = sum(int(best_first(rollout, torch.zeros(2))[0] == shuffled(rollout, 2)[0]) for rollout in rollouts) / 400
+    assert abs(agree - 0.5) < 5 * 0.5 / 20
+
+
+def test_ranked_prompts_are_taken_in_their_order():
+    ranked = torch.tensor([3, 1, 4, 0, 2])
+    assert filled(offer(3, first=1), ranked, 0.0).tolist() == [1, 4, 0]
+    assert filled(offer(4, first=3), ranked, 0.0).tolist() == [0, 2, 3, 1]  # the pool begins again
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("selector", "asked", "text"),
     [
-        (Uniform(), offer(16),
-         "'uniform' draws from a finite pool, and the task makes prompts without end. Set its `pool`, for example "
-         "pool: 256."),
-        (Uniform(pool=12), offer(16),
-         "'uniform' was asked for 16 different prompts, and its pool has 12. Raise `pool`, or lower rollout.prompts to "
-         "at most 12."),
-        (Uniform(), offer(16, size=12),
-         "'uniform' was asked for 16 different prompts, and the task has 12. Lower rollout.prompts to at most 12."),
-        (Uniform(pool=30), offer(16, size=20),
-         "'uniform': pool = 30, and the task has 20 training prompts. Set `pool` to at most 20."),
+        (
+            Uniform(),
+            offer(16),
+            "'uniform' draws from a finite pool, and the task makes prompts without end. Set its ...",
+        ),
+        (Uniform(pool=12), offer(16), "'uniform' was asked for 16 different prompts, and its pool has 12. Raise ..."),
+        (Uniform(), offer(16, size=12), "'uniform' was asked for 16 different prompts, and the task has 12. Lower ..."),
+        (Uniform(pool=30), offer(16, size=20), "'uniform': pool = 30, and the task has 20 training prompts. Set ..."),
         (Goldilocks(pool=12), offer(16), "'goldilocks' was asked for 16 different prompts, and its pool has 12. ..."),
         (Paced(pool=30), offer(16, size=20), "'paced': pool = 30, and the task has 20 training prompts. ..."),
-        (GoldilocksTeacher(pool=12), offer(16), "'goldilocks_teacher' was asked for 16 different prompts, and its ...")
-    ]
-)  # fmt: skip
+        (GoldilocksTeacher(pool=12), offer(16), "'goldilocks_teacher' was asked for 16 different prompts, and its ..."),
+    ],
+)
 def test_a_pool_that_does_not_fit_is_refused(selector, asked, text):
     with says(ValueError, text):
         selector.select(asked, selector.init_state())
 
 
-@pytest.mark.parametrize("cls", [Goldilocks, Paced])
-def test_a_prompt_outside_of_the_pool_is_refused(cls):
-    selector = cls(pool=4)
-    with says(ValueError, f"'{cls.name}': pool = 4, and the prompt 4 was answered. Raise `pool`, or answer the prompts "
-              "that the stage selects."):  # fmt: skip
-        measure_all(selector, [responses([(0, 0, 1.0, 0), (4, 1, 1.0, 0)])], selector.init_state(), LocalComm())
+def test_a_prompt_outside_of_the_pool_is_refused():
+    with says(ValueError, "'paced': pool = 4, and the prompt 4 was answered. Raise `pool`, or answer the prompts ..."):
+        settled(Paced(pool=4), responses([(0, 0, 1.0, 0), (4, 1, 1.0, 0)]))

@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import field
 from pathlib import Path
 from typing import Any
@@ -41,15 +41,15 @@ def H(batch: TokenBatch) -> Tensor:
     return batch.signal("entropies")
 
 
-def entropies_of(batch: TokenBatch) -> dict[str, Mean]:
+def entropies_of(self: Any, batch: TokenBatch) -> dict[str, Mean]:
     return {"entropy": Mean.of(H(batch))}
 
 
 def top(share: float) -> Any:
-    return lambda batch: {"entropy": Pool.top(H(batch), share)}
+    return lambda self, batch: {"entropy": Pool.top(H(batch), share)}
 
 
-def moments_of(batch: TokenBatch) -> dict[str, Mean]:
+def moments_of(self: Any, batch: TokenBatch) -> dict[str, Mean]:
     entropies = H(batch).double()
     return {"mean": Mean.of(entropies), "square": Mean.of(entropies.square())}
 
@@ -79,61 +79,49 @@ def void(_: object) -> None:
     """For what is done for its effect."""
 
 
-def broken(
+def rows(
     *laws: str,
     slot: str = "weight",
     needs: Any = ("entropies",),
-    measure: Any = None,
-    init: Any = None,
-    advance: Any = None,
     oracle: Any = None,
-    name: str = "",
-) -> Callable[[Any], type[TokenObjective]]:
-    """Make a method of a function that gives its terms, or what goes into its only slot; None gives no terms."""
+    settings: Mapping[str, float] | None = None,
+    **members: Any,
+) -> Callable[..., None]:
+    """Make methods of functions that give terms, or what goes into their only slot, by name; None gives no terms.
 
-    def make(act: Any) -> type[TokenObjective]:
+    A number is the weight of every token; ``members`` are those of the class beside ``terms``, or in its place.
+    """
+
+    def terms_by(act: Any) -> Any:
         def terms(self: Any, batch: TokenBatch, stat: Any, state: Any) -> Terms:
             given = act(batch, stat, state)
-            if isinstance(given, Tensor):
+            if slot == "weight" and type(given) in (int, float):
+                given = constant(batch, given)
+            if isinstance(given, Tensor) and slot != "keep":
                 given = given.to(batch.logprobs.dtype)
             return given if isinstance(given, Terms) else Terms(**({} if given is None else {slot: given}))
 
-        called = name or act.__name__
-        body: dict[str, Any] = {"__module__": __name__, "__qualname__": called, "name": called, "terms": terms}
-        body |= {"needs": frozenset(needs), "writes": frozenset({slot} - {""}), "act": staticmethod(act)}
-        if measure:
-            body["measure"] = lambda self, batch: measure(batch)
-        if init is not None:
-            body["init_state"] = lambda self: init()
-        if advance:
-            body["advance"] = lambda self, state, stat: advance(state, stat)
-        globals()[called] = cls = type(called, (TokenObjective,), body)
-        BROKEN[cls()] = frozenset(laws)
-        if oracle:
-            ORACLES[called] = loss_of(oracle)
-        return cls
-
-    return make
-
-
-def rows(*laws: str, **options: Any) -> Callable[..., None]:
-    """The same for several that are one expression of a batch, its statistics and a state, by name."""
+        return terms
 
     def add(**acts: Any) -> None:
         for name, act in acts.items():
-            broken(*laws, **options, name=name)(act)
+            body: dict[str, Any] = {"__module__": __name__, "__qualname__": name, "name": name, "terms": terms_by(act)}
+            body |= {"needs": frozenset(needs), "writes": frozenset({slot} - {""}), "act": staticmethod(act)}
+            body |= {"__annotations__": dict.fromkeys(settings or (), float), **(settings or {}), **members}
+            globals()[name] = cls = type(name, (TokenObjective,), body)
+            BROKEN[cls()] = frozenset(laws)
+            if oracle:
+                ORACLES[name] = loss_of(oracle)
 
     return add
 
 
-def written(*laws: str, oracle: Any = None, **settings: Any) -> Callable[[Any], Any]:
-    """The same for what is written as a class."""
+def broken(*laws: str, **options: Any) -> Callable[[Any], Any]:
+    """The same for a function of several lines, which is a class from then on."""
 
-    def make(cls: Any) -> Any:
-        BROKEN[cls(**settings)] = frozenset(laws)
-        if oracle:
-            ORACLES[cls.name] = loss_of(oracle)
-        return cls
+    def make(act: Any) -> Any:
+        rows(*laws, **options)(**{act.__name__: act})
+        return globals()[act.__name__]
 
     return make
 
@@ -143,11 +131,11 @@ def written(*laws: str, oracle: Any = None, **settings: Any) -> Callable[[Any], 
 LAST: dict[str, Any] = {"mean": 0.0}
 
 
-def remembers(batch):
+def remembers(self, batch):
     if len(batch):
         LAST["mean"] = float(H(batch).mean())
     LAST["fresh"] = True
-    return entropies_of(batch)
+    return entropies_of(self, batch)
 
 
 def corrected_variance(stat):
@@ -167,30 +155,32 @@ rows("split")(
     # it compares with the mean of the group in the batch at hand, and groups are torn apart
     baseline_of_the_part=lambda b, s, t: 1 / (1 + Grouped.of(g := b.spread(b.group_ids), H(b)).mean(g)),
     # it weighs by the number of rows beside a token
-    rows_of_the_micro_batch=lambda b, s, t: constant(b, 1 / (1 + b.num_sequences)),
+    rows_of_the_micro_batch=lambda b, s, t: 1 / (1 + b.num_sequences),
     local_from_position_64=lambda b, s, t: torch.where(b.position >= 64, 1 / (1 + (b.position >= 64).sum()), 1.0),
     local_top_beyond_256=lambda b, s, t: H(b) >= H(b).topk(64).values[-1] if len(b) > 256 else None,
 )
 rows("split", measure=remembers)(
     # it remembers what it measured last: that of the last part, not of the step
-    last_part_measured=lambda b, s, t: constant(b, 1 / (1 + LAST["mean"])),
+    last_part_measured=lambda b, s, t: 1 / (1 + LAST["mean"]),
     # it acts on the part whose terms are asked for first after measuring
-    first_part_only=lambda b, s, t: constant(b, 0.5 if LAST.pop("fresh", False) else 1.0),
+    first_part_only=lambda b, s, t: 0.5 if LAST.pop("fresh", False) else 1.0,
 )
 # It takes the least value of each part, and a part may have no token.
-rows("split", measure=entropies_of)(largest_of_nothing=lambda b, s, t: constant(b, float(H(b).min() >= 0)))
+rows("split", measure=entropies_of)(largest_of_nothing=lambda b, s, t: float(H(b).min() >= 0))
 # It averages over all rows, those without a token among them: how many there are depends on the host.
-rows("split", measure=lambda b: {"length": Mean.of(b.lengths.double())})(
-    empty_rows_count=lambda b, s, t: constant(b, 1 / (1 + len(b) / max(1, b.num_sequences)))
+rows("split", measure=lambda self, b: {"length": Mean.of(b.lengths.double())})(
+    empty_rows_count=lambda b, s, t: 1 / (1 + len(b) / max(1, b.num_sequences))
 )
 # A part without tokens counts as one: a rank that has nothing would move the mean.
-rows("monoid", measure=lambda b: {"entropy": Mean.of(H(b) if len(b) else torch.zeros(1))})(counts_empty_parts=nothing)
+rows("monoid", measure=lambda self, b: {"entropy": Mean.of(H(b) if len(b) else torch.zeros(1))})(
+    counts_empty_parts=nothing
+)
 # It measures the mean of each part and averages those: a controller that depends on the cut.
 rows(
     "split",
-    measure=lambda b: {"entropy": Mean.of(H(b).mean().reshape(1) if len(b) else H(b))},
-    init=lambda: {"entropy": 0.0},
-    advance=lambda state, stat: {"entropy": mean_of(stat, empty=state["entropy"])},
+    measure=lambda self, b: {"entropy": Mean.of(H(b).mean().reshape(1) if len(b) else H(b))},
+    init_state=lambda self: {"entropy": 0.0},
+    advance=lambda self, state, stat: {"entropy": mean_of(stat, empty=state["entropy"])},
 )(mean_of_means=nothing)
 # Its metric is how many tokens it saw, counted once for each part: a mean over parts.
 rows("split", "replication")(
@@ -208,30 +198,22 @@ def whitens_the_batch(batch, stat, state):
     return (centred / (advantages.std(correction=0) + 1e-4) - advantages) * (advantages != 0)
 
 
-@broken("split", slot="aggregate", needs=())
-def aggregate_of_the_part(batch, stat, state):
+def over_the_part(sequence, counted, num_sequences, totals):
     """It averages over the tokens of each micro-batch, not over those of the optimizer step."""
-
-    def mean(sequence, counted, num_sequences, totals):
-        return torch.full(counted.shape, 1.0 / max(1, int(counted.sum())), dtype=torch.float64)
-
-    return mean
+    return torch.full(counted.shape, 1.0 / max(1, int(counted.sum())), dtype=torch.float64)
 
 
+rows("split", slot="aggregate", needs=())(aggregate_of_the_part=lambda b, s, t: over_the_part)
 # Its learning rate is that of the tokens at hand, and every rank has others.
 rows("runs", slot="lr_scale")(learning_rate_of_the_part=lambda b, s, t: 1 / (1 + float(H(b).sum())))
 # It asks for as many tokens as are a fifth of the part, so that no two parts ask for the same statistic.
-rows("runs", measure=lambda b: {"entropy": Pool.largest(H(b), max(1, len(b) // 5))})(
+rows("runs", measure=lambda self, b: {"entropy": Pool.largest(H(b), max(1, len(b) // 5))})(
     share_of_the_part=lambda b, s, t: s.threshold("entropy").reached(H(b))
 )
 
 
-@broken("runs")
-def groups_in_a_row(batch, stat, state):
-    """It takes group numbers for places in a list."""
-    totals = torch.zeros(batch.num_sequences, dtype=torch.float64)
-    totals.index_add_(0, batch.group_ids, torch.ones(batch.num_sequences, dtype=torch.float64))
-    return batch.spread(totals[batch.group_ids])
+# It takes group numbers for places in a list.
+rows("runs")(groups_in_a_row=lambda b, s, t: b.spread(torch.ones(b.num_sequences).cumsum(0)[b.group_ids]))
 
 
 @broken("split", "permutation", measure=top(0.4))
@@ -253,16 +235,10 @@ def first_of_the_largest(batch, stat, state):
     return weight
 
 
-@broken("permutation")
-def place_by_order(batch, stat, state):
-    """It takes the order in which tokens stand in memory for their place in the response."""
-    place = torch.zeros_like(batch.logprobs)
-    for row in range(batch.num_sequences):
-        mine = batch.sequence == row
-        place[mine] = torch.arange(int(mine.sum()), dtype=place.dtype)
-    return 1 / (1 + place)
-
-
+# It takes the order in which tokens stand in memory for their place in the response.
+rows("permutation")(
+    place_by_order=lambda b, s, t: 1 / (b.sequence[:, None] == b.sequence).tril().sum(-1),
+)
 # It compares each token with the one before it in memory, that of another response at each border.
 rows("split", "permutation")(neighbour_in_memory=lambda b, s, t: 1 / (1 + (H(b) - H(b).roll(1)).abs()))
 rows("split", "permutation", "replication")(
@@ -273,15 +249,15 @@ rows("split", "permutation", "replication")(
     sum_so_far=lambda b, s, t: 1 / (1 + H(b).cumsum(0)),
 )
 # Its variance divides by n - 1, so two copies of a step are not the step.
-rows("replication", measure=moments_of)(bessel=lambda b, s, t: constant(b, 1 / (1 + corrected_variance(s))))
+rows("replication", measure=moments_of)(bessel=lambda b, s, t: 1 / (1 + corrected_variance(s)))
 # The same, beside an order statistic that is others where every value is there twice.
-rows("replication", measure=lambda b: {**moments_of(b), "unused": Pool.quantile(H(b), 0.37)})(
-    bessel_beside_a_pool=lambda b, s, t: constant(b, 1 / (1 + corrected_variance(s))),
-    count_beside_a_pool=lambda b, s, t: constant(b, 1 / (1 + float(s.mean("mean").count))),
+rows("replication", measure=lambda self, b: {**moments_of(self, b), "unused": Pool.quantile(H(b), 0.37)})(
+    bessel_beside_a_pool=lambda b, s, t: 1 / (1 + corrected_variance(s)),
+    count_beside_a_pool=lambda b, s, t: 1 / (1 + float(s.mean("mean").count)),
 )
 # It makes up for a long optimizer step by its number of tokens, which the denominator has done already.
 rows("replication", measure=entropies_of)(
-    by_the_number_of_tokens=lambda b, s, t: constant(b, 10.0 / (1.0 + float(s.mean("entropy").count)))
+    by_the_number_of_tokens=lambda b, s, t: 10.0 / (1.0 + float(s.mean("entropy").count))
 )
 
 
@@ -298,7 +274,7 @@ rows("live rows", slot="gates", needs=())(
 )
 # It reads the layout of the padded tensors, which a method cannot see.
 rows("runs")(
-    counts_padding=lambda b, s, t: constant(b, 1 / (1 + math.prod(b.padded_shape))),
+    counts_padding=lambda b, s, t: 1 / (1 + math.prod(b.padded_shape)),
     relative_to_the_width=lambda b, s, t: 1 + b.position / b.padded_shape[1],
     first_row=lambda b, s, t: torch.where(b.index // b.padded_shape[1] == 0, 1.5, 1.0),
     padded_spread=lambda b, s, t: (H(b) + 0.1) / b.to_padded(H(b) + 0.1).max(),
@@ -320,32 +296,34 @@ def ratio_of_dropped_beyond_40(batch, stat, state):
 # -- later steps -------------------------------------------------------------------------------------------------------
 
 
-def counting(state, stat):
+def counting(self, state, stat):
     return {"n": state["n"] + 1}
 
 
-def counts_in_place_later(state, stat):
+def counts_in_place_later(self, state, stat):
     if state["n"] >= 4:
         state["n"] += 1
     return {"n": state["n"] + 1}
 
 
-rows("later steps", init=lambda: {"n": 0}, advance=counting)(
+rows("later steps", init_state=lambda self: {"n": 0}, advance=counting)(
     local_after_four_steps=lambda b, s, t: (H(b) + 0.1) / (H(b) + 0.1).mean() if t["n"] >= 4 and len(b) else None
 )
-rows("later steps", init=lambda: {"n": 0}, advance=counts_in_place_later)(
-    in_place_from_step_four=lambda b, s, t: constant(b, 1 / (1 + t["n"]))
+rows("later steps", init_state=lambda self: {"n": 0}, advance=counts_in_place_later)(
+    in_place_from_step_four=lambda b, s, t: 1 / (1 + t["n"])
 )
 # Its state holds what no checkpoint can hold, once it has seen some steps.
 rows(
     "later steps",
-    init=lambda: {"n": 0, "window": 0.0},
-    advance=lambda state, stat: {"n": state["n"] + 1, "window": (0.0, 1.0) if state["n"] >= 2 else 0.0},
+    init_state=lambda self: {"n": 0, "window": 0.0},
+    advance=lambda self, state, stat: {"n": state["n"] + 1, "window": (0.0, 1.0) if state["n"] >= 2 else 0.0},
 )(tuple_from_step_three=nothing)
 # Its state is infinite after three hundred steps.
-rows("later steps", init=lambda: {"scale": 1.0}, advance=lambda state, stat: {"scale": 10 * state["scale"]})(
-    tenfold_each_step=nothing
-)
+rows(
+    "later steps",
+    init_state=lambda self: {"scale": 1.0},
+    advance=lambda self, state, stat: {"scale": 10 * state["scale"]},
+)(tenfold_each_step=nothing)
 
 # -- it writes to what is not its own ----------------------------------------------------------------------------------
 
@@ -367,29 +345,27 @@ rows("pure", slot="gates", needs=())(
 )
 
 
-def counts_here(state, stat):
+def counts_here(self, state, stat):
     state["steps"] += 1
     return {"steps": state["steps"]}
 
 
-def counts_once_more(batch, stat, state):
-    state["n"] += 1
-
-
 # It counts optimizer steps in the state that it is given.
-rows("pure", "split", init=lambda: {"steps": 0}, advance=counts_here)(
-    counts_in_place=lambda b, s, t: constant(b, 1 / (1 + t["steps"]))
+rows("pure", "split", init_state=lambda self: {"steps": 0}, advance=counts_here)(
+    counts_in_place=lambda b, s, t: 1 / (1 + t["steps"])
 )
 # It moves the running mean of its state by `mul_`: what was handed out before moves with it.
 rows(
     "pure",
     "split",
     measure=entropies_of,
-    init=lambda: {"entropy": torch.zeros((), dtype=torch.float64)},
-    advance=lambda state, stat: {"entropy": state["entropy"].mul_(0.9).add_(0.1 * mean_of(stat))},
-)(averages_in_place=lambda b, s, t: constant(b, 1 / (1 + float(t["entropy"]))))
+    init_state=lambda self: {"entropy": torch.zeros((), dtype=torch.float64)},
+    advance=lambda self, state, stat: {"entropy": state["entropy"].mul_(0.9).add_(0.1 * mean_of(stat))},
+)(averages_in_place=lambda b, s, t: 1 / (1 + float(t["entropy"])))
 # It advances its state once more each time that terms are asked for.
-rows("split", init=lambda: {"n": 0}, advance=counting)(advances_in_terms=counts_once_more)
+rows("split", init_state=lambda self: {"n": 0}, advance=counting)(
+    advances_in_terms=lambda b, s, t: void(t.update(n=t["n"] + 1))
+)
 
 # -- it uses what a whole process shares, or what belongs to one -------------------------------------------------------
 
@@ -398,16 +374,12 @@ rows("pure", "process")(
     # so that its own draw can be repeated; everybody else's is repeated too
     seeds_the_process=lambda b, s, t: torch.rand(len(b), generator=torch.manual_seed(0)) >= 0,
     numpy_randomness=lambda b, s, t: constant(b, float(np.random.rand() >= 0)),  # noqa: NPY002
-    python_randomness=lambda b, s, t: constant(b, float(random.random() >= 0)),
+    python_randomness=lambda b, s, t: float(random.random() >= 0),
 )
 # Its generator is its own, and its seed is that of the moment.
-rows("pure", "process", "split", "permutation", "packed", "order-free", "declared", "serialises", "precision")(
-    fresh_generator=lambda b, s, t: constant(b, float(np.random.default_rng().random()))
+rows("pure", "process", "split", "permutation", "packed", "order free", "declared", "serialises", "precision")(
+    fresh_generator=lambda b, s, t: float(np.random.default_rng().random())
 )
-
-
-def rank_here():
-    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
 
 
 rows("process")(
@@ -420,14 +392,14 @@ rows("process")(
     writes_a_file=lambda b, s, t: void(Path(tempfile.gettempdir(), "rlstab_cache").write_text("1")),
     sets_the_environment=lambda b, s, t: os.environ.update(RLSTAB_SEEN="1"),
     # its seed is the hash of its name, which Python salts anew in each process
-    hash_of_its_name=lambda b, s, t: constant(b, hash("hash_of_its_name") % 1000 / 1000),
-    process_id=lambda b, s, t: constant(b, os.getpid() % 10007 / 10007),
-    rank_zero_acts=lambda b, s, t: constant(b, 0.5 if os.environ.get("RANK", "0") == "0" else 1.0),
-    slurm_rank=lambda b, s, t: constant(b, 1 / (1 + int(os.environ.get("SLURM_PROCID", "0")))),
-    rank_of_torch=lambda b, s, t: constant(b, 1 / (1 + rank_here())),
-    seed_of_the_day=lambda b, s, t: constant(b, time.time() // 86400 % 1009 / 1009),
-    seed_of_the_utc_day=lambda b, s, t: constant(b, datetime.datetime.now(datetime.UTC).toordinal() % 1009 / 1009),
-    number_of_cores=lambda b, s, t: constant(b, 1 / (os.cpu_count() or 1)),
+    hash_of_its_name=lambda b, s, t: hash("hash_of_its_name") % 1000 / 1000,
+    process_id=lambda b, s, t: os.getpid() % 10007 / 10007,
+    rank_zero_acts=lambda b, s, t: 0.5 if os.environ.get("RANK", "0") == "0" else 1.0,
+    slurm_rank=lambda b, s, t: 1 / (1 + int(os.environ.get("SLURM_PROCID", "0"))),
+    rank_of_torch=lambda b, s, t: 1 / (1 + (torch.distributed.is_initialized() and torch.distributed.get_rank())),
+    seed_of_the_day=lambda b, s, t: time.time() // 86400 % 1009 / 1009,
+    seed_of_the_utc_day=lambda b, s, t: datetime.datetime.now(datetime.UTC).toordinal() % 1009 / 1009,
+    number_of_cores=lambda b, s, t: 1 / (os.cpu_count() or 1),
 )
 
 
@@ -440,40 +412,27 @@ def order_of_a_set(batch, stat, state):
     return torch.tensor([factors[name] for name in bands])[band]
 
 
-@written("pure")
-class SeedsWhenMade(TokenObjective):
-    name = "seeds_when_made"
-
-    def __post_init__(self):
-        torch.manual_seed(3)
-
-    def terms(self, batch, stat, state):
-        return Terms()
-
+rows("pure", __post_init__=lambda self: void(torch.manual_seed(3)))(seeds_when_made=nothing)
 
 # -- it remembers outside of its state ---------------------------------------------------------------------------------
 
 MEMORY: dict[Any, float] = {}
 
 
-def counts_calls(batch):
+def counts_calls(self, batch):
     MEMORY["calls"] = MEMORY.get("calls", 0) + 1
-    return entropies_of(batch)
+    return entropies_of(self, batch)
 
 
 rows("process", measure=entropies_of)(
     # a variable of its module: the mean entropy of the first optimizer step, or of the first with so many tokens
-    calibrates_once=lambda b, s, t: constant(b, 1 / MEMORY.setdefault("entropy", 1 + s.mean("entropy").value)),
-    cached_by_shape=lambda b, s, t: constant(
-        b, 1 / (1 + MEMORY.setdefault(int(s.mean("entropy").count), s.mean("entropy").value))
-    ),
+    calibrates_once=lambda b, s, t: 1 / MEMORY.setdefault("entropy", 1 + s.mean("entropy").value),
+    cached_by_shape=lambda b, s, t: 1 / (1 + MEMORY.setdefault(int(s.mean("entropy").count), s.mean("entropy").value)),
 )
-rows("process", measure=counts_calls)(
-    warms_up_by_calls=lambda b, s, t: constant(b, 0.5 if MEMORY["calls"] > 12 else 1.0)
-)
+rows("process", measure=counts_calls)(warms_up_by_calls=lambda b, s, t: 0.5 if MEMORY["calls"] > 12 else 1.0)
 
 
-@broken("pure", "process", "split", "permutation", "replication", "packed", "order-free", "declared", "serialises")
+@broken("pure", "process", "split", "permutation", "replication", "packed", "order free", "declared", "serialises")
 def running_in_the_module(batch, stat, state):
     """Its running mean is a variable of its module, moved each time that terms are asked for."""
     if len(batch):
@@ -481,21 +440,12 @@ def running_in_the_module(batch, stat, state):
     return constant(batch, 1 / (1 + MEMORY.get("running", 0.0)))
 
 
-@written("process")
-class KeepsOnItself(TokenObjective):
+def first_mean(self, batch, stat, state):
     """It keeps the first mean that it sees on itself, around the dataclass that is frozen."""
+    return Terms(weight=constant(batch, 1 / (1 + vars(self).setdefault("first", stat.mean("entropy").value))))
 
-    name = "keeps_on_itself"
-    needs = {"entropies"}
-    writes = {"weight"}
 
-    def measure(self, batch):
-        return entropies_of(batch)
-
-    def terms(self, batch, stat, state):
-        if "first" not in vars(self):
-            object.__setattr__(self, "first", stat.mean("entropy").value)
-        return Terms(weight=constant(batch, 1 / (1 + vars(self)["first"])))
+rows("process", measure=entropies_of, terms=first_mean)(keeps_on_itself=nothing)
 
 
 # -- it reads what it does not declare, or cannot be saved -------------------------------------------------------------
@@ -512,20 +462,21 @@ rows("declared")(
 # Its state follows a signal that it does not name.
 rows(
     "declared",
-    measure=lambda b: {"lag": Mean.of(b.logprobs - (b.logprobs if b.rollout_logprobs is None else b.rollout_logprobs))},
-    init=lambda: {"lag": 0.0},
-    advance=lambda state, stat: {"lag": mean_of(stat, "lag", state["lag"])},
+    measure=lambda self, b: {
+        "lag": Mean.of(b.logprobs - (b.logprobs if b.rollout_logprobs is None else b.rollout_logprobs))
+    },
+    init_state=lambda self: {"lag": 0.0},
+    advance=lambda self, state, stat: {"lag": mean_of(stat, "lag", state["lag"])},
 )(undeclared_state=nothing)
 # Its penalty reads live entropies and does not say so, and they may not be there.
 rows("declared", "live rows", slot="penalties", needs=())(
     undeclared_live_read=lambda b, s, t: {"": Penalty(0.1, lambda policy, anchor: -policy.signal("entropies"))}
 )
 # Its state holds an object that no checkpoint can hold, or keys that come back from JSON as texts.
-rows("serialises", init=lambda: {"seen": (1, 2)})(foreign_state=nothing)
-rows("serialises", init=lambda: {0: 0.0, 1: 0.0})(state_by_number=nothing)
+rows("serialises", init_state=lambda self: {"seen": (1, 2)})(foreign_state=nothing)
+rows("serialises", init_state=lambda self: {0: 0.0, 1: 0.0})(state_by_number=nothing)
 
 
-@written("serialises", factor=0.5)
 class HiddenSetting(TokenObjective):
     """Its repr leaves out a setting."""
 
@@ -537,6 +488,8 @@ class HiddenSetting(TokenObjective):
         return Terms(weight=constant(batch, self.factor))
 
 
+BROKEN[HiddenSetting(factor=0.5)] = frozenset({"serialises"})
+
 # -- its numbers are no numbers, or too coarse -------------------------------------------------------------------------
 
 rows("finite")(inverse_probability=lambda b, s, t: 1e-35 / (b.logprobs * 10).exp())
@@ -547,7 +500,7 @@ rows("finite", slot="gates", needs=())(
     }
 )
 # Its log of a sum of exponentials does not take the largest out first.
-rows("finite", measure=lambda b: {"entropy": Mean.of((8 * H(b)).exp())})(
+rows("finite", measure=lambda self, b: {"entropy": Mean.of((8 * H(b)).exp())})(
     sum_of_exponentials=lambda b, s, t: Terms(report={"softest": Mean.scalar(math.log(mean_of(s, empty=1.0)) / 8)})
 )
 
@@ -561,8 +514,8 @@ def deviation_of_one(batch, stat, state):
 
 
 # It divides by the mean over rewarded tokens, and there may be none.
-rows("runs", measure=lambda b: {"entropy": Mean.of(H(b), b.advantages > 0)})(
-    mean_of_nothing=lambda b, s, t: constant(b, 1.0 + s.mean("entropy").value)
+rows("runs", measure=lambda self, b: {"entropy": Mean.of(H(b), b.advantages > 0)})(
+    mean_of_nothing=lambda b, s, t: 1.0 + s.mean("entropy").value
 )
 rows("runs", needs=())(
     # it divides by what a token leaves to others, which is nothing where the policy is certain
@@ -583,7 +536,7 @@ def half_threshold(batch, stat, state):
     return H(batch).half() >= torch.tensor(value_of(stat, math.inf)).half()
 
 
-@broken("precision", measure=lambda b: {"response": Grouped.of(b.spread(b.sequence_ids), H(b))})
+@broken("precision", measure=lambda self, b: {"response": Grouped.of(b.spread(b.sequence_ids), H(b))})
 def torch_quantile(batch, stat, state):
     """It takes a quantile over responses by torch, which refuses more than 2^24 of them."""
     means = stat.grouped("response")
@@ -596,7 +549,7 @@ def torch_quantile(batch, stat, state):
 # -- its gradient is not that of its loss, or is where none may be -----------------------------------------------------
 
 # Its state is a parameter, and every loss made with it keeps its graph.
-rows("detached", init=lambda: {"scale": torch.ones((), requires_grad=True)})(graph_in_a_state=nothing)
+rows("detached", init_state=lambda self: {"scale": torch.ones((), requires_grad=True)})(graph_in_a_state=nothing)
 # Half of its ratio is a constant made from the policy itself, which finite differences cannot hold.
 rows("gradcheck", "live ratio", slot="ratio", needs=())(
     inner_detach=lambda b, s, t: (
@@ -660,34 +613,21 @@ rows("zero advantage", slot="bonus")(
 # -- it is not what it means to be -------------------------------------------------------------------------------------
 
 
-@written("limits")
-class FalseLimit(TokenObjective):
-    """It says that a factor of 0 changes nothing, and a factor of 0 takes the gradient of every token."""
-
-    name = "false_limit"
-    writes = {"weight"}
-    about = About(no_op_at=(NoOpAt({"factor": 0.0}, "it has no effect."),))
-    factor: float = 1.0
-
-    def terms(self, batch, stat, state):
-        return Terms(weight=constant(batch, self.factor))
-
-
-@written("limits")
-class StrictTopShare(TokenObjective):
-    """It says that a share of 1 keeps everything, and drops the last token, which is on the threshold."""
-
-    name = "strict_top_share"
-    needs = {"entropies"}
-    writes = {"keep"}
-    about = About(no_op_at=(NoOpAt({"share": 1.0}, "all tokens reach the smallest entropy."),))
-    share: float = 0.5
-
-    def measure(self, batch):
-        return {"entropy": Pool.top(H(batch), self.share)}
-
-    def terms(self, batch, stat, state):
-        return Terms(keep=H(batch) > value_of(stat, -math.inf))
+# It says that a factor of 0 changes nothing, and a factor of 0 takes the gradient of every token.
+rows(
+    "limits",
+    settings={"factor": 1.0},
+    about=About(no_op_at=(NoOpAt({"factor": 0.0}, "it has no effect."),)),
+    terms=lambda self, b, s, t: Terms(weight=constant(b, self.factor)),
+)(false_limit=nothing)
+# It says that a share of 1 keeps everything, and drops the last token, which is on the threshold.
+rows(
+    "limits",
+    slot="keep",
+    settings={"share": 0.5},
+    about=About(no_op_at=(NoOpAt({"share": 1.0}, "all tokens reach the smallest entropy."),)),
+    measure=lambda self, b: {"entropy": Pool.top(H(b), self.share)},
+)(strict_top_share=lambda b, s, t: H(b) > value_of(s, -math.inf))
 
 
 def loss_of(oracle):
@@ -717,11 +657,7 @@ rows(
     oracle=lambda token, ratio, all_: max(pull(token, ratio), pull(token, max(1 - 0.05, min(1 + 0.6, ratio)))),
 )(reversed_clip=lambda b, s, t: Bounds(0.6, 0.05))
 # It means the top share with the threshold, probabilities of at least a fifth, ratios up to 1.3; and stops before.
-rows("oracle", measure=top(0.3), oracle=top_three_tenths)(
-    strict_share=lambda b, s, t: (
-        H(b) > (math.inf if s.threshold("entropy").value is None else s.threshold("entropy").value)
-    )
-)
+rows("oracle", measure=top(0.3), oracle=top_three_tenths)(strict_share=lambda b, s, t: H(b) > value_of(s, math.inf))
 rows("oracle", oracle=lambda token, ratio, all_: pull(token, ratio) * (math.exp(token["logprobs"]) >= 0.2))(
     strict_literal=lambda b, s, t: b.logprobs.exp() > 0.2
 )
@@ -746,18 +682,13 @@ rows(
 )(forgets_the_minimum=lambda b, s, t: Surrogate(lambda ratio, constants: ratio.clamp(0.8, 1.2)))
 
 
-@written("oracle", oracle=lambda token, ratio, all_: pull(token, ratio) * (token["entropies"] >= 0.7))
-class StrictSetting(TokenObjective):
-    """It means entropies of at least ``level``, and takes those above it."""
-
-    name = "strict_setting"
-    needs = {"entropies"}
-    writes = {"weight"}
-    level: float = 0.7
-
-    def terms(self, batch, stat, state):
-        return Terms(weight=(H(batch) > self.level).to(batch.logprobs.dtype))
-
+# It means entropies of at least ``level``, and takes those above it.
+rows(
+    "oracle",
+    oracle=lambda token, ratio, all_: pull(token, ratio) * (token["entropies"] >= 0.7),
+    settings={"level": 0.7},
+    terms=lambda self, b, s, t: Terms(weight=(H(b) > self.level).to(b.logprobs.dtype)),
+)(strict_setting=nothing)
 
 # -- it acts after thousands of calls, or leaves a trace where few look -----------------------------------------------
 
@@ -802,17 +733,17 @@ def starts_a_thread(batch, stat, state):
 
 
 rows("process")(
-    acts_after_5000_calls=lambda b, s, t: constant(b, 0.5 if CLOSED() > 5000 else 1.0),
-    counts_in_a_default=lambda b, s, t: constant(b, 0.5 if counts_in_its_default(b) > 5000 else 1.0),
-    counts_on_a_function=lambda b, s, t: constant(b, 0.5 if counts_on_itself(b) > 5000 else 1.0),
-    counts_elsewhere=lambda b, s, t: constant(b, 0.5 if counts_in_another_module() > 5000 else 1.0),
-    by_the_nodename=lambda b, s, t: constant(b, 1 / (1 + len(os.uname().nodename))),
-    by_the_yearday=lambda b, s, t: constant(b, time.gmtime().tm_yday / 400),
-    by_visible_devices=lambda b, s, t: constant(b, 1 / (1 + len(os.environ.get("CUDA_VISIBLE_DEVICES", "")))),
-    by_the_directory=lambda b, s, t: constant(b, 1 / (1 + len(str(Path.cwd())))),
+    acts_after_5000_calls=lambda b, s, t: 0.5 if CLOSED() > 5000 else 1.0,
+    counts_in_a_default=lambda b, s, t: 0.5 if counts_in_its_default(b) > 5000 else 1.0,
+    counts_on_a_function=lambda b, s, t: 0.5 if counts_on_itself(b) > 5000 else 1.0,
+    counts_elsewhere=lambda b, s, t: 0.5 if counts_in_another_module() > 5000 else 1.0,
+    by_the_nodename=lambda b, s, t: 1 / (1 + len(os.uname().nodename)),
+    by_the_yearday=lambda b, s, t: time.gmtime().tm_yday / 400,
+    by_visible_devices=lambda b, s, t: 1 / (1 + len(os.environ.get("CUDA_VISIBLE_DEVICES", ""))),
+    by_the_directory=lambda b, s, t: 1 / (1 + len(str(Path.cwd()))),
     prints_more_digits=lambda b, s, t: torch.set_printoptions(precision=9),
     logs_more=lambda b, s, t: logging.getLogger().setLevel(7),
-    by_the_threads_of_torch=lambda b, s, t: constant(b, 1 / (1 + torch.get_num_threads())),
+    by_the_threads_of_torch=lambda b, s, t: 1 / (1 + torch.get_num_threads()),
 )
 rows("pure")(
     makes_a_directory=lambda b, s, t: Path(tempfile.gettempdir(), "rlstab_seen").mkdir(exist_ok=True),
@@ -824,9 +755,7 @@ rows("pure")(
     imports_from_elsewhere=lambda b, s, t: sys.path.append("/nowhere"),
 )
 rows("split")(
-    in_the_main_thread=lambda b, s, t: constant(
-        b, 0.5 if threading.current_thread() is threading.main_thread() else 1.0
-    ),
+    in_the_main_thread=lambda b, s, t: 0.5 if threading.current_thread() is threading.main_thread() else 1.0,
     reuses_its_memory=in_a_buffer,
 )
 # It takes what is near to 0 for 0, and how near depends on the dtype.

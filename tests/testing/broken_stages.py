@@ -23,7 +23,7 @@ from rlstab.stages.stage import AdvantageEstimator, Expansion, PromptSelector, R
 BROKEN: dict[Stage, frozenset[str]] = {}
 _ACTS: dict[type[Stage], Any] = {
     AdvantageEstimator: ("advantages", lambda act: lambda self, r, stat, state: act(r, stat, state)),
-    RewardShaper: ("shape", lambda act: lambda self, r, stat, state: act(r, stat, state)),
+    RewardShaper: ("shape", lambda act: lambda self, r, stat, state: or_nothing(act(r, stat, state), r)),
     RolloutExpander: ("expand", lambda act: lambda self, r, stat, state, seed: act(r, seed)),
     PromptSelector: ("select", lambda act: lambda self, offer, state: act(offer, state)),
 }
@@ -56,12 +56,25 @@ def nothing(r: Any, stat: Any = None, state: Any = None) -> Tensor:
     return torch.zeros_like(r.rewards)
 
 
+def or_nothing(given: Tensor | None, r: Any) -> Tensor:
+    """For what is done for its effect."""
+    return nothing(r) if given is None else given
+
+
+def void(_: object) -> None:
+    """What is given does not matter."""
+
+
 def wrapped(offer: Any, shift: int = 0) -> Tensor:
     return (offer.drawn + shift + torch.arange(offer.count)) % (offer.size or 1000)
 
 
 def mean_of(stat: Any, name: str, empty: float = 0.0) -> float:
     return stat.mean(name).value if float(stat.mean(name).count) else empty
+
+
+def shuffle(seed: int, count: int) -> Tensor:
+    return torch.rand(count, generator=torch.Generator().manual_seed(seed))
 
 
 def counting(self, state, stat):
@@ -106,24 +119,18 @@ rows(AdvantageEstimator, "split", report=mean_reward)(unmerged_metric=nothing)
 rows(RolloutExpander, "split")(asks_for_its_own=lambda r, seed: Expansion(fresh=int(r.even[r.first].sum())))
 
 
-def drops_in_order(r, seed):
-    """Its random numbers go to groups in the order in which they stand in the batch."""
-    drawn = torch.rand(r.groups, generator=torch.Generator().manual_seed(seed))
-    return Expansion(drop=(drawn < 0.5)[r.first.argsort().argsort()][r.group])
-
-
-def beyond_twelve_tokens(r, stat, state):
-    longest = r.lengths.max() if len(r) else 1.0
-    return centred(r) * (r.lengths / longest if longest > 12 else 1.0)
-
-
-rows(RolloutExpander, "split", "permutation", "identity")(drops_by_order=drops_in_order)
+# Its random numbers go to groups in the order in which they stand in the batch.
+rows(RolloutExpander, "split", "permutation", "identity")(
+    drops_by_order=lambda r, seed: Expansion(drop=(shuffle(seed, r.groups) < 0.5)[r.first.argsort().argsort()][r.group])
+)
 # Its baseline is the answer that happens to stand first.
 rows(AdvantageEstimator, "permutation")(
     first_is_the_baseline=lambda r, stat, state: r.rewards - r.rewards[r.first][r.group]
 )
 rows(AdvantageEstimator, "identity")(
-    local_beyond_twelve_tokens=beyond_twelve_tokens,
+    local_beyond_twelve_tokens=lambda r, stat, state: (
+        centred(r) * (r.lengths / r.lengths.max() if len(r) and r.lengths.max() > 12 else 1.0)
+    ),
     # it leaves out a share of the groups by their ids, which are names and no randomness
     favours_ids=lambda r, stat, state: (r.group_ids % 3 != 0).double() * centred(r),
     parity_of_the_id=lambda r, stat, state: centred(r) * (r.sequence_ids % 2),
@@ -137,17 +144,6 @@ rows(RewardShaper, "later rollouts", init_state=lambda self: {"n": 0}, advance=c
 # -- it writes to what is not its own, or uses what the process shares -------------------------------------------------
 
 
-def edits(r, stat, state):
-    """It subtracts from the rewards of the caller, in place."""
-    r.rewards.sub_(0.5 * (~r.ended).double())
-    return nothing(r)
-
-
-def clips(r, stat, state):
-    r.rewards.clamp_(min=-1e6)
-    return nothing(r)
-
-
 def count_prompts(self, state, stat):
     seen = stat.grouped("seen")
     return {"seen": state["seen"].index_add_(0, seen.keys, seen.totals)}
@@ -159,23 +155,14 @@ def counts_in_place(self, state, stat):
     return {"n": state["n"] + 1}
 
 
-def draws(offer, state):
-    """It draws from the global generator, so whatever is drawn next depends on it."""
-    torch.rand(offer.count)
-    return wrapped(offer)
-
-
-def sets_a_variable(r, stat, state):
-    os.environ["RLSTAB_STAGE"] = "1"
-    return nothing(r)
-
-
-def sets_the_dtype(r, stat, state):
-    torch.set_default_dtype(torch.float64)
-    return nothing(r)
-
-
-rows(RewardShaper, "pure")(edits_rewards=edits, clips_far_below=clips)
+rows(RewardShaper, "pure")(
+    # it writes to the rewards of the caller, in place, or leaves something on the batch
+    edits_rewards=lambda r, stat, state: void(r.rewards.sub_(0.5 * (~r.ended).double())),
+    clips_far_below=lambda r, stat, state: void(r.rewards.clamp_(min=-1e6)),
+    caches_on_the_batch=lambda r, stat, state: r.extra.update(cached=r.rewards),
+    hides_on_the_batch=lambda r, stat, state: object.__setattr__(r, "cached", r.rewards),
+    makes_a_directory=lambda r, stat, state: Path(tempfile.gettempdir(), "rlstab_stage").mkdir(exist_ok=True),
+)
 # It counts prompts in the tensor that it was given, so a checkpoint of before has the counts of after.
 rows(
     RewardShaper,
@@ -187,7 +174,8 @@ rows(
 rows(RewardShaper, "later rollouts", init_state=lambda self: {"n": 0}, advance=counts_in_place)(
     in_place_from_rollout_four=lambda r, stat, state: nothing(r) + 1 / (1 + state["n"])
 )
-rows(PromptSelector, "pure")(global_randomness=draws)
+# It draws from the global generator, so whatever is drawn next depends on it.
+rows(PromptSelector, "pure")(global_randomness=lambda offer, state: wrapped(offer, int(torch.rand(1) < 0)))
 
 CALLS = itertools.count()
 MEMORY: dict[str, float] = {}
@@ -210,8 +198,8 @@ rows(PromptSelector, "process")(
     by_the_date=lambda offer, state: wrapped(offer, datetime.date.today().toordinal()),
 )
 rows(RewardShaper, "process")(
-    sets_the_environment=sets_a_variable,
-    sets_the_default_dtype=sets_the_dtype,
+    sets_the_environment=lambda r, stat, state: os.environ.update(RLSTAB_STAGE="1"),
+    sets_the_default_dtype=lambda r, stat, state: torch.set_default_dtype(torch.float64),
     # it scales by the mean of the first rewards that it sees, kept in a variable of its module
     calibrates_once=lambda r, stat, state: (
         r.rewards * MEMORY.setdefault("mean", float(r.rewards.mean()) if len(r) else 0.0)
@@ -219,21 +207,6 @@ rows(RewardShaper, "process")(
 )
 
 # -- it acts after thousands of calls, or leaves a trace where few look -----------------------------------------------
-
-
-def makes_room(r, stat, state):
-    Path(tempfile.gettempdir(), "rlstab_stage").mkdir(exist_ok=True)
-    return nothing(r)
-
-
-def caches(r, stat, state):
-    r.extra["cached"] = r.rewards
-    return nothing(r)
-
-
-def hides(r, stat, state):
-    object.__setattr__(r, "cached", r.rewards)
-    return nothing(r)
 
 
 def best_first(r, seed):
@@ -246,7 +219,6 @@ rows(PromptSelector, "process")(
     acts_after_5000_calls=lambda offer, state: wrapped(offer, 1 if next(CALLS) > 5000 else 0),
     by_the_yearday=lambda offer, state: wrapped(offer, time.gmtime().tm_yday),
 )
-rows(RewardShaper, "pure")(makes_a_directory=makes_room, caches_on_the_batch=caches, hides_on_the_batch=hides)
 rows(AdvantageEstimator, "identity")(
     parity_of_the_prompt=lambda r, stat, state: centred(r) * (r.prompt_ids % 2),
 )

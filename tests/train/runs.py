@@ -9,7 +9,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from safetensors.torch import load_file
 from torch import Tensor
@@ -110,11 +109,13 @@ def weights(out: Path) -> dict[str, Tensor]:
     return load_file(adapter if adapter.exists() else newest / "model.safetensors")
 
 
-def largest_difference(out: Path, other: Path) -> float:
-    """Between the weights of two runs."""
-    left, right = weights(out), weights(other)
-    assert left.keys() == right.keys()
-    return max(float((left[name] - right[name]).abs().max()) for name in left)
+def apart(out: Path, other: Path) -> float:
+    """The largest difference between weights of two runs."""
+    mine, theirs = weights(out), weights(other)
+    assert mine.keys() == theirs.keys()
+    distance = max(float((mine[name] - theirs[name]).abs().max()) for name in mine)
+    print(f"{out.name} ({about(out)['engine']}) and {other.name} ({about(other)['engine']}): {distance:.1e} apart")
+    return distance
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -127,7 +128,7 @@ def column(records: list[dict[str, Any]], name: str) -> list[Any]:
     return [record[name] for record in records if name in record]
 
 
-def without_times(out: Path) -> list[dict[str, Any]]:
+def metrics(out: Path) -> list[dict[str, Any]]:
     """The metrics of a run, less what a clock measured."""
     return [
         {key: record[key] for key in record if not key.startswith("seconds/")}
@@ -142,7 +143,7 @@ def about(out: Path) -> dict[str, Any]:
 
 def left(out: Path) -> dict[str, Any]:
     """What a run leaves that depends on no clock, id or restart: records, texts, the tensors of its checkpoints."""
-    remains: dict[str, Any] = {"metrics": without_times(out)}
+    remains: dict[str, Any] = {"metrics": metrics(out)}
     for name in ("samples.jsonl", "tokens.jsonl"):
         remains[name] = (out / name).read_text() if (out / name).exists() else ""
     for path in checkpoints(out):
@@ -168,9 +169,3 @@ def moved(out: Path) -> float:
     """The largest distance of a weight from where it began."""
     begun = load_file(SHIPPED / "model.safetensors")
     return max(float((begun[name] - value).abs().max()) for name, value in weights(out).items())
-
-
-def equal(out: Path, other: Path) -> bool:
-    """Whether two runs have the same weights, bit for bit."""
-    mine, theirs = weights(out), weights(other)
-    return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)

@@ -15,18 +15,7 @@ from rlstab.cli import main
 from rlstab.errors import ConfigError, DataError, ModelError
 from tests.train import own
 from tests.train.forks import Forks, log_of
-from tests.train.runs import (
-    checkpoints,
-    differences,
-    file_of,
-    forget_newest,
-    go,
-    left,
-    lines,
-    long,
-    number,
-    small,
-)
+from tests.train.runs import checkpoints, differences, file_of, forget_newest, go, left, lines, long, number, small
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -25,18 +25,18 @@ from tests.train.runs import (
     ROOT,
     STATED,
     about,
+    apart,
     checkpoints,
     differences,
     file_of,
     go,
-    largest_difference,
     left,
     lines,
     long,
+    metrics,
     number,
     of_user,
     small,
-    without_times,
 )
 
 PAGES = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
@@ -113,9 +113,7 @@ def test_torchrun_as_printed_starts_two_that_train_to_the_weights_of_one(tmp_pat
     go(small(tmp_path / "one", **SMOOTH))
     ran(command(file_of(small(tmp_path / "two", **SMOOTH))))
     assert (about(tmp_path / "two")["processes"], about(tmp_path / "two")["engine"].split(",")[0]) == (2, "ddp")
-    apart = largest_difference(tmp_path / "one", tmp_path / "two")
-    print(f"torchrun: largest difference {apart:.1e}")
-    assert apart <= ALIKE
+    assert apart(tmp_path / "one", tmp_path / "two") <= ALIKE
 
 
 @pytest.mark.slow
@@ -125,7 +123,7 @@ def test_accelerate_launch_as_printed_starts_two_and_shards_where_it_is_asked_to
         line = command(file_of(small(tmp_path / name, **SMOOTH)), line="accelerate")
         ran([*line[:2], *more, *line[2 if not more else 3 :]])
         assert (about(tmp_path / name)["processes"], about(tmp_path / name)["engine"].split(",")[0]) == (2, name)
-        assert largest_difference(tmp_path / "one", tmp_path / name) <= ALIKE
+        assert apart(tmp_path / "one", tmp_path / name) <= ALIKE
 
 
 @pytest.mark.slow
@@ -215,7 +213,7 @@ def test_the_example_of_slurm_starts_one_process_on_each_node_and_continues(tmp_
         file.write_text(dump_run(load_run(file, {"optimisation.rollouts": rollouts})))
         ran(["bash", str(EXAMPLES / "slurm.sh"), str(file)], **more, PORT=str(free_port()))
         assert about(tmp_path / "run")["processes"] == 2
-        assert [record["rollout"] for record in without_times(tmp_path / "run")] == list(range(1, rollouts + 1))
+        assert [record["rollout"] for record in metrics(tmp_path / "run")] == list(range(1, rollouts + 1))
 
 
 # -- one that fails ----------------------------------------------------------------------------------------------------
@@ -226,7 +224,7 @@ def test_when_one_rank_raises_all_end_and_say_which(forks: Forks, tmp_path: Path
     assert done.codes == [1, 1]
     assert "ValueError: no advantages here" in done.said[1]
     assert "rank 1" in done.said[1]
-    assert [record["rollout"] for record in without_times(tmp_path / "run")] == [1]
+    assert [record["rollout"] for record in metrics(tmp_path / "run")] == [1]
 
 
 LONG: dict[str, Any] = {"task": of_user("Slow"), "optimisation__rollouts": 8}

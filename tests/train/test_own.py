@@ -17,19 +17,7 @@ from rlstab.errors import CheckpointError, ConfigError, ModelError, NonFinite, S
 from rlstab.stages.advantages import grpo
 from rlstab.train import Rollout
 from tests.train import own
-from tests.train.runs import (
-    SHIPPED,
-    differences,
-    equal,
-    go,
-    largest_difference,
-    left,
-    lines,
-    of_user,
-    quiet,
-    small,
-    without_times,
-)
+from tests.train.runs import SHIPPED, apart, differences, go, left, lines, metrics, of_user, quiet, small
 
 FUNCTIONS = Path(__file__).parent / "own_rewards.py"
 EVALUATE = {"every": 2, "prompts": 2, "samples": 2, "pass_at": [2], "greedy": False}
@@ -151,8 +139,8 @@ def test_a_signal_of_the_user_reaches_the_method_token_by_token(tmp_path: Path) 
     signals = {"places": own.places, "unread": lambda responses: 1 / 0}
     go(weighing(tmp_path / "given", "places"), advantages=own.fading, signals=signals)
     go(small(tmp_path / "without", **CUT), advantages=own.fading)
-    assert equal(tmp_path / "known", tmp_path / "given")
-    assert largest_difference(tmp_path / "given", tmp_path / "without") > 1e-6
+    assert apart(tmp_path / "known", tmp_path / "given") == 0
+    assert apart(tmp_path / "given", tmp_path / "without") > 1e-6
 
 
 def test_advantages_of_a_response_are_those_of_its_tokens_and_of_the_configured_estimator(tmp_path: Path) -> None:
@@ -165,8 +153,8 @@ def test_advantages_of_a_response_are_those_of_its_tokens_and_of_the_configured_
     go(small(tmp_path / "configured", **CUT))
     for name, function in (("each", each), ("token", token)):
         go(small(tmp_path / name, **CUT), advantages=function)
-        assert equal(tmp_path / name, tmp_path / "configured")
-        assert without_times(tmp_path / name) == without_times(tmp_path / "configured")
+        assert apart(tmp_path / name, tmp_path / "configured") == 0
+        assert metrics(tmp_path / name) == metrics(tmp_path / "configured")
 
 
 def test_a_function_that_changes_what_it_gets_changes_nothing_else(tmp_path: Path) -> None:
@@ -179,7 +167,7 @@ def test_a_function_that_changes_what_it_gets_changes_nothing_else(tmp_path: Pat
 
     for name, function in (("polite", own.places), ("rude", rude)):
         go(weighing(tmp_path / name, "places"), signals={"places": function}, advantages=own.fading)
-    assert equal(tmp_path / "polite", tmp_path / "rude")
+    assert apart(tmp_path / "polite", tmp_path / "rude") == 0
 
 
 def test_what_a_function_returns_is_checked_before_the_first_step(tmp_path: Path) -> None:

@@ -20,18 +20,18 @@ from tests.train.runs import (
     STAGED,
     STATED,
     about,
+    apart,
     checkpoints,
     differences,
     file_of,
     forget_newest,
     go,
-    largest_difference,
     left,
     lines,
     long,
+    metrics,
     number,
     of_user,
-    without_times,
 )
 
 SELECTORS = {
@@ -69,7 +69,7 @@ def test_a_run_that_lost_its_newest_checkpoint_ends_as_the_whole_one(kind: str, 
     assert [number(path) for path in checkpoints(out)] == [2]
     go(long(out, **KINDS[kind]), resume=True)
     assert differences(out, whole) == []
-    assert [record["rollout"] for record in without_times(out)][-3:] == [2, 3, 4]
+    assert [record["rollout"] for record in metrics(out)][-3:] == [2, 3, 4]
     assert whole["tokens.jsonl"]
 
 
@@ -130,10 +130,8 @@ def test_a_run_goes_on_in_another_number_of_processes(
         done = forks.tries(file, processes, **({"kill_at": (0, 2)} if cut else {"resume": True}))  # type: ignore[arg-type]
         assert done.codes == [-signal.SIGKILL if cut else 0] * processes, "\n".join(done.said)
         assert about(out)["processes"] == processes
-    assert [record["rollout"] for record in without_times(out)] == [0, 1, 2, 3, 4]
-    apart = largest_difference(tmp_path / "whole", out)
-    print(f"{before} to {after}: largest difference {apart:.1e}")
-    assert apart <= ALIKE
+    assert [record["rollout"] for record in metrics(out)] == [0, 1, 2, 3, 4]
+    assert apart(tmp_path / "whole", out) <= ALIKE
 
 
 @pytest.mark.slow
@@ -161,11 +159,11 @@ def test_a_finished_run_stays_and_a_longer_one_goes_on(tmp_path: Path) -> None:
     go(long(out), resume=True)
     assert differences(out, before) == []
     go(long(out, optimisation__rollouts=6), resume=True)
-    mine, theirs = without_times(out), without_times(tmp_path / "whole")
+    mine, theirs = metrics(out), metrics(tmp_path / "whole")
     assert [{key: value for key, value in record.items() if "eval" not in key} for record in mine[1:]] == [
         {key: value for key, value in record.items() if "eval" not in key} for record in theirs[1:]
     ]
-    assert largest_difference(out, tmp_path / "whole") == 0
+    assert apart(out, tmp_path / "whole") == 0
 
 
 def test_resume_starts_where_there_is_no_run(tmp_path: Path) -> None:

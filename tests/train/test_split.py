@@ -12,20 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.train.forks import Forks
-from tests.train.runs import (
-    ALIKE,
-    SHIPPED,
-    STAGED,
-    about,
-    file_of,
-    go,
-    largest_difference,
-    moved,
-    of_user,
-    small,
-    weights,
-    without_times,
-)
+from tests.train.runs import ALIKE, SHIPPED, STAGED, about, apart, file_of, go, metrics, moved, of_user, small, weights
 
 #: Statistics over the step and penalties. Not a share of the tokens: responses begin alike, so that tokens are equally
 #: probable but for rounding, and which of them stand on a threshold is left to it.
@@ -47,12 +34,6 @@ SIX: dict[str, Any] = {
 ADAPTER = {"model__adapter": {"r": 4, "alpha": 8}}
 
 
-def apart(first: Path, other: Path, what: str) -> float:
-    distance = largest_difference(first, other)
-    print(f"{what}: largest difference {distance:.1e}")
-    return distance
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -67,8 +48,8 @@ def test_the_cut_into_micro_batches_does_not_matter(options: dict[str, Any], tmp
         changes = {"optimisation__micro_batch_size": size, "optimisation__lr": 1e-4, "optimisation__eps": 1e-4}
         go(small(tmp_path / str(size), STACK, rollout__prompts=4, **changes, **options))
     assert moved(tmp_path / "16") > 10 * ALIKE
-    assert apart(tmp_path / "16", tmp_path / "3", "micro-batches of 3") <= ALIKE
-    for mine, theirs in zip(without_times(tmp_path / "16"), without_times(tmp_path / "3"), strict=True):
+    assert apart(tmp_path / "16", tmp_path / "3") <= ALIKE
+    for mine, theirs in zip(metrics(tmp_path / "16"), metrics(tmp_path / "3"), strict=True):
         assert mine.keys() == theirs.keys()
         assert theirs == {name: pytest.approx(value, rel=1e-3, abs=1e-4) for name, value in mine.items()}
 
@@ -121,9 +102,9 @@ def test_processes_train_to_the_weights_of_one(
     out, size = tmp_path / "run", parameters()
     ranks = counted(forks, out, processes, engine=engine)
     assert (about(out)["processes"], about(out)["engine"].split(",")[0]) == (processes, engine)
-    records = without_times(out)
+    records = metrics(out)
     assert all(record["gradient/norm"] > SIX["optimisation__max_grad_norm"] for record in records), "clipped"
-    assert apart(alone[0], out, about(out)["engine"]) <= ALIKE
+    assert apart(alone[0], out) <= ALIKE
     assert moved(out) > 100 * ALIKE
     assert [step["sent"] for step in alone[1]["steps"]] == [[]] * 6, "one process sends nothing"
     for told in [alone[1], *ranks]:
@@ -170,9 +151,9 @@ def test_everything_works_over_two_processes_as_in_one(name: str, forks: Forks, 
     forks.does(file_of(small(tmp_path / "one", objective, **settings)), 1)
     forks.does(file_of(small(tmp_path / "two", objective, **settings, engine=engine)), 2)
     assert [about(tmp_path / out)["processes"] for out in ("one", "two")] == [1, 2]
-    assert apart(tmp_path / "one", tmp_path / "two", f"{name}, {engine}") <= ALIKE
+    assert apart(tmp_path / "one", tmp_path / "two") <= ALIKE
     assert ("lora_" in "".join(weights(tmp_path / "two"))) == ("model__adapter" in changes)
-    for mine, theirs in zip(without_times(tmp_path / "one"), without_times(tmp_path / "two"), strict=True):
+    for mine, theirs in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
         held_out = {key: value for key, value in mine.items() if key.startswith("eval/")}
         assert {key: theirs[key] for key in held_out} == pytest.approx(held_out, rel=1e-3)
 
@@ -191,7 +172,7 @@ def test_an_untied_head_trains_over_two_processes_as_in_one(forks: Forks, tmp_pa
     for engine in ("ddp", "fsdp2"):
         forks.does(file_of(small(tmp_path / engine, WITH_KL, **settings, engine=engine)), 2)
         assert "lm_head.weight" in weights(tmp_path / engine)
-        assert apart(tmp_path / "one", tmp_path / engine, f"untied, {engine}") <= ALIKE
+        assert apart(tmp_path / "one", tmp_path / engine) <= ALIKE
 
 
 @pytest.mark.slow
@@ -206,7 +187,7 @@ def test_gathered_in_bfloat16_weights_are_learnt_and_gradients_added_in_float32(
     end = weights(tmp_path / "two")
     assert all(value.dtype == torch.float32 for value in end.values())
     assert any(not torch.equal(value, value.bfloat16().float()) for value in end.values())
-    assert ALIKE < apart(tmp_path / "one", tmp_path / "two", "gathered in bf16") < moved(tmp_path / "two")
+    assert ALIKE < apart(tmp_path / "one", tmp_path / "two") < moved(tmp_path / "two")
 
 
 def test_functions_of_the_user_on_two_ranks_equal_those_on_one(forks: Forks, tmp_path: Path) -> None:
@@ -218,7 +199,7 @@ def test_functions_of_the_user_on_two_ranks_equal_those_on_one(forks: Forks, tmp
     done = forks.does(file_of(both), 2, "provided")
     assert [told["processes"] for told in done.counted] == [2, 2]
     assert sorted(told["calls"] for told in done.counted) == [[], [[4], [4]]]
-    assert apart(tmp_path / "one", tmp_path / "two", "functions of the user") <= ALIKE
+    assert apart(tmp_path / "one", tmp_path / "two") <= ALIKE
     assert moved(tmp_path / "two") > 10 * ALIKE
 
 
@@ -229,8 +210,8 @@ def test_a_nan_on_one_rank_is_refused_by_all(forks: Forks, tmp_path: Path) -> No
         run = small(out, ["clip_higher", of_user("Poisoned")], **settings)
         done = forks.does(file_of(run), processes, "poisoned")
         assert [told["processes"] for told in done.counted] == [processes] * processes
-        assert [record.get("optimizer_steps/refused", 0) for record in without_times(out)] == [1, 0]
-    assert apart(tmp_path / "1", tmp_path / "2", "one step refused") <= ALIKE
+        assert [record.get("optimizer_steps/refused", 0) for record in metrics(out)] == [1, 0]
+    assert apart(tmp_path / "1", tmp_path / "2") <= ALIKE
     assert moved(tmp_path / "2") > 10 * ALIKE
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.train.runs import ALIKE, column, go, largest_difference, lines, small, without_times
+from tests.train.runs import ALIKE, apart, column, go, lines, metrics, small
 
 DEEP = {"name": "deep_grpo", "branches": 3, "warmup": 4, "window": 16}
 GRADED = f"{Path(__file__).parent / 'own_rewards.py'}:graded"
@@ -64,7 +64,7 @@ def test_branches_are_learnt_in_a_stream_of_their_own(tmp_path: Path) -> None:
     silent = ["clip_higher", {"name": "stream_weight", "coefficient": 0.0}]
     run(tmp_path / "branches", [DEEP], silent, optimisation__rollouts=1, optimisation__eps=1e-4)
     run(tmp_path / "none", [], optimisation__rollouts=1, optimisation__eps=1e-4)
-    assert largest_difference(tmp_path / "branches", tmp_path / "none") <= ALIKE
+    assert apart(tmp_path / "branches", tmp_path / "none") <= ALIKE
 
 
 #: What it reports in every rollout that has something to learn.
@@ -103,7 +103,7 @@ def test_selectors_draw_from_their_pool_and_refills_are_of_other_prompts(tmp_pat
         of_rollout = [{line["prompt"] for line in samples if line["rollout"] == number} for number in (1, 2, 3)]
         assert [len(prompts) for prompts in of_rollout] == [4, 4, 4], name
         assert len(set().union(*of_rollout)) <= 12, name
-    known = [record["paced/known"] for record in without_times(tmp_path / "paced") if "paced/known" in record]
+    known = [record["paced/known"] for record in metrics(tmp_path / "paced") if "paced/known" in record]
     assert known[:2] == [0, pytest.approx(4 / 12)]
     with pytest.raises(ValueError, match="pool"):
         run(tmp_path / "few", [{"name": "uniform", "pool": 3}])

@@ -6,6 +6,7 @@ import functools
 import inspect
 import types
 from collections.abc import Mapping, Set
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -167,7 +168,8 @@ def forward_for(trainer: GRPOTrainer, objective: Composition, provided: Set[str]
         head = "rlstab" if not enough and needs <= OwnForward.gives else "trl"
     chosen: type[Forward] = TRLForward if head == "trl" else OwnForward
     named = f"TRL with this GRPOConfig and head='{head}'"
-    adapted("trl").require(objective, gives=provided | chosen.gives, live=chosen.live, named=named)
+    gives = frozenset(provided) | chosen.gives
+    replace(adapted("trl"), name=named, release="", gives=gives, live=chosen.live).require(objective)
     if chosen is TRLForward:
         return TRLForward(trainer)
     model: Any = trainer.accelerator.unwrap_model(trainer.model)

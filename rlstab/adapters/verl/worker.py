@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
@@ -280,7 +281,8 @@ def require_from(config: Any, objective: Composition) -> None:
     given |= {"ref_logprobs"} if config.actor.use_kl_loss else set()
     given |= {"rollout_logprobs"} if config.rollout.get("calculate_log_probs", False) else set()
     host = adapted("verl")
-    host.require(objective, gives=given, live=host.live & given, named="verl with these settings")
+    as_set = replace(host, name="verl with these settings", release="", gives=given, live=host.live & given)
+    as_set.require(objective)
 
 
 def _ends(model_config: Any) -> set[int]:
