@@ -29,8 +29,8 @@ def test_what_stands_in_the_padding_is_never_read(filler):
     clean = make(**given, extra={"mine": VALUES * 2})
     dirty = make(**{name: filled(values) for name, values in given.items()}, extra={"mine": filled(VALUES * 2)})
     assert len(clean.per_token()) == 10
-    for (name, one), (_, other) in zip(clean.per_token(), dirty.per_token(), strict=True):
-        assert torch.equal(one, other), name
+    for (name, values), (_, other) in zip(clean.per_token(), dirty.per_token(), strict=True):
+        assert torch.equal(values, other), name
 
     live = PolicyOutputs.from_padded(dirty, logprobs=filled(-VALUES).requires_grad_())
     assert torch.equal(live.logprobs, clean.old_logprobs)
@@ -80,8 +80,8 @@ def test_select_keeps_the_numbers_of_sequences_and_all_signals():
     batch = batch_of(rows, [5, 6, 7])
     where = batch.entropies >= batch.entropies.median()
     chosen = batch.select(where)
-    for (name, one), (_, other) in zip(batch.per_token(), chosen.per_token(), strict=True):
-        assert torch.equal(one[where], other), name
+    for (name, values), (_, other) in zip(batch.per_token(), chosen.per_token(), strict=True):
+        assert torch.equal(values[where], other), name
     assert torch.equal(batch.sequence[where], chosen.sequence)
     assert torch.equal(batch.uniform(3)[where], chosen.uniform(3))
     assert chosen.num_sequences == 3

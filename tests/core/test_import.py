@@ -21,11 +21,11 @@ def imports(path):
     """Absolute names of the modules that a file imports, wherever in the file."""
     for node in ast.walk(ast.parse((PACKAGE.parent / path).read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from (one.name for one in node.names)
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            whole = [f"{node.module}.{one.name}" for one in node.names]
-            files = [one for one in whole if (PACKAGE.parent / f"{one.replace('.', '/')}.py").exists()]
+            whole = [f"{node.module}.{alias.name}" for alias in node.names]
+            files = [module for module in whole if (PACKAGE.parent / f"{module.replace('.', '/')}.py").exists()]
             yield from files or [node.module]
 
 
@@ -35,7 +35,7 @@ def beyond(path, *allowed):
         name
         for name in imports(path)
         if name.partition(".")[0] not in sys.stdlib_module_names
-        and not any(name == one or name.startswith(f"{one}.") for one in allowed)
+        and not any(name == prefix or name.startswith(f"{prefix}.") for prefix in allowed)
     ]
 
 
@@ -92,11 +92,11 @@ def test_every_room_has_a_floor():
 @pytest.mark.parametrize("name", sorted(set().union(*FLOORS)))
 def test_a_room_imports_itself_and_lower_floors(name):
     upward = [
-        f"{path} imports {one}"
+        f"{path} imports {module}"
         for path in every_file()
         if room(path) == name
-        for one in imports(path)
-        if one.startswith("rlstab.") and room(one) != name and floor(room(one)) >= floor(name)
+        for module in imports(path)
+        if module.startswith("rlstab.") and room(module) != name and floor(room(module)) >= floor(name)
     ]
     assert upward == []
 
@@ -104,7 +104,7 @@ def test_a_room_imports_itself_and_lower_floors(name):
 @pytest.mark.parametrize("name", ["errors", "core", "estimators", "stages", "zoo"])
 def test_the_lower_floors_need_torch_alone(name):
     foreign = [(path, beyond(path, "torch", "rlstab")) for path in every_file() if room(path) == name]
-    assert [one for one in foreign if one[1]] == []
+    assert [pair for pair in foreign if pair[1]] == []
 
 
 def test_a_method_never_imports_a_sibling():
@@ -122,5 +122,5 @@ def test_modules_import_each_other_in_no_circle():
     graph = {}
     for path in every_file():
         name = path.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
-        graph[name] = {one for one in imports(path) if one.startswith("rlstab.")}
+        graph[name] = {module for module in imports(path) if module.startswith("rlstab.")}
     list(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError, with the circle

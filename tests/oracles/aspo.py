@@ -8,12 +8,12 @@ def decide(tokens, memory, *, room, room_high_entropy, share, cap):
     rooms = [room if token["H"] <= edges[token["row"]] else room_high_entropy for token in tokens]
 
     def pull(tokens, ratios, keep, advantages):
-        found = []
+        factors = []
         for ratio, e, advantage in zip(ratios, rooms, advantages, strict=True):
             if advantage > 0:
-                found.append(0.0 if ratio > 1 + e else min(1 / ratio, cap))
+                factors.append(0.0 if ratio > 1 + e else min(1 / ratio, cap))
             else:
-                found.append(0.0 if ratio < 1 - e else min(ratio, cap))
-        return found
+                factors.append(0.0 if ratio < 1 - e else min(ratio, cap))
+        return factors
 
     return {"surrogate": pull}, memory
