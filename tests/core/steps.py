@@ -119,12 +119,9 @@ def batch_of(rows, ids=None, *, dtype=torch.float64, live_ratio=False, without=(
     mask = padded([[{"one": 1.0} for _ in tokens] for tokens in rows], "one") == 1
     signals = {name: padded(rows, field).to(dtype) for name, field in EVIDENCE.items() if name not in without}
     ids = None if ids is None else torch.tensor(list(ids), dtype=torch.int64)
-    groups = (
-        torch.arange(len(rows)) if ids is None else ids // 2
-    )  # two responses of a prompt, which parts and ranks may tear apart
-    return TokenBatch.from_padded(
-        response_mask=mask, sequence_ids=ids, group_ids=groups, live_ratio=live_ratio, **signals
-    )
+    # two responses of a prompt, which parts and ranks may tear apart
+    given = {"sequence_ids": ids, "group_ids": torch.arange(len(rows)) if ids is None else ids // 2}
+    return TokenBatch.from_padded(response_mask=mask, live_ratio=live_ratio, **given, **signals)
 
 
 def live_of(batch, rows, *, dtype=torch.float64):

@@ -95,15 +95,10 @@ def test_select_keeps_the_numbers_of_sequences_and_all_signals():
 def test_batch_without_tokens(shape):
     nothing = torch.zeros(shape)
     batch = TokenBatch.from_padded(response_mask=nothing, advantages=nothing, old_logprobs=nothing)
-    assert len(batch) == 0
-    assert batch.num_sequences == shape[0]
+    assert (len(batch), batch.num_sequences) == (0, shape[0])
     assert to_padded(batch, batch.old_logprobs).shape == shape
-    assert batch.uniform(0).shape == (0,)
-
-
-def test_empty_batch_has_the_signals_that_are_needed():
-    batch = TokenBatch.empty({"entropies", "mine"})
-    assert batch.signal("entropies").shape == batch.signal("mine").shape == (0,)
-    assert batch.num_sequences == len(batch) == 0
+    empty = TokenBatch.empty({"entropies", "mine"})
+    assert batch.uniform(0).shape == empty.signal("entropies").shape == empty.signal("mine").shape == (0,)
+    assert empty.num_sequences == len(empty) == 0
     with pytest.raises(MissingSignal):
-        batch.signal("ref_logprobs")
+        empty.signal("ref_logprobs")

@@ -157,20 +157,9 @@ def hosted(objective, provides, live):
     return lambda: require_signals(objective, provides=provides, live=live, host="this host")
 
 
-def plan_of(*parts):
-    return lambda: make_plan(compose(), list(parts))
-
-
 def with_setting(hint, default):
     """Make a method that has a setting of this type."""
     return lambda: a_class(__annotations__={"chosen": hint}, chosen=default)()
-
-
-def careless():
-    """A ``__post_init__`` that does not call the one of TokenObjective."""
-    return a_class(
-        __annotations__={"share": Annotated[float, Range(gt=0, le=1)]}, share=0.5, __post_init__=lambda self: None
-    )(share=2.0)
 
 
 def by_tokens(some, other):
@@ -191,10 +180,6 @@ def column(ratio, constants):
 
 def half(*given):
     return 0.5
-
-
-def nothing(*given):
-    return None
 
 
 def live_logprobs(policy, anchor):
@@ -311,7 +296,9 @@ MISTAKES: dict[type, dict] = {
         "a piece of part of a sequence": lambda: make_plan(compose(), [batch_of(ROWS)]).piece(batch_of([ROWS[0][:2]])),
         "a state that is none": plan(STARE(), state=5),
         "a share of nothing": measured(measure=lambda self, b: {"a": Pool.top(b.advantages, 0.0)}),
-        "post init without super": careless,
+        "post init without super": lambda: a_class(
+            __annotations__={"share": Annotated[float, Range(le=1)]}, share=0.5, __post_init__=lambda self: None
+        )(share=2.0),
         "a quantile in percent": measured(measure=lambda self, b: {"a": Pool.quantile(b.advantages, 75)}),
         "a state of a smaller composition": plan(STARE(), S2TMask(), state=compose(S2TMask()).init_state()),
         "a state of a larger composition": plan(S2TMask(), state=compose(STARE(), S2TMask()).init_state()),
@@ -332,7 +319,7 @@ MISTAKES: dict[type, dict] = {
         "probabilities for log-probs": plan(batch=batch_of(changed(old=0.5))),
         "a reference of probabilities": plan(KLPenalty(), batch=batch_of(changed(ref=0.9))),
         "negative entropies": plan(S2TMask(), batch=batch_of(changed(H=-1.5))),
-        "sequence ids twice over parts": plan_of(batch_of(ROWS[:1]), batch_of(ROWS[1:])),
+        "sequence ids twice over parts": lambda: make_plan(compose(), [batch_of(ROWS[:1]), batch_of(ROWS[1:])]),
         "a loss taken twice": taken_twice,
         "a piece that nobody measured": lambda: make_plan(compose(), [batch_of(ROWS)]).piece(batch_of(ROWS, [0, 9])),
         "a share of 0": lambda: Chooser(1, share=0.0),

@@ -8,13 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlstab import KLCov, compose, make_plan, within
+from rlstab import KLCov, compose, make_plan
 from rlstab.core.comm import LocalComm
 from rlstab.core.stats import Grouped, settle
 from rlstab.testing.run import joined, run_ranks, run_whole
 from rlstab.testing.steps import make_step
 from tests.core.measuring_methods import PassRate
-from tests.core.methods import DropPunished
 from tests.core.steps import batch_of, random_rows, run_parts
 
 
@@ -120,14 +119,3 @@ def test_it_is_a_commutative_monoid(first, other, third):
     ):
         assert columns(merged) == expected
     assert columns(settle([{"x": a}, {"x": b}, {"x": c}], LocalComm()).grouped("x")) == expected
-
-
-def test_within_groups_are_those_of_the_tokens_that_are_left():
-    rows = random_rows(11, [3, 5, 4, 7])
-    batch = batch_of(rows, [0, 2, 4, 6])
-    assert 0 < (batch.advantages < 0).sum() < len(batch)
-    plan = make_plan(compose(within(DropPunished(), PassRate())), [batch])
-    weight, kept = plan.terms(batch).weight, batch.advantages >= 0
-    assert torch.equal(weight[~kept], torch.ones_like(weight[~kept]))
-    # every row is a group of its own here: rewarded ones always passed, those without advantage never
-    assert torch.equal(weight[kept], torch.where(batch.rewarded, 1.0, 2.0).double()[kept])

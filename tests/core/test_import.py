@@ -69,7 +69,7 @@ FLOORS = [
     {"__main__"},
 ]
 #: `rlstab` itself names what users need, and reads YAML only when it is asked to.
-ROOT = "rlstab/__init__.py"
+FILES = [path for path in modules(".") if path != "rlstab/__init__.py"]
 
 
 def room(name):
@@ -81,19 +81,15 @@ def floor(name):
     return next(number for number, rooms in enumerate(FLOORS) if name in rooms)
 
 
-def every_file():
-    return [path for path in modules(".") if path != ROOT]
-
-
 def test_every_room_has_a_floor():
-    assert {room(path) for path in every_file()} == set().union(*FLOORS)
+    assert {room(path) for path in FILES} == set().union(*FLOORS)
 
 
 @pytest.mark.parametrize("name", sorted(set().union(*FLOORS)))
 def test_a_room_imports_itself_and_lower_floors(name):
     upward = [
         f"{path} imports {module}"
-        for path in every_file()
+        for path in FILES
         if room(path) == name
         for module in imports(path)
         if module.startswith("rlstab.") and room(module) != name and floor(room(module)) >= floor(name)
@@ -103,7 +99,7 @@ def test_a_room_imports_itself_and_lower_floors(name):
 
 @pytest.mark.parametrize("name", ["errors", "core", "estimators", "stages", "zoo"])
 def test_the_lower_floors_need_torch_alone(name):
-    foreign = [(path, beyond(path, "torch", "rlstab")) for path in every_file() if room(path) == name]
+    foreign = [(path, beyond(path, "torch", "rlstab")) for path in FILES if room(path) == name]
     assert [pair for pair in foreign if pair[1]] == []
 
 
@@ -120,7 +116,7 @@ def test_process_groups_live_in_one_file():
 
 def test_modules_import_each_other_in_no_circle():
     graph = {}
-    for path in every_file():
+    for path in FILES:
         name = path.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
         graph[name] = {module for module in imports(path) if module.startswith("rlstab.")}
     list(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError, with the circle
