@@ -29,17 +29,17 @@ def rounding(dtype: torch.dtype, magnitude: float, terms: int) -> float:
 
 
 def assert_near(
-    found: torch.Tensor, expected: torch.Tensor, terms: int, *, size: float = 1.0, dtype: torch.dtype | None = None
+    actual: torch.Tensor, expected: torch.Tensor, terms: int, *, size: float = 1.0, dtype: torch.dtype | None = None
 ) -> None:
     """Two tensors are within ``rounding`` of each other.
 
     Args:
-        found: in any dtype.
+        actual: in any dtype.
         expected: of the same shape.
         terms: see ``rounding``.
         size: bound on what is rounded on the way, where it is larger than all that is expected: logits, a weight.
-        dtype: in which ``found`` was computed, where it is not its own.
+        dtype: in which ``actual`` was computed, where it is not its own.
     """
     magnitude = max(size, float(expected.detach().abs().max())) if expected.numel() else size
-    close = rounding(dtype or found.dtype, magnitude, terms)
-    torch.testing.assert_close(found.double(), expected.double(), rtol=0, atol=close)
+    close = rounding(dtype or actual.dtype, magnitude, terms)
+    torch.testing.assert_close(actual.double(), expected.double(), rtol=0, atol=close)

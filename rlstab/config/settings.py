@@ -412,7 +412,7 @@ class OptimisationSettings(Settings):
         None, description="denominator of the ratio; null is the cheapest with which every method acts"
     )
     refresh: Refresh | None = Field(
-        None, description="of the evidence, by one more forward per optimizer step; null is step where it is compared"
+        None, description="evidence of old_logprobs, or fresh in each step; null is step where a method needs it"
     )
     scope: Literal["step", "microbatch"] = Field("step", description="of statistics; microbatch is for comparisons")
     precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16 is autocast over float32 weights")

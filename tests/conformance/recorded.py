@@ -61,8 +61,7 @@ def ours(
         case: its name.
         evidence: ``live`` is ``refresh: step``, ``old`` is ``refresh: rollout``.
         scope: of the statistics.
-        local: None makes the parts one optimizer step. Otherwise each part is a step of its own, and its loss counts
-            by this function of its rows, all rows, the number of parts, and its kept tokens.
+        local: None makes the parts one optimizer step; otherwise each is its own, see :data:`SHARES`.
         live_ratio: the live policy is its own denominator.
         selected: ``(n,)`` bool from the terms.
         **signals: ``(B, T)`` tensors beside the stored ones, or in their place.
@@ -104,19 +103,14 @@ def ours(
     return {"loss": loss, "gradient": gradient.double()} | ({"selected": chosen} if selected is not None else {})
 
 
-def by_rows(rows: int, all_rows: int, parts: int, tokens: float) -> float:
-    """The weight of a part in verl's older actor."""
-    return rows / all_rows
-
-
-def by_rows_added(rows: int, all_rows: int, parts: int, tokens: float) -> float:
-    """The same in the code of Lp-Reg, which adds 1e-8 to the number of tokens that it divides by."""
-    return rows / all_rows * tokens / (tokens + 1e-8)
-
-
-def by_parts(rows: int, all_rows: int, parts: int, tokens: float) -> float:
-    """The weight of a part under TRL's gradient accumulation."""
-    return 1 / parts
+#: How much the loss of a part counts that is an optimizer step of its own: of its rows, all rows, the number of parts,
+#: and its kept tokens.
+SHARES: Mapping[str, Callable[[int, int, int, float], float]] = {
+    "by_rows": lambda rows, all_rows, parts, tokens: rows / all_rows,  # verl's older actor
+    # Lp-Reg's code adds 1e-8 to the number of tokens that it divides by
+    "by_rows_added": lambda rows, all_rows, parts, tokens: rows / all_rows * tokens / (tokens + 1e-8),
+    "by_parts": lambda rows, all_rows, parts, tokens: 1 / parts,  # TRL's gradient accumulation
+}
 
 
 def difference(mine: Result, other: Result, of: Sequence[str] = ("loss", "gradient")) -> float:

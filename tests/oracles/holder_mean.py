@@ -10,16 +10,16 @@ def decide(tokens, memory, *, power, final_power, steps):
 
     def ratio(tokens, keep, advantages, live_ratio):
         gaps = [gap for gap, _ in own_log_ratio(tokens, keep, advantages, live_ratio)]
-        means = []
+        ratios = []
         for token, gap in zip(tokens, gaps, strict=True):
             row = kept_values(tokens, keep, gaps)[token["row"]]
             if not row:
-                means.append((0.0, 0.0))
+                ratios.append((0.0, 0.0))
             elif p == 0:
-                means.append((math.fsum(row) / len(row), 1.0))
+                ratios.append((math.fsum(row) / len(row), 1.0))
             else:
-                mean = math.fsum(math.exp(p * gap) for gap in row) / len(row)
-                means.append((math.log(mean) / p, math.exp(p * gap) / mean))
-        return means
+                mean = math.fsum(math.exp(p * other) for other in row) / len(row)
+                ratios.append((math.log(mean) / p, math.exp(p * gap) / mean))
+        return ratios
 
     return {"ratio": ratio}, {"step": step}

@@ -15,10 +15,8 @@ def total(tokens, decisions, live_ratio=False):
     keep = [all(decision["keep"][i] for decision in decisions if "keep" in decision) for i in range(n)]
     weight = [math.prod(decision["weight"][i] for decision in decisions if "weight" in decision) for i in range(n)]
     exempt = [any(decision["unclipped"][i] for decision in decisions if "unclipped" in decision) for i in range(n)]
-    advantages = [
-        token["A"] + sum(decision["bonus"][i] for decision in decisions if "bonus" in decision)
-        for i, token in enumerate(tokens)
-    ]
+    bonus = [sum(decision["bonus"][i] for decision in decisions if "bonus" in decision) for i in range(n)]
+    advantages = [token["A"] + more for token, more in zip(tokens, bonus, strict=True)]
     bounds = next((decision["bounds"] for decision in decisions if "bounds" in decision), None)
     aggregate = next((decision["aggregate"] for decision in decisions if "aggregate" in decision), token_mean)
     log_ratio = next((decision["ratio"] for decision in decisions if "ratio" in decision), own_log_ratio)
