@@ -93,7 +93,7 @@ def trl(session: nox.Session) -> None:
     session.install("-c", "constraints.txt", *own)
     env = {"OMP_NUM_THREADS": "1", "RLSTAB_REQUIRE_TRL": "1"}
     session.run("rlstab", "doctor", env=env)
-    session.run("python", "-m", "pytest", "tests/adapters", *session.posargs, env=env)
+    session.run("python", "-m", "pytest", "tests/adapters", "tests/replay", *session.posargs, env=env)
     # the stored numbers of TRL are still what TRL gives
     session.run("python", "-m", "pytest", "tests/conformance", "-m", "slow", "-k", "trl", env=env)
 
@@ -120,7 +120,7 @@ def verl(session: nox.Session) -> None:
     session.install("-c", "constraints-verl.txt", "torch==2.13.0", "hypothesis>=6.120", "-e", ".[train,testing,verl]")
     env = {"OMP_NUM_THREADS": "1", "RLSTAB_REQUIRE_VERL": "1"}
     session.run("rlstab", "doctor", env=env)
-    session.run("python", "-m", "pytest", "tests/adapters", *session.posargs, env=env)
+    session.run("python", "-m", "pytest", "tests/adapters", "tests/replay", *session.posargs, env=env)
 
 
 for chosen in dict.fromkeys(one[:2] for one in MATRIX):

@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from rlstab.errors import OutOfRange
-from rlstab.probe.shift import DIGITS, LETTERS, Shift
+from rlstab.probe.suite.shift import DIGITS, LETTERS, Shift
 from rlstab.tasks import Chain, Countdown, Example
 from rlstab.tasks.countdown import random_walk
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from examples.demonstrations import demonstration
-from rlstab.probe import shift
+from rlstab.probe.suite import shift
 from rlstab.tasks import ALPHABET, Chain, Countdown, Task
 
 PAD = "<pad>"

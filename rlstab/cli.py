@@ -120,6 +120,16 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--retry", action="store_true", help="repeat failed runs")
     bench.add_argument("--dry-run", action="store_true", help="run nothing; list the runs and the work they take")
 
+    probe = command(_probe, "say which instability a method withstands, up to which dose, and what it costs")
+    probe.add_argument("what", nargs="*", metavar="METHOD", help="method, preset, stage, FILE.yaml, or file.py:Class")
+    probe.add_argument("--probe", action="append", default=[], metavar="NAME", help="this one (all)")
+    probe.add_argument("--quick", action="store_true", help="three doses and three seeds")
+    probe.add_argument("--model", metavar="NAME", help="on another model than the small one, such as smollm2")
+    probe.add_argument("--out", default="runs/probe", help="folder of the runs and the map (runs/probe)")
+    probe.add_argument("--records", action="append", default=[], metavar="FILE.jsonl", help="more recorded runs")
+    probe.add_argument("--workers", type=int, help="runs in parallel, one thread each (one per CPU)")
+    probe.add_argument("--retry", action="store_true", help="repeat failed runs")
+
     view = command(_view, "write a page of traced tokens and what each method did to them")
     view.add_argument("source", metavar="RUN_OR_FILE", help="run folder, tokens.jsonl, or a token export of prime-rl")
     view.add_argument("--out", help="page to write (view.html in the run folder)")
@@ -275,14 +285,36 @@ def _bench(options: argparse.Namespace) -> int:
     from rlstab.bench.file import load_bench
     from rlstab.bench.run import dry_run, run_bench
 
-    if options.workers is not None and options.workers < 1:
-        raise ConfigError(f"--workers {options.workers}: expected a number of at least 1.")
+    _require_workers(options.workers)
     bench = load_bench(_file(options), out=options.out)
     if options.dry_run:
         dry_run(bench, only=options.only)
         return 0
     return run_bench(
         bench, workers=options.workers, only=options.only, overwrite=options.overwrite, retry=options.retry
+    )
+
+
+def _require_workers(workers: int | None) -> None:
+    if workers is not None and workers < 1:
+        raise ConfigError(f"--workers {workers}: expected a number of at least 1.")
+
+
+def _probe(options: argparse.Namespace) -> int:
+    for extra in ("train", "report"):
+        require(extra, "rlstab probe")
+    from rlstab.probe.run import run_probes
+
+    _require_workers(options.workers)
+    return run_probes(
+        options.what,
+        names=options.probe,
+        quick=options.quick,
+        model=options.model,
+        out=options.out,
+        records=options.records,
+        workers=options.workers,
+        retry=options.retry,
     )
 
 

@@ -118,6 +118,7 @@ PROGRAM = """
 import contextlib, io, json, sys
 for name in json.loads(sys.argv[1]):
     sys.modules[name] = None
+from rlstab.cli import main
 ended = {}
 for command in json.loads(sys.argv[2]):
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:

@@ -8,12 +8,7 @@ differences, one error as a share of another, the bounds that docs/conformance.m
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 def rounding(dtype: torch.dtype, magnitude: float, terms: int) -> float:
@@ -34,41 +29,17 @@ def rounding(dtype: torch.dtype, magnitude: float, terms: int) -> float:
 
 
 def assert_near(
-    found: torch.Tensor, expected: torch.Tensor, terms: int, *, size: float = 1.0, dtype: torch.dtype | None = None
+    actual: torch.Tensor, expected: torch.Tensor, terms: int, *, size: float = 1.0, dtype: torch.dtype | None = None
 ) -> None:
     """Two tensors are within ``rounding`` of each other.
 
     Args:
-        found: in any dtype.
+        actual: in any dtype.
         expected: of the same shape.
         terms: see ``rounding``.
         size: bound on what is rounded on the way, where it is larger than all that is expected: logits, a weight.
-        dtype: in which ``found`` was computed, where it is not its own.
+        dtype: in which ``actual`` was computed, where it is not its own.
     """
     magnitude = max(size, float(expected.detach().abs().max())) if expected.numel() else size
-    close = rounding(dtype or found.dtype, magnitude, terms)
-    torch.testing.assert_close(found.double(), expected.double(), rtol=0, atol=close)
-
-
-def depth(model: PreTrainedModel, positions: int) -> int:
-    """Roundings on the way from the tokens to the log-probs of a decoder, for ``rounding``.
-
-    Each layer sums over its width in two norms, in the queries and keys, in the output of the attention and into the
-    MLP, over a head and over the positions in the attention, and over the MLP's width; a norm, the head and the softmax
-    end it.
-    """
-    size = model.config
-    heads = size.hidden_size // size.num_attention_heads
-    inner = getattr(size, "intermediate_size", None) or 4 * size.hidden_size
-    layer = 5 * size.hidden_size + heads + positions + inner
-    return size.num_hidden_layers * layer + 2 * size.hidden_size + size.vocab_size
-
-
-def drift(terms: int) -> float:
-    """How far apart AdamW takes nine weights in ten, in steps of lr, where float32 gradients differ by rounding.
-
-    A weight with gradient x moves by about x / |x|: an error e of x takes it e / |x| apart. ``rounding`` is five
-    standard deviations of e in units of the typical gradient. The quotient of two centred normal numbers is Cauchy
-    distributed: nine in ten are below tan(0.45 pi) = 6.3 times the quotient of their deviations.
-    """
-    return 6.3 * rounding(torch.float32, 1.0, terms) / 5
+    close = rounding(dtype or actual.dtype, magnitude, terms)
+    torch.testing.assert_close(actual.double(), expected.double(), rtol=0, atol=close)

@@ -27,8 +27,11 @@ from rlstab.core import compare
 READS = ("_local_scalar_dense", "aten.nonzero.default", "aten._unique", "aten.unique", "aten.masked_select", "bincount")
 #: Whose results are the host's where no device is named.
 MADE = ("tensor", "as_tensor", "zeros", "ones", "full", "empty", "arange")
-#: These allocate, and launch nothing.
-FREE = ("empty", "new_empty", "empty_like", "empty_strided", "detach", "_local_scalar_dense", "_unsafe_view")
+#: These allocate, or compute no values, and launch nothing.
+FREE = (
+    *("empty", "new_empty", "empty_like", "empty_strided", "detach", "_local_scalar_dense", "_unsafe_view"),
+    "promote_types",
+)
 
 
 class Waits:

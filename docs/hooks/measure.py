@@ -175,7 +175,7 @@ def penalties(part: Part, policy: PolicyOutputs) -> dict[str, Tensor]:
 def divisors(part: Part) -> Tensor:
     """``(n,)`` what the method weighs each token by, its weight included, times the tokens that count."""
     batch, terms = part.batch, part.terms
-    counted = torch.ones_like(part.has_gradient) if terms.keep is None else terms.keep
+    counted = part.kept
     assert terms.aggregate is not None
     tokens, sequences = float(counted.sum()), float((batch.sequence_total(counted) > 0).sum())
     weights = tokens * terms.aggregate(batch.sequence, counted, batch.num_sequences, Totals(tokens, sequences))

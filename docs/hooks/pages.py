@@ -157,7 +157,7 @@ def interacts(cls: type[TokenObjective]) -> Iterator[tuple[str, str]]:
         for key, why in excluded(other).items():
             if other is not cls and (key == cls.name or key in writes):
                 yield "Conflict", f"``{other.name}``: {why}"
-    for title, declared in (("Needs", cls.requires), ("Published with", cls.about.expects)):
+    for title, declared in (("Published with", cls.about.expects),):
         for key, why in declared.items():
             yield title, f"{whom(key)}: {why}"
     facts = [(fact, cls.name, fact.names) for fact in cls.about.interacts]

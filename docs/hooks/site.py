@@ -58,6 +58,8 @@ LINK = re.compile(r"(\]\()(?!https?:|#|mailto:)([^)#\s]+)((?:#[^)]*)?\))")
 REQUEST = re.compile(
     r"<(?:script|img|iframe|source)[^>]+src=\"(https?://[^\"]+)|<link[^>]+rel=\"(?:stylesheet|preconnect|icon)\"[^>]+href=\"(https?://[^\"]+)"
 )
+#: Where the page of a probe lies, beside its bench file.
+PROBES = "rlstab/probe/suite/"
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml", ".sh": "sh", ".json": "json"}
 
 #: Where the pages that do not lie in docs come from: address on the site to file of the repository.
@@ -70,6 +72,8 @@ def address(path: str) -> str:
         return path.removeprefix("docs/")
     if path == "README.md":
         return "index.md"
+    if path.startswith(PROBES) and path.endswith(".md"):
+        return f"probes/{path.removeprefix(PROBES)}"
     if (ROOT / path).is_dir():
         raise PluginError(f"a page links to the folder {path}: link to a file in it")
     return f"project/{path}" if path.endswith(".md") else f"source/{path}.md"
@@ -83,8 +87,8 @@ def target(link: str, source: str) -> str:
 def shown(path: str) -> str:
     """The text of the page for a file: a document as it is, anything else as a listing."""
     text = (ROOT / path).read_text(encoding="utf-8")
-    if path.endswith(".md"):
-        return text
+    if path.endswith(".md"):  # of a probe, without what only the program reads
+        return text.split("---\n", 2)[-1] if path.startswith(PROBES) else text
     return f"# {path}\n\n``````{LANGUAGES.get(Path(path).suffix, 'text')}\n{text}``````\n"
 
 

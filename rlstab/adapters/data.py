@@ -217,7 +217,7 @@ def _report(objective: TokenObjective, plan: Plan, comm: Comm) -> dict[str, Mean
     nothing: dict[str, Mean] = {name: Mean(zero, zero) for name in [*empty, "tokens/kept"]}
     reports: list[Stat] = [nothing]
     for part in plan.parts:
-        keep = torch.ones_like(part.has_gradient) if part.terms.keep is None else part.terms.keep
+        keep = part.kept
         told = {**part.terms.report, "tokens/kept": Mean.of(keep)}
         reports.append({name: told.get(name, zeros) for name, zeros in nothing.items()})
     settled = settle(reports, comm)

@@ -16,9 +16,11 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -336,12 +338,21 @@ def _document(
 
 
 def _scaled(document: Document, run: Document, key: str, factor: float, place: Place) -> Document:
+    """The run with a number of it scaled; a number in the key is a place in a list, such as that of a stage."""
+    path = tuple(int(step) if step.isdecimal() else step for step in key.split("."))
     value: Any = run.data
-    for step in key.split("."):
-        value = value.get(step) if isinstance(value, Mapping) else None
+    with suppress(KeyError, IndexError, TypeError):
+        for step in path:
+            value = value[step]
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise document.error(place, f"{key} is {shown(value)} here, and there is no number to scale. Set it.")
-    return placed(run, key, Document.of(factor * value))
+        raise document.error(place, f"{key} is no number here, and so cannot be scaled. Set it, or correct the key.")
+    scaled = factor * value
+    data = copy.deepcopy(run.data)
+    inside = data
+    for step in path[:-1]:
+        inside = inside[step]
+    inside[path[-1]] = int(scaled) if isinstance(value, int) and scaled.is_integer() else scaled
+    return Document(data, run.name, run.marks)
 
 
 #: What follows from the methods where it is not set: two methods of a bench may then differ in more than themselves.

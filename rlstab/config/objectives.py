@@ -31,7 +31,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, create_model
 
@@ -97,9 +97,6 @@ def method_model(cls: type[Method[Any]]) -> type[BaseModel]:
 
 def _annotation(setting: Setting) -> Any:
     allowed: list[Any] = [*setting.kinds, *([Literal[setting.choices]] if setting.choices else [])]
-    if setting.items is not None:
-        items: Any = Annotated[_annotation(setting.items), _field(setting.items)]
-        allowed.append(Annotated[tuple[items, ...], Field(strict=False)])  # YAML has lists
     return functools.reduce(operator.or_, [*allowed, *([None] if setting.optional else [])])
 
 
@@ -156,9 +153,7 @@ def settings_as_yaml(method: Method[Any]) -> dict[str, Any]:
 
 
 def _plain(setting: Setting, value: Any) -> Any:
-    """A tuple as a list. Numbers that are equal look equal: 1 is 1.0 and -0.0 is 0.0 where a float is wanted."""
-    if setting.items is not None and isinstance(value, tuple):
-        return [_plain(setting.items, item) for item in value]
+    """Numbers that are equal look equal: 1 is 1.0 and -0.0 is 0.0 where a float is wanted."""
     if float in setting.kinds and int not in setting.kinds and isinstance(value, int | float):
         return float(value) + 0.0
     return value
@@ -185,8 +180,7 @@ def build_objective(document: Document) -> Composition:
     if "objective" not in document.data:
         raise document.error((), "the key `objective` is missing. List the methods of the loss, or name a preset.")
     composition = _composed(document, document.data["objective"], ("objective",))
-    with document.at(("objective",)):
-        check_complete(composition)
+    check_complete(composition)
     return composition
 
 

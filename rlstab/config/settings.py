@@ -358,29 +358,20 @@ OldLogprobs: TypeAlias = Literal["live", "rollout", "recompute"]
 Refresh: TypeAlias = Literal["rollout", "step"]
 
 
-class ScheduleSettings(Settings):
-    """How the learning rate changes with the optimizer steps, by transformers; options that are null are its own."""
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """What is passed to transformers."""
-        return self.model_dump(exclude={"name"}, exclude_none=True)
-
-
-class PlainSchedule(ScheduleSettings):
+class PlainSchedule(Settings):
     """Without options; the last two end at 0."""
 
     name: Literal["constant", "constant_with_warmup", "linear", "cosine"]
 
 
-class CosineWithMinLr(ScheduleSettings):
+class CosineWithMinLr(Settings):
     """To a share of lr."""
 
     name: Literal["cosine_with_min_lr"]
     min_lr_rate: Share = Field(description="where it ends, as a share of lr")
 
 
-class WarmupStableDecay(ScheduleSettings):
+class WarmupStableDecay(Settings):
     """Constant, and at the end a decay."""
 
     name: Literal["warmup_stable_decay"]
@@ -389,6 +380,7 @@ class WarmupStableDecay(ScheduleSettings):
     min_lr_ratio: Share | None = Field(None, description="where it ends, as a share of lr")
 
 
+#: How the learning rate changes with the optimizer steps, by transformers; options that are null are its own.
 _Schedules: TypeAlias = Annotated[PlainSchedule | CosineWithMinLr | WarmupStableDecay, Field(discriminator="name")]
 #: A name, or a name with options.
 Schedule: TypeAlias = Annotated[_Schedules, _or("name", str | _Schedules)]
@@ -412,7 +404,7 @@ class OptimisationSettings(Settings):
         None, description="denominator of the ratio; null is the cheapest with which every method acts"
     )
     refresh: Refresh | None = Field(
-        None, description="of the evidence, by one more forward per optimizer step; null is step where it is compared"
+        None, description="evidence of old_logprobs, or fresh in each step; null is step where a method needs it"
     )
     scope: Literal["step", "microbatch"] = Field("step", description="of statistics; microbatch is for comparisons")
     precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16 is autocast over float32 weights")

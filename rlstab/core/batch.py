@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -28,29 +28,35 @@ SIGNALS: Mapping[str, str] = {
     "branch": "1 on the tokens of a branch, a response that goes on from inside another one, else 0",
     "block_ids": "number of the block of its response that the token belongs to, below 0 for none",
 }
-#: Signals of which one sign is impossible, and which one: no log-prob is above 0, no entropy below.
-IMPOSSIBLE = {
-    **dict.fromkeys(("old_logprobs", "logprobs", "ref_logprobs", "rollout_logprobs", "max_logprobs"), 1),
-    **{"log_kept_mass": 1, "entropies": -1, "sum_p_sq": -1},
-}
-#: By so much, in nats, a value may lie beyond 0: what float32 makes of logits in the thousands is off by 3e-4. Some
-#: hosts make entropies in bfloat16, as a difference of numbers that it holds to 0.5 up to 128.
-ROUNDING = {**dict.fromkeys(IMPOSSIBLE, 1e-3), "entropies": 1.0}
+_LOGPROBS = ("old_logprobs", "logprobs", "ref_logprobs", "rollout_logprobs", "max_logprobs")
+#: The largest value of signals that are at most 0, with what rounding makes of it: float32 makes of logits in the
+#: thousands what is off by 3e-4 nats.
+MOST = dict.fromkeys((*_LOGPROBS, "log_kept_mass"), 1e-3)
+#: The smallest of those that are at least 0. Some hosts make entropies in bfloat16, as a difference of numbers that it
+#: holds to 0.5 up to 128.
+LEAST = {"entropies": -1.0, "sum_p_sq": -1e-3}
 #: Evidence that every batch has and not every method reads. A host that makes it for nobody wastes a forward.
 BASICS = frozenset({"logprobs", "old_logprobs"})
 #: Signals that mark tokens: of any dtype, and perhaps one for a whole response.
 MARKS = ("truncated", "branch", "block_ids")
 
 
-def excess(name: str, values: Tensor) -> Tensor:
-    """``(n,)``: how far values of a signal of :data:`IMPOSSIBLE` lie on the wrong side of 0."""
-    return values if IMPOSSIBLE[name] > 0 else -values
+def impossible(name: str, values: Tensor) -> Tensor:
+    """``(n,)`` bool: values of a signal of :data:`MOST` or :data:`LEAST` that it cannot have."""
+    return greater(values, MOST[name]) if name in MOST else less(values, LEAST[name])
 
 
-def _wide(values: Tensor) -> Tensor:
-    """Detached, in float32 or wider: half precision never reaches a ratio or a threshold."""
-    values = values.detach()
-    return values if values.dtype == torch.float64 else values.float()
+def widened(values: Tensor) -> Tensor:
+    """In float32 or wider: half precision never reaches a ratio or a threshold."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def described(values: object) -> str:
+    """What was given where a tensor is expected, in an error."""
+    if not isinstance(values, Tensor):
+        return kind_of(values)
+    grad = " with grad" if values.requires_grad else ""
+    return f"{values.dtype} of shape {tuple(values.shape)} on {values.device}{grad}"
 
 
 #: What to write for ids that cannot be used.
@@ -119,45 +125,24 @@ class TokenBatch(SequenceArithmetic):
     _grouped: bool = True
 
     def __post_init__(self) -> None:
-        tokens, floats = self.old_logprobs.shape, self.per_token()
-        for name, values in [*floats, ("sequence", self.sequence), ("position", self.position)]:
-            if values.shape != tokens or values.ndim != 1:
+        names, tokens, device = ("sequence", "position", "sequence_ids", "group_ids"), len(self), self.sequence.device
+        numbers = {name: getattr(self, name) for name in names}
+        for name, values in [*self.per_token(), *numbers.items()]:
+            size = self.num_sequences if name in names[2:] else tokens
+            kind = torch.int64 if name in numbers else values.dtype
+            if (values.shape, values.device, values.dtype) != ((size,), device, kind) or values.requires_grad:
                 raise ShapeError(
-                    f"TokenBatch: '{name}' has shape {tuple(values.shape)}, 'old_logprobs' has {tuple(tokens)}. Packed "
-                    f"tensors are (n,); build the batch with TokenBatch.from_padded."
-                )
-            if values.requires_grad:
-                raise ShapeError(
-                    f"TokenBatch: '{name}' requires grad. A batch holds evidence; what is differentiated goes into "
+                    f"TokenBatch: '{name}' is {described(values)}, expected {kind} of shape ({size},) on {device} "
+                    f"without grad. Build the batch with TokenBatch.from_padded; what is differentiated goes into "
                     f"PolicyOutputs."
                 )
-        if self.sequence_ids.shape != self.group_ids.shape or self.sequence_ids.ndim != 1:
-            raise ShapeError(
-                f"TokenBatch: 'sequence_ids' has shape {tuple(self.sequence_ids.shape)}, 'group_ids' has "
-                f"{tuple(self.group_ids.shape)}. Both are (S,), one entry per sequence."
-            )
-        numbers = [(name, getattr(self, name)) for name in ("sequence", "position", "sequence_ids", "group_ids")]
-        for name, values in numbers:
-            if values.dtype != torch.int64:
-                raise ShapeError(f"TokenBatch: '{name}' is {values.dtype}, expected torch.int64. Write {name}.long().")
-        for name, values in [*floats, *numbers]:
-            if values.device != self.old_logprobs.device:
+        if tokens and not self.sequence.is_meta:  # reads the device once; such an index would end the process later
+            low, high = torch.stack(self.sequence.aminmax()).tolist()
+            if low < 0 or high >= self.num_sequences:
                 raise ShapeError(
-                    f"TokenBatch: '{name}' is on {values.device}, 'old_logprobs' is on {self.old_logprobs.device}. "
-                    f"Move them to one device."
+                    f"TokenBatch: 'sequence' holds {low} to {high}, 'sequence_ids' has {self.num_sequences} entries. "
+                    f"Number the sequences of a batch from 0; what is stable over batches goes into sequence_ids."
                 )
-        self._require_in_range()
-
-    def _require_in_range(self) -> None:
-        """Reads the device once, as a batch is made: there an index out of range would end the process later."""
-        if not len(self) or self.sequence.is_meta:
-            return
-        low, high = torch.stack(self.sequence.aminmax()).tolist()
-        if low < 0 or high >= self.num_sequences:
-            raise ShapeError(
-                f"TokenBatch: 'sequence' holds {low if low < 0 else high}, 'sequence_ids' has {self.num_sequences} "
-                f"entries. Number the sequences of a batch from 0; what is stable over batches goes into sequence_ids."
-            )
 
     # -- making one ------------------------------------------------------------------------------------------------
 
@@ -224,37 +209,28 @@ class TokenBatch(SequenceArithmetic):
         index = mask.reshape(-1).nonzero().squeeze(-1)
 
         def pack(name: str, values: Tensor) -> Tensor:
-            if name in MARKS:
-                values = (values.unsqueeze(-1).expand(rows, width) if values.shape == (rows,) else values).float()
-            if values.shape != mask.shape:
-                per_row = f" (or ({rows},), one per response)" if name in (*MARKS[:2], "advantages") else ""
+            per_row = name in (*MARKS, "advantages")
+            if per_row and values.shape == (rows,):
+                values = values.unsqueeze(-1).expand(rows, width)
+            floats = values.is_floating_point() or per_row or name in (extra or {})
+            if values.shape != mask.shape or not floats:
                 raise ShapeError(
-                    f"TokenBatch.from_padded: '{name}' has shape {tuple(values.shape)}, 'response_mask' has "
-                    f"{(rows, width)}. Both are (B, T) over response tokens only{per_row}: cut the prompt off first."
+                    f"TokenBatch.from_padded: '{name}' is {described(values)}, expected floats of shape "
+                    f"{(rows, width)}, as 'response_mask' has{f', or ({rows},)' if per_row else ''}. Cut the prompt "
+                    f"off first, and pass log-probs or entropies, not token ids or ranks."
                 )
-            if not values.is_floating_point() and name in (*SIGNALS, "old_logprobs", "logprobs"):
-                raise ShapeError(
-                    f"TokenBatch.from_padded: '{name}' is {values.dtype}, expected floats. Pass log-probs or "
-                    f"entropies, not token ids or ranks."
-                )
-            return _wide(values).reshape(-1)[index]
+            return widened(values.detach()).reshape(-1)[index]
 
         def ids(name: str, values: Tensor | None) -> Tensor:
             if values is None:
                 return torch.arange(rows, device=mask.device)
-            if values.shape != (rows,):
+            if values.shape != (rows,) or values.is_floating_point():
                 raise ShapeError(
-                    f"TokenBatch.from_padded: '{name}' has shape {tuple(values.shape)}, expected ({rows},). "
-                    f"Give one per response."
-                )
-            if values.is_floating_point():
-                raise ShapeError(
-                    f"TokenBatch.from_padded: '{name}' is {values.dtype}, expected integers. {_NUMBER[name]}"
+                    f"TokenBatch.from_padded: '{name}' is {described(values)}, expected integers of shape ({rows},). "
+                    f"{_NUMBER[name]}"
                 )
             return values.detach().to(device=mask.device, dtype=torch.int64)
 
-        if advantages.shape == (rows,):
-            advantages = advantages.unsqueeze(-1).expand(rows, width)
         old = pack("old_logprobs", old_logprobs)
         packed = {name: pack(name, named[name]) for name in SIGNALS if name in named}
         return cls(
@@ -309,11 +285,6 @@ class TokenBatch(SequenceArithmetic):
         return uniform_in(seed, self.sequence_ids, self.sequence, self.position)
 
     @cached_property
-    def nonempty(self) -> Tensor:
-        """int64 scalar on the device of the tokens: how many sequences have a token."""
-        return self.lengths.count_nonzero()
-
-    @cached_property
     def rewarded(self) -> Tensor:
         """``(n,)`` bool, the advantage is positive."""
         return greater(self.advantages, 0)
@@ -331,23 +302,15 @@ class TokenBatch(SequenceArithmetic):
 
     def select(self, where: Tensor) -> TokenBatch:
         """The tokens where the ``(n,)`` bool is True; sequences keep their numbers."""
+        given = {field.name: vars(self)[field.name] for field in fields(self) if field.name in vars(self)}
         names = [name for name, _ in self.per_token() if name not in self.extra]
-        return self._each([*names, "sequence", "position"], lambda values: values[where])
-
-    def to(self, device: torch.device | str) -> TokenBatch:
-        """The same batch on another device."""
-        return self._each([field.name for field in fields(self)], lambda values: values.to(device))
-
-    def _each(self, names: Iterable[str], change: Callable[[Tensor], Tensor]) -> TokenBatch:
-        changed = {name: change(values) for name in names if isinstance(values := self.__dict__.get(name), Tensor)}
-        made = object.__new__(type(self))  # less what was computed of this one, and without checking it all again
-        made.__dict__.update(
-            {field.name: self.__dict__[field.name] for field in fields(self) if field.name in self.__dict__}
-        )
-        made.__dict__.update(changed, extra={name: change(values) for name, values in self.extra.items()})
+        given |= {name: given[name][where] for name in (*names, "sequence", "position")}
+        given["extra"] = {name: values[where] for name, values in self.extra.items()}
         if self._layout is not None:
-            made.__dict__["_layout"] = Layout(change(self._layout.index), self._layout.shape)
-        return made
+            given["_layout"] = Layout(self._layout.index[where], self._layout.shape)
+        selected = object.__new__(type(self))  # less what was computed of this one, and without checking it all again
+        vars(selected).update(given)
+        return selected
 
     def evidence(self) -> TokenBatch:
         """What a method sees: not where it came from, so that none can depend on the padding.

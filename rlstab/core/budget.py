@@ -58,8 +58,8 @@ def beyond_budget(values: Tensor, budget: float, alone: bool) -> Rounds[tuple[fl
     if stay:
         return float(torch.tensor(first).view(torch.float64)), size, size - stay
     # already the smallest value is beyond it, and stays: the next larger one goes
-    found = yield from selection({"": (values.double(), lambda size: [count + 1] if size > count else [])}, alone)
-    after = found[""].values
+    selected = yield from selection({"": (values.double(), lambda size: [count + 1] if size > count else [])}, alone)
+    after = selected[""].values
     return (after[0], size, size - count) if after else (None, size, 0)
 
 
@@ -67,4 +67,4 @@ def _histogram(keys: Tensor, digits: Tensor) -> Tensor:
     """``(3, 2^DIGIT)`` float64 on the CPU: counts, and the sums of both halves of the mantissas."""
     mantissas = keys & (1 << MANTISSA) - 1 | (keys >> MANTISSA > 0).long() << MANTISSA
     columns = (None, mantissas >> HALF, mantissas & (1 << HALF) - 1)
-    return torch.stack([torch.bincount(digits, one, 1 << DIGIT).double() for one in columns]).cpu()
+    return torch.stack([torch.bincount(digits, column, 1 << DIGIT).double() for column in columns]).cpu()

@@ -59,8 +59,8 @@ def below(values: Tensor, number: float) -> Tensor:
 
 def _compare(compare: Callable[[Any, Any], Any], values: Tensor, other: float | Tensor) -> Tensor:
     if values.device.type != "cpu" or values.dtype not in (torch.float32, torch.float64):
-        found: Tensor = compare(values, other)
-        return found
+        where: Tensor = compare(values, other)
+        return where
     other = other.detach() if isinstance(other, Tensor) else torch.tensor(other, dtype=values.dtype)
     return torch.from_numpy(compare(values.detach().numpy(), other.numpy()))
 
@@ -80,4 +80,4 @@ CHUNK = 1 << 16
 def chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Views of ``(n,)`` tensors, piece by piece; on other devices a single piece, for fewer kernel launches."""
     size = CHUNK if tensors[0].device.type == "cpu" else max(1, tensors[0].numel())
-    return zip(*(torch.split(one, size) for one in tensors), strict=True)
+    return zip(*(torch.split(values, size) for values in tensors), strict=True)

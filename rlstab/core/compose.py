@@ -57,9 +57,8 @@ class Composition(Combinator, combinator=True):
     def __post_init__(self) -> None:
         check_methods("compose", self.members)
         nested = [member.members if isinstance(member, Composition) else (member,) for member in self.members]
-        flat = list(itertools.chain(*nested))
-        flat.sort(key=lambda method: (method._label, repr(method)))
-        object.__setattr__(self, "members", tuple(flat))
+        members = sorted(itertools.chain(*nested), key=lambda method: (method._label, repr(method)))
+        object.__setattr__(self, "members", tuple(members))
         check_fit(self.keyed)
 
     @property
@@ -369,19 +368,17 @@ def _spread(terms: Terms, kept: Tensor) -> Terms:
 
 
 def _effects(would: Terms, batch: TokenBatch) -> dict[str, Mean]:
-    effects: dict[str, Mean] = {}
-    if would.keep is not None:
-        effects["would_drop"] = Mean.of(~would.keep)
-    if would.weight is not None:
-        effects |= {"would_boost": Mean.of(would.weight > 1), "would_damp": Mean.of(would.weight < 1)}
-    if would.bonus is not None:
-        effects["would_add"] = Mean.of(would.bonus)
-    if would.unclipped is not None:
-        effects["would_unclip"] = Mean.of(would.unclipped)
+    weight, keep = would.weight, would.keep
+    counted: dict[str, Tensor | None] = {
+        "would_drop": None if keep is None else ~keep,
+        "would_boost": None if weight is None else weight > 1,
+        "would_damp": None if weight is None else weight < 1,
+        "would_add": would.bonus,
+        "would_unclip": would.unclipped,
+    }
     for name, penalty in would.penalties.items():
         if penalty.coefficient != 0:
             where = torch.ones_like(batch.sequence, dtype=torch.bool) if penalty.where is None else penalty.where
-            effects[f"{name}/would_penalise" if name else "would_penalise"] = Mean.of(where)
-    if would.lr_scale is not None:
-        effects["would_scale_lr"] = Mean.scalar(would.lr_scale)
-    return effects
+            counted[_under(name, "would_penalise")] = where
+    effects = {name: Mean.of(values) for name, values in counted.items() if values is not None}
+    return effects if would.lr_scale is None else effects | {"would_scale_lr": Mean.scalar(would.lr_scale)}

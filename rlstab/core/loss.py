@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rlstab.core.batch import ROUNDING, TokenBatch, excess
-from rlstab.core.compare import greater, less, nonzero, numbers
+from rlstab.core.batch import TokenBatch, impossible
+from rlstab.core.compare import less, nonzero, numbers
 from rlstab.core.method import State
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Mean, Settled, total
@@ -55,7 +55,7 @@ class LossOutput:
 
     def metrics(self) -> dict[str, float]:
         """The report as numbers, without metrics that counted nothing."""
-        return {name: one.value for name, one in self.report.items() if float(one.count)}
+        return {name: mean.value for name, mean in self.report.items() if float(mean.count)}
 
 
 def token_log_ratio(policy: PolicyOutputs, anchor: PolicyOutputs, batch: TokenBatch) -> Tensor:
@@ -102,7 +102,7 @@ def counts(batch: TokenBatch, where: Tensor | None) -> Tensor:
     """``(2,)`` float64 on the device of the tokens: those that count, and sequences with at least one such token."""
     if where is None:
         tokens = torch.full((), len(batch), dtype=torch.float64, device=batch.sequence.device)
-        return torch.stack([tokens, batch.nonempty.double()])
+        return torch.stack([tokens, batch.lengths.count_nonzero().double()])
     marks = numbers(where).float()
     seen = torch.zeros(batch.num_sequences, device=marks.device).scatter_reduce_(0, batch.sequence, marks, "amax")
     return torch.stack([where.count_nonzero(), seen.count_nonzero()]).double()
@@ -143,14 +143,22 @@ class Part:
             has_gradient = has_gradient & terms.keep
         return cls(batch, settled, terms, advantages, has_gradient)
 
+    @property
+    def kept(self) -> Tensor:
+        """``(n,)`` bool, the tokens that no method drops."""
+        return torch.ones_like(self.has_gradient) if self.terms.keep is None else self.terms.keep
+
+    @property
+    def bound(self) -> Tensor:
+        """``(n,)`` bool, the tokens that pull within a trust region, where there is one."""
+        return self.has_gradient if self.terms.unclipped is None else self.has_gradient & ~self.terms.unclipped
+
     def live_rows(self) -> dict[str, Tensor]:
         """``(n,)`` bool for each live output: the tokens on which the loss differentiates or reads it."""
-        own = self.has_gradient
-        whole = [one.whole_sequences for one in (*self.terms.gates.values(), self.terms.surrogate) if one is not None]
-        if self.terms.ratio is not None or any(whole):
-            reached = torch.zeros(self.batch.num_sequences, dtype=torch.bool, device=own.device)
-            reached[self.batch.sequence[own]] = True
-            own = self.batch.spread(reached)
+        own, surrogate = self.has_gradient, self.terms.surrogate
+        whole = any(gate.whole_sequences for gate in self.terms.gates.values())
+        if whole or self.terms.ratio is not None or (surrogate is not None and surrogate.whole_sequences):
+            own = self.batch.spread(self.batch.sequence_total(own) > 0)
         rows = {"logprobs": own}
         for penalty in self.terms.penalties.values():
             where = torch.ones_like(own) if penalty.where is None else penalty.where
@@ -190,8 +198,7 @@ def loss_of_part(
         )
     _require_gradient(part, policy)
     aggregate = terms.aggregate or token_mean
-    present = torch.ones_like(batch.sequence, dtype=torch.bool)
-    keep = present if terms.keep is None else terms.keep
+    keep = part.kept
     constants = Constants(policy.constant() if anchor is None else anchor, part.advantages, keep)
 
     ratio = _ratio(policy, constants, part)
@@ -230,7 +237,7 @@ def loss_of_part(
         scale = penalty.coefficient
         penalised = scale * value if penalised is None else torch.add(penalised, value, alpha=scale)
     if penalised is not None:
-        factor = _coefficients(aggregate, batch, present, everything, penalised.dtype)
+        factor = _coefficients(aggregate, batch, torch.ones_like(keep), everything, penalised.dtype)
         loss = loss + (penalised * factor).sum()
         known.add_(penalised.detach(), alpha=0)
 
@@ -246,14 +253,14 @@ def loss_of_part(
 
 def _without_impossible(known: Tensor, name: str, policy: PolicyOutputs, where: Tensor | None) -> Tensor:
     """``known`` with NaN where a live output is beyond what it can be: other places may hold any finite value."""
-    beyond = greater(excess(name, policy.signal(name).detach()), ROUNDING[name])
+    beyond = impossible(name, policy.signal(name).detach())
     return known.masked_fill_(beyond if where is None else beyond & where, torch.nan)
 
 
 def _require_gradient(part: Part, policy: PolicyOutputs) -> None:
     """Refuse live outputs that were detached, where the loss would train something."""
     needed = [policy.logprobs] if part.trains else policy.present() if part.penalised else []
-    if needed and torch.is_grad_enabled() and not any(one.requires_grad for one in needed):
+    if needed and torch.is_grad_enabled() and not any(values.requires_grad for values in needed):
         raise MissingSignal(
             "the log-probs of the policy do not require grad, so the loss would train nothing. Pass live outputs that "
             "were not detached, or compute the loss under torch.no_grad()."
@@ -262,10 +269,7 @@ def _require_gradient(part: Part, policy: PolicyOutputs) -> None:
 
 def held_ratio(part: Part, live: PolicyOutputs) -> Tensor:
     """``(n,)`` the ratio that the loss of a part uses, from live outputs without gradient."""
-    keep = part.terms.keep
-    return _ratio(
-        live, Constants(live, part.advantages, torch.ones_like(part.has_gradient) if keep is None else keep), part
-    )
+    return _ratio(live, Constants(live, part.advantages, part.kept), part)
 
 
 def _ratio(policy: PolicyOutputs, constants: Constants, part: Part) -> Tensor:
@@ -281,8 +285,7 @@ def _gates(part: Part, ratio: Tensor, constants: Constants, report: dict[str, Me
 
     The surrogate is one of them, relative to the ratio whose place it takes.
     """
-    product = torch.ones_like(ratio)
-    bound = part.has_gradient if part.terms.unclipped is None else part.has_gradient & ~part.terms.unclipped
+    product, bound = torch.ones_like(ratio), part.bound
     if part.terms.surrogate is not None:
         value = part.terms.surrogate.fn(ratio, constants).to(ratio.dtype)
         report["ratio/surrogate"] = Mean.of(value, part.has_gradient)
@@ -303,10 +306,10 @@ def _coefficients(
 ) -> Tensor:
     if totals.tokens == 0:  # zeros keep the graph: every rank runs the same backward
         return torch.zeros_like(counted, dtype=dtype)
-    found = aggregate(batch.sequence, counted, batch.num_sequences, totals)
-    if found.numel() and found.stride() == (0,):  # one number for all tokens: converted once
-        return found[:1].to(dtype).expand(found.shape)
-    return found.to(dtype)
+    coefficients = aggregate(batch.sequence, counted, batch.num_sequences, totals)
+    if coefficients.numel() and coefficients.stride() == (0,):  # one number for all tokens: converted once
+        return coefficients[:1].to(dtype).expand(coefficients.shape)
+    return coefficients.to(dtype)
 
 
 def _mean_where(values: Tensor, where: Tensor | None) -> Mean:
@@ -316,12 +319,11 @@ def _mean_where(values: Tensor, where: Tensor | None) -> Mean:
 
 def _ratio_report(ratio: Tensor, part: Part, keep: Tensor) -> dict[str, Mean]:
     # other tokens are not read: their live log-probs need not be computed
-    pulls, terms = part.has_gradient, part.terms
-    kept = Mean.of(keep)
+    pulls, kept = part.has_gradient, Mean.of(keep)
     report = {"ratio/mean": _mean_where(ratio * numbers(pulls), pulls), "tokens/kept": kept}
-    if terms.bounds is not None:
-        bound = pulls if terms.unclipped is None else pulls & ~terms.unclipped
-        for side, stopped in terms.bounds.stops(ratio, part.advantages).items():
+    if part.terms.bounds is not None:
+        bound = part.bound
+        for side, stopped in part.terms.bounds.stops(ratio, part.advantages).items():
             report[f"ratio/clipped_{side}"] = Mean((stopped & bound).count_nonzero().double(), kept.total)
     return report
 
@@ -331,8 +333,7 @@ def with_slope(x: Tensor, value: Tensor, slope: Tensor) -> Tensor:
 
     ``value`` and ``slope`` are computed from ``x.detach()``. A second derivative raises.
     """
-    made: Tensor = _Sloped.apply(x, value, slope)  # type: ignore[no-untyped-call]
-    return made
+    return _Sloped.apply(x, value, slope)  # type: ignore[no-untyped-call, no-any-return]
 
 
 class _Sloped(torch.autograd.Function):

@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Generic, Self, TypeAlias, TypeVar, dataclass_t
 import torch
 
 from rlstab.core.comm import Comm, LocalComm, Rounds, carried_out
-from rlstab.core.metadata import About
-from rlstab.core.settings import check_settings
+from rlstab.core.metadata import About, summary
+from rlstab.core.settings import check_settings, settings_of
 from rlstab.core.stats import NOTHING, Settled, Stat, settling
 from rlstab.core.validate import DECLARED, SETS, check_class, check_mapping, check_same, checked_stat, checked_state
 from rlstab.errors import MethodError, UnknownName, did_you_mean
@@ -88,6 +88,11 @@ class Method(ABC, Generic[Part]):
     def _label(self) -> str:
         """What it is called in metrics and in the state of a composition."""
         return self.name
+
+    def _summary(self) -> str:
+        """The first line of the docstring, with all settings."""
+        chosen = ", ".join(f"{setting.name} = {getattr(self, setting.name)!r}" for setting in settings_of(type(self)))
+        return f"{summary(type(self))} ({chosen})" if chosen else summary(type(self))
 
     # A class attribute in most methods; a property where it depends on a setting.
 

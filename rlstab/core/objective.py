@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import permutations
-from typing import ClassVar
 
 from rlstab.core.batch import BASICS, TokenBatch
 from rlstab.core.loss import LossOutput
-from rlstab.core.metadata import summary
 from rlstab.core.method import Method, State
 from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.core.settings import settings_of
 from rlstab.core.stats import Settled
-from rlstab.core.terms import SLOTS, WRITABLE, Terms, two_owners
-from rlstab.core.validate import SETS, check_declared, checked_terms
+from rlstab.core.terms import SLOTS, WRITABLE, Terms
+from rlstab.core.validate import COMBINATORS, SETS, check_declared, checked_terms
 from rlstab.errors import Conflict, FitWarning, MethodError, MissingSignal, NonFinite, kind_of
 
 __all__ = ["Member", "State", "TokenObjective", "active_methods", "require_signals", "terms_of"]
@@ -48,11 +44,7 @@ class TokenObjective(Method[TokenBatch]):
         writes: fields of Terms that it may fill.
         excludes: methods by name, or fields of Terms that another method fills, with which it cannot be composed, each
             with the reason.
-        requires: methods by name, or fields of Terms that some method has to fill, without which it is not itself,
-            each with the reason. Checked when a loss is made, for a composition may grow until then.
     """
-
-    requires: ClassVar[Mapping[str, str]] = {}
 
     _acts_by = "terms"
 
@@ -97,9 +89,7 @@ class TokenObjective(Method[TokenBatch]):
         A setting that the sentences leave out has no effect beside the others. Without an override it is the first
         line of the docstring, with all settings, under one of the fields, or under ``report`` where it fills none.
         """
-        chosen = ", ".join(f"{field.name} = {getattr(self, field.name)!r}" for field in settings_of(type(self)))
-        text = f"{summary(type(self))} ({chosen})" if chosen else summary(type(self))
-        return dict.fromkeys(sorted(self.writes)[:1] or ["report"], text)
+        return dict.fromkeys(sorted(self.writes)[:1] or ["report"], self._summary())
 
     @abstractmethod
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
@@ -176,7 +166,8 @@ def terms_of(method: TokenObjective, batch: TokenBatch, stat: Settled, state: St
     Raises:
         MethodError: see :func:`rlstab.core.validate.checked_terms`.
     """
-    return checked_terms(method.name, method.terms(batch, stat, state), batch, method.writes)
+    terms = method.terms(batch, stat, state)
+    return terms if method.name in COMBINATORS else checked_terms(method.name, terms, batch, method.writes)
 
 
 def active_methods(objective: TokenObjective) -> Iterator[TokenObjective]:
@@ -207,11 +198,10 @@ def require_signals(
     members: Mapping[str, TokenObjective] = getattr(objective, "keyed", {objective.name: objective})
     for key, method in members.items():
         for kind, wanted, given in (("", method.needs, provides), ("the live ", method.live_needs, live)):
-            missing = sorted(wanted - given - BASICS)
-            if missing:
-                cure = otherwise if isinstance(otherwise, str) else otherwise[missing[0]]
+            for missing in sorted(wanted - given - BASICS):
+                cure = otherwise if isinstance(otherwise, str) else otherwise[missing]
                 raise MissingSignal(
-                    f"'{key}' reads {kind}'{missing[0]}', which {host} does not provide. It provides: "
+                    f"'{key}' reads {kind}'{missing}', which {host} does not provide. It provides: "
                     f"{', '.join(sorted(given))}. Remove '{key}', or {cure}."
                 )
 
@@ -251,7 +241,10 @@ def check_fit(keyed: Mapping[str, TokenObjective]) -> None:
     for key, method in keyed.items():
         for slot in sorted(method.writes & set(SLOTS)):
             if slot in owner:
-                raise two_owners(owner[slot], key, slot)
+                raise Conflict(
+                    f"'{owner[slot]}' and '{key}' both define the {slot}; a composition has exactly one.\n"
+                    f"  Remove one of them. (Weights, masks, gates and penalties combine freely.)"
+                )
             owner[slot] = key
     options: dict[str, tuple[str, float]] = {}
     for key, method in keyed.items():
@@ -263,52 +256,34 @@ def check_fit(keyed: Mapping[str, TokenObjective]) -> None:
                 )
             options[name] = key, value
     for method, other in permutations([leaf for member in keyed.values() for leaf in active_methods(member)], 2):
-        named = (why for key, why in method.excludes.items() if key == other.name or key in other.writes)
-        why = next(named, None)
-        if why is None and "surrogate" in method.writes and "bounds" in other.writes:
-            why = f"'{method.name}' replaces the ratio of a token in the gradient, and a trust region bounds the ratio."
-        if why is not None:
-            raise Conflict(f"'{method.name}' and '{other.name}' exclude each other: {why}\n  Remove one of them.")
+        reasons = [why for named, why in method.excludes.items() if named == other.name or named in other.writes]
+        if "surrogate" in method.writes and "bounds" in other.writes:
+            reasons.append("the first replaces the ratio of a token in the gradient, and a trust region bounds it.")
+        if reasons:
+            raise Conflict(
+                f"'{method.name}' and '{other.name}' exclude each other: {reasons[0]}\n  Remove one of them."
+            )
 
 
 def check_complete(objective: TokenObjective) -> None:
-    """Check that what members require is there: when a loss is made, because a composition may grow until then.
-
-    What they only expect is told by a :class:`FitWarning`.
-
-    Raises:
-        Conflict: names the method, what it lacks, and why.
-    """
-    acting = list(active_methods(objective))
-    for name, what, why in _missing(acting, lambda method: method.requires):
-        raise Conflict(f"'{name}' needs {what} in the composition: {why}\n  Add it, or remove '{name}'.")
+    """Warn (:class:`FitWarning`) of what members lack: when a loss is made, for a composition may grow until then."""
     for text in unmet(objective):
         warnings.warn(text, FitWarning, stacklevel=3)
 
 
-@contextmanager
-def no_fit_warnings() -> Iterator[None]:
+def no_fit_warnings() -> warnings.catch_warnings[None]:
     """For a method that is tried alone, and where :func:`unmet` is told in another way."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FitWarning)
-        yield
+    return warnings.catch_warnings(action="ignore", category=FitWarning)
 
 
 def unmet(objective: TokenObjective) -> list[str]:
     """A sentence for each method that is there without what it was published with."""
+    acting = list(active_methods(objective))
+    there = {method.name for method in acting}.union(*(method.writes for method in acting))
     return [
-        f"'{name}' expects {what} in the composition, which is missing: {why}"
-        for name, what, why in _missing(list(active_methods(objective)), lambda method: method.about.expects)
+        f"'{method.name}' expects {f'a method that writes {wanted!r}' if wanted in WRITABLE else repr(wanted)} in the "
+        f"composition, which is missing: {why}"
+        for method in acting
+        for wanted, why in method.about.expects.items()
+        if wanted not in there
     ]
-
-
-def _missing(
-    acting: Sequence[TokenObjective], named: Callable[[TokenObjective], Mapping[str, str]]
-) -> Iterator[tuple[str, str, str]]:
-    """Name of the method, what is not there, and why it should be."""
-    names = {method.name for method in acting}
-    written = frozenset().union(*(method.writes for method in acting))  # by what acts: an observed gate is none
-    for method in acting:
-        for wanted, why in named(method).items():
-            if wanted not in (written if wanted in WRITABLE else names):
-                yield method.name, f"a method that writes '{wanted}'" if wanted in WRITABLE else f"'{wanted}'", why

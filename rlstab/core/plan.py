@@ -15,7 +15,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import BASICS, IMPOSSIBLE, ROUNDING, TokenBatch, excess
+from rlstab.core.batch import BASICS, LEAST, MOST, TokenBatch, impossible
 from rlstab.core.comm import Comm, LocalComm
 from rlstab.core.loss import LossOutput, Part, counts, loss_of_part
 from rlstab.core.method import measure_all
@@ -103,18 +103,6 @@ class Plan:
         Raises:
             OutOfRange: a sequence, by its id, was not measured on this rank, or with another number of tokens.
         """
-        self._require_measured(batch)
-        with torch.no_grad():
-            piece = Part.of(batch, self.settled, terms_of(self.objective, batch.evidence(), self.settled, self.state))
-            row = _tally(piece)
-        return replace(piece, trains=bool(row[4]), penalised=bool(row[5]))
-
-    @cached_property
-    def _measured(self) -> dict[int, int]:
-        """Tokens of each sequence that this rank measured, by its id."""
-        return {sequence: length for part in self.parts for sequence, length in _lengths(part.batch).items()}
-
-    def _require_measured(self, batch: TokenBatch) -> None:
         for sequence, length in _lengths(batch).items():
             measured = self._measured.get(sequence, 0)
             if measured != length:
@@ -123,6 +111,14 @@ class Plan:
                     f"was made from on this rank. Plan with every sequence of the optimizer step, cut pieces between "
                     f"sequences, and give them the sequence_ids that they had."
                 )
+        with torch.no_grad():
+            piece = Part.of(batch, self.settled, terms_of(self.objective, batch.evidence(), self.settled, self.state))
+            return _counted(piece, _tally(piece))
+
+    @cached_property
+    def _measured(self) -> dict[int, int]:
+        """Tokens of each sequence that this rank measured, by its id."""
+        return {sequence: length for part in self.parts for sequence, length in _lengths(part.batch).items()}
 
     def terms(self, which: int | TokenBatch | Part) -> Terms:
         """The merged terms of one part."""
@@ -232,10 +228,7 @@ def make_plan(
         objective=objective,
         state=state,
         settled=stat,
-        parts=tuple(
-            replace(part, trains=bool(row[4]), penalised=bool(row[5]))
-            for part, row in zip(planned, tally, strict=False)
-        ),
+        parts=tuple(map(_counted, planned, tally)),
         kept=Totals(kept_tokens, kept_sequences),
         everything=Totals(tokens, sequences),
         live_tokens=int(live),
@@ -279,8 +272,7 @@ def _lr_scale(objective: TokenObjective, parts: Sequence[Part], stat: Settled, s
     """
     if "lr_scale" not in objective.writes:
         return 1.0
-    empty = TokenBatch.empty(objective.needs)
-    lr_scale = terms_of(objective, empty, stat, state).lr_scale
+    lr_scale = terms_of(objective, objective._empty_part(), stat, state).lr_scale
     for part in parts:
         if part.terms.lr_scale != lr_scale:
             who = ", ".join(f"'{method.name}'" for method in active_methods(objective) if "lr_scale" in method.writes)
@@ -296,14 +288,18 @@ def _tally(part: Part) -> Tensor:
     """``(7,)`` float64: kept tokens and sequences, all of them, tokens that pull, those under penalties, and
     values that no loss can take.
     """
-    whole = counts(part.batch, None)
+    whole, zero = counts(part.batch, None), torch.zeros((), dtype=torch.float64, device=part.advantages.device)
     kept = whole if part.terms.keep is None else counts(part.batch, part.terms.keep)
-    penalised = torch.zeros((), dtype=torch.float64, device=whole.device)
-    for penalty in part.terms.penalties.values():
-        if penalty.coefficient != 0:
-            penalised = penalised + (len(part.batch) if penalty.where is None else penalty.where.count_nonzero())
-    invalid = torch.zeros_like(penalised) if part.terms.invalid_count is None else part.terms.invalid_count.double()
+    active = [penalty for penalty in part.terms.penalties.values() if penalty.coefficient != 0]
+    penalised = zero + sum(
+        len(part.batch) if penalty.where is None else penalty.where.count_nonzero() for penalty in active
+    )
+    invalid = zero if part.terms.invalid_count is None else part.terms.invalid_count.double()
     return torch.cat([kept, whole, torch.stack([part.has_gradient.count_nonzero().double(), penalised, invalid])])
+
+
+def _counted(part: Part, tally: Tensor) -> Part:
+    return replace(part, trains=bool(tally[4]), penalised=bool(tally[5]))
 
 
 def _repeated(parts: Sequence[TokenBatch]) -> Tensor:
@@ -337,25 +333,25 @@ def _misfit(objective: TokenObjective, parts: Sequence[Part], state: State, coun
 def _refuse_impossible(objective: TokenObjective, parts: Sequence[TokenBatch], comm: Comm) -> None:
     """Refuse NaN and Inf in what is read, and values beyond what a signal can be."""
     names = ["old_logprobs", "logprobs", "advantages", *sorted(objective.needs - BASICS)]
-    signed = [name for name in names if name in IMPOSSIBLE]
-    most = torch.tensor([ROUNDING[name] for name in signed], dtype=torch.float64)
-    counts = torch.zeros(2, len(names), dtype=torch.float64)
+    limited = [name for name in names if name in MOST or name in LEAST]
+    counts = torch.zeros(len(names) + len(limited), dtype=torch.float64)
     for part in filter(len, parts):
         present = dict(part.per_token())
         # NaN and Inf survive a sum; a sum of finite values that overflows is looked at again
         sums = [present[name].sum().double() for name in names]
-        highest = [excess(name, present[name]).amax().double() for name in signed]
-        seen = torch.stack(sums + highest).cpu()  # one wait for the device
-        if bool(seen.isfinite().all()) and bool((seen[len(names) :] <= most).all()):
-            continue
-        for column, name in enumerate(names):
-            finite = present[name].isfinite()
-            counts[0, column] += float((~finite).sum())
-            if name in IMPOSSIBLE:
-                counts[1, column] += float((finite & (excess(name, present[name]) > ROUNDING[name])).sum())
-    nonfinite, impossible = (
-        ", ".join(f"{int(count)} in '{name}'" for name, count in zip(names, row, strict=True) if count)
-        for row in comm.sum(counts.view(-1)).view(2, -1).tolist()
+        worst = [(present[name].amax() if name in MOST else present[name].amin()).double() for name in limited]
+        seen = torch.stack(sums + worst).cpu()  # one wait for the device
+        furthest = zip(limited, seen[len(names) :].tolist(), strict=True)
+        possible = all(value <= MOST[name] if name in MOST else value >= LEAST[name] for name, value in furthest)
+        if not (possible and seen.isfinite().all()):
+            wrong = [~present[name].isfinite() for name in names] + [
+                impossible(name, present[name]) for name in limited
+            ]
+            counts += torch.stack([where.count_nonzero() for where in wrong]).cpu()
+    total = comm.sum(counts).tolist()
+    nonfinite, excess = (
+        ", ".join(f"{int(count)} in '{name}'" for name, count in pairs if count)
+        for pairs in (zip(names, total, strict=False), zip(limited, total[len(names) :], strict=True))
     )
     if nonfinite:
         raise NonFinite(
@@ -363,9 +359,9 @@ def _refuse_impossible(objective: TokenObjective, parts: Sequence[TokenBatch], c
             f"was changed. A log-prob of -inf comes from a sampler that filtered its own token (top-k, top-p); NaN "
             f"from weights or rewards that are NaN."
         )
-    if impossible:
+    if excess:
         raise OutOfRange(
-            f"the evidence of this optimizer step has log-probs above 0, or entropies below: {impossible}. It was "
+            f"the evidence of this optimizer step has log-probs above 0, or entropies below: {excess}. It was "
             f"refused and nothing was changed. These look like probabilities: take their logarithm, nats. Where they "
             f"are none, compute log-probs and entropies from float32 logits."
         )

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch, layout_of
+from rlstab.core.batch import TokenBatch, layout_of, widened
 from rlstab.errors import MissingSignal, ShapeError
 
 
@@ -50,22 +49,16 @@ class PolicyOutputs:
         Raises:
             ShapeError: a tensor does not have the shape that the batch was built from.
         """
-
-        def pack(name: str, values: Tensor | None) -> Tensor | None:
-            if values is None:
-                return None
-            layout = layout_of(batch)
-            if values.shape != layout.shape:
-                raise ShapeError(
-                    f"PolicyOutputs.from_padded: '{name}' has shape {tuple(values.shape)}, the batch was built from "
-                    f"{layout.shape}. Pass the live tensors of the same rows, prompt cut off."
-                )
-            values = values.reshape(-1)[layout.index]
-            return values if values.dtype == torch.float64 else values.float()
-
-        packed = pack("logprobs", logprobs)
-        assert packed is not None
-        return cls(packed, pack("entropies", entropies), pack("log_kept_mass", log_kept_mass))
+        layout, packed = layout_of(batch), {}
+        for name, values in {"logprobs": logprobs, "entropies": entropies, "log_kept_mass": log_kept_mass}.items():
+            if values is not None:
+                if values.shape != layout.shape:
+                    raise ShapeError(
+                        f"PolicyOutputs.from_padded: '{name}' has shape {tuple(values.shape)}, the batch was built "
+                        f"from {layout.shape}. Pass the live tensors of the same rows, prompt cut off."
+                    )
+                packed[name] = widened(values.reshape(-1)[layout.index])
+        return cls(**packed)
 
     def signal(self, name: str) -> Tensor:
         """The live ``(n,)`` output of this name.
@@ -97,5 +90,5 @@ class PolicyOutputs:
         return self._each(lambda values: values[where])
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> PolicyOutputs:
-        changed: dict[str, Any] = {name: None if given is None else change(given) for name, given in vars(self).items()}
+        changed: dict[str, Any] = {name: change(given) for name, given in vars(self).items() if given is not None}
         return PolicyOutputs(**changed)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,8 +22,17 @@ def dump_state(state: State) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """
     places: list[list[str]] = []
     tensors: dict[str, Tensor] = {}
-    plain = _without_tensors(state, (), places, tensors)
-    return {"state": plain, "tensors": places}, tensors
+
+    def plain(value: Any, place: list[str]) -> Any:
+        if isinstance(value, Mapping):
+            return {key: plain(inside, [*place, key]) for key, inside in value.items()}
+        if not isinstance(value, Tensor):
+            return value
+        tensors[f"state/{len(places)}"] = value.detach().contiguous()
+        places.append(place)
+        return None
+
+    return {"state": plain(state, []), "tensors": places}, tensors
 
 
 def load_state(record: Mapping[str, Any], tensors: Mapping[str, Tensor | None]) -> dict[str, Any]:
@@ -31,25 +42,7 @@ def load_state(record: Mapping[str, Any], tensors: Mapping[str, Tensor | None]) 
         LookupError, TypeError: a tensor is missing, or the record is none of :func:`dump_state`.
     """
     state: dict[str, Any] = json.loads(json.dumps(record["state"]))  # of its own: tensors are put into it
-    for index, place in enumerate(record["tensors"]):
-        inside: Any = state
-        for key in place[:-1]:
-            inside = inside[key]
-        inside[place[-1]] = tensors[f"state/{index}"]
+    for index, (*around, key) in enumerate(record["tensors"]):
+        inside: Any = functools.reduce(operator.getitem, around, state)
+        inside[key] = tensors[f"state/{index}"]
     return state
-
-
-def _without_tensors(
-    state: Mapping[str, Any], place: tuple[str, ...], places: list[list[str]], tensors: dict[str, Tensor]
-) -> dict[str, Any]:
-    plain: dict[str, Any] = {}
-    for key, value in state.items():
-        if isinstance(value, Mapping):
-            plain[key] = _without_tensors(value, (*place, key), places, tensors)
-        elif isinstance(value, Tensor):
-            tensors[f"state/{len(places)}"] = value.detach().contiguous()
-            places.append([*place, key])
-            plain[key] = None
-        else:
-            plain[key] = value
-    return plain

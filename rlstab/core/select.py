@@ -18,13 +18,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlstab.core.comm import Comm, Gather, LocalComm, Rounds, Sum, carried_out
-from rlstab.core.compare import places
+from rlstab.core.comm import Gather, Rounds, Sum
+from rlstab.core.compare import chunks, places
 
 #: Bits of one pass: two histograms of 2^11 float64 counts are 32 KB.
 DIGIT = 11
-#: Values looked at together on a CPU, so that they and what is made of them stay in cache.
-CHUNK = 1 << 18
 #: So many values are gathered: 32 KB in float64, of all ranks together.
 FEW = 1 << 12
 #: In a process alone nothing travels: so many times as many are looked at as they are.
@@ -35,38 +33,32 @@ Ranks = Callable[[int], Sequence[int]]
 
 
 @dataclass(frozen=True)
-class Found:
+class OrderStatistics:
     """The number of values over all ranks, and the order statistics in the order of the wanted ranks."""
 
     size: int
-    values: tuple[float, ...]
+    values: Sequence[float]
 
 
-def select(asked: Mapping[str, tuple[Tensor, Ranks]], comm: Comm) -> dict[str, Found]:
+def selection(asked: Mapping[str, tuple[Tensor, Ranks]], alone: bool) -> Rounds[dict[str, OrderStatistics]]:
     """Order statistics of several sets of values, which share their sums over ranks.
 
     Args:
         asked: for each set its ``(n,)`` values on this rank, float32 or float64, on any device, perhaps none; and
             which order statistics are wanted. The names are those of every rank. -0.0 equals 0.0, and NaN is above
-            every number.
-        comm: the ranks. Where some hold float32 and others float64, all go on in float64, after one sum in vain.
+            every number. Where some ranks hold float32 and others float64, all go on in float64, after one sum in vain.
+        alone: nothing travels.
     """
-    return carried_out(selection(asked, isinstance(comm, LocalComm)), comm)
-
-
-def selection(asked: Mapping[str, tuple[Tensor, Ranks]], alone: bool) -> Rounds[dict[str, Found]]:
-    """As :func:`select`, in rounds; ``alone`` where nothing travels."""
     searches = {name: _Search(values, ranks, alone) for name, (values, ranks) in sorted(asked.items())}
-    while running := [one for one in searches.values() if one.running]:
-        histograms = [one.histograms() for one in running]
+    while running := [search for search in searches.values() if search.running]:
+        histograms = [search.histograms() for search in running]
         total = yield Sum(torch.cat(histograms))
-        sums = torch.split(total, [one.numel() for one in histograms])
-        for one, counts in zip(running, sums, strict=True):
-            one.narrow(counts)
-    found = {}
-    for name, one in searches.items():
-        found[name] = yield from one.found()
-    return found
+        for search, counts in zip(running, total.split([counts.numel() for counts in histograms]), strict=True):
+            search.narrow(counts)
+    selected = {}
+    for name, search in searches.items():
+        selected[name] = yield from search.selected()
+    return selected
 
 
 class _Search:
@@ -82,7 +74,7 @@ class _Search:
     def _start(self, values: Tensor) -> None:
         self.values, self.wide = values, values.dtype == torch.float64
         self.left = 64 if self.wide else 32  # bits that are not looked at yet
-        self.groups = {} if self.few else {0: [_keys(chunk) for chunk in torch.split(values, _height(values))]}
+        self.groups = {} if self.few else {0: [_keys(piece) for (piece,) in chunks(values)]}
 
     @property
     def few(self) -> bool:
@@ -94,12 +86,14 @@ class _Search:
         """A histogram is wanted."""
         return self.left > 0 and not self.few
 
-    def found(self) -> Rounds[Found]:
+    def selected(self) -> Rounds[OrderStatistics]:
         """When nothing is running; gathers the values if they are few."""
         if self.few and self.size:
-            values = yield Gather(self.values.double())
-            return Found(self.size, tuple(float(values.kthvalue(rank).values) + 0.0 for rank in self.ranks(self.size)))
-        return Found(self.size or 0, tuple(_value(key, self.wide) for key, _ in self.places or ()))
+            pool = yield Gather(self.values.double())
+            values = [float(pool.kthvalue(rank).values) + 0.0 for rank in self.ranks(self.size)]
+        else:
+            values = [_value(key, self.wide) for key, _ in self.places or ()]
+        return OrderStatistics(self.size or 0, values)
 
     def histograms(self) -> Tensor:
         """One of this rank for each group; before the first sum also how many values are float64."""
@@ -143,15 +137,11 @@ class _Search:
         # torch compares integers in place, and selects by index, in a fraction of the time
         return keys.index_select(0, places(self._digits(keys).eq_(place).bool()))
 
-    def _histogram(self, chunks: list[Tensor]) -> Tensor:
+    def _histogram(self, pieces: list[Tensor]) -> Tensor:
         total = torch.zeros(1 << self._digit, dtype=torch.int64, device=self.values.device)
-        for keys in chunks:
+        for keys in pieces:
             total += torch.bincount(self._digits(keys), minlength=1 << self._digit)
         return total.double().cpu()
-
-
-def _height(values: Tensor) -> int:
-    return CHUNK if values.device.type == "cpu" else max(1, values.numel())
 
 
 def _keys(values: Tensor) -> Tensor:

@@ -56,15 +56,16 @@ class SequenceArithmetic:
         if not values.numel():
             return torch.full((self.num_sequences,), math.nan, dtype=torch.float64, device=values.device)
         upper, size = q >= 0.5, self.lengths.long()
-        rows = self._rows(values.double(), -math.inf if upper else math.inf, self._slot)
+        rows = self._rows(values.double(), -math.inf if upper else math.inf)
         # only the end of each row that the place is in: the further, the longer the row
         reach = (1 - q if upper else q) * (self._longest - 1)
         ordered = rows.topk(min(self._longest, math.floor(reach) + 3), largest=upper).values
         place = q * (size - 1).clamp(min=0).double()
         whole = place.round()
         place = torch.where((place - whole).abs() <= 4e-15 * whole.clamp(min=1), whole, place)  # 0.57 * 100
-        ends = [(size - 1 - one.long() if upper else one.long()).clamp(min=0) for one in (place.floor(), place.ceil())]
-        low, high = (ordered.gather(1, end[:, None])[:, 0] for end in ends)
+        ends = torch.stack([place.floor(), place.ceil()], 1).long()
+        ends = (size[:, None] - 1 - ends if upper else ends).clamp(min=0)
+        low, high = ordered.gather(1, ends).unbind(1)
         return torch.where(size > 0, low + (high - low) * (place - place.floor()), math.nan)
 
     def spread(self, values: Tensor) -> Tensor:
@@ -80,7 +81,7 @@ class SequenceArithmetic:
         if not values.numel():
             return values
         # a row per sequence: one running sum over all tokens would carry the rounding of one sequence into the next
-        rows = self._rows(values, 0.0, self._place)
+        rows = self._rows(values, 0.0)
         total = _decayed_sum(rows.flip(1), decay).flip(1) if reverse else _decayed_sum(rows, decay)
         return total.reshape(-1).index_select(0, self._place)
 
@@ -92,20 +93,11 @@ class SequenceArithmetic:
     @cached_property
     def _place(self) -> Tensor:
         """``(n,)`` int64: where each token lies in the rows of :meth:`_rows`, by position."""
-        step = self.sequence.diff()
-        if bool(((step > 0) | ((step == 0) & (self.position.diff() > 0))).all()):  # as packing leaves them
-            return self._in_rows(None)
-        order = self.position.argsort(stable=True)
-        return self._in_rows(order[self.sequence[order].argsort(stable=True)])
-
-    @cached_property
-    def _slot(self) -> Tensor:
-        """``(n,)`` int64: the same in any order, for what does not ask for places."""
-        return self._in_rows(None if bool((self.sequence.diff() >= 0).all()) else self.sequence.argsort(stable=True))
-
-    def _in_rows(self, order: Tensor | None) -> Tensor:
-        """``(n,)`` int64: where each token lies, from their order by sequence; None is that of the batch."""
-        start = self.lengths.long().cumsum(0) - self.lengths.long()
+        step, start = self.sequence.diff(), self.lengths.long().cumsum(0) - self.lengths.long()
+        packed = bool(((step > 0) | ((step == 0) & (self.position.diff() > 0))).all())  # as packing leaves them
+        order = None if packed else self.position.argsort(stable=True)
+        if order is not None:
+            order = order[self.sequence[order].argsort(stable=True)]
         row = self.sequence if order is None else self.sequence[order]
         lies = (self._longest * row).sub_(start[row]).add_(torch.arange(row.numel(), device=row.device))
         return lies if order is None else torch.empty_like(order).index_copy_(0, order, lies)
@@ -114,11 +106,11 @@ class SequenceArithmetic:
     def _longest(self) -> int:
         return int(self.lengths.max()) if self.lengths.numel() else 0
 
-    def _rows(self, values: Tensor, fill: float, place: Tensor) -> Tensor:
+    def _rows(self, values: Tensor, fill: float) -> Tensor:
         """``(S, T)``: the ``(n,)`` values of each sequence from the left; ``fill`` behind them."""
         size = self.num_sequences * self._longest
         rows = torch.full((size,), fill, dtype=values.dtype, device=values.device)
-        return rows.index_copy_(0, place, values).view(self.num_sequences, self._longest)
+        return rows.index_copy_(0, self._place, values).view(self.num_sequences, self._longest)
 
 
 def _decayed_sum(rows: Tensor, decay: float) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import operator
 import sys
 import types
 import typing
@@ -26,13 +27,9 @@ class Range:
     le: float | None = None
 
     def __contains__(self, value: float) -> bool:
-        return (
-            -math.inf < value < math.inf
-            and (self.gt is None or value > self.gt)
-            and (self.ge is None or value >= self.ge)
-            and (self.lt is None or value < self.lt)
-            and (self.le is None or value <= self.le)
-        )
+        bounds = (self.gt, operator.gt), (self.ge, operator.ge), (self.lt, operator.lt), (self.le, operator.le)
+        inside = all(bound is None or holds(value, bound) for bound, holds in bounds)
+        return inside and -math.inf < value < math.inf
 
     def __str__(self) -> str:
         low = "(-inf" if self.gt is self.ge is None else f"({self.gt}" if self.gt is not None else f"[{self.ge}"
@@ -46,7 +43,6 @@ class Setting:
 
     Attributes:
         kinds: types that a value may have; ``int`` passes for ``float``, ``bool`` never for a number.
-        items: what the items of a tuple may be, for ``tuple[T, ...]``; None where no tuple is allowed.
         choices: the only allowed values, or empty.
         range: bounds of a number, or None.
         optional: None is allowed.
@@ -59,14 +55,11 @@ class Setting:
     range: Range | None
     optional: bool
     default: Any
-    items: Setting | None = None
 
     def accepts(self, value: object) -> bool:
         """Whether the value has an allowed type and lies in the range."""
         if value is None:
             return self.optional
-        if self.items is not None and isinstance(value, tuple):
-            return all(self.items.accepts(item) for item in value)
         if self.choices:
             return any(type(value) is type(choice) and value == choice for choice in self.choices)
         if isinstance(value, bool) and bool not in self.kinds:
@@ -81,8 +74,7 @@ class Setting:
         if self.choices:
             allowed = " | ".join(map(repr, self.choices))
         else:
-            names = [kind.__name__ for kind in self.kinds] + ([f"tuple of {self.items}"] if self.items else [])
-            allowed = " | ".join(names) + (f" in {self.range}" if self.range else "")
+            allowed = " | ".join(kind.__name__ for kind in self.kinds) + (f" in {self.range}" if self.range else "")
         return allowed + (" or None" if self.optional else "")
 
 
@@ -114,26 +106,20 @@ def _setting(cls: type, name: str, hint: Any, default: Any) -> Setting:
         bounds = next((extra for extra in extras if isinstance(extra, Range)), None)
     kinds: list[type] = []
     choices: list[Any] = []
-    items = None
     members = get_args(hint) if get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     for kind in members:
         if get_origin(kind) is Literal:
             choices += get_args(kind)
-        elif get_origin(kind) is tuple and get_args(kind)[1:] == (...,):
-            items = _setting(cls, name, get_args(kind)[0], dataclasses.MISSING)
         elif kind in _KINDS:
             kinds.append(kind)
         elif kind is not type(None):
             raise MethodError(
                 f"{cls.__qualname__}: the setting '{name}' has the type {inspect.formatannotation(full)}, which YAML "
-                f"cannot hold. Use bool, int, float, str, Literal or tuple[T, ...], each perhaps with | None."
+                f"cannot hold. Use bool, int, float, str or Literal, each perhaps with | None."
             )
-    if bounds is not None and (items is not None or not {int, float} & set(kinds)):
-        raise MethodError(
-            f"{cls.__qualname__}: the setting '{name}' has a Range and is not a number. Put the Range on numbers, for "
-            f"example tuple[Annotated[int, Range(ge=1)], ...]."
-        )
-    return Setting(name, tuple(kinds), tuple(choices), bounds, type(None) in members, default, items)
+    if bounds is not None and not {int, float} & set(kinds):
+        raise MethodError(f"{cls.__qualname__}: the setting '{name}' has a Range and is no number. Remove the Range.")
+    return Setting(name, tuple(kinds), tuple(choices), bounds, type(None) in members, default)
 
 
 def check_settings(owner: object, name: str) -> None:

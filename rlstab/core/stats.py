@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, TypeVar
+from typing import Literal, NoReturn, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch import Tensor
 from rlstab.core.budget import beyond_budget
 from rlstab.core.comm import Comm, Gather, LocalComm, Rounds, Sum, carried_out
 from rlstab.core.compare import below, chunks, places, reached
-from rlstab.core.select import Found, selection
+from rlstab.core.select import OrderStatistics, selection
 from rlstab.errors import MethodError, MissingSignal, OutOfRange, did_you_mean
 
 
@@ -59,10 +59,10 @@ class Mean:
         return float(self.total) / float(self.count) if float(self.count) else math.nan
 
 
-def _plus(one: Tensor, other: Tensor) -> Tensor:
+def _plus(mine: Tensor, theirs: Tensor) -> Tensor:
     """The sum of two scalars, on a device where there is one: what waits there is not waited for."""
-    device = one.device if one.device.type != "cpu" else other.device
-    return one.to(device) + other.to(device)
+    device = mine.device if mine.device.type != "cpu" else theirs.device
+    return mine.to(device) + theirs.to(device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,9 +101,9 @@ class Grouped:
 
     def merge(self, other: Grouped) -> Grouped:
         """The summary of both parts."""
-        device = self.keys.device
-        pairs = zip(self._columns(), other._columns(), strict=True)
-        return Grouped._summed(*(torch.cat([one, two.to(device)]) for one, two in pairs))
+        columns = ("keys", "totals", "counts")
+        pairs = [(getattr(self, column), getattr(other, column)) for column in columns]
+        return Grouped._summed(*(torch.cat([mine, theirs.to(mine.device)]) for mine, theirs in pairs))
 
     def mean(self, keys: Tensor) -> Tensor:
         """``(m,)`` float64 means under ``(m,)`` keys; NaN under a key that nothing was counted for."""
@@ -124,16 +124,12 @@ class Grouped:
         place = torch.searchsorted(known, keys).clamp(max=known.numel() - 1)
         return torch.where(known[place] == keys, column.to(keys.device)[place], 0.0)
 
-    def _columns(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.keys, self.totals, self.counts
-
     def _gathered(self, alone: bool) -> Rounds[Grouped]:
         """Over all ranks. Keys travel in two halves: a float64 does not hold every int64."""
         if alone:
             return self
         rows = [self.keys >> 32, self.keys & 0xFFFFFFFF, self.totals, self.counts]
-        sent = torch.stack([one.double().cpu() for one in rows], 1).reshape(-1)
-        every = yield Gather(sent)
+        every = yield Gather(torch.stack([row.double().cpu() for row in rows], 1).reshape(-1))
         high, low, totals, counts = every.view(-1, 4).unbind(1)
         return Grouped._summed((high.long() << 32) | low.long(), totals, counts)
 
@@ -227,22 +223,21 @@ class Pool:
         largest = math.ceil(share) if self.rule == "ceil" else math.floor(share)
         return (size + 1 - min(size, max(1, largest)),)
 
-    def _settled(self, found: Found) -> Threshold:
+    def _settled(self, selected: OrderStatistics) -> Threshold:
         """The interpolation is in float64, whatever the values are."""
-        if not found.size:
+        size, values = selected.size, selected.values
+        if not size:
             return Threshold(None, 0, 0)
-        low, high = found.values[0], found.values[-1]
-        ranks = self._ranks(found.size)
-        nominal = found.size + 1 - ranks[-1]
-        if low == high:
-            return Threshold(low, found.size, nominal)
-        place = _whole(self.level * (found.size - 1))
-        return Threshold(low + (high - low) * (place - math.floor(place)), found.size, nominal)
+        value = values[0]
+        if values[-1] != value:
+            place = _whole(self.level * (size - 1))
+            value += (values[-1] - value) * (place - math.floor(place))
+        return Threshold(value, size, nominal=size + 1 - self._ranks(size)[-1])
 
     def _joined(self) -> Tensor:
         """All values of this process; empty parts have no say in dtype or device."""
-        parts = [one for one in self.parts if one.numel()] or [self.parts[0]]
-        return parts[0] if len(parts) == 1 else torch.cat([one.to(parts[0].device) for one in parts])
+        parts = [values for values in self.parts if values.numel()] or [self.parts[0]]
+        return parts[0] if len(parts) == 1 else torch.cat([values.to(parts[0].device) for values in parts])
 
 
 def _wide(values: Tensor, where: Tensor | None) -> Tensor:
@@ -250,19 +245,17 @@ def _wide(values: Tensor, where: Tensor | None) -> Tensor:
     values = values.detach().reshape(-1)
     if where is not None:
         values = values.index_select(0, places(where.reshape(-1)))  # faster than by the mask
-    if values.dtype in (torch.float32, torch.float64):
-        return values
-    return values.float() if values.is_floating_point() else values.double()
+    kind = torch.promote_types(values.dtype, torch.float32) if values.is_floating_point() else torch.float64
+    return values.to(kind)
 
 
 def _thresholds(pools: Mapping[str, Pool], alone: bool) -> Rounds[dict[str, Threshold]]:
     """What the pools settle to: their values stay where they are, and what is summed over ranks they share."""
-    ranked = {name: one for name, one in pools.items() if one.rule != "budget"}
-    found = yield from selection({name: (one._joined(), one._ranks) for name, one in ranked.items()}, alone)
-    settled = {name: one._settled(found[name]) for name, one in ranked.items()}
-    for name, one in sorted(pools.items()):
-        if one.rule == "budget":
-            settled[name] = Threshold(*(yield from beyond_budget(one._joined(), one.level, alone)))
+    ranked = {name: pool for name, pool in pools.items() if pool.rule != "budget"}
+    selected = yield from selection({name: (pool._joined(), pool._ranks) for name, pool in ranked.items()}, alone)
+    settled = {name: pool._settled(selected[name]) for name, pool in ranked.items()}
+    for name in sorted(pools.keys() - ranked.keys()):
+        settled[name] = Threshold(*(yield from beyond_budget(pools[name]._joined(), pools[name].level, alone)))
     return settled
 
 
@@ -287,19 +280,19 @@ class Threshold:
 
     def below(self, values: Tensor) -> Tensor:
         """``(n,)`` bool, ``values < threshold``."""
-        return self._none(values) if self.value is None else below(values, self.value)
+        return below(values, self._number)
 
     def reached(self, values: Tensor) -> Tensor:
         """``(n,)`` bool, ``values >= threshold``."""
-        return self._none(values) if self.value is None else reached(values, self.value)
+        return reached(values, self._number)
 
     def report(self) -> Mean:
         """The threshold as a metric: absent (count 0) when the pool was empty."""
         return Mean.of(torch.zeros(0)) if self.value is None else Mean.scalar(self.value)
 
-    @staticmethod
-    def _none(values: Tensor) -> Tensor:
-        return torch.zeros_like(values, dtype=torch.bool)
+    @property
+    def _number(self) -> float:
+        return math.nan if self.value is None else self.value  # nothing compares with NaN as True
 
 
 Summary: TypeAlias = Mean | Pool | Grouped
@@ -310,26 +303,12 @@ Stat: TypeAlias = Mapping[str, Summary]
 NOTHING: Stat = {}
 
 
-class Settled(Mapping[str, "Mean | Threshold | Grouped | Settled"]):
+class Settled(dict[str, "Mean | Threshold | Grouped | Settled"]):
     """Statistics of the whole optimizer step by name; those of a combinator hold one of these per member."""
 
-    def __init__(self, values: Mapping[str, Mean | Threshold | Grouped | Settled] | None = None) -> None:
-        self._values = dict(values or {})
-
-    def __getitem__(self, name: str) -> Mean | Threshold | Grouped | Settled:
-        try:
-            return self._values[name]
-        except KeyError:
-            raise MissingSignal(
-                f"the statistic '{name}' was read, and nothing of this name was measured. "
-                f"{did_you_mean(name, self._values) if self._values else 'Return it from `measure`.'}"
-            ) from None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
+    def __missing__(self, name: str) -> NoReturn:
+        hint = did_you_mean(name, self) if self else "Return it from `measure`."
+        raise MissingSignal(f"the statistic '{name}' was read, and nothing of this name was measured. {hint}")
 
     def mean(self, name: str) -> Mean:
         """The :class:`Mean` of this name.
@@ -365,9 +344,9 @@ class Settled(Mapping[str, "Mean | Threshold | Grouped | Settled"]):
 _Kind = TypeVar("_Kind", Mean, Threshold, Grouped, Settled)
 
 
-def merge(one: Stat, other: Stat) -> Stat:
+def merge(first: Stat, second: Stat) -> Stat:
     """The statistics of both parts, which have the same names and kinds."""
-    return {name: summary.merge(other[name]) for name, summary in one.items()}  # type: ignore[arg-type]
+    return {name: summary.merge(second[name]) for name, summary in first.items()}  # type: ignore[arg-type]
 
 
 def settle(parts: Iterable[Stat], comm: Comm) -> Settled:
@@ -383,18 +362,17 @@ def settle(parts: Iterable[Stat], comm: Comm) -> Settled:
 def settling(parts: Iterable[Stat], alone: bool) -> Rounds[Settled]:
     """As :func:`settle`, in rounds; ``alone`` where nothing travels."""
     given = list(parts)
-    total: Stat = functools.reduce(merge, given) if given else NOTHING
-    settled: dict[str, Mean | Threshold | Grouped | Settled] = {}
-    means = {name: one for name, one in sorted(total.items()) if isinstance(one, Mean)}
+    total: Stat = dict(sorted(functools.reduce(merge, given).items())) if given else NOTHING
+    settled = Settled()
+    means = {name: summary for name, summary in total.items() if isinstance(summary, Mean)}
     if means:
-        scalars = [scalar for one in means.values() for scalar in (one.total, one.count)]
-        device = next((one.device for one in scalars if one.device.type != "cpu"), scalars[0].device)
-        flat = torch.stack([one.to(device) for one in scalars]).cpu().view(-1, 2)  # one wait for the device
+        scalars = [scalar for mean in means.values() for scalar in (mean.total, mean.count)]
+        device = next((scalar.device for scalar in scalars if scalar.device.type != "cpu"), scalars[0].device)
+        flat = torch.stack([scalar.to(device) for scalar in scalars]).cpu().view(-1, 2)  # one wait for the device
         for name, row in zip(means, (yield Sum(flat)), strict=True):
             settled[name] = Mean(row[0], row[1])
-    for name, one in sorted(total.items()):
-        if isinstance(one, Grouped):
-            settled[name] = yield from one._gathered(alone)
-    pools = {name: one for name, one in total.items() if isinstance(one, Pool)}
-    thresholds = (yield from _thresholds(pools, alone)) if pools else {}
-    return Settled({**settled, **thresholds})
+    for name, summary in total.items():
+        if isinstance(summary, Grouped):
+            settled[name] = yield from summary._gathered(alone)
+    settled.update((yield from _thresholds({name: p for name, p in total.items() if isinstance(p, Pool)}, alone)))
+    return settled

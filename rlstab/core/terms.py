@@ -13,7 +13,6 @@ from torch import Tensor
 from rlstab.core.compare import greater, less
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Mean
-from rlstab.errors import Conflict
 
 TokenFunction: TypeAlias = Callable[[PolicyOutputs, PolicyOutputs], Tensor]
 
@@ -56,8 +55,8 @@ class Bounds:
     def stops(self, ratio: Tensor, advantages: Tensor) -> dict[str, Tensor]:
         """``(n,)`` bools: the tokens that it keeps from pulling ``high``, ``low`` and, with a dual clip, ``dual``."""
         rewarded, punished = greater(advantages, 0), less(advantages, 0)
-        found = {"high": rewarded & greater(ratio, 1 + self.high), "low": punished & less(ratio, 1 - self.low)}
-        return found if self.dual is None else {**found, "dual": punished & greater(ratio, self.dual)}
+        stopped = {"high": rewarded & greater(ratio, 1 + self.high), "low": punished & less(ratio, 1 - self.low)}
+        return stopped if self.dual is None else {**stopped, "dual": punished & greater(ratio, self.dual)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,10 +78,8 @@ class Constants:
         return Constants(self.anchor.select(where), self.advantages[where], self.keep[where])
 
 
-class Ratio(Protocol):
-    """``(policy, constants) -> (n,)`` log-ratio; the loss clamps and exponentiates it."""
-
-    def __call__(self, policy: PolicyOutputs, constants: Constants) -> Tensor: ...
+#: ``(policy, constants) -> (n,)`` log-ratio; the loss clamps and exponentiates it.
+Ratio: TypeAlias = Callable[[PolicyOutputs, Constants], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,11 +198,9 @@ _LAWS: Mapping[str, Callable[[Any, Any], Any]] = {
 def merge_terms(named: Mapping[str, Terms]) -> Terms:
     """Merge the terms of the members of a composition; gates, penalties and reports get their member's key as prefix.
 
-    Raises:
-        Conflict: two members fill one exclusive slot.
+    A slot has one owner, for members that would fill the same one do not compose.
     """
     merged: dict[str, Any] = {"gates": {}, "penalties": {}, "report": {}}
-    owner: dict[str, str] = {}
     for key, terms in named.items():
         for name, law in _LAWS.items():
             value, before = getattr(terms, name), merged.get(name)
@@ -213,17 +208,5 @@ def merge_terms(named: Mapping[str, Terms]) -> Terms:
         for collection in ("gates", "penalties", "report"):
             entries = getattr(terms, collection).items()
             merged[collection] |= {f"{key}/{name}" if name else key: value for name, value in entries}
-        for slot in SLOTS:
-            if getattr(terms, slot) is not None:
-                if slot in owner:
-                    raise two_owners(owner[slot], key, slot)
-                merged[slot], owner[slot] = getattr(terms, slot), key
+        merged |= {slot: getattr(terms, slot) for slot in SLOTS if getattr(terms, slot) is not None}
     return Terms(**merged)
-
-
-def two_owners(one: str, other: str, slot: str) -> Conflict:
-    """The error of an exclusive slot with two owners."""
-    return Conflict(
-        f"'{one}' and '{other}' both define the {slot}; a composition has exactly one.\n"
-        f"  Remove one of them. (Weights, masks, gates and penalties combine freely.)"
-    )

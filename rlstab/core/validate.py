@@ -6,26 +6,23 @@ Each error names the method and ends with the fix. The laws of :mod:`rlstab.test
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Set
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Set
+from dataclasses import replace
 from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
+from rlstab.core.batch import TokenBatch, described
 from rlstab.core.metadata import SOURCES, About
 from rlstab.core.stats import Mean, Pool, Stat, Summary
 from rlstab.core.terms import WRITABLE, Bounds, Gate, Penalty, Surrogate, Terms
 from rlstab.errors import MethodError, OutOfRange, did_you_mean, kind_of
 
-#: How far one policy has moved from another: what a method may compare.
-DRIFT: Mapping[str, str] = {
-    "live": "the live policy from `old_logprobs`: the ratio",
-    "step": "the policy at the start of the optimizer step, `logprobs`, from `old_logprobs`",
-    "sampler": "`old_logprobs` from `rollout_logprobs`, what the sampler reported",
-    "start": "the policy at the start of the optimizer step, `logprobs`, from `rollout_logprobs`",
-}
+#: How far one policy has moved from another, which a method may compare: the live policy from `old_logprobs` (the
+#: ratio); the policy at the start of the optimizer step, `logprobs`, from `old_logprobs`; `old_logprobs` from
+#: `rollout_logprobs`, what the sampler reported; `logprobs` from `rollout_logprobs`.
+DRIFT = ("live", "step", "sampler", "start")
 #: Outputs of the live policy that a penalty may differentiate beyond the log-probs.
 LIVE = ("entropies", "log_kept_mass")
 #: What a method declares as sets of names, with the known names, where only some are.
@@ -33,12 +30,10 @@ SETS: Mapping[str, tuple[str, ...]] = {
     "needs": (),
     "live_needs": LIVE,
     "writes": WRITABLE,
-    "reads_drift": tuple(DRIFT),
+    "reads_drift": DRIFT,
 }
-#: What a method declares as reasons by name.
-REASONS = ("excludes", "requires")
 #: What belongs to the class, so that an annotation does not make a setting of it.
-DECLARED = (*SETS, *REASONS, "name", "about", "signal_options")
+DECLARED = (*SETS, "name", "about", "excludes", "signal_options")
 #: Names of the combinators, which no method can have.
 COMBINATORS = ("composition", "observe", "within")
 #: First parts of metrics that the loss and the trainer report, which no method can have as a name either.
@@ -81,14 +76,10 @@ def check_class(cls: type) -> None:
         value: object = getattr(cls, attribute, frozenset())  # a stage writes no terms
         if not isinstance(value, property):
             check_declared(who, attribute, value)
-    for attribute in REASONS:
-        value = getattr(cls, attribute, {})
-        if not isinstance(value, property | Mapping) or (
-            isinstance(value, Mapping) and not all(isinstance(text, str) for pair in value.items() for text in pair)
-        ):
-            raise MethodError(
-                f"{who}: {attribute} = {value!r}, expected reasons by name. Write {attribute} = {{'name': 'why'}}."
-            )
+    excludes = getattr(cls, "excludes", {})
+    reasons = isinstance(excludes, Mapping) and all(isinstance(text, str) for item in excludes.items() for text in item)
+    if not reasons and not isinstance(excludes, property):
+        raise MethodError(f"{who}: excludes = {excludes!r}, expected reasons by name, such as {{'name': 'why'}}.")
     about = getattr(cls, "about", None)
     if not isinstance(about, About):
         raise MethodError(f"{who}: about = {about!r}, expected About. Write about = About(addresses={{'token'}}, ...).")
@@ -143,18 +134,14 @@ def check_same(who: str, method: str, stats: Iterable[Stat], without: Stat) -> N
     Raises:
         MethodError: names one that is not in both, or not the same in both.
     """
-    wanted = {name: _sort(summary) for name, summary in without.items()}
     for stat in stats:
-        measured = {name: _sort(summary) for name, summary in stat.items()}
-        for name in sorted(measured.keys() | wanted.keys()):
-            some, none = (
-                f"'{name}' as {sorts[name]}" if name in sorts else f"no '{name}'" for sorts in (measured, wanted)
-            )
+        for name in sorted(stat.keys() | without.keys()):
+            some, none = _sort(stat.get(name)), _sort(without.get(name))
             if some != none:
                 raise MethodError(
-                    f"'{who}': {method} returned {some} on a part of the optimizer step, and {none} on one without "
-                    f"tokens, which a rank may have. Return the same summaries on every part, empty ones where there "
-                    f"is nothing."
+                    f"'{who}': {method} returned {some} for '{name}' on a part of the optimizer step, and {none} on "
+                    f"one without tokens, which a rank may have. Return the same summaries on every part, empty ones "
+                    f"where there is nothing."
                 )
 
 
@@ -200,27 +187,24 @@ def check_state(who: str, state: object, initial: object) -> None:
         check_state(f"{who}['{key}']", state[key], initial[key])
 
 
-def _sort(summary: Summary) -> str:
+def _sort(summary: Summary | None) -> str:
     """What merges with what: a pool only with one that takes the same order statistic."""
     return f"a Pool({summary.rule}, {summary.level})" if isinstance(summary, Pool) else kind_of(summary)
 
 
-def checked_terms(who: str, terms: object, batch: TokenBatch, writes: Set[str]) -> Terms:
-    """What ``terms`` returned, if a loss can be made of it, with its invalid_count counted on the device.
+def checked_terms(who: str, terms: Terms, batch: TokenBatch, writes: Set[str]) -> Terms:
+    """What ``terms`` of a method returned, if a loss can be made of it, with its invalid_count counted on the device.
 
-    Its functions are checked too, each time that the loss calls them.
+    Its functions are checked too, each time that the loss calls them. The terms of a combinator are made of checked
+    ones.
 
     Raises:
         MethodError: of another type, of a shape or dtype that the field does not have, or not declared.
     """
-    if not isinstance(terms, Terms):
-        raise MethodError(
-            f"'{who}': terms returned {kind_of(terms)}. Return Terms(...), or Terms() to ask for nothing."
-        )
+    _require(terms, Terms, f"'{who}': terms returned", "Return Terms(...), or Terms() to ask for nothing.")
     for name, example in (("gates", "Gate(function)"), ("penalties", "Penalty(...)"), ("report", "Mean.of(values)")):
         _require(getattr(terms, name), Mapping, f"'{who}': Terms.{name} is", f"Write {{'name': {example}}}.")
-    if who not in COMBINATORS:
-        _check_names(who, terms)
+    _check_names(who, terms)
     surplus = sorted(terms.filled() - writes)
     if surplus:
         raise MethodError(
@@ -231,21 +215,21 @@ def checked_terms(who: str, terms: object, batch: TokenBatch, writes: Set[str]) 
         _check_tokens(f"'{who}': Terms.{name}", getattr(terms, name), batch, kind)
     for name, metric in terms.report.items():
         _require(metric, Mean, f"'{who}': the metric '{name}' is", "Write Mean.scalar(number), or Mean.of(values).")
-    _check_bounds(f"'{who}': Terms.bounds", terms.bounds, batch)
+    if terms.bounds is not None:
+        _check_bounds(f"'{who}': Terms.bounds", terms.bounds, batch)
     if terms.lr_scale is not None and not (_is_number(terms.lr_scale) and 0 <= terms.lr_scale < math.inf):
         raise MethodError(f"'{who}': Terms.lr_scale is {terms.lr_scale!r}, expected a number of at least 0.")
+    named = f"'{who}': the {{}} '{{}}'".format
     return replace(
         terms,
-        gates={name: _checked(_named(who, "gate", name), gate, Gate, batch) for name, gate in terms.gates.items()},
+        gates={name: _checked(named("gate", name), gate, Gate, batch) for name, gate in terms.gates.items()},
         penalties={
-            name: _checked_penalty(_named(who, "penalty", name), penalty, batch)
-            for name, penalty in terms.penalties.items()
+            name: _checked_penalty(named("penalty", name), penalty, batch) for name, penalty in terms.penalties.items()
         },
         ratio=_per_token(f"'{who}': Terms.ratio", terms.ratio),
         surrogate=terms.surrogate and _checked(f"'{who}': Terms.surrogate", terms.surrogate, Surrogate, batch),
         aggregate=_per_token(f"'{who}': Terms.aggregate", terms.aggregate),
-        # those of a combinator are counted
-        invalid_count=_invalid_count(terms) if terms.invalid_count is None else terms.invalid_count,
+        invalid_count=_invalid_count(terms),
     )
 
 
@@ -268,34 +252,24 @@ def _check_names(who: str, terms: Terms) -> None:
             )
 
 
-@dataclass(frozen=True, eq=False)
-class _PerToken:
+def _per_token(who: str, fn: Any) -> Any:
     """A function of a method that is held to return one value per token."""
+    if fn is None:
+        return None
+    if not callable(fn):
+        raise MethodError(f"{who} is {kind_of(fn)}, expected a function that returns one value per token, shape (n,).")
 
-    who: str
-    fn: Callable[..., Any]
-
-    def __call__(self, first: Any, *rest: Any) -> Any:
-        values = self.fn(first, *rest)
+    def held(first: Any, *rest: Any) -> Tensor:
+        values = fn(first, *rest)
         shape = (first if isinstance(first, Tensor) else first.logprobs).shape
         if not isinstance(values, Tensor) or values.shape != shape:
-            got = f"a tensor of shape {tuple(values.shape)}" if isinstance(values, Tensor) else kind_of(values)
             raise MethodError(
-                f"{self.who} returned {got} for {shape[0]} tokens. Return a tensor of shape (n,), one value per token."
+                f"{who} returned {described(values)} for {shape[0]} tokens. Return a tensor of shape (n,), one value "
+                f"per token."
             )
         return values
 
-
-def _named(who: str, what: str, name: str) -> str:
-    return f"'{who}': the {what} '{name}'" if name else f"'{who}': the {what}"
-
-
-def _per_token(who: str, fn: Any) -> Any:
-    if fn is None or isinstance(fn, _PerToken):
-        return fn
-    if not callable(fn):
-        raise MethodError(f"{who} is {kind_of(fn)}, expected a function that returns one value per token, shape (n,).")
-    return _PerToken(who, fn)
+    return held
 
 
 def _checked(who: str, given: Any, kind: type, batch: TokenBatch) -> Any:
@@ -330,29 +304,19 @@ def _invalid_count(terms: Terms) -> Tensor | None:
 def _check_tokens(who: str, values: object, batch: TokenBatch, kind: str) -> None:
     if values is None:
         return
-    if not isinstance(values, Tensor):
-        raise MethodError(f"{who} is {kind_of(values)}, expected a {kind} tensor of shape (n,), one value per token.")
-    fits = values.dtype == torch.bool if kind == "bool" else values.is_floating_point()
-    if values.shape != batch.logprobs.shape or not fits:
-        fix = "Compare, for example `weights > 0`." if kind == "bool" else "Convert it with .float()."
-        raise MethodError(
-            f"{who} is {values.dtype} of shape {tuple(values.shape)}, expected {kind} of shape ({len(batch)},). "
-            f"{'Give one value per token of the batch.' if fits else fix}"
-        )
-    if values.device != batch.logprobs.device:
-        raise MethodError(
-            f"{who} is on {values.device}, and the batch is on {batch.logprobs.device}. Make it from the tensors of "
-            f"the batch, for example with torch.ones_like(batch.advantages)."
-        )
-    if values.requires_grad:
-        raise MethodError(f"{who} requires grad, and a decision has none. Make it from the evidence of the batch.")
+    like = batch.logprobs
+    if isinstance(values, Tensor) and values.shape == like.shape and values.device == like.device:
+        fits = values.dtype == torch.bool if kind == "bool" else values.is_floating_point()
+        if fits and not values.requires_grad:
+            return
+    raise MethodError(
+        f"{who} is {described(values)}, expected {kind} of shape ({len(batch)},) on {like.device} without grad. Make "
+        f"one value per token from the tensors of the batch."
+    )
 
 
-def _check_bounds(who: str, bounds: object, batch: TokenBatch) -> None:
-    if bounds is None:
-        return
-    if not isinstance(bounds, Bounds):
-        raise MethodError(f"{who} is {kind_of(bounds)}. Write Bounds(low, high).")
+def _check_bounds(who: str, bounds: Bounds, batch: TokenBatch) -> None:
+    _require(bounds, Bounds, f"{who} is", "Write Bounds(low, high).")
     for name in ("low", "high"):
         value = getattr(bounds, name)
         if isinstance(value, Tensor):

@@ -66,7 +66,7 @@ class Effects:
 
 
 def every_objective(length: int) -> dict[str, TokenObjective]:
-    """Every method at its defaults, with those that it requires, and every preset.
+    """Every method at its defaults, alone, and every preset.
 
     Args:
         length: tokens of the longest response, for the methods that have to be told.
@@ -75,7 +75,7 @@ def every_objective(length: int) -> dict[str, TokenObjective]:
     for name in METHODS.names():
         cls = METHODS.get(name)
         method = cls(length=length) if "length" in {setting.name for setting in fields(cls)} else cls()
-        made[name] = compose(method, *(METHODS.get(other)() for other in method.requires if other in METHODS.names()))
+        made[name] = compose(method)
     return made | {f"preset:{name}": recipe.objective for name, recipe in PRESETS.items()}
 
 

@@ -2,7 +2,7 @@
 
 Fields are those of the projects' own writers: prime-rl 559b447 (``trainer/rl/token_export.py``), NeMo-RL 7ea279a
 (``algorithms/grpo.py``, ``utils/logger.py``), slime 624b824 (``observability/train_data_utils.py``, and the mapping of
-one rank that it saved up to 681b3ad), verl 0.9 (``trainer/ppo/ray_trainer.py``). None of them says what its loss was.
+one rank that it saved up to 681b3ad), verl 0.9 (``trainer/ppo/ray_trainer.py``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import re
 import zipfile
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from rlstab.files import checksum, is_file
 from rlstab.replay.rank import Damaged, Rank, checked
 from rlstab.report.formatting import counted
 from rlstab.report.safe_read import first_line, read_object
-from rlstab.trace.dump import Header
+from rlstab.trace.dump import Header, HostLoss
 
 #: Files of each trainer in a folder: the first pattern that matches counts.
 _FILES = ("token_exports/step_*/rank_*.jsonl", "step_*/rank_*.jsonl", "train_data_step*.jsonl", "*.jsonl", "*.pt")
@@ -51,6 +50,8 @@ _SLIME = {
     "rollout_logprobs": "rollout_log_probs",
     "ref_logprobs": "ref_log_probs",
 }
+#: The one loss that can be told from a file: it alone fills `is_masked`. Its settings are taken to be the defaults.
+_LOSSES = {"prime-rl, default loss": HostLoss(name="prime-rl/default")}
 
 #: The trainer, the number of the rollout, that of the optimizer step in it, the rank.
 _Place = tuple[str, int, int, int]
@@ -69,29 +70,27 @@ def read_foreign(path: Path) -> tuple[list[Rank], list[str]]:
         ReportError: it has the rollouts of verl, which have no tokens.
     """
     files = [path] if is_file(path) else next(filter(None, (sorted(path.glob(kind)) for kind in _FILES)), [])
-    responses: list[_Response] = []
     notes: list[str] = []
+    responses: dict[_Place, list[dict[str, Tensor]]] = {}
     for file in files:
         try:
             if not is_file(file):
                 raise Damaged("it is not an ordinary file")
-            responses += _slime(file) if file.suffix == ".pt" else _lines(file, notes)
+            for place, response in _slime(file) if file.suffix == ".pt" else _lines(file, notes):
+                responses.setdefault(place, []).append(response)
         except (Damaged, OSError) as error:
             notes.append(f"{file.name} is left out: {first_line(error)[:200]}.")
         if file.parent.name.startswith("step_") and not is_file(file.with_name("STABLE")):
             notes.append(f"{file.parent.name} was not finished: it has no file STABLE.")
-    if any(order for (_, _, order, _), _ in responses):
+    if any(order for _, _, order, _ in responses):
         notes.append("Log-probs are those at the start of a rollout: ratios in its later optimizer steps are unknown.")
     return _ranks(responses, notes), list(dict.fromkeys(notes))
 
 
-def _ranks(responses: list[_Response], notes: list[str]) -> list[Rank]:
-    by_place: dict[_Place, list[dict[str, Tensor]]] = {}
-    for place, response in responses:
-        by_place.setdefault(place, []).append(response)
-    orders = 1 + max((order for _, _, order, _ in by_place), default=0)
+def _ranks(responses: Mapping[_Place, list[dict[str, Tensor]]], notes: list[str]) -> list[Rank]:
+    orders = 1 + max((order for _, _, order, _ in responses), default=0)
     ranks: dict[int, dict[str, Rank]] = {}
-    for (host, rollout, order, rank), group in sorted(by_place.items(), key=lambda item: item[0]):
+    for (host, rollout, order, rank), group in sorted(responses.items(), key=lambda item: item[0]):
         names = set.intersection(*map(set, group))
         tensors = {name: torch.cat([response[name] for response in group]) for name in sorted(names)}
         tensors["parts"] = tensors["parts"].unique(return_inverse=True)[1]
@@ -102,13 +101,10 @@ def _ranks(responses: list[_Response], notes: list[str]) -> list[Rank]:
             continue
         first = sum(other.tensors["lengths"].numel() for other in of_step.values())
         tensors["sequence_ids"] = first + torch.arange(tensors["lengths"].numel())
-        header = Header(host=host, step=number, rank=len(of_step), parts=int(tensors["parts"].max()) + 1)
-        of_step[content] = Rank(header, tensors)
-    return [
-        checked(replace(rank, header=rank.header.model_copy(update={"ranks": len(of_step)})))
-        for of_step in ranks.values()
-        for rank in of_step.values()
-    ]
+        parts, loss = int(tensors["parts"].max()) + 1, _LOSSES.get(host)
+        of_step[content] = Rank(Header(host=host, step=number, rank=len(of_step), parts=parts, loss=loss), tensors)
+    several = [(rank, {"ranks": len(of_step)}) for of_step in ranks.values() for rank in of_step.values()]
+    return [checked(Rank(rank.header.model_copy(update=known), rank.tensors)) for rank, known in several]
 
 
 def _lines(file: Path, notes: list[str]) -> Iterator[_Response]:
@@ -137,7 +133,8 @@ def _prime(record: Mapping[str, Any]) -> _Response:
     start, weights = _first(values["mask"]), _column(record, "rl_weights", ids.numel()).nan_to_num(1.0)
     values |= {name: values[name] * weights for name in ("mask", "advantages")}  # None is a weight of 1
     step, rank, part = (_whole(record.get(name)) for name in ("step", "rank", "micro_step"))
-    return ("prime-rl", step, 0, rank), _response(ids, start, values, part)
+    host = next(iter(_LOSSES)) if _column(record, "is_masked", ids.numel()).isfinite().all() else "prime-rl"
+    return (host, step, 0, rank), _response(ids, start, values, part)
 
 
 def _nemo(record: Mapping[str, Any], stem: str) -> _Response:

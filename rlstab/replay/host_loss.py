@@ -328,7 +328,7 @@ def judge(steps: Sequence[Step]) -> Verdict:
     if not heard:
         return Verdict(told.name, None, math.nan, "the dump holds neither losses nor coefficients", still)
     what = (
-        "the coefficient of every token" if "coefficients" in heard[0][1].tensors else "the loss of every micro-batch"
+        "the coefficients of all tokens" if "coefficients" in heard[0][1].tensors else "the losses of all micro-batches"
     )
     compared = f"{what} of {len(heard)} steps"
     try:

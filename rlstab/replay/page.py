@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from importlib import resources
+from statistics import fmean
 from typing import Any
 
 import jinja2
@@ -14,7 +15,7 @@ from torch import Tensor
 from rlstab.replay.effects import Effects
 from rlstab.replay.host_loss import Verdict
 from rlstab.replay.steps import Dump
-from rlstab.report.formatting import counted, decimals, ranges
+from rlstab.report.formatting import MINUS, NOTHING, counted, decimals, ranges
 from rlstab.report.output import digest
 from rlstab.report.token_traces import Method, Sample, Tokens
 from rlstab.trace.effects import ACTIONS
@@ -23,40 +24,31 @@ from rlstab.visible import visible
 
 #: What a page of ours has in its head.
 MARK = b'<meta name="rlstab-replay"'
-#: Methods in the table of overlaps: those that touch most.
+#: What an objective has one number of in each step; see :class:`rlstab.replay.effects.Effect`.
+METRICS = ("touched", "norm", "cosine", "entropy")
+#: Objectives in the table of overlaps: those that touch most, but not every token.
 MOST_OVERLAPS = 12
 #: Width and height of a curve over steps, pixels.
-CURVE = (120, 26)
+CURVE = (150, 26)
 
 
 def rows_of(effects: Effects) -> list[dict[str, Any]]:
     """By objective, means over steps: for the table, the terminal and JSON. Those that touch most come first.
 
-    ``shares`` by action, ``norm``, ``cosine``, ``entropy`` (None where they are not known), and ``steps`` with the same
-    by step.
+    ``shares`` by action, the :data:`METRICS` (None where one is not known), and ``steps`` with these by step.
     """
-
-    def known(values: Sequence[float]) -> float | None:
-        finite = [value for value in values if math.isfinite(value)]
-        return sum(finite) / len(finite) if finite else None
-
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, of_method in effects.by_name.items():
-        columns = {key: [getattr(effect, key) for effect in of_method] for key in ("norm", "cosine", "entropy")}
-        shares = {action: [effect.shares.get(action, 0.0) for effect in of_method] for action in ACTIONS}
-        rows.append(
-            {
-                "name": name,
-                "shares": {action: sum(values) / len(values) for action, values in shares.items()},
-                "touched": sum(effect.touched for effect in of_method) / len(of_method),
-                **{key: known(values) for key, values in columns.items()},
-                "steps": {
-                    key: [value if math.isfinite(value) else None for value in values]
-                    for key, values in columns.items()
-                },
-            }
-        )
+        columns = {metric: [getattr(effect, metric) for effect in of_method] for metric in METRICS}
+        steps = {key: [value if math.isfinite(value) else None for value in values] for key, values in columns.items()}
+        shares = {action: fmean(effect.shares.get(action, 0.0) for effect in of_method) for action in ACTIONS}
+        rows.append({"name": name, "shares": shares, **{key: _mean(steps[key]) for key in METRICS}, "steps": steps})
     return sorted(rows, key=lambda row: (-row["touched"], row["name"]))
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
 
 
 def sentence(verdict: Verdict) -> str:
@@ -88,9 +80,11 @@ def page(dump: Dump, verdict: Verdict, effects: Effects, *, source: str, tokens:
         f"form-action 'none'"
     )
     rows = rows_of(effects)
-    acting = [row["name"] for row in rows if row["touched"]][:MOST_OVERLAPS]
+    single = [row for row in rows if not row["name"].startswith("preset:")]
+    groups = {"Methods": single, "Presets": [row for row in rows if row not in single]}
+    acting = [row["name"] for row in single or rows if 0 < row["touched"] < 1][:MOST_OVERLAPS]
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=_visible)
-    environment.globals |= {"decimals": decimals, "percent": _percent, "curve": _curve}
+    environment.globals |= {"decimals": decimals, "percent": _percent, "figure": _figure}
     template = environment.from_string((resources.files("rlstab.replay") / "replay.html").read_text(encoding="utf-8"))
     steps = dump.steps
     return template.render(
@@ -106,8 +100,9 @@ def page(dump: Dump, verdict: Verdict, effects: Effects, *, source: str, tokens:
         ),
         lead=sentence(verdict),
         findings=verdict.findings,
-        rows=rows,
-        several=len(steps) > 1,
+        groups={title: of_kind for title, of_kind in groups.items() if of_kind},
+        curves=_curves(rows) if len(steps) > 1 else {},
+        size=CURVE,
         actions=[action for action in ACTIONS if any(row["shares"][action] for row in rows)],
         logits=any(step.batch.sum_p_sq is not None for step in steps),
         overlap=[(one, [effects.overlap[one, other] for other in acting]) for one in acting],
@@ -122,21 +117,23 @@ def _percent(share: float) -> str:
     return "" if not share else "< 0.1" if share < 0.001 else f"{share:.1%}"[:-1]
 
 
-def _curve(values: Sequence[float | None]) -> Markup:
-    """A small line over steps, of cosines: its height goes from -1 to 1."""
-    width, height = CURVE
-    known = [(place, value) for place, value in enumerate(values) if value is not None]
-    if len(known) < 2:
-        return Markup("")
-    points = " ".join(
-        f"{2 + place * (width - 4) / (len(values) - 1):.1f},{2 + (1 - value) / 2 * (height - 4):.1f}"
-        for place, value in known
-    )
-    return Markup(
-        f'<svg width="{width}" height="{height}" viewBox="0 0 {width} {height}" aria-hidden="true">'
-        f'<line x1="0" x2="{width}" y1="{height / 2}" y2="{height / 2}" stroke="var(--grid)"/>'
-        f'<polyline points="{points}" fill="none" stroke="var(--accent)" stroke-width="1.6"/></svg>'
-    )
+def _figure(value: float | None, sign: str = "-") -> str:
+    return NOTHING if value is None else f"{value:{sign}#.2g}".rstrip(".").replace("-", MINUS)
+
+
+def _curves(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """By objective, the points of a line over steps for each metric, on a scale that all objectives share."""
+    curves: dict[str, list[str]] = {row["name"]: [] for row in rows}
+    for metric in METRICS:
+        known = [value for row in rows for value in row["steps"][metric] if value is not None]
+        low, high = min(known, default=0.0), max(known, default=1.0)
+        for row in rows:
+            values = row["steps"][metric]
+            across, up = (CURVE[0] - 4) / (len(values) - 1), (CURVE[1] - 4) / ((high - low) or 1)
+            places = [(place, value) for place, value in enumerate(values) if value is not None]
+            points = [f"{2 + place * across:.1f},{2 + (high - value) * up:.1f}" for place, value in places]
+            curves[row["name"]].append(" ".join(points))
+    return curves
 
 
 def _visible(value: Any) -> Any:

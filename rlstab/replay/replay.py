@@ -14,13 +14,13 @@ from rich.table import Table
 
 from rlstab.config import load_objective
 from rlstab.core.objective import TokenObjective
-from rlstab.errors import ReportError
-from rlstab.files import is_file, is_foreign
+from rlstab.files import is_file
 from rlstab.replay.effects import Effects, effects_of, every_objective
 from rlstab.replay.host_loss import Verdict, judge
 from rlstab.replay.page import MARK, page, rows_of, samples_of, sentence
 from rlstab.replay.steps import Dump, read_dump
 from rlstab.report import view
+from rlstab.report.output import refuse_foreign, write_text
 from rlstab.report.token_traces import decoder
 from rlstab.trace.effects import ACTIONS
 
@@ -73,14 +73,16 @@ def replay(
     effects = effects_of(dump.steps, chosen or every_objective(longest), most)
     beside = folder / "tokenizer.json"
     decode = decoder(Path(tokenizer)) if tokenizer else decoder(beside) if is_file(beside) else None
-    _write(
-        out / "tokens.html",
-        view.page(samples_of(dump, effects, decode, responses), folder.resolve().name, str(folder)),
-        view.MARK,
-    )
-    made = page(dump, verdict, effects, source=folder.resolve().name, tokens="tokens.html")
-    _write(out / "replay.html", made, MARK)
-    _write(out / "replay.json", json.dumps(data_of(dump, verdict, effects), indent=1) + "\n", b'{\n "rlstab_replay"')
+    named_as = folder.resolve().name
+    files = {
+        "tokens.html": (view.MARK, view.page(samples_of(dump, effects, decode, responses), named_as, str(folder))),
+        "replay.json": (b'{\n "rlstab_replay"', json.dumps(data_of(dump, verdict, effects), indent=1) + "\n"),
+        "replay.html": (MARK, page(dump, verdict, effects, source=named_as, tokens="tokens.html")),
+    }
+    for name, (mark, _) in files.items():
+        refuse_foreign(out / name, [mark], "a file of rlstab replay", "--out")
+    for name, (_, text) in files.items():
+        write_text(out / name, text, "--out")
     show(dump, verdict, effects, console)
     return out / "replay.html"
 
@@ -119,6 +121,7 @@ def show(dump: Dump, verdict: Verdict, effects: Effects, console: Console) -> No
     rows = rows_of(effects)
     actions = [action for action in ACTIONS if any(row["shares"][action] for row in rows)]
     table = Table("method", *actions, "cosine", box=box.SIMPLE, pad_edge=False)
+    table.columns[0].min_width = max((len(row["name"]) for row in rows[:SHOWN]), default=0)
     for column in table.columns[1:]:
         column.justify = "right"
     for row in rows[:SHOWN]:
@@ -129,15 +132,3 @@ def show(dump: Dump, verdict: Verdict, effects: Effects, console: Console) -> No
         console.print(
             f"{max(len(rows) - SHOWN, 0)} more on the page; {len(effects.left_out)} left out, with the reason."
         )
-
-
-def _write(path: Path, text: str, mark: bytes) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if is_foreign(path, mark):
-            raise ReportError(
-                f"{path} exists, was not written by replay, and stays as it is. Give --out another folder."
-            )
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ReportError(f"{path}: cannot be written: {error.strerror}. Give --out another folder.") from error

@@ -21,9 +21,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rlstab.core.metadata import summary
 from rlstab.core.method import Method, State
-from rlstab.core.settings import settings_of
 from rlstab.core.stats import Mean, Settled
 from rlstab.errors import MethodError
 from rlstab.stages.response_batch import ResponseBatch
@@ -50,8 +48,7 @@ class Stage(Method[ResponseBatch]):
 
     def in_words(self) -> str:
         """What it does, one sentence with the settings filled in."""
-        chosen = ", ".join(f"{setting.name} = {getattr(self, setting.name)!r}" for setting in settings_of(type(self)))
-        return f"{summary(type(self))} ({chosen})" if chosen else summary(type(self))
+        return self._summary()
 
 
 @dataclass(frozen=True)

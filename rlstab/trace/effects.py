@@ -87,9 +87,7 @@ def trace(plan: Plan, batch: TokenBatch, policy: PolicyOutputs) -> Trace:
     merged = part.terms
     ratio = held_ratio(part, live)
     everywhere = torch.ones_like(batch.sequence, dtype=torch.bool)
-    kept = everywhere if merged.keep is None else merged.keep
-    held = Constants(live, part.advantages, kept)
-    bound = part.has_gradient if merged.unclipped is None else part.has_gradient & ~merged.unclipped
+    held, bound = Constants(live, part.advantages, part.kept), part.bound
     beyond, gate = _beyond(part, ratio) & bound, _gate(merged, ratio, held, bound)
     methods = {}
     for key, member in member_terms(plan, batch).items():
@@ -99,7 +97,7 @@ def trace(plan: Plan, batch: TokenBatch, policy: PolicyOutputs) -> Trace:
     return Trace(
         ratio=ratio,
         weight=torch.ones_like(ratio) if merged.weight is None else merged.weight,
-        kept=kept,
+        kept=part.kept,
         bonus=merged.bonus,
         unclipped=merged.unclipped,
         clipped=beyond if gate is None else beyond | (gate == 0),

@@ -6,18 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rlstab
-from rlstab import (
-    STARE,
-    ClipHigher,
-    ConstantLength,
-    EntropyBonus,
-    KLPenalty,
-    S2TMask,
-    SequenceMean,
-    TokenMean,
-    compose,
-    within,
-)
+from rlstab import STARE, ClipHigher, KLPenalty, S2TMask, SequenceMean, TokenMean, compose, within
 from rlstab.config import Document, dump_objective, load_objective, objective_hash
 from rlstab.config.document import dump
 from tests.config.strategies import objectives, quick
@@ -76,7 +65,7 @@ FORMS = [
     ([{"preset": "dapo", "drop": ["token_mean"]}, "sequence_mean"], compose(ClipHigher(), SequenceMean())),
     ([{"preset": "dapo", "set": {"clip_higher": {"high": 1}}}], compose(ClipHigher(high=1.0), TokenMean())),
     ([{"preset": "dr_grpo", "set": {"constant_length": {"length": 9}}, "drop": ["clip_higher"]}],
-     compose(ConstantLength(length=9))),
+     compose(rlstab.ConstantLength(length=9))),
     ([{"name": "kl"}, {"name": "kl", "estimator": "k2"}], compose(KLPenalty(), KLPenalty(estimator="k2"))),
     (nested("s2t", {"name": "stare"}), compose(within(S2TMask(), STARE()))),
     (nested("s2t", ["stare", "kl"]), compose(within(S2TMask(), compose(STARE(), KLPenalty())))),
@@ -84,7 +73,7 @@ FORMS = [
     (nested({"preset": "stapo"}, "stare"),
      compose(within(compose(ClipHigher(dual_clip=10.0), S2TMask(), TokenMean()), STARE()))),
     (nested({"name": "within", "outer": "s2t", "inner": {"name": "s2t", "quantile": 0.5}}, "entropy_bonus"),
-     compose(within(within(S2TMask(), S2TMask(quantile=0.5)), EntropyBonus()))),
+     compose(within(within(S2TMask(), S2TMask(quantile=0.5)), rlstab.EntropyBonus()))),
     recommended([within(S2TMask(max_prob=0.5), STARE())], set={"s2t": {"max_prob": 0.5}}),
     recommended([within(S2TMask(), STARE(share=0.5))], set={"stare": {"share": 0.5}}),
     recommended([STARE()], drop=["s2t"]),

@@ -1,6 +1,7 @@
 """The comparisons of ``agreements.yaml``, each with the difference between what is stored and what rlstab gives.
 
-A case lists methods, or names settings of :func:`composed`, or a ``check`` of its own.
+A case lists methods, or names settings of :func:`composed`, or a ``check`` of its own, a function of this file.
+``card`` is the ``source`` where it is not named.
 """
 
 from __future__ import annotations
@@ -22,15 +23,13 @@ from rlstab.core.comm import LocalComm
 from rlstab.core.method import measure_all
 from rlstab.core.objective import no_fit_warnings
 from rlstab.core.stats import Settled
-from rlstab.core.terms import Terms
 from rlstab.signals import token_signals_from_logits
 from rlstab.stages import advantages as estimators
 from rlstab.stages.gdpo import GDPO
 from rlstab.stages.optimal_token_baseline import OptimalTokenBaseline
 from rlstab.stages.response_batch import ResponseBatch
-from tests.conformance import recorded
 from tests.conformance.inputs import of_tokens, of_two_rewards, tensors
-from tests.conformance.recorded import Result, apart, difference, load, ours, theirs
+from tests.conformance.recorded import SHARES, Result, apart, difference, load, ours, theirs
 
 #: Largest difference that float64 rounding, a denominator with 1e-8 added, and float32 rounding may make.
 BOUNDS = {"exact": 1e-13, "added": 1e-8, "single": 1e-6}
@@ -67,32 +66,14 @@ class Agreement:
 # -- a composition on stored tensors -----------------------------------------------------------------------------------
 
 
-def boosted(terms: Terms) -> Tensor:
-    assert terms.weight is not None
-    return terms.weight != 1
-
-
-def weighted(terms: Terms) -> Tensor:
-    assert terms.weight is not None
-    return terms.weight != 0
-
-
-def dropped(terms: Terms) -> Tensor:
-    return ~weighted(terms)
-
-
-def kept(terms: Terms) -> Tensor:
-    assert terms.keep is not None
-    return terms.keep
-
-
-def penalised(terms: Terms) -> Tensor:
-    (penalty,) = terms.penalties.values()
-    assert penalty.where is not None
-    return penalty.where
-
-
-SELECTED = {choice.__name__: choice for choice in (boosted, weighted, dropped, kept, penalised)}
+#: What is selected, ``(n,)`` bool from the terms.
+SELECTED: Mapping[str, Callable[[Any], Tensor]] = {
+    "boosted": lambda terms: terms.weight != 1,
+    "weighted": lambda terms: terms.weight != 0,
+    "dropped": lambda terms: terms.weight == 0,
+    "kept": lambda terms: terms.keep,
+    "penalised": lambda terms: next(iter(terms.penalties.values())).where,
+}
 
 
 def signal(name: str, source: str, case: str) -> Tensor:
@@ -111,7 +92,7 @@ def composed(source: str, case: str, methods: Sequence[Any], **options: Any) -> 
         if name == "selected":
             options[name] = SELECTED[value]
         elif name == "local" and value is not None:
-            options[name] = getattr(recorded, value)
+            options[name] = SHARES[value]
         elif isinstance(value, str) and name not in ("evidence", "scope"):
             options[name] = signal(value, source, case)
     items = [{item: {}} if isinstance(item, str) else item for item in methods]
@@ -252,7 +233,7 @@ def responses(source: str, case: str) -> float:
     stored = load(source)["responses"][case]
     batch = stored_batch(stored["inputs"], rollout_logprobs="rollout")
     method = ImportanceCorrection(divergence="mean_error", max_divergence=stored["threshold"], denominator="kept")
-    keep = kept(make_plan(method, [batch]).terms(batch))
+    keep = SELECTED["kept"](make_plan(method, [batch]).terms(batch))
     return 0.0 if (batch.sequence_mean(keep) > 0).int().tolist() == stored["kept"] else math.inf
 
 
@@ -292,23 +273,6 @@ def responses_of(rewards: Tensor, ids: Tensor, lengths: Tensor, extra: Mapping[s
     return ResponseBatch(rewards, lengths, count >= 0, ids, ids, count, 0 * count, 0.0 * lengths, 64, extra)
 
 
-CHECKS = {
-    check.__name__: check
-    for check in (
-        controlled,
-        mean_entropy,
-        held,
-        held_the_same,
-        proxy,
-        drawn,
-        scaled,
-        responses,
-        estimated,
-        by_token,
-        by_reward,
-    )
-}
-
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 
@@ -322,7 +286,7 @@ def _compared(source: str, case: str, of: Sequence[str], settings: Mapping[str, 
     settings = dict(settings)
     check, case = settings.pop("check", None), settings.pop("case", case)
     if check:
-        return CHECKS[check](source, case, **settings)
+        return float(globals()[check](source, case, **settings))
     return difference(composed(source, case, **settings), theirs(source, case), of)
 
 
@@ -330,11 +294,11 @@ def _agreement(
     cases: Any,
     method: str,
     source: str,
-    card: str,
     code: str,
     settings: str,
     bound: str | float = "exact",
     of: str = "loss, gradient",
+    card: str = "",
     **shared: Any,
 ) -> Agreement:
     every = cases if isinstance(cases, dict) else dict.fromkeys(cases)
@@ -343,7 +307,7 @@ def _agreement(
         name: functools.partial(_compared, source, name, of.split(", "), shared | case) for name, case in own.items()
     }
     largest = BOUNDS[bound] if isinstance(bound, str) else bound
-    return Agreement(method, source, card, code, settings, compared, largest, of)
+    return Agreement(method, source, card or source, code, settings, compared, largest, of)
 
 
 AGREEMENTS = tuple(_agreement(**row) for row in rows("agreements.yaml"))

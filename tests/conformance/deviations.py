@@ -8,7 +8,7 @@ this file that gives both numbers.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,29 +27,30 @@ class Deviation:
     """One difference.
 
     Attributes:
-        card: the method whose card names it, or ``advantages``, whose docstring does.
-        says: words of it.
+        says: words of the card that names it.
         source: file of ``data/`` that holds theirs.
         number: what is compared, in words.
         expected: theirs and ours, derived or measured once.
+        card: the method whose card it is, or ``advantages``, whose docstring it is; by default the ``source``.
         read: what of a result is the number.
         case: of the file.
         here: methods, settings of :func:`composed`, those of Lp-Reg, or an estimator with its settings.
     """
 
-    card: str
     says: str
     source: str
     number: str
     expected: tuple[float, float]
-    read: str | Sequence[Any]
+    card: str
+    read: str | Sequence[Any] = "loss"
     case: str = ""
     here: Any = None
 
     def measured(self) -> tuple[float, float]:
         """The number of theirs, as stored, and ours."""
-        if isinstance(self.read, str) and self.read in SPECIAL:
-            return SPECIAL[self.read]()
+        if self.read in ("first_boost", "mean_entropy", "floor_of_a_share"):
+            both: tuple[float, float] = globals()[self.read]()
+            return both
         if self.read[0] == "advantage":
             stored, row = load(self.source)["advantages"][self.case], self.read[1]
             return stored["advantages"][row], float(advantages_of(stored["rewards"], **self.here)[row])
@@ -71,16 +72,19 @@ class Deviation:
         return result(self.source, self.case, **settings)
 
     def _number(self, result: Result, there: Mapping[str, Any]) -> float:
-        if self.read == "loss":
-            return float(result["loss"])
-        if self.read == "still":
-            return float((tensors("ratios")["mask"].bool() & (result["gradient"] == 0)).sum())
-        if self.read == "selected":
-            return float(result["selected"].sum())
-        if self.read == "common":
-            return float((result["selected"] & there["selected"]).sum())
+        if isinstance(self.read, str):
+            return float(READ[self.read](result, there))
         _, row, place = self.read
         return float(result["gradient"][row, place])
+
+
+#: Numbers of a result, and of the published one, by ``read``.
+READ: Mapping[str, Callable[[Result, Mapping[str, Any]], Any]] = {
+    "loss": lambda result, there: result["loss"],
+    "still": lambda result, there: (tensors("ratios")["mask"].bool() & (result["gradient"] == 0)).sum(),
+    "selected": lambda result, there: result["selected"].sum(),
+    "common": lambda result, there: (result["selected"] & there["selected"]).sum(),
+}
 
 
 def first_boost() -> tuple[float, float]:
@@ -95,5 +99,4 @@ def floor_of_a_share() -> tuple[float, float]:
     return int(100 * 0.29), Pool.top(torch.arange(100.0), 0.29, rounding="floor").threshold().nominal
 
 
-SPECIAL: dict[Any, Any] = {numbers.__name__: numbers for numbers in (first_boost, mean_entropy, floor_of_a_share)}
-DEVIATIONS = tuple(Deviation(**row) for row in rows("deviations.yaml"))
+DEVIATIONS = tuple(Deviation(**{"card": row["source"], **row}) for row in rows("deviations.yaml"))

@@ -83,7 +83,7 @@ def _ratios() -> dict[str, Any]:
     # one token that the engine finds far more likely, one on which all agree
     rows["old"][2][4], rows["live"][2][4], rows["rollout"][2][4] = -4.6, -4.8, -0.6
     rows["rollout"][4][1] = rows["old"][4][1]
-    rows["entropies"] = [[round(abs(draw.gauss(0.7, 0.5)), 2) if one else 50.0 for one in row] for row in mask]
+    rows["entropies"] = [[round(abs(draw.gauss(0.7, 0.5)), 2) if present else 50.0 for present in row] for row in mask]
     return {"mask": mask, "advantages": advantages, **rows}
 
 
@@ -156,6 +156,6 @@ def of_two_rewards() -> dict[str, Tensor]:
 
 def tensors(name: str, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
     """A set of inputs as tensors; advantages laid out over the tokens and, as in verl, 0 on padding."""
-    values = {key: torch.tensor(one, dtype=dtype) for key, one in load("inputs")[name].items() if key != "tokens"}
+    values = {key: torch.tensor(rows, dtype=dtype) for key, rows in load("inputs")[name].items() if key != "tokens"}
     values["advantages"] = values["advantages"].unsqueeze(-1) * values["mask"]
     return values

@@ -6,7 +6,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, Literal
 from unittest.mock import patch
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rlstab import PolicyOutputs, TokenBatch, make_plan
-from rlstab.core.batch import to_padded
+from rlstab.core.batch import MOST, to_padded
 from rlstab.core.objective import TokenObjective
 from rlstab.core.plan import Scope
 from rlstab.core.terms import Terms
@@ -29,11 +29,7 @@ Result = Mapping[str, Any]
 @contextmanager
 def any_sign() -> Iterator[None]:
     """The stored tensors hold reference log-probs above 0, which published code takes: compare the arithmetic."""
-    with ExitStack() as patched:
-        for module in ("plan", "loss"):
-            patched.enter_context(
-                patch(f"rlstab.core.{module}.excess", lambda name, values: torch.full_like(values, -1.0))
-            )
+    with patch.dict(MOST, dict.fromkeys(MOST, math.inf)):
         yield
 
 
@@ -65,8 +61,7 @@ def ours(
         case: its name.
         evidence: ``live`` is ``refresh: step``, ``old`` is ``refresh: rollout``.
         scope: of the statistics.
-        local: None makes the parts one optimizer step. Otherwise each part is a step of its own, and its loss counts
-            by this function of its rows, all rows, the number of parts, and its kept tokens.
+        local: None makes the parts one optimizer step; otherwise each is its own, see :data:`SHARES`.
         live_ratio: the live policy is its own denominator.
         selected: ``(n,)`` bool from the terms.
         **signals: ``(B, T)`` tensors beside the stored ones, or in their place.
@@ -108,19 +103,14 @@ def ours(
     return {"loss": loss, "gradient": gradient.double()} | ({"selected": chosen} if selected is not None else {})
 
 
-def by_rows(rows: int, all_rows: int, parts: int, tokens: float) -> float:
-    """The weight of a part in verl's older actor."""
-    return rows / all_rows
-
-
-def by_rows_added(rows: int, all_rows: int, parts: int, tokens: float) -> float:
-    """The same in the code of Lp-Reg, which adds 1e-8 to the number of tokens that it divides by."""
-    return rows / all_rows * tokens / (tokens + 1e-8)
-
-
-def by_parts(rows: int, all_rows: int, parts: int, tokens: float) -> float:
-    """The weight of a part under TRL's gradient accumulation."""
-    return 1 / parts
+#: How much the loss of a part counts that is an optimizer step of its own: of its rows, all rows, the number of parts,
+#: and its kept tokens.
+SHARES: Mapping[str, Callable[[int, int, int, float], float]] = {
+    "by_rows": lambda rows, all_rows, parts, tokens: rows / all_rows,  # verl's older actor
+    # Lp-Reg's code adds 1e-8 to the number of tokens that it divides by
+    "by_rows_added": lambda rows, all_rows, parts, tokens: rows / all_rows * tokens / (tokens + 1e-8),
+    "by_parts": lambda rows, all_rows, parts, tokens: 1 / parts,  # TRL's gradient accumulation
+}
 
 
 def difference(mine: Result, other: Result, of: Sequence[str] = ("loss", "gradient")) -> float:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rlstab import PolicyOutputs, TokenBatch
-from rlstab.core.batch import layout_of, to_padded
+from rlstab.core.batch import to_padded
 from rlstab.errors import MissingSignal
 from tests.core.steps import LIVE, batch_of, padded, random_rows
 
@@ -29,8 +29,8 @@ def test_what_stands_in_the_padding_is_never_read(filler):
     clean = make(**given, extra={"mine": VALUES * 2})
     dirty = make(**{name: filled(values) for name, values in given.items()}, extra={"mine": filled(VALUES * 2)})
     assert len(clean.per_token()) == 10
-    for (name, one), (_, other) in zip(clean.per_token(), dirty.per_token(), strict=True):
-        assert torch.equal(one, other), name
+    for (name, values), (_, other) in zip(clean.per_token(), dirty.per_token(), strict=True):
+        assert torch.equal(values, other), name
 
     live = PolicyOutputs.from_padded(dirty, logprobs=filled(-VALUES).requires_grad_())
     assert torch.equal(live.logprobs, clean.old_logprobs)
@@ -50,32 +50,23 @@ def test_tokens_are_packed_row_by_row():
     assert make().sequence_ids.tolist() == [0, 1, 2, 3]
 
 
-def test_responses_may_have_one_token():
-    one = torch.arange(4.0).reshape(4, 1)
-    batch = TokenBatch.from_padded(response_mask=torch.tensor([[1], [0], [1], [1]]), advantages=one, old_logprobs=-one)
-    assert batch.sequence.tolist() == batch.advantages.tolist() == [0, 2, 3]
-    assert batch.position.tolist() == [0, 0, 0]
-
-
 def test_advantages_are_of_rows_or_of_tokens():
     assert make().advantages.tolist() == [1.0, 1.0, -1.0, -1.0, 0.5, 0.5]
     assert make(advantages=VALUES).advantages.tolist() == [0.0, 1.0, 4.0, 5.0, 9.0, 11.0]
-
-
-def test_evidence_is_detached_at_the_door():
-    batch = make(logprobs=VALUES.clone().requires_grad_(), extra={"mine": VALUES.clone().requires_grad_()})
-    assert not any(values.requires_grad for _, values in batch.per_token())
 
 
 @pytest.mark.parametrize(
     ("given", "kept"),
     [(torch.bfloat16, torch.float32), (torch.float16, torch.float32), (torch.float64, torch.float64)],
 )
-def test_half_precision_becomes_float32(given, kept):
-    batch = make(old_logprobs=-VALUES.to(given), entropies=VALUES.to(given), extra={"mine": VALUES.to(given)})
-    assert {batch.old_logprobs.dtype, batch.entropies.dtype, batch.extra["mine"].dtype} == {kept}
-    policy = PolicyOutputs.from_padded(batch, logprobs=VALUES.to(given), entropies=VALUES.to(given))
-    assert {policy.logprobs.dtype, policy.entropies.dtype} == {kept}
+def test_evidence_is_detached_and_widened_at_the_door(given, kept):
+    values = VALUES.to(given).requires_grad_()
+    batch = make(old_logprobs=-values, entropies=values, advantages=values, extra={"mine": values})
+    assert {tensor.dtype for _, tensor in batch.per_token()} == {kept}
+    assert not any(tensor.requires_grad for _, tensor in batch.per_token())
+    policy = PolicyOutputs.from_padded(batch, logprobs=values, entropies=values)
+    assert {tensor.dtype for tensor in policy.present()} == {kept}
+    assert all(tensor.requires_grad for tensor in policy.present())
 
 
 def test_to_padded_is_the_inverse_of_packing():
@@ -89,8 +80,8 @@ def test_select_keeps_the_numbers_of_sequences_and_all_signals():
     batch = batch_of(rows, [5, 6, 7])
     where = batch.entropies >= batch.entropies.median()
     chosen = batch.select(where)
-    for (name, one), (_, other) in zip(batch.per_token(), chosen.per_token(), strict=True):
-        assert torch.equal(one[where], other), name
+    for (name, values), (_, other) in zip(batch.per_token(), chosen.per_token(), strict=True):
+        assert torch.equal(values[where], other), name
     assert torch.equal(batch.sequence[where], chosen.sequence)
     assert torch.equal(batch.uniform(3)[where], chosen.uniform(3))
     assert chosen.num_sequences == 3
@@ -100,25 +91,14 @@ def test_select_keeps_the_numbers_of_sequences_and_all_signals():
     assert torch.equal(policy.select(where).log_kept_mass, policy.log_kept_mass[where])
 
 
-def test_batch_moves_as_a_whole():
-    moved = make(entropies=VALUES, extra={"mine": VALUES}).to("meta")
-    assert {values.device.type for _, values in moved.per_token()} == {"meta"}
-    assert moved.sequence_ids.device.type == layout_of(moved).index.device.type == "meta"
-
-
 @pytest.mark.parametrize("shape", [(0, 0), (0, 3), (3, 0), (3, 2)])
 def test_batch_without_tokens(shape):
     nothing = torch.zeros(shape)
     batch = TokenBatch.from_padded(response_mask=nothing, advantages=nothing, old_logprobs=nothing)
-    assert len(batch) == 0
-    assert batch.num_sequences == shape[0]
+    assert (len(batch), batch.num_sequences) == (0, shape[0])
     assert to_padded(batch, batch.old_logprobs).shape == shape
-    assert batch.uniform(0).shape == (0,)
-
-
-def test_empty_batch_has_the_signals_that_are_needed():
-    batch = TokenBatch.empty({"entropies", "mine"})
-    assert batch.signal("entropies").shape == batch.signal("mine").shape == (0,)
-    assert batch.num_sequences == len(batch) == 0
+    empty = TokenBatch.empty({"entropies", "mine"})
+    assert batch.uniform(0).shape == empty.signal("entropies").shape == empty.signal("mine").shape == (0,)
+    assert empty.num_sequences == len(empty) == 0
     with pytest.raises(MissingSignal):
-        batch.signal("ref_logprobs")
+        empty.signal("ref_logprobs")

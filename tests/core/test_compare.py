@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rlstab.core import compare as module
 from rlstab.core.compare import below, greater, less, nonzero, numbers, places, reached
 from rlstab.core.loss import with_slope
-from rlstab.core.stats import Pool, total
+from rlstab.core.stats import total
 from rlstab.testing.tolerances import REORDERED
 from tests.core.steps import batch_of, random_rows
 
@@ -28,12 +28,6 @@ def test_a_number_between_two_values_compares_as_in_float64(dtype, number, near)
     assert torch.equal(below(values, number), values.double() < number)
 
 
-def test_integers_compare_with_a_fraction():
-    values = torch.tensor([0, 1, 2])
-    assert reached(values, 0.5).tolist() == [False, True, True]
-    assert below(values, 0.5).tolist() == [True, False, False]
-
-
 @pytest.mark.parametrize("other", [0, -0.5, torch.linspace(-1, 1, len(EDGE))])
 def test_comparisons_are_those_of_torch(other):
     values = torch.tensor(EDGE)
@@ -41,12 +35,10 @@ def test_comparisons_are_those_of_torch(other):
     assert torch.equal(less(values, other), values < other)
     assert torch.equal(nonzero(values), values != 0)
     assert numbers(values > other).tolist() == (values > other).int().tolist()
-
-
-def test_a_batch_knows_the_signs_of_its_advantages():
-    batch = batch_of(random_rows(3, [4, 2]))
-    assert torch.equal(batch.rewarded, batch.advantages > 0)
-    assert torch.equal(batch.punished, batch.advantages < 0)
+    assert places(values > other).tolist() == (values > other).nonzero()[:, 0].tolist()
+    assert places((values > 0)[::2]).tolist() == [1, 2]
+    assert reached(torch.tensor([0, 1, 2]), 0.5).tolist() == [False, True, True]
+    assert below(torch.tensor([0, 1, 2]), 0.5).tolist() == [True, False, False]
 
 
 def test_pieces_change_no_result(monkeypatch):
@@ -59,14 +51,6 @@ def test_pieces_change_no_result(monkeypatch):
     assert total(torch.zeros(0)) == 0
 
 
-def test_a_pool_of_some_is_the_pool_of_these():
-    values = torch.tensor([5.0, 1.0, 4.0, 2.0, 3.0], dtype=torch.float64)
-    where = values != 4
-    assert Pool.quantile(values, 0.5, where).threshold() == Pool.quantile(values[where], 0.5).threshold()
-    assert Pool.top(values, 0.5, where).threshold().value == 3
-    assert Pool.top(values, 0.5, where & ~where).threshold().value is None
-
-
 def test_a_slope_that_was_given_is_the_derivative_and_has_none():
     x = torch.tensor([1.0, 2.0], requires_grad=True)
     y = with_slope(x, torch.tensor([7.0, 8.0]), torch.tensor([0.0, 3.0]))
@@ -75,10 +59,3 @@ def test_a_slope_that_was_given_is_the_derivative_and_has_none():
     assert gradient.tolist() == [0.0, 48.0]
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.sum().backward()
-
-
-def test_places_are_where_it_is_true():
-    where = torch.tensor([False, True, True, False, True])
-    assert places(where).tolist() == [1, 2, 4]
-    assert places(where[:0]).dtype == torch.int64
-    assert places(where[::2]).tolist() == [1, 2]

@@ -6,12 +6,10 @@ import warnings
 import pytest
 import torch
 
-from rlstab import Gate, Surrogate, Terms, TokenObjective, compose, make_plan, observe
-from rlstab.core.loss import token_log_ratio
+from rlstab import Gate, Surrogate, Terms, TokenObjective, compose, make_plan
 from rlstab.core.metadata import About
 from rlstab.errors import Conflict, FitWarning
-from tests.core.methods import Exempt, Noise
-from tests.core.says import says
+from tests.core.methods import Exempt
 from tests.core.steps import batch_of, gradients, live_of, random_rows, token
 
 ROWS = random_rows(5, [6, 9, 0, 12, 7, 1])
@@ -26,25 +24,10 @@ class Capped(TokenObjective):
     floor: float = 0.0
 
     def terms(self, batch, stat, state):
-        return Terms(
-            surrogate=Surrogate(
-                lambda ratio, constants: torch.where(ratio < self.floor, 0.0, ratio.clamp(max=self.cap))
-            )
-        )
-
-
-class MeanOfSequence(TokenObjective):
-    """The mean ratio of the tokens of the sequence."""
-
-    name = "mean_of_sequence"
-    writes = {"surrogate"}
-
-    def terms(self, batch, stat, state):
         def pull(ratio, constants):
-            live = token_log_ratio(constants.anchor, constants.anchor, batch).exp()
-            return batch.spread(batch.sequence_mean(live))
+            return torch.where(ratio < self.floor, 0.0, ratio.clamp(max=self.cap))
 
-        return Terms(surrogate=Surrogate(pull, whole_sequences=True))
+        return Terms(surrogate=Surrogate(pull))
 
 
 class Halving(TokenObjective):
@@ -74,8 +57,8 @@ def test_a_token_pulls_with_it_in_place_of_the_ratio():
 
 
 def test_a_pull_that_is_the_ratio_changes_nothing_bit_for_bit():
-    (one, slopes, _), (plain, expected, _) = run(compose(Capped(cap=1e9))), run(compose())
-    assert torch.equal(one.loss, plain.loss)
+    (pulled, slopes, _), (plain, expected, _) = run(compose(Capped(cap=1e9))), run(compose())
+    assert torch.equal(pulled.loss, plain.loss)
     assert torch.equal(slopes, expected)
 
 
@@ -83,24 +66,7 @@ def test_gates_and_weights_multiply_it_and_exempt_tokens_pull_with_their_ratio()
     plain, capped = run(compose())[1], run(compose(Capped()))[1]
     torch.testing.assert_close(run(compose(Capped(), Halving()))[1], capped / 2, rtol=1e-15, atol=0)
     assert not torch.equal(capped, plain)
-    assert torch.equal(run(compose(Capped(cap=0.1), Exempt()))[1], plain)
-
-
-def test_one_of_whole_sequences_reads_the_live_rows_of_the_sequence():
-    batch = batch_of(ROWS)
-    rows = [make_plan(compose(one, Noise()), [batch]).live_rows(0)["logprobs"] for one in (Capped(), MeanOfSequence())]
-    assert rows[0].sum() < rows[1].sum()
-    reached = torch.zeros(batch.num_sequences, dtype=torch.bool)
-    reached[batch.sequence[rows[0]]] = True
-    assert torch.equal(rows[1], batch.spread(reached))
-
-
-def test_observed_it_is_a_gate_that_does_not_act():
-    out, slopes, _ = run(compose(observe(Capped(floor=0.9))))
-    plain, expected, _ = run(compose())
-    assert torch.equal(out.loss, plain.loss)
-    assert torch.equal(slopes, expected)
-    assert 0 < out.metrics()["observe_capped/surrogate/stopped"] < 1
+    assert torch.equal(run(compose(Capped(cap=0.1), Halving(), Exempt()))[1], plain)
 
 
 # -- with what it cannot be composed -----------------------------------------------------------------------------------
@@ -111,9 +77,7 @@ class Particular(TokenObjective):
 
     name = "particular"
     writes = {"weight"}
-    about = About(
-        expects={"aggregate": "it divides by lengths.", "s2t": "it was published on top of it."},
-    )
+    about = About(expects={"aggregate": "it divides by lengths.", "s2t": "it was published on top of it."})
     strict: bool = True
 
     @property
@@ -125,10 +89,7 @@ class Particular(TokenObjective):
 
 
 def test_a_method_can_exclude_a_field_and_only_at_some_settings():
-    with says(
-        Conflict,
-        "'particular' and 'halving' exclude each other: it weighs tokens by itself.\n  Remove one of them.",
-    ):
+    with pytest.raises(Conflict, match="'particular' and 'halving' exclude each other: it weighs tokens by itself"):
         compose(Halving(), Particular())
     assert len(compose(Halving(), Particular(strict=False)).members) == 2
 
@@ -139,8 +100,7 @@ def test_a_method_without_what_it_expects_is_told_where_a_loss_is_made():
         objective = compose(Particular())  # it may grow
     with pytest.warns(FitWarning) as caught:
         make_plan(objective, [])
-    assert sorted(str(one.message) for one in caught) == [
-        "'particular' expects 's2t' in the composition, which is missing: it was published on top of it.",
-        "'particular' expects a method that writes 'aggregate' in the composition, which is missing: it divides by "
-        "lengths.",
+    assert [str(warning.message).partition(" in ")[0] for warning in caught] == [
+        "'particular' expects a method that writes 'aggregate'",
+        "'particular' expects 's2t'",
     ]

@@ -8,12 +8,12 @@ def decide(tokens, memory, *, room, room_high_entropy, share, cap):
     rooms = [room if token["H"] <= edges[token["row"]] else room_high_entropy for token in tokens]
 
     def pull(tokens, ratios, keep, advantages):
-        found = []
+        pulls = []
         for ratio, e, advantage in zip(ratios, rooms, advantages, strict=True):
             if advantage > 0:
-                found.append(0.0 if ratio > 1 + e else min(1 / ratio, cap))
+                pulls.append(0.0 if ratio > 1 + e else min(1 / ratio, cap))
             else:
-                found.append(0.0 if ratio < 1 - e else min(ratio, cap))
-        return found
+                pulls.append(0.0 if ratio < 1 - e else min(ratio, cap))
+        return pulls
 
     return {"surrogate": pull}, memory

@@ -10,7 +10,7 @@ def decide(tokens, memory, *, delta, min_weight, min_budget, quantile, anchor):
         rows = {}
         for i, token in enumerate(tokens):
             rows.setdefault(token["row"], []).append(i)
-        found = [0.0] * len(tokens)
+        factors = [0.0] * len(tokens)
         for places in rows.values():
             others = [anchor_of(tokens[i], ratios[i], anchor) for i in places]
             D = [abs(probability(tokens[i]["logp"]) - probability(q)) for i, q in zip(places, others, strict=True)]
@@ -20,9 +20,9 @@ def decide(tokens, memory, *, delta, min_weight, min_budget, quantile, anchor):
                 w = 1 - (1 - min_weight) * t / max(len(places) - 1, 1)
                 shift = tokens[i]["logp"] - q
                 outwards = (advantages[i] > 0 and shift > 0) or (advantages[i] < 0 and shift < 0)
-                found[i] = 1.0 if not outwards or w * D[t] <= min(delta, delta + db * W - S) else 0.0
+                factors[i] = 1.0 if not outwards or w * D[t] <= min(delta, delta + db * W - S) else 0.0
                 S += w * D[t]
                 W += w
-        return found
+        return factors
 
     return {"gate": gate}, memory

@@ -8,15 +8,15 @@ def decide(tokens, memory, *, divergence, high, low, cap, anchor, stops):
     D = {"tv": total_variation, "kl": binary_kl}[divergence]
 
     def pull(tokens, ratios, keep, advantages):
-        found = []
+        pulls = []
         for token, ratio, advantage in zip(tokens, ratios, advantages, strict=True):
             live, other = token["logp"], anchor_of(token, ratio, anchor)
             any_way = stops == "all"
             risen, fallen = advantage > 0 and (any_way or live > other), advantage < 0 and (any_way or live < other)
             moved = D(probability(other), probability(live))
             stopped = (risen and moved > high) or (fallen and moved > low)
-            found.append(0.0 if stopped else min(math.exp(min(max(live - other, -20.0), 20.0)), cap))
-        return found
+            pulls.append(0.0 if stopped else min(math.exp(min(max(live - other, -20.0), 20.0)), cap))
+        return pulls
 
     return {"surrogate": pull}, memory
 

@@ -10,5 +10,5 @@ def decide(tokens, memory, *, base, power, anchor):
     if not shifts:
         return {"lr_scale": 1.0}, memory
     weights = [math.exp(shift - max(shifts)) for shift in shifts]
-    share = math.fsum(weights) ** 2 / (len(weights) * math.fsum(one * one for one in weights))
+    share = math.fsum(weights) ** 2 / (len(weights) * math.fsum(weight * weight for weight in weights))
     return {"lr_scale": min(1.0, share / base) ** power}, memory

@@ -12,6 +12,6 @@ def decide(tokens, memory, *, low, high):
             clipped.append(sign * min(sign * gap, sign * min(max(gap, -low), high)))
         rows = kept_values(tokens, keep, clipped)
         means = [sum(rows[token["row"]]) / max(len(rows[token["row"]]), 1) for token in tokens]
-        return [(mean, float(one == gap)) for mean, one, gap in zip(means, clipped, gaps, strict=True)]
+        return [(mean, float(shift == gap)) for mean, shift, gap in zip(means, clipped, gaps, strict=True)]
 
     return {"ratio": ratio}, memory

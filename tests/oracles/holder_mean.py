@@ -10,16 +10,16 @@ def decide(tokens, memory, *, power, final_power, steps):
 
     def ratio(tokens, keep, advantages, live_ratio):
         gaps = [gap for gap, _ in own_log_ratio(tokens, keep, advantages, live_ratio)]
-        found = []
+        ratios = []
         for token, gap in zip(tokens, gaps, strict=True):
             row = kept_values(tokens, keep, gaps)[token["row"]]
             if not row:
-                found.append((0.0, 0.0))
+                ratios.append((0.0, 0.0))
             elif p == 0:
-                found.append((math.fsum(row) / len(row), 1.0))
+                ratios.append((math.fsum(row) / len(row), 1.0))
             else:
-                mean = math.fsum(math.exp(p * one) for one in row) / len(row)
-                found.append((math.log(mean) / p, math.exp(p * gap) / mean))
-        return found
+                mean = math.fsum(math.exp(p * other) for other in row) / len(row)
+                ratios.append((math.log(mean) / p, math.exp(p * gap) / mean))
+        return ratios
 
     return {"ratio": ratio}, {"step": step}

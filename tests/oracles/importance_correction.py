@@ -42,7 +42,7 @@ def decide(
         }[level]
         kept = keep_low is None or shift >= math.log(keep_low)
         kept = kept and (keep_high is None or shift <= math.log(keep_high))
-        kept = kept and (veto is None or all(one >= math.log(veto) for one in of))
+        kept = kept and (veto is None or all(value >= math.log(veto) for value in of))
         kept = kept and (max_divergence is None or diverged(divergence, of) <= max_divergence)
         ratio = math.exp(min(max(shift, -20.0), 20.0))
         ratio = ratio if min_weight is None else max(ratio, min_weight)
@@ -51,11 +51,11 @@ def decide(
         keep.append(kept)
     if normalize:
         counted = [
-            (token["row"], one)
-            for token, one, kept in zip(tokens, weight, keep, strict=True)
+            (token["row"], value)
+            for token, value, kept in zip(tokens, weight, keep, strict=True)
             if kept or denominator == "all"
         ]
-        of = [one for _, one in counted] if level == "token" else list(dict(counted).values())
+        of = [value for _, value in counted] if level == "token" else list(dict(counted).values())
         if math.fsum(of) > 0:
-            weight = [one * len(of) / math.fsum(of) for one in weight]
+            weight = [value * len(of) / math.fsum(of) for value in weight]
     return {"weight": weight} | ({"keep": keep} if denominator == "kept" else {}), memory

@@ -12,23 +12,22 @@ class Outcome:
 
 def total(tokens, decisions, live_ratio=False):
     n = len(tokens)
-    keep = [all(one["keep"][i] for one in decisions if "keep" in one) for i in range(n)]
-    weight = [math.prod(one["weight"][i] for one in decisions if "weight" in one) for i in range(n)]
-    exempt = [any(one["unclipped"][i] for one in decisions if "unclipped" in one) for i in range(n)]
-    advantages = [
-        token["A"] + sum(one["bonus"][i] for one in decisions if "bonus" in one) for i, token in enumerate(tokens)
-    ]
-    bounds = next((one["bounds"] for one in decisions if "bounds" in one), None)
-    aggregate = next((one["aggregate"] for one in decisions if "aggregate" in one), token_mean)
-    log_ratio = next((one["ratio"] for one in decisions if "ratio" in one), own_log_ratio)
+    keep = [all(decision["keep"][i] for decision in decisions if "keep" in decision) for i in range(n)]
+    weight = [math.prod(decision["weight"][i] for decision in decisions if "weight" in decision) for i in range(n)]
+    exempt = [any(decision["unclipped"][i] for decision in decisions if "unclipped" in decision) for i in range(n)]
+    bonus = [sum(decision["bonus"][i] for decision in decisions if "bonus" in decision) for i in range(n)]
+    advantages = [token["A"] + more for token, more in zip(tokens, bonus, strict=True)]
+    bounds = next((decision["bounds"] for decision in decisions if "bounds" in decision), None)
+    aggregate = next((decision["aggregate"] for decision in decisions if "aggregate" in decision), token_mean)
+    log_ratio = next((decision["ratio"] for decision in decisions if "ratio" in decision), own_log_ratio)
     shifts = log_ratio(tokens, keep, advantages, live_ratio)
     ratios = [math.exp(min(max(shift, -20.0), 20.0)) for shift, _ in shifts]
     factors = [1.0] * n
-    for one in decisions:
-        if "gate" in one:
-            factors = [f * g for f, g in zip(factors, one["gate"](tokens, ratios, keep, advantages), strict=True)]
-        if "surrogate" in one:
-            pulls = one["surrogate"](tokens, ratios, keep, advantages)
+    for decision in decisions:
+        if "gate" in decision:
+            factors = [f * g for f, g in zip(factors, decision["gate"](tokens, ratios, keep, advantages), strict=True)]
+        if "surrogate" in decision:
+            pulls = decision["surrogate"](tokens, ratios, keep, advantages)
             factors = [f * p / r for f, p, r in zip(factors, pulls, ratios, strict=True)]
 
     out = Outcome([], [{"logp": [], "live_H": [], "live_mass": []} for _ in tokens])
@@ -39,8 +38,8 @@ def total(tokens, decisions, live_ratio=False):
             out.loss.append(scale * value)
             out.slopes[i]["logp"].append(scale * slope)
     shares = aggregate(tokens, [True] * n)
-    for one in decisions:
-        for penalty in one.get("penalties", ()):
+    for decision in decisions:
+        for penalty in decision.get("penalties", ()):
             for i in range(n):
                 if penalty["where"][i]:
                     scale = penalty["coefficient"] * shares[i]
@@ -57,7 +56,7 @@ def own_log_ratio(tokens, keep, advantages, live_ratio):
 
 def bounds_of(bounds, i):
     """(low, high, dual) of one token; low and high may be lists."""
-    return None if bounds is None else tuple(one[i] if isinstance(one, list) else one for one in bounds)
+    return None if bounds is None else tuple(bound[i] if isinstance(bound, list) else bound for bound in bounds)
 
 
 def surrogate(advantage, shift, shift_slope, bounds):
@@ -90,11 +89,11 @@ def rows_counted(tokens, counted):
 
 def kept_values(tokens, keep, values):
     """{row: values of its kept tokens}."""
-    found = {token["row"]: [] for token in tokens}
+    rows = {token["row"]: [] for token in tokens}
     for token, kept, value in zip(tokens, keep, values, strict=True):
         if kept:
-            found[token["row"]].append(value)
-    return found
+            rows[token["row"]].append(value)
+    return rows
 
 
 def token_mean(tokens, counted):

@@ -5,7 +5,7 @@ def decide(tokens, memory, *, sigma, alpha, positive, negative, max_sigma, min_s
     """exp(-(r - 1)^2 / (2 width^2)) where A pushes r further from 1; the clips are those of the code."""
 
     def gate(tokens, ratios, keep, advantages):
-        found = []
+        factors = []
         for token, ratio, A in zip(tokens, ratios, advantages, strict=True):
             base = min(max(sigma / math.exp(token["old"]) ** alpha, sigma), max_sigma)
             scale = 1 + positive * A if A > 0 else 1 / (1 - negative * A)
@@ -15,7 +15,7 @@ def decide(tokens, memory, *, sigma, alpha, positive, negative, max_sigma, min_s
                 factor = math.exp(-((ratio - 1) ** 2) / (2 * width**2))
             elif A < 0 and cap is not None:
                 factor = min(ratio, cap) / ratio
-            found.append(factor)
-        return found
+            factors.append(factor)
+        return factors
 
     return {"gate": gate}, memory

@@ -23,8 +23,8 @@ def decide(tokens, memory, *, target_entropy, variant, share, boost, damp, incre
 
     weight = [1.0] * len(tokens)
     if gate:
-        weight = [up if one else 1.0 for one in rare(lambda advantage: advantage > 0)]
+        weight = [up if chosen else 1.0 for chosen in rare(lambda advantage: advantage > 0)]
         if variant == "C2":
             punished = rare(lambda advantage: advantage < 0)
-            weight = [down if one else before for one, before in zip(punished, weight, strict=True)]
+            weight = [down if chosen else before for chosen, before in zip(punished, weight, strict=True)]
     return {"weight": weight}, after

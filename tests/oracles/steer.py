@@ -7,10 +7,10 @@ def decide(tokens, memory, *, high, low, form):
     least, most = min(changes, default=0.0), max(changes, default=0.0)
     if form == "exponential":
         k = -math.log(low) / max(most, 0.02)
-        return {"weight": [math.exp(-k * one) for one in changes]}, memory
+        return {"weight": [math.exp(-k * change) for change in changes]}, memory
     if most == least:
         return {"weight": [(high + low) / 2] * len(tokens)}, memory
-    return {"weight": [high - (one - least) * (high - low) / (most - least) for one in changes]}, memory
+    return {"weight": [high - (change - least) * (high - low) / (most - least) for change in changes]}, memory
 
 
 def change(token):

@@ -3,4 +3,4 @@ def decide(tokens, memory, *, coefficient):
     branches = [token["branch"] > 0 for token in tokens]
     counts = {True: branches.count(True), False: branches.count(False)}
     means = {True: coefficient, False: 1.0}
-    return {"weight": [means[one] * len(tokens) / counts[one] for one in branches]}, memory
+    return {"weight": [means[branch] * len(tokens) / counts[branch] for branch in branches]}, memory

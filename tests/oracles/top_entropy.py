@@ -7,4 +7,4 @@ def decide(tokens, memory, *, share, denominator):
     forking = [token["H"] >= threshold for token in tokens]
     if denominator == "kept":
         return {"keep": forking}, memory
-    return {"weight": [float(one) for one in forking]}, memory
+    return {"weight": [float(forks) for forks in forking]}, memory

@@ -3,4 +3,4 @@ def decide(tokens, memory, *, denominator):
     ended = [token["cut"] == 0 for token in tokens]
     if denominator == "kept":
         return {"keep": ended}, memory
-    return {"weight": [float(one) for one in ended]}, memory
+    return {"weight": [float(whole) for whole in ended]}, memory

@@ -12,12 +12,12 @@ def decide(tokens, memory, *, positive_power, positive_decay, negative_power, ne
             gaps = [clamped(token["logp"] - token["rollout"]) for token in tokens]
         rows = kept_values(tokens, [True] * len(tokens), gaps)
         weights = {row: math.exp(clamped(math.fsum(own))) for row, own in rows.items()}
-        found = []
+        pulls = []
         for token, advantage in zip(tokens, advantages, strict=True):
             k, lam = (positive_power, positive_decay) if advantage >= 0 else (negative_power, negative_decay)
             weight = weights[token["row"]]
-            found.append(weight**k * math.exp(lam * (1 - weight)))
-        return found
+            pulls.append(weight**k * math.exp(lam * (1 - weight)))
+        return pulls
 
     return {"surrogate": pull}, memory
 

@@ -8,8 +8,9 @@ import pytest
 
 from examples.demonstrations import demonstration
 from rlstab.errors import OutOfRange
-from rlstab.probe.shift import Shift
+from rlstab.probe.suite.shift import Shift
 from rlstab.tasks import Example
+from rlstab.tasks.task import Split
 
 
 def shown(task: Shift, answer: str) -> float:
@@ -30,11 +31,12 @@ def test_a_digit_or_its_letter_is_right_and_the_end_belongs_to_it() -> None:
 def test_what_is_broken_is_broken_in_training_alone() -> None:
     sparse, switch = Shift(solvable=0.25), Shift(switch=100)
 
-    def score(task: Shift, split: str, index: int, wrong: float = 0.0, letters: float = 0.0) -> float:
+    def score(task: Shift, split: Split, index: int, wrong: float = 0.0, letters: float = 0.0) -> float:
         example = task.example(split, index)
         return task.score(example, demonstration(task, example, random.Random(index), wrong=wrong, letters=letters))
 
-    shares = {split: sum(score(sparse, split, k) for k in range(400)) / 400 for split in ("train", "eval")}
+    splits: tuple[Split, ...] = ("train", "eval")
+    shares = {split: sum(score(sparse, split, k) for k in range(400)) / 400 for split in splits}
     assert shares["train"] == pytest.approx(0.25, abs=0.05)
     assert shares["eval"] == 1
     first = {letters: [score(switch, "train", k, letters=letters) for k in (0, 99, 100)] for letters in (0.0, 1.0)}

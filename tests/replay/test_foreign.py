@@ -45,6 +45,7 @@ def test_what_other_trainers_write_is_read(folder: str) -> None:
         assert step.ranks == ranks
         rewards = None if folder == "prime-rl" else [row.reward for row in responses]
         assert (("rewards" in step.tensors and step.tensors["rewards"].tolist()) or None) == rewards
+        assert (step.header.loss is None) == (folder != "prime-rl")
         old = step.tensors.get("old_logprobs")
         assert step.batch.live_ratio if old is None else torch.equal(old, step.tensors["rollout_logprobs"])
         assert (old is None) == (folder != "prime-rl")

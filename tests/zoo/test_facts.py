@@ -8,7 +8,7 @@ from typing import get_args
 
 import torch
 
-from rlstab import ConstantLength, LpReg, S2TMask, SequenceMean, TopEntropyMask, compose, within
+from rlstab import ConstantLength, S2TMask, SequenceMean, TopEntropyMask, compose, within
 from rlstab.core.batch import TokenBatch
 from rlstab.core.metadata import MASK, Kind
 from rlstab.core.objective import TokenObjective
@@ -72,7 +72,7 @@ def test_a_limit_of_steps_is_reached_by_no_setting() -> None:
     assert all(cls.about.no_op_at for cls in METHODS.values())
     nowhere = [limit for cls in METHODS.values() for limit in cls.about.no_op_at if limit.settings is None]
     assert nowhere
-    assert not any(limit.reached(one) for limit in nowhere for several in EXAMPLES.values() for one in several)
+    assert not any(limit.reached(method) for limit in nowhere for several in EXAMPLES.values() for method in several)
     assert not within(S2TMask(), TopEntropyMask()).about.no_op_at
 
 
@@ -82,10 +82,3 @@ def test_an_aggregation_is_the_identity_on_some_steps() -> None:
     mean = int(evidence()["response_mask"].sum()) // 3
     assert same(loss(ConstantLength(length=mean)), loss())
     assert not same(loss(ConstantLength(length=mean + 1)), loss())
-
-
-def test_lp_reg_in_form_code_selects_none_of_few() -> None:
-    """Three tokens are punished: fewer than 2 / 0.6, and more than 2 / 0.7."""
-    few, enough = (loss(LpReg(form="code", share=share)) for share in (0.6, 0.7))
-    assert same(few, loss())
-    assert not same(enough, loss())

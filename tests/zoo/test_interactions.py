@@ -638,11 +638,9 @@ def test_what_is_declared_of_a_pair_holds(seed: int) -> None:
 def test_settings_decide_what_is_said() -> None:
     for methods, kind, part in (
         ((r.S2TMask(population="all", quantile=0.8), r.TopEntropyMask()), "redundant", "drops all that"),
-        ((r.S2TMask(population="all", quantile=0.7), r.TopEntropyMask()), "redundant", "drops all that"),
         ((r.S2TMask(population="all", quantile=0.9), r.TopEntropyMask()), "redundant", "decides only about"),
         ((r.DRPO(0.5), r.DPPO()), "conflicts", "pulls a token back"),
         ((r.DRPO(12.5), r.DPPO()), "redundant", "damps what"),
-        ((r.GSPO(), r.ASPO()), "conflicts", "inverts"),
         ((r.CPPO(), r.ImportanceCorrection()), "note", "turns the ratio"),
         ((r.CPPO(), r.ImportanceCorrection(level="sequence")), "redundant", "mismatch"),
         ((r.KLPenalty(anchor="rollout"), r.DPPO()), "good", "prime-rl"),

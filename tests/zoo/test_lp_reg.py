@@ -30,7 +30,8 @@ def ours(old: Tensor, live: Tensor, tokens: Tensor, advantages: Tensor) -> Tenso
     before = token_signals_from_logits(old, tokens, needs=needs[0])
     after = token_signals_from_logits(live, tokens, needs=needs[1], min_p=METHOD.min_p)
     evidence, outputs = (
-        {name: getattr(one, name)[None] for name in names} for one, names in zip((before, after), needs, strict=True)
+        {name: getattr(signals, name)[None] for name in names}
+        for signals, names in zip((before, after), needs, strict=True)
     )
     evidence["old_logprobs"] = evidence.pop("logprobs")
     batch = TokenBatch.from_padded(response_mask=torch.ones(1, TOKENS), advantages=advantages[None], **evidence)

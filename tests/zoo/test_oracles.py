@@ -21,11 +21,11 @@ def grid(name, **choices):
 
     A setting that is not named has its default.
     """
-    found, rest = [], {setting.name: setting.default for setting in settings_of(METHODS.get(name))}
+    rows, rest = [], {setting.name: setting.default for setting in settings_of(METHODS.get(name))}
     for places in itertools.product(*(range(len(values)) for values in choices.values())):
         chosen = {key: values[place] for (key, values), place in zip(choices.items(), places, strict=True)}
-        found.append((name, {**rest, **chosen}, sum(place > 0 for place in places) > 1))
-    return found
+        rows.append((name, {**rest, **chosen}, sum(place > 0 for place in places) > 1))
+    return rows
 
 
 def numbers(name, values, **choices):
@@ -144,7 +144,9 @@ CASES = [parameter({name: chosen}, slow) for name, chosen, slow in SETTINGS]
 CASES.append(parameter({"clip_higher": SETTINGS[0][1], "lp_reg": dict(EXEMPTING)}))
 for names in TOGETHER:
     for which in (0, -1):
-        CASES.append(parameter({name: [one for known, one, _ in SETTINGS if known == name][which] for name in names}))
+        CASES.append(
+            parameter({name: [chosen for known, chosen, _ in SETTINGS if known == name][which] for name in names})
+        )
 
 EDGES = {
     "one token": [[token(now=-7.0, drift=0.1)]],
@@ -153,9 +155,9 @@ EDGES = {
     "no row": [],
     "rows without tokens": [[], random_rows(2, [4])[0], []],
     "only rows without tokens": [[], []],
-    "all rewarded": [[{**one, "A": 0.5} for one in row] for row in random_rows(3, [4, 1, 6])],
-    "all punished": [[{**one, "A": -0.5} for one in row] for row in random_rows(4, [4, 1, 6])],
-    "no advantage": [[{**one, "A": 0.0} for one in row] for row in random_rows(5, [4, 1, 6])],
+    "all rewarded": [[{**token, "A": 0.5} for token in row] for row in random_rows(3, [4, 1, 6])],
+    "all punished": [[{**token, "A": -0.5} for token in row] for row in random_rows(4, [4, 1, 6])],
+    "no advantage": [[{**token, "A": 0.0} for token in row] for row in random_rows(5, [4, 1, 6])],
     "all alike": [[token(now=-7.0, A=advantage) for _ in range(6)] for advantage in (1.0, -1.0)],
     "no candidate": [[token(now=-0.1, H=entropy) for entropy in (0.1, 0.2, 0.3)]],
     "log-probs from 0 to -80": [
@@ -163,7 +165,7 @@ EDGES = {
         for now, advantage, gap in itertools.product((0.0, -40.0, -80.0), (1.0, -1.0), (0.0, 80.0))
     ],
     "advantage of each token": [
-        [{**one, "A": (-1.0) ** place * place} for place, one in enumerate(row)] for row in random_rows(6, [5, 7])
+        [{**token, "A": (-1.0) ** place * place} for place, token in enumerate(row)] for row in random_rows(6, [5, 7])
     ],
 }
 
@@ -256,11 +258,11 @@ def test_drawn_steps_equal_the_oracle(methods):
 
 
 @pytest.mark.parametrize(
-    "methods", [one for one in CASES if one.values[0].keys() & {"stare", "adaptive_entropy", "holder_mean"}]
+    "methods", [case for case in CASES if case.values[0].keys() & {"stare", "adaptive_entropy", "holder_mean"}]
 )
 def test_state_over_several_steps_equals_the_oracle(methods):
     state = memories = None
     for seed, level in enumerate([0.0, 0.25, 9.0, 9.0, None, 9.0, 0.0, 0.0, 0.25, 0.0, 0.0, 0.0, 0.0, 0.0]):
         rows = [] if level is None else random_rows(seed, [5, 0, 3, 2])
-        rows = [[{**one, "H": level} for one in row] for row in rows]
+        rows = [[{**token, "H": level} for token in row] for row in rows]
         state, memories = check(methods, rows, state, memories)

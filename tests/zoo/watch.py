@@ -36,11 +36,11 @@ def examples(cls: type[TokenObjective]) -> list[TokenObjective]:
         return [None, some] if setting.optional else [some if required else setting.default]
 
     settings = settings_of(cls)
-    found = []
-    for chosen in itertools.product(*(values(one) for one in settings)):
+    methods = []
+    for chosen in itertools.product(*map(values, settings)):
         with contextlib.suppress(OutOfRange):
-            found.append(cls(**dict(zip((one.name for one in settings), chosen, strict=True))))
-    return found
+            methods.append(cls(**{setting.name: value for setting, value in zip(settings, chosen, strict=True)}))
+    return methods
 
 
 def evidence() -> dict[str, torch.Tensor]:

@@ -16,6 +16,8 @@ from rlstab.adapters.host_correction import CORRECTION
 from rlstab.adapters.host_signals import held_signals
 from rlstab.core.batch import TokenBatch
 from rlstab.core.objective import TokenObjective
+from rlstab.core.policy_outputs import PolicyOutputs
+from rlstab.trace.dump import tensors_of
 
 #: The column by which a row of a micro-batch is traced back to its place in the mini-batch.
 ROW = "rlstab_row"
@@ -38,12 +40,15 @@ class MiniBatch:
         truncated: ``(B,)`` bool, the response does not end with an EOS.
         sequence_ids: ``(B,)`` int64, from the tokens.
         group_ids: ``(B,)`` int64, from the prompt's uid.
+        prompts, responses: ``B``, the ids of their tokens.
     """
 
     columns: Mapping[str, Tensor]
     truncated: Tensor
     sequence_ids: Tensor
     group_ids: Tensor
+    prompts: list[np.ndarray]
+    responses: list[np.ndarray]
     evidence: Mapping[str, Tensor] = field(default_factory=dict)
 
     @classmethod
@@ -66,6 +71,8 @@ class MiniBatch:
             truncated=torch.tensor([not len(ids) or int(ids[-1]) not in ends for ids in responses], device=device),
             sequence_ids=_hashes([b"|".join((a.tobytes(), b.tobytes(), _bytes(c))) for a, b, c in named], device),
             group_ids=_hashes([_bytes(uid) for uid in _listed(uids)], device),
+            prompts=prompts,
+            responses=responses,
         )
 
     def batch(self, objective: TokenObjective, rows: Tensor | None = None) -> tuple[TokenBatch, Tensor]:
@@ -85,6 +92,15 @@ class MiniBatch:
         columns: dict[str, Any] = {name: values[chosen] for name, values in signals.items()}
         batch = TokenBatch.from_padded(**columns, extra={name: values[chosen] for name, values in extra.items()})
         return batch, (lost & self.mask)[chosen].count_nonzero()
+
+    def tensors(self, batch: TokenBatch, live: PolicyOutputs, rows: Tensor) -> dict[str, Tensor]:
+        """What a dump has of some rows, whose evidence is ``batch``."""
+        ids, prompts = torch.zeros(len(rows), self.mask.shape[1], dtype=torch.int64, device=self.mask.device), []
+        for place, row in enumerate(rows.tolist()):
+            ids[place, : len(self.responses[row])] = torch.as_tensor(self.responses[row])
+            prompts.append(torch.as_tensor(self.prompts[row]))
+        lengths = torch.tensor([len(prompt) for prompt in prompts])
+        return tensors_of(batch, live, ids) | {"prompt_ids": torch.cat(prompts), "prompt_lengths": lengths}
 
     @property
     def mask(self) -> Tensor:

@@ -21,6 +21,7 @@ from rlstab.core.objective import TokenObjective
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Mean
 from rlstab.signals import SIGNAL_NAMES, token_signals_from_logits
+from rlstab.trace.dump import Recorder
 
 #: Signals that verl's engine makes itself, also by its fused kernels, which form no logits.
 ENGINES_OWN = frozenset({"entropies"})
@@ -40,6 +41,7 @@ class PlannedLoss:
         batch: the mini-batch of this rank.
         window: the optimizer step.
         needs: signals to make of the logits.
+        recorder: keeps the micro-batches of an optimizer step that is dumped.
     """
 
     def __init__(self, min_p: float | None) -> None:
@@ -48,6 +50,7 @@ class PlannedLoss:
         self.window: Window | None = None
         self.objective: TokenObjective | None = None
         self.needs: frozenset[str] = frozenset()
+        self.recorder: Recorder | None = None
 
     def __call__(
         self, model_output: Any = None, data: Any = None, dp_group: Any = None, student_logits: Tensor | None = None
@@ -96,10 +99,14 @@ class PlannedLoss:
             return nothing
         piece = window.plan.piece(batch.batch(objective, data[ROW])[0])
         live = self.signals(model_output, data, frozenset({"logprobs", *objective.live_needs}))
-        out = window.plan.loss(piece, PolicyOutputs.from_padded(piece.batch, **live))
+        outputs, ranks = PolicyOutputs.from_padded(piece.batch, **live), int(data["dp_size"])
+        out = window.plan.loss(piece, outputs)
+        loss = out.loss * ranks  # ranks average gradients, and denominators are global
+        if self.recorder is not None:
+            tensors = batch.tensors(piece.batch, outputs, data[ROW])
+            self.recorder.add(tensors, loss, outputs.logprobs, slice(None))
         window.add(out.nonfinite, {**out.report, **self._told(model_output, data, piece.batch, live, out.report)})
-        ranks: int = data["dp_size"]
-        return out.loss * ranks  # ranks average gradients, and denominators are global
+        return loss
 
     def _told(
         self, model_output: Any, data: Any, batch: Any, live: Mapping[str, Tensor], report: Mapping[str, Mean]

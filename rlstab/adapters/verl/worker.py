@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -35,12 +37,15 @@ from rlstab.config import load_objective, objective_hash
 from rlstab.core.batch import BASICS
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.compose import Composition, compose
-from rlstab.core.objective import State, check_complete
+from rlstab.core.objective import State, TokenObjective, check_complete
 from rlstab.errors import ConfigError, HostError, RlstabError
 from rlstab.hosts import adapted
 from rlstab.signals import SIGNAL_NAMES
+from rlstab.trace.dump import Recorder, settings_of
 
 logger = logging.getLogger(__name__)
+#: In the environment, the folder that optimizer steps are dumped to.
+DUMP = "RLSTAB_DUMP"
 
 
 class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # to mypy, verl is not there
@@ -83,6 +88,9 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # to mypy, ve
         self._rlstab_tallies = tallies(group)
         self._rlstab_loss = PlannedLoss(self.objective.signal_options.get("min_p"))
         self._rlstab_ends = _ends(self.model_config)
+        if os.environ.get(DUMP):
+            self._rlstab_loss.recorder = Recorder(os.environ[DUMP])
+            self._rlstab_loss.recorder.write_tokenizer(self.model_config.tokenizer)
         self.objective_state: State = self.objective.init_state()
         self.last_refusal: str | None = None
 
@@ -142,6 +150,8 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # to mypy, ve
         batch = MiniBatch.of(data, get_device_id(), self._rlstab_ends)
         loss, window = self._rlstab_loss, Window()
         loss.batch, loss.objective, loss.window = batch, objective, None
+        if loss.recorder is not None:
+            loss.recorder.begin()
         batch.evidence = self._rlstab_evidence(data)
         whole, lost = batch.batch(objective)
         window.batches, window.unscored = [whole], [lost]
@@ -190,11 +200,27 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # to mypy, ve
             self.engine.optimizer_zero_grad()
             return 0.0 if window.refusal is None else math.nan
         restore = window.scale_rates(self.engine.optimizer)
+        if self._rlstab_loss.recorder is not None and window.plan is not None:
+            self._rlstab_dump(self._rlstab_loss.recorder, window.plan.objective)
         norm = step()
         restore()
         if not math.isfinite(norm):
             window.refusal = f"the gradient norm is {norm}: verl skipped the optimizer step."
         return norm
+
+    def _rlstab_dump(self, recorder: Recorder, objective: TokenObjective) -> None:
+        """Before the optimizer moves; the step is numbered by the moments of its weights, which a checkpoint has."""
+        engine, group = self.engine, self.engine.get_data_parallel_group()
+        steps = [int(state["step"]) for state in engine.optimizer.state.values() if "step" in state]
+        recorder.write(
+            "rlstab",
+            settings_of(objective, {**objective.init_state(), **self.objective_state}),
+            host=f"verl {version('verl')}",
+            step=max(steps, default=0) + 1,
+            rank=dist.get_rank(group),
+            ranks=dist.get_world_size(group),
+            learning_rate=float(engine.optimizer.param_groups[0]["lr"]),
+        )
 
     def _rlstab_settle(self, window: Window) -> None:
         if window.refusal is not None:

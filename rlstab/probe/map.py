@@ -1,0 +1,206 @@
+"""The map: rows times probes, each cell a score with what was predicted; as sentences, Markdown and JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rlstab.probe.records import Record
+from rlstab.probe.score import Outcomes, Score, score
+from rlstab.probe.suite import FIXED, START, Prediction, Probe
+from rlstab.report.formatting import NOTHING, listed
+
+#: What a number on the page means; the docs say more.
+LEGEND = (
+    "A number is the dose that a row tolerates, divided by the dose that the base tolerates: up to there training "
+    "keeps half of its healthy gain. Intervals are at 95 %, a bootstrap over seeds; where one includes 1 the cell is "
+    "grey. The price is what is left of the healthy gain at the harmless end of the dial: 1 costs nothing. Large "
+    "models tolerate other doses than this one."
+)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A probe, and the policy that is evaluated."""
+
+    probe: Probe
+    policy: str
+
+    @property
+    def title(self) -> str:
+        """With the policy where the probe has two."""
+        return self.probe.name + (f", {self.policy}" if self.policy else "")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A row in a column.
+
+    Attributes:
+        score: or why there is none.
+        outcomes: by dose and seed.
+        prediction: written before the runs.
+    """
+
+    score: Score | str
+    outcomes: Outcomes
+    prediction: Prediction | None
+
+    @property
+    def held(self) -> bool | None:
+        """Whether the prediction did; None where there is nothing to hold."""
+        if self.prediction is None or isinstance(self.score, str):
+            return None
+        higher = self.score.relative.value > 1
+        return self.prediction == ("same" if not self.score.visible else "more" if higher else "less")
+
+
+@dataclass(frozen=True)
+class Map:
+    """All cells.
+
+    Attributes:
+        columns: probes and policies.
+        rows: names, with their titles.
+        cells: by row and place of the column.
+        starts: outcome of the policy before training, by place of the column.
+        quick: whether only the verdicts count.
+        remarks: what is missing, and why.
+    """
+
+    columns: list[Column]
+    rows: Mapping[str, str]
+    cells: Mapping[tuple[str, int], Cell]
+    starts: Mapping[int, float]
+    quick: bool
+    remarks: list[str]
+
+    def shown(self, cell: Cell) -> str:
+        """A cell in words: a quick map has verdicts, and nothing finer."""
+        if isinstance(cell.score, str):
+            return NOTHING
+        if self.quick:
+            return cell.score.verdict
+        number, limit = cell.score.relative, cell.score.limit
+        if number.low is None or number.high is None or number.low == number.high:
+            return told(number.value, limit)
+        return f"{told(number.value, limit)} [{told(number.low, limit)}, {told(number.high, limit)}]"
+
+    @property
+    def sentences(self) -> list[str]:
+        """One for each row beside the fixed ones."""
+        sentences = []
+        for row in self.rows.keys() - FIXED.keys():
+            by_verdict: dict[str, list[str]] = defaultdict(list)
+            for place, column in enumerate(self.columns):
+                cell = self.cells[row, place]
+                by_verdict[cell.score.verdict if isinstance(cell.score, Score) else "no score"].append(column.title)
+            parts = (f"{verdict} in {listed(titles)}" for verdict, titles in by_verdict.items())
+            sentences.append(f"{row}, tolerated dose against the base's: {'; '.join(parts)}.")
+        return sorted(sentences)
+
+    @property
+    def markdown(self) -> str:
+        """A table of doses and one of prices."""
+        lines = ["# Probes", "", LEGEND, "", *self._table("tolerated dose", self.shown), ""]
+        lines += self._table("price", _price)
+        lines += ["", *(f"- {sentence}" for sentence in self.sentences), *(f"- {remark}" for remark in self.remarks)]
+        return "\n".join(lines) + "\n"
+
+    def _table(self, title: str, shown: Any) -> list[str]:
+        head = [title, *(column.title for column in self.columns)]
+        body = [
+            [name, *(shown(self.cells[row, place]) for place in range(len(self.columns)))]
+            for row, name in self.rows.items()
+        ]
+        lines = [head, ["---"] * len(head), *body]
+        return [f"| {' | '.join(line)} |" for line in lines]
+
+    @property
+    def json(self) -> str:
+        """Everything, for programs: infinite doses are null, and ``limit`` says beyond what."""
+        cells = []
+        for (row, place), cell in self.cells.items():
+            scored = {"why": cell.score} if isinstance(cell.score, str) else asdict(cell.score)
+            column = {"row": row, "probe": self.columns[place].probe.name, "policy": self.columns[place].policy}
+            verdict = {} if isinstance(cell.score, str) else {"verdict": cell.score.verdict}
+            outcomes = {f"{dose:g}": dict(seeds) for dose, seeds in cell.outcomes.items()}
+            predicted = {"prediction": cell.prediction, "held": cell.held}
+            cells.append({**column, **scored, **verdict, **predicted, "outcomes": outcomes})
+        return json.dumps(_finite({"quick": self.quick, "cells": cells, "remarks": self.remarks}), indent=1) + "\n"
+
+
+def draw_map(
+    suite: Sequence[Probe],
+    kinds: Mapping[str, Sequence[str]],
+    results: Sequence[Record],
+    *,
+    quick: bool,
+    remarks: Sequence[str] = (),
+) -> Map:
+    """The map of what came of runs.
+
+    Args:
+        suite: the probes.
+        kinds: of the rows beside the fixed ones, see :attr:`rlstab.probe.rows.Row.kinds`.
+        results: of the runs.
+        quick: whether there are too few for more than verdicts.
+        remarks: what is missing, and why.
+    """
+    two = {record.probe for record in results if record.sampler is not None}
+    columns = [
+        Column(probe, policy) for probe in suite for policy in (("trainer", "sampler") if probe.name in two else ("",))
+    ]
+    names = {**FIXED, **{row: row for row in kinds}}
+    cells: dict[tuple[str, int], Cell] = {}
+    starts: dict[int, float] = {}
+    for place, column in enumerate(columns):
+        by_row = _outcomes([record for record in results if record.probe == column.probe.name], column.policy)
+        before = [value for seeds in by_row[START].values() for value in seeds.values()]
+        starts[place] = before[0] if before else math.nan
+        for row in names:
+            prediction = column.probe.prediction(row, kinds.get(row, ()), column.policy) if row != "base" else None
+            scored = score(by_row[row], by_row["base"], starts[place]) if by_row["base"] else "the base has no run"
+            cells[row, place] = Cell(scored, by_row[row], prediction)
+    missing = [f"{column.title}: {cells['base', k].score}" for k, column in enumerate(columns) if _unusable(cells, k)]
+    return Map(columns, names, cells, starts, quick, [*remarks, *missing])
+
+
+def _unusable(cells: Mapping[tuple[str, int], Cell], place: int) -> bool:
+    return isinstance(cells["base", place].score, str)
+
+
+def _outcomes(records: Sequence[Record], policy: str) -> dict[str, dict[float, dict[int, float]]]:
+    """By row, dose and seed; where the sampler is the trainer's own policy, it has the trainer's outcome."""
+    by_row: dict[str, dict[float, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+    for record in records:
+        sampler = record.trainer if record.sampler is None else record.sampler
+        by_row[record.row][float(record.dose)][record.seed] = sampler if policy == "sampler" else record.trainer
+    return by_row
+
+
+def told(relative: float, limit: float) -> str:
+    """A relative dose in words: beyond the last dose it is only known to be above."""
+    if math.isnan(relative):
+        return NOTHING
+    return f"> {limit:.2g}" if math.isinf(relative) else f"{relative:.2g}"
+
+
+def _price(cell: Cell) -> str:
+    if isinstance(cell.score, str):
+        return NOTHING
+    interval = cell.score.price
+    inside = "" if interval.low is None else f" [{interval.low:.2f}, {interval.high:.2f}]"
+    return f"{interval.value:.2f}{inside}"
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, Mapping):
+        return {key: _finite(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data

@@ -1,0 +1,121 @@
+"""The map as one HTML page: it holds everything it needs and runs nothing; a cell opens its curves."""
+
+from __future__ import annotations
+
+import math
+from importlib import resources
+from typing import Any
+
+import jinja2
+
+from rlstab.probe.map import LEGEND, Cell, Map
+from rlstab.probe.score import SURVIVAL, Interval, Score
+from rlstab.report.formatting import setting
+from rlstab.report.output import digest
+
+#: Of a figure, and the room around what is drawn.
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 420, 220, 34, 10, 8, 24
+
+#: Colours have so many steps either way; one is a factor of two.
+STEPS = 3
+
+
+def page(drawn: Map) -> str:
+    """The HTML of a map."""
+    folder = resources.files("rlstab.probe")
+    style, template = ((folder / f"map.{kind}").read_text(encoding="utf-8") for kind in ("css", "html"))
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    lines = []
+    for row, title in drawn.rows.items():
+        cells = [_cell(drawn, row, place) for place in range(len(drawn.columns))]
+        lines.append({"title": title, "cells": cells, "base": row == "base"})
+    return environment.from_string(template).render(
+        style=style,
+        policy=f"default-src 'none'; style-src '{digest(style)}'",
+        legend=LEGEND,
+        quick=drawn.quick,
+        columns=drawn.columns,
+        lines=lines,
+        sentences=drawn.sentences,
+        remarks=drawn.remarks,
+        size={"width": WIDTH, "height": HEIGHT},
+    )
+
+
+def _cell(drawn: Map, row: str, place: int) -> dict[str, Any]:
+    cell, column, score = drawn.cells[row, place], drawn.columns[place], drawn.cells[row, place].score
+    value, bracket, interval = drawn.shown(cell).partition(" [")
+    return {
+        "id": f"c-{list(drawn.rows).index(row)}-{place}",
+        "row": drawn.rows[row],
+        "column": column.title,
+        "dial": column.probe.dial,
+        "shown": drawn.shown(cell),
+        "value": value,
+        "interval": bracket.strip() + interval,
+        "why": score if isinstance(score, str) else "",
+        "colour": _colour(score),
+        "price": None if isinstance(score, str) else round(40 * min(max(score.price.value, 0), 1.25) / 1.25, 1),
+        "about": [] if isinstance(score, str) else _about(score),
+        "prediction": cell.prediction,
+        "held": cell.held,
+        "figure": _figure(drawn, row, place),
+    }
+
+
+def _colour(score: Score | str) -> str:
+    """A class: how many factors of two more or less than the base, or grey."""
+    if isinstance(score, str) or not score.visible:
+        return "grey"
+    relative = score.relative.value
+    steps = math.copysign(STEPS, relative - 1) if relative in (0, math.inf) else math.log2(relative)
+    size = min(STEPS, max(1, round(abs(steps))))
+    return f"{'more' if steps > 0 else 'less'}{size}"
+
+
+def _about(score: Score) -> list[tuple[str, str]]:
+    def dose(value: float) -> str:
+        return f"above {setting(score.doses[-1])}" if math.isinf(value) else f"{value:.3g}"
+
+    def interval(number: Interval) -> str:
+        return f"{number.value:.2f}" + ("" if number.low is None else f" [{number.low:.2f}, {number.high:.2f}]")
+
+    return [
+        ("tolerated dose", dose(score.tolerated)),
+        ("ends below its start from", dose(score.harm)),
+        ("price: left of the gain at the first dose", interval(score.price)),
+        ("seeds", ", ".join(map(str, score.seeds))),
+    ]
+
+
+def _figure(drawn: Map, row: str, place: int) -> dict[str, Any]:
+    """Lines of means and a point for each seed, of the row and of the base; doses are evenly spaced."""
+    base, cell, start = drawn.cells["base", place], drawn.cells[row, place], drawn.starts[place]
+    doses = sorted(base.outcomes.keys() | cell.outcomes.keys())
+    x = {dose: LEFT + (WIDTH - LEFT - RIGHT) * (k + 0.5) / len(doses) for k, dose in enumerate(doses)}
+    top = max([0.1, *(value for some in (base, cell) for _, value in _points(some))])
+
+    def y(value: float) -> float:
+        return round(TOP + (HEIGHT - TOP - BOTTOM) * (1 - value / top), 1)
+
+    def drawn_of(kind: str, some: Cell, aside: float) -> dict[str, Any]:
+        means = [(dose, sum(seeds.values()) / len(seeds)) for dose, seeds in sorted(some.outcomes.items())]
+        return {
+            "kind": kind,
+            "line": " ".join(f"{x[dose]:.1f},{y(mean)}" for dose, mean in means),
+            "points": [(round(x[dose] + aside, 1), y(value)) for dose, value in _points(some)],
+        }
+
+    levels = []
+    if base.outcomes and not math.isnan(start):
+        seeds = base.outcomes[min(base.outcomes)]
+        survival = start + SURVIVAL * (sum(seeds.values()) / len(seeds) - start)
+        levels = [("survival", y(survival)), ("start", y(start))]
+    curves = [drawn_of("base", base, -4)] + ([drawn_of("own", cell, 4)] if row != "base" else [])
+    ticks = [(y(value), f"{value:.1f}") for value in (0, top / 2, top)]
+    labels = [(round(at, 1), setting(dose)) for dose, at in x.items()]
+    return {"curves": curves, "doses": labels, "levels": levels, "ticks": ticks}
+
+
+def _points(cell: Cell) -> list[tuple[float, float]]:
+    return [(dose, value) for dose, seeds in cell.outcomes.items() for value in seeds.values()]

@@ -1,0 +1,147 @@
+"""What is probed: a method, stage, preset, file or class, as a method of each probe's bench."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlstab.bench.file import NAME
+from rlstab.config import Document, load_objective
+from rlstab.config.user_code import is_user_code, load_class, located
+from rlstab.core.compose import walk
+from rlstab.core.method import Method
+from rlstab.core.objective import TokenObjective
+from rlstab.errors import ConfigError, Conflict, UnknownName, did_you_mean
+from rlstab.presets import PRESETS
+from rlstab.probe.suite import FIXED, START, Probe
+from rlstab.stages import STAGES
+from rlstab.stages.stage import Stage
+from rlstab.zoo import METHODS
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the map.
+
+    Attributes:
+        name: of it, and of its folders.
+        objective: items of an objective; empty where it is a stage.
+        stages: items of stages.
+        whole: whether the objective stands alone, as a recipe does; else the base's is a part of it.
+    """
+
+    name: str
+    objective: tuple[Any, ...]
+    stages: tuple[Any, ...] = ()
+    whole: bool = False
+
+    def _methods(self) -> list[TokenObjective]:
+        """The methods that it brings."""
+        if not self.objective:
+            return []
+        return [leaf.method for leaf in walk(load_objective({"objective": list(self.objective)}))]
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Names of its methods and stages, then what the methods address: a prediction may be for any of them."""
+        methods = self._methods()
+        stages = [item["name"] if isinstance(item, Mapping) else str(item) for item in self.stages]
+        addressed = sorted({kind for method in methods for kind in method.about.addresses})
+        return (*(method.name for method in methods), *stages, *addressed, *(["stage"] if stages else []))
+
+    def entry(self, probe: Probe) -> dict[str, Any]:
+        """What the bench of a probe has under ``methods``.
+
+        A method joins the base's objective; where they own one slot, it takes the place of the base's clip. In a probe
+        of old or other samplers the base's ratio does not see them (``recompute``). A row whose methods act by the
+        ratio gets one that does (``rollout``), unless they compare sampler and trainer themselves.
+
+        Raises:
+            Conflict: the methods do not fit together.
+        """
+        base, set_here = probe.bench["base"], dict[str, Any]()
+        if self.stages:
+            set_here["stages"] = list(self.stages)
+        drift = {compared for method in self._methods() for compared in method.reads_drift}
+        blind = base["optimisation"]["old_logprobs"] == "recompute"
+        if blind and "live" in drift and not drift & {"sampler", "start"}:
+            set_here["optimisation.old_logprobs"] = "rollout"
+        return {"objective": self._joined(base["objective"]) if self.objective else base["objective"], "set": set_here}
+
+    def _joined(self, base: list[Any]) -> list[Any]:
+        if self.whole:
+            return list(self.objective)
+        problem = None
+        for items in ([*base, *self.objective], ["token_mean", *self.objective], list(self.objective)):
+            try:
+                load_objective({"objective": items})
+            except Conflict as error:
+                problem = problem or error
+            else:
+                return items
+        assert problem is not None
+        raise problem
+
+
+def row(asked: str) -> Row:
+    """The row that a word of the command line asks for.
+
+    Args:
+        asked: a preset, a method, a stage, a YAML file with an objective (and stages), or ``path/to/file.py:Class``.
+            Where a preset and a method have one name, it is the preset.
+
+    Raises:
+        UnknownName: it is none of them.
+        ConfigError: the file cannot be read, or has no objective.
+    """
+    if is_user_code(asked):
+        return _of_class(asked)
+    if asked.endswith((".yaml", ".yml")):
+        return _of_file(asked)
+    if asked in PRESETS:
+        return Row(asked, ({"preset": asked},), whole=True)
+    if asked in METHODS.names():
+        return Row(asked, ({"name": asked},))
+    if asked in STAGES.names():
+        return Row(asked, (), ({"name": asked},))
+    known = [*PRESETS, *METHODS.names(), *STAGES.names()]
+    raise UnknownName(f"no preset, method or stage is called '{asked}'. {did_you_mean(asked, known)}")
+
+
+def rows(asked: list[str]) -> list[Row]:
+    """See :func:`row`.
+
+    Raises:
+        ConfigError: two rows, or a row and a fixed one, have one name.
+    """
+    made = [row(text) for text in asked]
+    for place, one in enumerate(made):
+        if one.name in FIXED or one.name == START or one.name in [other.name for other in made[:place]]:
+            raise ConfigError(f"'{one.name}' is the name of two rows. Leave one out, or rename its file.")
+    return made
+
+
+def _of_class(asked: str) -> Row:
+    document = located(Document.of({"class": asked}))
+    text: str = document.data["class"]
+    cls = load_class(document, text, ("class",), "a method or a stage", "Name a class of either.")
+    if not issubclass(cls, Method):
+        raise ConfigError(f"{asked} is neither a method nor a stage. Name a class of either.")
+    stage, item = issubclass(cls, Stage), ({"name": text},)
+    return Row(cls.__name__, () if stage else item, item if stage else ())
+
+
+def _of_file(asked: str) -> Row:
+    document = located(Document.read(asked))
+    data = document.data if isinstance(document.data, Mapping) else {"objective": document.data}
+    data = {"objective": data} if data.keys() & {"name", "preset"} else data
+    if "objective" not in data:
+        raise document.error((), "the key `objective` is missing. List the methods to probe there.")
+    name = Path(asked).stem
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"{asked}: its name names a folder too. Use letters, digits and _ . + -.")
+    parts = [data["objective"], data.get("stages") or []]
+    objective, stages = (tuple(part) if isinstance(part, list | tuple) else (part,) for part in parts)
+    return Row(name, objective, stages, whole=True)

@@ -1,0 +1,123 @@
+"""The command: what is recorded is not run again, what is cut off goes on, what fails or does not fit is told."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlstab.bench import run as running
+from rlstab.cli import main
+from rlstab.probe import records
+from rlstab.probe.suite import FIXED
+from tests.probe.test_suite import OWN
+
+#: Ends as its row and its dose say, without a model: the base tolerates 2 of false positives, `Mine` everything.
+PRETEND = """
+import json, os, pathlib, sys
+for line in sys.stdin:
+    run = json.loads(line)["run"]
+    folder = pathlib.Path(run["tracking"]["out"])
+    with open(os.environ["STARTED"], "a") as started:
+        started.write(folder.as_posix() + "\\n")
+    positive = next((stage["positive"] for stage in run["stages"] if "positive" in stage), 0.0)
+    row, status, error = folder.parent.name, "finished", None
+    if os.environ.get("FAIL") == row:
+        status, error = "failed", os.environ["ERROR"]
+    held_out = 0.8 if positive < 0.5 or row == "Mine" else 0.2
+    held_out = (0.4 if run["optimisation"]["lr"] == 0 else held_out) + 0.001 * (run["seed"] % 7)
+    record = {"rollout": 40, "reward/mean": 0.5, "eval/mean": held_out}
+    (folder / "metrics.jsonl").write_text(json.dumps(record) + "\\n")
+    (folder / "config.yaml").write_text("objective: []")
+    (folder / "run.json").write_text("{}")
+    kept = json.loads((folder / "bench.json").read_text())
+    (folder / "bench.json").write_text(json.dumps({**kept, "status": status, "error": error, "cpu_seconds": 1.0}))
+    print(0, flush=True)
+"""
+
+
+@pytest.fixture
+def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Workers pretend, and say in this file what they were ordered."""
+    monkeypatch.setattr(running, "COMMAND", [sys.executable, "-c", PRETEND])
+    monkeypatch.setattr(running, "POLL", 0.02)
+    monkeypatch.setenv("STARTED", str(tmp_path / "started"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(OWN)
+    # a stage of its own, whose control is the true reward; nothing is recorded of it here
+    monkeypatch.setattr(records, "version", lambda name: "0.0")
+    return tmp_path / "started"
+
+
+def cells(out: Path) -> dict[str, Any]:
+    return {cell["row"]: cell for cell in json.loads((out / "map.json").read_text())["cells"]}
+
+
+PROBE = ["probe", "own.py:Mine", "--probe", "false_positives", "--quick", "--workers", "2"]
+
+
+def test_a_method_of_ones_own_is_scored_and_the_second_time_nothing_is_run(
+    started: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*PROBE, "--out", "a"]) == 0
+    runs = started.read_text().splitlines()
+    # six rows and one of one's own, at three doses and three seeds; the true reward is one run a seed whatever the dose
+    assert len(runs) == len(set(runs)) == (len(FIXED) + 1) * 9 - 3 * 3 + 1
+    found = cells(tmp_path / "a")
+    assert (found["Mine"]["verdict"], found["Mine"]["relative"]["value"]) == ("twice or more", None)
+    assert found["control"]["verdict"] == "twice or more"
+    assert (found["random_mask"]["verdict"], found["random_mask"]["relative"]["value"]) == ("no visible difference", 1)
+    assert "Mine, tolerated dose against the base's: twice or more in false_positives." in capsys.readouterr().err
+    lines = [json.loads(line) for line in (tmp_path / "a" / "results.jsonl").read_text().splitlines()]
+    assert len(lines) == (len(FIXED) + 1) * 9 + 1
+    started.unlink()
+    assert main([*PROBE, "--out", "a"]) == 0  # finished folders stay
+    assert main([*PROBE, "--out", "b", "--records", "a/results.jsonl"]) == 0  # and so does what is recorded elsewhere
+    assert not started.exists()
+    assert (tmp_path / "b" / "results.jsonl").read_text() == (tmp_path / "a" / "results.jsonl").read_text()
+    assert cells(tmp_path / "b") == found
+    assert "No score" not in (tmp_path / "b" / "map.md").read_text()
+    for page in ("map.html", "map.md"):
+        assert "Mine" in (tmp_path / "b" / page).read_text()
+    records_file = tmp_path / "broken.jsonl"
+    records_file.write_text("{}\n")
+    assert main([*PROBE, "--records", str(records_file)]) == 2
+    assert "broken.jsonl" in capsys.readouterr().err
+
+
+def test_what_was_cut_off_goes_on_and_another_version_is_run_again(
+    started: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main([*PROBE, "--out", "a"]) == 0
+    again = started.read_text().splitlines()[5:9]
+    for folder in again:
+        record = json.loads(Path(folder, "bench.json").read_text())
+        Path(folder, "bench.json").write_text(json.dumps({**record, "status": "running"}))
+    started.unlink()
+    assert main([*PROBE, "--out", "a"]) == 0
+    assert sorted(started.read_text().splitlines()) == sorted(again)
+    started.unlink()
+    monkeypatch.setattr(records, "version", lambda name: "0.1")
+    assert main([*PROBE, "--out", "b", "--records", "a/results.jsonl"]) == 0
+    assert len(started.read_text().splitlines()) == (len(FIXED) + 1) * 9 - 8
+
+
+def test_a_policy_that_is_lost_counts_and_a_run_that_breaks_does_not(
+    started: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FAIL", "Mine")
+    monkeypatch.setenv("ERROR", "NonFinite: 20 optimizer steps in a row were refused")
+    assert main([*PROBE, "--out", "lost"]) == 0
+    lost = cells(tmp_path / "lost")["Mine"]
+    assert (lost["verdict"], lost["price"]["value"]) == ("half or less", pytest.approx(-1, abs=0.05))
+    monkeypatch.setenv("ERROR", "OSError: no space")
+    assert main([*PROBE, "--out", "broken"]) == 1
+    assert "why" in cells(tmp_path / "broken")["Mine"]
+    assert "OSError: no space" in (tmp_path / "broken" / "map.md").read_text()
+    (tmp_path / "clash.yaml").write_text("objective: [{name: constant_length, length: 3}]\nstages: [overlong]\n")
+    assert main(["probe", "clash.yaml", "--probe", "sparse", "--quick", "--out", "clash"]) == 0
+    assert "clash cannot run in sparse" in capsys.readouterr().err
+    assert main(["probe", "--probe", "sparse", "--workers", "0"]) == 2

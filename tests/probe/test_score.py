@@ -1,0 +1,151 @@
+"""The score: where curves cross, what intervals say, and the words of a map."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rlstab.probe.map import draw_map
+from rlstab.probe.page import page
+from rlstab.probe.records import Record
+from rlstab.probe.score import Outcomes, Score, crossing, score
+from rlstab.probe.suite import FIXED, Probe
+
+DOSES = (0.0, 1.0, 2.0, 4.0, 8.0)
+START, HEALTHY = 0.4, 0.8
+
+
+def outcomes(cliff: float, seeds: int = 8, spread: float = 0.02, healthy: float = HEALTHY) -> Outcomes:
+    """Healthy below a cliff, dead above it; half of the gain is left at the cliff itself."""
+    rng = np.random.default_rng(int(10 * cliff))
+    noise = rng.normal(0, spread, (len(DOSES), seeds))
+    ends = [healthy if dose < cliff else (START + healthy) / 2 if dose == cliff else 0.1 for dose in DOSES]
+    ends_of = dict(zip(DOSES, ends, strict=True))
+    return {
+        dose: {seed: float(ends_of[dose] + noise[k, seed]) for seed in range(seeds)} for k, dose in enumerate(DOSES)
+    }
+
+
+def scored(row: Outcomes, base: Outcomes) -> Score:
+    result = score(row, base, START)
+    assert isinstance(result, Score)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("values", "at"),
+    [
+        ([1.0, 0.75, 0.25, 0.0, 0.0], 1.5),
+        ([1.0, 0.0, 0.0, 0.0, 0.0], 0.5),
+        ([0.4, 0.0, 0.0, 0.0, 0.0], 0.0),  # it never stood above
+        ([1.0, 1.0, 1.0, 1.0, 0.5], math.inf),
+        ([1.0, 0.4, 0.8, 0.0, 0.0], 2 + 2 * (0.6 - 0.5) / 0.6),  # what rises again is averaged with what fell
+    ],
+)
+def test_where_a_decreasing_fit_crosses_one_half(values: list[float], at: float) -> None:
+    assert crossing(np.array(DOSES), np.array(values), 0.5) == pytest.approx(at)
+
+
+def test_the_tolerated_dose_is_relative_to_the_base() -> None:
+    twice = scored(outcomes(4), outcomes(2))
+    assert twice.relative.value == pytest.approx(2, rel=0.1)
+    assert twice.verdict == "twice or more"
+    assert twice.visible
+    less = scored(outcomes(1), outcomes(4))
+    assert less.verdict == "half or less"
+    assert less.relative.value == pytest.approx(0.25, rel=0.15)
+    same = scored(outcomes(2), outcomes(2))
+    assert (same.verdict, same.relative.value, same.visible) == ("no visible difference", 1, False)
+    beyond = scored(outcomes(99), outcomes(2))
+    assert (beyond.tolerated, beyond.relative.value, beyond.verdict) == (math.inf, math.inf, "twice or more")
+    assert beyond.limit == pytest.approx(4, rel=0.1)
+    assert beyond.harm == math.inf
+    assert 2 < twice.harm <= 8
+
+
+def test_price_and_harm_are_those_of_the_row() -> None:
+    frozen = scored(outcomes(99, healthy=START), outcomes(2))
+    assert frozen.price.value == pytest.approx(0, abs=0.05)
+    assert (frozen.tolerated, frozen.relative.value, frozen.verdict) == (0, 0, "half or less")
+    dear = scored(outcomes(4, healthy=0.7), outcomes(2))
+    assert dear.price.value == pytest.approx(0.75, abs=0.05)
+    assert dear.price.low is not None
+    assert dear.price.high is not None
+    assert dear.price.low < 0.75 < dear.price.high
+
+
+def test_only_seeds_and_doses_of_both_count_and_too_few_say_nothing() -> None:
+    few = {dose: dict(list(seeds.items())[:3]) for dose, seeds in outcomes(8).items() if dose in (0, 2, 4)}
+    quick = scored(few, outcomes(2))
+    assert (quick.doses, quick.seeds, quick.verdict) == ((0, 2, 4), (0, 1, 2), "twice or more")
+    two = scored({dose: dict(list(seeds.items())[:2]) for dose, seeds in few.items()}, outcomes(2))
+    assert (two.verdict, two.relative.low) == ("too few seeds", None)
+    assert "dose" in str(score({0.0: {0: 0.8}}, outcomes(2), START))
+    assert "seed" in str(score({0.0: {9: 0.8}, 1.0: {9: 0.8}}, outcomes(2), START))
+    assert "gains nothing" in str(score(outcomes(2), outcomes(2, healthy=0.3), START))
+
+
+def records(probe: Probe, cliffs: dict[str, float], sampler: dict[str, float] | None = None) -> list[Record]:
+    """Runs of a probe whose doses are taken for those above, each row with its cliff."""
+    made = [Record(probe.name, "0", "start", 0, "start", START)]
+    for row, cliff in cliffs.items():
+        others = outcomes((sampler or {}).get(row, cliff))
+        for dose, seeds in outcomes(cliff).items():
+            for seed, value in seeds.items():
+                of_sampler = others[dose][seed] if sampler and dose else None
+                made.append(Record(probe.name, f"{dose:g}", row, seed, f"{row}{dose}{seed}", value, of_sampler))
+    return made
+
+
+def test_a_map_scores_the_two_policies_apart_and_says_what_held() -> None:
+    probe = Probe("mismatch_bits")
+    cliffs = dict.fromkeys(FIXED, 2.0) | {"control": 8.0, "mine": 4.0}
+    made = records(probe, cliffs, {"mine": 1.0})
+    drawn = draw_map([probe], {"mine": ("importance_correction", "off-policy")}, made, quick=False)
+    assert [column.title for column in drawn.columns] == ["mismatch_bits, trainer", "mismatch_bits, sampler"]
+    trainer, sampler = (drawn.cells["mine", place] for place in (0, 1))
+    assert isinstance(trainer.score, Score)
+    assert isinstance(sampler.score, Score)
+    assert (trainer.score.relative.value > 1.5, sampler.score.relative.value < 0.7) == (True, True)
+    assert (trainer.prediction, trainer.held, sampler.prediction, sampler.held) == ("more", True, "less", True)
+    assert drawn.cells["half_lr", 0].prediction == "same"
+    assert drawn.cells["base", 0].prediction is None
+    [sentence] = drawn.sentences
+    assert "twice or more in mismatch_bits, trainer" in sentence
+    assert "half or less in mismatch_bits, sampler" in sentence
+    data = json.loads(drawn.json)
+    assert len(data["cells"]) == 2 * len(drawn.rows)
+
+
+def test_a_quick_map_says_words_alone_and_what_is_missing_is_told() -> None:
+    probe = Probe("staleness")
+    drawn = draw_map([probe], {"mine": ("token",)}, records(probe, {"base": 2, "mine": 8}), quick=True, remarks=["why"])
+    assert drawn.shown(drawn.cells["mine", 0]) == "twice or more"
+    assert isinstance(drawn.cells["control", 0].score, str)
+    lost = draw_map([probe], {}, [], quick=True)
+    assert any("staleness" in remark for remark in lost.remarks)
+    text = drawn.markdown
+    assert "| mine | twice or more |" in text
+    assert "- why" in text
+    full = replace(drawn, quick=False)
+    assert full.shown(full.cells["mine", 0]) == "> 4 [3.9, > 4]"
+
+
+def test_the_page_opens_a_figure_for_each_cell_and_loads_and_runs_nothing() -> None:
+    probe = Probe("staleness")
+    names = {"<b>mine": ("token",)}
+    drawn = draw_map([probe], names, records(probe, {"base": 2, "control": 99, "<b>mine": 1}), quick=False)
+    text = page(drawn)
+    assert "<script" not in text
+    assert "default-src &#39;none&#39;" in text
+    assert "<b>mine" not in text
+    for row in range(len(drawn.rows)):
+        assert f'href="#c-{row}-0"' in text
+        assert f'id="c-{row}-0"' in text
+    assert text.count('class="own" cx') == 2 * 5 * 8  # a point for each seed and dose of the two other rows
+    assert 'class="more' in text
+    assert 'class="less' in text
