@@ -60,8 +60,6 @@ def test_two_processes_are_one_and_find_what_threads_cannot() -> None:
 @pytest.mark.slow
 def test_every_method_over_three_processes() -> None:
     with Processes(3) as three:
-        for objective in [
-            *(method for several in EXAMPLES.values() for method in several),
-            *random_compositions(10, seed=3),
-        ]:
+        methods = [method for several in EXAMPLES.values() for method in several]
+        for objective in [*methods, *random_compositions(10, seed=3)]:
             same_over(three, objective)
