@@ -21,7 +21,6 @@ from tests.processes import Processes
 COMPOSED = compose(ClipHigher(), S2TMask(), STARE(target_entropy=0.8))
 # groups are gathered, covariances take a second round, and a gate reads whole sequences
 ROUNDS = compose(CovarianceThreshold(), PassRate(), CentredGate(), CISPO(), VESPO(), observe(S2TMask()))
-NO_TOKENS = make_step("mixed", [0, 0], 1, 0)
 
 
 class SeededByProcess(TokenObjective):
@@ -53,7 +52,7 @@ def test_two_processes_are_one_and_find_what_threads_cannot() -> None:
         assert (two.counted, two.steps, two.empty_ranks) == (2, 4, 2)
         with pytest.raises(BrokenLaw):
             same_over(two, SeededByProcess())
-        nowhere = two.run_ranks(COMPOSED, NO_TOKENS, [[[0], [1]], []])
+        nowhere = two.run_ranks(COMPOSED, make_step("mixed", [0, 0], 1, 0), [[[0], [1]], []])
         assert [outcome.state for outcome in nowhere] == [COMPOSED.init_state()] * 2
 
 
