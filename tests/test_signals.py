@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 from itertools import combinations
-from pathlib import Path
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlstab import preflight, signals
-from rlstab.config import load_run
 from rlstab.errors import MissingSignal, OutOfRange, RlstabError, ShapeError
 from rlstab.signals import SIGNAL_NAMES, head, tile, token_signals, token_signals_from_logits
 from tests.tolerances import assert_near
+from tests.train.runs import small as small_run
 
-ROOT = Path(__file__).parent.parent
 MIN_P = 0.3
 ROWS, WIDTH, VOCAB = 7, 5, 23
 #: Roundings of a signal: a product, a softmax, and eight of single functions; of a gradient, the rows as well.
@@ -290,27 +288,16 @@ def test_bfloat16_is_as_near_to_float64_as_the_plain_path(monkeypatch, names, sl
     hidden, weight = (hidden * 4 / math.sqrt(width)).bfloat16(), weight.bfloat16()
     mix = mixed(rows).float()
 
-    def plain(hidden, weight):
-        return dense((hidden @ weight.T).float(), ids)
-
-    def ours(hidden, weight):
-        return vars(token_signals(hidden, weight, ids, needs=names))
-
-    def wide(hidden, weight):
-        return dense(hidden @ weight.T, ids)
-
-    values, gradients = {}, {}
-    for law, dtype in ((wide, torch.float64), (plain, torch.bfloat16), (ours, torch.bfloat16)):
-        given = leaves(hidden.to(dtype), weight.to(dtype))
-        values[law] = law(*given)
-        total(values[law], names, mix).backward()
-        gradients[law] = [leaf.grad for leaf in given]
+    exact, plain, ours = leaves(hidden.double(), weight.double()), leaves(hidden, weight), leaves(hidden, weight)
+    wide, narrow = dense(exact[0] @ exact[1].T, ids), dense((plain[0] @ plain[1].T).float(), ids)
+    result = vars(token_signals(*ours, ids, needs=names))
+    for values in (wide, narrow, result):
+        total(values, names, mix).backward()
     for name in names:
-        allowed = 1.1 * error(values[plain][name], values[wide][name])
-        assert error(values[ours][name], values[wide][name]) <= allowed
-    for mine, theirs, exact in zip(gradients[ours], gradients[plain], gradients[wide], strict=True):
-        assert mine.dtype == torch.bfloat16
-        assert error(mine, exact) <= 1.1 * error(theirs, exact)
+        assert error(result[name], wide[name]) <= 1.1 * error(narrow[name], wide[name])
+    for mine, theirs, known in zip(ours, plain, exact, strict=True):
+        assert mine.grad.dtype == torch.bfloat16
+        assert error(mine.grad, known.grad) <= 1.1 * error(theirs.grad, known.grad)
 
 
 @pytest.mark.parametrize(("slow", "dtype"), [(False, torch.bfloat16), (True, torch.float32)])
@@ -333,26 +320,22 @@ def test_where_bfloat16_is_slow_tiles_are_multiplied_in_float32(monkeypatch, slo
         assert error(mine.grad, theirs.grad) < 0.02
 
 
-def test_check_says_that_bfloat16_is_slower_on_such_a_machine(monkeypatch):
-    run = load_run(ROOT / "examples" / "chain.yaml")
-    narrow = run.model_copy(update={"optimisation": run.optimisation.model_copy(update={"precision": "bf16"})})
-    for slow in (False, True):
-        monkeypatch.setattr(preflight, "slow_bf16", lambda slow=slow: slow)
-        assert any("bf16 is slower" in line for line in preflight.preflight(narrow)) == slow
-        assert not any("bf16 is slower" in line for line in preflight.preflight(run))
+@pytest.mark.parametrize("slow", [False, True])
+def test_check_says_that_bfloat16_is_slower_on_such_a_machine(monkeypatch, tmp_path, slow):
+    monkeypatch.setattr(preflight, "slow_bf16", lambda: slow)
+    for precision, told in (("bf16", slow), ("fp32", False)):
+        run = small_run(tmp_path, optimisation__precision=precision)
+        assert any("bf16 is slower" in line for line in preflight.preflight(run)) == told
 
 
 # what is refused, what is not done, what is not held
 
 
 def test_a_second_derivative_is_refused():
-    hidden, weight, bias, ids = inputs()
-    given = leaves(hidden, weight, bias)
-    logits = leaves(hidden @ weight.T)
-    for leaf, result in (
-        (given[0], token_signals(*given[:2], ids, bias=given[2]).entropies),
-        (logits[0], token_signals_from_logits(logits[0], ids).entropies),
-    ):
+    hidden, weight, _, ids = inputs()
+    given, logits = leaves(hidden, weight), leaves(hidden @ weight.T)
+    passes = (given[0], token_signals(*given, ids)), (logits[0], token_signals_from_logits(*logits, ids))
+    for leaf, result in ((leaf, made.entropies) for leaf, made in passes):
         (first,) = torch.autograd.grad(result.sum(), leaf, create_graph=True)
         assert first.isfinite().all()
         with pytest.raises(RlstabError, match="first derivative only"):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any
 
 import yaml
+
+from rlstab.report.output import resource
 
 #: Stands where there is no number, and before one below zero.
 NOTHING, MINUS = "\u2013", "\u2212"
@@ -81,9 +82,7 @@ def paragraphs(text: str) -> list[str]:
 
 
 #: What metrics are called, in which order they come, and which figures show them: ``metrics.yaml``.
-METRICS: dict[str, Any] = yaml.safe_load(
-    (resources.files("rlstab.report") / "metrics.yaml").read_text(encoding="utf-8")
-)
+METRICS: dict[str, Any] = yaml.safe_load(resource("metrics.yaml"))
 _FIRST = {name: place for place, name in enumerate(METRICS["first"])}
 
 

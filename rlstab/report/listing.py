@@ -82,7 +82,7 @@ def _why(item: LeftOut) -> str:
 def running(folder: Path) -> int | None:
     """The process on this machine that holds a run folder; None where there is none, or it cannot be known."""
     try:
-        lock = re.fullmatch(r"([1-9][0-9]{0,9}) (\S{1,255})\n", (folder / LOCK).read_text(encoding="utf-8"))
+        lock = re.fullmatch(r"process ([1-9][0-9]{0,9}) on (\S{1,255})", (folder / LOCK).read_text(encoding="utf-8"))
         if lock is None or lock[2] != socket.gethostname():
             return None
         os.kill(int(lock[1]), 0)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from importlib import resources
 
 import jinja2
 
 from rlstab.report.collapse import DEFINITIONS, TITLES
 from rlstab.report.comparison import Comparison, Table
 from rlstab.report.formatting import METRICS, NOTHING, paragraphs, setting
+from rlstab.report.output import resource
 from rlstab.report.runs import RunRecord, setting_of
 from rlstab.report.statistics import MIN_SEEDS
 from rlstab.report.tables import about_runs, idle_groups, rows_of
@@ -31,8 +31,7 @@ def markdown(comparison: Comparison, *, title: str = "Comparison", command: str 
     # Markdown is not escaped as HTML is: the filter `text` does it
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined)
     environment.filters |= {"text": _text, "fence": _fenced, "setting": setting}
-    template = environment.from_string((resources.files("rlstab.report") / "page.md").read_text(encoding="utf-8"))
-    page = template.render(
+    page = environment.from_string(resource("page.md")).render(
         vars(comparison),
         title=title,
         command=command,

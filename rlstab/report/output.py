@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,11 @@ from rlstab.files import is_foreign
 
 #: Characters that could end a script element, open a comment in it, or end a line in older scripts.
 _UNSAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
+
+
+def resource(name: str) -> str:
+    """The text of a file beside this one."""
+    return (resources.files("rlstab.report") / name).read_text(encoding="utf-8")
 
 
 @contextmanager

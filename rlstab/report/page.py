@@ -9,7 +9,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ from rlstab.report.curves import (
 from rlstab.report.figures import Saved
 from rlstab.report.findings import findings
 from rlstab.report.formatting import axis, counted, decimals, listed, own_title, setting
-from rlstab.report.output import digest, safe_json
+from rlstab.report.output import digest, resource, safe_json
 from rlstab.report.runs import WIDTH, RunRecord
 from rlstab.report.safe_read import plain
 from rlstab.report.samples import MOST_SAMPLED, samples_of
@@ -74,10 +73,7 @@ def render(context: Mapping[str, Any], numbers: Mapping[str, Any]) -> str:
         context: what ``page.html`` shows as text; every string in it is escaped.
         numbers: what ``page.js`` draws.
     """
-    folder = resources.files("rlstab.report")
-    style, script, without_script = (
-        (folder / name).read_text(encoding="utf-8") for name in ("page.css", "page.js", "without_script.css")
-    )
+    style, script, without_script = map(resource, ("page.css", "page.js", "without_script.css"))
     plotly = get_plotlyjs()
     # scripts run by their digest alone: one that came in with the data has none. Plotly writes styles as it draws.
     policy = (
@@ -90,8 +86,7 @@ def render(context: Mapping[str, Any], numbers: Mapping[str, Any]) -> str:
     )
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=_visible)
     environment.globals |= {"axis": axis, "own_title": own_title, "setting": setting, "decimals": decimals}
-    template = environment.from_string((folder / "page.html").read_text(encoding="utf-8"))
-    return template.render(
+    return environment.from_string(resource("page.html")).render(
         **context,
         policy=Markup(policy),
         style=Markup(f"{colours}\n{style}"),

@@ -6,7 +6,6 @@ import heapq
 import html
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -17,7 +16,7 @@ from rich.style import Style
 from rich.text import Text
 
 from rlstab.errors import ReportError
-from rlstab.report.output import digest, refuse_foreign, safe_json, write_text
+from rlstab.report.output import digest, refuse_foreign, resource, safe_json, write_text
 from rlstab.report.safe_read import read_mapping
 from rlstab.report.token_traces import Method, Numbers, Sample, Tokens, read_tokens
 from rlstab.trace.effects import ACTIONS
@@ -88,13 +87,12 @@ def page(traces: Tokens, title: str, source: str = "") -> str:
         title: what they are of, after "Tokens of".
         source: from where they were read; empty shows none.
     """
-    folder = resources.files("rlstab.report")
-    style, script = ((folder / f"view.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
+    style, script = map(resource, ("view.css", "view.js"))
     policy = (
         f"default-src 'none'; script-src '{digest(script)}'; style-src '{digest(style)}'; base-uri 'none'; "
         f"form-action 'none'"
     )
-    return Template((folder / "view.html").read_text(encoding="utf-8")).substitute(
+    return Template(resource("view.html")).substitute(
         policy=policy,
         title=html.escape(_plain(f"Tokens of {title}")),
         style=style,

@@ -7,7 +7,6 @@ import re
 import sys
 import types
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -234,59 +233,44 @@ def test_nan_in_a_gate_refuses_the_step(cut: Any, tmp_path: Path) -> None:
     assert all(torch.isfinite(values).all() for values in done["steps"][-1]["weights"].values())
 
 
-def in_the_second_step(change: Callable[[dict[str, Any]], None], **options: Any) -> Any:
-    """A ``rollout_func`` whose second rollout is changed."""
-
-    def rollout(prompts: list[str], trainer: Any) -> Any:
-        made = sampler(**options)(prompts, trainer)
+@pytest.mark.parametrize("cut", [{}, TWO], ids=["1", "2"])
+def test_nan_in_the_evidence_refuses_the_step(cut: Any, tmp_path: Path) -> None:
+    def spoiled(prompts: list[str], trainer: Any) -> Any:
+        rollout = sampler(scored=True)(prompts, trainer)
         if trainer.state.global_step == 1:
-            change(made)
-        return made
+            rollout["logprobs"][3][0] = -float("inf")
+        return rollout
 
-    return rollout
-
-
-def impossible(rollout: dict[str, Any]) -> None:
-    rollout["logprobs"][3][0] = -float("inf")
-
-
-def endless(rollout: dict[str, Any]) -> None:
-    """TRL masks what is cut off, so there is no token left."""
-    rollout["completion_ids"] = [[*ids[:-1], 5] for ids in rollout["completion_ids"]]
-
-
-def equal(completion_ids: Any, trainer_state: Any, **_: Any) -> list[float]:
-    return [1.0] * 8 if trainer_state.global_step == 1 else [float(sum(ids) % 7) for ids in completion_ids]
-
-
-CORRECTED = [CLIP, {"name": "importance_correction"}]
-ENDLESS = {"sampling": in_the_second_step(endless), "mask_truncated_completions": True, **TWO}
-
-
-@pytest.mark.parametrize(
-    ("objective", "given", "metric"),
-    [
-        (CORRECTED, {"sampling": in_the_second_step(impossible, scored=True)}, "refused"),
-        (CORRECTED, {"sampling": in_the_second_step(impossible, scored=True), **TWO}, "refused"),
-        ([CLIP], {"extra": {"reward_funcs": equal}}, "skipped"),
-        (S2T, {"extra": {"head": "trl"}, **ENDLESS}, "skipped"),
-        (S2T, {"extra": {"head": "rlstab"}, **ENDLESS}, "skipped"),
-    ],
-    ids=["NaN", "NaN, of 2", "equal rewards", "all cut off, trl", "all cut off, rlstab"],
-)
-def test_a_step_with_nan_in_its_evidence_or_without_gradient_moves_nothing(
-    objective: Any, given: Any, metric: str, tmp_path: Path
-) -> None:
-    """Without gradient AdamW's momentum and weight decay would move the weights."""
-    done = run(tmp_path, objective, **ADAM, **given)
+    done = run(tmp_path, [CLIP, {"name": "importance_correction"}], sampling=spoiled, **ADAM, **cut)
     assert unmoved(*done["steps"][:2])
     assert not unmoved(*done["steps"][1:3])
-    assert told(done, f"steps/{metric}") == [0.0, 1.0, 0.0, 0.0]
-    if metric == "refused":
-        assert "1 in 'rollout_logprobs'" in done["refusal"]
-    if "mask_truncated_completions" in given:
-        assert done["steps"][1]["tokens"] == (0.0, 0.0)
-        assert 0 < done["steps"][0]["tokens"][1] < 8
+    assert "1 in 'rollout_logprobs'" in done["refusal"]
+    assert told(done, "steps/refused") == [0.0, 1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("head", ["trl", "rlstab"])
+@pytest.mark.parametrize("masked", [False, True], ids=["equal rewards", "all cut off"])
+def test_a_step_without_gradient_moves_nothing(masked: bool, head: str, tmp_path: Path) -> None:
+    """Momentum and weight decay would move the weights. TRL masks what is cut off, so there is no token left."""
+
+    def endless(prompts: list[str], trainer: Any) -> Any:
+        rollout = sampler()(prompts, trainer)
+        if trainer.state.global_step == 1:
+            rollout["completion_ids"] = [[*ids[:-1], 5] for ids in rollout["completion_ids"]]
+        return rollout
+
+    def equal(completion_ids: Any, trainer_state: Any, **_: Any) -> list[float]:
+        return [float(sum(ids) % 7) if trainer_state.global_step != 1 else 1.0 for ids in completion_ids]
+
+    given: dict[str, Any] = {
+        "extra": {"reward_funcs": equal, "head": head},
+        "mask_truncated_completions": masked,
+        **TWO,
+    }
+    done = run(tmp_path, S2T, sampling=endless if masked else None, **given, **ADAM)
+    assert (done["steps"][1]["tokens"] == (0.0, 0.0)) == masked
+    assert unmoved(*done["steps"][:2])
+    assert told(done, "steps/skipped") == [0.0, 1.0, 0.0, 0.0]
 
 
 def test_the_learning_rate_is_scaled_for_one_step(tmp_path: Path) -> None:

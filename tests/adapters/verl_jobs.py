@@ -95,16 +95,10 @@ def rollout(
     broken: Sequence[int] = (),
     without: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The columns of a rollout of 16 responses to four prompts, of every rank together.
+    """The columns of a rollout of 16 responses to four prompts, of every rank together; another step has others.
 
-    Args:
-        step: another one has other responses.
-        nested: rows of their own length, as in verl's trainer; else padded, as in its older one.
-        lost: rows in which the sampler could give no log-prob.
-        weights: verl's rollout correction made some.
-        equal: steps in which all rewards are equal.
-        broken: steps in which the sampler says that a token is impossible.
-        without: columns that are not there.
+    Rows are nested as in verl's trainer, else padded as in its older one; the sampler has ``lost`` log-probs of some
+    rows; verl's correction made ``weights``; in some steps rewards are ``equal``, or a token impossible (``broken``).
     """
     draw = torch.Generator().manual_seed(step)
     responses = [torch.tensor(response(step, place)) for place in range(ROWS)]
@@ -214,18 +208,10 @@ def run(
     change: Any = None,
     **changes: Any,
 ) -> dict[str, Any]:
-    """Train, and say what happened: the steps, the metrics, and how many processes answered.
+    """Train to the last of the ``updates``, and say what happened: steps, metrics, how many processes answered.
 
-    Args:
-        folder: of the objective, and of checkpoints.
-        objective: of the adapter; without it, verl's own loss.
-        updates: the number of the last one.
-        resume: a checkpoint.
-        save: the update after which a checkpoint is written.
-        keys: for the trainer's batch.
-        rolled: for :func:`rollout`.
-        change: called with the actor.
-        changes: settings.
+    Without an objective, by verl's own loss. A checkpoint is written after the update ``save``; ``keys`` are for the
+    trainer's batch, ``rolled`` for :func:`rollout`, ``change`` is called with the actor; the rest are settings.
     """
     from verl.utils import tensordict_utils as tu
     from verl.utils.metric import reduce_metrics

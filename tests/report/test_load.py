@@ -24,7 +24,9 @@ from rlstab.report.listing import running
 from rlstab.report.load import load_runs
 from rlstab.report.results_file import export_results
 from rlstab.report.runs import Loaded, RunRecord, binned
+from rlstab.train.run_folder import RunFolder
 from tests.report.conftest import CLIP, S2T, place_run, write_bench, write_run
+from tests.train.runs import small
 
 
 def only(*paths: Path) -> tuple[RunRecord, Loaded]:
@@ -391,8 +393,9 @@ def test_a_bad_folder_is_left_out_or_told_and_acts_on_no_terminal(
     assert main(["report", str(runs), "--markdown", str(page), "--export", str(kept)]) == 0
     said = capsys.readouterr()
     assert acts(said.out + said.err) == acts(page.read_text(encoding="utf-8")) == set()
-    assert "[b]␛[31m" in said.err.replace("\n", "")  # nor is it markup
-    assert sum(line.startswith("left out:") for line in said.err.splitlines()) == len(left_out)
+    assert "␛[31m" in said.err.replace("\n", "")
+    told = [line for line in said.err.splitlines() if line.startswith("left out:")]
+    assert ["[b]" in line for line in told] == [True] * len(left_out)  # a name is no markup
     assert main(["report", str(kept), "--markdown", str(tmp_path / "again.md")]) == 0
     assert acts((tmp_path / "again.md").read_text(encoding="utf-8")) == set()
     assert main(["view", str(runs)]) == 2  # it has no traces
@@ -400,10 +403,6 @@ def test_a_bad_folder_is_left_out_or_told_and_acts_on_no_terminal(
 
 
 # -- rlstab runs -------------------------------------------------------------------------------------------------------
-
-
-def held(folder: Path, process: int) -> None:
-    (folder / ".lock").write_text(f"{process} {socket.gethostname()}\n")
 
 
 def test_runs_are_listed_in_their_state_with_their_best(
@@ -418,15 +417,20 @@ def test_runs_are_listed_in_their_state_with_their_best(
     gone.wait()
     runs = tmp_path / "runs"
     write_run(runs / "a", changes=changes)
-    held(write_run(runs / "b", done=35, evaluate=False, seed=3, changes=changes), gone.pid)
-    held(write_run(runs / "c", done=40, lr=1e-3, changes=changes), os.getpid())
+    holder = RunFolder(small(tmp_path / "held"), {}, resume=False, overwrite=False)
+    held = (tmp_path / "held" / ".lock").read_text()
+    holder.close()
+    write_run(runs / "b", done=35, evaluate=False, seed=3, changes=changes)
+    (runs / "b" / ".lock").write_text(held.replace(str(os.getpid()), str(gone.pid)))
+    write_run(runs / "c", done=40, lr=1e-3, changes=changes)
+    (runs / "c" / ".lock").write_text(held)
     place = {"bench": "entropy", "setting": "[b]", "method": "s2t\x1b", "seed": 1}
     place_run(write_run(runs / "d", done=10), status="failed", error="a\nNonFinite: NaN", **place)
     (runs / "e").mkdir()
     (runs / "e" / "metrics.jsonl").write_text("")
     (runs / "f").mkdir()
-    for text in ("", "x y\n", "0 host\n", "-1 HOST\n", "9999999999 HOST\n", "1 elsewhere\n", "\udcff"):
-        lock = text.replace("HOST", socket.gethostname())
+    wrong = [f"process {number} on {socket.gethostname()}" for number in (0, -1, 10**10)]
+    for lock in (*wrong, f"process {os.getpid()} on elsewhere", "x", "", "\udcff"):
         (runs / "f" / ".lock").write_text(lock, errors="surrogateescape")
         assert running(runs / "f") is None
     assert main(["runs"]) == 0
