@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from rlstab import STARE, ClipHigher, S2TMask, Terms, TokenBatch, TokenObjective, compose, observe
+from rlstab import CPPO, STARE, ClipHigher, KLCov, S2TMask, Terms, TokenBatch, TokenObjective, compose, observe
 from rlstab.testing import BrokenLaw
 from rlstab.testing.compare import close
 from rlstab.testing.run import joined, run_whole
 from rlstab.testing.steps import make_step
 from rlstab.testing.tolerances import REORDERED
-from tests.core.gate_methods import CISPO, VESPO
-from tests.core.measuring_methods import CentredGate, CovarianceThreshold, PassRate
+from tests.core.gate_methods import CISPO
+from tests.core.measuring_methods import CentredGate, PassRate
 from tests.examples import EXAMPLES, random_compositions
 from tests.processes import Processes
 
 COMPOSED = compose(ClipHigher(), S2TMask(), STARE(target_entropy=0.8))
 # groups are gathered, covariances take a second round, and a gate reads whole sequences
-ROUNDS = compose(CovarianceThreshold(), PassRate(), CentredGate(), CISPO(), VESPO(), observe(S2TMask()))
+ROUNDS = compose(KLCov(share=0.2), PassRate(), CentredGate(), CISPO(), CPPO(anchor="old"), observe(S2TMask()))
 
 
 class SeededByProcess(TokenObjective):
