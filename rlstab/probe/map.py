@@ -163,7 +163,7 @@ def draw_map(
         before = [value for seeds in by_row[START].values() for value in seeds.values()]
         starts[place] = before[0] if before else math.nan
         for row in names:
-            prediction = column.probe.prediction(row, kinds.get(row, ())) if row != "base" else None
+            prediction = column.probe.prediction(row, kinds.get(row, ()), column.policy) if row != "base" else None
             scored = score(by_row[row], by_row["base"], starts[place]) if by_row["base"] else "the base has no run"
             cells[row, place] = Cell(scored, by_row[row], prediction)
     missing = [f"{column.title}: {cells['base', k].score}" for k, column in enumerate(columns) if _unusable(cells, k)]

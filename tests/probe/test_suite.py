@@ -24,8 +24,9 @@ def test_a_probe_is_a_bench_with_doses_and_predictions(probe: Probe) -> None:
     assert list(probe.quick_doses) == [dose for dose in probe.doses if dose in probe.quick_doses]
     assert len(probe.quick_doses) == 3
     assert probe.quick_doses[0] == probe.doses[0]
-    assert probe.predictions.keys() >= {*FIXED.keys() - {"base"}, *SOURCES, "stage"}
-    assert {*probe.predictions.values()} <= {"more", "same", "less"}
+    for policy in ("trainer", "sampler"):
+        assert probe.predictions(policy).keys() >= {*FIXED.keys() - {"base"}, *SOURCES, "stage"}
+        assert {*probe.predictions(policy).values()} <= {"more", "same", "less"}
     for part in ("Mechanism", "Source", "Recipe", "Dial", "Positive control", "Predictions"):
         assert f"**{part}.**" in probe.text
     assert probe.name == probe.bench["name"]
