@@ -59,7 +59,7 @@ def sentence(verdict: Verdict) -> str:
     if verdict.agrees:
         return f"The loss is {verdict.name}: {verdict.compared} agree to {counted(digits, 'digit')}."
     if verdict.findings and math.isfinite(verdict.error) and digits >= 4:
-        return f"The loss is {verdict.name}, to {counted(digits, 'digit')}, and its policy moved before any step."
+        return f"The loss is {verdict.name}, to {counted(digits, 'digit')}, and what goes into it is wrong."
     return f"The loss is not {verdict.name}: {verdict.compared} differ by up to {verdict.error:.2g} of the largest."
 
 
