@@ -12,10 +12,10 @@ from typing import Any, get_args
 from docs.hooks.pictures import KINDS as PICTURE_KINDS
 from docs.hooks.pictures import Picture, method_of, picture, settings_in_words
 from rlstab.core.batch import BASICS, SIGNALS
-from rlstab.core.compose import Leaf, walk
+from rlstab.core.compose import walk
 from rlstab.core.metadata import MASK, SOURCES, Kind, NoOpAt
 from rlstab.core.method import Method
-from rlstab.core.objective import TokenObjective
+from rlstab.core.objective import Leaf, TokenObjective
 from rlstab.core.settings import settings_of
 from rlstab.core.terms import SLOTS, WRITABLE
 from rlstab.explain.card import card
