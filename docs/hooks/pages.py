@@ -157,9 +157,8 @@ def interacts(cls: type[TokenObjective]) -> Iterator[tuple[str, str]]:
         for key, why in excluded(other).items():
             if other is not cls and (key == cls.name or key in writes):
                 yield "Conflict", f"``{other.name}``: {why}"
-    for title, declared in (("Published with", cls.about.expects),):
-        for key, why in declared.items():
-            yield title, f"{whom(key)}: {why}"
+    for key, why in cls.about.expects.items():
+        yield "Published with", f"{whom(key)}: {why}"
     facts = [(fact, cls.name, fact.names) for fact in cls.about.interacts]
     names_of_it = {cls.name, *([MASK] if "keep" in writes else [])}
     for other in methods():
