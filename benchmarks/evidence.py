@@ -97,4 +97,4 @@ def main() -> None:
             remedies.figures.cache_clear()  # the page reads them
             remedies.remedies.cache_clear()
     if stale:
-        sys.exit(f"stale: {', '.join(str(one) for one in stale)}. Run: python -m benchmarks evidence")
+        sys.exit(f"stale: {', '.join(str(record) for record in stale)}. Run: python -m benchmarks evidence")

@@ -34,6 +34,7 @@ from rlstab.stages.response_batch import EVIDENCE, ResponseBatch
 from rlstab.stages.rloo import RLOO
 from rlstab.stages.stage import RewardShaper
 from rlstab.train.generate import given_to, require_evidence
+from rlstab.zoo import METHODS
 from tests.examples import STAGE_EXAMPLES
 from tests.zoo.watch import evidence, examples, live, shipped
 
@@ -96,9 +97,8 @@ def heads(lines: list[str]) -> list[tuple[str, str]]:
 
 def test_the_story_is_told_in_the_order_of_the_loss() -> None:
     assert [percent(share) for share in (0.07, 0.29, 1, 0.005)] == ["7 %", "29 %", "100 %", "0.5 %"]
-    objective = compose(
-        KLPenalty(), STARE(), S2TMask(), ClipHigher(), rlstab.within(S2TMask(), rlstab.TopEntropyMask())
-    )
+    nested = rlstab.within(S2TMask(), rlstab.TopEntropyMask())
+    objective = compose(KLPenalty(), STARE(), S2TMask(), ClipHigher(), nested)
     assert heads(story(objective, None, Pipeline.of(RLOO()))) == [
         ("Advantage", "rloo"), ("Drop", "s2t_1"), ("Drop", "s2t_2"), ("Drop", "top_entropy"),
         ("Trust region", "clip_higher"), ("Weight", "stare"), ("Average", "token_mean"), ("Penalty", "kl"),
@@ -106,13 +106,9 @@ def test_the_story_is_told_in_the_order_of_the_loss() -> None:
     assert any("top_entropy`, among the tokens that `s2t` keeps" in line for line in story(objective, None, None))
     assert STORY.keys() == {*WRITABLE, "report"}
     # that there is no trust region is told where nothing takes its place
-    for objective, told in (
-        ([], True),
-        ([rlstab.FIPO()], True),
-        ([rlstab.GSPO()], True),
-        ([rlstab.GSPO(), rlstab.SAPO()], False),
-    ):
-        assert ("Trust region" in dict(heads(story(compose(*objective), None, None)))) == told
+    for names, told in (([], True), (["fipo"], True), (["gspo"], True), (["gspo", "sapo"], False)):
+        methods = [METHODS.get(name)() for name in names]
+        assert ("Trust region" in dict(heads(story(compose(*methods), None, None)))) == told
 
 
 def test_every_preset_equals_itself_and_no_other_loss() -> None:

@@ -358,29 +358,20 @@ OldLogprobs: TypeAlias = Literal["live", "rollout", "recompute"]
 Refresh: TypeAlias = Literal["rollout", "step"]
 
 
-class ScheduleSettings(Settings):
-    """How the learning rate changes with the optimizer steps, by transformers; options that are null are its own."""
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """What is passed to transformers."""
-        return self.model_dump(exclude={"name"}, exclude_none=True)
-
-
-class PlainSchedule(ScheduleSettings):
+class PlainSchedule(Settings):
     """Without options; the last two end at 0."""
 
     name: Literal["constant", "constant_with_warmup", "linear", "cosine"]
 
 
-class CosineWithMinLr(ScheduleSettings):
+class CosineWithMinLr(Settings):
     """To a share of lr."""
 
     name: Literal["cosine_with_min_lr"]
     min_lr_rate: Share = Field(description="where it ends, as a share of lr")
 
 
-class WarmupStableDecay(ScheduleSettings):
+class WarmupStableDecay(Settings):
     """Constant, and at the end a decay."""
 
     name: Literal["warmup_stable_decay"]
@@ -389,6 +380,7 @@ class WarmupStableDecay(ScheduleSettings):
     min_lr_ratio: Share | None = Field(None, description="where it ends, as a share of lr")
 
 
+#: How the learning rate changes with the optimizer steps, by transformers; options that are null are its own.
 _Schedules: TypeAlias = Annotated[PlainSchedule | CosineWithMinLr | WarmupStableDecay, Field(discriminator="name")]
 #: A name, or a name with options.
 Schedule: TypeAlias = Annotated[_Schedules, _or("name", str | _Schedules)]

@@ -285,11 +285,6 @@ class TokenBatch(SequenceArithmetic):
         return uniform_in(seed, self.sequence_ids, self.sequence, self.position)
 
     @cached_property
-    def nonempty(self) -> Tensor:
-        """int64 scalar on the device of the tokens: how many sequences have a token."""
-        return self.lengths.count_nonzero()
-
-    @cached_property
     def rewarded(self) -> Tensor:
         """``(n,)`` bool, the advantage is positive."""
         return greater(self.advantages, 0)

@@ -83,7 +83,7 @@ class TorchComm:
         length = torch.tensor([values.numel()], dtype=torch.int64, device=self.device)
         lengths = [torch.zeros_like(length) for _ in range(world)]
         dist.all_gather(lengths, length, group=self.group)
-        sizes = [int(one) for one in lengths]
+        sizes = [int(length) for length in lengths]
         padded = torch.zeros(max(sizes), dtype=values.dtype, device=self.device)
         padded[: values.numel()] = values
         rows = [torch.empty_like(padded) for _ in range(world)]
@@ -122,13 +122,13 @@ def side_by_side(several: Mapping[Key, Rounds[Result]]) -> Rounds[dict[Key, Resu
         go_on(key, None)
     while asked:
         round_of = dict(asked)
-        sums = {key: one.values for key, one in round_of.items() if isinstance(one, Sum)}
+        sums = {key: request.values for key, request in round_of.items() if isinstance(request, Sum)}
         if sums:
             whole = yield Sum(torch.cat([values.reshape(-1) for values in sums.values()]))
             parts = whole.split([values.numel() for values in sums.values()])
             for (key, values), part in zip(sums.items(), parts, strict=True):
                 go_on(key, part.view(values.shape))
-        for key, one in round_of.items():
-            if isinstance(one, Gather):
-                go_on(key, (yield one))
+        for key, request in round_of.items():
+            if isinstance(request, Gather):
+                go_on(key, (yield request))
     return {key: results[key] for key in several}

@@ -102,7 +102,7 @@ def counts(batch: TokenBatch, where: Tensor | None) -> Tensor:
     """``(2,)`` float64 on the device of the tokens: those that count, and sequences with at least one such token."""
     if where is None:
         tokens = torch.full((), len(batch), dtype=torch.float64, device=batch.sequence.device)
-        return torch.stack([tokens, batch.nonempty.double()])
+        return torch.stack([tokens, batch.lengths.count_nonzero().double()])
     marks = numbers(where).float()
     seen = torch.zeros(batch.num_sequences, device=marks.device).scatter_reduce_(0, batch.sequence, marks, "amax")
     return torch.stack([where.count_nonzero(), seen.count_nonzero()]).double()

@@ -49,7 +49,7 @@ class NoOpAt:
 
     def reached(self, method: object) -> bool:
         """Whether the settings of a method, and not only an optimizer step, make it the identity."""
-        return self.settings is not None and all(getattr(method, name) == one for name, one in self.settings.items())
+        return self.settings is not None and all(getattr(method, name) == at for name, at in self.settings.items())
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Interaction:
 
     def says(self, own: str, *others: str) -> str:
         """The sentence about these methods, names in backticks."""
-        *first, last = [one if one == MASK else f"`{one}`" for one in others]
+        *first, last = [name if name == MASK else f"`{name}`" for name in others]
         return self.why.format(own=f"`{own}`", other=f"{', '.join(first)} and {last}" if first else last)
 
 

@@ -103,17 +103,6 @@ class Plan:
         Raises:
             OutOfRange: a sequence, by its id, was not measured on this rank, or with another number of tokens.
         """
-        self._require_measured(batch)
-        with torch.no_grad():
-            piece = Part.of(batch, self.settled, terms_of(self.objective, batch.evidence(), self.settled, self.state))
-            return _counted(piece, _tally(piece))
-
-    @cached_property
-    def _measured(self) -> dict[int, int]:
-        """Tokens of each sequence that this rank measured, by its id."""
-        return {sequence: length for part in self.parts for sequence, length in _lengths(part.batch).items()}
-
-    def _require_measured(self, batch: TokenBatch) -> None:
         for sequence, length in _lengths(batch).items():
             measured = self._measured.get(sequence, 0)
             if measured != length:
@@ -122,6 +111,14 @@ class Plan:
                     f"was made from on this rank. Plan with every sequence of the optimizer step, cut pieces between "
                     f"sequences, and give them the sequence_ids that they had."
                 )
+        with torch.no_grad():
+            piece = Part.of(batch, self.settled, terms_of(self.objective, batch.evidence(), self.settled, self.state))
+            return _counted(piece, _tally(piece))
+
+    @cached_property
+    def _measured(self) -> dict[int, int]:
+        """Tokens of each sequence that this rank measured, by its id."""
+        return {sequence: length for part in self.parts for sequence, length in _lengths(part.batch).items()}
 
     def terms(self, which: int | TokenBatch | Part) -> Terms:
         """The merged terms of one part."""
@@ -275,8 +272,7 @@ def _lr_scale(objective: TokenObjective, parts: Sequence[Part], stat: Settled, s
     """
     if "lr_scale" not in objective.writes:
         return 1.0
-    empty = TokenBatch.empty(objective.needs)
-    lr_scale = terms_of(objective, empty, stat, state).lr_scale
+    lr_scale = terms_of(objective, objective._empty_part(), stat, state).lr_scale
     for part in parts:
         if part.terms.lr_scale != lr_scale:
             who = ", ".join(f"'{method.name}'" for method in active_methods(objective) if "lr_scale" in method.writes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
@@ -31,14 +32,16 @@ class Registry(Generic[Kind]):
         base: type[Kind] = TokenObjective,  # type: ignore[assignment]  # the kind that most registries have
         noun: str = "method",
     ) -> None:
-        self._table, self._where = table, dict(table)
-        self.base, self._group, self.noun = base, group, noun
+        self._table, self._group, self.base, self.noun = table, group, base, noun
         self._classes: dict[str, type[Kind]] = {}
-        self._looked = False
+
+    @cached_property
+    def _where(self) -> dict[str, str]:
+        """``module:Class`` by name; other packages replace nothing that ships."""
+        return {point.name: point.value for point in entry_points(group=self._group)} | dict(self._table)
 
     def names(self) -> list[str]:
         """Every known name, sorted."""
-        self._look_outside()
         return sorted(self._where.keys() | self._classes.keys())
 
     def shipped_classes(self) -> dict[str, str]:
@@ -52,7 +55,6 @@ class Registry(Generic[Kind]):
             UnknownName: with the nearest known name.
         """
         if name not in self._classes:
-            self._look_outside()
             if name not in self._where:
                 raise UnknownName(f"no {self.noun} is called '{name}'. {did_you_mean(name, self.names())}")
             module, _, attribute = self._where[name].partition(":")
@@ -81,9 +83,3 @@ class Registry(Generic[Kind]):
             )
         self._classes[cls.name] = cls
         return cls
-
-    def _look_outside(self) -> None:
-        if not self._looked:
-            self._looked = True
-            for point in entry_points(group=self._group):
-                self._where.setdefault(point.name, point.value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import operator
 import sys
 import types
 import typing
@@ -26,13 +27,9 @@ class Range:
     le: float | None = None
 
     def __contains__(self, value: float) -> bool:
-        return (
-            -math.inf < value < math.inf
-            and (self.gt is None or value > self.gt)
-            and (self.ge is None or value >= self.ge)
-            and (self.lt is None or value < self.lt)
-            and (self.le is None or value <= self.le)
-        )
+        bounds = (self.gt, operator.gt), (self.ge, operator.ge), (self.lt, operator.lt), (self.le, operator.le)
+        inside = all(bound is None or holds(value, bound) for bound, holds in bounds)
+        return inside and -math.inf < value < math.inf
 
     def __str__(self) -> str:
         low = "(-inf" if self.gt is self.ge is None else f"({self.gt}" if self.gt is not None else f"[{self.ge}"

@@ -118,7 +118,7 @@ def _runs(probe: Probe, lines: Sequence[Row], quick: bool, out: Path, remarks: l
 
 
 def _merged(missing: Sequence[BenchRun], probe: Probe, out: Path, again: str) -> Bench:
-    """The runs of several probes as those of one bench, seed by seed."""
+    """The runs of several probes as those of one bench, whose workers go from one probe to the next."""
     bench = load_bench({**probe.bench, "name": "probe"}, out=out)
     return replace(bench, runs=tuple(missing), unequal=(), again=again)
 

@@ -59,7 +59,7 @@ def sentence(verdict: Verdict) -> str:
     if verdict.agrees:
         return f"The loss is {verdict.name}: {verdict.compared} agree to {counted(digits, 'digit')}."
     if verdict.findings and math.isfinite(verdict.error) and digits >= 4:
-        return f"The loss is {verdict.name}, to {counted(digits, 'digit')}, and its policy moved before any step."
+        return f"The loss is {verdict.name}, to {counted(digits, 'digit')}, and what goes into it is wrong."
     return f"The loss is not {verdict.name}: {verdict.compared} differ by up to {verdict.error:.2g} of the largest."
 
 
@@ -83,6 +83,9 @@ def page(dump: Dump, verdict: Verdict, effects: Effects, *, source: str, tokens:
     single = [row for row in rows if not row["name"].startswith("preset:")]
     groups = {"Methods": single, "Presets": [row for row in rows if row not in single]}
     acting = [row["name"] for row in single or rows if 0 < row["touched"] < 1][:MOST_OVERLAPS]
+    left_out: dict[str, list[str]] = {}
+    for name, why in effects.left_out.items():
+        left_out.setdefault(why, []).append(name)
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=_visible)
     environment.globals |= {"decimals": decimals, "percent": _percent, "figure": _figure}
     template = environment.from_string((resources.files("rlstab.replay") / "replay.html").read_text(encoding="utf-8"))
@@ -107,7 +110,7 @@ def page(dump: Dump, verdict: Verdict, effects: Effects, *, source: str, tokens:
         logits=any(step.batch.sum_p_sq is not None for step in steps),
         overlap=[(one, [effects.overlap[one, other] for other in acting]) for one in acting],
         acting=acting,
-        left_out=effects.left_out,
+        left_out=left_out,
         notes=dump.notes,
         tokens=tokens,
     )

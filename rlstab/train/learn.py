@@ -419,9 +419,8 @@ def reference_logprobs(
 
     def reference(rollout: Rollout) -> Tensor:
         with gathered() as policy, policy.without_adapter():
-            return policy.evidence(rollout.sequences, {"logprobs"}, micro_batch_size, temperature=temperature)[
-                "logprobs"
-            ]
+            evidence = policy.evidence(rollout.sequences, {"logprobs"}, micro_batch_size, temperature=temperature)
+        return evidence["logprobs"]
 
     return reference
 
@@ -471,7 +470,8 @@ def learning_rate(settings: OptimisationSettings) -> Callable[[int], float]:
     lr, ramp = settings.lr, settings.warmup_optimizer_steps
     if settings.schedule is None:
         return lambda step: lr * (min(1.0, step / ramp) if ramp else 1.0)
-    name, options = settings.schedule.name, settings.schedule.options
+    options = settings.schedule.model_dump(exclude_none=True)
+    name = options.pop("name")
     nothing, steps = torch.optim.SGD([torch.zeros(1)], lr=lr), settings.optimizer_steps
     try:
         scheduler = get_scheduler(name, nothing, ramp, steps, scheduler_specific_kwargs=options)

@@ -90,7 +90,7 @@ def fitting(draw: st.DrawFn, candidates: st.SearchStrategy[TokenObjective], most
 def nested(draw: st.DrawFn) -> TokenObjective:
     """``within`` of methods or of compositions."""
     outer = draw(MASKS.filter(lambda method: "keep" in method.writes))
-    inner = draw(methods("stare", "s2t", "kl") | fitting(methods("stare", "s2t", "kl", "entropy_bonus"), 3))
+    inner: Any = draw(methods("stare", "s2t", "kl") | fitting(methods("stare", "s2t", "kl", "entropy_bonus"), 3))
     return within(outer, inner.members[0] if len(getattr(inner, "members", ())) == 1 else inner)
 
 

@@ -1,47 +1,9 @@
 """Methods that measure twice, or by group. They exist for the tests."""
 
-from typing import Annotated
-
 import torch
 
-from rlstab import Gate, Mean, Penalty, Pool, Terms, TokenObjective
-from rlstab.core.loss import token_log_ratio
-from rlstab.core.settings import Range
+from rlstab import Gate, Mean, Terms, TokenObjective
 from rlstab.core.stats import Grouped
-
-
-class CovarianceThreshold(TokenObjective):
-    """As KL-Cov (arXiv 2505.22617): a penalty on tokens whose log-prob and advantage vary together the most.
-
-    The covariance of a token needs the means, and the threshold needs the covariances: two rounds.
-    """
-
-    name = "covariance_threshold"
-    needs = {"logprobs"}
-    writes = {"penalties"}
-
-    share: Annotated[float, Range(gt=0, le=1)] = 0.2
-    coefficient: float = 0.7
-
-    def measure(self, batch):
-        return {"advantage": Mean.of(batch.advantages), "logprob": Mean.of(batch.logprobs)}
-
-    def measure_again(self, batch, stat):
-        return {"covariance": Pool.top(self.covariances(batch, stat), self.share, rounding="floor")}
-
-    def terms(self, batch, stat, state):
-        chosen = stat.threshold("covariance").reached(self.covariances(batch, stat))
-
-        def gap(policy, anchor):
-            return token_log_ratio(policy, anchor, batch).square()
-
-        report = {"threshold": stat.threshold("covariance").report(), "share": Mean.of(chosen)}
-        return Terms(penalties={"": Penalty(self.coefficient, gap, chosen)}, report=report)
-
-    @staticmethod
-    def covariances(batch, stat):
-        centred = batch.advantages.double() - stat.mean("advantage").value
-        return centred * (batch.logprobs.double() - stat.mean("logprob").value)
 
 
 class PassRate(TokenObjective):

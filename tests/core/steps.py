@@ -68,14 +68,14 @@ def token(
 
 def number(rows):
     """The tokens of all rows, each with the number of its row."""
-    return [{**one, "row": row} for row, tokens in enumerate(rows) for one in tokens]
+    return [{**own, "row": row} for row, tokens in enumerate(rows) for own in tokens]
 
 
 def random_rows(seed, lengths):
     """Rows in which each method of the zoo has something to do: rare tokens, ties, mixed advantages, low entropy."""
     draw, other = random.Random(seed), random.Random(seed + 1000)
 
-    def one(advantage, cut, branch, place):
+    def drawn(advantage, cut, branch, place):
         now = -draw.choice([draw.uniform(0, 2), draw.uniform(2, 6), draw.uniform(6, 12), 7.0])
         return token(
             now=now,
@@ -98,7 +98,7 @@ def random_rows(seed, lengths):
     for row, length in enumerate(lengths):
         advantage = draw.choice([-1.5, -0.5, 0.0, 0.7, 1.2])
         cut = float(other.random() < 0.4)
-        rows.append([one(advantage, cut, float(row % 3 == 1), place) for place in range(length)])
+        rows.append([drawn(advantage, cut, float(row % 3 == 1), place) for place in range(length)])
     return rows
 
 
@@ -106,8 +106,8 @@ def padded(rows, field):
     width = max((len(tokens) for tokens in rows), default=0) + 2
     values = torch.full((len(rows), width), math.nan, dtype=torch.float64)
     for row, tokens in enumerate(rows):
-        for place, one in enumerate(tokens):
-            values[row, _column(place)] = one[field]
+        for place, own in enumerate(tokens):
+            values[row, _column(place)] = own[field]
     return values
 
 
@@ -119,12 +119,9 @@ def batch_of(rows, ids=None, *, dtype=torch.float64, live_ratio=False, without=(
     mask = padded([[{"one": 1.0} for _ in tokens] for tokens in rows], "one") == 1
     signals = {name: padded(rows, field).to(dtype) for name, field in EVIDENCE.items() if name not in without}
     ids = None if ids is None else torch.tensor(list(ids), dtype=torch.int64)
-    groups = (
-        torch.arange(len(rows)) if ids is None else ids // 2
-    )  # two responses of a prompt, which parts and ranks may tear apart
-    return TokenBatch.from_padded(
-        response_mask=mask, sequence_ids=ids, group_ids=groups, live_ratio=live_ratio, **signals
-    )
+    # two responses of a prompt, which parts and ranks may tear apart
+    given = {"sequence_ids": ids, "group_ids": torch.arange(len(rows)) if ids is None else ids // 2}
+    return TokenBatch.from_padded(response_mask=mask, live_ratio=live_ratio, **given, **signals)
 
 
 def live_of(batch, rows, *, dtype=torch.float64):
@@ -136,12 +133,12 @@ def live_of(batch, rows, *, dtype=torch.float64):
 
 def gradients(batch, leaves):
     """{field: (n,) gradient}; padding must have received none."""
-    found = {}
+    slopes = {}
     for field, leaf in leaves.items():
         gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-        found[field] = gradient.reshape(-1)[layout_of(batch).index]
-        assert torch.equal(gradient.count_nonzero(), found[field].count_nonzero())
-    return found
+        slopes[field] = gradient.reshape(-1)[layout_of(batch).index]
+        assert torch.equal(gradient.count_nonzero(), slopes[field].count_nonzero())
+    return slopes
 
 
 def run_parts(objective, rows, parts):
@@ -150,6 +147,6 @@ def run_parts(objective, rows, parts):
     plan, report = make_plan(objective, batches), {}
     for number, (part, batch) in enumerate(zip(parts, batches, strict=True)):
         policy, _ = live_of(batch, [rows[row] for row in part])
-        for name, one in plan.loss(number, policy).report.items():
-            report[name] = report[name].merge(one) if name in report else one
+        for name, mean in plan.loss(number, policy).report.items():
+            report[name] = report[name].merge(mean) if name in report else mean
     return plan, report

@@ -29,8 +29,8 @@ def test_what_stands_in_the_padding_is_never_read(filler):
     clean = make(**given, extra={"mine": VALUES * 2})
     dirty = make(**{name: filled(values) for name, values in given.items()}, extra={"mine": filled(VALUES * 2)})
     assert len(clean.per_token()) == 10
-    for (name, one), (_, other) in zip(clean.per_token(), dirty.per_token(), strict=True):
-        assert torch.equal(one, other), name
+    for (name, values), (_, other) in zip(clean.per_token(), dirty.per_token(), strict=True):
+        assert torch.equal(values, other), name
 
     live = PolicyOutputs.from_padded(dirty, logprobs=filled(-VALUES).requires_grad_())
     assert torch.equal(live.logprobs, clean.old_logprobs)
@@ -80,8 +80,8 @@ def test_select_keeps_the_numbers_of_sequences_and_all_signals():
     batch = batch_of(rows, [5, 6, 7])
     where = batch.entropies >= batch.entropies.median()
     chosen = batch.select(where)
-    for (name, one), (_, other) in zip(batch.per_token(), chosen.per_token(), strict=True):
-        assert torch.equal(one[where], other), name
+    for (name, values), (_, other) in zip(batch.per_token(), chosen.per_token(), strict=True):
+        assert torch.equal(values[where], other), name
     assert torch.equal(batch.sequence[where], chosen.sequence)
     assert torch.equal(batch.uniform(3)[where], chosen.uniform(3))
     assert chosen.num_sequences == 3
@@ -95,15 +95,10 @@ def test_select_keeps_the_numbers_of_sequences_and_all_signals():
 def test_batch_without_tokens(shape):
     nothing = torch.zeros(shape)
     batch = TokenBatch.from_padded(response_mask=nothing, advantages=nothing, old_logprobs=nothing)
-    assert len(batch) == 0
-    assert batch.num_sequences == shape[0]
+    assert (len(batch), batch.num_sequences) == (0, shape[0])
     assert to_padded(batch, batch.old_logprobs).shape == shape
-    assert batch.uniform(0).shape == (0,)
-
-
-def test_empty_batch_has_the_signals_that_are_needed():
-    batch = TokenBatch.empty({"entropies", "mine"})
-    assert batch.signal("entropies").shape == batch.signal("mine").shape == (0,)
-    assert batch.num_sequences == len(batch) == 0
+    empty = TokenBatch.empty({"entropies", "mine"})
+    assert batch.uniform(0).shape == empty.signal("entropies").shape == empty.signal("mine").shape == (0,)
+    assert empty.num_sequences == len(empty) == 0
     with pytest.raises(MissingSignal):
-        batch.signal("ref_logprobs")
+        empty.signal("ref_logprobs")

@@ -43,8 +43,8 @@ def test_the_bound_is_that_of_exact_sums(seed):
         scale = dice.choice([1e-320, 1e-9, 0.1, 1e6])
         values = [scale * dice.choice([0.0, 1.0, 2.0, dice.random()]) for _ in range(dice.randint(0, 30))]
         for budget in (0.0, 0.1 * scale, scale, 1e300, *values[:1]):
-            found = carried_out(beyond_budget(torch.tensor(values, dtype=torch.float64), budget, True), LocalComm())
-            assert found == by_fractions(values, budget)
+            bound = carried_out(beyond_budget(torch.tensor(values, dtype=torch.float64), budget, True), LocalComm())
+            assert bound == by_fractions(values, budget)
     same = beyond_budget(torch.full((7,), 0.1, dtype=torch.float64), 0.1, True)
     assert carried_out(same, LocalComm()) == (None, 7, 0)
 

@@ -106,7 +106,7 @@ SMALL = TopEntropyMask(share=0.25)
 
 
 def test_within_measures_and_touches_only_what_the_outer_method_keeps():
-    batch = batch_of([[{**one, "H": one["H"] * (one["A"] >= 0)} for one in row] for row in ROWS])
+    batch = batch_of([[{**own, "H": own["H"] * (own["A"] >= 0)} for own in row] for row in ROWS])
     nested = compose(within(DropPunished(), compose(SMALL, KLPenalty(), Scale(weight=3.0, bonus=0.5))))
     terms = make_plan(nested, [batch]).terms(batch)
     left = batch.advantages >= 0

@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import math
 import re
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -52,13 +51,11 @@ from rlstab import (
     register,
     within,
 )
-from rlstab.config import load_objective
 from rlstab.core.batch import layout_of
 from rlstab.core.method import measure_all
 from rlstab.core.objective import require_signals
 from rlstab.core.terms import WRITABLE
 from rlstab.errors import (
-    ConfigError,
     Conflict,
     MethodError,
     MissingSignal,
@@ -68,7 +65,7 @@ from rlstab.errors import (
     ShapeError,
     UnknownName,
 )
-from rlstab.testing.run import ThreadComm
+from rlstab.testing.run import in_threads
 from rlstab.zoo import METHODS
 from tests.core.measuring_methods import PassRate
 from tests.core.methods import Chooser, DropPunished, Scale
@@ -143,7 +140,7 @@ def changed(**fields):
 
 
 #: Advantages that float32 holds, and whose product with a ratio it does not.
-LOUD = [[{**one, "A": 3e38, "logp": one["old"] / 2} for one in row] for row in ROWS]
+LOUD = [[{**own, "A": 3e38, "logp": own["old"] / 2} for own in row] for row in ROWS]
 
 
 def taken_twice():
@@ -160,24 +157,13 @@ def hosted(objective, provides, live):
     return lambda: require_signals(objective, provides=provides, live=live, host="this host")
 
 
-def plan_of(*parts):
-    return lambda: make_plan(compose(), list(parts))
-
-
 def with_setting(hint, default):
     """Make a method that has a setting of this type."""
     return lambda: a_class(__annotations__={"chosen": hint}, chosen=default)()
 
 
-def careless():
-    """A ``__post_init__`` that does not call the one of TokenObjective."""
-    return a_class(
-        __annotations__={"share": Annotated[float, Range(gt=0, le=1)]}, share=0.5, __post_init__=lambda self: None
-    )(share=2.0)
-
-
-def by_tokens(one, other):
-    return lambda self, batch, *stat: one(batch) if len(batch) else other(batch)
+def by_tokens(some, other):
+    return lambda self, batch, *stat: some(batch) if len(batch) else other(batch)
 
 
 def mean(batch):
@@ -194,10 +180,6 @@ def column(ratio, constants):
 
 def half(*given):
     return 0.5
-
-
-def nothing(*given):
-    return None
 
 
 def live_logprobs(policy, anchor):
@@ -314,7 +296,9 @@ MISTAKES: dict[type, dict] = {
         "a piece of part of a sequence": lambda: make_plan(compose(), [batch_of(ROWS)]).piece(batch_of([ROWS[0][:2]])),
         "a state that is none": plan(STARE(), state=5),
         "a share of nothing": measured(measure=lambda self, b: {"a": Pool.top(b.advantages, 0.0)}),
-        "post init without super": careless,
+        "post init without super": lambda: a_class(
+            __annotations__={"share": Annotated[float, Range(le=1)]}, share=0.5, __post_init__=lambda self: None
+        )(share=2.0),
         "a quantile in percent": measured(measure=lambda self, b: {"a": Pool.quantile(b.advantages, 75)}),
         "a state of a smaller composition": plan(STARE(), S2TMask(), state=compose(S2TMask()).init_state()),
         "a state of a larger composition": plan(S2TMask(), state=compose(STARE(), S2TMask()).init_state()),
@@ -335,7 +319,7 @@ MISTAKES: dict[type, dict] = {
         "probabilities for log-probs": plan(batch=batch_of(changed(old=0.5))),
         "a reference of probabilities": plan(KLPenalty(), batch=batch_of(changed(ref=0.9))),
         "negative entropies": plan(S2TMask(), batch=batch_of(changed(H=-1.5))),
-        "sequence ids twice over parts": plan_of(batch_of(ROWS[:1]), batch_of(ROWS[1:])),
+        "sequence ids twice over parts": lambda: make_plan(compose(), [batch_of(ROWS[:1]), batch_of(ROWS[1:])]),
         "a loss taken twice": taken_twice,
         "a piece that nobody measured": lambda: make_plan(compose(), [batch_of(ROWS)]).piece(batch_of(ROWS, [0, 9])),
         "a share of 0": lambda: Chooser(1, share=0.0),
@@ -455,34 +439,14 @@ def test_each_mistake_is_told_as_the_file_says():
 
 def test_the_culprit_is_named_where_others_hide_it():
     """Two negative weights make a positive one; inside `within` a method saw the three tokens of the first row."""
-    rows = [[{**one, "A": sign} for one in row] for row, sign in zip(ROWS, (1.0, -1.0), strict=True)]
-    for objective, named in (
-        (compose(Scale(weight=-1.0), Scale(weight=-2.0), S2TMask()), "'scale_1' gave 5 "),
-        (
-            compose(Scale(), within(DropPunished(), compose(Scale(weight=-1.0), S2TMask()))),
-            "'within/inner/scale' gave 3 ",
-        ),
+    rows = [[{**own, "A": sign} for own in row] for row, sign in zip(ROWS, (1.0, -1.0), strict=True)]
+    nested = within(DropPunished(), compose(Scale(weight=-1.0), S2TMask()))
+    for methods, named in (
+        ([Scale(weight=-1.0), Scale(weight=-2.0), S2TMask()], "'scale_1' gave 5 "),
+        ([Scale(), nested], "'within/inner/scale' gave 3 "),
     ):
         with pytest.raises(MethodError, match=named):
-            make_plan(objective, [batch_of(rows)])
-
-
-def over_ranks(act, ranks=3):
-    """What each of some ranks raises, as threads."""
-    raised = [None] * ranks
-
-    def work(rank, comm):
-        try:
-            act(rank, comm)
-        except RlstabError as error:
-            raised[rank] = f"{type(error).__name__}: {error}"
-
-    threads = [threading.Thread(target=work, args=pair) for pair in enumerate(ThreadComm.of(ranks))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return raised
+            make_plan(compose(*methods), [batch_of(rows)])
 
 
 @pytest.mark.parametrize(
@@ -499,10 +463,13 @@ def test_every_rank_raises_and_the_one_with_the_culprit_names_it(spoil, own, oth
 
     objective = compose(asking(spoilt, writes={"bonus"}, needs={"entropies"}))
     rows = changed(**spoil)[::-1]  # the second rank has it, the third has no part
-    raised = over_ranks(
-        lambda rank, comm: make_plan(objective, [batch_of([rows[rank]], [rank])] if rank < 2 else [], comm=comm)
-    )
-    for text, wanted in zip(raised, (others, own, others), strict=True):
+
+    def raised(rank, comm):
+        with pytest.raises(RlstabError) as caught:
+            make_plan(objective, [batch_of([row], [rank]) for row in rows[rank : rank + 1]], comm=comm)
+        return f"{type(caught.value).__name__}: {caught.value}"
+
+    for text, wanted in zip(in_threads(3, raised), (others, own, others), strict=True):
         assert re.match(wanted, text)
 
 
@@ -525,7 +492,7 @@ def test_a_loss_that_is_only_looked_at_needs_no_gradient():
     policy = live_of(batch, ROWS)[0].constant()
     with torch.no_grad():
         assert math.isfinite(compose(KLPenalty())(batch, policy).loss)
-    silent = batch_of([[{**one, "A": 0.0} for one in row] for row in ROWS])
+    silent = batch_of([[{**own, "A": 0.0} for own in row] for row in ROWS])
     assert make_plan(compose(), [silent]).loss(0, policy).loss == 0
 
 
@@ -545,41 +512,14 @@ def test_what_nothing_reads_may_be_impossible():
     assert compose(EntropyBonus(coefficient=0.0))(batch_of(changed(H=0.1)), live_of(batch, ROWS)[0]).nonfinite == 0
 
 
-@pytest.fixture
-def yaml(tmp_path, monkeypatch):
-    """Loads an objective from the text of a file, in which the methods of these tests are known."""
-    monkeypatch.setattr(METHODS, "_classes", dict(METHODS._classes))
-    monkeypatch.chdir(tmp_path)
-
-    def load(text):
-        (tmp_path / "run.yaml").write_text(text)
-        return load_objective("run.yaml")
-
-    return load
-
-
-def test_wrong_settings_and_what_does_not_fit_are_told_with_file_and_line(yaml):
-    register(a_class(name="loner", excludes={"s2t": "both mask."}))
-    for settings, named in {"share: 1.5": "share", "share: ~": "share", "denominator: some": "denominator"}.items():
-        with pytest.raises(ConfigError, match=rf"run.yaml:3: objective.0.{named}: "):
-            yaml(f"objective:\n  - name: top_entropy\n    {settings}\n")
-    for text in (
-        "seed: 1\nobjective:\n  - loner\n  - s2t\n",
-        "objective:\n  - {name: within, outer: s2t, inner: loner}\n",
-    ):
-        with pytest.raises(Conflict, match=r"run.yaml:2: objective(.0)?: 'loner' and 's2t'"):
-            yaml(text)
-    assert yaml("objective: [s2t, {name: observe, method: loner}]\n")
-
-
 def test_every_error_is_of_the_tree_and_says_in_one_line_what_it_means():
-    found = [one for one in vars(rlstab.errors).values() if isinstance(one, type) and issubclass(one, Exception)]
-    tree = [one for one in found if not issubclass(one, Warning)]
+    classes = [value for value in vars(rlstab.errors).values() if isinstance(value, type)]
+    tree = [error for error in classes if issubclass(error, Exception) and not issubclass(error, Warning)]
     assert len(tree) > 10
-    for one in tree:
-        assert issubclass(one, rlstab.errors.RlstabError)
-        assert one is rlstab.errors.RlstabError or len(one.__bases__) == 2, one
-        assert re.fullmatch(r"[^\n]+\.", one.__doc__), one
+    for error in tree:
+        assert issubclass(error, rlstab.errors.RlstabError)
+        assert error is rlstab.errors.RlstabError or len(error.__bases__) == 2, error
+        assert re.fullmatch(r"[^\n]+\.", error.__doc__), error
 
 
 if __name__ == "__main__":

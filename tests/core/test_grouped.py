@@ -8,29 +8,28 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlstab import compose, make_plan, within
+from rlstab import KLCov, compose, make_plan
 from rlstab.core.comm import LocalComm
 from rlstab.core.stats import Grouped, settle
 from rlstab.testing.run import joined, run_ranks, run_whole
 from rlstab.testing.steps import make_step
-from tests.core.measuring_methods import CovarianceThreshold, PassRate
-from tests.core.methods import DropPunished
+from tests.core.measuring_methods import PassRate
 from tests.core.steps import batch_of, random_rows, run_parts
 
 
 def test_the_second_round_sees_the_first_over_the_whole_step():
     """The threshold by numpy, from all tokens; each part alone would give another one."""
-    method, rows = CovarianceThreshold(share=0.25), random_rows(3, [6, 9, 4, 8])
-    tokens = [one for row in rows for one in row]
-    A, now = (np.array([one[field] for one in tokens]) for field in ("A", "now"))
+    method, rows = KLCov(share=0.25), random_rows(3, [6, 9, 4, 8])
+    tokens = [own for row in rows for own in row]
+    A, now = (np.array([own[field] for own in tokens]) for field in ("A", "now"))
     covariances = (A - A.mean()) * (now - now.mean())
     expected = np.sort(covariances)[-(len(tokens) // 4)]
     for parts in ([[0, 1, 2, 3]], [[0], [1, 3], [], [2]]):
         plan, report = run_parts(compose(method), rows, parts)
-        assert report["covariance_threshold/threshold"].value == pytest.approx(expected, rel=1e-13)
+        assert report["kl_cov/threshold"].value == pytest.approx(expected, rel=1e-13)
         assert plan.penalised == len(tokens) // 4
     alone = make_plan(compose(method), [batch_of(rows[:2])])
-    value = alone.part(0).settled.member("covariance_threshold").threshold("covariance").value
+    value = alone.part(0).settled.member("kl_cov").threshold("covariance").value
     assert value != pytest.approx(expected, rel=1e-3)
 
 
@@ -70,12 +69,12 @@ class Through:
 
 def test_keys_of_64_bits_survive_the_way_over_ranks():
     keys = torch.tensor(FAR)
-    one = Grouped.of(keys, torch.arange(len(FAR)))
-    found = settle([{"x": one}], Through()).grouped("x")
-    assert found.keys.tolist() == sorted(FAR)
-    assert found.mean(keys).tolist() == list(range(len(FAR)))
-    assert found.count(keys).tolist() == [2.0] * len(FAR)
-    assert found.total(keys).tolist() == [2.0 * place for place in range(len(FAR))]
+    grouped = Grouped.of(keys, torch.arange(len(FAR)))
+    settled = settle([{"x": grouped}], Through()).grouped("x")
+    assert settled.keys.tolist() == sorted(FAR)
+    assert settled.mean(keys).tolist() == list(range(len(FAR)))
+    assert settled.count(keys).tolist() == [2.0] * len(FAR)
+    assert settled.total(keys).tolist() == [2.0 * place for place in range(len(FAR))]
 
 
 def test_an_unknown_key_has_nothing():
@@ -90,9 +89,9 @@ def test_an_unknown_key_has_nothing():
 
 def test_values_are_summed_where_they_are_asked_to_be():
     keys, values = torch.tensor([1, 2, 1]), torch.tensor([0.5, math.nan, 2.0], requires_grad=True)
-    found = Grouped.of(keys, values, torch.tensor([True, False, True]))
-    assert (found.keys.tolist(), found.totals.tolist(), found.counts.tolist()) == ([1], [2.5], [2.0])
-    assert not found.totals.requires_grad
+    some = Grouped.of(keys, values, torch.tensor([True, False, True]))
+    assert (some.keys.tolist(), some.totals.tolist(), some.counts.tolist()) == ([1], [2.5], [2.0])
+    assert not some.totals.requires_grad
     marked = Grouped.of(keys.int(), torch.tensor([True, False, True]))
     assert (marked.keys.dtype, marked.mean(keys).tolist()) == (torch.int64, [1.0, 0.0, 1.0])
 
@@ -102,32 +101,21 @@ few = st.lists(st.tuples(st.sampled_from([-7, 0, 3, 2**60]), st.integers(-64, 64
 
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 @given(few, few, few)
-def test_it_is_a_commutative_monoid(one, other, third):
+def test_it_is_a_commutative_monoid(first, other, third):
     def grouped(pairs):
         keys, values = torch.tensor([key for key, _ in pairs]).long(), torch.tensor([value for _, value in pairs])
         return Grouped.of(keys, values)
 
-    def columns(found):
-        return [values.tolist() for values in (found.keys, found.totals, found.counts)]
+    def columns(merged):
+        return [values.tolist() for values in (merged.keys, merged.totals, merged.counts)]
 
-    a, b, c = map(grouped, (one, other, third))
-    expected = columns(grouped(one + other + third))  # whole numbers: sums are exact
-    for found in (
+    a, b, c = map(grouped, (first, other, third))
+    expected = columns(grouped(first + other + third))  # whole numbers: sums are exact
+    for merged in (
         a.merge(b).merge(c),
         a.merge(b.merge(c)),
         c.merge(a).merge(b),
         a.merge(grouped([])).merge(c).merge(b),
     ):
-        assert columns(found) == expected
+        assert columns(merged) == expected
     assert columns(settle([{"x": a}, {"x": b}, {"x": c}], LocalComm()).grouped("x")) == expected
-
-
-def test_within_groups_are_those_of_the_tokens_that_are_left():
-    rows = random_rows(11, [3, 5, 4, 7])
-    batch = batch_of(rows, [0, 2, 4, 6])
-    assert 0 < (batch.advantages < 0).sum() < len(batch)
-    plan = make_plan(compose(within(DropPunished(), PassRate())), [batch])
-    weight, kept = plan.terms(batch).weight, batch.advantages >= 0
-    assert torch.equal(weight[~kept], torch.ones_like(weight[~kept]))
-    # every row is a group of its own here: rewarded ones always passed, those without advantage never
-    assert torch.equal(weight[kept], torch.where(batch.rewarded, 1.0, 2.0).double()[kept])

@@ -21,11 +21,11 @@ def imports(path):
     """Absolute names of the modules that a file imports, wherever in the file."""
     for node in ast.walk(ast.parse((PACKAGE.parent / path).read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from (one.name for one in node.names)
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            whole = [f"{node.module}.{one.name}" for one in node.names]
-            files = [one for one in whole if (PACKAGE.parent / f"{one.replace('.', '/')}.py").exists()]
+            whole = [f"{node.module}.{alias.name}" for alias in node.names]
+            files = [module for module in whole if (PACKAGE.parent / f"{module.replace('.', '/')}.py").exists()]
             yield from files or [node.module]
 
 
@@ -35,7 +35,7 @@ def beyond(path, *allowed):
         name
         for name in imports(path)
         if name.partition(".")[0] not in sys.stdlib_module_names
-        and not any(name == one or name.startswith(f"{one}.") for one in allowed)
+        and not any(name == prefix or name.startswith(f"{prefix}.") for prefix in allowed)
     ]
 
 
@@ -69,7 +69,7 @@ FLOORS = [
     {"__main__"},
 ]
 #: `rlstab` itself names what users need, and reads YAML only when it is asked to.
-ROOT = "rlstab/__init__.py"
+FILES = [path for path in modules(".") if path != "rlstab/__init__.py"]
 
 
 def room(name):
@@ -81,30 +81,26 @@ def floor(name):
     return next(number for number, rooms in enumerate(FLOORS) if name in rooms)
 
 
-def every_file():
-    return [path for path in modules(".") if path != ROOT]
-
-
 def test_every_room_has_a_floor():
-    assert {room(path) for path in every_file()} == set().union(*FLOORS)
+    assert {room(path) for path in FILES} == set().union(*FLOORS)
 
 
 @pytest.mark.parametrize("name", sorted(set().union(*FLOORS)))
 def test_a_room_imports_itself_and_lower_floors(name):
     upward = [
-        f"{path} imports {one}"
-        for path in every_file()
+        f"{path} imports {module}"
+        for path in FILES
         if room(path) == name
-        for one in imports(path)
-        if one.startswith("rlstab.") and room(one) != name and floor(room(one)) >= floor(name)
+        for module in imports(path)
+        if module.startswith("rlstab.") and room(module) != name and floor(room(module)) >= floor(name)
     ]
     assert upward == []
 
 
 @pytest.mark.parametrize("name", ["errors", "core", "estimators", "stages", "zoo"])
 def test_the_lower_floors_need_torch_alone(name):
-    foreign = [(path, beyond(path, "torch", "rlstab")) for path in every_file() if room(path) == name]
-    assert [one for one in foreign if one[1]] == []
+    foreign = [(path, beyond(path, "torch", "rlstab")) for path in FILES if room(path) == name]
+    assert [pair for pair in foreign if pair[1]] == []
 
 
 def test_a_method_never_imports_a_sibling():
@@ -120,7 +116,7 @@ def test_process_groups_live_in_one_file():
 
 def test_modules_import_each_other_in_no_circle():
     graph = {}
-    for path in every_file():
+    for path in FILES:
         name = path.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
-        graph[name] = {one for one in imports(path) if one.startswith("rlstab.")}
+        graph[name] = {module for module in imports(path) if module.startswith("rlstab.")}
     list(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError, with the circle

@@ -110,9 +110,9 @@ def test_numbers_at_the_edge(dtype):
         check(values, rank, rank + 1)
     nan = torch.tensor([math.nan, 1.0, math.inf, -math.inf], dtype=dtype)
     nan = torch.cat([nan, -nan[:1]])  # of either sign
-    found = over_ranks([of(nan, 1, 2, 3, 4, 5)])[0][0]["set"].values
-    assert found[:3] == [-math.inf, 1.0, math.inf]
-    assert all(map(math.isnan, found[3:]))
+    ordered = over_ranks([of(nan, 1, 2, 3, 4, 5)])[0][0]["set"].values
+    assert ordered[:3] == [-math.inf, 1.0, math.inf]
+    assert all(map(math.isnan, ordered[3:]))
 
 
 @quick

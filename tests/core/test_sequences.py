@@ -30,10 +30,10 @@ def ragged(request):
     return of(sequence[order], position[order], len(lengths)), values[order], marks[order], rows
 
 
-def close(found, expected, bound=101 * 2.0**-53 * 400):
+def close(computed, expected, bound=101 * 2.0**-53 * 400):
     """A sum of at most 101 numbers in any order is off by at most 101 * 2^-53 of their absolute sum, below 400."""
-    assert found.dtype == torch.float64
-    assert found.tolist() == pytest.approx(expected, rel=0, abs=bound, nan_ok=True)
+    assert computed.dtype == torch.float64
+    assert computed.tolist() == pytest.approx(expected, rel=0, abs=bound, nan_ok=True)
 
 
 def test_sums_and_means_are_those_of_plain_loops(ragged):
@@ -69,9 +69,9 @@ def test_a_quantile_that_falls_on_a_value_is_that_value():
     """0.57 * 100 is 56.99999999999999 in float64."""
     batch = of(torch.zeros(101, dtype=torch.int64), torch.arange(101), 2)
     values = torch.randperm(101, generator=torch.Generator().manual_seed(0)).double() ** 3
-    found = batch.sequence_quantile(values, 0.57)
-    assert found[0].item() == 57.0**3
-    assert math.isnan(found[1])
+    computed = batch.sequence_quantile(values, 0.57)
+    assert computed[0].item() == 57.0**3
+    assert math.isnan(computed[1])
 
 
 @pytest.mark.parametrize("decay", [1.0, 0.0, 0.5, 2 ** (-1 / 32), 1.5])
@@ -92,9 +92,9 @@ def test_spread_gives_each_token_the_value_of_its_sequence(ragged):
     batch, _, _, rows = ragged
     for dtype in (torch.float32, torch.float64, torch.int64, torch.bool):
         values = torch.arange(len(rows)).to(dtype)
-        found = batch.spread(values)
-        assert found.dtype == dtype
-        assert found.tolist() == [values[row].item() for row in batch.sequence.tolist()]
+        computed = batch.spread(values)
+        assert computed.dtype == dtype
+        assert computed.tolist() == [values[row].item() for row in batch.sequence.tolist()]
 
 
 @pytest.mark.parametrize("rows", [0, 3])

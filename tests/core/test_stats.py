@@ -70,16 +70,6 @@ def test_empty_pool_compares_as_nothing(make):
     assert math.isnan(threshold.report().value)
 
 
-def test_comparison_is_in_float64_whatever_the_dtype():
-    values = torch.tensor([0.1, 0.2, 0.3], dtype=torch.bfloat16)
-    threshold = Pool.quantile(values, 0.5).threshold()
-    assert threshold.reached(values).tolist() == [False, True, True]
-    neighbours = torch.tensor([1.0, 1.0]).nextafter(torch.tensor([1.0, 2.0]))
-    between = Pool.quantile(neighbours, 0.5).threshold()
-    assert between.reached(neighbours).tolist() == [False, True]
-    assert between.below(neighbours).tolist() == [True, False]
-
-
 @quick
 @given(coarse, coarse, coarse, st.floats(0, 1))
 def test_summaries_are_commutative_monoids(first, second, third, q):

@@ -3,7 +3,7 @@ from rlstab.core.compose import walk
 
 
 def places(objective):
-    return [(leaf.name, [one.name for one in leaf.around]) for leaf in walk(objective)]
+    return [(leaf.name, [outer.name for outer in leaf.around]) for leaf in walk(objective)]
 
 
 def test_leaves_stand_in_the_order_of_the_composition_with_what_is_around_them():
