@@ -50,14 +50,6 @@ class Cell:
     outcomes: Outcomes
     prediction: Prediction | None
 
-    @property
-    def held(self) -> bool | None:
-        """Whether the prediction did; None where there is nothing to hold."""
-        if self.prediction is None or isinstance(self.score, str):
-            return None
-        higher = self.score.relative.value > 1
-        return self.prediction == ("same" if not self.score.visible else "more" if higher else "less")
-
 
 @dataclass(frozen=True)
 class Map:
@@ -78,6 +70,18 @@ class Map:
     starts: Mapping[int, float]
     quick: bool
     remarks: list[str]
+
+    def seen(self, cell: Cell) -> Prediction | None:
+        """What a row tolerates, compared with the base; None where it has no score."""
+        if isinstance(cell.score, str):
+            return None
+        if not cell.score.visible or (self.quick and cell.score.verdict == "no visible difference"):
+            return "same"
+        return "more" if cell.score.relative.value > 1 else "less"
+
+    def held(self, cell: Cell) -> bool | None:
+        """Whether a prediction did; None where there is nothing to hold."""
+        return None if None in (cell.prediction, self.seen(cell)) else cell.prediction == self.seen(cell)
 
     def shown(self, cell: Cell) -> str:
         """A cell in words: a quick map has verdicts, and nothing finer."""
@@ -129,7 +133,7 @@ class Map:
             column = {"row": row, "probe": self.columns[place].probe.name, "policy": self.columns[place].policy}
             verdict = {} if isinstance(cell.score, str) else {"verdict": cell.score.verdict}
             outcomes = {f"{dose:g}": dict(seeds) for dose, seeds in cell.outcomes.items()}
-            predicted = {"prediction": cell.prediction, "held": cell.held}
+            predicted = {"prediction": cell.prediction, "held": self.held(cell)}
             cells.append({**column, **scored, **verdict, **predicted, "outcomes": outcomes})
         return json.dumps(_finite({"quick": self.quick, "cells": cells, "remarks": self.remarks}), indent=1) + "\n"
 
@@ -163,7 +167,7 @@ def draw_map(
         before = [value for seeds in by_row[START].values() for value in seeds.values()]
         starts[place] = before[0] if before else math.nan
         for row in names:
-            prediction = column.probe.prediction(row, kinds.get(row, ())) if row != "base" else None
+            prediction = column.probe.prediction(row, kinds.get(row, ()), column.policy) if row != "base" else None
             scored = score(by_row[row], by_row["base"], starts[place]) if by_row["base"] else "the base has no run"
             cells[row, place] = Cell(scored, by_row[row], prediction)
     missing = [f"{column.title}: {cells['base', k].score}" for k, column in enumerate(columns) if _unusable(cells, k)]

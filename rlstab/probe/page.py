@@ -54,23 +54,23 @@ def _cell(drawn: Map, row: str, place: int) -> dict[str, Any]:
         "value": value,
         "interval": bracket.strip() + interval,
         "why": score if isinstance(score, str) else "",
-        "colour": _colour(score),
+        "colour": _colour(drawn, cell),
         "price": None if isinstance(score, str) else round(40 * min(max(score.price.value, 0), 1.25) / 1.25, 1),
         "about": [] if isinstance(score, str) else _about(score),
         "prediction": cell.prediction,
-        "held": cell.held,
+        "held": drawn.held(cell),
         "figure": _figure(drawn, row, place),
     }
 
 
-def _colour(score: Score | str) -> str:
-    """A class: how many factors of two more or less than the base, or grey."""
-    if isinstance(score, str) or not score.visible:
+def _colour(drawn: Map, cell: Cell) -> str:
+    """A class: how many factors of two more or less than the base, which a quick map does not tell; or grey."""
+    seen = drawn.seen(cell)
+    if isinstance(cell.score, str) or seen in (None, "same"):
         return "grey"
-    relative = score.relative.value
-    steps = math.copysign(STEPS, relative - 1) if relative in (0, math.inf) else math.log2(relative)
-    size = min(STEPS, max(1, round(abs(steps))))
-    return f"{'more' if steps > 0 else 'less'}{size}"
+    relative = cell.score.relative.value
+    steps = STEPS if relative in (0, math.inf) else abs(math.log2(relative))
+    return f"{seen}{2 if drawn.quick else min(STEPS, max(1, round(steps)))}"
 
 
 def _about(score: Score) -> list[tuple[str, str]]:

@@ -11,7 +11,7 @@ import math
 import re
 import zipfile
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
@@ -28,28 +28,8 @@ from rlstab.trace.dump import Header, HostLoss
 
 #: Files of each trainer in a folder: the first pattern that matches counts.
 _FILES = ("token_exports/step_*/rank_*.jsonl", "step_*/rank_*.jsonl", "train_data_step*.jsonl", "*.jsonl", "*.pt")
-#: What each trainer calls the values of a token. The ratio of prime-rl divides by the log-probs of the sampler.
-_PRIME = {
-    "mask": "loss_mask",
-    "advantages": "advantages",
-    "logprobs": "trainer_logprobs",
-    "old_logprobs": "inference_logprobs",
-    "rollout_logprobs": "inference_logprobs",
-    "entropies": "entropy",
-}
-_NEMO = {
-    "mask": "token_loss_mask",
-    "advantages": "advantages",
-    "logprobs": "prev_logprobs",
-    "rollout_logprobs": "generation_logprobs",
-}
-_SLIME = {
-    "mask": "loss_masks",
-    "advantages": "advantages",
-    "logprobs": "log_probs",
-    "rollout_logprobs": "rollout_log_probs",
-    "ref_logprobs": "ref_log_probs",
-}
+#: What a response may have by token, in the order in which the trainers' own names are given below.
+_FIELDS = ("mask", "advantages", "logprobs", "rollout_logprobs", "ref_logprobs", "entropies")
 #: The one loss that can be told from a file: it alone fills `is_masked`. Its settings are taken to be the defaults.
 _LOSSES = {"prime-rl, default loss": HostLoss(name="prime-rl/default")}
 
@@ -127,11 +107,13 @@ def _lines(file: Path, notes: list[str]) -> Iterator[_Response]:
 
 
 def _prime(record: Mapping[str, Any]) -> _Response:
-    """A line of prime-rl's token export."""
+    """A line of prime-rl's token export. Its ratio divides by the log-probs of the sampler."""
     ids = _column(record, "token_ids")
-    values = {name: _column(record, key, ids.numel()) for name, key in _PRIME.items()}
+    names = ("loss_mask", "advantages", "trainer_logprobs", "inference_logprobs", "", "entropy")
+    values = _columns(record, names, ids.numel())
     start, weights = _first(values["mask"]), _column(record, "rl_weights", ids.numel()).nan_to_num(1.0)
     values |= {name: values[name] * weights for name in ("mask", "advantages")}  # None is a weight of 1
+    values["old_logprobs"] = _column(record, "inference_logprobs", ids.numel())
     step, rank, part = (_whole(record.get(name)) for name in ("step", "rank", "micro_step"))
     host = next(iter(_LOSSES)) if _column(record, "is_masked", ids.numel()).isfinite().all() else "prime-rl"
     return (host, step, 0, rank), _response(ids, start, values, part)
@@ -142,10 +124,11 @@ def _nemo(record: Mapping[str, Any], stem: str) -> _Response:
     single = {name: value[0] for name, value in record.items() if isinstance(value, list) and len(value) == 1}
     record = {**record, **single}
     ids, length = _column(record, "token_ids"), _whole(record.get("input_lengths"))
-    values = {name: _column(record, key, ids.numel())[:length] for name, key in _NEMO.items()}
+    names = ("token_loss_mask", "advantages", "prev_logprobs", "generation_logprobs")
+    values = {name: column[:length] for name, column in _columns(record, names, ids.numel()).items()}
     start = _first(values["mask"])
     if not values["logprobs"][values["mask"] != 0].any():  # `force_on_policy_ratio` writes zeros
-        values["logprobs"] = values["rollout_logprobs"]
+        values["logprobs"] = _column(record, "generation_logprobs", ids.numel())[:length]
     values["mask"] = values["mask"] * (record.get("sample_loss_mask") != 0)
     step = int((re.findall(r"step(\d{1,12})$", stem) or [0])[0])
     reward = record.get("filtered_rewards", record.get("rewards"))  # dynamic sampling: those of all samples
@@ -189,13 +172,12 @@ def _places(shard: Mapping[str, Any]) -> Iterator[tuple[int, tuple[int, int]]]:
 
 def _sample(sample: Mapping[str, Any], saved: Mapping[str, Any], places: Mapping[Any, tuple[int, int]]) -> _Response:
     """A response of slime: token ids of prompt and response, and values of the response alone."""
-    ids, length = _column(sample, "tokens"), _whole(sample["response_lengths"])
-    known = {name: key for name, key in _SLIME.items() if sample.get(key) is not None or name == "advantages"}
-    values = {"mask": torch.ones(length), **{name: _column(sample, key, length) for name, key in known.items()}}
+    ids = _column(sample, "tokens")
+    length = min(_whole(sample["response_lengths"]), ids.numel() + 1)
+    known = {"loss_masks": [1] * length, "log_probs": sample.get("rollout_log_probs"), **sample}
+    values = _columns(known, ("loss_masks", "advantages", "log_probs", "rollout_log_probs", "ref_log_probs"), length)
     if "truncated" in sample:
         values["truncated"] = torch.full((length,), float(sample["truncated"]))
-    if "logprobs" not in values:  # --use-rollout-logprobs
-        values["logprobs"] = values["rollout_logprobs"]
     order, part = places.get(sample.get("rollout_position"), (0, 0))
     rank, reward = sample.get("data_parallel_rank", saved.get("rank")), sample.get("local_raw_reward")
     place = ("slime", _whole(saved["rollout_id"]), order, _whole(rank))
@@ -230,6 +212,13 @@ def _response(
 def _first(mask: Tensor) -> int:
     """The first token that is trained on; beyond the end where there is none."""
     return int((mask != 0).int().argmax()) if bool(mask.any()) else mask.numel()
+
+
+def _columns(record: Mapping[str, Any], names: Sequence[str], count: int) -> dict[str, Tensor]:
+    """The fields by the trainer's own names of them; the first three have to be there."""
+    pairs = list(zip(_FIELDS, names, strict=False))
+    there = pairs[:3] + [pair for pair in pairs[3:] if record.get(pair[1]) is not None]
+    return {field: _column(record, name, count) for field, name in there}
 
 
 def _column(record: Mapping[str, Any], name: str, count: int | None = None) -> Tensor:

@@ -316,7 +316,7 @@ def judge(steps: Sequence[Step]) -> Verdict:
     Args:
         steps: of one dump, which has one formula.
     """
-    still = (*_movement(steps), *_overflows(steps))
+    still = (*_movement(steps), *_overflows(steps), *_advantages(steps))
     told = next((step.header.loss for step in steps if step.header.loss is not None), None)
     if told is None:
         return Verdict(None, None, math.nan, "the dump does not name its loss", still)
@@ -338,6 +338,36 @@ def judge(steps: Sequence[Step]) -> Verdict:
     if not beyond:
         return Verdict(told.name, not still, error, compared, still)
     return Verdict(told.name, False, error, compared, (*still, *_explained(heard)))
+
+
+def _explained(heard: Sequence[Pair]) -> Iterator[str]:
+    """What is wrong, in a sentence; in two, where gradient and reported losses are wrong in different ways."""
+    wrong = [pair for pair in heard if _error([pair])[1]]
+    gradient = [_recorded(pair, values=False) for pair in wrong if "coefficients" in pair[1].tensors]
+    losses = [_recorded(pair, values=True) for pair in wrong if _told(pair[1]) is not None]
+    bad = {"gradient": _error(gradient)[1], "losses": _error(losses)[1]}
+    some = f" So it is in {len(wrong)} of {len(heard)} steps." if len(wrong) < len(heard) else ""
+    if (all(bad.values()) or not gradient or not losses) and (named := _named(wrong)):
+        yield f"{named}{some}"
+        return
+    parts = {what: pairs for what, pairs in (("gradient", gradient), ("losses", losses)) if bad[what]}
+    texts = {what: named for what, pairs in parts.items() if (named := _named(pairs))}
+    for what, pairs in parts.items():
+        alone = "" if all(bad.values()) or not gradient or not losses else f" Of its {what} alone this is said."
+        if not texts:
+            yield f"{_shape(*next(pair for pair in pairs if _error([pair])[1]))}{alone}{some}"
+            return
+        if what in texts:
+            yield f"{texts[what]}{alone or f' This is said of its {what}.'}{some}"
+
+
+def _recorded(pair: Pair, *, values: bool) -> Pair:
+    """With the values of the loss alone, or with the coefficients alone."""
+    formula, step = pair
+    tensors = {name: kept for name, kept in step.tensors.items() if name != "coefficients" or not values}
+    loss = step.header.loss
+    header = step.header.model_copy(update={"loss": loss and loss.model_copy(update={"values": []})})
+    return formula, replace(step, tensors=tensors, header=step.header if values else header)
 
 
 def _told(step: Step) -> Tensor | None:
@@ -523,24 +553,21 @@ def _normalised(step: Step) -> Mapping[str, Tensor]:
     return {"advantages": (centred / (spread + 1e-8))[step.row]}
 
 
-def _explained(pairs: Sequence[Pair]) -> Iterator[str]:
-    """A sentence: the change, or the pair of changes, that explains all that was recorded; else what it looks like."""
+def _named(pairs: Sequence[Pair]) -> str | None:
+    """A sentence: the change, or the pair of changes, that explains all that was recorded."""
     single = list(_changes(pairs[0][0].objective is not None))
     if known := [text for text, change in single if _explains(pairs, change)]:
-        yield _sentence(", or what is the same here: ".join(known))
-        return
+        return _sentence(", or what is the same here: ".join(known))
     policy, penalty = _fitted(pairs)
     if _explains(pairs, _scaled_terms(policy, penalty)):
         apart = "" if math.isclose(policy, penalty, rel_tol=1e-3) else f", and its KL term {penalty:.4g} times"
-        yield f"Its policy term is {policy:.4g} times what it should be{apart}{_deviation(policy, pairs[0][1])}."
-        return
+        return f"Its policy term is {policy:.4g} times what it should be{apart}."
     if sum(step.row.numel() for _, step in pairs[:2]) <= FEW:
         for (text, first), (other, second) in combinations(single, 2):
             both = _after(first, second)
             if _explains(pairs[:2], both) and _explains(pairs, both):
-                yield _sentence(f"{text}, and {other}")
-                return
-    yield _shape(*next(pair for pair in pairs if _error([pair])[1]))
+                return _sentence(f"{text}, and {other}")
+    return None
 
 
 def _fitted(pairs: Sequence[Pair]) -> tuple[float, float]:
@@ -564,16 +591,6 @@ def _scaled_terms(policy: float, penalty: float) -> Change:
         replace(formula, scale=formula.scale * policy, beta=formula.beta * penalty / policy if policy else 0.0),
         step,
     )
-
-
-def _deviation(factor: float, step: Step) -> str:
-    """What a factor of the advantages may come from."""
-    groups = step.tensors.get("group_ids", step.tensors["lengths"]).unique(return_counts=True)[1]
-    for size in set(groups.tolist()) - {1}:
-        for text, other in (("N", math.sqrt(size / (size - 1))), ("N - 1", math.sqrt((size - 1) / size))):
-            if math.isclose(factor, other, rel_tol=1e-3):
-                return f", as if the variance of its groups of {size} were divided by {text}"
-    return ""
 
 
 def _sentence(text: str) -> str:
@@ -649,6 +666,48 @@ def _factors(quotient: Tensor, group: Tensor) -> list[tuple[int, float]] | None:
     return [(place, value) for place, value in enumerate(high.tolist()) if abs(value - 1) > ALIKE]
 
 
+def _advantages(steps: Sequence[Step]) -> Iterator[str]:
+    """Those of TRL, from the rewards of groups that are whole."""
+    for step in steps:
+        loss, rewards, ends = step.header.loss, step.tensors.get("rewards"), _ends(step)
+        if loss is None or rewards is None or "group_ids" not in step.tensors:
+            continue
+        said, size = str(loss.settings.get("scale_rewards")), _number(loss.settings, "num_generations", default=0)
+        group, count = step.tensors["group_ids"].unique(return_inverse=True, return_counts=True)[1:]
+        there = torch.zeros(len(rewards), dtype=torch.bool).index_fill(0, step.row[ends], True) & (count == size)[group]
+        if said not in ("group", "none") or not bool(there.any()):
+            continue
+        given = torch.zeros(len(rewards), dtype=torch.float64).index_add(
+            0, step.row[ends], step.tensors["advantages"][ends].double()
+        )
+        forms = _centred(rewards.double(), group, count)
+        apart = {form: float((given - values)[there].abs().max()) for form, values in forms.items()}
+        right = {"group": "divided by the standard deviation of the group", "none": "not divided"}[said]
+        if apart[right] > 1e-4 * max(float(forms[right][there].abs().max()), 1e-3):
+            best = min(apart, key=apart.__getitem__)
+            what = best if apart[best] <= 1e-4 * float(given.abs().max()) else "something that is not known here"
+            yield f"Its advantages in step {step.number} are not those of its rewards, {right}. They are: {what}."
+            return
+
+
+def _centred(rewards: Tensor, group: Tensor, count: Tensor) -> dict[str, Tensor]:
+    """Advantages that trainers make of the rewards of groups, ``(S,)`` each."""
+    size, small = count[group].double(), 1e-4
+    centred = rewards - (_summed(rewards, group, len(count)) / count)[group]
+    squares = _summed(centred.square(), group, len(count))[group]
+    deviation, everything = (squares / (size - 1)).sqrt(), rewards - rewards.mean()
+    return {
+        "divided by the standard deviation of the group": centred / (deviation + small),
+        "not divided": centred,
+        "divided by the standard deviation with N in place of N - 1": centred / ((squares / size).sqrt() + small),
+        "divided by the standard deviation without 1e-4 beside it": centred / (deviation + 1e-8),
+        "divided by the standard deviation, and not centred": rewards / (deviation + small),
+        "less the mean of the others": centred * size / (size - 1),
+        "centred and divided over all groups": everything / (rewards.std() + small),
+        "the rewards": rewards,
+    }
+
+
 def _overflows(steps: Sequence[Step]) -> Iterator[str]:
     for step in steps:
         count = int((~step.tensors.get("coefficients", torch.zeros(0)).isfinite()).sum())
@@ -666,9 +725,9 @@ def _movement(steps: Sequence[Step]) -> Iterator[str]:
             continue
         moved = (_live(step) - old).abs()[step.mask]
         mean, clipped = float(moved.mean()), float((moved > math.log(1.2)).double().mean())
-        if mean > STILL or clipped > STILL:
-            sampled = step.tensors.get("rollout_logprobs")
-            same = sampled is not None and bool((old == sampled)[step.mask].all())
+        sampled = step.tensors.get("rollout_logprobs")
+        same = sampled is not None and bool((old == sampled)[step.mask].all())
+        if mean > (STILL / 10 if same else STILL) or clipped > STILL:
             yield (
                 f"Step {step.number} has a policy that moved before any step: the log-ratio is {mean:.3g} nats from 0 "
                 f"in the mean, and {clipped:.1%} of the tokens have a ratio beyond 0.83 to 1.2."

@@ -76,7 +76,7 @@ class Offer:
 
 
 class PromptSelector(Stage):
-    """Chooses the prompts of a rollout. A run has one; without another it is ``in_order``."""
+    """Chooses the prompts of a rollout. Each run has one; the default is ``in_order``."""
 
     kind = "prompts"
     _acts_by = "select"
@@ -98,7 +98,7 @@ class RewardShaper(Stage):
 
 
 class AdvantageEstimator(Stage):
-    """Turns rewards into advantages. A run has one; without another it is ``grpo``."""
+    """Turns rewards into advantages. Each run has one; the default is ``grpo``."""
 
     kind = "advantages"
     _acts_by = "advantages"

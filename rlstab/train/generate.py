@@ -139,9 +139,8 @@ class Generator:
         refused, states = self._count_bad(whole.rewards), dict(progress.stages)
         if not refused:
             for stage in (self.stages.selector, *self.stages.shapers, *self.stages.expanders):
-                states[stage.name] = advance(stage, whole.seen_by(stage.needs), states[stage.name], self.comm, metrics)[
-                    1
-                ]
+                seen = whole.seen_by(stage.needs)
+                _, states[stage.name] = advance(stage, seen, states[stage.name], self.comm, metrics)
         self._observe(metrics, whole, kept)
         rows = torch.isin(whole.sequence_ids, kept.sequence_ids).nonzero().squeeze(-1)
         rollout = replace(whole.rows(rows[whole.sequence_ids[rows].argsort()]), refused=refused)
@@ -156,15 +155,8 @@ class Generator:
 
     def _select(self, policy: Policy, progress: Progress, first: int, count: int) -> Tensor:
         selector, size = self.stages.selector, self.task.size["train"]
-        offer = Offer(
-            progress.made,
-            first,
-            count,
-            progress.drawn + first,
-            size,
-            self.run.seed,
-            lambda numbers: self._features(policy, numbers),
-        )
+        features = partial(self._features, policy)
+        offer = Offer(progress.made, first, count, progress.drawn + first, size, self.run.seed, features)
         chosen = selector.select(offer, progress.stages[selector.name])
         fits = isinstance(chosen, Tensor) and chosen.dtype == torch.int64 and chosen.shape == (count,)
         if not fits or not bool(((chosen >= 0) & (chosen < (size or 2**62))).all()):

@@ -419,9 +419,8 @@ def reference_logprobs(
 
     def reference(rollout: Rollout) -> Tensor:
         with gathered() as policy, policy.without_adapter():
-            return policy.evidence(rollout.sequences, {"logprobs"}, micro_batch_size, temperature=temperature)[
-                "logprobs"
-            ]
+            evidence = policy.evidence(rollout.sequences, {"logprobs"}, micro_batch_size, temperature=temperature)
+        return evidence["logprobs"]
 
     return reference
 

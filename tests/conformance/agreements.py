@@ -1,7 +1,7 @@
 """The comparisons of ``agreements.yaml``, each with the difference between what is stored and what rlstab gives.
 
 A case lists methods, or names settings of :func:`composed`, or a ``check`` of its own, a function of this file.
-``card`` is the ``source`` where it is not named.
+``card`` is the ``source`` where it is not named, ``prefix`` begins the names of the cases in the file.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from rlstab.stages import advantages as estimators
 from rlstab.stages.gdpo import GDPO
 from rlstab.stages.optimal_token_baseline import OptimalTokenBaseline
 from rlstab.stages.response_batch import ResponseBatch
+from rlstab.zoo import METHODS
 from tests.conformance.inputs import of_tokens, of_two_rewards, tensors
 from tests.conformance.recorded import SHARES, Result, apart, difference, load, ours, theirs
 
@@ -37,18 +38,7 @@ BOUNDS = {"exact": 1e-13, "added": 1e-8, "single": 1e-6}
 
 @dataclass(frozen=True)
 class Agreement:
-    """One comparison.
-
-    Attributes:
-        method: what is compared.
-        source: file of ``data/``.
-        card: the method here.
-        code: function of the published code.
-        settings: the composition here, in words.
-        cases: name of the stored case to the difference.
-        bound: largest difference that passes.
-        of: what is compared.
-    """
+    """One comparison: ``cases`` give the difference of each stored case, of which none may be above ``bound``."""
 
     method: str
     source: str
@@ -290,6 +280,17 @@ def _compared(source: str, case: str, of: Sequence[str], settings: Mapping[str, 
     return difference(composed(source, case, **settings), theirs(source, case), of)
 
 
+def _own(given: Any, shared: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a case, which may be its methods alone, or settings of the row's methods that are others here."""
+    if isinstance(given, list):
+        return {"methods": given}
+    own = dict(given or {})
+    if changed := {name: own.pop(name) for name in METHODS.names() if name in own}:
+        methods = [{item: {}} if isinstance(item, str) else item for item in shared["methods"]]
+        own["methods"] = [{name: {**of, **changed.get(name, {})}} for item in methods for name, of in item.items()]
+    return own
+
+
 def _agreement(
     cases: Any,
     method: str,
@@ -299,12 +300,13 @@ def _agreement(
     bound: str | float = "exact",
     of: str = "loss, gradient",
     card: str = "",
+    prefix: str = "",
     **shared: Any,
 ) -> Agreement:
     every = cases if isinstance(cases, dict) else dict.fromkeys(cases)
-    own = {name: {"methods": given} if isinstance(given, list) else given or {} for name, given in every.items()}
     compared = {
-        name: functools.partial(_compared, source, name, of.split(", "), shared | case) for name, case in own.items()
+        name: functools.partial(_compared, source, prefix + name, of.split(", "), shared | _own(given, shared))
+        for name, given in every.items()
     }
     largest = BOUNDS[bound] if isinstance(bound, str) else bound
     return Agreement(method, source, card or source, code, settings, compared, largest, of)

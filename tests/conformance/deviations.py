@@ -48,9 +48,8 @@ class Deviation:
 
     def measured(self) -> tuple[float, float]:
         """The number of theirs, as stored, and ours."""
-        if self.read in ("first_boost", "mean_entropy", "floor_of_a_share"):
-            both: tuple[float, float] = globals()[self.read]()
-            return both
+        if isinstance(self.read, str) and self.read in BOTH:
+            return BOTH[self.read]()
         if self.read[0] == "advantage":
             stored, row = load(self.source)["advantages"][self.case], self.read[1]
             return stored["advantages"][row], float(advantages_of(stored["rewards"], **self.here)[row])
@@ -87,16 +86,16 @@ READ: Mapping[str, Callable[[Result, Mapping[str, Any]], Any]] = {
 }
 
 
-def first_boost() -> tuple[float, float]:
-    return load("stare")["controllers"]["adaptive"]["steps"][0]["boost"], gains("adaptive")[0]["boost"]
-
-
-def mean_entropy() -> tuple[float, float]:
-    return load("stare")["mean_entropy"]["seq-mean-token-mean"], entropy_of_the_gate()
-
-
-def floor_of_a_share() -> tuple[float, float]:
-    return int(100 * 0.29), Pool.top(torch.arange(100.0), 0.29, rounding="floor").threshold().nominal
-
-
+#: What has no stored case: both numbers, by ``read``.
+BOTH: Mapping[Any, Callable[[], tuple[float, float]]] = {
+    "first_boost": lambda: (
+        load("stare")["controllers"]["adaptive"]["steps"][0]["boost"],
+        gains("adaptive")[0]["boost"],
+    ),
+    "mean_entropy": lambda: (load("stare")["mean_entropy"]["seq-mean-token-mean"], entropy_of_the_gate()),
+    "floor_of_a_share": lambda: (
+        int(100 * 0.29),
+        Pool.top(torch.arange(100.0), 0.29, rounding="floor").threshold().nominal,
+    ),
+}
 DEVIATIONS = tuple(Deviation(**{"card": row["source"], **row}) for row in rows("deviations.yaml"))

@@ -24,8 +24,9 @@ def test_a_probe_is_a_bench_with_doses_and_predictions(probe: Probe) -> None:
     assert list(probe.quick_doses) == [dose for dose in probe.doses if dose in probe.quick_doses]
     assert len(probe.quick_doses) == 3
     assert probe.quick_doses[0] == probe.doses[0]
-    assert probe.predictions.keys() >= {*FIXED.keys() - {"base"}, *SOURCES, "stage"}
-    assert {*probe.predictions.values()} <= {"more", "same", "less"}
+    for policy in ("trainer", "sampler"):
+        assert probe.predictions(policy).keys() >= {*FIXED.keys() - {"base"}, *SOURCES, "stage"}
+        assert {*probe.predictions(policy).values()} <= {"more", "same", "less"}
     for part in ("Mechanism", "Source", "Recipe", "Dial", "Positive control", "Predictions"):
         assert f"**{part}.**" in probe.text
     assert probe.name == probe.bench["name"]
@@ -104,7 +105,6 @@ def test_rows_join_the_base_take_its_place_or_stand_alone(tmp_path: Path) -> Non
     assert entries[f"{own}:Shaper"]["set"] == {"stages": [{"name": f"{own}:Shaper"}]}
     stack = row(str(tmp_path / "stack.yaml"))
     assert (stack.name, stack.whole, stack.stages) == ("stack", True, ("dr_grpo",))
-    assert row(f"{own}:Mine").name == "Mine"
     made = [*map(row, entries), stack]
     methods: dict[str, Any] = {"base": {}} | {line.name: line.entry(probe) for line in made if line.name != "dapo"}
     loaded = load_bench({**probe.bench, "methods": methods})

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch
 
 from rlstab.replay.host_loss import judge
 from tests.replay.dumps import step, without_coefficients
@@ -63,7 +65,7 @@ ERRORS = {
     "k3": "kl term is k3.",
     "normalised": "normalised again in each micro-batch",
     "advantage sign": "advantages are of the other sign",
-    "population std": "groups of 4 were divided by n.",
+    "population std": "policy term is 1.155 times",
     "verl/vanilla entropy sign": "entropy bonus has the other sign",
     "verl/vanilla no entropy": "no entropy bonus",
     "verl/vanilla twice": "accumulation twice",
@@ -108,6 +110,15 @@ def without_values(given):  # type: ignore[no-untyped-def]
     return replace(given, header=given.header.model_copy(update={"loss": loss}))
 
 
+def test_an_error_of_the_gradient_alone_or_of_some_steps_is_named() -> None:
+    """The losses that are logged are right; so was it where gradients were divided twice."""
+    steps = [step(number) for number in (1, 2, 3)]
+    spoiled = {**steps[1].tensors, "coefficients": steps[1].tensors["coefficients"] / 4}
+    (said,) = judge([steps[0], replace(steps[1], tensors=spoiled), steps[2]]).findings
+    assert "accumulation twice" in said
+    assert "Of its gradient alone this is said. So it is in 1 of 3 steps." in said
+
+
 def test_a_policy_that_moved_before_any_step_is_told() -> None:
     sound = step(1, first=True)
     assert judge([sound]).findings == ()
@@ -122,6 +133,32 @@ def test_a_policy_that_moved_before_any_step_is_told() -> None:
     resting = step(1)
     header = resting.header.model_copy(update={"learning_rate": 0.0})
     assert "moved before any step" in judge([replace(resting, header=header)]).findings[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "change"),
+    [
+        ("", lambda r, m, s: (r - m) / (s + 1e-4)),
+        ("with N in place of N - 1", lambda r, m, s: (r - m) / (s * 0.75**0.5 + 1e-4)),
+        ("without 1e-4", lambda r, m, s: (r - m) / s),
+        ("They are: not divided", lambda r, m, s: r - m),
+        ("mean of the others", lambda r, m, s: (r - m) * 4 / 3),
+        ("the rewards.", lambda r, m, s: r),
+        ("not known here", lambda r, m, s: (r - m) / s**2),
+    ],
+)
+def test_advantages_that_are_not_those_of_the_rewards_are_told(words: str, change: Any) -> None:
+    given = step(1, first=True)
+    rewards = (torch.arange(16) * 7 % 5 / 4).view(4, 4)
+    values = change(rewards, rewards.mean(1, keepdim=True), rewards.std(1, keepdim=True)).flatten()
+    tensors = {**given.tensors, "rewards": rewards.flatten(), "advantages": values[given.row]}
+    loss = given.header.loss
+    assert loss is not None
+    loss = loss.model_copy(update={"settings": {**loss.settings, "scale_rewards": "group", "num_generations": 4}})
+    header = given.header.model_copy(update={"loss": loss})
+    said = " ".join(judge([replace(given, tensors=tensors, header=header)]).findings)
+    assert words in said
+    assert ("not those of its rewards" in said) == bool(words)
 
 
 def test_without_a_name_or_a_record_nothing_is_claimed() -> None:

@@ -76,19 +76,14 @@ def payloads(canary: Path) -> list[str]:
     ]  # fmt: skip
     raw = [
         f"__import__('os').system('touch {canary}/os')",
-        f"exec(\"open('{canary}/exec', 'w')\")",
         f"eval(\"open('{canary}/eval', 'w')\")",
         f"open('{canary}/open', 'w')",
         f"[c for c in ().__class__.__base__.__subclasses__() if c.__name__ == 'Popen'][0](['touch', '{canary}/popen'])",
-        f"__builtins__['open']('{canary}/builtins', 'w')",
         f"!!python/object/apply:os.system ['touch {canary}/yaml']",
         f"cos\nsystem\n(S'touch {canary}/pickle'\ntR.",
         f"$(touch {canary}/shell)",
-        f"'; touch {canary}/shell2; '",
         f"\\input{{|touch {canary}/latex}}",
-        f"\\write18{{touch {canary}/write18}}",
         f"sympify(\"open('{canary}/sympify', 'w')\")",
-        f"Symbol('x').__class__.__init__.__globals__['__builtins__']['open']('{canary}/globals', 'w')",
     ]
     return [form.format(touch(f"form{number}")) for number, form in enumerate(forms)] + raw
 

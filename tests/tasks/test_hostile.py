@@ -50,7 +50,7 @@ def test_the_payloads_would_act(canary: Path) -> None:
             eval(payload)
         except Exception:
             continue
-    assert len(list(canary.iterdir())) >= 20
+    assert len(list(canary.iterdir())) >= 15
 
 
 def test_scorers_in_this_process(canary: Path) -> None:
@@ -76,7 +76,7 @@ def test_math_verify(canary: Path, all_of_them: bool) -> None:
 
 def test_a_data_set_of_reasoning_gym(canary: Path) -> None:
     pytest.importorskip("reasoning_gym")
-    task = ReasoningGym(ReasoningGymSettings(dataset="chain_sum", time_limit=1.0))
+    task = ReasoningGym(ReasoningGymSettings(dataset="chain_sum", time_limit=1.0, workers=1))
     survive(task, [*NESTED, *BACKTRACKING, *TERMINAL, *FORMATS, *payloads(canary)], canary)
 
 

@@ -79,7 +79,7 @@ def test_a_weighted_sum_of_what_each_reward_says():
 
 
 def test_what_goes_wrong_costs_the_sample_this_reward_alone():
-    rewards = build({"function": "acts", "time_limit": 1.0, "weight": 10.0}, "brevity")
+    rewards = build({"function": "acts", "time_limit": 2.0, "weight": 10.0}, "brevity")
     wrong = ["complain odd", "python None", "python [1]", "say nan", "sleep"]
     right = {"python 3": 3.0, "python True": 1.0, "say -12.5": -12.5}
     scores = scored(rewards, *wrong, *right)
@@ -112,7 +112,7 @@ def test_a_task_may_return_what_a_reward_may():
 
 def test_a_task_that_scores_in_workers_keeps_them():
     class Slow(Asks):
-        workers = Workers(Acts(), 1, 0.5)
+        workers = Workers(Acts(), 1, 2.0)
 
     scores = scored(build("task", "brevity", task=Slow()), "say 3", "sleep", task=Slow())
     assert scores.parts["task"].tolist() == [3.0, 0.0]

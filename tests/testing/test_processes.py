@@ -21,7 +21,6 @@ from tests.processes import Processes
 COMPOSED = compose(ClipHigher(), S2TMask(), STARE(target_entropy=0.8))
 # groups are gathered, covariances take a second round, and a gate reads whole sequences
 ROUNDS = compose(KLCov(share=0.2), PassRate(), CentredGate(), CISPO(), CPPO(anchor="old"), observe(S2TMask()))
-NO_TOKENS = make_step("mixed", [0, 0], 1, 0)
 
 
 class SeededByProcess(TokenObjective):
@@ -53,15 +52,13 @@ def test_two_processes_are_one_and_find_what_threads_cannot() -> None:
         assert (two.counted, two.steps, two.empty_ranks) == (2, 4, 2)
         with pytest.raises(BrokenLaw):
             same_over(two, SeededByProcess())
-        nowhere = two.run_ranks(COMPOSED, NO_TOKENS, [[[0], [1]], []])
+        nowhere = two.run_ranks(COMPOSED, make_step("mixed", [0, 0], 1, 0), [[[0], [1]], []])
         assert [outcome.state for outcome in nowhere] == [COMPOSED.init_state()] * 2
 
 
 @pytest.mark.slow
 def test_every_method_over_three_processes() -> None:
     with Processes(3) as three:
-        for objective in [
-            *(method for several in EXAMPLES.values() for method in several),
-            *random_compositions(10, seed=3),
-        ]:
+        methods = [method for several in EXAMPLES.values() for method in several]
+        for objective in [*methods, *random_compositions(10, seed=3)]:
             same_over(three, objective)

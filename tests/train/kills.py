@@ -25,37 +25,23 @@ from typing import Any
 import torch
 
 from rlstab.config import RunConfig
-from rlstab.errors import RlstabError
 from rlstab.train import Stopped, train
 from tests.train.forks import print_to
 from tests.train.runs import ADAPTER, STAGED, checkpoints, differences, left, long, quiet
 
 #: Python says of these to an audit hook before it does them.
-EVENTS = {
-    "open",
-    "os.rename",
-    "os.remove",
-    "os.rmdir",
-    "os.mkdir",
-    "os.link",
-    "os.symlink",
-    "os.truncate",
-    "shutil.rmtree",
+EVENTS = {"open", "shutil.rmtree"} | {
+    f"os.{change}" for change in ("rename", "remove", "rmdir", "mkdir", "link", "symlink", "truncate")
 }
 
 #: How many ends one folder sees before a trainer may finish.
 ENDS = 8
 
 #: What a trainer's process says when it was not killed.
-FINISHED, FAILED, REFUSED, TERMINATED = 0, 1, 2, 143
+FINISHED, FAILED, TERMINATED = 0, 1, 143
 
 #: The runs that are killed in turn.
 KINDS: dict[str, dict[str, Any]] = {"staged": STAGED, "adapter": ADAPTER, "plain": {}}
-
-
-def run_of(kind: str, out: Path, **changes: Any) -> RunConfig:
-    """Five rollouts of a kind, with checkpoints after 2, 4 and 5."""
-    return long(out, **{"optimisation__rollouts": 5, **KINDS[kind], **changes})
 
 
 class Hook:
@@ -117,9 +103,6 @@ def trainer(run: RunConfig, log: Path, hook: Hook | None = None, **options: Any)
         code = FINISHED
     except Stopped:
         code = TERMINATED
-    except RlstabError as error:
-        print(f"{type(error).__name__}: {error}")
-        code = REFUSED
     except BaseException:
         traceback.print_exc()
     if hook is not None:
@@ -160,7 +143,8 @@ class Campaign:
         self.out.rename(self.kept)
 
     def _run(self, **changes: Any) -> RunConfig:
-        return run_of(self.kind, self.out, **changes)
+        """Five rollouts, with checkpoints after 2, 4 and 5."""
+        return long(self.out, **{"optimisation__rollouts": 5, **KINDS[self.kind], **changes})
 
     def folder(self, replaced: bool) -> None:
         """One folder, from its first start to a trainer that finishes; ``replaced``: it holds another run before."""
@@ -172,10 +156,8 @@ class Campaign:
         options = {"overwrite": True} if replaced else {}
         code = FAILED
         for number in range(ENDS + 1):
-            if number < ENDS:
-                what, code = self._end(options)
-            else:
-                what, code = "none", end(trainer(self._run(), self.log, **options))
+            last = number == ENDS  # which may finish
+            what, code = ("none", end(trainer(self._run(), self.log, **options))) if last else self._end(options)
             happened.append(f"{what} {options}: {code}")
             if code == FINISHED:
                 break

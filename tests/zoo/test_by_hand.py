@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
-from rlstab import (
-    M2PO,
-    WAPO,
-    ClipCov,
-    ClipHigher,
-    Mismatch,
-    RandomMask,
-    S2TMask,
-    TokenBatch,
-    compose,
-    make_plan,
-)
+from rlstab import M2PO, WAPO, ClipCov, ClipHigher, Mismatch, RandomMask, S2TMask, TokenBatch, compose, make_plan
 from rlstab.testing.run import joined, run_ranks, run_whole
 from rlstab.testing.run import run_parts as run_step
-from rlstab.testing.steps import Step, make_step
+from rlstab.testing.steps import make_step
 from rlstab.testing.tolerances import REORDERED
 from tests.core.steps import random_rows, run_parts, token
 
@@ -105,14 +95,8 @@ def test_the_loss_of_wapo_over_parts_and_ranks_that_tear_groups_apart() -> None:
     made = make_step("mixed", [3, 5, 2, 4, 1, 6, 2, 4, 3], 1, 7, ())
     advantages = torch.tensor(ADVANTAGES, dtype=torch.float64)[made.sequence]
     now = made.evidence["old_logprobs"] + 2 * (made.live["logprobs"] - made.evidence["logprobs"])
-    step = Step(
-        {**made.evidence, "advantages": advantages},
-        {**made.live, "logprobs": now},
-        made.sequence,
-        made.position,
-        made.sequence_ids,
-        torch.tensor(GROUPS),
-    )
+    evidence, live = {**made.evidence, "advantages": advantages}, {**made.live, "logprobs": now}
+    step = replace(made, evidence=evidence, live=live, group_ids=torch.tensor(GROUPS))
     total, ratios = 0.0, (now - made.evidence["old_logprobs"]).exp().tolist()
     for ratio, row in zip(ratios, step.sequence.tolist(), strict=True):
         if ADVANTAGES[row] > 0:

@@ -143,11 +143,10 @@ def parameter(methods, slow=False):
 CASES = [parameter({name: chosen}, slow) for name, chosen, slow in SETTINGS]
 CASES.append(parameter({"clip_higher": SETTINGS[0][1], "lp_reg": dict(EXEMPTING)}))
 for names in TOGETHER:
-    for which in (0, -1):
-        CASES.append(
-            parameter({name: [chosen for known, chosen, _ in SETTINGS if known == name][which] for name in names})
-        )
+    rows = {name: [chosen for known, chosen, _ in SETTINGS if known == name] for name in names}
+    CASES += [parameter({name: several[which] for name, several in rows.items()}) for which in (0, -1)]
 
+WITH_STATE = {"stare", "adaptive_entropy", "holder_mean"}
 EDGES = {
     "one token": [[token(now=-7.0, drift=0.1)]],
     "one punished token": [[token(now=-7.0, drift=0.1, A=-1.0)]],
@@ -257,9 +256,7 @@ def test_drawn_steps_equal_the_oracle(methods):
     run()
 
 
-@pytest.mark.parametrize(
-    "methods", [case for case in CASES if case.values[0].keys() & {"stare", "adaptive_entropy", "holder_mean"}]
-)
+@pytest.mark.parametrize("methods", [case for case in CASES if case.values[0].keys() & WITH_STATE])
 def test_state_over_several_steps_equals_the_oracle(methods):
     state = memories = None
     for seed, level in enumerate([0.0, 0.25, 9.0, 9.0, None, 9.0, 0.0, 0.0, 0.25, 0.0, 0.0, 0.0, 0.0, 0.0]):

@@ -31,6 +31,7 @@ SETTINGS = (
     "max_completion_length",
     "entropy_coef",
     "scale_rewards",
+    "num_generations",
 )
 #: TRL's names of what a micro-batch may have of its tokens.
 COLUMNS: Mapping[str, str] = {
@@ -165,6 +166,8 @@ class DumpCallback(TrainerCallback):
             known = args.top_entropy_quantile == 1 and args.off_policy_mask_threshold is None
             known &= not trainer.use_adaptive_entropy
             name = f"trl/{args.loss_type}{'' if known else ' with more'}"
+            if args.multi_objective_aggregation != "sum_then_normalize":
+                settings["scale_rewards"] = args.multi_objective_aggregation
             if self._tokens is not None:  # of the generation: TRL takes the mean over its optimizer steps
                 settings["tokens"] = float(self._tokens) * count / slices
         self.recorder.write(

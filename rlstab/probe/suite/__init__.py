@@ -82,15 +82,15 @@ class Probe:
         """The page, as Markdown."""
         return self._page[1]
 
-    @property
-    def predictions(self) -> Mapping[str, Prediction]:
-        """By row, method, or what methods address."""
-        predictions: Mapping[str, Prediction] = self._page[0]["predictions"]
-        return predictions
+    def predictions(self, policy: str = "trainer") -> Mapping[str, Prediction]:
+        """By row, method, or what methods address; those of the sampler's policy where they are others come first."""
+        head = self._page[0]
+        own: Mapping[str, Prediction] = head.get("sampler", {}) if policy == "sampler" else {}
+        return {**own, **{kind: told for kind, told in head["predictions"].items() if kind not in own}}
 
-    def prediction(self, row: str, kinds: Sequence[str]) -> Prediction | None:
+    def prediction(self, row: str, kinds: Sequence[str], policy: str = "trainer") -> Prediction | None:
         """The first that is for a row, or for one of the methods in it, or for what they address."""
-        return next((told for kind, told in self.predictions.items() if kind in (row, *kinds)), None)
+        return next((told for kind, told in self.predictions(policy).items() if kind in (row, *kinds)), None)
 
 
 def probes(names: Sequence[str] = (), model: str | None = None) -> list[Probe]:
