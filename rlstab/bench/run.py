@@ -141,7 +141,9 @@ def _say_unequal(bench: Bench, console: Console) -> None:
 
 
 def _say_unnamed(bench: Bench, console: Console) -> None:
-    """Runs of a method, setting or seed that the file once had."""
+    """Runs of a method, setting or seed that the file once had; where there is no file, none are missed."""
+    if bench.again:
+        return
     known, folder = {run.name for run in bench.runs}, bench.out / "runs"
     names = (path.parent.relative_to(folder).as_posix() for path in sorted(folder.glob(f"*/*/seed-*/{FILE}")))
     if unnamed := [name for name in names if name not in known]:

@@ -561,7 +561,7 @@ def _named(pairs: Sequence[Pair]) -> str | None:
     policy, penalty = _fitted(pairs)
     if _explains(pairs, _scaled_terms(policy, penalty)):
         apart = "" if math.isclose(policy, penalty, rel_tol=1e-3) else f", and its KL term {penalty:.4g} times"
-        return f"Its policy term is {policy:.4g} times what it should be{apart}{_deviation(policy, pairs[0][1])}."
+        return f"Its policy term is {policy:.4g} times what it should be{apart}."
     if sum(step.row.numel() for _, step in pairs[:2]) <= FEW:
         for (text, first), (other, second) in combinations(single, 2):
             both = _after(first, second)
@@ -591,16 +591,6 @@ def _scaled_terms(policy: float, penalty: float) -> Change:
         replace(formula, scale=formula.scale * policy, beta=formula.beta * penalty / policy if policy else 0.0),
         step,
     )
-
-
-def _deviation(factor: float, step: Step) -> str:
-    """What a factor of the advantages may come from."""
-    groups = step.tensors.get("group_ids", step.tensors["lengths"]).unique(return_counts=True)[1]
-    for size in set(groups.tolist()) - {1}:
-        for text, other in (("N", math.sqrt(size / (size - 1))), ("N - 1", math.sqrt((size - 1) / size))):
-            if math.isclose(factor, other, rel_tol=1e-3):
-                return f", as if the variance of its groups of {size} were divided by {text}"
-    return ""
 
 
 def _sentence(text: str) -> str:

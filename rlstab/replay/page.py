@@ -17,6 +17,7 @@ from rlstab.replay.host_loss import Verdict
 from rlstab.replay.steps import Dump
 from rlstab.report.formatting import MINUS, NOTHING, counted, decimals, ranges
 from rlstab.report.output import digest
+from rlstab.report.safe_read import plain
 from rlstab.report.token_traces import Method, Sample, Tokens
 from rlstab.trace.effects import ACTIONS
 from rlstab.trace.token_texts import token_texts
@@ -155,35 +156,30 @@ def samples_of(dump: Dump, effects: Effects, decode: Any, limit: int) -> Tokens:
     samples: list[Sample] = []
     for place, step in enumerate(dump.steps):
         batch, ids, rewards = step.batch, step.tensors["ids"][step.mask], step.tensors.get("rewards")
-        acting = {name: of_method[place] for name, of_method in effects.by_name.items()}
-        for row in range(min(len(step.tensors["lengths"]), limit - len(samples))):
+        columns = {
+            "surprisal": -batch.old_logprobs,
+            "advantages": batch.advantages,
+            "ratio": (batch.logprobs - batch.old_logprobs).clamp(-20, 20).exp(),
+            **({} if batch.entropies is None else {"entropies": batch.entropies}),
+        }
+        for row in range(min(batch.num_sequences, limit - len(samples))):
             where = (batch.sequence == row).nonzero().squeeze(-1)
-            own = ids[where].tolist()
-            prompt = step.prompts[row].tolist()
+            own, prompt = ids[where].tolist(), step.prompts[row].tolist()
+            if not own:
+                continue
             known = "" if not prompt else f"({len(prompt)} tokens)" if decode is None else decode(prompt)
-            methods = {}
-            for name, effect in acting.items():
-                actions = _places(effect.actions, where)
-                if actions:
-                    methods[name] = Method(name, actions)
+            acting = {name: _places(of_method[place].actions, where) for name, of_method in effects.by_name.items()}
             samples.append(
                 Sample(
                     rollout=step.number,
-                    optimizer_step=None,
                     response=str(int(batch.sequence_ids[row])),
                     group=str(int(batch.group_ids[row])),
                     prompt=known,
-                    reward=None if rewards is None else float(rewards[row]),
+                    reward=None if rewards is None else plain(float(rewards[row])),
                     tokens=[""] * len(own) if decode is None else token_texts(decode, own),
                     ids=own,
-                    surprisal=(-batch.old_logprobs[where]).tolist(),
-                    entropies=[] if batch.entropies is None else batch.entropies[where].tolist(),
-                    advantages=batch.advantages[where].tolist(),
-                    ratio=(batch.logprobs - batch.old_logprobs).clamp(-20, 20)[where].exp().tolist(),
-                    weight=[],
-                    kept=[],
-                    clipped=[],
-                    methods=methods,
+                    methods={name: Method(name, actions) for name, actions in acting.items() if actions},
+                    **{name: plain(values[where].tolist()) for name, values in columns.items()},
                 )
             )
     notes = [*dump.notes]

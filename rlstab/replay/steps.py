@@ -95,7 +95,7 @@ class Step:
             **{name: values[where].requires_grad_() for name, values in known.items() if values is not None}
         )
 
-    @property
+    @cached_property
     def prompts(self) -> Sequence[Tensor]:
         """The token ids of the prompt of each response, none where they are not known."""
         count, lengths, ids = self.tensors["lengths"], *map(self.tensors.get, ("prompt_lengths", "prompt_ids"))

@@ -79,9 +79,6 @@ def test_a_method_of_ones_own_is_scored_and_the_second_time_nothing_is_run(
     assert not started.exists()
     assert (tmp_path / "b" / "results.jsonl").read_text() == (tmp_path / "a" / "results.jsonl").read_text()
     assert cells(tmp_path / "b") == found
-    assert "No score" not in (tmp_path / "b" / "map.md").read_text()
-    for page in ("map.html", "map.md"):
-        assert "Mine" in (tmp_path / "b" / page).read_text()
     records_file = tmp_path / "broken.jsonl"
     records_file.write_text("{}\n")
     assert main([*PROBE, "--records", str(records_file)]) == 2

@@ -105,7 +105,6 @@ def test_rows_join_the_base_take_its_place_or_stand_alone(tmp_path: Path) -> Non
     assert entries[f"{own}:Shaper"]["set"] == {"stages": [{"name": f"{own}:Shaper"}]}
     stack = row(str(tmp_path / "stack.yaml"))
     assert (stack.name, stack.whole, stack.stages) == ("stack", True, ("dr_grpo",))
-    assert row(f"{own}:Mine").name == "Mine"
     made = [*map(row, entries), stack]
     methods: dict[str, Any] = {"base": {}} | {line.name: line.entry(probe) for line in made if line.name != "dapo"}
     loaded = load_bench({**probe.bench, "methods": methods})

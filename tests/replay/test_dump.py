@@ -126,3 +126,16 @@ def test_nothing_that_can_be_read_is_one_line(tmp_path: Path, capsys: pytest.Cap
         assert main(["replay", str(tmp_path / path)]) == 2
         assert len(capsys.readouterr().err.strip().splitlines()) == 1
     shutil.rmtree(tmp_path / "empty")
+
+
+def test_a_response_outside_the_loss_and_values_that_are_not_finite_are_shown_or_left_out(tmp_path: Path) -> None:
+    def change(own: dict[str, torch.Tensor]) -> None:
+        own["mask"] = torch.where(torch.arange(len(own["mask"])) < own["lengths"][0], 0, own["mask"])
+        own["entropies"] = own["entropies"].clone().index_fill(0, own["lengths"].cumsum(0)[:2], torch.nan)
+
+    write(tmp_path)
+    tensors(tmp_path / "step-000001.rank-0.json", change)
+    assert main(["replay", str(tmp_path), "s2t", "clip_higher"]) in (0, None)
+    found = json.loads((tmp_path / "replay" / "replay.json").read_text())
+    assert [method["name"] for method in found["methods"]] == ["clip_higher"]
+    assert "NaN" in found["left_out"]["s2t"]

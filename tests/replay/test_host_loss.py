@@ -65,7 +65,7 @@ ERRORS = {
     "k3": "kl term is k3.",
     "normalised": "normalised again in each micro-batch",
     "advantage sign": "advantages are of the other sign",
-    "population std": "groups of 4 were divided by n.",
+    "population std": "policy term is 1.155 times",
     "verl/vanilla entropy sign": "entropy bonus has the other sign",
     "verl/vanilla no entropy": "no entropy bonus",
     "verl/vanilla twice": "accumulation twice",

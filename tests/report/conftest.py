@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import yaml
 
+from rlstab.report.comparison import Comparison, compare
+from rlstab.report.load import load_runs
 from rlstab.report.runs import RunRecord, highest
 
 CLIP = {"name": "clip_higher", "low": 0.2, "high": 0.28, "dual_clip": None}
@@ -146,6 +148,18 @@ def record(values: Mapping[str, Sequence[float]], **fields: Any) -> RunRecord:
     return RunRecord(**{**usual, "metrics": metrics, "largest": largest, **fields})
 
 
+def write_sweep(out: Path) -> Path:
+    """Two methods at three learning rates; grpo collapses at the two higher ones, s2t at the highest."""
+    good = curves(60, 0)["reward/mean"]
+    dying = [value * max(0.0, 1 - max(0, place - 30) / 10) for place, value in enumerate(good)]
+    for lr, dead in ((1e-4, ()), (2e-4, ("grpo",)), (4e-4, ("grpo", "s2t"))):
+        rewards = {method: dying if method in dead else good for method in ("grpo", "s2t")}
+        methods = {name: {"lr": lr, "changes": {"reward/mean": reward}} for name, reward in rewards.items()}
+        setting = f"lr_{lr:.0e}".replace("e-0", "e-")
+        write_bench(out, name="stability", methods=methods, seeds=3, setting=setting)
+    return out
+
+
 @pytest.fixture
 def bench(tmp_path: Path) -> Path:
     """Four methods, one setting, four seeds, sixty rollouts."""
@@ -154,12 +168,17 @@ def bench(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def sweep(tmp_path: Path) -> Path:
-    """Two methods at three learning rates; grpo collapses at the two higher ones, s2t at the highest."""
-    good = curves(60, 0)["reward/mean"]
-    dying = [value * max(0.0, 1 - max(0, place - 30) / 10) for place, value in enumerate(good)]
-    for lr, dead in ((1e-4, ()), (2e-4, ("grpo",)), (4e-4, ("grpo", "s2t"))):
-        rewards = {method: dying if method in dead else good for method in ("grpo", "s2t")}
-        methods = {name: {"lr": lr, "changes": {"reward/mean": reward}} for name, reward in rewards.items()}
-        setting = f"lr_{lr:.0e}".replace("e-0", "e-")
-        write_bench(tmp_path / "stability", name="stability", methods=methods, seeds=3, setting=setting)
-    return tmp_path / "stability"
+    """See :func:`write_sweep`."""
+    return write_sweep(tmp_path / "stability")
+
+
+@pytest.fixture(scope="session")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    """What the bench says, for tests that only read it."""
+    return compare(load_runs(write_bench(tmp_path_factory.mktemp("compared") / "entropy")))
+
+
+@pytest.fixture(scope="session")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    """What the sweep says, likewise."""
+    return compare(load_runs(write_sweep(tmp_path_factory.mktemp("swept") / "stability")))

@@ -16,7 +16,7 @@ from rlstab.errors import ReportError
 from rlstab.report import collapse
 from rlstab.report.activity import idle_methods, idle_parts, overlaps_of
 from rlstab.report.collapse import DEFINITIONS, DETECTORS, TITLES, collapsed, detect, sweeps_of, swept_key
-from rlstab.report.comparison import chosen_outcomes, compare, known_outcomes, outcome_of
+from rlstab.report.comparison import Comparison, chosen_outcomes, compare, known_outcomes, outcome_of
 from rlstab.report.findings import findings
 from rlstab.report.formatting import MINUS, decimals, estimate, places, setting
 from rlstab.report.load import load_runs
@@ -69,8 +69,8 @@ def test_outcomes_are_those_that_some_run_has_or_any_metric() -> None:
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_made_different_is_found_and_what_was_not_is_not(bench: Path) -> None:
-    [table] = compare(load_runs(bench)).tables
+def test_what_was_made_different_is_found_and_what_was_not_is_not(compared: Comparison) -> None:
+    [table] = compared.tables
     assert (table.title, table.baseline, table.notes) == ("entropy", "grpo", [])
     assert table.methods == ["grpo", "20_entropy", "s2t", "stare"]
     assert table.cells["grpo", "eval/mean"].paired is None
@@ -434,21 +434,20 @@ def test_two_benches_are_not_mixed(tmp_path: Path) -> None:
     assert "two: s2t never acted" not in text
 
 
-def test_what_no_seed_can_tell_is_not_called_alike(bench: Path) -> None:
-    whole = compare(load_runs(bench))
-    text = " ".join(findings(whole))
+def test_what_no_seed_can_tell_is_not_called_alike(compared: Comparison) -> None:
+    text = " ".join(findings(compared))
     assert "Held-out entropy is higher for 20_entropy (by " in text
     assert "clip_higher never acted in 20_entropy, s2t and stare: on-policy, the ratio is 1." in text
-    text = " ".join(findings(compare(alone([run for run in whole.loaded.runs if run.seed == 0]))))
+    text = " ".join(findings(compare(alone([run for run in compared.loaded.runs if run.seed == 0]))))
     assert "s2t gave exactly the values of grpo; one seed is too few to tell 20_entropy and stare from grpo" in text
     assert "Held-out entropy is the same as that of grpo for s2t." in text
 
 
-def test_a_sweep_names_the_highest_stable_value_and_where_a_method_was_idle(sweep: Path) -> None:
+def test_a_sweep_names_the_highest_stable_value_and_where_a_method_was_idle(swept: Comparison) -> None:
     acted = {"ratio/clipped_high": (np.array([10]), np.array([0.1]))}
     moved = [
         dataclasses.replace(run, metrics={**run.metrics, **({} if run.setting == "lr_1e-4" else acted)})
-        for run in load_runs(sweep).runs
+        for run in swept.loaded.runs
     ]
     text = findings(compare(alone(moved)))
     assert text[0] == "The highest optimisation.lr at which training is stable: 1e-4 for grpo and 2e-4 for s2t."
@@ -474,8 +473,8 @@ def rows(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
 
 
-def test_markdown_has_the_numbers_of_the_comparison(bench: Path, sweep: Path) -> None:
-    comparison = compare(load_runs(bench, sweep))
+def test_markdown_has_the_numbers_of_the_comparison(compared: Comparison, swept: Comparison) -> None:
+    comparison = compare(alone([*compared.loaded.runs, *swept.loaded.runs]))
     text = markdown(comparison, title="Results", command="rlstab report x")
     assert text.startswith("# Results\n")
     assert "```sh\nrlstab report x\n```" in text

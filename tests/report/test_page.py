@@ -102,8 +102,8 @@ def test_texts_of_runs_are_texts_of_the_page(hostile: Comparison) -> None:
     assert "\u2028" not in text
 
 
-def test_nothing_is_asked_for_and_only_our_scripts_run(bench: Path) -> None:
-    text = page.page(compare(load_runs(bench)), Path())
+def test_nothing_is_asked_for_and_only_our_scripts_run(compared: Comparison) -> None:
+    text = page.page(compared, Path())
     read = Parsed(text)
     assert text.count(get_plotlyjs()) == 1
     assert "http" not in text.replace(get_plotlyjs(), "").replace("http-equiv", "")
@@ -122,9 +122,8 @@ def test_nothing_is_asked_for_and_only_our_scripts_run(bench: Path) -> None:
 # -- what is there -----------------------------------------------------------------------------------------------------
 
 
-def test_every_figure_has_its_numbers_and_every_row_its_texts(bench: Path) -> None:
-    comparison = compare(load_runs(bench))
-    read = parsed(comparison)
+def test_every_figure_has_its_numbers_and_every_row_its_texts(compared: Comparison) -> None:
+    read = parsed(compared)
     numbers = json.loads(read.scripts[0])
     assert {attributes["data-figure"] for attributes in read.having("data-figure")} == {"trajectory", "curve"}
     drawn = {attributes["data-metric"] for attributes in read.having("data-metric")}
@@ -134,14 +133,14 @@ def test_every_figure_has_its_numbers_and_every_row_its_texts(bench: Path) -> No
     assert numbers["grids"][curve["grid"]] == [10, 20, 30, 40, 50, 60]
     assert curve["names"] == [0, 1, 2, 3]
     assert curve["seeds"][2][0] == pytest.approx(np.mean(curves(60, 2)["reward/mean"][:10]), rel=1e-3)
-    pair = comparison.tables[0].cells["20_entropy", "eval/entropy"].paired
+    pair = compared.tables[0].cells["20_entropy", "eval/entropy"].paired
     assert pair is not None
     difference = pair.difference
     assert f"{difference.value:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}] higher" in read.text
 
 
-def test_differences_to_the_base_are_marked(bench: Path) -> None:
-    text = page.page(compare(load_runs(bench)), Path())
+def test_differences_to_the_base_are_marked(compared: Comparison) -> None:
+    text = page.page(compared, Path())
     assert "<mark>- name: s2t</mark>" in text
     assert '<span class="gone">- name: token_mean</span>' in text
     assert "lines differ from grpo" in text
@@ -149,8 +148,8 @@ def test_differences_to_the_base_are_marked(bench: Path) -> None:
     assert not [line for line in text.splitlines() if line.startswith("<mark>") and ("seed:" in line or "out:" in line)]
 
 
-def test_a_sweep_has_its_figure_and_its_table(sweep: Path) -> None:
-    read = parsed(compare(load_runs(sweep)))
+def test_a_sweep_has_its_figure_and_its_table(swept: Comparison) -> None:
+    read = parsed(swept)
     assert [attributes["data-figure"] for attributes in read.having("data-figure")].count("sweep") == 1
     numbers = json.loads(read.scripts[0])
     [swept] = numbers["sweeps"]
@@ -187,8 +186,8 @@ def test_numbers_of_curves_are_neither_steps_nor_too_many(monkeypatch: pytest.Mo
     assert len(data(comparison)["grids"][0]) <= 30
 
 
-def test_the_page_says_what_it_is_about_and_only_our_own_command_is_there_to_copy(bench: Path) -> None:
-    comparison = compare(dataclasses.replace(load_runs(bench), not_begun=3))
+def test_the_page_says_what_it_is_about_and_only_our_own_command_is_there_to_copy(compared: Comparison) -> None:
+    comparison = dataclasses.replace(compared, loaded=dataclasses.replace(compared.loaded, not_begun=3))
     context = contents(comparison)
     assert "16 runs (16 finished, 3 not begun)" in context["what"]
     # the synthetic s2t is grpo with other metrics of its own
@@ -212,12 +211,12 @@ def test_odd_runs_have_a_page(tmp_path: Path) -> None:
     assert figures.write(failed, tmp_path) == []
 
 
-def test_the_page_opens_with_the_curve_of_the_main_outcome_or_the_sweep(bench: Path, sweep: Path) -> None:
-    assert lead_curve(compare(load_runs(bench))) == "eval/mean"
-    assert (lead_curve(compare(load_runs(sweep))), lead_sweep(compare(load_runs(sweep)))) == (None, 0)
-    assert lead_sweep(compare(load_runs(bench, sweep))) is None
-    assert lead_curve(compare(load_runs(bench), metrics=["reward/best"])) == "reward/mean"
-    comparison = compare(load_runs(bench), metrics=["tokens/entropy/area"])
+def test_the_page_opens_with_the_curve_of_the_main_outcome_or_the_sweep(compared: Any, swept: Any) -> None:
+    assert lead_curve(compared) == "eval/mean"
+    assert (lead_curve(swept), lead_sweep(swept)) == (None, 0)
+    assert lead_sweep(compare(Loaded([*compared.loaded.runs, *swept.loaded.runs], [], []))) is None
+    assert lead_curve(compare(compared.loaded, metrics=["reward/best"])) == "reward/mean"
+    comparison = compare(compared.loaded, metrics=["tokens/entropy/area"])
     assert curve_of(comparison, "tokens/entropy/area") == "tokens/entropy"
     # few evaluations show less than the training curve
     evaluations = [{"rollout": rollout, "eval/mean": 0.5, "eval/entropy": 0.2} for rollout in (0, 60)]
@@ -314,8 +313,8 @@ def test_each_figure_is_a_png_and_an_svg_and_stands_in_the_page(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_settings_and_sweeps_have_figures_of_their_own(sweep: Path, tmp_path: Path) -> None:
-    names = [figure.path.name for figure in figures.write(compare(load_runs(sweep)), tmp_path)]
+def test_settings_and_sweeps_have_figures_of_their_own(swept: Comparison, tmp_path: Path) -> None:
+    names = [figure.path.name for figure in figures.write(swept, tmp_path)]
     curve_files = {f"learning-curves-stability-lr_{lr}.svg" for lr in ("1e-4", "2e-4", "4e-4")}
     assert {"sweep-stability.svg", *curve_files} <= set(names)
     assert len(names) == len(set(names))
@@ -391,8 +390,8 @@ END = "document.querySelector(`figure[data-metric='reward/mean'] .plot`).data.at
 
 
 @pytest.mark.slow
-def test_it_opens_without_an_error_and_its_controls_work(bench: Path, tmp_path: Path, browser_page: Any) -> None:
-    tab = browser_page.open(saved(compare(load_runs(bench)), tmp_path))
+def test_it_opens_and_its_controls_work(compared: Comparison, tmp_path: Path, browser_page: Any) -> None:
+    tab = browser_page.open(saved(compared, tmp_path))
     empty = tab.evaluate(
         "[...document.querySelectorAll('figure:not([hidden]) .plot')]"
         ".filter(entry => !entry.querySelector('svg') && !entry.querySelector('.absent')).length"
@@ -435,8 +434,8 @@ def test_it_opens_without_an_error_and_its_controls_work(bench: Path, tmp_path: 
 
 
 @pytest.mark.slow
-def test_setting_and_outcome_are_chosen(sweep: Path, tmp_path: Path, browser_page: Any) -> None:
-    tab = browser_page.open(saved(compare(load_runs(sweep)), tmp_path))
+def test_setting_and_outcome_are_chosen(swept: Comparison, tmp_path: Path, browser_page: Any) -> None:
+    tab = browser_page.open(saved(swept, tmp_path))
     good = tab.evaluate(END)
     tab.locator("#setting").select_option(label="lr_4e-4")
     assert tab.evaluate(END) < 0.5 * good
@@ -471,9 +470,8 @@ def test_hostile_texts_are_inert_in_a_browser(hostile: Comparison, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_without_a_script_everything_is_there(bench: Path, tmp_path: Path, chromium: Any) -> None:
-    comparison = compare(load_runs(bench))
-    written = saved(comparison, tmp_path, figures.write(comparison, tmp_path))
+def test_without_a_script_everything_is_there(compared: Comparison, tmp_path: Path, chromium: Any) -> None:
+    written = saved(compared, tmp_path, figures.write(compared, tmp_path))
     context = chromium.new_context(viewport={"width": 1000, "height": 800}, java_script_enabled=False)
     tab = context.new_page()
     tab.goto(written.resolve().as_uri())
@@ -481,7 +479,7 @@ def test_without_a_script_everything_is_there(bench: Path, tmp_path: Path, chrom
     assert len(images) == 5
     assert all(image.is_visible() and image.bounding_box()["height"] > 100 for image in images)
     # the outcomes that the controls would choose from stand one after the other
-    assert len(tab.locator(".first caption").all_inner_texts()) == len(comparison.outcomes)
+    assert len(tab.locator(".first caption").all_inner_texts()) == len(compared.outcomes)
     assert not tab.locator(".bar").is_visible()
     assert not [figure for figure in tab.locator("figure[data-figure]").all() if figure.is_visible()]
     context.close()
