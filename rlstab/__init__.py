@@ -1,6 +1,7 @@
 """Token-level stability methods for RL with verifiable rewards, as small exact modules that compose into one loss.
 
-Every name is imported when it is first used, so that a command which needs no tensors starts without torch.
+Every name is imported when it is first used, so that a command which needs no tensors starts without torch. Type
+checkers and editors read ``__init__.pyi``.
 """
 
 from __future__ import annotations
@@ -13,23 +14,12 @@ from typing import TYPE_CHECKING, Any
 from rlstab import errors
 
 if TYPE_CHECKING:
-    from rlstab.core.batch import TokenBatch, to_padded
-    from rlstab.core.comm import TorchComm
-    from rlstab.core.compose import Composition, compose, observe, within
-    from rlstab.core.loss import LossOutput
-    from rlstab.core.metadata import About, Interaction, NoOpAt
-    from rlstab.core.objective import State, TokenObjective
-    from rlstab.core.plan import Plan, make_plan
-    from rlstab.core.policy_outputs import PolicyOutputs
-    from rlstab.core.settings import Range
-    from rlstab.core.stats import NOTHING, Grouped, Mean, Pool, Settled, Stat, Threshold
-    from rlstab.core.terms import Bounds, Constants, Gate, Penalty, Surrogate, Terms
-    from rlstab.presets import preset
-    from rlstab.signals import token_signals
+    from rlstab.core.compose import Composition
+    from rlstab.core.objective import TokenObjective
 
 __version__ = "0.2.0"
 
-#: Where the names above are at home, in rlstab. The class of a method is found by the table of the zoo.
+#: Where the names below are at home, in rlstab. The class of a method is found by the table of the zoo.
 _HOMES = "core.batch core.comm core.compose core.loss core.metadata core.objective core.plan core.policy_outputs"
 _HOMES += " core.settings core.stats core.terms presets signals"
 

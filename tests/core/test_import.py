@@ -51,6 +51,13 @@ def test_importing_the_library_brings_nothing_and_its_names_bring_torch_alone():
     assert not by_names & set(HEAVY)
 
 
+def test_type_checkers_see_every_public_name():
+    tree = ast.parse((PACKAGE / "__init__.pyi").read_text())
+    seen = {alias.asname for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    seen |= {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    assert seen - {None} == {*rlstab.__all__, *METHODS.shipped_classes()}
+
+
 #: Rooms from the ground up; a file imports its own room and those of lower floors, wherever in the file it imports.
 FLOORS = [
     {"errors", "visible"},

@@ -45,9 +45,7 @@ def environment(folder: Path) -> Path:
 
 SCRIPT = """
 import rlstab
-from rlstab import compose
-from rlstab.zoo.clip_higher import ClipHigher
-from rlstab.zoo.s2t import S2TMask
+from rlstab import ClipHigher, S2TMask, compose
 
 loss = compose(ClipHigher(low=0.2, high=0.28), S2TMask())
 reveal_type(loss)
