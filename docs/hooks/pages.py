@@ -12,10 +12,10 @@ from typing import Any, get_args
 from docs.hooks.pictures import KINDS as PICTURE_KINDS
 from docs.hooks.pictures import Picture, method_of, picture, settings_in_words
 from rlstab.core.batch import BASICS, SIGNALS
-from rlstab.core.compose import Leaf, walk
+from rlstab.core.compose import walk
 from rlstab.core.metadata import MASK, SOURCES, Kind, NoOpAt
 from rlstab.core.method import Method
-from rlstab.core.objective import TokenObjective
+from rlstab.core.objective import Leaf, TokenObjective
 from rlstab.core.settings import settings_of
 from rlstab.core.terms import SLOTS, WRITABLE
 from rlstab.explain.card import card
@@ -157,9 +157,8 @@ def interacts(cls: type[TokenObjective]) -> Iterator[tuple[str, str]]:
         for key, why in excluded(other).items():
             if other is not cls and (key == cls.name or key in writes):
                 yield "Conflict", f"``{other.name}``: {why}"
-    for title, declared in (("Published with", cls.about.expects),):
-        for key, why in declared.items():
-            yield title, f"{whom(key)}: {why}"
+    for key, why in cls.about.expects.items():
+        yield "Published with", f"{whom(key)}: {why}"
     facts = [(fact, cls.name, fact.names) for fact in cls.about.interacts]
     names_of_it = {cls.name, *([MASK] if "keep" in writes else [])}
     for other in methods():

@@ -6,7 +6,7 @@ import itertools
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, final
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rlstab.core.batch import TokenBatch
 from rlstab.core.comm import Rounds, side_by_side
-from rlstab.core.objective import Member, State, TokenObjective, check_fit, check_methods, terms_of
+from rlstab.core.objective import Leaf, Member, State, TokenObjective, check_fit, check_methods, terms_of
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.settings import settings_of
 from rlstab.core.stats import Mean, Settled
@@ -41,10 +41,6 @@ class Combinator(TokenObjective, combinator=True):
     @property
     def signal_options(self) -> Mapping[str, float]:
         return {name: value for method in self.inside for name, value in method.signal_options.items()}
-
-    def _active_methods(self) -> Iterator[TokenObjective]:
-        for method in self.inside:
-            yield from method._active_methods()
 
 
 @final
@@ -96,6 +92,10 @@ class Composition(Combinator, combinator=True):
             for own, method in self.keyed.items()
             for name, member in method._member_terms(batch, stat.member(own), state[own], _under(key, own)).items()
         }
+
+    def _leaves(self, around: tuple[Leaf, ...], observed: bool) -> Iterator[Leaf]:
+        for method in self.members:
+            yield from method._leaves(around, observed)
 
     def require_no_state(self) -> None:
         """A state that nobody carries over silently stays the first one forever."""
@@ -169,6 +169,11 @@ class Within(Combinator, combinator=True):
         inner = self.inner._member_terms(seen, stat.member("inner"), state["inner"], _under(key, "inner"))
         return outer | {name: replace(member, terms=_spread(member.terms, kept)) for name, member in inner.items()}
 
+    def _leaves(self, around: tuple[Leaf, ...], observed: bool) -> Iterator[Leaf]:
+        outer = tuple(self.outer._leaves(around, observed))
+        yield from outer
+        yield from self.inner._leaves((*around, *outer), observed)
+
     def __repr__(self) -> str:
         return f"within({self.outer!r}, {self.inner!r})"
 
@@ -238,8 +243,8 @@ class Observe(Combinator, combinator=True):
     def writes(self) -> Set[str]:
         return frozenset({"gates"} if self.method.writes & {"gates", "bounds", "surrogate"} else ())
 
-    def _active_methods(self) -> Iterator[TokenObjective]:
-        yield from ()
+    def _leaves(self, around: tuple[Leaf, ...], observed: bool) -> Iterator[Leaf]:
+        return self.method._leaves(around, observed) if observed else super()._leaves(around, observed)
 
     def in_words(self) -> Mapping[str, str]:
         return {"report": f"Measure and report what `{self.method.name}` would do, and change nothing."}
@@ -285,44 +290,12 @@ def observe(method: TokenObjective) -> Observe | Composition:
     return method if isinstance(method, Observe) else Observe(method)
 
 
-@dataclass(frozen=True, eq=False)
-class Leaf:
-    """A method in its place.
-
-    Attributes:
-        method: neither a composition nor a `within`; an `observe` represents what it observes.
-        around: the methods whose kept tokens are all that it sees, from the outside.
-    """
-
-    method: TokenObjective
-    around: tuple[Leaf, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """What the method is called: its label, which is its name unless it is only observed."""
-        return self.method._label
-
-    def nested(self, other: Leaf) -> bool:
-        """One of the two acts within the other."""
-        return other in self.around or self in other.around
-
-
-def walk(objective: TokenObjective, around: tuple[Leaf, ...] = (), *, observed: bool = False) -> Iterator[Leaf]:
+def walk(objective: TokenObjective, *, observed: bool = False) -> Iterator[Leaf]:
     """The methods of an objective in its order, those inside `within` too.
 
     With ``observed`` also the methods that are only observed; without it each of them is a leaf of its own.
     """
-    if isinstance(objective, Composition):
-        for method in objective.members:
-            yield from walk(method, around, observed=observed)
-    elif isinstance(objective, Within):
-        outer = tuple(walk(objective.outer, around, observed=observed))
-        yield from outer
-        yield from walk(objective.inner, (*around, *outer), observed=observed)
-    elif isinstance(objective, Observe) and observed:
-        yield from walk(objective.method, around, observed=True)
-    else:
-        yield Leaf(objective, around)
+    return objective._leaves((), observed)
 
 
 def _has_leaf(state: State) -> bool:

@@ -133,8 +133,9 @@ class TokenObjective(Method[TokenBatch]):
             )
         return replace(out, state=out.state[self._label]) if alone else out
 
-    def _active_methods(self) -> Iterator[TokenObjective]:
-        yield self
+    def _leaves(self, around: tuple[Leaf, ...], observed: bool) -> Iterator[Leaf]:
+        """See :func:`rlstab.core.compose.walk`; combinators override it to give those of what they contain."""
+        yield Leaf(self, around)
 
     def _empty_part(self) -> TokenBatch:
         return TokenBatch.empty(self.needs)
@@ -145,6 +146,28 @@ class TokenObjective(Method[TokenBatch]):
         Combinators override it to give what each of their members asks for.
         """
         return {key or self._label: Member(self.name, terms_of(self, batch, stat, state))}
+
+
+@dataclass(frozen=True, eq=False)
+class Leaf:
+    """A method in its place.
+
+    Attributes:
+        method: neither a composition nor a `within`; an `observe` represents what it observes.
+        around: the methods whose kept tokens are all that it sees, from the outside.
+    """
+
+    method: TokenObjective
+    around: tuple[Leaf, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What the method is called: its label, which is its name unless it is only observed."""
+        return self.method._label
+
+    def nested(self, other: Leaf) -> bool:
+        """One of the two acts within the other."""
+        return other in self.around or self in other.around
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,7 +195,7 @@ def terms_of(method: TokenObjective, batch: TokenBatch, stat: Settled, state: St
 
 def active_methods(objective: TokenObjective) -> Iterator[TokenObjective]:
     """The methods that act on the loss: the objective itself, or what a combinator contains."""
-    return objective._active_methods()
+    return (leaf.method for leaf in objective._leaves((), observed=False) if leaf.method.name != "observe")
 
 
 def require_signals(

@@ -18,8 +18,8 @@ from rlstab.config.objectives import build_objective
 from rlstab.config.user_code import is_user_code, located
 from rlstab.console import Terminal
 from rlstab.core.batch import BASICS
-from rlstab.core.compose import Composition, Leaf, walk
-from rlstab.core.objective import active_methods
+from rlstab.core.compose import Composition, walk
+from rlstab.core.objective import Leaf, active_methods
 from rlstab.explain import stages
 from rlstab.explain.costs import costs
 from rlstab.explain.notes import idle, pairs

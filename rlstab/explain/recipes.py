@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from rlstab.core.compose import Composition, Leaf, walk
-from rlstab.core.objective import TokenObjective
+from rlstab.core.compose import Composition, walk
+from rlstab.core.objective import Leaf, TokenObjective
 from rlstab.core.settings import settings_of
 from rlstab.explain.costs import in_backticks
 from rlstab.presets import PRESETS, Preset

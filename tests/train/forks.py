@@ -88,11 +88,11 @@ class Forks:
         if kill_at is not None:
             while not _reached(file, *kill_at) and time.monotonic() < deadline:
                 time.sleep(0.002)
+            for rank in ranks:  # all at once: a rank that loses another ends by itself
+                rank.kill()
         for rank in ranks:
-            if kill_at is None:
-                rank.join(max(0.0, deadline - time.monotonic()))
+            rank.join(max(0.0, deadline - time.monotonic()))
             rank.kill()
-            rank.join()
         return Done([rank.exitcode for rank in ranks], [log_of(file, rank).read_text() for rank in range(processes)])
 
     def does(self, file: Path, processes: int = 1, scenario: str = "plain", **more: Any) -> Done:
