@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import JsonValue
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -19,7 +20,7 @@ from rlstab.replay.steps import Step, step_of
 from rlstab.trace.dump import Header, HostLoss, write_dump
 
 #: Of TRL, by TRL's names.
-SETTINGS = {
+SETTINGS: dict[str, JsonValue] = {
     "epsilon": 0.2,
     "epsilon_high": 0.28,
     "delta": 1.35,
@@ -27,7 +28,13 @@ SETTINGS = {
     "use_bias_correction_kl": True,
     "max_completion_length": 12,
 }
-VERL = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "clip_ratio_c": 1.2, "use_kl_loss": True, "kl_loss_coef": 0.05}
+VERL: dict[str, JsonValue] = {
+    "clip_ratio_low": 0.2,
+    "clip_ratio_high": 0.28,
+    "clip_ratio_c": 1.2,
+    "use_kl_loss": True,
+    "kl_loss_coef": 0.05,
+}
 VERL |= {"kl_loss_type": "low_var_kl", "entropy_coeff": 0.01}
 RANKS, PARTS, ROWS = 2, 4, 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -79,7 +80,7 @@ def tensors(path: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> 
     change(own)
     file = path.with_suffix(".safetensors")
     save_file(own, file)
-    header(path, lambda data: data.update(sha256=dump.hashlib.sha256(file.read_bytes()).hexdigest()))
+    header(path, lambda data: data.update(sha256=hashlib.sha256(file.read_bytes()).hexdigest()))
 
 
 DAMAGE: dict[str, Callable[[Path], object]] = {

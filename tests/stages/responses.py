@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -90,6 +92,11 @@ def drawn(seed: int, *, graded: bool = False) -> ResponseBatch:
         "reward_weights": [[1.0, 0.25, -0.5] for _ in groups],
     }
     return batch(rewards, groups, lengths, extra)
+
+
+def says(error: type[Exception], text: str) -> Any:
+    """The block raises an error that begins so."""
+    return pytest.raises(error, match=f"^{re.escape(text.removesuffix('...'))}")
 
 
 def settled(stage: Stage, *parts: ResponseBatch, state: State | None = None) -> tuple[Settled, State]:

@@ -12,8 +12,7 @@ from rlstab.errors import OutOfRange
 from rlstab.stages.bnpo import BNPO
 from rlstab.stages.dr_grpo import DrGRPO
 from rlstab.stages.response_batch import ResponseBatch
-from tests.core.says import says
-from tests.stages.responses import advantages, batch, by_group, drawn, settled, values_of
+from tests.stages.responses import advantages, batch, by_group, drawn, says, settled, values_of
 
 
 def with_rates(*right: int, of: int = 10) -> ResponseBatch:

@@ -26,8 +26,7 @@ from rlstab.stages.reinforce_pp import ReinforcePP
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.rloo import RLOO
 from rlstab.stages.stage import AdvantageEstimator
-from tests.core.says import says
-from tests.stages.responses import WIDTH, advantages, batch, by_group, drawn, settled, values_of
+from tests.stages.responses import WIDTH, advantages, batch, by_group, drawn, says, settled, values_of
 
 Group = list[float]
 

@@ -14,8 +14,7 @@ from rlstab.stages.in_order import STREAM, InOrder
 from rlstab.stages.paced import Paced
 from rlstab.stages.slots import best_first, filled, shuffled
 from rlstab.stages.uniform import Uniform
-from tests.core.says import says
-from tests.stages.responses import settled, values_of
+from tests.stages.responses import says, settled, values_of
 from tests.stages.selections import evidence, expected_spread, fill, number, offer, responses, rollouts_of, state_after
 
 # -- in order, and at random -------------------------------------------------------------------------------------------

@@ -16,8 +16,7 @@ from rlstab.stages.laconic import Laconic
 from rlstab.stages.overlong import Overlong
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import RewardShaper
-from tests.core.says import says
-from tests.stages.responses import batch, settled, values_of
+from tests.stages.responses import batch, says, settled, values_of
 
 
 @dataclass(frozen=True)
