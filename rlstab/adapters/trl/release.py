@@ -24,6 +24,7 @@ METHODS: Mapping[str, tuple[str, str]] = {
     "_prepare_inputs": ("self generation_batch", "b6f38f7a05aa"),
     "_compute_loss": ("self model inputs", "6b861df63f5a"),
     "_generate_and_score_completions": ("self inputs", "739def7da67c"),
+    "_calculate_rewards": ("self inputs prompts completions completion_ids_list", "a30f2929443b"),
     "_get_per_token_logps_and_entropies": (
         "self model input_ids attention_mask logits_to_keep batch_size compute_entropy compute_aux_loss",
         "3a8a45615a71",
