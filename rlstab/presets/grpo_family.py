@@ -11,7 +11,7 @@ from rlstab.zoo.sequence_mean import SequenceMean
 from rlstab.zoo.token_mean import TokenMean
 from rlstab.zoo.truncated_mask import TruncatedMask
 
-DAPO_CLIP = clip("arXiv 2503.14476, main setting: 0.2", "arXiv 2503.14476, main setting: 0.28")
+DAPO_CLIP: Mapping[str, str] = clip("arXiv 2503.14476, main setting: 0.2", "arXiv 2503.14476, main setting: 0.28")
 JUSTRL_DUAL = "thunlp/JustRL training script: clip_ratio_c 10; the paper does not state it"
 _DEEPCODER = "rllm-org/rllm scripts/train/deepcoder/deepcoder_14b_coding_16k.sh (commit 4ad1a98)"
 

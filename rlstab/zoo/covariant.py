@@ -8,7 +8,7 @@ from rlstab import Mean, Settled, Stat, TokenBatch
 class Covariant:
     """Base of a method that compares covariances over the optimizer step."""
 
-    needs = frozenset({"logprobs"})
+    needs: frozenset[str] = frozenset({"logprobs"})
 
     def measure(self, batch: TokenBatch) -> Stat:
         return {"advantage": Mean.of(batch.advantages), "logprob": Mean.of(batch.logprobs)}
