@@ -325,16 +325,13 @@ def judge(steps: Sequence[Step]) -> Verdict:
     if told is None:
         return Verdict(None, None, math.nan, "the dump does not name its loss", still)
     pairs = [(formula, step) for step in steps if (formula := formula_of(step)) is not None]
-    if not pairs:
-        return Verdict(told.name, None, math.nan, f"the formula '{told.name}' is not known here", still)
     heard = [pair for pair in pairs if "coefficients" in pair[1].tensors or _told(pair[1]) is not None]
     heard = [pair for pair in heard if not list(_overflows(pair[1:]))]
     if not heard:
-        return Verdict(told.name, None, math.nan, "the dump holds neither losses nor coefficients", still)
-    what = (
-        "the coefficients of all tokens" if "coefficients" in heard[0][1].tensors else "the losses of all micro-batches"
-    )
-    compared = f"{what} of {len(heard)} steps"
+        what = "the dump holds neither losses nor coefficients" if pairs else f"'{told.name}' is not known here"
+        return Verdict(told.name, None, math.nan, what, still)
+    what = "coefficients of all tokens" if "coefficients" in heard[0][1].tensors else "losses of all micro-batches"
+    compared = f"the {what} of {len(heard)} steps"
     try:
         error, beyond = _error(heard)
     except RlstabError as refusal:
@@ -616,16 +613,16 @@ def _after(first: Change, second: Change) -> Change:
 
 def _shape(formula: Formula, step: Step) -> str:
     """Where recorded and expected differ, and what their quotient depends on."""
-    recorded, parts, expected = step.tensors.get("coefficients"), step.tensors["parts"], values_of(step, formula)
-    if recorded is None:
-        told = _told(step)
+    parts, told = step.tensors["parts"], _told(step)
+    if "coefficients" not in step.tensors:
         assert told is not None
+        expected = values_of(step, formula)
         worst = int((told - expected).abs().argmax())
         return (
             f"No known error explains it. Of step {step.number} micro-batch {worst} differs most (on rank "
             f"{step.ranks[worst]}): {told[worst]:.6g} was recorded for {expected[worst]:.6g}."
         )
-    recorded, expected = recorded.double(), coefficients_of(step, formula)
+    recorded, expected = step.tensors["coefficients"].double(), coefficients_of(step, formula)
     off, bad = _apart(recorded, expected)
     there, some, worst = expected != 0, recorded != 0, int(off.argmax())
     row = int(step.row[worst])
