@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlstab.errors import CheckpointError, ConfigError
+from rlstab.errors import CheckpointError
 from rlstab.train import Stopped
 from tests.train import own
 from tests.train.forks import Forks
@@ -265,9 +265,3 @@ def test_a_handler_of_the_caller_stays(tmp_path: Path) -> None:
         signal.signal(signal.SIGTERM, before)
     assert seen == [signal.SIGTERM]
     assert len(checkpoints(tmp_path / "run")) == 2
-
-
-def test_resume_and_overwrite_exclude_each_other(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="overwrite"):
-        go(long(tmp_path / "run"), resume=True, overwrite=True)
-    assert not (tmp_path / "run").exists()
