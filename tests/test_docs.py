@@ -18,7 +18,7 @@ import pytest
 import torch
 import yaml
 
-from rlstab.bench.file import load_bench
+from rlstab.bench.file import BenchFile, MethodEntry, load_bench
 from rlstab.cli import main
 from rlstab.config import RunConfig, load_objective, load_run
 from rlstab.stages import STAGES
@@ -188,7 +188,8 @@ def keys(schema: Any) -> Iterator[str]:
 
 def test_settings_are_listed() -> None:
     text = (DOCS / "configuration.md").read_text(encoding="utf-8")
-    assert {key for key in keys(RunConfig.model_json_schema()) if f"`{key}`" not in text} == set()
+    for model in (RunConfig, BenchFile, MethodEntry):
+        assert {key for key in keys(model.model_json_schema()) if f"`{key}`" not in text} == set()
 
 
 def test_every_metric_is_explained(tmp_path: Path) -> None:
