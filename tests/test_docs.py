@@ -54,9 +54,6 @@ def close(text: str) -> str:
     return re.sub(r"\d+\.\d+", lambda figure: f"{float(figure[0]):.2f}", text)
 
 
-# -- code --------------------------------------------------------------------------------------------------------------
-
-
 def test_python_in_the_documents_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for page in RUN_HERE:
         for registry in (METHODS, STAGES):
@@ -107,9 +104,6 @@ def test_the_loop_of_the_page_is_the_example_runs_and_learns(rollouts: int, caps
     assert rollouts == 2 or sum(right[-10:]) / 10 > sum(right[:10]) / 10 + 0.1
 
 
-# -- add a method: every block is run, in a folder of its own ----------------------------------------------------------
-
-
 def with_text(text: str) -> str:
     (block,) = [block for block in blocks(HOW_TO, "python") if text in block]
     return block
@@ -150,9 +144,6 @@ def test_its_tests_pass_under_pytest(folder: Path) -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-# -- commands ----------------------------------------------------------------------------------------------------------
-
-
 def commands() -> Iterator[list[str]]:
     """The words of each line of a shell block, without its comment."""
     for page in PAGES:
@@ -172,9 +163,6 @@ def test_every_command_in_the_documents_exists(capsys: pytest.CaptureFixture[str
     rules = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
     assert {words[1] for words in commands() if words[0] == "make"} <= rules
     capsys.readouterr()
-
-
-# -- what is listed is complete ----------------------------------------------------------------------------------------
 
 
 def keys(schema: Any) -> Iterator[str]:

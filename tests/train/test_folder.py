@@ -50,9 +50,6 @@ def mine(out: Path) -> list[str]:
 MINE = ["checkpoints/notes.txt", "notes.txt", "plots/reward.svg"]
 
 
-# -- what replaces what ----------------------------------------------------------------------------------------------
-
-
 def test_a_folder_that_holds_a_run_is_left_alone_without_a_word(run: Path) -> None:
     before = files(run)
     with pytest.raises(ConfigError, match=r"--resume.*--overwrite"):
@@ -125,9 +122,6 @@ def test_checkpoints_may_be_a_link_to_a_folder(place: str, tmp_path: Path, whole
         shutil.rmtree(far)
 
 
-# -- a full disk -----------------------------------------------------------------------------------------------------
-
-
 def test_a_full_disk_is_one_line_and_costs_nothing(forks: Forks, whole: Path, tmp_path: Path) -> None:
     """No file can grow beyond a size: that of a configuration, of records, of weights, and of an optimizer's state."""
     for size in (200, 4000, 500_000):
@@ -156,12 +150,7 @@ def test_a_disk_that_is_full_while_a_run_is_replaced_costs_neither(forks: Forks,
     assert mine(run) == MINE
 
 
-# -- two processes ---------------------------------------------------------------------------------------------------
-
-
-def test_a_second_process_is_refused_and_a_signal_ends_the_first_in_order(
-    forks: Forks, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_second_process_is_refused(forks: Forks, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
     file = file_of(small(out, optimisation__rollouts=100_000))
     (process,) = forks.starts(file, 1, "command")  # it does not end by itself

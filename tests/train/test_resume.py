@@ -98,8 +98,6 @@ def test_after_any_of_300_kills_a_run_goes_on_bit_for_bit(forks: Forks, tmp_path
     assert all(count > 50 for count in told["of"].values())
 
 
-# -- another number of processes -------------------------------------------------------------------------------------
-
 CHANGES: list[tuple[tuple[str, int], tuple[str, int]]] = [
     (("fsdp2", 2), ("auto", 1)),
     (("auto", 1), ("fsdp2", 2)),
@@ -146,9 +144,6 @@ def test_after_the_kill_of_all_ranks_the_run_goes_on_bit_for_bit(engine: str, fo
     forks.does(file, 2, resume=True)
     assert about(out)["processes"] == 2
     assert differences(out, whole) == []
-
-
-# -- what a continued run may change ---------------------------------------------------------------------------------
 
 
 def test_a_finished_run_stays_and_a_longer_one_goes_on(tmp_path: Path) -> None:
@@ -208,9 +203,6 @@ def test_functions_of_the_user_have_to_be_given_again(tmp_path: Path) -> None:
         go(long(tmp_path / "run", objective), resume=True, signals={"places": own.places})
     go(long(tmp_path / "run", objective), resume=True, **given)
     assert differences(tmp_path / "run", whole) == []
-
-
-# -- signals ---------------------------------------------------------------------------------------------------------
 
 
 class Signalling(own.Graded):

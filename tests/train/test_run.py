@@ -360,9 +360,7 @@ def test_weight_noise_is_the_same_whenever_it_is_asked_for(tmp_path: Path) -> No
     assert not any(weight.any() for weight in sampler.refreshed(policy).model.parameters())
 
 
-def test_the_sampler_is_evaluated_where_it_is_another_policy_and_the_start_where_that_is_asked(
-    tmp_path: Path,
-) -> None:
+def test_the_sampler_is_evaluated_where_it_is_another_policy(tmp_path: Path) -> None:
     evaluation = {"every": 2, "prompts": 8, "samples": 2, "pass_at": [], "greedy": False, "start": False}
     for precision, others in (("int2", True), (None, False)):
         run = small(tmp_path / str(others), rollout__precision=precision, evaluation={**evaluation, "sampler": True})
