@@ -50,9 +50,7 @@ def test_the_other_model_has_three_doses_of_the_same_dials() -> None:
         probes(model="smollm")
 
 
-def test_a_run_is_known_by_all_that_decides_it_and_not_by_where_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_known_by_what_decides_it_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     probe = Probe("false_positives")
 
     def first(**more: Any) -> str:
