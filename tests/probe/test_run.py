@@ -48,7 +48,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text(OWN)
     # a stage of its own, whose control is the true reward; nothing is recorded of it here
-    monkeypatch.setattr(records, "version", lambda name: "0.0")
+    monkeypatch.setattr(records, "NUMBERS", 0)
     return tmp_path / "started"
 
 
@@ -85,7 +85,7 @@ def test_a_method_of_ones_own_is_scored_and_the_second_time_nothing_is_run(
     assert "broken.jsonl" in capsys.readouterr().err
 
 
-def test_what_was_cut_off_goes_on_and_another_version_is_run_again(
+def test_what_was_cut_off_goes_on_and_other_numbers_are_run_again(
     started: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main([*PROBE, "--out", "a"]) == 0
@@ -97,7 +97,7 @@ def test_what_was_cut_off_goes_on_and_another_version_is_run_again(
     assert main([*PROBE, "--out", "a"]) == 0
     assert sorted(started.read_text().splitlines()) == sorted(again)
     started.unlink()
-    monkeypatch.setattr(records, "version", lambda name: "0.1")
+    monkeypatch.setattr(records, "NUMBERS", -1)
     assert main([*PROBE, "--out", "b", "--records", "a/results.jsonl"]) == 0
     assert len(started.read_text().splitlines()) == (len(FIXED) + 1) * 9 - 8
 
