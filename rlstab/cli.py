@@ -164,8 +164,8 @@ def _parser() -> argparse.ArgumentParser:
     runs = command(_runs, "list runs: what ran, how far it got, its best value")
     runs.add_argument("paths", nargs="*", metavar="PATH", help="run folders, bench folders, folders of them (runs)")
 
-    listing = command(_list, "list methods, stages, presets, examples, or user-defined classes")
-    listing.add_argument("what", nargs="*", metavar="WORD", help="words to look for, or .py files, which are run")
+    listing = command(_list, "list methods, stages, presets and examples")
+    listing.add_argument("words", nargs="*", metavar="WORD", help="words to look for")
     return parser
 
 
@@ -413,13 +413,9 @@ def _runs(options: argparse.Namespace) -> None:
 
 def _list(options: argparse.Namespace) -> None:
     from rlstab.console import Terminal
-    from rlstab.explain.catalogue import listing, listing_of_files
+    from rlstab.explain.catalogue import listing
 
-    files = [word for word in options.what if word.endswith(".py")]
-    words = [word for word in options.what if word not in files]
-    if files and words:
-        raise ConfigError(f"rlstab list: {words[0]} is not a .py file. Give words, or files, and not both.")
-    Terminal().print(listing_of_files(files) if files else listing(words))
+    Terminal().print(listing(options.words))
 
 
 if __name__ == "__main__":

@@ -172,9 +172,6 @@ CODE: dict[str, Text] = {
 for kind, text in CODE.items():
     files = {"f.yaml": RUN, "m.py": text}
     row("check f.yaml --set objective=m.py:M", f"a file that {kind}", files=files)
-    if "module" not in kind:
-        row("list m.py", f"the file {kind}", files=files)
-rows("list", ["none.py", "a\0b.py", f"{LONG}.py", "d.py"], files={"d.py/x": ""})
 HEAD = "class M:\n    name, keeps_special_tokens, workers = 'm', False, None\n"
 SIZE = "    size = {'train': None, 'eval': 4}\n"
 SCORE = "    def score(self, e, c): return 1\n"

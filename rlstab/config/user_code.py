@@ -152,29 +152,9 @@ def load_method(document: Document, text: str, place: Place, registry: Registry[
     return cls
 
 
-def classes(file: str) -> list[type]:
-    """The methods, stages and tasks that a file defines, in its order.
-
-    Raises:
-        ConfigError: there is no such file, it cannot be loaded, or has none.
-    """
-    path = Path(file).expanduser().absolute()
-    if path.suffix != ".py" or not is_file(path):
-        raise ConfigError(f"there is no Python file {path}. Give the path of one with methods, stages or tasks.")
-    defined = _defined(_module(path))
-    usable = [cls for cls in defined if (issubclass(cls, Method) and not inspect.isabstract(cls)) or _is_task(cls)]
-    if not usable:
-        raise ConfigError(f"{path} defines no method, stage or task. Give a file that does.")
-    return usable
-
-
 def _defined(module: ModuleType) -> list[type]:
     values = vars(module).values()
     return [value for value in values if inspect.isclass(value) and value.__module__ == module.__name__]
-
-
-def _is_task(cls: type) -> bool:
-    return all(callable(getattr(cls, name, None)) for name in ("example", "score"))
 
 
 def name_in_yaml(method: Method[Any]) -> str:

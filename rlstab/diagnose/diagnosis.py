@@ -152,7 +152,7 @@ class Diagnosis:
             "run": self.log.title,
             "writer": self.log.writer,
             "unit": self.log.unit,
-            "steps": self.log.last,
+            "steps": self.log.rollouts,
             "metrics": dict(self.log.names),
             "cause": self.first.cause if self.first else None,
             "title": remedy.title if remedy else None,
@@ -190,7 +190,7 @@ def diagnose_paths(paths: Sequence[str | Path]) -> list[Diagnosis]:
     """
     logs = [log for path in paths for log in read_logs(path)]
     for log in logs:
-        if not log.curves.keys() - {"lr"}:
+        if not log.metrics.keys() - {"lr"}:
             raise ReportError(f"{log.title}: no metric that is known here. {_wanted()}")
     return [diagnose(log) for log in logs]
 
@@ -200,7 +200,7 @@ def _idle(log: RunLog) -> tuple[int, int]:
     idle: set[int] = set()
     lines: set[int] = set()
     for name, nothing in (("reward/zero_std_groups", 1.0), ("gradient/norm", 0.0)):
-        steps, values = log.curves.get(name, EMPTY)
+        steps, values = log.metrics.get(name, EMPTY)
         lines |= set(steps.tolist())
         idle |= set(steps[values == nothing].tolist())
     return len(idle), len(lines)
@@ -208,13 +208,13 @@ def _idle(log: RunLog) -> tuple[int, int]:
 
 def _interval(log: RunLog) -> int:
     """Steps between two lines of the log."""
-    gaps = [np.median(np.diff(steps)) for steps, _ in log.curves.values() if len(steps) > 1]
+    gaps = [np.median(np.diff(steps)) for steps, _ in log.metrics.values() if len(steps) > 1]
     return int(min(gaps, default=1))
 
 
 def _why(sign: Sign, log: RunLog) -> str:
     reads = SIGNS[sign.name].reads
-    return sign.text if any(name in log.curves for name in reads) else f"no {' or '.join(reads)}"
+    return sign.text if any(name in log.metrics for name in reads) else f"no {' or '.join(reads)}"
 
 
 def _wanted() -> str:

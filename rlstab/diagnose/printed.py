@@ -69,7 +69,7 @@ def _grid(*first: bool) -> Table:
 def shown(run: Diagnosis) -> RenderableType:
     """Everything about one run."""
     log = run.log
-    head = f"[bold]{_safe(log.title)}[/] [dim]({_safe(log.writer)}, {counted(log.last, log.unit)})[/]"
+    head = f"[bold]{_safe(log.title)}[/] [dim]({_safe(log.writer)}, {counted(log.rollouts, log.unit)})[/]"
     return Group(head, Padding(Group(*_told(run)), (0, 0, 1, 2)))
 
 

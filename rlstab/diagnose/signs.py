@@ -91,12 +91,12 @@ def reward_fall(log: RunLog) -> Sign:
     A share needs a bottom. Rewards below 0 are counted from -1, the lowest that a scorer of right and wrong gives, and
     those below that from the lowest ten steps.
     """
-    _, values = binned(log.record(), "reward/mean")
+    _, values = binned(log, "reward/mean")
     lowest = float(values.min()) if len(values) else 0.0
     if lowest < 0:
-        steps, rewards = log.curves["reward/mean"]
+        steps, rewards = log.metrics["reward/mean"]
         bottom = min(lowest, -1.0)
-        raised = replace(log, curves={**log.curves, "reward/mean": (steps, (rewards - bottom).clip(0))})
+        raised = replace(log, metrics={**log.metrics, "reward/mean": (steps, (rewards - bottom).clip(0))})
         sign = reward_fall(raised)
         return replace(sign, text=f"{sign.text}, counted from {bottom:.3g}")
     peak = float(values.max()) if len(values) else 0.0
@@ -117,10 +117,10 @@ def entropy_blow_up(log: RunLog) -> Sign:
 
 def gradient_spikes(log: RunLog) -> Sign:
     """The report's detector; it begins at the first norm that is so many times the median of those before it."""
-    detection = collapse.gradient_spikes(log.record())
+    detection = collapse.gradient_spikes(log)
     if not detection.fired or detection.rollout is None:
         return Sign("gradient_spikes", detection.fired, None, detection.text)
-    steps, norms = log.curves.get("gradient/largest_norm", log.curves.get("gradient/norm", EMPTY))
+    steps, norms = log.metrics.get("gradient/largest_norm", log.metrics.get("gradient/norm", EMPTY))
     for place in np.flatnonzero((steps > detection.rollout - WIDTH) & (steps <= detection.rollout)):
         if norms[place] > collapse.SPIKE * np.median(norms[: place + 1]):
             return Sign("gradient_spikes", True, int(steps[place]), detection.text)
@@ -134,7 +134,7 @@ def zero_std_groups(log: RunLog) -> Sign:
 
 def truncation(log: RunLog) -> Sign:
     """Fewer answers end than at first, as the report says, or too many are cut off from the first step on."""
-    steps, values = log.curves.get("response/ended", EMPTY)
+    steps, values = log.metrics.get("response/ended", EMPTY)
     if len(values) and 1 - values[0] > CUT_OFF:
         text = f"{1 - values[0]:.2f} of the answers are cut off in the first line of the log"
         return Sign("truncation", True, int(steps[0]), text, 1.0, first_line=True)
@@ -147,10 +147,10 @@ def truncation(log: RunLog) -> Sign:
 
 def refused_steps(log: RunLog) -> Sign:
     """The report's detector: of other trainers, a gradient norm that is NaN or infinite."""
-    if "optimizer_steps/refused" not in log.curves and "gradient/norm" not in log.curves:
+    if "optimizer_steps/refused" not in log.metrics and "gradient/norm" not in log.metrics:
         return Sign("refused_steps", None, None, "gradient/norm is missing")
-    detection = collapse.refused_steps(log.record())
-    steps, counts = log.curves.get("optimizer_steps/refused", EMPTY)
+    detection = collapse.refused_steps(log)
+    steps, counts = log.metrics.get("optimizer_steps/refused", EMPTY)
     first = int(steps[(counts > 0).argmax()]) if detection.fired else None
     return Sign("refused_steps", detection.fired, first, f"NaN or Inf in {detection.text}")
 
@@ -160,7 +160,7 @@ def sampler_mismatch(log: RunLog) -> Sign:
     metric = _gap(log)
     if metric is None:
         return Sign("sampler_mismatch", None, None, f"{', '.join(MISMATCH)} are missing")
-    steps, values = log.curves[metric]
+    steps, values = log.metrics[metric]
     first, most = float(values[0]), MISMATCH[metric]
     text = f"{metric} is {first:.3g} in the first line of the log, {most:g} would be much"
     if steps[0] > 1:
@@ -173,9 +173,9 @@ def sampler_drift(log: RunLog) -> Sign:
     metric = _gap(log)
     if metric is None:
         return Sign("sampler_drift", None, None, f"{', '.join(MISMATCH)} are missing")
-    first = float(log.curves[metric][1][0])
+    first = float(log.metrics[metric][1][0])
     most = max(DRIFT * MISMATCH[metric], DRIFT_GROWTH * first)
-    ends, means = binned(log.record(), metric)
+    ends, means = binned(log, metric)
     high = means > most
     if not high.any():
         return Sign("sampler_drift", False, None, f"{metric} is at most {means.max():.3g} in ten steps")
@@ -185,7 +185,7 @@ def sampler_drift(log: RunLog) -> Sign:
 
 def clipped(log: RunLog) -> Sign:
     """Many tokens beyond the trust region: their gradient is cut off."""
-    ends, means = binned(log.record(), "ratio/clipped")
+    ends, means = binned(log, "ratio/clipped")
     if not len(means):
         return Sign("clipped", None, None, "ratio/clipped is missing")
     high = means > CLIPPED
@@ -223,26 +223,26 @@ SIGNS: Mapping[str, Detector] = {
 
 
 def _gap(log: RunLog) -> str | None:
-    return next((name for name in MISMATCH if name in log.curves), None)
+    return next((name for name in MISMATCH if name in log.metrics), None)
 
 
 def _first_bin(log: RunLog, metric: str) -> float:
-    _, values = binned(log.record(), metric)
+    _, values = binned(log, metric)
     return float(values[0]) if len(values) else 0.0
 
 
 def _of_report(log: RunLog, name: str, metric: str, beyond: Callable[[float], bool]) -> Sign:
     """A detector of the report, with the step at which ``beyond`` begins to hold."""
     # a sampler that is ahead logs its rewards early: the end of a metric is not that of the run
-    read = {key: log.curves[key] for key in (metric, "reward/mean") if key in log.curves}
-    detection = collapse.DETECTORS[name](replace(log, curves=read).record())
+    read = {key: log.metrics[key] for key in (metric, "reward/mean") if key in log.metrics}
+    detection = collapse.DETECTORS[name](replace(log, metrics=read))
     step = None if detection.rollout is None else _begins(log, metric, detection.rollout, beyond)
     return Sign(name, detection.fired, step if detection.fired else None, detection.text, detection.value)
 
 
 def _begins(log: RunLog, metric: str, end: int, beyond: Callable[[float], bool]) -> int:
     """The first step, in the bin that ends at ``end`` or the one before, that is beyond and five of which are."""
-    steps, values = log.curves[metric]
+    steps, values = log.metrics[metric]
     width = max(WIDTH, log.bin_width)
     for step in steps[(steps > end - 2 * width) & (steps <= end)].tolist():
         ahead = values[(steps >= step) & (steps < step + SPAN)]

@@ -12,10 +12,9 @@ from rich.padding import Padding
 from rich.table import Table
 
 from rlstab.config.bundled_examples import Kind, examples
-from rlstab.config.user_code import classes
 from rlstab.core.batch import BASICS
 from rlstab.core.compose import Composition
-from rlstab.core.metadata import SOURCES, docstring, summary
+from rlstab.core.metadata import SOURCES, summary
 from rlstab.core.method import Method
 from rlstab.core.objective import TokenObjective
 from rlstab.core.settings import settings_of
@@ -64,15 +63,6 @@ def listing(words: Sequence[str] = ()) -> RenderableType:
     return Group(*blocks(matching))
 
 
-def listing_of_files(files: Sequence[str]) -> RenderableType:
-    """What the user-defined classes in some files do, as :func:`listing` says it of those that ship.
-
-    Raises:
-        ConfigError: a file cannot be loaded.
-    """
-    return Group(*blocks((file, [_of_class(cls) for cls in classes(file)]) for file in files))
-
-
 def blocks(sections: Iterable[tuple[str, Sequence[tuple[str, str]]]]) -> Iterator[RenderableType]:
     """A heading and a row for each name; a section without rows is left out."""
     for heading, rows in sections:
@@ -84,14 +74,6 @@ def blocks(sections: Iterable[tuple[str, Sequence[tuple[str, str]]]]) -> Iterato
                 table.add_row(escape(name), f"{escape(said)}\n[dim]{escape(facts)}[/]" if facts else escape(said))
             yield f"[bold]{escape(heading)}[/]"
             yield Padding(table, (0, 0, 1, 2))
-
-
-def _of_class(cls: type) -> tuple[str, str]:
-    if issubclass(cls, TokenObjective):
-        return cls.__qualname__, f"{summary(cls)}\nmethod · {_facts(cls)}"
-    if issubclass(cls, Stage):
-        return cls.__qualname__, f"{summary(cls)}\nstage: {cls.kind} · {_stage_facts(cls)}"
-    return cls.__qualname__, f"{docstring(cls).partition(chr(10))[0]}\ntask"
 
 
 def _of_preset(name: str, preset: Preset) -> tuple[str, str]:

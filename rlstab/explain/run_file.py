@@ -48,15 +48,9 @@ def recipes() -> dict[str, str]:
 
 
 def recipe_list() -> RenderableType:
-    """The recipes, examples before presets, and how one is taken."""
-    known = recipes()
-    runs = [row for row in known.items() if row[0] in examples()]
-    others = [row for row in known.items() if row[0] not in examples()]
-    return Group(
-        *blocks([("examples: runs as they are in the documents", runs)]),
-        *blocks([(f"presets: a loss and stages, in the run of the example {AROUND}", others)]),
-        "rlstab init NAME writes NAME.yaml.",
-    )
+    """The recipes, and how one is taken."""
+    heading = f"examples of runs, and presets in the run of the example {AROUND}"
+    return Group(*blocks([(heading, [*recipes().items()])]), "rlstab init NAME writes NAME.yaml.")
 
 
 def write_run_file(recipe: str, out: str | Path | None = None) -> Path:

@@ -14,7 +14,7 @@ import yaml
 from rlstab.bench.file import load_bench
 from rlstab.cli import main
 from rlstab.config import dump_run, load_objective, load_run, objective_hash, run_hash
-from rlstab.config.user_code import changed_files, checksums, classes, is_user_code
+from rlstab.config.user_code import changed_files, checksums, is_user_code
 from rlstab.errors import ConfigError, UnknownName
 from rlstab.report.load import load_runs
 from rlstab.report.runs import objective_names
@@ -179,7 +179,7 @@ def test_in_a_bench(write: Write) -> None:
     assert [run.hash for run in load_bench(bench.resolved).runs] == [run.hash for run in bench.runs]
 
 
-def test_check_explain_and_list(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_and_explain(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     path = write("own.py", CODE)
     file = run_of(write, objective="own.py:Halve", stages=["own.py:Plain"], task={"name": "own.py:Doubling"})
     assert main(["check", str(file)]) == 0
@@ -188,10 +188,6 @@ def test_check_explain_and_list(write: Write, capsys: pytest.CaptureFixture[str]
     assert "plain" in printed
     assert main(["explain", f"clip_higher,{path}:Halve", "--markdown"]) == 0
     assert "`halve`: Scale the weight of every token." in capsys.readouterr().out.replace("**", "`")
-    assert main(["list", str(path)]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    assert all(text in printed for text in ("Halve", "Taken", "Plain", "Doubling", "Prompts like `7+7=`."))
-    assert "Unfinished" not in printed
 
 
 def test_a_report_runs_no_code_of_a_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +229,6 @@ def test_a_file_that_is_not_there_and_a_setting_that_is_unknown(write: Write, tm
     said = refusal(lambda: load_run(file))
     assert said.startswith(f"{file}:4: stages.0.name: ")
     assert f"{tmp_path}/project/none.py or {tmp_path}/here/none.py" in said
-    assert "none.py" in refusal(lambda: classes("none.py"))
     write("methods.py", CODE)
     file = run_of(write, objective={"name": "methods.py:Halve", "facto": 1})
     assert "'facto'. Did you mean 'factor'?" in refusal(lambda: load_run(file))

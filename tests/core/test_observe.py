@@ -112,7 +112,7 @@ def share(where):
         (Scale(lr=0.5), "scale_lr", lambda did: 0.5),
         (Exempt(), "unclip", lambda did: 1.0),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_what_it_would_do_is_what_the_acting_method_did(method, metric, did):
     mean = report(observe(method), TopEntropyMask(share=0.5))[f"observe_{method.name}/would_{metric}"]

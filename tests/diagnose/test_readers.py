@@ -45,7 +45,7 @@ def test_every_writer_gives_the_same_curves(tmp_path: Path) -> None:
         path.write_text(written(rows("learning_rate")), encoding="utf-8")
         both = ("reward/mean", "tokens/entropy", "gradient/norm", "response/ended", "response/length", "ratio/clipped")
         for curve in (*both, "lr"):
-            np.testing.assert_allclose(read(path).curves[curve], ours.curves[curve])
+            np.testing.assert_allclose(read(path).metrics[curve], ours.metrics[curve])
     assert read(tmp_path / "verl.jsonl").names["response/ended"] == "response_length/clip_ratio"
     assert read(tmp_path / "history.csv").names["reward/mean"] == "train/reward"
 
@@ -57,13 +57,13 @@ def test_the_newest_checkpoint_of_an_output_folder_counts(tmp_path: Path) -> Non
         (folder / "trainer_state.json").write_text(trainer_state(rows("healthy")[:step]), encoding="utf-8")
     assert read(tmp_path).title.endswith("checkpoint-100/trainer_state.json")
     (tmp_path / "trainer_state.json").write_text(trainer_state(rows("healthy")[:30]), encoding="utf-8")
-    assert read(tmp_path).last == 30
+    assert read(tmp_path).rollouts == 30
 
 
 def test_what_a_real_trainer_state_of_trl_holds(tmp_path: Path) -> None:
     """Written by GRPOTrainer of TRL 1.16 on the chain model; a reward that pays for short answers, in 16 tokens."""
     log = read(DATA / "trl_1_16" / "trainer_state.json")
-    assert log.last == 40
+    assert log.rollouts == 40
     assert log.names == {
         "reward/mean": "reward",
         "reward/zero_std_groups": "frac_reward_zero_std",
@@ -86,7 +86,7 @@ def test_a_chart_holds_several_runs(tmp_path: Path) -> None:
     logs = read_logs(path)
     assert [log.title for log in logs] == [f"{path}: a - b", f"{path}: c"]
     assert [diagnose(log).told() for log in logs] == ["nothing found", "first, at step 24: entropy collapses"]
-    assert list(logs[0].curves) == ["tokens/entropy"]
+    assert list(logs[0].metrics) == ["tokens/entropy"]
 
 
 def test_a_token_export_becomes_rows(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_token_export_becomes_rows(tmp_path: Path) -> None:
     (folder / "rank_0.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
     means = {"tokens/entropy": 0.2, "ratio/clipped": 1 / 3, "sampler/gap": 1 / 3, "response/length": 3.0}
     means["mismatch/k3"] = (math.e - 2) / 3
-    assert {name: values.item() for name, (_, values) in read(tmp_path).curves.items()} == pytest.approx(means)
+    assert {name: values.item() for name, (_, values) in read(tmp_path).metrics.items()} == pytest.approx(means)
 
 
 def test_damaged_lines_are_left_out_and_counted(tmp_path: Path, command: Command) -> None:
