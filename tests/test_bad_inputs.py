@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load, save
 
 import rlstab
 from rlstab import errors
@@ -33,6 +35,7 @@ from rlstab.cli import main
 HANGS = 120
 
 MODEL = Path(rlstab.__file__).parent / "data" / "countdown-tiny"
+WEIGHTS = load((MODEL / "model.safetensors").read_bytes())
 ESC = "\x1b[31m\u202e\x07"
 LONG = "n" * 300
 BYTES = bytes(range(256))
@@ -133,6 +136,8 @@ for command in ("check", "explain", "train", "bench"):
 
 def linked(folder: Path) -> None:
     (folder / "round").symlink_to("round")
+    (folder / "piped").mkdir()
+    os.mkfifo(folder / "piped" / "metrics.jsonl")
 
 
 OPTIONS = {"f.yaml": RUN, "full/mine.txt": "mine"}
@@ -140,7 +145,8 @@ SET = ["optimisation", "=", "optimisation..lr=1", "optimisation.lr={", "optimisa
 SET += [f"optimisation.lr={ESC}", "optimisation.lr=\udcff", f"optimisation.rollouts={DIGITS}"]
 SET += ["model.name=none/none/none", "model.name=f.yaml", 'model.name="a\\0b"', "reward=f.yaml:f", "reward=zzz"]
 SET += ["model.adapter=./none", "model.adapter={targets: [zzz]}"]
-SET += [f"tracking.out={out}" for out in ("f.yaml", "f.yaml/x", "/dev/full", '"a\\0b"', LONG, "round")]
+SET += [f"tracking.out={out}" for out in ("f.yaml", "f.yaml/x", "/dev/full", '"a\\0b"', LONG, "round", "piped")]
+SET += ["stages=[blockwise]", "rollout.max_new_tokens=100000"]
 SET += ["task={name: jsonl, path: .}", "task={name: jsonl, path: f.yaml}", "task={name: dataset}"]
 SET += [f"task={{name: dataset, path: ./full{more}}}" for more in ("", "/none", ", answer_pattern: '('", ", split: 5")]
 for text in SET:
@@ -225,6 +231,7 @@ def model(name: str, content: bytes | None) -> Prepare:
         (folder / "model" / "evil.py").write_text("raise SystemExit('it was run')")
         if content is None:
             (folder / "model" / name).unlink()
+            torch.save(WEIGHTS, folder / "model" / "pytorch_model.bin")  # no pickle takes its place
         else:
             (folder / "model" / name).write_bytes(content)
 
@@ -240,12 +247,19 @@ MODELS = {
     if name != "tokenizer_config.json" or kind not in ("is missing", "is an empty object")  # not needed
 }
 CONFIG = json.loads((MODEL / "config.json").read_text())
-for key, change in [("hidden_size", -1), ("vocab_size", 0), ("vocab_size", 10**13), ("model_type", "zzz"),
-                   ("model_type", 5), ("num_attention_heads", 0)]:  # fmt: skip
+for key, change in [("hidden_size", -1), ("hidden_size", 48), ("vocab_size", 0), ("vocab_size", 10**13),
+                    ("model_type", "zzz"), ("model_type", "vit"), ("model_type", 5),
+                    ("num_attention_heads", 0)]:  # fmt: skip
     MODELS["config.json", f"{key} = {change!r}"] = json.dumps({**CONFIG, key: change}).encode()
+OWN_CODE = {**CONFIG, "model_type": "x", "auto_map": {"AutoConfig": "evil.C"}}
+MODELS["config.json", "names code of its own"] = json.dumps(OWN_CODE).encode()
+LESS = {key: value for key, value in WEIGHTS.items() if key != "model.norm.weight"}
+MODELS["model.safetensors", "lacks a tensor"] = save(LESS, {"format": "pt"})
+MODELS["model.safetensors", "is a pickle"] = b"\x80\x04cposix\nsystem\n."
 for (name, kind), content in MODELS.items():
+    files = {"f.yaml": RUN, "out/notes.txt": "mine"}
     command = "train f.yaml --set model.name=./model"
-    row(command, f"{name} of the model: {kind}", files={"f.yaml": RUN}, prepare=model(name, content))
+    row(command, f"{name} of the model: {kind}", files=files, prepare=model(name, content), names="model")
 LORA = '{"peft_type": "LORA", "r": 2, "target_modules": ["q_proj"]}'
 for configuration in (None, "{}", "{", '{"peft_type": "IA3"}', '{"peft_type": "zzz"}', "[]", LORA):
     adapter = {} if configuration is None else {"a/adapter_config.json": configuration}

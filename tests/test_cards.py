@@ -123,9 +123,6 @@ def test_a_fault_of_a_card_is_found(old: str, new: str, fault: str) -> None:
     assert any(text.startswith(fault) for text in faults(changed(old, new)))
 
 
-# -- pages and pictures -----------------------------------------------------------------------------------------------
-
-
 def test_every_method_and_stage_has_a_page_and_every_method_a_picture() -> None:
     texts, drawings = pages.all_pages()
     assert [drawing.method.name for drawing in drawings] == [cls.name for cls in METHODS]

@@ -41,9 +41,6 @@ def rlstab_command(capsys, monkeypatch, tmp_path):
     return run
 
 
-# -- starting ----------------------------------------------------------------------------------------------------------
-
-
 def test_help_and_version_start_without_torch_and_check_without_the_trainer(tmp_path):
     program = (
         "import sys; from rlstab.cli import main\n"
@@ -58,9 +55,6 @@ def test_help_and_version_start_without_torch_and_check_without_the_trainer(tmp_
         assert re.search(rf"(?m)^{begins}", ran.stdout)
     ran = subprocess.run([sys.executable, "-m", "rlstab", "--version"], capture_output=True, text=True, check=True)
     assert ran.stdout == f"rlstab {rlstab.__version__}\n"
-
-
-# -- check -------------------------------------------------------------------------------------------------------------
 
 
 def test_check_begins_with_its_verdict_for_every_preset_and_example_that_can_be_tried(rlstab_command, monkeypatch):
@@ -129,9 +123,6 @@ def test_check_refuses_what_train_refuses_in_its_first_seconds(rlstab_command, t
         assert named in err, (text, err)
 
 
-# -- the other commands ------------------------------------------------------------------------------------------------
-
-
 def test_list_names_everything_or_what_has_a_word(rlstab_command):
     code, out, _ = rlstab_command("list")
     assert code == 0
@@ -166,9 +157,6 @@ def test_explain_takes_settings_of_a_run_with_names_and_presets(rlstab_command):
         assert (code, ", run `" in out) == (0, False)
         code, out, _ = rlstab_command("explain", *source, "--markdown", "--set", "optimisation.epochs=2")
         assert (code, ", run `" in out) == (0, True)
-
-
-# -- train -------------------------------------------------------------------------------------------------------------
 
 
 def test_settings_and_flags_of_train_arrive(rlstab_command, monkeypatch):

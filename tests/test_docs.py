@@ -18,7 +18,7 @@ import pytest
 import torch
 import yaml
 
-from rlstab.bench.file import load_bench
+from rlstab.bench.file import BenchFile, MethodEntry, load_bench
 from rlstab.cli import main
 from rlstab.config import RunConfig, load_objective, load_run
 from rlstab.stages import STAGES
@@ -52,9 +52,6 @@ def run(text: str, name: str, namespace: dict[str, Any]) -> None:
 def close(text: str) -> str:
     """The last digit of a figure may be another on another processor."""
     return re.sub(r"\d+\.\d+", lambda figure: f"{float(figure[0]):.2f}", text)
-
-
-# -- code --------------------------------------------------------------------------------------------------------------
 
 
 def test_python_in_the_documents_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,9 +104,6 @@ def test_the_loop_of_the_page_is_the_example_runs_and_learns(rollouts: int, caps
     assert rollouts == 2 or sum(right[-10:]) / 10 > sum(right[:10]) / 10 + 0.1
 
 
-# -- add a method: every block is run, in a folder of its own ----------------------------------------------------------
-
-
 def with_text(text: str) -> str:
     (block,) = [block for block in blocks(HOW_TO, "python") if text in block]
     return block
@@ -150,9 +144,6 @@ def test_its_tests_pass_under_pytest(folder: Path) -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-# -- commands ----------------------------------------------------------------------------------------------------------
-
-
 def commands() -> Iterator[list[str]]:
     """The words of each line of a shell block, without its comment."""
     for page in PAGES:
@@ -174,9 +165,6 @@ def test_every_command_in_the_documents_exists(capsys: pytest.CaptureFixture[str
     capsys.readouterr()
 
 
-# -- what is listed is complete ----------------------------------------------------------------------------------------
-
-
 def keys(schema: Any) -> Iterator[str]:
     """The names of all properties in a schema."""
     if isinstance(schema, dict):
@@ -188,7 +176,8 @@ def keys(schema: Any) -> Iterator[str]:
 
 def test_settings_are_listed() -> None:
     text = (DOCS / "configuration.md").read_text(encoding="utf-8")
-    assert {key for key in keys(RunConfig.model_json_schema()) if f"`{key}`" not in text} == set()
+    for model in (RunConfig, BenchFile, MethodEntry):
+        assert {key for key in keys(model.model_json_schema()) if f"`{key}`" not in text} == set()
 
 
 def test_every_metric_is_explained(tmp_path: Path) -> None:

@@ -38,8 +38,6 @@ from rlstab.zoo import METHODS
 from tests.examples import STAGE_EXAMPLES
 from tests.zoo.watch import evidence, examples, live, shipped
 
-# -- the words of a method ---------------------------------------------------------------------------------------------
-
 
 def others(method: TokenObjective, setting: Setting) -> Iterator[TokenObjective]:
     """The method with other values of a setting, as far as they fit the rest."""
@@ -85,9 +83,6 @@ def test_words_name_every_field_and_every_setting_that_acts(most: int) -> None:
             compared += len(same)
             assert [other for other in same if not all(map(torch.equal, before, losses(other)))] == [], method
     assert compared > 100
-
-
-# -- the sections ------------------------------------------------------------------------------------------------------
 
 
 def heads(lines: list[str]) -> list[tuple[str, str]]:
@@ -196,9 +191,6 @@ def test_where_it_can_run() -> None:
     assert where(rlstab.BlockMean()).count("- Not ") == 3  # the task alone knows blocks
 
 
-# -- stages ------------------------------------------------------------------------------------------------------------
-
-
 def test_a_rollout_is_told_in_its_order() -> None:
     several = ["dynamic_sampling", {"name": "opob"}, {"name": "overlong", "buffer": 4}, "deep_grpo"]
     run = run_of(["clip_higher"], stages=[*several, {"name": "goldilocks", "pool": 64}])
@@ -226,9 +218,6 @@ def test_what_the_trainer_has_for_a_stage_is_what_it_gives() -> None:
     assert len(stages.lacking(Pipeline.of(Reads()))) == 3
     with pytest.raises(MissingSignal):
         require_evidence(Pipeline.of(Reads()))
-
-
-# -- the command -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

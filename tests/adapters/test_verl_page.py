@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +12,8 @@ import pytest
 if importlib.util.find_spec("verl") is None:
     pytest.skip("verl is not installed: nox -s verl", allow_module_level=True)
 
-from tests.adapters.jobs import ROOT
-from tests.adapters.verl_jobs import QUIET, batch_of, composed, on_cpu, rollout, worker_of
+from tests.adapters.jobs import ROOT, shell
+from tests.adapters.verl_jobs import batch_of, composed, on_cpu, rollout, worker_of
 
 #: verl and what it imports warn of their own future, and of engines that are not there.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -28,15 +25,6 @@ EXAMPLE = ROOT / "examples" / "verl_grpo.sh"
 @pytest.fixture(autouse=True, scope="module")
 def cpu() -> None:
     on_cpu()
-
-
-def shell(line: str, folder: Path, **variables: str) -> str:
-    """What a line of a shell prints, with this Python and the commands beside it."""
-    env = {**os.environ, **QUIET, "HOME": str(folder), "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
-    given = {**env, "COLUMNS": "200", **variables}
-    ran = subprocess.run(["bash", "-ec", line], capture_output=True, text=True, cwd=folder, env=given, check=False)
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    return ran.stdout
 
 
 def trainable(config: Any) -> None:

@@ -114,9 +114,6 @@ def test_what_is_only_observed_changes_no_policy_of_the_run() -> None:
     assert any(text.startswith("mismatch cannot act: ") for text in notes(in_one_step))
 
 
-# -- what stays idle ---------------------------------------------------------------------------------------------------
-
-
 def policies(optimisation: OptimisationSettings) -> dict[str, tuple[str, str]]:
     """By hand: which policy each of a pair is, after the first of several optimizer steps."""
     sampled = "of the sampler, as it reported" if optimisation.old_logprobs == "rollout" else "before the first step"

@@ -51,8 +51,6 @@ def test_a_group_that_lies_on_several_ranks_is_one_group(ranks):
     torch.testing.assert_close(cut.gradients["logprobs"], whole.gradients["logprobs"], rtol=1e-14, atol=0)
 
 
-# -- the summary itself ------------------------------------------------------------------------------------------------
-
 FAR = [-(2**63), -(2**53) - 1, -(2**53), -1, 0, 2**32 - 1, 2**32, 2**53, 2**53 + 1, 2**63 - 1]
 
 

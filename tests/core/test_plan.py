@@ -90,8 +90,6 @@ def step_of(rows, plan, number=None):
     return out.loss.item(), slopes
 
 
-# -- a composition that is called --------------------------------------------------------------------------------------
-
 LOW = [[token(H=0.1, A=1.0), token(H=0.2, A=-1.0)], [token(H=0.3, A=0.5)]]
 
 

@@ -69,9 +69,6 @@ def test_gates_and_weights_multiply_it_and_exempt_tokens_pull_with_their_ratio()
     assert torch.equal(run(compose(Capped(cap=0.1), Halving(), Exempt()))[1], plain)
 
 
-# -- with what it cannot be composed -----------------------------------------------------------------------------------
-
-
 class Particular(TokenObjective):
     """Excludes a field where a setting says so, and expects another one."""
 

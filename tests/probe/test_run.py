@@ -59,9 +59,7 @@ def cells(out: Path) -> dict[str, Any]:
 PROBE = ["probe", "own.py:Mine", "--probe", "false_positives", "--quick", "--workers", "2"]
 
 
-def test_a_method_of_ones_own_is_scored_and_the_second_time_nothing_is_run(
-    started: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_second_time_nothing_is_run(started: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*PROBE, "--out", "a"]) == 0
     runs = started.read_text().splitlines()
     # six rows and one of one's own, at three doses and three seeds; the true reward is one run a seed whatever the dose
@@ -85,9 +83,7 @@ def test_a_method_of_ones_own_is_scored_and_the_second_time_nothing_is_run(
     assert "broken.jsonl" in capsys.readouterr().err
 
 
-def test_what_was_cut_off_goes_on_and_other_numbers_are_run_again(
-    started: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_numbers_are_run_again(started: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert main([*PROBE, "--out", "a"]) == 0
     again = started.read_text().splitlines()[5:9]
     for folder in again:
@@ -102,9 +98,7 @@ def test_what_was_cut_off_goes_on_and_other_numbers_are_run_again(
     assert len(started.read_text().splitlines()) == (len(FIXED) + 1) * 9 - 8
 
 
-def test_a_policy_that_is_lost_counts_and_a_run_that_breaks_does_not(
-    started: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_lost_policy_counts(started: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setenv("FAIL", "Mine")
     monkeypatch.setenv("ERROR", "NonFinite: 20 optimizer steps in a row were refused")
     assert main([*PROBE, "--out", "lost"]) == 0

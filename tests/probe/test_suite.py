@@ -71,7 +71,7 @@ def known(probe: Probe, base: Mapping[str, Any] | None = None, *, seeds: Sequenc
     return identity(load_bench(file).runs[0])
 
 
-def test_a_run_is_known_by_what_decides_its_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_known_by_what_decides_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     probe = Probe("false_positives")
     here = known(probe)
     stage = {"name": f"{HERE}/false_rewards.py:FalseRewards", "positive": 0.3}
@@ -100,7 +100,7 @@ def test_a_run_is_known_by_what_decides_its_outcome(monkeypatch: pytest.MonkeyPa
     assert len(set(map(identity, bench.runs))) == len(bench.runs) == len(probe.doses) * len(methods)
 
 
-def test_a_run_is_known_wherever_its_files_are_and_however_it_is_written(tmp_path: Path) -> None:
+def test_a_run_is_known_wherever_it_is_made(tmp_path: Path) -> None:
     probe = Probe("false_positives")
     here = known(probe)
     copied, weights = tmp_path / "elsewhere", SHIPPED["shift-tiny"]

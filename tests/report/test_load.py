@@ -375,9 +375,7 @@ def acts(text: str) -> set[str]:
 
 
 @pytest.mark.filterwarnings("ignore:Glyph .* missing from font:UserWarning")
-def test_a_bad_folder_is_left_out_or_told_and_acts_on_no_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bad_folder_acts_on_no_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs, page, kept = tmp_path / "runs", tmp_path / "report.md", tmp_path / "kept.jsonl"
     for seed in range(3):
         write_run(runs / f"good-{seed}", seed=seed)
@@ -405,9 +403,7 @@ def test_a_bad_folder_is_left_out_or_told_and_acts_on_no_terminal(
 # -- rlstab runs -------------------------------------------------------------------------------------------------------
 
 
-def test_runs_are_listed_in_their_state_with_their_best(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "300")
     monkeypatch.chdir(tmp_path)
     assert main(["runs"]) == 2

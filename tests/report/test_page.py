@@ -323,9 +323,7 @@ def test_settings_and_sweeps_have_figures_of_their_own(swept: Comparison, tmp_pa
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
-def test_a_report_is_written_beside_its_runs_and_never_over_another_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_other_report_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(figures, "write", lambda comparison, out: [])  # they have tests of their own
     monkeypatch.chdir(tmp_path)
     for folder, seed in (("all/a/run-0", 0), ("all/a/run-1", 1), ("all/b", 5)):

@@ -44,9 +44,6 @@ def state_after(stage, rollouts):
     return state
 
 
-# -- slots -------------------------------------------------------------------------------------------------------------
-
-
 def number(seed, *identity):
     return float(uniform(seed, *map(torch.tensor, identity)))
 
@@ -69,9 +66,6 @@ def fill(values, slots, random_share, *, seed=0, rollout=0):
         chosen.append(left[0])
         taken.add(left[0])
     return chosen
-
-
-# -- what is known of each prompt --------------------------------------------------------------------------------------
 
 
 def evidence(rollouts, pool, discount):

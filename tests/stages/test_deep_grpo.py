@@ -47,9 +47,6 @@ def drawn(seed: int, groups: int = 6) -> list[dict]:
     return rows
 
 
-# -- which answers branch, and where ----------------------------------------------------------------------------------
-
-
 def parents_by_hand(rows, *, groups, max_parents, threshold, seed):
     chosen = []
     for group in dict.fromkeys(row["group"] for row in rows):
@@ -122,9 +119,6 @@ def test_what_does_not_branch() -> None:
             assert asked.parents.dtype == asked.pivots.dtype == torch.int64
 
 
-# -- the window -------------------------------------------------------------------------------------------------------
-
-
 def test_the_window_keeps_the_last_branch_points() -> None:
     stage, kept = DeepGRPO(window=5), []
     state = stage.init_state()
@@ -141,9 +135,6 @@ def test_the_window_keeps_the_last_branch_points() -> None:
         window = sorted(zip(state["place"].tolist(), state["success"].tolist(), strict=True))
         assert window == sorted((kept + [(0.0, 0.0)] * 5)[:5] if len(kept) < 5 else kept[-5:])
     assert len(kept) > 15
-
-
-# -- the logistic regression ------------------------------------------------------------------------------------------
 
 
 def slopes(x, y, at):
@@ -179,9 +170,6 @@ def test_the_model_is_used_once_there_are_enough_of_both() -> None:
     assert stage.fitted(with_points(6, 5)) is not None
     intercept, slope = stage.fitted(with_points(6, 6))
     assert (intercept, slope) == pytest.approx((0, 0), abs=1e-9)
-
-
-# -- what it reports --------------------------------------------------------------------------------------------------
 
 
 def test_report() -> None:

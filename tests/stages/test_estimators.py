@@ -159,8 +159,6 @@ def test_whitened_over_tokens(baseline: bool) -> None:
         assert advantages(ReinforcePP(baseline=baseline), whole)[0].tolist() == pytest.approx(expected, abs=1e-12)
 
 
-# -- what all have in common -------------------------------------------------------------------------------------------
-
 VARIANTS = {
     "grpo": [{"std": False}, {"ddof": 0}],
     "reinforce_pp": [{"baseline": True}],
@@ -181,9 +179,6 @@ def test_equal_rewards_or_one_response_give_exactly_nothing(estimator: Advantage
         same = whole.reshaped(torch.full_like(whole.rewards, value))
         assert not advantages(estimator, same)[0].any()
     assert not advantages(estimator, drawn(0).select(torch.tensor([0])))[0].any()
-
-
-# -- single ones -------------------------------------------------------------------------------------------------------
 
 
 def evidence(squares: list[float]) -> dict[str, object]:
@@ -269,9 +264,6 @@ def test_reports() -> None:
     assert values_of(GDPO().report(apart, spread, {})) == {"deviation": 2.0, "all_differ": 0.5}
     whitened, given = ReinforcePP(), batch([0.0, 1.0], lengths=[1.0, 3.0])
     assert values_of(whitened.report(given, *settled(whitened, given))) == {"mean": 0.75, "deviation": 0.5}
-
-
-# -- of plain tensors --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("estimator", [plain.grpo, plain.dr_grpo, plain.rloo])

@@ -17,8 +17,6 @@ from rlstab.stages.uniform import Uniform
 from tests.stages.responses import says, settled, values_of
 from tests.stages.selections import evidence, expected_spread, fill, number, offer, responses, rollouts_of, state_after
 
-# -- in order, and at random -------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize(("drawn", "count", "size"), [(0, 4, 10), (8, 4, 10), (7, 25, 10), (3, 2, 1), (20, 5, 5)])
@@ -42,9 +40,6 @@ def test_uniform_equals_the_oracle(first, count, pool):
 def test_the_pool_of_a_task_with_an_end_is_the_task():
     asked = offer(5, rollout=1, size=9)
     assert Uniform().select(asked, {}).tolist() == Uniform(pool=9).select(asked, {}).tolist()
-
-
-# -- by the pass rates of a pool ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("discount", [0.0, 0.7, 1.0])
@@ -112,9 +107,6 @@ def test_no_order_of_the_rewards_changes_a_bit_of_the_evidence():
     assert len(states) == 1
 
 
-# -- slots -------------------------------------------------------------------------------------------------------------
-
-
 def test_values_that_differ_by_a_rounding_are_equal():
     """Each of the two comes first about as often; by one more decimal the larger always does."""
     rollouts = [offer(1, rollout=place) for place in range(400)]
@@ -135,9 +127,6 @@ def test_ranked_prompts_are_taken_in_their_order():
     ranked = torch.tensor([3, 1, 4, 0, 2])
     assert filled(offer(3, first=1), ranked, 0.0).tolist() == [1, 4, 0]
     assert filled(offer(4, first=3), ranked, 0.0).tolist() == [0, 2, 3, 1]  # the pool begins again
-
-
-# -- what is refused ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

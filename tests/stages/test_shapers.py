@@ -54,9 +54,6 @@ def shaped(stage: RewardShaper, those: list[Answer], limit: int, state: State | 
     return stage.shape(batch_of(those, limit), Settled(), {} if state is None else state).tolist()
 
 
-# -- laconic -----------------------------------------------------------------------------------------------------------
-
-
 def charged(those: list[Answer], stage: Laconic, price: float) -> tuple[list[float], float]:
     """What each loses, and the price after it."""
     losses = []
@@ -87,9 +84,6 @@ def test_laconic_over_five_rollouts(settings: dict[str, Any]) -> None:
         assert report == pytest.approx({"multiplier": price, "penalty": -sum(expected) / 48}, abs=1e-12)
         _, state = settled(stage, batch_of(those, 60), state=state)
         price = after
-
-
-# -- overlong ----------------------------------------------------------------------------------------------------------
 
 
 def punished(those: list[Answer], limit: int, buffer: int, penalty: float) -> list[float]:

@@ -181,9 +181,6 @@ def test_settings_out_of_range() -> None:
         of_chain(Chain(junk_symbols=1000), NINE, random.Random(0), junk=0.001)
 
 
-# -- from characters to tokens ----------------------------------------------------------------------------------------
-
-
 def test_a_token_belongs_to_the_first_block_that_has_one_of_its_characters() -> None:
     pieces = ["ab", "c;d", "\u6f22".encode()[:2], "\u6f22".encode()[2:], ";", "e", ""]  # a character cut in two; EOS
 

@@ -81,9 +81,6 @@ def counting(self, state, stat):
     return {"n": state["n"] + 1}
 
 
-# -- the outcome depends on the cut or the order -----------------------------------------------------------------------
-
-
 def settle_here(self, parts, state, alone):
     stat, _ = carried_out(Stage._settling(self, parts, state, True), LocalComm())
     yield from ()
@@ -140,8 +137,6 @@ rows(RewardShaper, "later rollouts", init_state=lambda self: {"n": 0}, advance=c
         r.rewards.mean().expand(len(r)).clone() if state["n"] >= 4 and len(r) else nothing(r)
     )
 )
-
-# -- it writes to what is not its own, or uses what the process shares -------------------------------------------------
 
 
 def count_prompts(self, state, stat):
@@ -206,8 +201,6 @@ rows(RewardShaper, "process")(
     ),
 )
 
-# -- it acts after thousands of calls, or leaves a trace where few look -----------------------------------------------
-
 
 def best_first(r, seed):
     """It branches from the best answers as they stand in memory, as many as there is room for."""
@@ -226,8 +219,6 @@ rows(AdvantageEstimator, "permutation")(
     ranks_by_order=lambda r, stat, state: centred(r) * (1 + r.rewards.argsort().argsort() / max(1, len(r)))
 )
 rows(RolloutExpander, "permutation")(branches_from_the_first=best_first)
-
-# -- it breaks what its kind promises ----------------------------------------------------------------------------------
 
 
 def by_the_deviation(r, stat, state):

@@ -103,9 +103,6 @@ def test_every_setting_of_a_stage_obeys(stage: Any) -> None:
     obeys(check_stage(stage, examples=60))
 
 
-# -- broken ones -------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def restored() -> Iterator[None]:
     """What some of them set for the whole process is as it was, for the tests after them."""
@@ -154,9 +151,6 @@ def test_a_weight_by_the_entropy_of_the_token_before_is_sound() -> None:
     obeys(check_objective(broken_methods.AfterAnEntropy(), examples=4))
 
 
-# -- reports and pytest ------------------------------------------------------------------------------------------------
-
-
 @parametrize_laws(named("wrong_shape"), named("local_mean"), broken_stages.local_baseline(), examples=2)
 def test_each_law_is_a_test_of_pytest(check: Any, request: pytest.FixtureRequest) -> None:
     name = request.node.callspec.id
@@ -203,8 +197,6 @@ def test_the_limits_of_each_method_in_a_composition_are_held_to() -> None:
     assert check_objective(inside, examples=2, laws=["limits"]).failed == {"limits"}
     assert check_objective(SequenceMean(), examples=1)["limits"].outcome == "silent"
 
-
-# -- the fresh process -------------------------------------------------------------------------------------------------
 
 STEPS = [make_step("mixed", [3, 4], 1, seed) for seed in (1, 2)]
 HERE = os.getpid()

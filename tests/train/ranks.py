@@ -113,9 +113,6 @@ def unpickled(file: Path) -> None:
     tell({"named": named, "said": said})
 
 
-# -- what is sent and held -------------------------------------------------------------------------------------------
-
-
 def held(values: Iterable[Tensor | None]) -> int:
     """Bytes in the memory behind tensors of this process, each once."""
     local = [value.to_local() if isinstance(value, DTensor) else value for value in values if value is not None]

@@ -221,9 +221,6 @@ def test_damaged_folders(cut: Cut, tmp_path: Path) -> None:
     assert {what for what, (_, goes_on) in WHOLE.items() if goes_on and came[what] != "same"} == set()
 
 
-# -- pickles -----------------------------------------------------------------------------------------------------------
-
-
 class Payload:
     """Unpickling it makes a file."""
 

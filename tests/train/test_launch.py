@@ -114,9 +114,6 @@ def wait_for_records(out: Path, count: int, alive: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-# -- as many as were launched ------------------------------------------------------------------------------------------
-
-
 def test_torchrun_as_printed_starts_two_that_train_to_the_weights_of_one(tmp_path: Path) -> None:
     assert {line.split()[0] for line in PRINTED} == {"torchrun", "accelerate"}
     go(small(tmp_path / "one", **SMOOTH))
@@ -152,9 +149,7 @@ def test_missing_processes_are_an_error(tmp_path: Path, monkeypatch: pytest.Monk
     assert not (tmp_path / "run").exists()
 
 
-def test_what_a_launcher_asks_for_and_a_run_would_not_do_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_launcher_asks_for_in_vain_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fsdp = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_OFFLOAD_PARAMS": "false"}
     refused: list[tuple[dict[str, str], dict[str, Any]]] = [
         ({"ACCELERATE_USE_DEEPSPEED": "true"}, {}),
@@ -218,9 +213,6 @@ def test_the_example_of_slurm_starts_one_process_on_each_node_and_continues(tmp_
         assert [record["rollout"] for record in metrics(tmp_path / "run")] == list(range(1, rollouts + 1))
 
 
-# -- one that fails ----------------------------------------------------------------------------------------------------
-
-
 def test_when_one_rank_raises_all_end_and_say_which(forks: Forks, tmp_path: Path) -> None:
     done = forks.tries(file_of(small(tmp_path / "run", tracking__checkpoint_every=1)), 2, "raises")
     assert done.codes == [1, 1]
@@ -240,9 +232,7 @@ def uninterrupted(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> dic
 
 
 @pytest.mark.slow
-def test_when_a_rank_is_killed_all_end_and_the_run_resumes(
-    forks: Forks, uninterrupted: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_killed_rank_ends_all(forks: Forks, uninterrupted: dict[str, Any], tmp_path: Path) -> None:
     """Under torchrun, which says which; and without a launcher, where the connection closes."""
     for launcher in ("torchrun", "none"):
         out = tmp_path / launcher
@@ -262,9 +252,7 @@ def test_when_a_rank_is_killed_all_end_and_the_run_resumes(
 
 
 @pytest.mark.slow
-def test_a_signal_to_one_rank_ends_all_with_a_checkpoint(
-    forks: Forks, uninterrupted: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_signal_to_one_rank_ends_all(forks: Forks, uninterrupted: dict[str, Any], tmp_path: Path) -> None:
     out = tmp_path / "run"
     file = file_of(long(out, STATED, **LONG))
     ranks = by_hand([file, file])

@@ -27,9 +27,6 @@ def rewards(*parts: tuple[str, float]) -> list[dict[str, Any]]:
     return [{"function": name if name == "task" else f"{FUNCTIONS}:{name}", "weight": weight} for name, weight in parts]
 
 
-# -- tasks -------------------------------------------------------------------------------------------------------------
-
-
 def test_a_scorer_that_raises_or_returns_nan_costs_its_sample_the_reward(tmp_path: Path) -> None:
     console = quiet()
     records = go(small(tmp_path, tracking__samples=8), task=own.Flawed(), console=console).records
@@ -91,9 +88,6 @@ def test_chats_are_written_by_the_template_of_the_model(tmp_path: Path) -> None:
         go(small(tmp_path / "plain", **{**changes, "model__name": "countdown-tiny"}))
 
 
-# -- rewards -----------------------------------------------------------------------------------------------------------
-
-
 def test_weights_of_rewards_decide_and_a_continued_run_has_the_same(tmp_path: Path) -> None:
     changes: dict[str, Any] = {"tracking__checkpoint_every": 1, "tracking__samples": 8, "evaluation": EVALUATE}
     settings = {**changes, "reward": rewards(("graded", 2.0), ("task", -1.0))}
@@ -119,8 +113,6 @@ def test_completions_that_take_too_long_are_counted_and_cost_the_reward_alone(tm
     assert all("timed_out" not in line and line["reward"] > 0 for line in samples if line not in late)
     assert sum(record["scorer/errors"] for record in records) == 0
 
-
-# -- signals and advantages --------------------------------------------------------------------------------------------
 
 #: Two optimizer steps per rollout, in uneven micro-batches, with evidence refreshed before each.
 CUT: dict[str, Any] = {

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlstab.errors import CheckpointError, ConfigError
+from rlstab.errors import CheckpointError
 from rlstab.train import Stopped
 from tests.train import own
 from tests.train.forks import Forks
@@ -98,8 +98,6 @@ def test_after_any_of_300_kills_a_run_goes_on_bit_for_bit(forks: Forks, tmp_path
     assert all(count > 50 for count in told["of"].values())
 
 
-# -- another number of processes -------------------------------------------------------------------------------------
-
 CHANGES: list[tuple[tuple[str, int], tuple[str, int]]] = [
     (("fsdp2", 2), ("auto", 1)),
     (("auto", 1), ("fsdp2", 2)),
@@ -146,9 +144,6 @@ def test_after_the_kill_of_all_ranks_the_run_goes_on_bit_for_bit(engine: str, fo
     forks.does(file, 2, resume=True)
     assert about(out)["processes"] == 2
     assert differences(out, whole) == []
-
-
-# -- what a continued run may change ---------------------------------------------------------------------------------
 
 
 def test_a_finished_run_stays_and_a_longer_one_goes_on(tmp_path: Path) -> None:
@@ -210,9 +205,6 @@ def test_functions_of_the_user_have_to_be_given_again(tmp_path: Path) -> None:
     assert differences(tmp_path / "run", whole) == []
 
 
-# -- signals ---------------------------------------------------------------------------------------------------------
-
-
 class Signalling(own.Graded):
     """It sends its own process a signal at one of its scores."""
 
@@ -265,9 +257,3 @@ def test_a_handler_of_the_caller_stays(tmp_path: Path) -> None:
         signal.signal(signal.SIGTERM, before)
     assert seen == [signal.SIGTERM]
     assert len(checkpoints(tmp_path / "run")) == 2
-
-
-def test_resume_and_overwrite_exclude_each_other(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="overwrite"):
-        go(long(tmp_path / "run"), resume=True, overwrite=True)
-    assert not (tmp_path / "run").exists()

@@ -54,8 +54,6 @@ def test_the_cut_into_micro_batches_does_not_matter(options: dict[str, Any], tmp
         assert theirs == {name: pytest.approx(value, rel=1e-3, abs=1e-4) for name, value in mine.items()}
 
 
-# -- what ranks send and hold -----------------------------------------------------------------------------------------
-
 #: Rows of a matrix that processes do not share evenly: some hold or send this little more, or less.
 FILLED = 1e-2
 
@@ -76,9 +74,6 @@ def counted(forks: Forks, out: Path, processes: int, **changes: Any) -> list[dic
     assert [rank["processes"] for rank in told] == [processes] * processes
     assert [len(rank["steps"]) for rank in told] == [6] * processes
     return list(told)
-
-
-# -- several processes -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,6 @@ from rlstab.testing.steps import make_step
 from rlstab.testing.tolerances import REORDERED
 from tests.core.steps import random_rows, run_parts, token
 
-# -- m2po --------------------------------------------------------------------------------------------------------------
-
 
 def moved(*gaps: float) -> list[dict[str, float]]:
     """A response whose tokens are so many nats above what the sampler reported."""
@@ -32,9 +30,6 @@ def test_the_budget_of_m2po_is_of_the_whole_step() -> None:
         assert {name: report[name].value for name in whole} == pytest.approx(whole, rel=1e-13)
 
 
-# -- s2t ---------------------------------------------------------------------------------------------------------------
-
-
 def test_candidates_of_s2t_are_compared_in_float64() -> None:
     sides = set()
     for max_prob in (0.001, 0.002, 0.007, 0.013):
@@ -48,8 +43,6 @@ def test_candidates_of_s2t_are_compared_in_float64() -> None:
         sides.add(below)
     assert sides == {True, False}
 
-
-# -- mismatch ----------------------------------------------------------------------------------------------------------
 
 FIELDS = {"old_logprobs": "old", "logprobs": "now", "rollout_logprobs": "rollout"}
 
@@ -83,8 +76,6 @@ def test_effective_sample_size_of_weights_that_no_float_holds() -> None:
     assert all(math.isfinite(mean.value) for mean in report.values() if float(mean.count))
 
 
-# -- wapo --------------------------------------------------------------------------------------------------------------
-
 #: Groups of 2, 3, 1 and 3 responses; the last has no winner, and the lone response wins.
 GROUPS = [0, 0, 1, 1, 1, 2, 5, 5, 5]
 ADVANTAGES = [0.5, -0.5, -0.25, 0.75, 0.25, 1.0, 0.0, -0.1, 0.0]
@@ -110,8 +101,6 @@ def test_the_loss_of_wapo_over_parts_and_ranks_that_tear_groups_apart() -> None:
         assert out.loss == pytest.approx(total / 3, rel=1e-13)
         assert (out.report["wapo/winners"].value, out.report["wapo/groups"].value) == (4 / 9, 3 / 4)
 
-
-# -- clip_cov ----------------------------------------------------------------------------------------------------------
 
 STEP = make_step("mixed", [17, 40, 8, 31, 25, 12, 36, 31], 2, 5, ())
 
