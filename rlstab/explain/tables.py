@@ -12,12 +12,12 @@ from rich.table import Table
 from rlstab.config import Document, load_objective, load_run, objective_hash, run_hash
 from rlstab.config.runs import RunConfig
 from rlstab.console import Terminal
-from rlstab.core.batch import BASICS, SIGNALS
+from rlstab.core.batch import BASICS
 from rlstab.core.compose import Composition, Observe, walk
 from rlstab.core.metadata import summary
 from rlstab.core.objective import TokenObjective
 from rlstab.explain import stages
-from rlstab.explain.costs import COSTS
+from rlstab.explain.costs import costs
 from rlstab.explain.notes import notes
 from rlstab.hosts import Host, adapted, measures, refusal
 from rlstab.signals import SIGNAL_NAMES
@@ -39,14 +39,12 @@ def check(objective: Composition, run: RunConfig | None, tried: Sequence[str] = 
     for line in tried:
         console.print(escape(line))
     console.print(describe(objective))
+    needed = costs(objective, run)
     if run is not None:
-        console.print(describe_stages(run.pipeline))
-        optimisation = run.optimisation
-        console.print(
-            f"advantage: {run.pipeline.estimator.name}; ratio against: {optimisation.old_logprobs}; "
-            f"{optimisation.optimizer_steps_per_rollout} optimizer step(s) per rollout of {run.rollout.prompts} x "
-            f"{run.rollout.group} responses"
-        )
+        console.print(describe_stages(run.pipeline), f"ratio against: {run.optimisation.old_logprobs}")
+        needed += stages.needs(run.pipeline)
+    for line in needed:
+        console.print(escape(line.replace("`", "")))
     for note in notes(objective, run):
         console.print(f"[yellow]note:[/] {escape(note)}")
 
@@ -79,28 +77,21 @@ def read(path: str, overrides: Mapping[str, Any]) -> tuple[Composition, RunConfi
 
 
 def describe(objective: Composition) -> RenderableType:
-    """A table: one row per method, with its effect, settings, what it reads and what that costs."""
+    """A table: one row per method, with its effect, settings and what it reads."""
     rows = [
         (key, _effect(method), _settings(method), _reads(method), ", ".join(sorted(method.writes)))
         for key, method in objective.keyed.items()
     ]
-    lines = [
-        f"needs {name}: {SIGNALS.get(name, 'a signal of your own')}; {COSTS.get(name, 'yours to provide')}"
-        for name in sorted(objective.needs - BASICS)
-    ]
-    lines += [f"differentiates {name} of the live policy" for name in sorted(objective.live_needs)]
-    return Group(_table(("method", "what it does to tokens", "settings", "reads", "writes"), rows), *lines)
+    return _table(("method", "what it does to tokens", "settings", "reads", "writes"), rows)
 
 
 def describe_stages(pipeline: Pipeline) -> RenderableType:
-    """A table: one row per stage in the order of a rollout, with what it does and needs; then whose that is."""
-    rows, lines = [], []
+    """A table: one row per stage in the order of a rollout, with what it does and needs."""
+    rows = []
     for stage in pipeline:
-        needs = sorted(stage.needs)
-        state = ", ".join(stage.init_state())
-        rows.append((stage.name, stage.kind, stage.in_words(), ", ".join(needs) or "basics only", state))
-        lines += [f"needs {name}, for {stage.name}: {escape(stages.cost(stage, name))}" for name in needs]
-    return Group(_table(("stage", "acts on", "what it does", "needs", "keeps"), rows), *lines)
+        needs = ", ".join(sorted(stage.needs)) or "basics only"
+        rows.append((stage.name, stage.kind, stage.in_words(), needs, ", ".join(stage.init_state())))
+    return _table(("stage", "acts on", "what it does", "needs", "keeps"), rows)
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> Table:

@@ -13,6 +13,7 @@ from rlstab.probe.records import Record
 from rlstab.probe.score import Outcomes, Score, score
 from rlstab.probe.suite import FIXED, START, Prediction, Probe
 from rlstab.report.formatting import NOTHING, listed
+from rlstab.report.safe_read import plain
 
 #: What a number on the page means; the docs say more.
 LEGEND = (
@@ -135,7 +136,7 @@ class Map:
             outcomes = {f"{dose:g}": dict(seeds) for dose, seeds in cell.outcomes.items()}
             predicted = {"prediction": cell.prediction, "held": self.held(cell)}
             cells.append({**column, **scored, **verdict, **predicted, "outcomes": outcomes})
-        return json.dumps(_finite({"quick": self.quick, "cells": cells, "remarks": self.remarks}), indent=1) + "\n"
+        return json.dumps(plain({"quick": self.quick, "cells": cells, "remarks": self.remarks}), indent=1) + "\n"
 
 
 def draw_map(
@@ -195,16 +196,4 @@ def told(relative: float, limit: float) -> str:
 
 
 def _price(cell: Cell) -> str:
-    if isinstance(cell.score, str):
-        return NOTHING
-    interval = cell.score.price
-    inside = "" if interval.low is None else f" [{interval.low:.2f}, {interval.high:.2f}]"
-    return f"{interval.value:.2f}{inside}"
-
-
-def _finite(data: Any) -> Any:
-    if isinstance(data, Mapping):
-        return {key: _finite(value) for key, value in data.items()}
-    if isinstance(data, list | tuple):
-        return [_finite(value) for value in data]
-    return None if isinstance(data, float) and not math.isfinite(data) else data
+    return NOTHING if isinstance(cell.score, str) else str(cell.score.price)

@@ -9,7 +9,7 @@ from typing import Any
 import jinja2
 
 from rlstab.probe.map import LEGEND, Cell, Map
-from rlstab.probe.score import SURVIVAL, Interval, Score
+from rlstab.probe.score import SURVIVAL, Score
 from rlstab.report.formatting import setting
 from rlstab.report.output import digest
 
@@ -77,13 +77,10 @@ def _about(score: Score) -> list[tuple[str, str]]:
     def dose(value: float) -> str:
         return f"above {setting(score.doses[-1])}" if math.isinf(value) else f"{value:.3g}"
 
-    def interval(number: Interval) -> str:
-        return f"{number.value:.2f}" + ("" if number.low is None else f" [{number.low:.2f}, {number.high:.2f}]")
-
     return [
         ("tolerated dose", dose(score.tolerated)),
         ("ends below its start from", dose(score.harm)),
-        ("price: left of the gain at the first dose", interval(score.price)),
+        ("price: left of the gain at the first dose", str(score.price)),
         ("seeds", ", ".join(map(str, score.seeds))),
     ]
 

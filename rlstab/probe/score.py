@@ -39,6 +39,9 @@ class Interval:
     low: float | None = None
     high: float | None = None
 
+    def __str__(self) -> str:
+        return f"{self.value:.2f}" + ("" if self.low is None else f" [{self.low:.2f}, {self.high:.2f}]")
+
 
 @dataclass(frozen=True)
 class Score:

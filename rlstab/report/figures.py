@@ -19,7 +19,7 @@ from matplotlib.ticker import LogFormatter
 from numpy.typing import NDArray
 
 from rlstab.report.collapse import Sweep
-from rlstab.report.comparison import Comparison, Outcome, Table
+from rlstab.report.comparison import Comparison
 from rlstab.report.curves import LIGHT, Look, Seeds, looks_of, panels_of, seeds_of
 from rlstab.report.formatting import axis, own_title, setting
 from rlstab.report.output import writing
@@ -78,8 +78,6 @@ def _figures(comparison: Comparison) -> Iterator[tuple[str, str, Figure]]:
     for table in comparison.tables:
         methods = _Methods(table.runs, looks)
         panels = panels_of(run for runs in table.runs.values() for run in runs)
-        if table.baseline is not None and len(table.methods) > 1 and comparison.outcomes:
-            yield "differences", table.title, _differences(table, comparison.outcomes, methods)
         if panels.learning:
             yield "learning-curves", table.title, _grid(methods, panels.learning[:4], 2)
         if panels.trajectory:
@@ -162,11 +160,11 @@ class _Sparse(LogFormatter):
         return f"{x:g}" if super().__call__(x, pos) else ""
 
 
-def _panels(count: int, columns: int, size: tuple[float, float], **options: Any) -> tuple[Figure, list[Axes]]:
+def _panels(count: int, columns: int, size: tuple[float, float]) -> tuple[Figure, list[Axes]]:
     """A figure of so many panels; what is left of its grid stays empty."""
     rows = math.ceil(count / columns)
     figure = Figure(figsize=(size[0] * columns, size[1] * rows + 0.4), layout="constrained")
-    grid = list(figure.subplots(rows, columns, squeeze=False, **options).flat)
+    grid = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes in grid[count:]:
         axes.set_axis_off()
     return figure, grid[:count]
@@ -211,30 +209,6 @@ def _smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
     known = np.isfinite(values)
     sums, counts = (np.convolve(row, np.ones(3), "same") for row in (np.where(known, values, 0.0), known))
     return np.where(known, sums / np.maximum(counts, 1), np.nan)
-
-
-def _differences(table: Table, outcomes: Sequence[Outcome], methods: _Methods) -> Figure:
-    """The paired differences with their intervals, an outcome per panel."""
-    others = [name for name in table.methods if name != table.baseline]
-    columns = min(len(outcomes), 3)
-    figure, panels = _panels(len(outcomes), columns, (3.2 + 0.8 / columns, 0.26 * len(others) + 1.1), sharey=True)
-    for axes, outcome in zip(panels, outcomes, strict=True):
-        axes.axvline(0, color="#8a8a86", linewidth=0.9)
-        for place, name in enumerate(others):
-            paired = table.cells[name, outcome.name].paired
-            if paired is None or paired.difference.value is None:
-                across, box = axes.get_yaxis_transform(), {"facecolor": "white", "linewidth": 0, "pad": 1.5}
-                axes.text(0.02, place, "no seed in both", transform=across, fontsize=8, va="center", bbox=box)
-                continue
-            look = {"color": methods.style(name)["color"], "marker": methods.marker(name), "markeredgecolor": "white"}
-            axes.errorbar(paired.difference.value, place, xerr=_reach(paired.difference), markersize=7, **look)
-        axes.set(title=outcome.title + (f", {outcome.unit}" if outcome.unit else ""))
-        axes.set_yticks(range(len(others)), list(map(_name, others)))
-        axes.set_ylim(len(others) - 0.5, -0.5)
-        axes.grid(visible=False, axis="y")
-        axes.locator_params(axis="x", nbins=5)
-    figure.supxlabel(f"difference from {_name(str(table.baseline))}, paired by seed, 95 % intervals")
-    return figure
 
 
 def _reach(estimate: Estimate) -> Any:

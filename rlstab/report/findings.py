@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from rlstab.report.activity import Idle
 from rlstab.report.comparison import Comparison, Outcome, Table
 from rlstab.report.curves import curve_of, lead_sweep, seeds_of
 from rlstab.report.formatting import axis, counted, decimals, listed, paragraphs, places, setting, size
@@ -47,7 +46,7 @@ def findings(comparison: Comparison) -> list[str]:
     ]
     # the first sentence says what the first picture shows
     first = [*sweeps, *first] if lead_sweep(comparison) is not None else [*first, *sweeps]
-    return [*first, _collapses(comparison), *_idle_methods(comparison)]
+    return [*first, _collapses(comparison)]
 
 
 def _paired(table: Table, outcome: Outcome) -> dict[str, Paired]:
@@ -190,24 +189,3 @@ def _collapses(comparison: Comparison) -> str:
     none = f"None of the {runs.total()} runs collapsed." if runs.total() > 1 else "The run did not collapse."
     first = f"Collapsed (the reward fell, or NaN or Inf ended the run): {told(fell)}." if fell.total() else none
     return f"{first} Failed: {told(failed)}." if failed.total() else first
-
-
-def _idle_methods(comparison: Comparison) -> list[str]:
-    benches = {table.bench for table in comparison.tables}
-    groups: dict[tuple[str | None, str, str], dict[str, list[Idle]]] = {}
-    for idle in comparison.idle:
-        groups.setdefault((idle.bench, idle.part, idle.why), {}).setdefault(idle.method, []).append(idle)
-    told = []
-    for (bench, part, why), methods in groups.items():
-        names = [_idle(method, some, comparison) for method, some in methods.items()]
-        where = "" if names == [part] else f" in {listed(names)}"
-        told.append(f"{f'{bench}: ' if bench and len(benches) > 1 else ''}{part} never acted{where}: {why}.")
-    return [" ".join(told)] if told else []
-
-
-def _idle(method: str, some: Sequence[Idle], comparison: Comparison) -> str:
-    """A method with the settings in which a part of it was idle, unless it was so in every run."""
-    tables = [table for table in comparison.tables if table.bench == some[0].bench and method in table.methods]
-    where = f" at {listed(idle.setting for idle in some)}" if len(some) < len(tables) else ""
-    runs, idle = sum(entry.runs for entry in some), sum(len(entry.seeds) for entry in some)
-    return f"{method}{where}" + (f" ({idle} of {counted(runs, 'run')})" if idle < runs else "")

@@ -71,6 +71,14 @@ def test_a_method_scales_what_the_setting_says(tmp_path: Path) -> None:
     assert [run.hash for run in load_bench(bench.resolved).runs] == [run.hash for run in bench.runs]
 
 
+def test_a_method_overrides_what_the_setting_says(tmp_path: Path) -> None:
+    file = tiny(tmp_path, {"whole": "s2t", "exact": {"override": {"rollout.precision": None}}}, seeds=1)
+    file["base"]["objective"] = "s2t"
+    bench = load_bench({**file, "settings": {"coarse": {"rollout.precision": "int4"}}})
+    assert [run.config.rollout.precision for run in bench.runs] == ["int4", None]
+    assert [run.hash for run in load_bench(bench.resolved).runs] == [run.hash for run in bench.runs]
+
+
 def test_what_follows_from_the_methods_and_differs_is_told(tmp_path: Path) -> None:
     methods = {"clip": "clip_higher", "correct": ["clip_higher", "importance_correction"]}
     file = tiny(tmp_path, methods, seeds=1)

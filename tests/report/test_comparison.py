@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -428,30 +427,22 @@ def test_two_benches_are_not_mixed(tmp_path: Path) -> None:
     for name, baseline, changes in (("one", "grpo", idle), ("two", "first", {**acts, **falls})):
         methods = {baseline: {"objective": [CLIP]}, "s2t": {"objective": [CLIP, S2T], "changes": changes}}
         write_bench(tmp_path / name, name=name, baseline=baseline, seeds=3, methods=methods)
-    text = " ".join(findings(compare(load_runs(tmp_path))))
-    assert "ended the run): 3 of 3 runs of s2t (two)." in text  # not 3 of 6
-    assert "one: s2t never acted: no token" in text
-    assert "two: s2t never acted" not in text
+    comparison = compare(load_runs(tmp_path))
+    assert "ended the run): 3 of 3 runs of s2t (two)." in " ".join(findings(comparison))  # not 3 of 6
+    assert {idle.bench for idle in comparison.idle if idle.part == "s2t"} == {"one"}
 
 
 def test_what_no_seed_can_tell_is_not_called_alike(compared: Comparison) -> None:
     text = " ".join(findings(compared))
     assert "Held-out entropy is higher for 20_entropy (by " in text
-    assert "clip_higher never acted in 20_entropy, s2t and stare: on-policy, the ratio is 1." in text
     text = " ".join(findings(compare(alone([run for run in compared.loaded.runs if run.seed == 0]))))
     assert "s2t gave exactly the values of grpo; one seed is too few to tell 20_entropy and stare from grpo" in text
     assert "Held-out entropy is the same as that of grpo for s2t." in text
 
 
-def test_a_sweep_names_the_highest_stable_value_and_where_a_method_was_idle(swept: Comparison) -> None:
-    acted = {"ratio/clipped_high": (np.array([10]), np.array([0.1]))}
-    moved = [
-        dataclasses.replace(run, metrics={**run.metrics, **({} if run.setting == "lr_1e-4" else acted)})
-        for run in swept.loaded.runs
-    ]
-    text = findings(compare(alone(moved)))
+def test_a_sweep_names_the_highest_stable_value(swept: Comparison) -> None:
+    text = findings(swept)
     assert text[0] == "The highest optimisation.lr at which training is stable: 1e-4 for grpo and 2e-4 for s2t."
-    assert "clip_higher never acted in s2t at lr_1e-4: on-policy" in " ".join(text)
 
 
 def test_numbers_are_written_as_one_would() -> None:

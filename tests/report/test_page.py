@@ -292,7 +292,7 @@ def test_each_figure_is_a_png_and_an_svg_and_stands_in_the_page(tmp_path: Path) 
         run.metrics["s2t/threshold"] = (np.array([10 * seed + 7]), np.array([0.4]))
     comparison = compare(Loaded(runs, [], []))
     written = figures.write(comparison, tmp_path)
-    sections = ["differences", "learning-curves", "entropy-and-reward", "gradient-norms", "touched"]
+    sections = ["learning-curves", "entropy-and-reward", "gradient-norms", "touched"]
     assert [figure.path.stem for figure in written if figure.path.suffix == ".svg"] == sections
     assert sorted(figure.path for figure in written) == sorted((tmp_path / "figures").iterdir())
     for figure in written:
