@@ -3,7 +3,6 @@
     python -m benchmarks foreign prime_rl CHECKOUT    # PrimeIntellect-ai/prime-rl, 559b447
     python -m benchmarks foreign nemo     CHECKOUT    # NVIDIA-NeMo/RL, 7ea279a
     python -m benchmarks foreign slime    CHECKOUT    # THUDM/slime, 624b824
-    python -m benchmarks foreign slime_1  CHECKOUT    # THUDM/slime, the parent of 681b3ad
     python -m benchmarks foreign verl     FOLDER      # site-packages with verl 0.9.1
 
 The writers run on :data:`tests.replay.responses.RESPONSES`; what their modules import besides is replaced by mocks.
@@ -177,20 +176,6 @@ def slime(checkout: Path) -> None:
     torch.save(module._build_dump_payload(shards, rollout_id=5, writer_rank=0), DATA / "slime" / "train_5.pt")
 
 
-def slime_1(checkout: Path) -> None:
-    """Four processes, two of them tensor-parallel copies of the other two."""
-    module = loaded(checkout, "slime/utils/train_dump_utils.py")
-    args = SimpleNamespace(save_debug_train_data=str(DATA / "slime-1" / "train_{rollout_id}_{rank}.pt"))
-    for rollout, rows in enumerate(STEPS):
-        for rank in range(4):
-            module.torch = SimpleNamespace(
-                save=torch.save, distributed=SimpleNamespace(get_rank=lambda rank=rank: rank)
-            )
-            layout = {"micro_batch_indices": [[0], [1]], "num_microbatches": [2], "global_batch_sizes": [4]}
-            data = _rollout(rows[rank // 2 :: 2]) | layout
-            module.save_debug_train_data(args, rollout_id=rollout, rollout_data=data)
-
-
 def verl(packages: Path) -> None:
     """Texts and scores."""
     write = method(packages, "verl/trainer/ppo/ray_trainer.py", "_write_generations")
@@ -198,7 +183,7 @@ def verl(packages: Path) -> None:
     write(texts, texts, [None] * 8, [row.reward for row in RESPONSES], {}, DATA / "verl", 1)
 
 
-WRITERS = {"prime_rl": prime_rl, "nemo": nemo, "slime": slime, "slime_1": slime_1, "verl": verl}
+WRITERS = {"prime_rl": prime_rl, "nemo": nemo, "slime": slime, "verl": verl}
 
 
 def main(arguments: list[str] | None = None) -> None:

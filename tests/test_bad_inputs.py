@@ -151,7 +151,8 @@ SET += ["task={name: jsonl, path: .}", "task={name: jsonl, path: f.yaml}", "task
 SET += [f"task={{name: dataset, path: ./full{more}}}" for more in ("", "/none", ", answer_pattern: '('", ", split: 5")]
 for text in SET:
     row(["train", "f.yaml", "--set", text], files=OPTIONS, prepare=linked)
-CHECKED = [f"--memory={size}" for size in ("", "lots", "-5GB", "0", "nanGB", "1e3GB", "٢GB", f"{DIGITS}TB")]
+SIZES = ("", "lots", "-5GB", "0", "0GB", "nanGB", "1e3GB", "1e999999GB", "٢GB", f"{DIGITS}TB")
+CHECKED = [f"--memory={size}" for size in SIZES]
 CHECKED += ["--processes=0", "--host=zzz", "--host=", "--host=trl --memory=zzz", "--set=objective=zzz"]
 rows("check f.yaml", CHECKED, files={"f.yaml": RUN})
 row("check f.yaml", "a bench file", files={"f.yaml": BENCH})
@@ -340,7 +341,8 @@ TRACE = {"t.jsonl": json.dumps(EXPORT) + "\n"}
 SHOWN = ["--rollout=99", "--rollout=-1", "--limit=0", "--limit=-3"]
 rows("view t.jsonl", [*SHOWN, "--tokenizer=none", "--tokenizer=."], files=TRACE)
 rows("view t.jsonl --terminal", SHOWN, files=TRACE)
-rows("view t.jsonl", ["--out=/dev/full", "--out=.", "--out=t.jsonl/x", "--out="], files=TRACE)
+OUTS = ["--out=/dev/full", "--out=.", "--out=t.jsonl/x", "--out=", "--out=f.txt"]
+rows("view t.jsonl", OUTS, files={**TRACE, "f.txt": "mine"})
 row("view t.jsonl --out t.jsonl", "a page onto the file that it is of", files=TRACE, names="t.jsonl")
 row("view t.jsonl", "another page beside the file", files={**TRACE, "t.html": "<p>mine"}, names="t.html")
 for option in [
@@ -375,6 +377,15 @@ LOGS: dict[str, list[Text]] = {
 for name, texts in LOGS.items():
     for text in texts:
         row(["diagnose", name], f"{name} with {text[:60]!r}", files={name: text})
+for name, (text, words) in {
+    "nothing.jsonl": ("", "no line in it has a step and a metric"),
+    "cut.json": ('{"log_history": [', "is not JSON"),
+    "other.json": ('{"a": 1}', "has no log_history"),
+    "sft.json": ('{"log_history": [{"loss": 1.0, "step": 1}]}', "no metric that is known here"),
+    "steps.csv": ("reward,entropy\n1,2\n", "no column of steps"),
+    "metric.csv": ("Step,loss\n1,2\n", "no column of a metric"),
+}.items():
+    row(["diagnose", name], files={name: text}, names=words)
 row("diagnose trainer_state.json --json", "JSON of nothing", files={"trainer_state.json": "[]"})
 
 # -- what is written --------------------------------------------------------------------------------------------------

@@ -11,9 +11,8 @@ from rlstab.config import dump_objective, load_objective, load_run
 from rlstab.core.compose import Within, walk
 from rlstab.core.method import Method
 from rlstab.core.settings import settings_of
-from rlstab.errors import UnknownName
 from rlstab.explain.notes import idle_in_run
-from rlstab.presets import PRESETS, preset
+from rlstab.presets import PRESETS
 
 _CORRECTION = "importance_correction sequence None 8.0 None None None max_k3 None False all"
 _STACK = "s2t 0.002 0.75 candidates, stream_weight 1.0, token_mean, goldilocks 256 0.5 0.2, deep_grpo 8 2.0 0.0 all"
@@ -117,9 +116,3 @@ def test_what_it_says_to_set_lets_it_act() -> None:
 def test_the_recommended_one_boosts_among_the_tokens_that_are_left() -> None:
     (inside,) = (part for part in PRESETS["recommended"].objective.members if isinstance(part, Within))
     assert (inside.outer.name, inside.inner.name) == ("s2t", "stare")
-
-
-def test_an_unknown_name_is_answered_with_the_nearest() -> None:
-    with pytest.raises(UnknownName, match=r"no preset is called 'stpo'\. Did you mean 'stapo'\?"):
-        preset("stpo")
-    assert preset("stapo") is PRESETS["stapo"]

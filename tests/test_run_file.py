@@ -64,17 +64,13 @@ def test_the_comments_are_those_of_the_fields_cards_and_presets() -> None:
     assert PRESETS["stapo"].sources["s2t.max_prob"].rstrip(".") in text
 
 
-def test_a_file_is_written_trains_and_is_never_overwritten(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_is_written_and_trains(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", "stapo"]) == main(["check", "stapo.yaml"]) == 0
     small = {
         "rollout.prompts": 4, "rollout.group": 2, "optimisation.rollouts": 2, "optimisation.mini_batches": 1,
         "evaluation.prompts": 4, "evaluation.samples": 1, "evaluation.pass_at": [1], "tracking.trace_every": 0,
     }  # fmt: skip
     assert [record["rollout"] for record in go(load_run("stapo.yaml", small)).records] == [0, 1, 2]
-    Path("dapo.yaml").write_text("mine")
-    assert main(["init", "dapo"]) == 2
-    assert "ConfigError: dapo.yaml exists" in capsys.readouterr().err
-    assert Path("dapo.yaml").read_text() == "mine"
 
 
 def test_recipes_and_examples_are_listed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

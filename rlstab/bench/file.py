@@ -78,6 +78,7 @@ class MethodEntry(Settings):
     objective: Any = Field(None, description="as in a run file; without it the base's")
     set: dict[str, JsonValue] = Field({}, description="values by dotted key, such as optimisation.lr")
     scale: dict[str, float] = Field({}, description="factors by dotted key, on the numbers of each setting")
+    override: dict[str, JsonValue] = Field({}, description="values by dotted key, in place of those of each setting")
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,6 +178,7 @@ def load_bench(source: str | Path | Mapping[str, Any], *, out: str | Path | None
         "base": base.data,
         "methods": {
             name: {"objective": entry.objective.data, "set": _plain(entry.set), "scale": entry.scale}
+            | {"override": _plain(entry.override)}
             for name, entry in methods.items()
         },
         "baseline": baseline,
@@ -196,6 +198,7 @@ class _Method:
     objective: Document
     set: dict[str, Document]
     scale: dict[str, float]
+    override: dict[str, Document]
 
 
 def _base(document: Document, file: BenchFile, folder: Path) -> Document:
@@ -222,7 +225,7 @@ def _methods(document: Document, file: BenchFile, base: Document) -> dict[str, _
         for name, objective in ablations(document, own, file.ablate or "both").items():
             if name in methods:
                 raise document.error(("methods", name), "the stack makes a method of this name too. Rename this one.")
-            methods[name] = _Method(objective, {}, {})
+            methods[name] = _Method(objective, {}, {}, {})
     if not methods:
         raise document.error(("methods",), "nothing to compare. Name objectives under `methods`, or list a `stack`.")
     return methods
@@ -232,7 +235,7 @@ def _method(document: Document, name: str, own: Document | None) -> _Method:
     place = ("methods", name)
     entry = document.data["methods"][name]
     if not isinstance(entry, Mapping) or entry.keys() & {"name", "preset"}:
-        return _Method(part(document, place), {}, {})
+        return _Method(part(document, place), {}, {}, {})
     checked = document.validate(MethodEntry, dict(entry), place)
     assert isinstance(checked, MethodEntry)
     if "objective" in entry:
@@ -243,7 +246,8 @@ def _method(document: Document, name: str, own: Document | None) -> _Method:
         raise document.error(place, "the key `objective` is missing, and the base has none to take instead.")
     for key in checked.scale:
         _free(document, key, (*place, "scale", key))
-    return _Method(objective, _values(document, (*place, "set")) if checked.set else {}, checked.scale)
+    given, override = (_values(document, (*place, key)) if getattr(checked, key) else {} for key in ("set", "override"))
+    return _Method(objective, given, checked.scale, override)
 
 
 def _values(document: Document, place: Place) -> dict[str, Document]:
@@ -332,6 +336,8 @@ def _document(
     for key, value in {**method.set, **values}.items():
         several = key == "stages" and key in method.set and key in values
         run = placed(run, key, joined([value, method.set[key]]) if several else value)
+    for key, value in method.override.items():
+        run = placed(run, key, value)
     for key, factor in method.scale.items():
         run = _scaled(document, run, key, factor, ("methods", name, "scale", key))
     return run

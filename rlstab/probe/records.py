@@ -6,22 +6,30 @@ What ships is the ``results.jsonl`` of ``rlstab probe``, in the folder ``recorde
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import resources
-from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-from rlstab import __version__
 from rlstab.bench.file import BenchRun
 from rlstab.bench.record import read_record
-from rlstab.config.objectives import digest
+from rlstab.config.objectives import digest, settings_as_yaml
+from rlstab.config.user_code import checksums, name_in_yaml, portable
+from rlstab.core.compose import Composition, Observe, Within
+from rlstab.core.method import Method
+from rlstab.core.settings import settings_of
 from rlstab.errors import ReportError
 from rlstab.files import checksum
 from rlstab.models.loading import SHIPPED
+from rlstab.probe.suite import HERE
 from rlstab.report.load import read_folder
 from rlstab.report.runs import RunRecord
+
+#: Of what runs give. Add 1 when a change of rlstab, a new value of a default included, changes what they give: all
+#: records are stale then, and have to be made again.
+NUMBERS = 1
 
 
 @dataclass(frozen=True)
@@ -47,15 +55,59 @@ class Record:
 
 
 def identity(run: BenchRun) -> str:
-    """Twelve hexadecimal digits over what decides a run: its resolved configuration, the model's file, and versions."""
-    versions = [__version__, *(version(name).partition("+")[0] for name in ("torch", "transformers"))]
-    return digest([run.hash, _model(run.config.model.name), versions])
+    """Twelve hexadecimal digits over what decides the outcome of a run.
+
+    Settings that are not the default, so that one that is new makes no record stale; user-defined code, files of data
+    and weights by their content; and :data:`NUMBERS`. Neither paths, nor the order of keys, nor what rounds float32 in
+    another way: that changes an outcome as another seed does, and is no reason to make all of them again.
+    """
+    config = run.config
+    exclude = {"tracking", "engine", "model", "task", "stages", "objective"}
+    data = config.model_dump(mode="json", exclude_defaults=True, exclude=exclude)
+    data["task"] = {"name": config.task.name} | config.task.model_dump(mode="json", exclude_defaults=True)
+    data["model"] = config.model.model_dump(mode="json", exclude_defaults=True)
+    data["model"] |= {key: _weights(name) for key in ("name", "reference") if (name := getattr(config.model, key))}
+    data["objective"] = [_changed(method) for method in config.composition.members]
+    data["stages"] = [_changed(stage) for stage in config.pipeline]
+    data["gather"] = config.engine.gather
+    code = checksums(config.model_dump(mode="json", exclude={"tracking", "engine"}))
+    data["code"] = {name: content for name, content in code.items() if content not in _own_code()}
+    return digest([NUMBERS, _whole(portable(data))])
+
+
+def _changed(method: Method[Any]) -> dict[str, Any]:
+    """A method or stage with the settings that are not the default."""
+    if isinstance(method, Within):
+        return {"outer": _changed(method.outer), "inner": _changed(method.inner)}
+    if isinstance(method, Observe):
+        return {"observe": _changed(method.method)}
+    if isinstance(method, Composition):
+        return {"all": [_changed(member) for member in method.members]}
+    defaults = {setting.name: setting.default for setting in settings_of(type(method))}
+    kept = {key: value for key, value in settings_as_yaml(method).items() if value != defaults[key]}
+    return {"name": name_in_yaml(method), **kept}
+
+
+def _whole(data: Any) -> Any:
+    """The data with 1.0 as 1: what a factor makes of a whole number is that number."""
+    if isinstance(data, Mapping):
+        return {key: _whole(value) for key, value in data.items()}
+    if isinstance(data, list):
+        return [_whole(value) for value in data]
+    return int(data) if isinstance(data, float) and data.is_integer() else data
 
 
 @cache
-def _model(name: str) -> list[str]:
+def _own_code() -> frozenset[str]:
+    """Checksums of the suite's own tasks and stages, which :data:`NUMBERS` is for."""
+    return frozenset(checksum(path.read_bytes()) for path in HERE.glob("*.py"))
+
+
+@cache
+def _weights(name: str) -> list[str] | str:
+    """Checksums of a model's weights; its name where they are not on this machine."""
     folder = SHIPPED.get(name, Path(name).expanduser())
-    return [checksum(path.read_bytes()) for path in sorted(folder.glob("*.safetensors"))]
+    return [checksum(path.read_bytes()) for path in sorted(folder.glob("*.safetensors"))] or name
 
 
 def recorded(*files: Path) -> dict[str, Record]:

@@ -1,8 +1,8 @@
 """Reads what other trainers write of their tokens.
 
 Fields are those of the projects' own writers: prime-rl 559b447 (``trainer/rl/token_export.py``), NeMo-RL 7ea279a
-(``algorithms/grpo.py``, ``utils/logger.py``), slime 624b824 (``observability/train_data_utils.py``, and the mapping of
-one rank that it saved up to 681b3ad), verl 0.9 (``trainer/ppo/ray_trainer.py``).
+(``algorithms/grpo.py``, ``utils/logger.py``), slime 624b824 (``observability/train_data_utils.py``), verl 0.9
+(``trainer/ppo/ray_trainer.py``).
 """
 
 from __future__ import annotations
@@ -64,26 +64,23 @@ def read_foreign(path: Path) -> tuple[list[Rank], list[str]]:
             notes.append(f"{file.parent.name} was not finished: it has no file STABLE.")
     if any(order for _, _, order, _ in responses):
         notes.append("Log-probs are those at the start of a rollout: ratios in its later optimizer steps are unknown.")
-    return _ranks(responses, notes), list(dict.fromkeys(notes))
+    return _ranks(responses), list(dict.fromkeys(notes))
 
 
-def _ranks(responses: Mapping[_Place, list[dict[str, Tensor]]], notes: list[str]) -> list[Rank]:
+def _ranks(responses: Mapping[_Place, list[dict[str, Tensor]]]) -> list[Rank]:
     orders = 1 + max((order for _, _, order, _ in responses), default=0)
-    ranks: dict[int, dict[str, Rank]] = {}
-    for (host, rollout, order, rank), group in sorted(responses.items(), key=lambda item: item[0]):
+    ranks: dict[int, list[Rank]] = {}
+    for (host, rollout, order, _), group in sorted(responses.items(), key=lambda item: item[0]):
+        number = rollout * orders + order
+        of_step = ranks.setdefault(number, [])
         names = set.intersection(*map(set, group))
-        tensors = {name: torch.cat([response[name] for response in group]) for name in sorted(names)}
+        tensors = {name: torch.cat([response[name] for response in group]) for name in names}
         tensors["parts"] = tensors["parts"].unique(return_inverse=True)[1]
-        number, content = rollout * orders + order, checksum(b"".join(t.numpy().tobytes() for t in tensors.values()))
-        of_step = ranks.setdefault(number, {})
-        if content in of_step:  # ranks of a tensor-parallel group may all write the same
-            notes.append(f"step {number}: rank {rank} repeats another one, and does not count.")
-            continue
-        first = sum(other.tensors["lengths"].numel() for other in of_step.values())
+        first = sum(other.tensors["lengths"].numel() for other in of_step)
         tensors["sequence_ids"] = first + torch.arange(tensors["lengths"].numel())
         parts, loss = int(tensors["parts"].max()) + 1, _LOSSES.get(host)
-        of_step[content] = Rank(Header(host=host, step=number, rank=len(of_step), parts=parts, loss=loss), tensors)
-    several = [(rank, {"ranks": len(of_step)}) for of_step in ranks.values() for rank in of_step.values()]
+        of_step.append(Rank(Header(host=host, step=number, rank=len(of_step), parts=parts, loss=loss), tensors))
+    several = [(rank, {"ranks": len(of_step)}) for of_step in ranks.values() for rank in of_step]
     return [checked(Rank(rank.header.model_copy(update=known), rank.tensors)) for rank, known in several]
 
 
@@ -136,7 +133,7 @@ def _nemo(record: Mapping[str, Any], stem: str) -> _Response:
 
 
 def _slime(file: Path) -> list[_Response]:
-    """What slime's ``--save-debug-train-data`` wrote, of all ranks or of one. Nothing in the pickle is run."""
+    """What slime's ``--save-debug-train-data`` wrote, of all ranks. Nothing in the pickle is run."""
     try:
         with zipfile.ZipFile(file) as archive:  # torch compresses nothing: an entry that unfolds could fill the memory
             stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in archive.infolist())
@@ -144,22 +141,13 @@ def _slime(file: Path) -> list[_Response]:
     except Exception as error:  # whatever a pickle makes of it
         raise Damaged("not a file of torch.save with nothing but tensors, lists, texts and numbers") from error
     try:
-        shards, samples = (saved["dp_shards"], saved["samples"]) if "samples" in saved else _of_one_rank(saved)
-        places = dict(islice((place for shard in shards for place in _places(shard)), len(samples)))
+        samples = saved["samples"]
+        places = dict(islice((place for shard in saved["dp_shards"] for place in _places(shard)), len(samples)))
         if sum(len(sample["tokens"]) for sample in samples) > file.stat().st_size:
             raise Damaged("it has more tokens than bytes")
         return [_sample(sample, saved, places) for sample in samples]
     except (AttributeError, IndexError, KeyError, TypeError) as error:
         raise Damaged(f"it is not laid out as slime does ({type(error).__name__}: {first_line(error)})") from error
-
-
-def _of_one_rank(saved: Mapping[str, Any]) -> tuple[list[Any], list[dict[str, Any]]]:
-    """The shards and samples in what every rank saved for itself, up to 681b3ad."""
-    data = saved["rollout_data"]
-    count = len(data["response_lengths"])
-    columns = {name: values for name, values in data.items() if isinstance(values, list) and len(values) == count}
-    samples = [{name: values[place] for name, values in columns.items()} for place in range(count)]
-    return [data], [{**sample, "rollout_position": place} for place, sample in enumerate(samples)]
 
 
 def _places(shard: Mapping[str, Any]) -> Iterator[tuple[int, tuple[int, int]]]:
@@ -179,9 +167,8 @@ def _sample(sample: Mapping[str, Any], saved: Mapping[str, Any], places: Mapping
     if "truncated" in sample:
         values["truncated"] = torch.full((length,), float(sample["truncated"]))
     order, part = places.get(sample.get("rollout_position"), (0, 0))
-    rank, reward = sample.get("data_parallel_rank", saved.get("rank")), sample.get("local_raw_reward")
-    place = ("slime", _whole(saved["rollout_id"]), order, _whole(rank))
-    return place, _response(ids, ids.numel() - length, values, part, reward)
+    place = ("slime", _whole(saved["rollout_id"]), order, _whole(sample["data_parallel_rank"]))
+    return place, _response(ids, ids.numel() - length, values, part, sample.get("local_raw_reward"))
 
 
 def _response(

@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import combinations
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from rlstab.config import load_objective
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.plan import make_plan
 from rlstab.errors import RlstabError
+from rlstab.estimators import k1, k2, k3
 from rlstab.replay.steps import Step
 
 #: Two coefficients agree up to this share of the larger one, and this share of the largest of the step: float32.
@@ -36,8 +36,6 @@ STILL = 0.01
 HALF = 0.035
 #: Factors of coefficients that differ by no more are the same.
 ALIKE = 3e-4
-#: Tokens up to which pairs of errors are tried: there are a thousand pairs.
-FEW = 50_000
 
 
 @dataclass(frozen=True)
@@ -89,53 +87,64 @@ class Formula:
 
 Settings = Mapping[str, Any]
 
+#: What is taken from the settings of a host, by the names there: the first that is a number counts.
+_TRL = {
+    "low": ("epsilon",),
+    "high": ("epsilon_high", "epsilon"),
+    "cap": ("delta",),
+    "beta": ("beta",),
+    "entropy": ("entropy_coef",),
+    "length": ("max_completion_length",),
+    "tokens": ("tokens",),
+}
+_VERL = {
+    "low": ("clip_ratio_low", "clip_ratio"),
+    "high": ("clip_ratio_high", "clip_ratio"),
+    "dual": ("clip_ratio_c",),
+    "entropy": ("entropy_coeff",),
+    "length": ("loss_scale_factor",),
+    "tokens": ("tokens",),
+}
 
-def _number(settings: Settings, *names: str, default: Any = None) -> Any:
+
+def _number(settings: Settings, names: Sequence[str], default: Any = None) -> Any:
     """The first of some settings that is a number."""
-    numbers = [float(settings[name]) for name in names if isinstance(settings.get(name), int | float)]
-    return numbers[0] if numbers else default
+    return next((float(settings[name]) for name in names if isinstance(settings.get(name), int | float)), default)
 
 
-def _trl(mean: str, **fixed: Any) -> Callable[[Settings], Formula]:
-    def formula(settings: Settings) -> Formula:
-        return Formula(
-            mean=mean,
-            low=_number(settings, "epsilon", default=0.2),
-            high=_number(settings, "epsilon_high", "epsilon", default=0.2),
-            cap=_number(settings, "delta"),
-            beta=_number(settings, "beta", default=0.0),
-            estimator="k3_unbiased" if settings.get("use_bias_correction_kl", True) else "k3",
-            entropy=_number(settings, "entropy_coef", default=0.0),
-            sequence=settings.get("importance_sampling_level") == "sequence",
-            length=_number(settings, "max_completion_length", default=256.0),
-            tokens=_number(settings, "tokens"),
-            **fixed,
-        )
+def _formula(settings: Settings, names: Mapping[str, Sequence[str]], **fixed: Any) -> Formula:
+    given = {field: _number(settings, own, fixed.get(field, getattr(Formula, field))) for field, own in names.items()}
+    return Formula(**{**fixed, **given})
 
-    return formula
+
+def _trl(settings: Settings, mean: str, **fixed: Any) -> Formula:
+    return _formula(
+        settings,
+        _TRL,
+        mean=mean,
+        estimator="k3_unbiased" if settings.get("use_bias_correction_kl", True) else "k3",
+        sequence=settings.get("importance_sampling_level") == "sequence",
+        **fixed,
+    )
 
 
 def _verl(settings: Settings) -> Formula:
     means = {"token-mean": "step", "seq-mean-token-mean": "response", "seq-mean-token-sum": "sum"}
     kinds = {"low_var_kl": "k3", "kl": "k1", "mse": "k2"}
     kind = str(settings.get("kl_loss_type", "k3"))
-    return Formula(
+    return _formula(
+        settings,
+        _VERL | ({"beta": ("kl_loss_coef",)} if settings.get("use_kl_loss") else {}),
         mean=means.get(str(settings.get("loss_agg_mode", "token-mean")), "length"),
         whole=True,
-        low=_number(settings, "clip_ratio_low", "clip_ratio", default=0.2),
-        high=_number(settings, "clip_ratio_high", "clip_ratio", default=0.2),
-        dual=_number(settings, "clip_ratio_c", default=3.0),
-        beta=_number(settings, "kl_loss_coef", default=0.0) if settings.get("use_kl_loss") else 0.0,
+        dual=3.0,
         estimator=kinds.get(kind, kind),
-        entropy=_number(settings, "entropy_coeff", default=0.0),
-        length=_number(settings, "loss_scale_factor", default=1.0),
-        tokens=_number(settings, "tokens"),
     )
 
 
 def _prime(settings: Settings) -> Formula:
-    bounds = {side: _number(settings, f"dppo_mask_{side}", default=0.2) for side in ("low", "high")}
-    tau = _number(settings, "kl_tau", default=1e-3)
+    bounds = {side: _number(settings, [f"dppo_mask_{side}"], 0.2) for side in ("low", "high")}
+    tau = _number(settings, ["kl_tau"], 1e-3)
     penalty = {"name": "kl", "coefficient": 2 * tau, "estimator": "k2", "anchor": "rollout"}
     return Formula(objective=load_objective([{"name": "dppo", **bounds, "cap": 1e9}, penalty]))
 
@@ -150,12 +159,12 @@ def _rlstab(settings: Settings) -> Formula:
 
 #: The formulas that are known, by name.
 FORMULAS: Mapping[str, Callable[[Settings], Formula]] = {
-    "trl/grpo": _trl("response"),
-    "trl/bnpo": _trl("part"),
-    "trl/dr_grpo": _trl("length"),
-    "trl/dapo": _trl("step"),
-    "trl/luspo": _trl("sum"),
-    "trl/cispo": _trl("step", weight=True),
+    "trl/grpo": partial(_trl, mean="response"),
+    "trl/bnpo": partial(_trl, mean="part"),
+    "trl/dr_grpo": partial(_trl, mean="length"),
+    "trl/dapo": partial(_trl, mean="step"),
+    "trl/luspo": partial(_trl, mean="sum"),
+    "trl/cispo": partial(_trl, mean="step", weight=True),
     "verl/vanilla": _verl,
     "prime-rl/default": _prime,
     "rlstab": _rlstab,
@@ -247,14 +256,9 @@ def _policy_term(formula: Formula, ratio: Tensor, advantages: Tensor, live: Tens
 
 
 def _kl(estimator: str, difference: Tensor, ratio: Tensor) -> Tensor:
-    """``(N,)`` estimates from the log-prob of the reference minus that of the policy (Schulman 2020)."""
-    difference = -difference if "reversed" in estimator else difference
-    if estimator.startswith("k1"):
-        return -difference
-    if estimator.startswith("k2"):
-        return difference.square() / 2
-    k3 = difference.exp() - difference - 1
-    return k3 * ratio if "unbiased" in estimator else k3
+    """``(N,)`` estimates from the log-prob of the reference minus that of the policy."""
+    value = {"k1": k1, "k2": k2}.get(estimator[:2], k3)(-difference if "reversed" in estimator else difference)
+    return value * ratio if "unbiased" in estimator else value
 
 
 def _mean(step: Step, formula: Formula, summed: Tensor) -> Tensor:
@@ -321,16 +325,13 @@ def judge(steps: Sequence[Step]) -> Verdict:
     if told is None:
         return Verdict(None, None, math.nan, "the dump does not name its loss", still)
     pairs = [(formula, step) for step in steps if (formula := formula_of(step)) is not None]
-    if not pairs:
-        return Verdict(told.name, None, math.nan, f"the formula '{told.name}' is not known here", still)
     heard = [pair for pair in pairs if "coefficients" in pair[1].tensors or _told(pair[1]) is not None]
     heard = [pair for pair in heard if not list(_overflows(pair[1:]))]
     if not heard:
-        return Verdict(told.name, None, math.nan, "the dump holds neither losses nor coefficients", still)
-    what = (
-        "the coefficients of all tokens" if "coefficients" in heard[0][1].tensors else "the losses of all micro-batches"
-    )
-    compared = f"{what} of {len(heard)} steps"
+        what = "the dump holds neither losses nor coefficients" if pairs else f"'{told.name}' is not known here"
+        return Verdict(told.name, None, math.nan, what, still)
+    what = "coefficients of all tokens" if "coefficients" in heard[0][1].tensors else "losses of all micro-batches"
+    compared = f"the {what} of {len(heard)} steps"
     try:
         error, beyond = _error(heard)
     except RlstabError as refusal:
@@ -343,31 +344,26 @@ def judge(steps: Sequence[Step]) -> Verdict:
 def _explained(heard: Sequence[Pair]) -> Iterator[str]:
     """What is wrong, in a sentence; in two, where gradient and reported losses are wrong in different ways."""
     wrong = [pair for pair in heard if _error([pair])[1]]
-    gradient = [_recorded(pair, values=False) for pair in wrong if "coefficients" in pair[1].tensors]
-    losses = [_recorded(pair, values=True) for pair in wrong if _told(pair[1]) is not None]
-    bad = {"gradient": _error(gradient)[1], "losses": _error(losses)[1]}
     some = f" So it is in {len(wrong)} of {len(heard)} steps." if len(wrong) < len(heard) else ""
-    if (all(bad.values()) or not gradient or not losses) and (named := _named(wrong)):
+    if named := _named(wrong):
         yield f"{named}{some}"
         return
-    parts = {what: pairs for what, pairs in (("gradient", gradient), ("losses", losses)) if bad[what]}
-    texts = {what: named for what, pairs in parts.items() if (named := _named(pairs))}
-    for what, pairs in parts.items():
-        alone = "" if all(bad.values()) or not gradient or not losses else f" Of its {what} alone this is said."
-        if not texts:
-            yield f"{_shape(*next(pair for pair in pairs if _error([pair])[1]))}{alone}{some}"
-            return
-        if what in texts:
-            yield f"{texts[what]}{alone or f' This is said of its {what}.'}{some}"
+    kinds = {what: [_recorded(pair, what) for pair in wrong] for what in ("gradient", "losses")}
+    bad = {what: pairs for what, pairs in kinds.items() if _error(pairs)[1]}
+    texts = {what: named for what, pairs in bad.items() if (named := _named(pairs))}
+    yield from (f"{text} This is said of its {what} alone.{some}" for what, text in texts.items())
+    if not texts:
+        yield f"{_shape(*next(pair for pairs in bad.values() for pair in pairs if _error([pair])[1]))}{some}"
 
 
-def _recorded(pair: Pair, *, values: bool) -> Pair:
-    """With the values of the loss alone, or with the coefficients alone."""
+def _recorded(pair: Pair, what: str) -> Pair:
+    """With the coefficients of its gradient alone, or with the values of its losses alone."""
     formula, step = pair
-    tensors = {name: kept for name, kept in step.tensors.items() if name != "coefficients" or not values}
+    if what == "losses":
+        return formula, replace(step, tensors={name: step.tensors[name] for name in {*step.tensors} - {"coefficients"}})
     loss = step.header.loss
     header = step.header.model_copy(update={"loss": loss and loss.model_copy(update={"values": []})})
-    return formula, replace(step, tensors=tensors, header=step.header if values else header)
+    return formula, replace(step, header=header)
 
 
 def _told(step: Step) -> Tensor | None:
@@ -429,77 +425,8 @@ def _mass(step: Step, formula: Formula) -> Tensor:
 # -- known errors ------------------------------------------------------------------------------------------------------
 
 
-def _changes(planned: bool) -> Iterator[tuple[str, Change]]:
-    """What trainers were seen to do in place of what they say, one change each; of an objective, those it can have."""
-
-    def scaled(by: Callable[[Step], float]) -> Change:
-        return lambda formula, step: (replace(formula, scale=formula.scale * by(step)), step)
-
-    def changed(**settings: Any) -> Change:
-        return lambda formula, step: (replace(formula, **settings), step)
-
-    def moved(by: Callable[[Formula], Mapping[str, Any]]) -> Change:
-        return lambda formula, step: (replace(formula, **by(formula)), step)
-
-    def seen(by: Callable[[Step], Mapping[str, Tensor]]) -> Change:
-        return lambda formula, step: (formula, replace(step, tensors={**step.tensors, **by(step)}))
-
-    yield "it was divided by the gradient accumulation twice", scaled(lambda step: 1 / step.accumulation)
-    yield "it was not divided by the gradient accumulation", scaled(lambda step: step.accumulation)
-    yield "it was divided by the number of processes once too often", scaled(lambda step: 1 / step.header.ranks)
-    yield "it was multiplied by the number of processes", scaled(lambda step: step.header.ranks)
-    yield "its sign is turned around: it is maximised", scaled(lambda step: -1.0)
-    yield "the sampler's log-probs stand in the ratio in place of the trainer's", seen(_sampled)
-    for text, by in _masks():
-        yield text, seen(lambda step, by=by: {"mask": by(step)})  # type: ignore[misc]  # a default is its value here
-        counts = ", and its denominator counts as if it were right"
-        yield f"{text}{counts}", seen(lambda step, by=by: {"mask": by(step), "counts": step.tensors["mask"]})  # type: ignore[misc]
-    for text, places in (("back", 1), ("ahead", -1)):
-        shifted = partial(_shifted, name="old_logprobs", by=places)
-        yield f"the log-probs in the denominator are shifted {text} by one token", seen(shifted)
-    for kind in (torch.float16, torch.bfloat16):
-        name = str(kind).removeprefix("torch.")
-        yield f"log-probs are rounded to {name} before the ratio", seen(partial(_rounded, kind=kind))
-    yield "advantages are normalised again in each micro-batch", seen(_normalised)
-    yield "advantages are of the other sign", seen(lambda step: {"advantages": -step.tensors["advantages"]})
-    if planned:
-        return
-    for mean, text in (
-        ("part", "it is a mean over the tokens of each micro-batch"),
-        ("rank", "it is divided by the tokens of each rank in place of those of all"),
-        ("response", "it is a mean over each response, then over the responses of each micro-batch"),
-        ("step", "it is a mean over the tokens of the optimizer step"),
-        ("length", "it is divided by a constant length"),
-        ("sum", "it is a sum over the tokens of each response"),
-    ):
-        yield text, changed(mean=mean, tokens=None, whole=False)
-    yield "tokens of the prompts count in its denominator", changed(counted="prompts", tokens=None)
-    yield "padding counts in its denominator", changed(counted="padding", tokens=None)
-    yield "the ratio is that of the sequence", changed(sequence=True)
-    yield "the ratio is that of the token", changed(sequence=False)
-    yield "nothing is clipped", changed(low=None, high=None, cap=None, dual=None)
-    yield "the clip has no lower bound", changed(low=None)
-    yield "the clip has no upper bound", changed(high=None)
-    yield "the upper clip range is the lower one", moved(lambda formula: {"high": formula.low})
-    yield "the clip ranges are exchanged", moved(lambda formula: {"low": formula.high, "high": formula.low})
-    yield "the ratio has no cap", changed(cap=None, dual=None)
-    yield "it has no KL term", changed(beta=0.0)
-    yield "its KL coefficient counts twice", moved(lambda formula: {"beta": 2 * formula.beta})
-    yield "its KL term is subtracted", moved(lambda formula: {"beta": -formula.beta})
-    for estimator in ("k1", "k2", "k3", "k3_unbiased"):
-        yield f"its KL term is {estimator}", changed(estimator=estimator)
-    yield "its KL term has the two policies exchanged", moved(_exchanged)
-    yield "its entropy bonus has the other sign", moved(lambda formula: {"entropy": -formula.entropy})
-    yield "it has no entropy bonus", changed(entropy=0.0)
-
-
-def _exchanged(formula: Formula) -> Mapping[str, Any]:
-    return {"estimator": f"{formula.estimator}_reversed"}
-
-
-def _sampled(step: Step) -> Mapping[str, Tensor]:
-    sampled = step.tensors.get("rollout_logprobs")
-    return {} if sampled is None else {"old_logprobs": sampled}
+def _of(step: Step, *names: str) -> dict[str, Tensor]:
+    return {name: step.tensors[name] for name in names if name in step.tensors}
 
 
 def _ends(step: Step) -> Tensor:
@@ -510,87 +437,163 @@ def _ends(step: Step) -> Tensor:
     return ends
 
 
-def _truncated(step: Step) -> Tensor:
-    return step.tensors.get("truncated", torch.zeros_like(step.row)) > 0
-
-
-def _masks() -> Iterator[tuple[str, Callable[[Step], Tensor]]]:
-    """What tokens of responses may count in place of those of the mask, ``(N,)``."""
-
-    def without(where: Callable[[Step], Tensor]) -> Callable[[Step], Tensor]:
-        return lambda step: torch.where(where(step), 0, step.tensors["mask"])
-
-    yield "tokens outside the response mask count", lambda step: torch.ones_like(step.tensors["mask"])
-    yield "the last token of each response, its end, does not count", without(_ends)
-    yield "the first token of each response does not count", without(lambda step: _ends(step).roll(1))
-    yield "responses that were cut off do not count", without(_truncated)
-    yield "the mask is shifted back by one token", lambda step: _shifted(step, "mask", 1)["mask"]
-    yield "the mask is shifted ahead by one token", lambda step: _shifted(step, "mask", -1)["mask"]
-
-
-def _shifted(step: Step, name: str, by: int) -> Mapping[str, Tensor]:
+def _shifted(step: Step, values: Tensor, by: int) -> Tensor:
     """Within each response; at its edge a value stays."""
-    values = step.tensors.get(name)
-    if values is None:
-        return {}
-    there = step.row.roll(by) == step.row
-    return {name: torch.where(there, values.roll(by), values)}
+    return torch.where(step.row.roll(by) == step.row, values.roll(by), values)
 
 
-def _rounded(step: Step, kind: torch.dtype) -> Mapping[str, Tensor]:
-    names = step.tensors.keys() & {"logprobs", "live_logprobs", "old_logprobs"}
-    return {name: step.tensors[name].to(kind).float() for name in names}
+def _rounded(step: Step, kind: torch.dtype) -> dict[str, Tensor]:
+    read = _of(step, "logprobs", "live_logprobs", "old_logprobs")
+    return {name: values.to(kind).float() for name, values in read.items()}
 
 
-def _normalised(step: Step) -> Mapping[str, Tensor]:
+def _by_response(step: Step) -> Tensor:
+    """``(S,)`` float64 advantages."""
+    ends, none = _ends(step), torch.zeros(len(step.tensors["lengths"]), dtype=torch.float64)
+    return none.index_add(0, step.row[ends], step.tensors["advantages"][ends].double())
+
+
+def _centred(values: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
+    """``(S,)`` each: less the mean of its group, and the standard deviation in it."""
+    count = torch.bincount(group)
+    centred = values - (_summed(values, group, len(count)) / count)[group]
+    return centred, (_summed(centred.square(), group, len(count)) / (count - 1).clamp(min=1)).sqrt()[group]
+
+
+def _normalised(step: Step) -> dict[str, Tensor]:
     """To mean 0 and standard deviation 1 over the responses of each micro-batch."""
-    part, ends = step.tensors["parts"], _ends(step)
-    advantages = torch.zeros(len(part), dtype=torch.float64)
-    advantages[step.row[ends]] = step.tensors["advantages"].double()[ends]
-    count, parts = _summed(torch.ones_like(advantages), part, len(step.ranks)), len(step.ranks)
-    centred = advantages - (_summed(advantages, part, parts) / count)[part]
-    spread = (_summed(centred.square(), part, parts) / (count - 1).clamp(min=1)).sqrt()[part]
-    return {"advantages": (centred / (spread + 1e-8))[step.row]}
+    centred, deviation = _centred(_by_response(step), step.tensors["parts"])
+    return {"advantages": (centred / (deviation + 1e-8))[step.row]}
+
+
+#: What trainers were seen to do in place of what they say: to the size of the loss, ...
+_SCALES: Mapping[str, Callable[[Step], float]] = {
+    "it was divided by the gradient accumulation twice": lambda step: 1 / step.accumulation,
+    "it was not divided by the gradient accumulation": lambda step: step.accumulation,
+    "it was divided by the number of processes once too often": lambda step: 1 / step.header.ranks,
+    "it was multiplied by the number of processes": lambda step: step.header.ranks,
+}
+#: ... to what it reads, ...
+_READ: Mapping[str, Callable[[Step], Mapping[str, Tensor]]] = {
+    "the sampler's log-probs stand in the ratio in place of the trainer's": lambda step: dict(
+        zip(["old_logprobs"], _of(step, "rollout_logprobs").values(), strict=False)
+    ),
+    "the log-probs in the denominator are shifted back by one token": lambda step: {
+        name: _shifted(step, values, 1) for name, values in _of(step, "old_logprobs").items()
+    },
+    "the log-probs in the denominator are shifted ahead by one token": lambda step: {
+        name: _shifted(step, values, -1) for name, values in _of(step, "old_logprobs").items()
+    },
+    "log-probs are rounded to float16 before the ratio": partial(_rounded, kind=torch.float16),
+    "log-probs are rounded to bfloat16 before the ratio": partial(_rounded, kind=torch.bfloat16),
+    "advantages are of the other sign": lambda step: {"advantages": -step.tensors["advantages"]},
+    "advantages are normalised again in each micro-batch": _normalised,
+}
+#: ... to the tokens that count, ``(N,)``, ...
+_MASKS: Mapping[str, Callable[[Step], Tensor]] = {
+    "tokens outside the response mask count": lambda step: torch.ones_like(step.row),
+    "the last token of each response, its end, does not count": lambda step: step.mask & ~_ends(step),
+    "the first token of each response does not count": lambda step: step.mask & ~_ends(step).roll(1),
+    "responses that were cut off do not count": lambda step: (
+        step.mask & (step.tensors.get("truncated", torch.zeros(())) == 0)
+    ),
+    "the mask is shifted back by one token": lambda step: _shifted(step, step.mask, 1),
+    "the mask is shifted ahead by one token": lambda step: _shifted(step, step.mask, -1),
+}
+_OVER: Mapping[str, Any] = {"tokens": None, "whole": False}
+#: ... what it is divided by, ...
+_MEANS = {
+    "it is a mean over the tokens of each micro-batch": "part",
+    "it is divided by the tokens of each rank in place of those of all": "rank",
+    "it is a mean over each response, then over the responses of each micro-batch": "response",
+    "it is a mean over the tokens of the optimizer step": "step",
+    "it is divided by a constant length": "length",
+    "it is a sum over the tokens of each response": "sum",
+}
+
+
+def _put(**terms: Any) -> Callable[[Formula, Step], Mapping[str, Any]]:
+    return lambda formula, step: terms
+
+
+#: ... and its terms; what a factor of a term explains is found by `_fitted`.
+_TERMS: Mapping[str, Callable[[Formula, Step], Mapping[str, Any]]] = {
+    **{text: _put(mean=mean, tokens=None, whole=False) for text, mean in _MEANS.items()},
+    "prompts count in its denominator": _put(counted="prompts", tokens=None),
+    "padding counts in its denominator": _put(counted="padding", tokens=None),
+    "the ratio is that of the sequence": _put(sequence=True),
+    "the ratio is that of the token": _put(sequence=False),
+    "nothing is clipped": _put(low=None, high=None, cap=None, dual=None),
+    "the clip has no lower bound": _put(low=None),
+    "the clip has no upper bound": _put(high=None),
+    "the upper clip range is the lower one": lambda formula, _: {"high": formula.low},
+    "the clip ranges are exchanged": lambda formula, _: {"low": formula.high, "high": formula.low},
+    "the ratio has no cap": _put(cap=None, dual=None),
+    **{f"its KL term is {kind}": _put(estimator=kind) for kind in ("k1", "k2", "k3", "k3_unbiased")},
+    "its KL term has the two policies exchanged": lambda formula, _: {"estimator": f"{formula.estimator}_reversed"},
+}
+
+
+def _changes(planned: bool) -> Iterator[tuple[str, Change]]:
+    """What trainers were seen to do, one change each; of an objective, those that it can have."""
+
+    def read(by: Callable[[Step], Mapping[str, Tensor]]) -> Change:
+        return lambda formula, step: (formula, replace(step, tensors={**step.tensors, **by(step)}))
+
+    def masked(by: Callable[[Step], Tensor], *counts: str) -> Change:
+        return read(lambda step: {"mask": by(step), **dict.fromkeys(counts, step.tensors["mask"])})
+
+    def moved(by: Callable[[Formula, Step], Mapping[str, Any]]) -> Change:
+        return lambda formula, step: (replace(formula, **by(formula, step)), step)
+
+    def scaled(size: Callable[[Step], float]) -> Change:
+        return moved(lambda formula, step: {"scale": formula.scale * size(step)})
+
+    yield from ((text, scaled(size)) for text, size in _SCALES.items())
+    yield from ((text, read(by)) for text, by in _READ.items())
+    for text, by in _MASKS.items():
+        yield text, masked(by)
+        yield f"{text}, and its denominator counts as if it were right", masked(by, "counts")
+    if not planned:
+        yield from ((text, moved(by)) for text, by in _TERMS.items())
 
 
 def _named(pairs: Sequence[Pair]) -> str | None:
-    """A sentence: the change, or the pair of changes, that explains all that was recorded."""
-    single = list(_changes(pairs[0][0].objective is not None))
-    if known := [text for text, change in single if _explains(pairs, change)]:
+    """A sentence: the change, or the factors of the terms, or both, that explains the record."""
+    single = dict(_changes(pairs[0][0].objective is not None))
+    if known := [text for text, change in single.items() if _explains(pairs, change)]:
         return _sentence(", or what is the same here: ".join(known))
-    policy, penalty = _fitted(pairs)
-    if _explains(pairs, _scaled_terms(policy, penalty)):
-        apart = "" if math.isclose(policy, penalty, rel_tol=1e-3) else f", and its KL term {penalty:.4g} times"
-        return f"Its policy term is {policy:.4g} times what it should be{apart}."
-    if sum(step.row.numel() for _, step in pairs[:2]) <= FEW:
-        for (text, first), (other, second) in combinations(single, 2):
-            both = _after(first, second)
-            if _explains(pairs[:2], both) and _explains(pairs, both):
-                return _sentence(f"{text}, and {other}")
+    for text, change in {"": lambda *pair: pair, **single}.items():
+        factors, said = _fitted([change(*pair) for pair in pairs], pairs)
+        if _explains(pairs, _after(change, factors)):
+            return _sentence(f"{text}, and {said}" if text else said)
     return None
 
 
-def _fitted(pairs: Sequence[Pair]) -> tuple[float, float]:
-    """By least squares, how often what was recorded has the policy term, and how often the KL term."""
-    rows = []
-    for formula, step in pairs:
-        by_token = "coefficients" in step.tensors
-        recorded = step.tensors["coefficients"].double() if by_token else _told(step)
-        again = coefficients_of if by_token else values_of
-        policy = again(step, replace(formula, beta=0.0))
-        assert recorded is not None
-        rows.append(torch.stack([policy, again(step, formula) - policy, recorded]))
-    policy, penalty, recorded = torch.cat(rows, 1)
-    columns = torch.stack([policy, penalty] if bool(penalty.any()) else [policy], 1)
-    terms = torch.linalg.lstsq(columns, recorded[:, None]).solution.flatten().tolist()
-    return terms[0], terms[-1]
+def _fitted(pairs: Sequence[Pair], recorded: Sequence[Pair]) -> tuple[Change, str]:
+    """By least squares, how often what was recorded has each term of the formula; and that in words."""
+    rows, told = [], []
+    for (formula, seen), (_, step) in zip(pairs, recorded, strict=True):
+        kinds = [replace(formula, beta=0.0, entropy=0.0), replace(formula, entropy=0.0), formula]
+        for values, again in ((step.tensors.get("coefficients"), coefficients_of), (_told(step), values_of)):
+            if values is not None:
+                policy, penalised, whole = (again(seen, kind) for kind in kinds)
+                rows.append(torch.stack([policy, penalised - policy, whole - penalised], 1))
+                told.append(values.double())
+    terms = torch.cat(rows)
+    policy, *others = torch.linalg.lstsq(terms, torch.cat(told)[:, None]).solution.flatten().tolist()
+    # of a term that is not in the record nothing is known
+    kl, bonus = (other if bool(column.any()) else policy for other, column in zip(others, terms.T[1:], strict=True))
+    said = f"its policy term is {policy:.4g} times what it should be"
+    for name, factor in (("KL term", kl), ("entropy bonus", bonus)):
+        if not math.isclose(factor, policy, rel_tol=1e-3):
+            said += f", and its {name} {round(factor, 4) + 0.0:g} times"
 
+    def factors(formula: Formula, step: Step) -> Pair:
+        beta, entropy = (value / policy if policy else 0.0 for value in (formula.beta * kl, formula.entropy * bonus))
+        return replace(formula, scale=formula.scale * policy, beta=beta, entropy=entropy), step
 
-def _scaled_terms(policy: float, penalty: float) -> Change:
-    return lambda formula, step: (
-        replace(formula, scale=formula.scale * policy, beta=formula.beta * penalty / policy if policy else 0.0),
-        step,
-    )
+    return factors, said
 
 
 def _sentence(text: str) -> str:
@@ -610,9 +613,10 @@ def _after(first: Change, second: Change) -> Change:
 
 def _shape(formula: Formula, step: Step) -> str:
     """Where recorded and expected differ, and what their quotient depends on."""
+    parts, told = step.tensors["parts"], _told(step)
     if "coefficients" not in step.tensors:
-        told, expected = _told(step), values_of(step, formula)
         assert told is not None
+        expected = values_of(step, formula)
         worst = int((told - expected).abs().argmax())
         return (
             f"No known error explains it. Of step {step.number} micro-batch {worst} differs most (on rank "
@@ -620,16 +624,14 @@ def _shape(formula: Formula, step: Step) -> str:
         )
     recorded, expected = step.tensors["coefficients"].double(), coefficients_of(step, formula)
     off, bad = _apart(recorded, expected)
-    there, some = expected != 0, recorded != 0
-    worst = int(off.argmax())
+    there, some, worst = expected != 0, recorded != 0, int(off.argmax())
     row = int(step.row[worst])
-    parts = step.tensors["parts"]
     text = (
         f"No known error explains it. Of step {step.number} {int(bad.sum())} of {int(there.sum())} tokens with a "
         f"gradient differ, most token {worst - int((step.row < row).sum())} of response {row} in micro-batch "
         f"{int(parts[row])}: {recorded[worst]:.4g} was recorded for {expected[worst]:.4g}. "
         f"{int((there & ~some).sum())} have no gradient that should, {int((some & ~there).sum())} have one and "
-        f"should not"
+        f"should not; the policy term of the others is"
     )
     policy = coefficients_of(step, replace(formula, beta=0.0))
     both = there & some & (policy.abs() > 1e-3 * policy.abs().max())
@@ -645,67 +647,49 @@ def _shape(formula: Formula, step: Step) -> str:
         factors = _factors(quotient, group[step.row[both]])
         if factors is not None:
             shown = ", ".join(f"{factor:.4g} in {name} {place}" for place, factor in factors[:4])
-            return f"{text}; the policy term of the others is what it should be, times {shown or 1}."
-    low, high = (float(value) for value in quotient.aminmax()) if quotient.numel() else (math.nan, math.nan)
+            return f"{text} what it should be, times {shown or 1}."
+    low, high = map(float, quotient.aminmax())
     half = ", which looks like half precision" if abs(low - 1) < HALF and abs(high - 1) < HALF else ""
-    return f"{text}; the policy term of the others is {low:.4g} to {high:.4g} times what it should be{half}."
+    return f"{text} {low:.4g} to {high:.4g} times what it should be{half}."
 
 
 def _factors(quotient: Tensor, group: Tensor) -> list[tuple[int, float]] | None:
     """The groups whose quotient is not 1, with it; None where it is not the same within a group."""
     if not quotient.numel():
         return []
-    low, high = (
-        torch.ones(int(group.max()) + 1, dtype=torch.float64).scatter_reduce(
-            0, group, quotient, kind, include_self=False
-        )
-        for kind in ("amin", "amax")
-    )
+    ones = torch.ones(int(group.max()) + 1, dtype=torch.float64)
+    low, high = (ones.scatter_reduce(0, group, quotient, kind, include_self=False) for kind in ("amin", "amax"))
     if bool((high - low > ALIKE * high.abs().maximum(low.abs())).any()):
         return None
     return [(place, value) for place, value in enumerate(high.tolist()) if abs(value - 1) > ALIKE]
 
 
+# -- what goes into it -------------------------------------------------------------------------------------------------
+
+
 def _advantages(steps: Sequence[Step]) -> Iterator[str]:
     """Those of TRL, from the rewards of groups that are whole."""
     for step in steps:
-        loss, rewards, ends = step.header.loss, step.tensors.get("rewards"), _ends(step)
-        if loss is None or rewards is None or "group_ids" not in step.tensors:
+        loss, rewards, groups = step.header.loss, *map(step.tensors.get, ("rewards", "group_ids"))
+        if loss is None or rewards is None or groups is None:
             continue
-        said, size = str(loss.settings.get("scale_rewards")), _number(loss.settings, "num_generations", default=0)
-        group, count = step.tensors["group_ids"].unique(return_inverse=True, return_counts=True)[1:]
-        there = torch.zeros(len(rewards), dtype=torch.bool).index_fill(0, step.row[ends], True) & (count == size)[group]
-        if said not in ("group", "none") or not bool(there.any()):
+        group = groups.unique(return_inverse=True)[1]
+        centred, deviation = _centred(rewards.double(), group)
+        said = loss.settings.get("scale_rewards")
+        right = centred / (deviation + 1e-4) if said == "group" else centred
+        size = torch.tensor(_number(loss.settings, ["num_generations"], 0))
+        whole = (torch.bincount(group) == size)[group] & (step.tensors["lengths"] > 0)
+        if said not in ("group", "none") or not bool(whole.any()):
             continue
-        given = torch.zeros(len(rewards), dtype=torch.float64).index_add(
-            0, step.row[ends], step.tensors["advantages"][ends].double()
-        )
-        forms = _centred(rewards.double(), group, count)
-        apart = {form: float((given - values)[there].abs().max()) for form, values in forms.items()}
-        right = {"group": "divided by the standard deviation of the group", "none": "not divided"}[said]
-        if apart[right] > 1e-4 * max(float(forms[right][there].abs().max()), 1e-3):
-            best = min(apart, key=apart.__getitem__)
-            what = best if apart[best] <= 1e-4 * float(given.abs().max()) else "something that is not known here"
-            yield f"Its advantages in step {step.number} are not those of its rewards, {right}. They are: {what}."
+        given = _by_response(step)
+        off = (given - right).abs().where(whole, torch.zeros(()))
+        if float(off.max()) > 1e-4 * max(float(right[whole].abs().max()), 1e-3):
+            worst = int(off.argmax())
+            yield (
+                f"Its advantages in step {step.number} are not those of its rewards, with scale_rewards '{said}': that "
+                f"of response {worst} is {given[worst]:.4g} in place of {right[worst]:.4g}."
+            )
             return
-
-
-def _centred(rewards: Tensor, group: Tensor, count: Tensor) -> dict[str, Tensor]:
-    """Advantages that trainers make of the rewards of groups, ``(S,)`` each."""
-    size, small = count[group].double(), 1e-4
-    centred = rewards - (_summed(rewards, group, len(count)) / count)[group]
-    squares = _summed(centred.square(), group, len(count))[group]
-    deviation, everything = (squares / (size - 1)).sqrt(), rewards - rewards.mean()
-    return {
-        "divided by the standard deviation of the group": centred / (deviation + small),
-        "not divided": centred,
-        "divided by the standard deviation with N in place of N - 1": centred / ((squares / size).sqrt() + small),
-        "divided by the standard deviation without 1e-4 beside it": centred / (deviation + 1e-8),
-        "divided by the standard deviation, and not centred": rewards / (deviation + small),
-        "less the mean of the others": centred * size / (size - 1),
-        "centred and divided over all groups": everything / (rewards.std() + small),
-        "the rewards": rewards,
-    }
 
 
 def _overflows(steps: Sequence[Step]) -> Iterator[str]:

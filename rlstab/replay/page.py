@@ -8,7 +8,6 @@ from importlib import resources
 from statistics import fmean
 from typing import Any
 
-import jinja2
 from markupsafe import Markup
 from torch import Tensor
 
@@ -16,12 +15,12 @@ from rlstab.replay.effects import Effects
 from rlstab.replay.host_loss import Verdict
 from rlstab.replay.steps import Dump
 from rlstab.report.formatting import MINUS, NOTHING, counted, decimals, ranges
-from rlstab.report.output import digest
+from rlstab.report.output import digest, resource
 from rlstab.report.safe_read import plain
+from rlstab.report.template import rendered
 from rlstab.report.token_traces import Method, Sample, Tokens
 from rlstab.trace.effects import ACTIONS
 from rlstab.trace.token_texts import token_texts
-from rlstab.visible import visible
 
 #: What a page of ours has in its head.
 MARK = b'<meta name="rlstab-replay"'
@@ -74,47 +73,38 @@ def page(dump: Dump, verdict: Verdict, effects: Effects, *, source: str, tokens:
         source: names the dump.
         tokens: address of the page of tokens.
     """
-    script = (resources.files("rlstab.replay") / "replay.js").read_text(encoding="utf-8")
-    style = (resources.files("rlstab.report") / "page.css").read_text(encoding="utf-8")
-    policy = (
-        f"default-src 'none'; script-src '{digest(script)}'; style-src 'unsafe-inline'; base-uri 'none'; "
-        f"form-action 'none'"
-    )
-    rows = rows_of(effects)
+    rows, folder = rows_of(effects), resources.files("rlstab.replay")
+    template, script = ((folder / f"replay.{kind}").read_text(encoding="utf-8") for kind in ("html", "js"))
     single = [row for row in rows if not row["name"].startswith("preset:")]
     groups = {"Methods": single, "Presets": [row for row in rows if row not in single]}
-    acting = [row["name"] for row in single or rows if 0 < row["touched"] < 1][:MOST_OVERLAPS]
-    left_out: dict[str, list[str]] = {}
-    for name, why in effects.left_out.items():
-        left_out.setdefault(why, []).append(name)
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=_visible)
-    environment.globals |= {"decimals": decimals, "percent": _percent, "figure": _figure}
-    template = environment.from_string((resources.files("rlstab.replay") / "replay.html").read_text(encoding="utf-8"))
-    steps = dump.steps
-    return template.render(
-        policy=Markup(policy),
-        style=Markup(style),
-        script=Markup(script),
-        title=f"Replay of {source}",
-        what=(
-            f"{steps[0].header.host}: {counted(len(steps), 'optimizer step')} "
-            f"({ranges([step.number for step in steps])}), "
-            f"{sum(len(step.tensors['lengths']) for step in steps):,} responses, "
-            f"{sum(len(step.batch) for step in steps):,} tokens in the loss"
-        ),
-        lead=sentence(verdict),
-        findings=verdict.findings,
-        groups={title: of_kind for title, of_kind in groups.items() if of_kind},
-        curves=_curves(rows) if len(steps) > 1 else {},
-        size=CURVE,
-        actions=[action for action in ACTIONS if any(row["shares"][action] for row in rows)],
-        logits=any(step.batch.sum_p_sq is not None for step in steps),
-        overlap=[(one, [effects.overlap[one, other] for other in acting]) for one in acting],
-        acting=acting,
-        left_out=left_out,
-        notes=dump.notes,
-        tokens=tokens,
-    )
+    functions = {"counted": counted, "ranges": ranges, "decimals": decimals, "percent": _percent, "figure": _figure}
+    context = {
+        "policy": Markup(digest(script)),
+        "script": Markup(script),
+        "style": Markup(resource("page.css")),
+        "source": source,
+        "dump": dump,
+        "numbers": [step.number for step in dump.steps],
+        "responses": sum(len(step.tensors["lengths"]) for step in dump.steps),
+        "count": sum(len(step.batch) for step in dump.steps),
+        "lead": sentence(verdict),
+        "findings": verdict.findings,
+        "groups": {title: of_kind for title, of_kind in groups.items() if of_kind},
+        "curves": _curves(rows) if len(dump.steps) > 1 else {},
+        "size": CURVE,
+        "actions": actions_in(rows),
+        "logits": any(step.batch.sum_p_sq is not None for step in dump.steps),
+        "overlap": effects.overlap,
+        "acting": [row["name"] for row in single or rows if 0 < row["touched"] < 1][:MOST_OVERLAPS],
+        "left_out": effects.left_out,
+        "tokens": tokens,
+    }
+    return rendered(template, functions, context)
+
+
+def actions_in(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What any of the objectives did."""
+    return [action for action in ACTIONS if any(row["shares"][action] for row in rows)]
 
 
 def _percent(share: float) -> str:
@@ -138,10 +128,6 @@ def _curves(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
             points = [f"{2 + place * across:.1f},{2 + (high - value) * up:.1f}" for place, value in places]
             curves[row["name"]].append(" ".join(points))
     return curves
-
-
-def _visible(value: Any) -> Any:
-    return visible(value, spaces=False) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def samples_of(dump: Dump, effects: Effects, decode: Any, limit: int) -> Tokens:

@@ -17,12 +17,11 @@ from rlstab.core.objective import TokenObjective
 from rlstab.files import is_file
 from rlstab.replay.effects import Effects, effects_of, every_objective
 from rlstab.replay.host_loss import Verdict, judge
-from rlstab.replay.page import MARK, page, rows_of, samples_of, sentence
+from rlstab.replay.page import MARK, actions_in, page, rows_of, samples_of, sentence
 from rlstab.replay.steps import Dump, read_dump
 from rlstab.report import view
 from rlstab.report.output import refuse_foreign, write_text
 from rlstab.report.token_traces import decoder
-from rlstab.trace.effects import ACTIONS
 
 #: Responses on the page of tokens, each with every method.
 RESPONSES = 200
@@ -119,7 +118,7 @@ def show(dump: Dump, verdict: Verdict, effects: Effects, console: Console) -> No
     for text in (*verdict.findings, *dump.notes):
         console.print(escape(text), style="yellow")
     rows = rows_of(effects)
-    actions = [action for action in ACTIONS if any(row["shares"][action] for row in rows)]
+    actions = actions_in(rows)
     table = Table("method", *actions, "cosine", box=box.SIMPLE, pad_edge=False)
     table.columns[0].min_width = max((len(row["name"]) for row in rows[:SHOWN]), default=0)
     for column in table.columns[1:]:

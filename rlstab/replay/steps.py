@@ -18,11 +18,10 @@ from rlstab.errors import ReportError, RlstabError
 from rlstab.files import exists, is_file
 from rlstab.replay.foreign import read_foreign
 from rlstab.replay.rank import Damaged, Rank, read_rank
-from rlstab.report.formatting import counted
 from rlstab.trace.dump import BY_TOKEN, LIVE, Header
 
-#: The description of what one rank wrote.
-_NAME = re.compile(r"step-(\d{1,12})\.rank-(\d{1,9})\.json")
+#: What one rank wrote; where the writer was stopped, tensors are there without their description.
+_NAME = re.compile(r"step-\d+\.rank-\d+\.(json|safetensors)")
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,17 +139,13 @@ def read_dump(path: str | Path) -> Dump:
         raise ReportError(f"{path}: no such file or folder. Give the folder of a dump.")
     notes: list[str] = []
     ranks: list[Rank] = []
-    headers = [path] if is_file(path) else sorted(path.glob("step-*.rank-*.json"))
-    own = [file for file in headers if _NAME.fullmatch(file.name)]
-    torn = {} if is_file(path) else {file.with_suffix(".json") for file in path.glob("step-*.safetensors")} - {*own}
-    if own or torn:
+    files = [path] if is_file(path) else path.glob("step-*")
+    if own := sorted({file.with_suffix(".json") for file in files if _NAME.fullmatch(file.name)}):
         for file in own:
             try:
                 ranks.append(read_rank(file))
             except Damaged as error:
                 notes.append(f"{file.name} is left out: {error}.")
-        if torn:
-            notes.append(f"{counted(len(torn), 'file')} of tensors without a description: the writer was stopped.")
     else:
         ranks, notes = read_foreign(path)
     steps = list(_joined(ranks, notes))

@@ -12,7 +12,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import yaml
 from markupsafe import Markup
 from matplotlib.ticker import MaxNLocator
@@ -40,7 +39,7 @@ from rlstab.report.safe_read import plain
 from rlstab.report.samples import MOST_SAMPLED, samples_of
 from rlstab.report.statistics import Estimate
 from rlstab.report.tables import about_runs, rows_of
-from rlstab.visible import visible
+from rlstab.report.template import rendered
 
 #: Settings whose figures the page holds as images: with all of them, a page of many settings would double.
 MOST_STILLS = 12
@@ -84,22 +83,16 @@ def render(context: Mapping[str, Any], numbers: Mapping[str, Any]) -> str:
         f"{where} {{ {' '.join(f'--m{index}: {colour};' for index, colour in enumerate(theme))} }}"
         for where, theme in ((":root", LIGHT), (':root[data-theme="dark"]', DARK))
     )
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=_visible)
-    environment.globals |= {"axis": axis, "own_title": own_title, "setting": setting, "decimals": decimals}
-    return environment.from_string(resource("page.html")).render(
-        **context,
-        policy=Markup(policy),
-        style=Markup(f"{colours}\n{style}"),
-        without_script=Markup(without_script),
-        script=Markup(script),
-        plotly=Markup(plotly),
-        data=Markup(safe_json(plain(numbers))),
-    )
-
-
-def _visible(value: Any) -> Any:
-    """Characters of data that would steer the page or hide in it are shown; the page's own parts are Markup."""
-    return visible(value, spaces=False) if isinstance(value, str) and not isinstance(value, Markup) else value
+    shown = {
+        "policy": Markup(policy),
+        "style": Markup(f"{colours}\n{style}"),
+        "without_script": Markup(without_script),
+        "script": Markup(script),
+        "plotly": Markup(plotly),
+        "data": Markup(safe_json(plain(numbers))),
+    }
+    functions = {"axis": axis, "own_title": own_title, "setting": setting, "decimals": decimals}
+    return rendered(resource("page.html"), functions, {**context, **shown})
 
 
 def _stills(comparison: Comparison, figures: Sequence[Saved]) -> Mapping[str, Sequence[Mapping[str, str]]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -172,32 +171,6 @@ def test_hostile_text_is_shown_and_does_nothing(tmp_path: Path, command: Command
     _, out, _ = command("--json", path)
     assert out.isascii()
     assert json.loads(out)[0]["run"].endswith("\x1b[2J[red]a\u202e")
-
-
-ERRORS: dict[str, tuple[str, str]] = {
-    "nothing.jsonl": ("", "no line in it has a step and a metric"),
-    "cut.json": ('{"log_history": [', "is not JSON"),
-    "other.json": ('{"a": 1}', "has no log_history"),
-    "sft.json": ('{"log_history": [{"loss": 1.0, "step": 1}]}', "no metric that is known here"),
-    "steps.csv": ("reward,entropy\n1,2\n", "no column of steps"),
-    "metric.csv": ("Step,loss\n1,2\n", "no column of a metric"),
-    "empty.csv": ("", "no column of steps"),
-}
-
-
-@pytest.mark.parametrize("name", [*ERRORS, "missing.jsonl", "folder"])
-def test_an_error_is_one_line_that_ends_with_the_fix(name: str, tmp_path: Path, command: Command) -> None:
-    path = tmp_path / name
-    if name == "folder":
-        path.mkdir()
-    elif name in ERRORS:
-        path.write_text(ERRORS[name][0], encoding="utf-8")
-    code, out, err = command(path)
-    assert (code, out) == (2, "")
-    assert err.count("\n") == 1
-    assert err.startswith(f"ReportError: {path}: ")
-    assert ERRORS.get(name, ("", "no such file" if name == "missing.jsonl" else "no log in it"))[1] in err
-    assert re.search(r"(Give|Log|Export) [^.]+.*\.$", err.strip())
 
 
 def test_json_has_everything(command: Command) -> None:

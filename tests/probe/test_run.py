@@ -48,7 +48,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text(OWN)
     # a stage of its own, whose control is the true reward; nothing is recorded of it here
-    monkeypatch.setattr(records, "version", lambda name: "0.0")
+    monkeypatch.setattr(records, "NUMBERS", 0)
     return tmp_path / "started"
 
 
@@ -83,7 +83,7 @@ def test_a_second_time_nothing_is_run(started: Path, tmp_path: Path, capsys: pyt
     assert "broken.jsonl" in capsys.readouterr().err
 
 
-def test_another_version_is_run_again(started: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_numbers_are_run_again(started: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert main([*PROBE, "--out", "a"]) == 0
     again = started.read_text().splitlines()[5:9]
     for folder in again:
@@ -93,7 +93,7 @@ def test_another_version_is_run_again(started: Path, tmp_path: Path, monkeypatch
     assert main([*PROBE, "--out", "a"]) == 0
     assert sorted(started.read_text().splitlines()) == sorted(again)
     started.unlink()
-    monkeypatch.setattr(records, "version", lambda name: "0.1")
+    monkeypatch.setattr(records, "NUMBERS", -1)
     assert main([*PROBE, "--out", "b", "--records", "a/results.jsonl"]) == 0
     assert len(started.read_text().splitlines()) == (len(FIXED) + 1) * 9 - 8
 

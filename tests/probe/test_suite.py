@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlstab.bench.file import load_bench
+from rlstab.config.objectives import digest, settings_as_yaml
 from rlstab.core.metadata import SOURCES
+from rlstab.core.settings import settings_of
+from rlstab.core.stats import Settled
 from rlstab.errors import ConfigError, Conflict, UnknownName
+from rlstab.models import SHIPPED
+from rlstab.probe import records
 from rlstab.probe.records import identity
 from rlstab.probe.rows import Row, row, rows
 from rlstab.probe.suite import FIXED, HERE, NAMES, START, Probe, probes
+from rlstab.probe.suite.false_rewards import FalseRewards
+from rlstab.probe.suite.shift import Shift
+from rlstab.tasks.task import Split
+from rlstab.zoo import METHODS
+from tests.stages.responses import batch
 
 
 @pytest.mark.parametrize("probe", probes(), ids=lambda probe: probe.name)
@@ -50,20 +63,92 @@ def test_the_other_model_has_three_doses_of_the_same_dials() -> None:
         probes(model="smollm")
 
 
-def test_a_run_is_known_by_what_decides_it_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def known(probe: Probe, base: Mapping[str, Any] | None = None, *, seeds: Sequence[int] = ()) -> str:
+    """The identity of the base at a probe's second dose, with other settings of the run by dotted key."""
+    dose = probe.doses[1]
+    settings = {dose: {**probe.bench["settings"][dose], **(base or {})}}
+    file = {**probe.bench, "settings": settings, "methods": {"base": {}}, "seeds": list(seeds) or probe.bench["seeds"]}
+    return identity(load_bench(file).runs[0])
+
+
+def test_a_run_is_known_by_what_decides_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     probe = Probe("false_positives")
-
-    def first(**more: Any) -> str:
-        return identity(load_bench({**probe.bench, **more}, out=tmp_path / "other").runs[0])
-
-    here = identity(load_bench(HERE / "false_positives.yaml").runs[0])
-    assert first() == here
-    assert first(seeds=[1]) != here
-    monkeypatch.setattr("rlstab.probe.records.__version__", "9.9.9")
-    assert first() != here
+    here = known(probe)
+    stage = {"name": f"{HERE}/false_rewards.py:FalseRewards", "positive": 0.3}
+    others = [
+        known(probe, seeds=[1]),
+        known(probe, {"optimisation.lr": 2e-3}),
+        known(probe, {"optimisation.old_logprobs": "recompute"}),
+        known(probe, {"evaluation.samples": 5}),
+        known(probe, {"task.length": 4}),
+        known(probe, {"task": {"name": "chain"}}),
+        known(probe, {"task": {"name": "countdown"}}),
+        known(probe, {"stages": [stage]}),
+        known(probe, {"stages": [{**stage, "positive": 0.2}, {"name": "grpo", "std": False}]}),
+    ]
+    monkeypatch.setattr(records, "NUMBERS", records.NUMBERS + 1)
+    others.append(known(probe))
     monkeypatch.undo()
-    monkeypatch.setattr("rlstab.probe.records._model", lambda name: ["another"])
-    assert first() != here
+    monkeypatch.setattr(records, "_weights", lambda name: ["others"])
+    others.append(known(probe))
+    assert len({here, *others}) == len(others) + 1
+    objectives: list[Any] = [["clip_higher"], [{"name": "clip_higher", "high": 0.3}], ["clip_higher", "s2t"]]
+    objectives += [["clip_higher", {"name": "observe", "method": "s2t"}]]
+    objectives += [[{"name": "within", "outer": "s2t", "inner": inner}] for inner in ("stare", "lp_reg")]
+    methods = {"base": {}} | {f"m{k}": each for k, each in enumerate(objectives)}
+    bench = load_bench({**probe.bench, "methods": methods, "seeds": 1})
+    assert len(set(map(identity, bench.runs))) == len(bench.runs) == len(probe.doses) * len(methods)
+
+
+def test_a_run_is_known_wherever_it_is_made(tmp_path: Path) -> None:
+    probe = Probe("false_positives")
+    here = known(probe)
+    copied, weights = tmp_path / "elsewhere", SHIPPED["shift-tiny"]
+    shutil.copytree(HERE, copied)
+    shutil.copytree(weights, tmp_path / "renamed")
+    base = {**probe.bench["base"], "model": {"name": str(tmp_path / "renamed")}}
+    task = {"name": f"{copied}/shift.py:Shift"}
+    stage = {"name": f"{copied}/false_rewards.py:FalseRewards", "negative": 0, "seed": 0, "positive": 0.2}
+    # code of the suite that has moved, weights of another name, keys in another order, defaults that are said
+    turned = {key: base[key] for key in reversed(base)}
+    file = {
+        **probe.bench,
+        "base": turned,
+        "methods": {"base": {}},
+        "settings": {"x": {"task": task, "stages": [stage]}},
+    }
+    assert identity(load_bench(file, out=tmp_path / "other").runs[0]) == here
+    said = {"optimisation.eps": 1e-8, "rollout.staleness": 0, "rollout.temperature": 1}
+    assert known(probe, said) == here
+    # code that is not rlstab's own is known by its content
+    own = copied / "false_rewards.py"
+    own.write_text(own.read_text() + "\n# changed\n")
+    assert identity(load_bench(file, out=tmp_path / "other").runs[0]) != here
+
+
+def test_a_setting_that_is_new_makes_no_record_stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = load_bench(HERE / "false_positives.yaml").runs[0]
+    before = identity(run)
+    default = dataclasses.replace(settings_of(METHODS.get("clip_higher"))[0], name="added", default=7)
+    monkeypatch.setattr("rlstab.probe.records.settings_of", lambda cls: (*settings_of(cls), default))
+    added = {"added": 7}
+    monkeypatch.setattr("rlstab.probe.records.settings_as_yaml", lambda method: settings_as_yaml(method) | added)
+    assert identity(run) == before
+    added["added"] = 8
+    assert identity(run) != before
+
+
+def test_what_is_recorded_is_not_stale() -> None:
+    """Where this fails, runs are known by another identity, or give other numbers (see `records.NUMBERS`)."""
+    tasks = [Shift(), Shift(solvable=0.25), Shift(switch=8), Shift(seed=1)]
+    splits: tuple[Split, ...] = ("train", "eval")
+    examples = [task.example(split, k) for task in tasks for split in splits for k in range(16)]
+    asked = [[example.prompt, dataclasses.astuple(example.answer)] for example in examples]
+    scores = [task.score(task.example("train", k), "85024$") for task in tasks for k in range(16)]
+    some = batch([0.0, 1.0] * 32)
+    shaped = [FalseRewards(negative=p, positive=1 - p).shape(some, Settled(), {}).tolist() for p in (0.2, 0.6)]
+    assert known(Probe("false_positives")) == "d6c734789fa6"
+    assert digest([asked, scores, shaped]) == "61a2000e4d8f"
 
 
 OWN = """

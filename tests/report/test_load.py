@@ -53,6 +53,8 @@ def test_a_bench_folder(bench: Path) -> None:
     assert (run.baseline, run.bench_command) == ("grpo", "rlstab bench examples/entropy.yaml")
     assert [record["rollout"] for record in run.evaluations] == [0, 20, 40, 60]
     assert not [name for name in run.metrics if name.startswith(("eval/", "seconds/"))]
+    with pytest.raises(ReportError, match="no runs were named"):
+        load_runs()
 
 
 def test_runs_that_have_not_begun_are_counted_and_one_that_failed_at_once_is_kept(bench: Path) -> None:
@@ -143,16 +145,6 @@ def test_a_run_without_its_other_files(bench: Path, tmp_path: Path) -> None:
     run, loaded = only(folder)
     assert run.seed == 0
     assert any("no file says its seed" in note for note in loaded.notes)
-
-
-def test_nothing_usable_is_an_error_that_says_why(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "empty.jsonl").touch()
-    for name, why in {"nothing": "no such file", "empty": "holds no run", "empty.jsonl": "empty"}.items():
-        with pytest.raises(ReportError, match=why):
-            load_runs(tmp_path / name)
-    with pytest.raises(ReportError, match="no runs were named"):
-        load_runs()
 
 
 # -- names -------------------------------------------------------------------------------------------------------------
@@ -314,20 +306,11 @@ def test_damaged_lines_are_left_out_and_those_damaged_alike_are_told_once(bench:
 
 # -- bad folders -------------------------------------------------------------------------------------------------------
 
-LETTERS = "abcdefghij"
-#: A list of nine lists of nine lists ... ten deep.
-LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
-    f"{inner}: &{inner} [{','.join([f'*{outer}'] * 9)}]\n"
-    for outer, inner in zip(LETTERS, [*LETTERS[1:], "k"], strict=True)
-)
-OWN = "objective: [{name: clip_higher}]\noptimisation: {rollouts: 60}\nseed: 7\n"
 ESC = "\\u001b[31m\\u202e\\u0007"
 
 #: By name: a file of the run, what is in it, and whether the run can be used all the same.
 BAD: dict[str, tuple[str, str, bool]] = {
     "cyclic objective": ("config.yaml", "objective: &a [*a]\n", False),
-    "exploding": ("config.yaml", OWN + LAUGHS, False),
-    "deep": ("config.yaml", OWN + "x: " + "[" * 5000 + "]" * 5000, False),
     "number as a method": ("config.yaml", "objective: [5]\n", False),
     "word as an objective": ("config.yaml", "objective: s2t\n", False),
     "list as a name": ("config.yaml", "objective: [{name: [1, {a: b}]}]\n", True),

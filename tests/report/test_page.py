@@ -336,28 +336,12 @@ def test_no_other_report_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert f"rlstab report {given} --out " in Path(place, "report.md").read_text()
     assert "2 runs, 1 method, 1 setting\n" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["all", "x-report", "x.jsonl"]
-    # its own report is made again, another one stays; so does what is no report
+    # its own report is made again, another one stays
     assert main(["report", "./all/a", "--out", "all/a/report", "--markdown", "all/a/report/report.md"]) == 0
-    Path("mine").mkdir()
-    Path("mine", "kept.md").write_text("mine")
-    for name in ("report.html", "report.md"):
-        Path(name).mkdir()
-        Path(name, name).write_text("mine")
-    refused = {
-        "--out all/a/report": "all/a/report/report.html exists, is not a report of these runs",
-        "--markdown all/a/report/report.md": "all/a/report/report.md exists, is not a report of these runs",
-        "--out report.html": "report.html/report.html exists, is not a report,",
-        "--out report.md": "report.md/report.md exists, is not a report,",
-        "--markdown mine/kept.md": "mine/kept.md exists, is not a report,",
-        "--export mine/kept.md": "mine/kept.md exists, is not a results file,",
-        "--out x.jsonl": "Give --out another place",
-        "--markdown x.jsonl/x.md": "Give --markdown another place",
-        "--export x.jsonl/y.jsonl": "Give --export another place",
-    }
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    for options, why in refused.items():
+    for options, name in (("--out all/a/report", "html"), ("--markdown all/a/report/report.md", "md")):
         assert main(["report", "all/b", *options.split()]) == 2
-        assert why in capsys.readouterr().err
+        assert f"all/a/report/report.{name} exists, is not a report of these runs" in capsys.readouterr().err
         assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
