@@ -21,7 +21,7 @@ from rlstab.config import load_objective
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.plan import make_plan
 from rlstab.errors import RlstabError
-from rlstab.estimators import k1, k2, k3
+from rlstab.estimators import k1, k2
 from rlstab.replay.steps import Step
 
 #: Two coefficients agree up to this share of the larger one, and this share of the largest of the step: float32.
@@ -34,6 +34,8 @@ ON_BOUND = 1e-5
 STILL = 0.01
 #: Coefficients that are off by no more are so by half precision, perhaps: a log-prob of 8 nats in bfloat16.
 HALF = 0.035
+#: Tokens up to which changes and factors are tried together: beyond, it would take a minute.
+FEW = 100_000
 #: Factors of coefficients that differ by no more are the same.
 ALIKE = 3e-4
 
@@ -257,7 +259,9 @@ def _policy_term(formula: Formula, ratio: Tensor, advantages: Tensor, live: Tens
 
 def _kl(estimator: str, difference: Tensor, ratio: Tensor) -> Tensor:
     """``(N,)`` estimates from the log-prob of the reference minus that of the policy."""
-    value = {"k1": k1, "k2": k2}.get(estimator[:2], k3)(-difference if "reversed" in estimator else difference)
+    difference = -difference if "reversed" in estimator else difference
+    k3 = difference.exp() - difference - 1  # hosts do not clamp it
+    value = {"k1": k1(difference), "k2": k2(difference)}.get(estimator[:2], k3)
     return value * ratio if "unbiased" in estimator else value
 
 
@@ -563,8 +567,9 @@ def _named(pairs: Sequence[Pair]) -> str | None:
     single = dict(_changes(pairs[0][0].objective is not None))
     if known := [text for text, change in single.items() if _explains(pairs, change)]:
         return _sentence(", or what is the same here: ".join(known))
-    for text, change in {"": lambda *pair: pair, **single}.items():
-        factors, said = _fitted([change(*pair) for pair in pairs], pairs)
+    few = sum(step.row.numel() for _, step in pairs[:2]) <= FEW
+    for text, change in {"": lambda *pair: pair, **(single if few else {})}.items():
+        factors, said = _fitted([change(*pair) for pair in pairs[:2]], pairs[:2])
         if _explains(pairs, _after(change, factors)):
             return _sentence(f"{text}, and {said}" if text else said)
     return None

@@ -106,10 +106,6 @@ def micro_loss(loss: str, part: dict[str, Tensor], whole: dict[str, float], erro
             low, high = high, low
         case "low for both":
             high = low
-        case "beta twice":
-            beta = 0.1
-        case "beta negative":
-            beta = -0.05
         case "beta a third":
             beta = 0.05 / 3
         case "no kl":
@@ -119,8 +115,6 @@ def micro_loss(loss: str, part: dict[str, Tensor], whole: dict[str, float], erro
             adv = ((own - own.mean()) / (own.std() + 1e-8))[:, None].expand_as(adv)
         case "advantage sign":
             adv = -adv
-        case "population std":
-            adv = adv * (4 / 3) ** 0.5
         case "one response":
             adv = torch.where(part["sequence_ids"][:, None] == 5, 2 * adv, adv)
         case "prompts in the denominator":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,38 +33,23 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert [len(batch) for batch in load(tmp_path)] == [len(one.batch) for one in read.steps]
 
 
-def test_a_kill_leaves_a_whole_dump_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped before each change of a file, also where an earlier dump of the step is replaced."""
-    calls: list[Path] = []
-
-    def stop_at(count: int) -> None:
-        calls.clear()
-
-        def replace(self: Path, target: Path) -> Path:
-            calls.append(target)
-            if len(calls) > count:
-                raise KeyboardInterrupt
-            return whole(self, target)
-
-        monkeypatch.setattr(Path, "replace", replace)
-
-    whole = Path.replace
-    before = rank(0, 1)
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_kill_leaves_a_whole_dump_or_none(count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped before each change of a file, where an earlier dump of the step is replaced."""
+    before, left, whole = rank(0, 1), iter(range(count)), Path.replace
     alone = before.header.model_copy(update={"ranks": 1})
-    for count in (0, 1, 2):
-        folder = tmp_path / str(count)
-        dump.write_dump(folder, alone.model_copy(update={"host": "earlier"}), before.tensors)
-        stop_at(count)
-        try:
-            dump.write_dump(folder, alone, {**before.tensors, "advantages": before.tensors["advantages"] + 1})
-        except KeyboardInterrupt:
-            assert count < 2
-        monkeypatch.undo()
-        if count == 2:
-            assert [step.header.host for step in read_dump(folder).steps] == ["made up"]
-        else:
-            with pytest.raises(ReportError, match=r"json is left out: no such file"):
-                read_dump(folder)
+    dump.write_dump(tmp_path, alone, before.tensors)
+
+    def replace(self: Path, target: Path) -> Path:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return whole(self, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    with pytest.raises(KeyboardInterrupt):
+        dump.write_dump(tmp_path, alone, {**before.tensors, "advantages": before.tensors["advantages"] + 1})
+    with pytest.raises(ReportError, match="json is left out: no such file"):
+        read_dump(tmp_path)
 
 
 def header(path: Path, change: Callable[[dict[str, object]], object]) -> None:
@@ -85,25 +69,18 @@ def tensors(path: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> 
 
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "no tensors": lambda path: path.with_suffix(".safetensors").unlink(),
-    "half the tensors": lambda path: path.with_suffix(".safetensors").write_bytes(
-        path.with_suffix(".safetensors").read_bytes()[:300]
-    ),
     "a bit": lambda path: path.with_suffix(".safetensors").write_bytes(
         path.with_suffix(".safetensors").read_bytes()[:-1] + b"\xff"
     ),
     "not JSON": lambda path: path.write_text("{"),
-    "a list": lambda path: path.write_text("[]"),
     "another format": lambda path: header(path, lambda data: data.update(format=2)),
     "an unknown key": lambda path: header(path, lambda data: data.update(pickle="yes")),
-    "step as text": lambda path: header(path, lambda data: data.update(step="1")),
     "rank of a billion": lambda path: header(path, lambda data: data.update(ranks=10**9)),
     "negative parts": lambda path: header(path, lambda data: data.update(parts=-1)),
     "NaN": lambda path: header(path, lambda data: data.update(learning_rate=float("nan"))),
     "no ids": lambda path: tensors(path, lambda own: own.pop("ids")),
-    "two dimensions": lambda path: tensors(path, lambda own: own.update(logprobs=own["logprobs"][None])),
     "too few": lambda path: tensors(path, lambda own: own.update(logprobs=own["logprobs"][1:].clone())),
     "floats as ids": lambda path: tensors(path, lambda own: own.update(ids=own["ids"].float())),
-    "negative lengths": lambda path: tensors(path, lambda own: own.update(lengths=-own["lengths"])),
     "lengths that differ": lambda path: tensors(path, lambda own: own.update(lengths=own["lengths"] + 1)),
     "prompts that differ": lambda path: tensors(path, lambda own: own.update(prompt_ids=own["prompt_ids"][1:].clone())),
     "a part beyond": lambda path: tensors(path, lambda own: own.update(parts=own["parts"] + 9)),
@@ -121,12 +98,10 @@ def test_damage_is_told_in_a_line_and_the_other_steps_stay(what: str, tmp_path: 
 
 
 def test_nothing_that_can_be_read_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "empty").mkdir()
     (tmp_path / "text.json").write_text("nothing")
-    for path in ("empty", "text.json", "absent"):
-        assert main(["replay", str(tmp_path / path)]) == 2
+    for name in ("text.json", "absent"):
+        assert main(["replay", str(tmp_path / name)]) == 2
         assert len(capsys.readouterr().err.strip().splitlines()) == 1
-    shutil.rmtree(tmp_path / "empty")
 
 
 def test_a_response_outside_the_loss_and_values_that_are_not_finite_are_shown_or_left_out(tmp_path: Path) -> None:
