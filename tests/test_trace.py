@@ -6,7 +6,6 @@ import io
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -35,6 +34,7 @@ from rlstab.zoo.sapo import SAPO
 from rlstab.zoo.stare import STARE
 from rlstab.zoo.top_entropy import TopEntropyMask
 from tests.core.test_pull import Capped
+from tests.examples import EXAMPLES
 from tests.train.runs import go, small
 
 
@@ -113,34 +113,18 @@ def test_traces_agree_with_the_metrics() -> None:
     assert ratios / kept == pytest.approx(metrics["ratio/mean"])
 
 
-#: Settings under which methods of the zoo act here, and what all of them do to single tokens.
-SETTINGS: dict[str, dict[str, Any]] = {
-    "adaptive_entropy": {"target_entropy": 2.0, "initial": 0.001},
-    "cispo": {"cap": 1.1},
-    "clip_cov": {"low": 0.2},
-    "clip_higher": {"low": 0.1, "high": 0.1},
-    "constant_length": {"length": 10},
-    "dppo": {"anchor": "old", "cap": 1.1},
-    "kl_cov": {"share": 0.1},
-    "lp_reg": {"share": 0.2, "form": "code", "ratio_cap": 1.2},
-    "off_policy_mask": {"max_gap": 0.1},
-    "random_mask": {"share": 0.3},
-    "s2t": {"max_prob": 0.3},
-    "stare": {"variant": "C2", "target_entropy": 2.0},
-    "steer": {"form": "linear"},
-    "top_entropy": {"denominator": "all"},
-    "wapo": {"length": 10},
-}
+#: What all methods of the zoo do to single tokens, at one of their example settings or another.
 DOES = {
     "": "constant_length ess_scale gmpo gspo holder_mean mismatch sequence_mean token_mean",
-    "boosted": "fipo stream_weight",
-    "boosted clipped damped": "aspo",
-    "boosted damped": "ce_gppo drpo entropy_shaping importance_correction stare steer vespo",
+    "boosted": "stream_weight",
+    "boosted clipped damped": "aspo ce_gppo dppo",
+    "boosted damped": "cispo drpo entropy_shaping fipo stare steer vespo",
+    "boosted damped dropped": "importance_correction",
     "clipped": "clip_higher cppo dcpo_clip off_policy_mask",
-    "clipped damped": "dppo",
     "clipped regularised unclipped": "lp_reg",
-    "damped": "ar block_mean cispo clip_cov m2po maspo sapo sign_weights top_entropy wapo",
-    "dropped": "random_mask s2t truncated_mask",
+    "damped": "ar block_mean clip_cov m2po maspo sapo sign_weights wapo",
+    "damped dropped": "top_entropy truncated_mask",
+    "dropped": "random_mask s2t",
     "regularised": "adaptive_entropy entropy_bonus kl kl_cov",
 }
 ACTS = {name: actions.split() for actions, names in DOES.items() for name in names.split()}
@@ -150,8 +134,8 @@ ACTS = {name: actions.split() for actions, names in DOES.items() for name in nam
 def test_what_each_method_does_is_shown() -> None:
     assert set(ACTS) == set(zoo.METHODS.names())
     for name, expected in ACTS.items():
-        _, traces, _ = traced(compose(zoo.METHODS.get(name)(**SETTINGS.get(name, {}))))
-        did = {action for _, step in traces for action, where in step.methods[name].actions.items() if where.any()}
+        steps = [step for method in EXAMPLES[name] for _, step in traced(compose(method))[1]]
+        did = {action for step in steps for action, where in step.methods[name].actions.items() if where.any()}
         assert sorted(did) == expected, name
         assert did <= set(ACTIONS)
 

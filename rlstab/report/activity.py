@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from rlstab.errors import ReportError
-from rlstab.report.formatting import counted
+from rlstab.report.formatting import counted, listed
 from rlstab.report.runs import RunRecord, binned, objective_names, setting_of
 from rlstab.report.token_traces import Sample, read_tokens
 
@@ -30,35 +30,39 @@ ZERO: dict[str, tuple[tuple[str, str], ...]] = {
 
 @dataclass(frozen=True)
 class Idle:
-    """A method of an objective that changed nothing.
+    """A part of objectives that changed nothing.
 
     Attributes:
         bench: name of the bench, or None.
         setting: name of the setting.
-        method: what is compared.
         part: the method in its objective that did not act.
         why: in words.
-        seeds: in which it did not.
-        runs: how many runs of the method there are in this setting.
+        methods: what is compared and has it, in words; with the number of runs where it acted in some.
     """
 
     bench: str | None
     setting: str
-    method: str
     part: str
     why: str
-    seeds: tuple[int, ...]
-    runs: int
+    methods: str
 
 
 def idle_methods(runs: Sequence[RunRecord]) -> list[Idle]:
-    """One entry per method and reason, over the runs of a setting."""
-    seeds: dict[tuple[str | None, str, str, str, str], list[int]] = defaultdict(list)
-    counts = Counter((run.bench, run.setting, run.method) for run in runs)
+    """One entry per part and reason, over the runs of a setting."""
+    total = Counter((run.bench, run.setting, run.method) for run in runs)
+    idle: dict[tuple[str | None, str, str, str], Counter[str]] = defaultdict(Counter)
     for run in runs:
         for part, why in idle_parts(run):
-            seeds[run.bench, run.setting, run.method, part, why].append(run.seed)
-    return [Idle(*key, tuple(some), counts[key[:3]]) for key, some in seeds.items()]
+            idle[run.bench, run.setting, part, why][run.method] += 1
+
+    def told(bench: str | None, setting: str, method: str, count: int) -> str:
+        every = total[bench, setting, method]
+        return method if count == every else f"{method} ({count} of {every} runs)"
+
+    return [
+        Idle(*key, listed(told(*key[:2], method, count) for method, count in counts.items()))
+        for key, counts in idle.items()
+    ]
 
 
 def idle_parts(run: RunRecord) -> list[tuple[str, str]]:

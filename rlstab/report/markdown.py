@@ -13,7 +13,7 @@ from rlstab.report.formatting import METRICS, NOTHING, paragraphs, setting
 from rlstab.report.output import resource
 from rlstab.report.runs import RunRecord, setting_of
 from rlstab.report.statistics import MIN_SEEDS
-from rlstab.report.tables import about_runs, idle_groups, rows_of
+from rlstab.report.tables import about_runs, rows_of
 from rlstab.visible import visible
 
 
@@ -40,7 +40,6 @@ def markdown(comparison: Comparison, *, title: str = "Comparison", command: str 
         paragraphs=paragraphs,
         frame=_frame,
         result_rows=lambda table: list(_result_rows(comparison, table)),
-        idle=idle_groups(comparison),
         commands=_commands(runs),
         versions=about_runs(runs),
         several=several,

@@ -38,7 +38,7 @@ from rlstab.report.runs import WIDTH, RunRecord
 from rlstab.report.safe_read import plain
 from rlstab.report.samples import MOST_SAMPLED, samples_of
 from rlstab.report.statistics import Estimate
-from rlstab.report.tables import about_runs, idle_groups, rows_of
+from rlstab.report.tables import about_runs, rows_of
 from rlstab.report.template import rendered
 
 #: Settings whose figures the page holds as images: with all of them, a page of many settings would double.
@@ -153,7 +153,7 @@ def contents(comparison: Comparison, command: str = "", folder: Path | None = No
         "runs": runs,
         "several": len({run.bench for run in runs}) > 1,
         "most_sampled": MOST_SAMPLED,
-        "idle": [(key_of[idle.bench, idle.setting], idle, methods) for idle, methods in idle_groups(comparison)],
+        "idle": [(key_of[idle.bench, idle.setting], idle) for idle in comparison.idle],
         "overlaps": [(key_of[overlap.bench, overlap.setting], overlap) for overlap in comparison.overlaps],
         "by_setting": tables,
         "titles": TITLES,

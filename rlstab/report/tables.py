@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rlstab.report.activity import Idle
-from rlstab.report.comparison import Comparison, Outcome, Table
-from rlstab.report.formatting import counted, decimals, listed, places
+from rlstab.report.comparison import Outcome, Table
+from rlstab.report.formatting import counted, decimals, places
 from rlstab.report.runs import RunRecord
 from rlstab.report.statistics import Estimate
 
@@ -82,18 +80,6 @@ def _shown(estimate: Estimate, digits: int, signed: bool = False) -> Shown:
     if estimate.low is None or estimate.high is None:
         return Shown(decimals(estimate.value, digits, signed), None, None)
     return Shown(*(decimals(number, digits, signed) for number in (estimate.value, estimate.low, estimate.high)))
-
-
-def idle_groups(comparison: Comparison) -> list[tuple[Idle, str]]:
-    """What never acted, once for all methods of a setting in which it did not: an example, and these methods."""
-    groups: dict[tuple[str | None, str, str, str], list[Idle]] = defaultdict(list)
-    for idle in comparison.idle:
-        groups[idle.bench, idle.setting, idle.part, idle.why].append(idle)
-    return [(some[0], listed(_with_seeds(idle) for idle in some)) for some in groups.values()]
-
-
-def _with_seeds(idle: Idle) -> str:
-    return idle.method + ("" if len(idle.seeds) == idle.runs else f" ({len(idle.seeds)} of {idle.runs} runs)")
 
 
 def about_runs(runs: Sequence[RunRecord]) -> dict[str, str]:

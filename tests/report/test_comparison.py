@@ -279,7 +279,7 @@ def test_what_never_acted_says_why_and_nothing_else_is_called_idle() -> None:
     assert idle_parts(record(UNCLIPPED, config=whole)) == [("clip_higher", "no ratio left its bounds")]
 
 
-def test_methods_inside_within_and_numbered_ones_are_found_and_runs_told_together() -> None:
+def test_methods_inside_within_and_numbered_ones_are_named_and_runs_told_together() -> None:
     objective = [{"name": "within", "outer": S2T, "inner": [STARE, TOP]}, S2T, S2T]
     metrics = {
         "within/outer/dropped": ZERO,
@@ -293,7 +293,7 @@ def test_methods_inside_within_and_numbered_ones_are_found_and_runs_told_togethe
     assert parts == ["within/outer (s2t)", "within/inner/stare", "s2t_2"]
     idle, acting = {"s2t/dropped": ZERO, "s2t/candidates": ZERO}, {"s2t/dropped": SOME}
     [told] = idle_methods([record(idle if seed < 2 else acting, seed=seed, config=config([S2T])) for seed in range(3)])
-    assert (told.part, told.seeds, told.runs) == ("s2t", (0, 1), 3)
+    assert (told.part, told.methods) == ("s2t", "grpo (2 of 3 runs)")
 
 
 # -- overlap -----------------------------------------------------------------------------------------------------------

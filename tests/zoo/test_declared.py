@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import ClassVar
 
 import pytest
@@ -15,6 +16,7 @@ from rlstab.core.objective import TokenObjective
 from rlstab.core.settings import settings_of
 from rlstab.core.stats import Settled, settle
 from rlstab.errors import Conflict, OutOfRange
+from tests.examples import EXAMPLES
 from tests.zoo.watch import evidence, examples, live, shipped
 
 
@@ -72,7 +74,8 @@ def test_every_method_reads_and_fills_what_it_declares() -> None:
 #: Metrics by the methods that report them, beyond what every loss reports; the other methods report nothing.
 REPORTED = {
     "coefficient value": "adaptive_entropy",
-    "weight": "ar importance_correction sign_weights",
+    "rejected weight": "importance_correction",
+    "weight": "ar sign_weights",
     "high_entropy": "aspo",
     "without": "block_mean",
     "candidates hit": "clip_cov",
@@ -93,13 +96,6 @@ REPORTED = {
     "winners groups": "wapo",
 }
 METRICS = {name: metrics.split() for metrics, names in REPORTED.items() for name in names.split()}
-#: Settings without which a method cannot be made, or has nothing to do.
-CHOSEN = {
-    "adaptive_entropy": {"target_entropy": 9.0, "initial": 0.001},
-    "constant_length": {"length": 7},
-    "stare": {"target_entropy": 9.0, "variant": "C2"},
-    "wapo": {"length": 7},
-}
 
 
 def test_metrics_have_the_name_of_their_method() -> None:
@@ -107,9 +103,10 @@ def test_metrics_have_the_name_of_their_method() -> None:
     groups = torch.arange(len(tensors["response_mask"])) // 2
     batch = TokenBatch.from_padded(**tensors, group_ids=groups)
     for cls in shipped():
-        method = cls(**CHOSEN.get(cls.name, {}))
-        out = method(batch, PolicyOutputs.from_padded(batch, **live(tensors)), state=method.init_state())
-        own = {metric for metric in out.report if not metric.startswith(("ratio/", "tokens/"))}
+        own = set[str]()
+        for method in EXAMPLES[cls.name]:
+            out = method(batch, PolicyOutputs.from_padded(batch, **live(tensors)), state=method.init_state())
+            own |= {metric for metric in out.report if not metric.startswith(("ratio/", "tokens/"))}
         assert own == {f"{cls.name}/{metric}" for metric in METRICS.get(cls.name, [])}
 
 
@@ -117,7 +114,7 @@ def test_every_setting_is_checked() -> None:
     for cls in shipped():
         for setting in settings_of(cls):
             with pytest.raises(OutOfRange, match=f"'{cls.name}': {setting.name} = 'wrong', expected "):
-                cls(**(CHOSEN.get(cls.name, {}) | {setting.name: "wrong"}))
+                dataclasses.replace(EXAMPLES[cls.name][0], **{setting.name: "wrong"})
 
 
 def test_settings_that_contradict_each_other() -> None:
