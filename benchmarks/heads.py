@@ -243,7 +243,7 @@ class _LiveRows(torch.autograd.Function):
 
 def _live_logits() -> Law:
     def law(given: Inputs, weights: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        own, entropies = _LiveRows.apply(given.hidden, given.weight, given.ids)  # type: ignore[no-untyped-call]
+        own, entropies = _LiveRows.apply(given.hidden, given.weight, given.ids)  # type: ignore[no-untyped-call]  # torch's own
         return loss_of(weights, own, None), own, entropies
 
     return law

@@ -22,6 +22,7 @@ from rlstab.core.batch import SIGNALS, TokenBatch, layout_of
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.saved_state import dump_state
+from rlstab.errors import ConfigError
 
 #: Outputs of the live policy, which a loss is made of.
 LIVE = ("logprobs", "entropies", "log_kept_mass")
@@ -175,12 +176,18 @@ class Recorder:
             logprobs.register_hook(keep)
 
     def write_tokenizer(self, tokenizer: Any, *, fresh: bool = False) -> None:
-        """What ``rlstab replay`` decodes by, where a tokenizer has such a form; ``fresh`` removes an earlier dump."""
+        """What ``rlstab replay`` decodes by, where a tokenizer has such a form and the folder has none.
+
+        Args:
+            tokenizer: of the model.
+            fresh: the folder is that of the run, which begins anew: an earlier dump in it goes.
+        """
         for path in self.folder.glob("step-*.rank-*.*") if fresh else ():
             path.unlink(missing_ok=True)
-        if (backend := getattr(tokenizer, "backend_tokenizer", None)) is not None:
+        path, backend = self.folder / "tokenizer.json", getattr(tokenizer, "backend_tokenizer", None)
+        if backend is not None and (fresh or not path.exists()):
             self.folder.mkdir(parents=True, exist_ok=True)
-            backend.save(str(self.folder / "tokenizer.json"))
+            backend.save(str(path))
 
     def write(self, name: str, settings: Mapping[str, Any], **said: object) -> None:
         """Write the step, and forget it; a rank without responses writes that it has none.
@@ -189,15 +196,21 @@ class Recorder:
             name: of the loss.
             settings: of the loss.
             said: the other fields of :class:`Header`.
+
+        Raises:
+            ConfigError: the first step of a run is to go into a folder that has steps of another.
         """
         parts, values = self.parts, self.values
         self.begin()
+        header = Header.model_validate({**said, "parts": len(parts)})
+        if header.step == 1 and any(self.folder.glob(f"step-*.rank-{header.rank}.*")):
+            raise ConfigError(f"{self.folder} has the dump of another run, which stays as it is. Give another folder.")
         loss = HostLoss(
             name=name, settings=dict(settings), values=[value if math.isfinite(value) else None for value in values]
         )
         names = set.intersection(*map(set, parts)) if parts else set()
         tensors = {name: torch.cat([part[name] for part in parts]) for name in names} or dict(_NOTHING)
-        write_dump(self.folder, Header.model_validate({**said, "parts": len(parts), "loss": loss}), tensors)
+        write_dump(self.folder, header.model_copy(update={"loss": loss}), tensors)
 
 
 def tensors_of(batch: TokenBatch, live: PolicyOutputs, response_ids: Tensor) -> dict[str, Tensor]:

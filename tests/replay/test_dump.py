@@ -6,14 +6,17 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 import rlstab.trace.dump as dump
 from rlstab.cli import main
-from rlstab.errors import ReportError
+from rlstab.errors import ConfigError, ReportError
 from rlstab.replay import load, read_dump
 from tests.replay.dumps import rank, write
 
@@ -31,6 +34,20 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert step.batch.lengths.sum() == mask.sum()
     assert [prompt.tolist() for prompt in step.prompts[:2]] == [[1, 2], [3, 4, 5]]
     assert [len(batch) for batch in load(tmp_path)] == [len(one.batch) for one in read.steps]
+
+
+def test_the_dump_of_another_run_and_a_tokenizer_that_is_there_stay(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("theirs")
+    recorder, said = dump.Recorder(tmp_path), {"host": "a trainer", "first": True}
+    recorder.write_tokenizer(SimpleNamespace(backend_tokenizer=Tokenizer(WordLevel())))
+    recorder.write("rlstab", {}, step=1, **said)
+    recorder.write("rlstab", {}, step=2, **said)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    assert len(before) == 5
+    with pytest.raises(ConfigError, match="another run"):
+        dump.Recorder(tmp_path).write("rlstab", {"other": 1}, step=1, **said)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert (tmp_path / "tokenizer.json").read_text() == "theirs"
 
 
 @pytest.mark.parametrize("count", [0, 1])
