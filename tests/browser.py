@@ -1,7 +1,5 @@
 """A real browser for pages that the library writes: Debian's chromium, driven by playwright."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Settings of each method and stage at which it has something to do on what the laws draw; each has some."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Mapping, Sequence

@@ -1,13 +1,11 @@
 """Ranks as real processes: workers in a gloo group, each of which runs its share of every optimizer step."""
 
-from __future__ import annotations
-
 import pickle
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -35,7 +33,7 @@ class Processes:
         self.count = count
         self.steps = self.empty_ranks = 0
 
-    def __enter__(self) -> Processes:
+    def __enter__(self) -> Self:
         context = torch.multiprocessing.get_context("spawn")
         # one pool for each rank, so that a job goes to the process of its rank
         self._pools = [ProcessPoolExecutor(1, context) for _ in range(self.count)]

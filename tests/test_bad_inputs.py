@@ -3,8 +3,6 @@
 Each row is one kind of input to one command, run in this process in a folder of its own.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import hashlib
 import io

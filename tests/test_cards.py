@@ -1,7 +1,5 @@
 """Every method and stage has a card that says what the class does, and a page and a picture made from it."""
 
-from __future__ import annotations
-
 import dataclasses
 import doctest
 import re

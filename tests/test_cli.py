@@ -1,7 +1,5 @@
 """The commands, run in this process: what they print, how they end."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

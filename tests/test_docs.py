@@ -1,7 +1,5 @@
 """The documents: their code runs, their YAML loads, their commands exist, and what they list is complete."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

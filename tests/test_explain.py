@@ -1,7 +1,5 @@
 """``rlstab explain``: its words tell apart what acts differently, and its sections say what the code does."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from collections.abc import Iterator

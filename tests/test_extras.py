@@ -1,7 +1,5 @@
 """A light install: what it can do, and what it says where an extra is missing."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import json

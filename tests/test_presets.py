@@ -1,7 +1,5 @@
 """Every value of a preset has a source, and is the value of that source."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """What one starts from: the examples, in which nothing is idle, and the run files that ``rlstab init`` writes."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The passes over the vocabulary: values, gradients, live rows, precision and memory, whatever the tiles."""
 
-from __future__ import annotations
-
 import math
 from itertools import combinations
 

@@ -1,7 +1,5 @@
 """Traces say what the loss did: they agree with its metrics, and name the method."""
 
-from __future__ import annotations
-
 import io
 import json
 from dataclasses import replace

@@ -6,8 +6,6 @@ test says of the product bit for bit needs none of this. Those of the law kit:
 differences, one error as a share of another, the bounds that docs/conformance.md publishes.
 """
 
-from __future__ import annotations
-
 import torch
 
 

@@ -4,15 +4,13 @@ Tensors of a CPU stand for those of the device, less the ones that are known to 
 without a device, what ``cpu()`` brought, what is computed from these alone.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import torch
@@ -71,7 +69,7 @@ class Waits:
         self.seen.setdefault(self.phase, Counter())[f"{where}: {what}"] += 1
 
     @contextmanager
-    def __call__(self) -> Iterator[Waits]:
+    def __call__(self) -> Iterator[Self]:
         with pytest.MonkeyPatch.context() as patched, _Operations(self), _Calls(self):
             # on a CPU numpy makes bools, on a device torch does
             patched.setattr(compare, "_compare", lambda compared, values, other: compared(values, other))

@@ -1,7 +1,5 @@
 """Where a host has to be there, a skipped test would hide that it is not: it fails the run."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

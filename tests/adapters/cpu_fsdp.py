@@ -1,7 +1,5 @@
 """FSDP2 on CPU processes: accelerate shards on accelerators alone, and is told here that a CPU is one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 #: What ``accelerate launch --use_fsdp --fsdp_version 2`` sets.

@@ -1,7 +1,5 @@
 """verl's real worker on CPU processes: verl trains on accelerators alone, and is told here that a CPU is one."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

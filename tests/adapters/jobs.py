@@ -1,7 +1,5 @@
 """What the jobs for TRL and for verl share: fixed responses, real ranks, and what is compared of two runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """The data level: a loss that knows nothing of rlstab, fed masks and advantages, has the objective's own gradient."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import re

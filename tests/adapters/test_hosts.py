@@ -1,7 +1,5 @@
 """What an adapter says of itself: one table of facts for `check --host`, `explain`, `doctor` and the trainer."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import re
 import sys

@@ -1,7 +1,5 @@
 """Launch files of published recipes: their own losses are the presets, and the hosts' classes take every value."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import json

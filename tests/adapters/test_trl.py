@@ -1,7 +1,5 @@
 """TRL's trainer with an objective: the same whatever the cut, TRL's own loss where that is all, resumed as it was."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

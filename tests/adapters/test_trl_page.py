@@ -1,7 +1,5 @@
 """The page on TRL and its example run as they are printed."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Each preset's gradients in TRL are those of float64 on full logits."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What is refused when the trainer is made, with what to change; what a step refuses; and the rest of TRL's trainer."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import sys

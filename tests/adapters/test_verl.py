@@ -1,7 +1,5 @@
 """verl's actor with an objective: the same whatever the cut, verl's own loss where that is all, resumed as it was."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 from typing import Any

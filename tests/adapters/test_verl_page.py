@@ -1,7 +1,5 @@
 """The page on verl and its example, as they are printed; what they launch is composed by verl itself."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is refused before an actor trains, with what to change; what a step refuses; how verl finds the adapter."""
 
-from __future__ import annotations
-
 import copy
 import importlib.util
 import os

@@ -3,8 +3,6 @@
 ``python -m tests.adapters.trl_jobs FOLDER`` under the variables of a launcher runs the jobs that FOLDER describes.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import sys

@@ -1,7 +1,5 @@
 """Bench files in the documents load, and the schema takes what loads."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

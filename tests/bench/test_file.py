@@ -1,7 +1,5 @@
 """Bench files: what they expand to, and what is said about mistakes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Benches that run: what is skipped, continued, run again, recorded; and workers that leave with their parent."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """The variance of group gradients from inner products, against the gradients themselves."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

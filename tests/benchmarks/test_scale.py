@@ -1,7 +1,5 @@
 """What `rlstab check` says of memory is what processes take."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks import scale

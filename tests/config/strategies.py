@@ -1,7 +1,5 @@
 """Random settings, objectives and runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any

@@ -1,7 +1,5 @@
 """A mistake in a file is an error with the file, its line and the setting that is wrong."""
 
-from __future__ import annotations
-
 import pytest
 
 from rlstab.config import load_objective, load_run

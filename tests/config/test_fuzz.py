@@ -1,7 +1,5 @@
 """Whatever a file or a caller gives: an answer, or an error of rlstab; never anything else."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Objectives in YAML: every form loads, and what is written comes back."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

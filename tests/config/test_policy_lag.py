@@ -1,7 +1,5 @@
 """Which policies of a run can differ: unset settings make a method act, and what stays idle is named."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any, get_args
 

@@ -1,7 +1,5 @@
 """Runs in YAML: presets in place, defaults filled in, one hash for one result."""
 
-from __future__ import annotations
-
 from hypothesis import given
 
 from rlstab import ClipHigher, S2TMask, TokenMean, compose

@@ -1,7 +1,5 @@
 """The JSON Schema says about a file what the loader says."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

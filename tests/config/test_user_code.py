@@ -1,7 +1,5 @@
 """User-defined methods, stages and tasks by `file.py:Name`: found, loaded, hashed, refused with a reason."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import EntryPoint, EntryPoints

@@ -4,8 +4,6 @@ A case lists methods, or names settings of :func:`composed`, or a ``check`` of i
 ``card`` is the ``source`` where it is not named, ``prefix`` begins the names of the cases in the file.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -5,8 +5,6 @@ those selected on both sides; tokens that are ``still``, without a gradient; ``[
 this file that gives both numbers.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

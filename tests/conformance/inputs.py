@@ -1,7 +1,5 @@
 """The tensors on which published code and rlstab are compared, and what is stored of them."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -1,7 +1,5 @@
 """What published code gave, and what rlstab gives on the same tensors."""
 
-from __future__ import annotations
-
 import functools
 import math
 import warnings

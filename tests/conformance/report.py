@@ -1,7 +1,5 @@
 """The tables of docs/conformance.md, which the site adds when it is built: ``python -m tests.conformance.report``."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 from rlstab.stages import STAGES

@@ -1,7 +1,5 @@
 """rlstab gives the stored numbers of published code, or differs by what its cards say."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

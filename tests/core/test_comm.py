@@ -1,7 +1,5 @@
 """The collectives of a plan, in this process: a group of one is the identity, like no group at all."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -10,8 +10,6 @@ Deliberately not checked, for it would wait for the device or cannot be told fro
 - a part of which the loss is never taken, and a `plan.state` that nobody passes on.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import re

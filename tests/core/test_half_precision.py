@@ -1,7 +1,5 @@
 """Random tensors in float16, bfloat16 and float32, at the edges: a number or an error of ours, never a silent NaN."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Selection by radix against sorting: any values, any cut into ranks, three sums of at most 32 KB."""
 
-from __future__ import annotations
-
 import math
 import struct
 

@@ -1,7 +1,5 @@
 """Runs of rlstab as other trainers would have logged them: by the names that their sources use."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Runs that were broken on purpose, in our format and in others: what came first is named, at its step."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Logs as others leave them: whole, damaged, hostile, of the wrong kind."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The table of remedies, its figures, and the page that is made of both."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

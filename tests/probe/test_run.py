@@ -1,7 +1,5 @@
 """The command: what is recorded is not run again, what is cut off goes on, what fails or does not fit is told."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

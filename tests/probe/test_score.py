@@ -1,7 +1,5 @@
 """The score: where curves cross, what intervals say, and the words of a map."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

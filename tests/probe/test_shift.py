@@ -1,7 +1,5 @@
 """The task of the probes: what scores, and what its settings break in training alone."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

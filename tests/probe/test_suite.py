@@ -1,7 +1,5 @@
 """The suite: every probe is a whole bench, with the rows that each map has, and says what it predicts."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 from collections.abc import Mapping, Sequence

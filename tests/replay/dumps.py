@@ -4,8 +4,6 @@ The losses here are written as trainers write them, and share no code with the j
 one that a trainer had or could have.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Made-up responses, as the exports in ``data`` have them: two optimizer steps of four, two of each prompt."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 

@@ -1,7 +1,5 @@
 """The command and what it writes: pages, errors of one line, the page on it and its format."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Dumps on disk: what was written is read, what is damaged is one line, what was cut off is told."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable

@@ -4,8 +4,6 @@ The dump is that of another objective. Weights stay, or move between optimizer s
 objective, so that both meet the same tokens under the same policy; the sampler is another one, so that ratios move.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Iterator
 from functools import cache

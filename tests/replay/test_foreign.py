@@ -1,7 +1,5 @@
 """The exports in ``data`` are of the trainers' own writers; see :mod:`benchmarks.foreign`."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import zipfile

@@ -1,7 +1,5 @@
 """The loss of a dump again: sound ones agree, and every error is named or located, by token and by micro-batch."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

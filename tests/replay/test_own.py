@@ -1,7 +1,5 @@
 """Dumps of our own trainer: its loss, its state and its decisions again, on one rank and on two."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Dumps of TRL's own trainer and of the adapter's: the loss again, its coefficients, and what methods did."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Dumps of verl's worker with an objective: its loss again, in one process and over two."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

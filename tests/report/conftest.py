@@ -1,7 +1,5 @@
 """Folders as `rlstab train` and `rlstab bench` leave them, with curves of known shape, and records without a folder."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a comparison says: outcomes, tables, detectors, sweeps, idle methods, overlaps; in sentences and as Markdown."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

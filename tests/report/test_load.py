@@ -1,7 +1,5 @@
 """Run folders, benches and results files in whatever state they are: read, named, or left out with the reason."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

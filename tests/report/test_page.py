@@ -1,7 +1,5 @@
 """The report: everything is in it, nothing of it runs or asks, its controls work in a browser, no file is lost."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import hashlib

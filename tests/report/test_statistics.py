@@ -1,7 +1,5 @@
 """Numbers with intervals: known answers, and how often that of a value holds the truth, by simulation."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The token viewer: what it reads, the page in a real browser, the terminal; and that text stays text."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

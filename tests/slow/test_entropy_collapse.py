@@ -1,7 +1,5 @@
 """The phenomenon that the library is about, on the model that ships: entropy dies while the reward rises."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

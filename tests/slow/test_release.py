@@ -3,8 +3,6 @@
 These install from pip's index, several hundred megabytes, and take minutes.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Responses for tests of stages, what a stage measures on them, and their advantages."""
 
-from __future__ import annotations
-
 import math
 import random
 import re

@@ -1,7 +1,5 @@
 """Offers to selectors and answers to their prompts; how slots are filled and what is known, again with plain loops."""
 
-from __future__ import annotations
-
 import math
 import random
 

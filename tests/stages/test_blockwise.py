@@ -1,7 +1,5 @@
 """Blockwise advantages against loops over groups, blocks and outcomes."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """BNPO: divided by a Beta density, against scipy's and against figures worked out elsewhere."""
 
-from __future__ import annotations
-
 import statistics
 
 import pytest

@@ -1,7 +1,5 @@
 """DEEP-GRPO against plain loops over lists."""
 
-from __future__ import annotations
-
 import math
 import random
 

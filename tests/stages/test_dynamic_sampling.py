@@ -1,7 +1,5 @@
 """Dynamic sampling against plain loops over lists."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

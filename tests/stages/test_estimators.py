@@ -1,7 +1,5 @@
 """Advantage estimators: each against sums by hand, edges that all have, and what single ones refuse and report."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Goldilocks by its teacher: what it learns from, and whom it deals which candidates."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

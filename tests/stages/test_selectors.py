@@ -1,7 +1,5 @@
 """Selectors against plain loops, what decides between prompts that are equal, and what a pool refuses."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """What shapers take from rewards, against loops over lists."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 from fractions import Fraction

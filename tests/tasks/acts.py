@@ -1,7 +1,5 @@
 """Scorers for tests of the processes around them. They must not import torch."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Completions that try to hang, crash, execute, or write to the terminal. It must not import torch."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Chain: answers, blocks, junk that the reader skips, stumbles over or needs, and the problems as they were before."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 from typing import Any

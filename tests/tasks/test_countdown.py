@@ -1,7 +1,5 @@
 """Countdown: scores against an independent checker, splits that never meet, known problems."""
 
-from __future__ import annotations
-
 import random
 import re
 

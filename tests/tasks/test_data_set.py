@@ -1,7 +1,5 @@
 """A data set of the package datasets as a task: folders, the cache, columns, chats, and what is refused in one line."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """Hostile completions for every scorer that ships: none hangs, none is executed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Data sets of reasoning-gym: examples in any order, splits that never meet, scores."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import re

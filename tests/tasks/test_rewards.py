@@ -1,7 +1,5 @@
 """User-defined rewards and tasks: loaded, called and limited in processes of their own, refused early where unfit."""
 
-from __future__ import annotations
-
 import hashlib
 import threading
 from importlib.metadata import EntryPoint

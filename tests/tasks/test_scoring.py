@@ -1,7 +1,5 @@
 """Worker processes that score: what a completion cannot do to the process that trains."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

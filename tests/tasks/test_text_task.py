@@ -1,7 +1,5 @@
 """A file of prompts and answers as a task: rows, chats, scores, and what is refused with its line."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Each does one thing that published or careful-looking code does, and is sensible otherwise.
 """
 
-from __future__ import annotations
-
 import datetime
 import gc
 import logging

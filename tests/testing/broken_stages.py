@@ -1,7 +1,5 @@
 """Deliberately broken stages: each does one thing that published code has done, and the laws beside it must see it."""
 
-from __future__ import annotations
-
 import datetime
 import itertools
 import os

@@ -1,7 +1,5 @@
 """The steps of the laws put a token on every threshold of a method, the same way each time."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

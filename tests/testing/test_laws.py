@@ -3,8 +3,6 @@
 The default run takes one setting of each and few optimizer steps; the slow run takes all settings, presets and many.
 """
 
-from __future__ import annotations
-
 import gc
 import logging
 import os

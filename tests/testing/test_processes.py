@@ -1,7 +1,5 @@
 """The loss over real gloo processes is the whole loss: threads share memory, and processes do not."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

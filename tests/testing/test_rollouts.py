@@ -1,7 +1,5 @@
 """The rollouts that stages are checked on could be drawn in a run, and their parts are whole groups."""
 
-from __future__ import annotations
-
 import torch
 
 from rlstab.testing.rollouts import KINDS, LIMIT, PROMPTS, make_rollout

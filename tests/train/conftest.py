@@ -1,7 +1,5 @@
 """What several files of tests start once."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.train.forks import Forks

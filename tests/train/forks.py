@@ -3,8 +3,6 @@
 With a launcher each rank would spend seconds on imports; launchers are tried in ``test_launch.py``.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

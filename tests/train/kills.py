@@ -6,8 +6,6 @@ at a random moment; or it is ended by SIGTERM. Several such ends follow one anot
 finishes; what it leaves must be, bit for bit, what one leaves that was never disturbed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Tasks, methods and functions of a user, which runs of the tests name by `own.py:Name`."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar

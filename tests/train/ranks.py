@@ -1,7 +1,5 @@
 """What a forked process of a run does: scenarios, by the name that a test gives to :mod:`tests.train.forks`."""
 
-from __future__ import annotations
-
 import json
 import resource
 import sys

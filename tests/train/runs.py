@@ -1,7 +1,5 @@
 """Small runs that the tests train, and what is read from their folders; nothing here knows the trainer's inside."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

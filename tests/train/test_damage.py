@@ -4,8 +4,6 @@ The folder is that of a run of four rollouts that has lost its last one: checkpo
 called and holds is the trainer's own: every file is damaged in every way, and every value of its JSON is changed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Run folders: who may write there, what replaces what, what a full disk costs, what a start that fails leaves."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """What a run is said to hold before it starts, against what models and autograd hold."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Launchers: as many processes as were launched, one line where they are not what was asked for, an end for all."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Tasks, rewards, signals and advantages of a user: what they decide, what their faults cost, what is refused."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

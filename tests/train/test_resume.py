@@ -1,7 +1,5 @@
 """A run that was killed, stopped or cut short goes on as if nothing had happened, bit for bit."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable

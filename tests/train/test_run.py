@@ -1,7 +1,5 @@
 """What a run computes, logs and leaves, each against transformers, torch or a run of another shape."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run is the same however it is cut: into micro-batches, over ranks, by engine; and what ranks send and hold."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

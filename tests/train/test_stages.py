@@ -1,7 +1,5 @@
 """Stages in runs: selectors, expanders, estimators and what is behind, by what a run logs and learns."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What no oracle sees: metrics of a whole step, groups that are torn apart, float32, tokens drawn."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What a class declares is what its method reads, fills, reports and refuses."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar
 

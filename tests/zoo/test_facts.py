@@ -1,7 +1,5 @@
 """What classes declare of their limits and of each other: true, and said once."""
 
-from __future__ import annotations
-
 import itertools
 from collections import defaultdict
 from typing import get_args

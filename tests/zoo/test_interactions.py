@@ -1,7 +1,5 @@
 """What methods declare of each other holds in numbers; that two were published together claims nothing."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable

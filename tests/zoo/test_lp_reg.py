@@ -1,7 +1,5 @@
 """Lp-Reg's form 'paper' is the divergence that the paper takes over the whole vocabulary."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Every pair of methods composes under the split law, or is refused with a reason: no pair is forgotten."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Settings, evidence and live outputs on which every method has something to do."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools
