@@ -23,8 +23,8 @@ READS = ("_local_scalar_dense", "aten.nonzero.default", "aten._unique", "aten.un
 #: Whose results are the host's where no device is named.
 MADE = ("tensor", "as_tensor", "zeros", "ones", "full", "empty", "arange")
 #: These allocate, or compute no values, and launch nothing.
-FREE = ("empty", "new_empty", "empty_like", "empty_strided", "detach", "_local_scalar_dense", "_unsafe_view")
-FREE += ("promote_types",)
+FREE = ["empty", "new_empty", "empty_like", "empty_strided", "detach", "_unsafe_view"]
+FREE += ["_local_scalar_dense", "promote_types"]
 
 
 class Device:
