@@ -1,12 +1,8 @@
 """Random settings, objectives and runs."""
 
-from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
-import pytest
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 import rlstab
@@ -17,22 +13,6 @@ from rlstab.errors import Conflict, OutOfRange
 from rlstab.stages.stage import Stage
 from rlstab.zoo import METHODS
 from tests.examples import STAGE_EXAMPLES
-
-#: For laws over random configurations; each example takes some milliseconds.
-quick = partial(hypothesis_settings, deadline=None, derandomize=True, database=None)
-#: A search for what nobody thought of: a short one in every run, a long one with the slow tests.
-searched = pytest.mark.parametrize("examples", [40, pytest.param(1500, marks=pytest.mark.slow)])
-
-
-def search(strategy: st.SearchStrategy[Any], examples: int, check: Callable[[Any], None]) -> None:
-    """``check`` holds for so many drawn values."""
-
-    @quick(max_examples=examples)
-    @given(strategy)
-    def holds(data: Any) -> None:
-        check(data)
-
-    holds()
 
 
 def values(setting: Setting) -> st.SearchStrategy[Any]:

@@ -1,18 +1,18 @@
 """Objectives in YAML: every form loads, and what is written comes back."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rlstab
 from rlstab import STARE, ClipHigher, KLPenalty, S2TMask, SequenceMean, TokenMean, compose, within
 from rlstab.config import Document, dump_objective, load_objective, objective_hash
 from rlstab.config.document import dump
-from tests.config.strategies import objectives, quick
+from tests.config.strategies import objectives
 
 DAPO = compose(ClipHigher(low=0.2, high=0.28), TokenMean())
 
 
-@quick(max_examples=40)
+@settings(max_examples=40)
 @given(objectives(), st.randoms(use_true_random=False))
 def test_what_is_written_loads_as_the_same_objective_and_any_order_has_its_hash(objective, random):
     written = dump_objective(objective)

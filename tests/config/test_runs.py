@@ -1,19 +1,19 @@
 """Runs in YAML: presets in place, defaults filled in, one hash for one result."""
 
-from hypothesis import given
+from hypothesis import given, settings
 
 from rlstab import ClipHigher, S2TMask, TokenMean, compose
 from rlstab.config import Document, dump_objective, dump_run, load_run, objective_hash, run_hash
 from rlstab.presets import PRESETS
 from rlstab.stages.grpo import GRPO
-from tests.config.strategies import SECTIONS, objectives, quick
+from tests.config.strategies import SECTIONS, objectives
 
 
 def run(**sections):
     return load_run({"objective": "clip_higher", **sections})
 
 
-@quick(max_examples=40)
+@settings(max_examples=40)
 @given(objectives(), SECTIONS)
 def test_what_is_written_loads_as_the_same_run(objective, sections):
     loaded = load_run({"objective": dump_objective(objective), **sections})
