@@ -217,7 +217,7 @@ def test_what_cannot_be_used_is_named_with_the_reason(write: Write, tmp_path: Pa
         ({"objective": {"name": "methods.py:Halve", "facto": 1}}, "'factor'"),
         (
             {"stages": ["none.py:X"]},
-            f":4: stages.0.name: there is no file {tmp_path}/project/none.py or {tmp_path}/here/",
+            f":4: stages.0.name: there is no file {tmp_path}/project/none.py or {tmp_path}",
         ),
         ({"task": {"name": "methods.py:Doubling", "least": 2}}, "Doubling(least=2) raised TypeError: "),
         ({"task": {"name": "methods.py:Nothing"}}, "has no class 'Nothing'"),
