@@ -31,7 +31,7 @@ from rlstab.zoo.s2t import S2TMask
 from rlstab.zoo.sapo import SAPO
 from rlstab.zoo.stare import STARE
 from rlstab.zoo.top_entropy import TopEntropyMask
-from tests.core.test_pull import Capped
+from tests.core.methods import Capped
 from tests.examples import EXAMPLES
 from tests.train.runs import go, small
 

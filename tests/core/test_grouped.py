@@ -13,7 +13,7 @@ from rlstab.core.comm import LocalComm
 from rlstab.core.stats import Grouped, settle
 from rlstab.testing.run import joined, run_ranks, run_whole
 from rlstab.testing.steps import make_step
-from tests.core.measuring_methods import PassRate
+from tests.core.methods import PassRate
 from tests.core.steps import batch_of, random_rows, run_parts
 
 

@@ -30,9 +30,7 @@ from rlstab.core.compose import walk
 from rlstab.core.objective import active_methods
 from rlstab.core.plan import member_terms
 from rlstab.testing import check_objective
-from tests.core.gate_methods import CISPO
-from tests.core.measuring_methods import CentredGate
-from tests.core.methods import DropPunished, Exempt, Noise, Scale
+from tests.core.methods import CappedGate, CentredGate, DropPunished, Exempt, Noise, Scale
 from tests.core.steps import batch_of, gradients, live_of, random_rows, run_parts
 
 ROWS = random_rows(11, [3, 5, 0, 7, 4, 9])
@@ -49,7 +47,7 @@ WATCHED = {
     "bonus, weight and learning rate": Scale(weight=2.0, bonus=0.3, lr=0.5),
     "exemption": Exempt(),
     "composition": compose(S2TMask(max_prob=0.02), TopEntropyMask(share=0.5), KLCov(share=0.2), SAPO()),
-    "within": within(DropPunished(), compose(STARE(target_entropy=0.8), CISPO())),
+    "within": within(DropPunished(), compose(STARE(target_entropy=0.8), CappedGate())),
 }
 BESIDE = (Noise(), KLPenalty(coefficient=0.1), SequenceMean(), ClipHigher(), Scale(lr=0.25))
 

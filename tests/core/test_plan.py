@@ -16,14 +16,14 @@ from rlstab import (
     make_plan,
 )
 from rlstab.errors import OutOfRange
-from tests.core.gate_methods import CISPO
-from tests.core.measuring_methods import PassRate
-from tests.core.methods import Scale
+from tests.core.methods import CappedGate, PassRate, Scale
 from tests.core.steps import batch_of, gradients, live_of, random_rows, token
 
 ROWS = random_rows(11, [3, 5, 0, 7, 4, 6])
 PARTS = [[0, 3], [1, 2], [5, 4]]
-OBJECTIVE = compose(ClipHigher(), CISPO(), CPPO(), S2TMask(), LpReg(share=0.4), PassRate(), STARE(target_entropy=0.8))
+OBJECTIVE = compose(
+    ClipHigher(), CappedGate(), CPPO(), S2TMask(), LpReg(share=0.4), PassRate(), STARE(target_entropy=0.8)
+)
 
 
 def pieces():
@@ -108,7 +108,7 @@ def test_the_scale_of_the_learning_rate_is_handed_out():
 
 
 def test_what_has_none_is_called_without():
-    for objective in (compose(), compose(ClipHigher(), S2TMask(), TopEntropyMask(), CISPO(), Scale(weight=0.5))):
+    for objective in (compose(), compose(ClipHigher(), S2TMask(), TopEntropyMask(), CappedGate(), Scale(weight=0.5))):
         assert call(objective).loss.isfinite()
         assert call(objective).state == objective.init_state()
 
