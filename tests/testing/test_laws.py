@@ -18,12 +18,16 @@ import torch
 
 import rlstab
 from rlstab import (
+    CPPO,
+    SAPO,
     STARE,
     AdaptiveEntropy,
     ClipHigher,
     ConstantLength,
+    KLCov,
     KLPenalty,
     LpReg,
+    RandomMask,
     S2TMask,
     SequenceMean,
     Terms,
@@ -52,7 +56,10 @@ NESTED = [
         compose(LpReg(share=0.4), AdaptiveEntropy(target_entropy=0.8, initial=0.002), KLPenalty()),
     ),
     compose(within(within(TopEntropyMask(share=0.6), S2TMask(max_prob=0.05)), STARE_HERE), ConstantLength(length=9)),
-    compose(ClipHigher(), STARE_HERE, observe(TopEntropyMask())),
+    compose(
+        *(ClipHigher(), SAPO(), STARE_HERE, observe(ClipHigher(low=0.1)), observe(CPPO())),
+        observe(compose(KLCov(share=0.2), RandomMask(share=0.3), within(S2TMask(), STARE_HERE))),
+    ),
 ]
 
 
