@@ -37,7 +37,9 @@ from tests.train.runs import go, small
 from tests.zoo import watch
 
 ADVANTAGES = torch.tensor([1.5, -0.7] * 3)
-STEP = watch.STEP.given(advantages=ADVANTAGES.double()[watch.STEP.sequence])
+STEP = watch.STEP.given(
+    advantages=ADVANTAGES.double()[watch.STEP.sequence], rollout_logprobs=watch.STEP.evidence["ref_logprobs"]
+)
 
 
 def traced(objective: TokenObjective) -> tuple[Plan, list[tuple[TokenBatch, Trace]], dict[str, float]]:
