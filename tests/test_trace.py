@@ -31,6 +31,7 @@ from rlstab.zoo.s2t import S2TMask
 from rlstab.zoo.sapo import SAPO
 from rlstab.zoo.stare import STARE
 from rlstab.zoo.top_entropy import TopEntropyMask
+from tests.core.methods import Scale
 from tests.core.test_pull import Capped
 from tests.examples import EXAMPLES
 from tests.train.runs import go, small
@@ -148,23 +149,10 @@ def test_inside_within_a_method_touches_what_the_outer_one_keeps() -> None:
     assert total(traces, "within_1/outer", "dropped") / tokens == pytest.approx(metrics["within_1/outer/dropped"])
 
 
-class Nudge(TokenObjective):
-    """Adds the same to every advantage, and exempts the tokens at which the policy was unsure."""
-
-    name = "nudge"
-    needs = {"entropies"}
-    writes = {"bonus", "unclipped"}
-    by: float = 0.2
-
-    def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        bonus = torch.full_like(batch.advantages, self.by) if self.by else None
-        return Terms(bonus=bonus, unclipped=batch.signal("entropies") > 0.2)
-
-
 def test_a_bonus_boosts_along_the_advantage_and_damps_against_it() -> None:
-    _, traces, _ = traced(compose(Nudge()))
+    _, traces, _ = traced(compose(Scale(bonus=0.2)))
     for batch, step in traces:
-        actions = step.methods["nudge"].actions
+        actions = step.methods["scale"].actions
         assert torch.equal(actions["boosted"], batch.advantages > 0)
         assert torch.equal(actions["damped"], batch.advantages < 0)
 
@@ -217,13 +205,13 @@ def test_a_pull_is_a_gate_relative_to_the_ratio() -> None:
 
 def test_gates_and_pulls_leave_unclipped_tokens_alone() -> None:
     for method in (Fence(above=0.5), Capped(floor=5.0)):
-        _, traces, _ = traced(compose(method, Nudge(0.0)))
-        for batch, step in traces:
-            free = batch.signal("entropies") > 0.2
-            assert torch.equal(step.methods["nudge"].actions["unclipped"], free)
+        _, traces, _ = traced(compose(method, LpReg(form="code", share=0.5)))
+        for _, step in traces:
+            free = step.methods["lp_reg"].actions["unclipped"]
             assert not (step.clipped & free).any()
             assert torch.equal(step.gate[free], torch.ones_like(step.gate[free]))
             assert step.clipped[~free].any()
+    assert free.any()
 
 
 def test_texts_of_tokens_join_to_the_text() -> None:
