@@ -50,7 +50,7 @@ def test_what_a_run_did_is_replayed(refresh: str, tmp_path: Path) -> None:
         assert formula is not None
         assert formula.objective is not None
         effect, state = effect_of(step, formula.objective, formula.state, run_coefficients(step))
-        assert effect.cosine == pytest.approx(1, abs=1e-9)
+        assert effect.numbers["cosine"] == pytest.approx(1, abs=1e-9)
         after = next((other for other in steps if other.number == step.number + 1), None)
         told = after.header.loss if after else None
         assert told is None or told.settings["state"] == json.loads(json.dumps(state))

@@ -95,8 +95,8 @@ def test_an_objective_in_trl_is_replayed(ranks: tuple[Path, dict[str, Any]]) -> 
         assert formula.objective is not None
         effect, state = effect_of(step, formula.objective, formula.state, run_coefficients(step))
         assert state == after["settled"]
-        assert effect.cosine == pytest.approx(1, abs=1e-9)
-        assert effect.shares["dropped"] > 0
+        assert effect.numbers["cosine"] == pytest.approx(1, abs=1e-9)
+        assert effect.numbers["dropped"] > 0
         pulled = step.tensors["coefficients"][step.mask]
         assert not bool(pulled[effect.actions["dropped"]].any())
 
