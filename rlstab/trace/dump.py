@@ -60,7 +60,8 @@ class HostLoss(BaseModel):
 
     Attributes:
         name: of the formula, such as ``trl/dapo``; see :mod:`rlstab.replay.host_loss`. ``rlstab`` is an objective.
-        settings: of the formula, by its own names; of ``rlstab``, ``objective`` and the ``state`` before the step.
+        settings: of the formula, by the names of :class:`rlstab.replay.host_loss.Formula`; of ``rlstab``,
+            ``objective`` and the ``state`` before the step.
         values: by micro-batch of this rank, what was backpropagated; None where it was not finite.
     """
 
@@ -92,7 +93,7 @@ class Header(BaseModel):
     step: Annotated[int, Field(ge=0)]
     rank: Annotated[int, Field(ge=0)] = 0
     ranks: Annotated[int, Field(ge=1)] = 1
-    parts: Annotated[int, Field(ge=0)] = 1
+    parts: Annotated[int, Field(ge=0, le=10**6)] = 1
     first: bool = False
     learning_rate: Annotated[float, Field(ge=0)] | None = None
     temperature: Annotated[float, Field(gt=0)] | None = None
@@ -154,7 +155,7 @@ class Recorder:
         self.values: list[float] = []
 
     def add(
-        self, tensors: Mapping[str, Tensor], loss: Tensor, logprobs: Tensor, where: Tensor | slice, scale: float = 1.0
+        self, tensors: Mapping[str, Tensor], loss: Tensor, logprobs: Tensor, scale: float = 1.0, where: Any = ...
     ) -> None:
         """Keep a micro-batch, before its backward pass.
 
@@ -162,9 +163,9 @@ class Recorder:
             tensors: of the responses and tokens of the micro-batch.
             loss: of the micro-batch.
             logprobs: live ones, from which the loss was made.
-            where: the place of the tokens in them.
             scale: what the trainer multiplies the loss by on its way to the backward pass, relative to a mean over
                 ranks.
+            where: index of the tokens in the log-probs.
         """
         part = {name: values.detach().cpu() for name, values in tensors.items()}
         part["parts"] = torch.full_like(part["lengths"], len(self.parts))
