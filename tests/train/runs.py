@@ -17,9 +17,13 @@ from rlstab.train import RunResult, train
 ROOT = Path(__file__).parent.parent.parent
 SHIPPED = ROOT / "rlstab" / "data" / "countdown-tiny"
 OWN = Path(__file__).parent / "own.py"
+GRADED = f"{OWN.with_name('own_rewards.py')}:graded"
 
 #: The largest difference between weights that the documents promise of several processes and of micro-batches.
 ALIKE = 1e-5
+
+#: Optimizer steps that rounding decides little about.
+SMOOTH: dict[str, Any] = {"optimisation__eps": 1e-4, "optimisation__lr": 1e-4}
 
 #: A state in the objective, which a continued run has to have.
 STATED = ["clip_higher", {"name": "adaptive_entropy", "increment": 0.001, "target_entropy": 0.5}]

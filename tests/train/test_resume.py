@@ -15,6 +15,7 @@ from tests.train.forks import Forks
 from tests.train.runs import (
     ADAPTER,
     ALIKE,
+    SMOOTH,
     STAGED,
     STATED,
     about,
@@ -105,8 +106,8 @@ CHANGES = [
     (("fsdp2", 3), ("ddp", 2)),
 ]
 
-#: Rollouts wait in a queue, and rounding decides little.
-SMOOTH = {"rollout__staleness": 1, "rollout__prompts": 4, "optimisation__eps": 1e-4, "optimisation__lr": 1e-4}
+#: Rollouts wait in a queue.
+QUEUED = {"rollout__staleness": 1, "rollout__prompts": 4, **SMOOTH}
 
 
 @pytest.mark.parametrize(
@@ -117,10 +118,10 @@ SMOOTH = {"rollout__staleness": 1, "rollout__prompts": 4, "optimisation__eps": 1
 def test_a_run_goes_on_in_another_number_of_processes(
     before: tuple[str, int], after: tuple[str, int], forks: Forks, tmp_path: Path
 ) -> None:
-    go(long(tmp_path / "whole", **SMOOTH))
+    go(long(tmp_path / "whole", **QUEUED))
     out = tmp_path / "run"
     for (engine, processes), code in ((before, -signal.SIGKILL), (after, 0)):
-        file = file_of(long(out, **SMOOTH, task=of_user("Slow"), engine=engine))
+        file = file_of(long(out, **QUEUED, task=of_user("Slow"), engine=engine))
         done = forks.tries(file, processes, kill_at=(0, 2) if code else None, resume=not code)
         assert done.codes == [code] * processes, "\n".join(done.said)
         assert about(out)["processes"] == processes
