@@ -132,6 +132,16 @@ def test_a_signal_of_the_user_reaches_the_method_token_by_token(tmp_path: Path) 
     assert apart(tmp_path / "known", tmp_path / "given") == 0
     assert apart(tmp_path / "given", tmp_path / "without") > 1e-6
 
+    def rude(responses: Rollout) -> Tensor:
+        values = own.places(responses)
+        for tensor in (responses.response_ids, responses.response_mask, responses.rewards, responses.group_ids):
+            tensor.zero_()
+        responses.signals["rollout_logprobs"].zero_()
+        return torch.where(torch.isnan(values), 0.0, values)
+
+    go(weighing(tmp_path / "rude", "places"), advantages=own.fading, signals={"places": rude})
+    assert apart(tmp_path / "rude", tmp_path / "given") == 0, "it changed what others get"
+
 
 def test_advantages_of_a_response_are_those_of_its_tokens_and_of_the_configured_estimator(tmp_path: Path) -> None:
     def each(responses: Rollout) -> Tensor:
@@ -140,24 +150,10 @@ def test_advantages_of_a_response_are_those_of_its_tokens_and_of_the_configured_
     def token(responses: Rollout) -> Tensor:
         return each(responses).unsqueeze(-1).expand(responses.response_mask.shape).clone()
 
-    go(small(tmp_path / "configured", **CUT))
-    for name, function in (("each", each), ("token", token)):
-        go(small(tmp_path / name, **CUT), advantages=function)
+    for name, advantages in (("configured", None), ("each", each), ("token", token)):
+        go(small(tmp_path / name, **CUT), advantages=advantages)
         assert apart(tmp_path / name, tmp_path / "configured") == 0
         assert metrics(tmp_path / name) == metrics(tmp_path / "configured")
-
-
-def test_a_function_that_changes_what_it_gets_changes_nothing_else(tmp_path: Path) -> None:
-    def rude(responses: Rollout) -> Tensor:
-        values = own.places(responses)
-        for tensor in (responses.response_ids, responses.response_mask, responses.rewards, responses.group_ids):
-            tensor.zero_()
-        responses.signals["rollout_logprobs"].zero_()
-        return torch.where(torch.isnan(values), 0.0, values)
-
-    for name, function in (("polite", own.places), ("rude", rude)):
-        go(weighing(tmp_path / name, "places"), signals={"places": function}, advantages=own.fading)
-    assert apart(tmp_path / "polite", tmp_path / "rude") == 0
 
 
 def test_what_a_function_returns_is_checked_before_the_first_step(tmp_path: Path) -> None:

@@ -1,7 +1,10 @@
 """A run that was killed, stopped or cut short goes on as if nothing had happened, bit for bit."""
 
+import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from tests.train.forks import Forks
 from tests.train.runs import (
     ADAPTER,
     ALIKE,
+    ROOT,
     SMOOTH,
     STAGED,
     STATED,
@@ -87,13 +91,11 @@ def test_after_the_kill_of_all_ranks_the_run_goes_on_bit_for_bit(
 
 
 @pytest.mark.slow
-def test_after_any_of_300_kills_a_run_goes_on_bit_for_bit(forks: Forks, tmp_path: Path) -> None:
-    """At aimed and at random moments, runs with stages, staleness and LoRA among them.
-
-    By hand: ``python -m tests.train.kills 300 0``.
-    """
-    (told,) = forks.does(tmp_path / "campaign", 1, "campaign", kills=300, seed=0).counted
-    print(f"python -m tests.train.kills 300 0: {told}")
+def test_after_any_of_300_kills_a_run_goes_on_bit_for_bit() -> None:
+    """At aimed and at random moments, runs with stages, staleness and LoRA among them."""
+    command = [sys.executable, "-m", "tests.train.kills", "300", "0"]
+    told = json.loads(subprocess.run(command, stdout=subprocess.PIPE, cwd=ROOT, check=True).stdout)
+    print(told)
     assert told["failures"] == []
     assert told["kills"] >= 300
     assert all(count > 50 for count in told["of"].values())

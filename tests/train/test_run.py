@@ -72,8 +72,7 @@ def test_trackers_write_beside_the_metrics(tmp_path: Path, monkeypatch: pytest.M
     for name in ("WANDB_API_KEY", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)
     go(small(tmp_path, tracking__trackers=["tensorboard", "wandb"]))
-    (events,) = tmp_path.rglob("events.out.tfevents*")
-    assert b"reward/mean" in events.read_bytes()
+    assert any(b"reward/mean" in path.read_bytes() for path in tmp_path.rglob("events.out.tfevents*"))
     assert list(tmp_path.rglob("offline-run-*")), "wandb is offline unless it is configured"
 
 
@@ -256,8 +255,8 @@ def test_a_response_depends_on_its_identity_and_not_on_its_batch(tmp_path: Path)
 
 def test_tokens_are_drawn_with_their_probabilities(tmp_path: Path) -> None:
     """400 first tokens of one prompt; the bound is passed by chance once in ten thousand times."""
-    settings = {"rollout__prompts": 4, "rollout__group": 100, "rollout__max_new_tokens": 1, **TRACED}
-    go(small(tmp_path, task=of_user("Single"), **{**settings, "tracking__trace_responses": 400}))
+    settings = {**TRACED, "rollout__prompts": 1, "rollout__group": 400, "tracking__trace_responses": 400}
+    go(small(tmp_path, rollout__max_new_tokens=1, **settings))
     (prompt,) = {line["prompt"] for line in traced(tmp_path)}
     ids = AutoTokenizer.from_pretrained(SHIPPED)(prompt, return_tensors="pt")["input_ids"]
     with torch.no_grad():
@@ -335,18 +334,15 @@ def test_a_sampler_of_fewer_bits_is_further_from_the_trainer_whose_weights_are_n
 
 
 def test_weight_noise_is_the_same_whenever_it_is_asked_for(tmp_path: Path) -> None:
-    policy = load_policy("countdown-tiny")
+    policy, sampler = load_policy("countdown-tiny"), Sampler(None, 0.5, seed=3)
     policy.model.requires_grad_(False)
-    before = {name: weight.clone() for name, weight in policy.model.named_parameters()}
-    sampler = Sampler(None, 0.5, seed=3)
-    noisy = {name: weight.clone() for name, weight in sampler.refreshed(policy).model.named_parameters()}
-    others = [Sampler(None, 0.5, seed).refreshed(policy).model for seed in (3, 4)]
+    samplers = (sampler, Sampler(None, 0.5, seed=3), Sampler(None, 0.5, seed=4))
+    noisy, again, other = (dict(each.refreshed(policy).model.named_parameters()) for each in samplers)
     for name, weight in policy.model.named_parameters():
-        assert torch.equal(weight, before[name])
-        noise = ((noisy[name] - weight).std() / weight.std()).item() if weight.ndim > 1 else 0
-        assert noise == pytest.approx(0.5 if weight.ndim > 1 else 0, rel=0.1)
-        assert torch.equal(dict(others[0].named_parameters())[name], noisy[name])
-        assert torch.equal(dict(others[1].named_parameters())[name], noisy[name]) == (weight.ndim == 1)
+        matrix = weight.ndim > 1
+        assert float((noisy[name] - weight).std()) == pytest.approx(0.5 * matrix * float(weight.std()), rel=0.1)
+        assert torch.equal(noisy[name], again[name])
+        assert torch.equal(noisy[name], other[name]) != matrix
         weight.data.zero_()  # a refresh adds to the weights of now, and takes its share of them
     assert not any(weight.any() for weight in sampler.refreshed(policy).model.parameters())
 

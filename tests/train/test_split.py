@@ -214,7 +214,7 @@ def test_a_nan_on_one_rank_is_refused_by_all(forks: Forks, tmp_path: Path) -> No
     for processes in (1, 2):
         out = tmp_path / str(processes)
         run = small(out, ["clip_higher", of_user("Poisoned")], **settings)
-        done = forks.does(file_of(run), processes, "poisoned")
+        done = forks.does(file_of(run), processes, "provided")
         assert [told["processes"] for told in done.counted] == [processes] * processes
         assert [record.get("optimizer_steps/refused", 0) for record in metrics(out)] == [1, 0]
     assert apart(tmp_path / "1", tmp_path / "2") <= ALIKE
