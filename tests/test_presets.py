@@ -63,31 +63,19 @@ def methods(name: str) -> list[Method]:
     return [*(leaf.method for leaf in walk(PRESETS[name].objective)), *PRESETS[name].stages]
 
 
-def settings(name: str) -> dict[str, object]:
-    """``method.setting`` to value."""
-    return {
-        f"{method.name}.{setting.name}": getattr(method, setting.name)
-        for method in methods(name)
-        for setting in settings_of(type(method))
-    }
-
-
 @every
-def test_its_values_are_the_published_ones(name: str) -> None:
-    values = [[str(getattr(method, setting.name)) for setting in settings_of(type(method))] for method in methods(name)]
-    said = [" ".join([method.name, *some]) for method, some in zip(methods(name), values, strict=True)]
+def test_its_values_are_the_published_ones_and_each_has_a_source(name: str) -> None:
+    sources, said = dict(PRESETS[name].sources), []
+    for method in methods(name):
+        values = {setting.name: getattr(method, setting.name) for setting in settings_of(type(method))}
+        said.append(" ".join([method.name, *map(str, values.values())]))
+        for key, value in values.items():
+            source = sources.pop(f"{method.name}.{key}").rpartition(": ")[2].split(" ")[0]
+            assert source
+            if source.replace(".", "", 1).isdigit():
+                assert float(source) in (value, 100 * float(value))
     assert ", ".join([*said, PRESETS[name].estimator]) == PUBLISHED[name]
-
-
-@every
-def test_every_setting_has_a_source_whose_number_is_that_of_the_preset(name: str) -> None:
-    values, sources = settings(name), PRESETS[name].sources
-    assert sources.keys() == values.keys()
-    for key, source in sources.items():
-        last = source.rpartition(": ")[2].split(" ")[0]
-        assert last
-        if last.replace(".", "", 1).isdigit():
-            assert float(last) in (values[key], 100 * float(values[key]))
+    assert sources == {}
 
 
 @every

@@ -11,7 +11,6 @@ from rlstab.bench.describe import is_bench
 from rlstab.cli import main
 from rlstab.config import load_run, objective_hash, run_hash
 from rlstab.config.bundled_examples import examples
-from rlstab.config.settings import OptimisationSettings
 from rlstab.core.objective import no_fit_warnings
 from rlstab.explain.notes import notes
 from rlstab.explain.run_file import AROUND, recipes, run_file
@@ -52,14 +51,6 @@ def test_every_recipe_becomes_a_file_that_means_the_same(capsys: pytest.CaptureF
         assert about in lines[0]
         assert [line for above, line in itertools.pairwise(lines) if not commented(above, line)] == []
         assert max(map(len, lines[1:])) <= 120
-
-
-def test_the_comments_are_those_of_the_fields_cards_and_presets() -> None:
-    text = " ".join(re.sub(r"(?m)^ *#|#", " ", run_file("stapo")).split())
-    for field in OptimisationSettings.model_fields.values():
-        assert " ".join((field.description or "no description").split()) in text
-    assert "Whose entropies give the threshold" in text  # the card of s2t
-    assert PRESETS["stapo"].sources["s2t.max_prob"].rstrip(".") in text
 
 
 def test_a_file_is_written_and_trains(capsys: pytest.CaptureFixture[str]) -> None:
