@@ -23,13 +23,17 @@ class BrowserPage:
         """Load a file as a reader would, by a double click, and return playwright's page."""
         address = path.resolve().as_uri()
 
+        def dismiss(dialog: Any) -> None:
+            self.errors.append(f"dialog: {dialog.message}")
+            dialog.dismiss()
+
         def ask(request: Any) -> None:
             if request.url.partition("#")[0] != address and not request.url.startswith(("data:", "blob:")):
                 self.requests.append(request.url)
 
         self.page.on("console", lambda said: self.errors.append(said.text) if said.type == "error" else None)
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.on("dialog", lambda dialog: (self.errors.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        self.page.on("dialog", dismiss)
         self.page.on("request", ask)
         self.page.goto(address, wait_until="load")
         return self.page
