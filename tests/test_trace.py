@@ -31,8 +31,7 @@ from rlstab.zoo.s2t import S2TMask
 from rlstab.zoo.sapo import SAPO
 from rlstab.zoo.stare import STARE
 from rlstab.zoo.top_entropy import TopEntropyMask
-from tests.core.methods import Scale
-from tests.core.test_pull import Capped
+from tests.core.methods import Capped, Scale
 from tests.examples import EXAMPLES
 from tests.train.runs import go, small
 from tests.zoo import watch
