@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, get_scheduler
 
 import rlstab
@@ -111,17 +110,6 @@ def test_a_step_that_teaches_nothing_is_skipped_unless_a_penalty_acts(tmp_path: 
     paid = small(tmp_path / "paid", ["clip_higher", "entropy_bonus"], task=of_user("Equal"))
     assert all(norm > 0 for norm in column(go(paid).records, "gradient/norm"))
     assert moved(tmp_path / "paid") > 0
-
-
-def test_a_step_with_a_live_nan_is_refused_and_the_next_one_is_made(tmp_path: Path) -> None:
-    changes = {"optimisation__rollouts": 3, "tracking__checkpoint_every": 1, "tracking__keep_checkpoints": 3}
-    run = small(tmp_path, ["clip_higher", of_user("Poisoned")], **changes)
-    records = go(run, signals={"poison": own.poison}).records
-    assert [record.get("optimizer_steps/refused", 0) for record in records] == [0, 1, 0]
-    assert all(math.isfinite(value) for record in records for value in record.values())
-    first, second, third = (load_file(path / "model.safetensors") for path in checkpoints(tmp_path))
-    assert all(torch.equal(first[name], second[name]) for name in first), "the refused step"
-    assert not all(torch.equal(second[name], third[name]) for name in first)
 
 
 def test_twenty_refused_steps_in_a_row_end_a_run(tmp_path: Path) -> None:
