@@ -284,12 +284,15 @@ def test_damaged_lines_are_left_out_and_those_damaged_alike_are_told_once(bench:
         ({"evaluations": [{"rollout": 0, "eval/mean": "high"}]}, "evaluations.0.eval/mean"),
         ({"largest": None}, "largest"),
     ]
-    for damage, why in damages:
-        line = damage if isinstance(damage, str) else json.dumps({**json.loads(first), **damage})
-        file.write_text("\n".join([line, *rest]) + "\n")
-        loaded = load_runs(file)
-        assert len(loaded.runs) == 15
-        assert [(item.path, why in item.why) for item in loaded.left_out] == [(f"{file}:1", True)], why
+    lines = [
+        damage if isinstance(damage, str) else json.dumps({**json.loads(first), **damage}) for damage, _ in damages
+    ]
+    file.write_text("\n".join([*lines, *rest]) + "\n")
+    loaded = load_runs(file)
+    told = {item.path: item.why for item in loaded.left_out}
+    assert (len(loaded.runs), len(told)) == (15, len(damages))
+    for number, (_, why) in enumerate(damages, 1):
+        assert why in told[f"{file}:{number}"]
     file.write_text("\n".join(["\x00", "\x00", *rest, "\x00", "{}"]) + "\n")
     assert [item.path for item in load_runs(file).left_out] == [f"{file}:1-2, 18", f"{file}:19"]
 
