@@ -19,7 +19,7 @@ from rlstab.cli import main
 from rlstab.errors import CheckpointError, ConfigError, HostError, MissingSignal, UnknownName
 from rlstab.hosts import Host, adapted
 from tests.adapters.jobs import ROOT
-from tests.core.measuring_methods import PassRate
+from tests.core.methods import PassRate
 
 
 def test_only_a_penalty_towards_the_reference_needs_its_model() -> None:
