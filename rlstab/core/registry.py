@@ -41,7 +41,7 @@ class Registry(Generic[Kind]):
         return {point.name: point.value for point in entry_points(group=self._group)} | dict(self._table)
 
     def names(self) -> list[str]:
-        """Every known name, sorted."""
+        """Every known name, sorted: of what ships, what installed packages add, and what was registered by hand."""
         return sorted(self._where.keys() | self._classes.keys())
 
     def shipped_classes(self) -> dict[str, str]:

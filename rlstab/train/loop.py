@@ -455,7 +455,7 @@ def count_processes(run: RunConfig, console: Console) -> int:
     if launched > len(answers):
         raise ConfigError(
             f"{launched} processes were launched (WORLD_SIZE) and {len(answers)} answered. Launch with: torchrun "
-            f"--standalone --nproc_per_node {launched} -m rlstab.cli train FILE."
+            f"--standalone --nproc_per_node {launched} -m rlstab train FILE."
         )
     # the launcher that starts a single process says so; a cluster may set MASTER_ADDR too, so this is not an error
     if len(answers) == 1 and {"ACCELERATE_USE_CPU", "MASTER_ADDR"} <= os.environ.keys():
