@@ -39,6 +39,7 @@ from rlstab.console import Terminal, command
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.objective import active_methods, require_signals
 from rlstab.errors import ConfigError, FitWarning, NonFinite, RlstabError
+from rlstab.extras import require_trackers
 from rlstab.models.policy import load_policy, require_prompts, require_trainable
 from rlstab.signals import TRAINER_SIGNALS
 from rlstab.stages.pipeline import unmet
@@ -62,7 +63,7 @@ from rlstab.train.learn import Learner, Refusals, reference_logprobs
 from rlstab.train.rollout import Progress, Rollout, of_rank
 from rlstab.train.run_folder import CHECKPOINTS, RunFolder, describe, line, read_records
 from rlstab.train.sampling import Sampler, require_decoding
-from rlstab.train.tracking import Metrics, ProgressBar, require_trackers, start_trackers, summary_table
+from rlstab.train.tracking import Metrics, ProgressBar, start_trackers, summary_table
 
 T = TypeVar("T")
 

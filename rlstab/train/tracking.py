@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object, is_tensorboard_available, is_wandb_available
+from accelerate.utils import gather_object
 from rich import progress as bars
 from rich.console import Console, RenderableType
 from rich.table import Table
@@ -99,22 +99,6 @@ class Metrics:
 
 
 # -- trackers --------------------------------------------------------------------------------------------------------
-
-
-def require_trackers(names: Sequence[str]) -> None:
-    """Refuse trackers that are not there, which accelerate leaves out without a word.
-
-    Raises:
-        ConfigError: a package is missing.
-    """
-    known = {"wandb": (is_wandb_available, "wandb"), "tensorboard": (is_tensorboard_available, "-e '.[tensorboard]'")}
-    for name in names:
-        available, package = known[name]
-        if not available():  # type: ignore[no-untyped-call]  # accelerate gives it no types
-            raise ConfigError(
-                f"tracking.trackers: {name} is not installed. Run `pip install {package}`, or remove it; metrics.jsonl "
-                f"is always written."
-            )
 
 
 def start_trackers(accelerator: Accelerator, run: RunConfig, console: Console) -> None:

@@ -86,7 +86,7 @@ def test_verl_imports_the_adapter_by_an_entry_point_that_exists() -> None:
     assert (ROOT / f"{declared['rlstab'].replace('.', '/')}.py").exists()
 
 
-OTHER = Host("other", "Other", "other_adapter", frozenset(), package="other-host", release="2")
+OTHER = Host("other", "Other", frozenset(), release="2")
 
 
 def test_a_host_is_refused_what_it_does_not_give() -> None:
@@ -141,7 +141,7 @@ def test_doctor_tries_each_adapter(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert lines[-1].endswith("pip install -e '.[other]'")
     assert well
     real = importlib.metadata.version
-    monkeypatch.setattr("rlstab.adapters.doctor.version", lambda name: "2.5" if name == OTHER.package else real(name))
+    monkeypatch.setattr("rlstab.adapters.doctor.version", lambda name: "2.5" if name == OTHER.key else real(name))
 
     def broken() -> None:
         raise RuntimeError("somebody replaced it")
@@ -151,7 +151,7 @@ def test_doctor_tries_each_adapter(monkeypatch: pytest.MonkeyPatch, capsys: pyte
         module.check_host, module.tested = check_host, lambda: "Other 2.5"  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, OTHER.adapter, module)
         lines, well = doctor([OTHER])
-        assert lines[-1].startswith("Other 2.5: other_adapter ")
+        assert lines[-1].startswith(f"Other 2.5: {OTHER.adapter} ")
         assert said in lines[-1]
         assert well == ("live" in said)
     assert main(["doctor"]) == 0
