@@ -217,11 +217,11 @@ def _overrides(pairs: list[str]) -> dict[str, object]:
 def _train(options: argparse.Namespace) -> None:
     from rlstab.config import load_run
 
-    if options.resume and options.overwrite:
-        raise ConfigError("--resume and --overwrite exclude each other: one continues the run, the other replaces it.")
     run = load_run(_file(options), _overrides(options.set))
     require("train", "rlstab train")
-    from rlstab.train.loop import TIMEOUT, Stopped, leave, train
+    from accelerate import PartialState
+
+    from rlstab.train.loop import TIMEOUT, Stopped, train
 
     if options.timeout is not None and not 0 < options.timeout <= 1e9:
         raise ConfigError(f"--timeout {options.timeout}: expected a number of seconds, from above 0 to 1e9.")
@@ -233,7 +233,7 @@ def _train(options: argparse.Namespace) -> None:
         again = shlex.join(["rlstab", "train", *file, *(f"--set={pair}" for pair in options.set), "--resume"])
         stop.args = (f"{stop}. Continue with: {again}",)
         raise
-    leave()
+    PartialState().destroy_process_group()  # all processes are after their last collective
 
 
 def _check(options: argparse.Namespace) -> None:

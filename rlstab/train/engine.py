@@ -69,10 +69,11 @@ class Engine:
         optimizer: AdamW, fused: torch's loop over weights takes several times as long.
     """
 
+    _last = True  #: whether the micro-batch is the last of its optimizer step
+
     def __init__(self, policy: Policy, accelerator: Accelerator, settings: OptimisationSettings) -> None:
         self.policy, self.accelerator, self.processes = policy, accelerator, accelerator.num_processes
         self.loss_scale = self.processes  # DDP averages, and the loss has global denominators
-        self._last = True
         if settings.gradient_checkpointing:
             policy.checkpoint_gradients()
         module = PolicyModule(policy)
@@ -244,9 +245,6 @@ class ShardedEngine(Engine):
     def shared_prompts(self, sequences: Sequences) -> SharedPrompts | None:
         """None: a second forward would gather the weights of every layer, and reduce its gradients, once more."""
         return None
-
-    def forward(self, sequences: Sequences, index: Tensor, **asked: Any) -> TokenSignals:
-        return _forward(self.module, sequences, index, asked)
 
     def backward(self, loss: Tensor | None) -> None:
         self.accelerator.backward(self._zero_loss(self.module) if loss is None else loss)

@@ -149,18 +149,14 @@ class Learner:
 
         Whole groups are dealt out, by the number that each group's id draws, so the ranks agree.
         """
-        several = self.settings.mini_batches > 1
-        groups = self._all_groups(group_ids) if several else group_ids.unique()
+        several, groups = self.settings.mini_batches > 1, group_ids.unique()
+        if several:  # those of all ranks, which exchange float64: it holds ids below 2**53 exactly
+            groups = self.comm.gather(groups.double()).unique().long()
         for epoch in range(self.settings.epochs):
             drawn = uniform(self.run.seed + 1, groups, torch.tensor(epoch))
             order = groups[drawn.argsort()] if several else groups
             for number, chosen in enumerate(order.tensor_split(self.settings.mini_batches)):
                 yield epoch == number == 0, torch.isin(group_ids, chosen).nonzero().squeeze(-1)
-
-    def _all_groups(self, group_ids: Tensor) -> Tensor:
-        """The different group ids of all ranks, sorted. Ranks exchange float64, which holds ids below 2**53 exactly."""
-        groups: Tensor = self.comm.gather(group_ids.unique().double()).unique()
-        return groups.long()
 
     def _optimizer_step(
         self, rollout: Rollout, rows: Tensor, progress: Progress, metrics: Metrics, *, first: bool

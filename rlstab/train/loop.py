@@ -149,7 +149,8 @@ def train(
     accelerator = start_processes(run, timeout)
     with tag_errors_with_rank(accelerator), Stop() as stop:
         processes = count_processes(run, console)
-        folder = on_main_process(accelerator, lambda: RunFolder(run, names, resume=resume, overwrite=overwrite))
+        say = partial(tell, console, "run folder")
+        folder = on_main_process(accelerator, lambda: RunFolder(run, names, say, resume=resume, overwrite=overwrite))
         try:
             trainer = Trainer(run, accelerator, folder, console, signals, advantages, task, stop)
             return trainer.go(describe(run, accelerator, processes, names, trainer.rewards, trainer.engine.in_words))
@@ -213,7 +214,7 @@ class Trainer:
         self.sampler = Sampler(run.rollout.precision, run.rollout.weight_noise, run.seed)
         policy_now = partial(self.sampler.refreshed, self.policy)
         self.generator = Generator(
-            run, policy_now, self.task, self.rewards, comm, rank, world, signals, reference, self.say
+            run, policy_now, self.task, self.rewards, comm, rank, world, signals, reference, partial(tell, console)
         )
         self.generator.require_blocks()
         self.learner = Learner(self.engine, run, comm, main=self.main, provider=advantages)
@@ -287,7 +288,6 @@ class Trainer:
         folder = self.folder
         on_main_process(self.accelerator, lambda: folder.begin(about) if folder is not None else None)
         if folder is not None:
-            self._tell_remarks(folder)
             self.console.print(f"engine: {self.engine.in_words}", highlight=False)
         start_trackers(self.accelerator, self.run, self.console)
         try:
@@ -299,15 +299,6 @@ class Trainer:
             for tracker in self.accelerator.trackers:  # end_training() would end the process group as well
                 tracker.finish()
         return self._finish()
-
-    def say(self, what: str, text: str) -> None:
-        """Tell the user something; completions and error texts are data, and brackets in them are not markup."""
-        self.console.print(f"[yellow]{what}:[/] {escape(text)}", highlight=False)
-
-    def _tell_remarks(self, folder: RunFolder) -> None:
-        for text in folder.remarks:
-            self.say("run folder", text)
-        folder.remarks.clear()
 
     @contextmanager
     def _dropped_by_signals(self) -> Iterator[None]:
@@ -336,7 +327,7 @@ class Trainer:
         every_step = refused.steps == self.run.optimisation.optimizer_steps_per_rollout
         self.refused = self.refused + refused.steps if every_step else 0
         if refused.why and self.main:
-            self.say("refused", refused.why)
+            tell(self.console, "refused", refused.why)
         if self.refused >= MAX_REFUSED:
             kept = checkpoint.checkpoints(self.out / CHECKPOINTS)
             raise NonFinite(
@@ -396,7 +387,6 @@ class Trainer:
             self.folder.keep_newest(self.latest)
             if planned:
                 self.folder.forget_replaced()
-            self._tell_remarks(self.folder)
 
     def _finish(self) -> RunResult:
         self.accelerator.wait_for_everyone()  # the first process may still be writing
@@ -404,13 +394,17 @@ class Trainer:
         if self.folder is not None and self.latest is not None:  # the last rollout has a checkpoint
             self.folder.forget_replaced()  # a kill may have come after it
             self.folder.keep_newest(self.latest)  # or while an older one was being removed
-            self._tell_remarks(self.folder)
             self.console.print(summary_table(result.records))
             self.console.print(f"run: {escape(str(self.out))}", soft_wrap=True, highlight=False)
             if (self.out / "tokens.jsonl").is_file():
                 look = escape(command("view", str(self.out)))
                 self.console.print(f"tokens, and what each method did to them: {look}", soft_wrap=True, highlight=False)
         return result
+
+
+def tell(console: Console, what: str, text: str) -> None:
+    """Tell the user something; completions and error texts are data, and brackets in them are not markup."""
+    console.print(f"[yellow]{what}:[/] {escape(text)}", highlight=False)
 
 
 def _name(provider: Callable[..., Any]) -> str:
@@ -461,7 +455,7 @@ def count_processes(run: RunConfig, console: Console) -> int:
     # the launcher that starts a single process says so; a cluster may set MASTER_ADDR too, so this is not an error
     if len(answers) == 1 and {"ACCELERATE_USE_CPU", "MASTER_ADDR"} <= os.environ.keys():
         text = "accelerate launch was asked for several processes and started one. Use --multi_gpu instead of --cpu."
-        console.print(f"[yellow]one process:[/] {text}", highlight=False)
+        tell(console, "one process", text)
     return len(answers)
 
 
@@ -492,12 +486,6 @@ def tag_errors_with_rank(accelerator: Accelerator) -> Iterator[None]:
             if isinstance(error, RuntimeError) and not isinstance(error, RlstabError):
                 error.add_note("if it is about a connection or a timeout, another process ended first: see its error")
         raise
-
-
-def leave() -> None:
-    """End the connections to the other processes; all call it after their last collective."""
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
 
 
 # -- SIGINT and SIGTERM: a run ends at a place where a checkpoint can be written ---------------------------------------

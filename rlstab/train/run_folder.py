@@ -14,7 +14,7 @@ import secrets
 import shutil
 import socket
 import sys
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import suppress
 from importlib.metadata import version
 from os.path import lexists
@@ -67,19 +67,26 @@ class RunFolder:
         path: of the folder.
         run_id: of the run, sixteen hexadecimal digits.
         start: the checkpoint to continue from, or None.
-        remarks: what a user should know about how it was found, a line each.
     """
 
-    def __init__(self, run: RunConfig, providers: Mapping[str, Any], *, resume: bool, overwrite: bool) -> None:
+    def __init__(
+        self, run: RunConfig, providers: Mapping[str, Any], say: Callable[[str], None], *, resume: bool, overwrite: bool
+    ) -> None:
         """Take hold of ``tracking.out`` and find out how to go on. Nothing in it changes before :meth:`begin`.
+
+        Args:
+            run: its settings.
+            providers: names of user-defined functions.
+            say: is told what a user should know about what was there, a line each.
+            resume: see :func:`rlstab.train.train`.
+            overwrite: likewise.
 
         Raises:
             ConfigError: it holds a run or files that are in the way, another process holds it, it cannot be written.
             CheckpointError: the run in it cannot be continued.
         """
-        self.path, self._run, self._providers = Path(run.tracking.out), run, providers
+        self.path, self._run, self._providers, self.say = Path(run.tracking.out), run, providers, say
         self.start: Path | None = None
-        self.remarks: list[str] = []
         self._made: list[Path] = []
         self._about: dict[str, Any] = {}
         self._lock: filelock.BaseFileLock | None = None
@@ -165,8 +172,9 @@ class RunFolder:
             record = checkpoint.read(path)
             if record is not None:
                 self.start = path
-                self.remarks += [*damaged, f"continuing from {path.name}"] if damaged else []
                 self._require_same(record["run"])
+                for text in [*damaged, f"continuing from {path.name}"] if damaged else ():
+                    self.say(text)
                 return
             damaged.append(f"{path.name} is damaged")
         if damaged:
@@ -196,7 +204,8 @@ class RunFolder:
                     f"continues as it began. Resume with {self.path / 'config.yaml'} and the same functions, or start "
                     f"over in another tracking.out."
                 )
-        self.remarks += changed_files(before.get("code", {}), checksums(now["settings"]))
+        for text in changed_files(before.get("code", {}), checksums(now["settings"])):
+            self.say(text)
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -236,7 +245,7 @@ class RunFolder:
         for name in FILES:
             if lexists(self.path / name):
                 (self.path / name).rename(aside / name)
-        self.remarks.append(f"the run that was here waits in {aside} for the first checkpoint of this one")
+        self.say(f"the run that was here waits in {aside} for the first checkpoint of this one")
 
     def append(self, name: str, lines: str) -> None:
         """Append whole lines to a journal, by one call to the system, so that a reader sees whole lines.
@@ -280,7 +289,7 @@ class RunFolder:
                 with suppress(OSError):
                     aside.rmdir()
             if lexists(aside):
-                self.remarks.append(f"{aside} holds what the run that was replaced did not write")
+                self.say(f"{aside} holds what the run that was replaced did not write")
 
 
 def describe(
