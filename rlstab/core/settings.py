@@ -47,6 +47,7 @@ class Setting:
         range: bounds of a number, or None.
         optional: None is allowed.
         default: ``dataclasses.MISSING`` where the user has to choose.
+        hint: the annotation itself.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Setting:
     range: Range | None
     optional: bool
     default: Any
+    hint: Any
 
     def accepts(self, value: object) -> bool:
         """Whether the value has an allowed type and lies in the range."""
@@ -119,7 +121,7 @@ def _setting(cls: type, name: str, hint: Any, default: Any) -> Setting:
             )
     if bounds is not None and not {int, float} & set(kinds):
         raise MethodError(f"{cls.__qualname__}: the setting '{name}' has a Range and is no number. Remove the Range.")
-    return Setting(name, tuple(kinds), tuple(choices), bounds, type(None) in members, default)
+    return Setting(name, tuple(kinds), tuple(choices), bounds, type(None) in members, default, full)
 
 
 def check_settings(owner: object, name: str) -> None:
