@@ -63,6 +63,5 @@ def require_trackers(names: Iterable[str]) -> None:
     for name in names:
         if find_spec(name) is None:
             raise ConfigError(
-                f"tracking.trackers: {name} is not installed. Run `pip install {name}`, or remove it here; "
-                f"metrics.jsonl is always written."
+                f"tracking.trackers: {name} is not installed. Run `pip install {name}`, or remove it here."
             )

@@ -133,8 +133,7 @@ class TokenBatch(SequenceArithmetic):
             if (values.shape, values.device, values.dtype) != ((size,), device, kind) or values.requires_grad:
                 raise ShapeError(
                     f"TokenBatch: '{name}' is {described(values)}, expected {kind} of shape ({size},) on {device} "
-                    f"without grad. Build the batch with TokenBatch.from_padded; what is differentiated goes into "
-                    f"PolicyOutputs."
+                    f"without grad. Use TokenBatch.from_padded; what is differentiated goes into PolicyOutputs."
                 )
         if tokens and not self.sequence.is_meta:  # reads the device once; such an index would end the process later
             low, high = torch.stack(self.sequence.aminmax()).tolist()
@@ -183,8 +182,7 @@ class TokenBatch(SequenceArithmetic):
         arguments = (*SIGNALS, "logprobs", "sequence_ids", "group_ids", "extra", "live_ratio")
         for name in sorted(signals.keys() - SIGNALS.keys()):
             raise UnknownName(
-                f"TokenBatch.from_padded takes no '{name}'. {did_you_mean(name, arguments)} A user-defined signal goes "
-                f"into extra={{'{name}': values}}."
+                f"TokenBatch.from_padded takes no '{name}'. {did_you_mean(name, arguments)} Your own go into extra=."
             )
         optional = {**signals, "logprobs": logprobs, "sequence_ids": sequence_ids, "group_ids": group_ids}
         named = {name: values for name, values in optional.items() if values is not None}

@@ -186,10 +186,7 @@ def loss_of_part(
     """
     batch, terms = part.batch, part.terms
     if not isinstance(policy, PolicyOutputs):
-        raise OutOfRange(
-            f"the policy is {kind_of(policy)}, expected PolicyOutputs. Write PolicyOutputs.from_padded(batch, "
-            f"logprobs=...)."
-        )
+        raise OutOfRange(f"the policy is {kind_of(policy)}. Pass PolicyOutputs.from_padded(batch, logprobs=...).")
     mine, given = batch.old_logprobs, policy.logprobs
     if given.shape != mine.shape or given.device != mine.device:
         raise ShapeError(
@@ -225,9 +222,8 @@ def loss_of_part(
         value = penalty.fn(policy, constants.anchor)
         if part.penalised and penalty.coefficient != 0 and torch.is_grad_enabled() and not value.requires_grad:
             raise MissingSignal(
-                f"the penalty '{name}' has no gradient: it reads nothing of the live policy that requires grad. Pass "
-                f"live {' and '.join(sorted(penalty.reads)) or 'log-probs'} that were not detached, and let it read "
-                f"`policy`, not `anchor`."
+                f"the penalty '{name}' has no gradient: it reads nothing that requires grad. Let it read `policy`, not "
+                f"`anchor`, and pass live {' and '.join(sorted(penalty.reads)) or 'log-probs'} that were not detached."
             )
         for read in penalty.reads:
             known = _without_impossible(known, read, policy, penalty.where)

@@ -127,9 +127,8 @@ class TokenObjective(Method[TokenBatch]):
         out = make_plan(whole, [batch], state).loss(batch, policy, anchor=anchor)
         if int(out.nonfinite):
             raise NonFinite(
-                f"live outputs of the policy, or a gate or a loss made of them, are NaN, Inf or impossible (a log-prob "
-                f"above 0, a negative entropy) on {int(out.nonfinite)} tokens. The loss was not computed; look at the "
-                f"weights, at the learning rate of the last step, or at how log-probs are made."
+                f"live outputs, or a gate or a loss made of them, are NaN, Inf or impossible (a log-prob above 0) on "
+                f"{int(out.nonfinite)} tokens. Look at weights, learning rate, and how log-probs are made."
             )
         return replace(out, state=out.state[self._label]) if alone else out
 

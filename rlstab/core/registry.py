@@ -78,8 +78,7 @@ class Registry(Generic[Kind]):
         where = self._where.get(cls.name, f"{cls.__module__}:{cls.__qualname__}")
         if where != f"{cls.__module__}:{cls.__qualname__}" or (known is not None and known is not cls):
             raise Conflict(
-                f"'{cls.name}' is already the name of {self._where.get(cls.name, known)}; {cls.__qualname__} cannot "
-                f"take it. Give the class another `name`."
+                f"'{cls.name}' is the name of {self._where.get(cls.name, known)}. Give {cls.__qualname__} another."
             )
         self._classes[cls.name] = cls
         return cls

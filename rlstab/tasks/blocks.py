@@ -123,8 +123,7 @@ def _checked(blocks: Any, text: str) -> list[Block]:
         if not lies or not math.isfinite(block.reward) or block.outcome != int(block.outcome) or block.outcome < 0:
             raise DataError(
                 f"`blocks` returned {block!r} where the last one ends at {end}, in a text of {len(text)} characters. "
-                f"Return each rlstab.tasks.Block in the order of the text, not empty, without overlap, with a finite "
-                f"reward and a whole outcome of at least 0."
+                f"Return Blocks in order, not empty, without overlap, with a finite reward and an outcome from 0 on."
             )
         end = block.stop
     return checked

@@ -97,8 +97,7 @@ def _same_mathematics(right: str, answer: str) -> bool:
     gold = parse(right if marked else f"${right}$", parsing_timeout=None)
     if not gold:
         raise DataError(
-            f"math-verify cannot read the right answer {right!r}. Write mathematics alone there (a number or "
-            "LaTeX), or set `scorer: exact`."
+            f"math-verify cannot read the right answer {right!r}. Write a number or LaTeX, or set `scorer: exact`."
         )
     equal: bool = verify(gold, parse(answer, parsing_timeout=None), timeout_seconds=None)
     return equal

@@ -122,8 +122,7 @@ def load(path: Path, engine: Engine) -> dict[str, Any]:
         return load_state(read_json(path / INDEX), load_file(path / _TENSORS))
     except Exception as error:  # damaged files fail in every way
         raise CheckpointError(
-            f"{path} is damaged: {first_line(error)}. Move this folder away, and --resume takes the checkpoint before "
-            f"it."
+            f"{path} is damaged: {first_line(error)}. Move this folder away: --resume takes the checkpoint before it."
         ) from error
 
 

@@ -113,10 +113,7 @@ class Learner:
         if rollout.refused:
             steps = self.settings.optimizer_steps_per_rollout
             metrics.count("optimizer_steps/refused", steps)
-            why = (
-                f"{rollout.refused} rewards are NaN or Inf. The rollout was refused and nothing was changed. Make the "
-                f"scorer of the task return a number."
-            )
+            why = f"{rollout.refused} rewards are NaN or Inf. The rollout was refused. Let the scorer return a number."
             return replace(progress, optimizer_steps=progress.optimizer_steps + steps), Refusals(steps, why)
         rollout = self._with_old_logprobs(rollout, metrics)
         with metrics.phase("train"):

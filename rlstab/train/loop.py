@@ -148,12 +148,12 @@ def train(
     } | ({} if task is None else {"task": type(task).__qualname__})
     accelerator = start_processes(run, timeout)
     with tag_errors_with_rank(accelerator), Stop() as stop:
-        processes = count_processes(run, console)
+        require_processes(run, console)
         say = partial(tell, console, "run folder")
         folder = on_main_process(accelerator, lambda: RunFolder(run, names, say, resume=resume, overwrite=overwrite))
         try:
             trainer = Trainer(run, accelerator, folder, console, signals, advantages, task, stop)
-            return trainer.go(describe(run, accelerator, processes, names, trainer.rewards, trainer.engine.in_words))
+            return trainer.go(describe(run, accelerator, trainer.rewards, trainer.engine.in_words))
         finally:
             if folder is not None:
                 folder.close()
@@ -436,8 +436,8 @@ def start_processes(run: RunConfig, timeout: timedelta) -> Accelerator:
     return accelerator
 
 
-def count_processes(run: RunConfig, console: Console) -> int:
-    """The number of processes that answer.
+def require_processes(run: RunConfig, console: Console) -> None:
+    """See that all processes answer, and make the same run.
 
     Raises:
         ConfigError: they make different runs or have different engines, or more were launched.
@@ -456,7 +456,6 @@ def count_processes(run: RunConfig, console: Console) -> int:
     if len(answers) == 1 and {"ACCELERATE_USE_CPU", "MASTER_ADDR"} <= os.environ.keys():
         text = "accelerate launch was asked for several processes and started one. Use --multi_gpu instead of --cpu."
         tell(console, "one process", text)
-    return len(answers)
 
 
 def on_main_process(accelerator: Accelerator, work: Callable[[], T]) -> T | None:

@@ -32,6 +32,7 @@ from rlstab.config.runs import RunConfig, dump_run, run_hash
 from rlstab.config.user_code import changed_files, checksums, portable
 from rlstab.errors import CheckpointError, ConfigError
 from rlstab.models.loading import read_json
+from rlstab.tasks.rewards import Rewards
 from rlstab.train import checkpoint
 from rlstab.train.checkpoint import filesystem_errors
 
@@ -100,8 +101,7 @@ class RunFolder:
                 self._fresh = not resume or before is None or moving
                 if not (resume or overwrite) and (lexists(self.path / REPLACED) or _came_far(self.path)):
                     raise ConfigError(
-                        f"{self.path} already holds a run. Continue it with --resume, replace it with --overwrite, or "
-                        f"set another tracking.out."
+                        f"{self.path} already holds a run. Give --resume, --overwrite, or another tracking.out."
                     )
                 self._refuse_strangers(before)
                 self.run_id = secrets.token_hex(8) if self._fresh or before is None else before
@@ -127,8 +127,8 @@ class RunFolder:
         except filelock.Timeout:
             self._made.clear()
             raise ConfigError(
-                f"{self.path} is being written by another process ({(self.path / LOCK).read_text()}). Wait for it to "
-                f"end, end it, or set another tracking.out."
+                f"{self.path} is being written by another process ({(self.path / LOCK).read_text()}). End it, or set "
+                f"another tracking.out."
             ) from None
         self._lock = lock
         (self.path / LOCK).write_text(f"process {os.getpid()} on {socket.gethostname()}")
@@ -166,8 +166,7 @@ class RunFolder:
         for path in reversed(checkpoint.checkpoints(self.path / CHECKPOINTS)):
             if checkpoint.owner(path) not in (self.run_id, None):
                 raise CheckpointError(
-                    f"{path} belongs to another run than {self.run_id}, which {self.path} holds. Move that checkpoint "
-                    f"away to continue."
+                    f"{path} belongs to another run than {self.run_id}, which {self.path} holds. Move it away."
                 )
             record = checkpoint.read(path)
             if record is not None:
@@ -179,13 +178,11 @@ class RunFolder:
             damaged.append(f"{path.name} is damaged")
         if damaged:
             raise CheckpointError(
-                f"{self.path} has no checkpoint that is whole: {'; '.join(damaged)}. Restore one from a copy, or start "
-                f"over with --overwrite."
+                f"{self.path} has no whole checkpoint: {'; '.join(damaged)}. Restore one, or start over by --overwrite."
             )
         if read_json(self.path / "run.json").get("saved"):
             raise CheckpointError(
-                f"{self.path} had checkpoints, and they are gone. Restore one from a copy, or start over with "
-                f"--overwrite."
+                f"{self.path} had checkpoints, which are gone. Restore one from a copy, or start over by --overwrite."
             )
         config = self.path / "config.yaml"
         self._require_same({"settings": Document.read(config).data} if config.is_file() else {})
@@ -200,9 +197,8 @@ class RunFolder:
             if difference is not None:
                 place, was, wanted = difference
                 raise CheckpointError(
-                    f"{self.path} was started with {place or key} = {was!r}, and this is {wanted!r} now. A run "
-                    f"continues as it began. Resume with {self.path / 'config.yaml'} and the same functions, or start "
-                    f"over in another tracking.out."
+                    f"{self.path} was started with {place or key} = {was!r}, which is {wanted!r} now. Resume with "
+                    f"{self.path / 'config.yaml'} and the same functions, or start over in another tracking.out."
                 )
         for text in changed_files(before.get("code", {}), checksums(now["settings"])):
             self.say(text)
@@ -213,7 +209,7 @@ class RunFolder:
         """Make the folder that of this run: what it replaces is moved aside, and its settings are written.
 
         Args:
-            about: what ``run.json`` says beside the id.
+            about: what ``run.json`` says beside the identity.
         """
         with filesystem_errors(self.path):
             if self._fresh:
@@ -222,7 +218,9 @@ class RunFolder:
             last = -1 if self.start is None else checkpoint.number(self.start)
             for name in JOURNALS:
                 _cut_after(self.path / name, last)
-            self._about = {"run_id": self.run_id, "saved": self.start is not None, **about}
+            known = self.identity()
+            del known["settings"]  # which config.yaml has
+            self._about = {"saved": self.start is not None, **known, **about}
             _write(self.path / "run.json", json.dumps(self._about, indent=1))
             _write(self.path / "config.yaml", dump_run(self._run))
 
@@ -292,21 +290,16 @@ class RunFolder:
                 self.say(f"{aside} holds what the run that was replaced did not write")
 
 
-def describe(
-    run: RunConfig, accelerator: Accelerator, processes: int, providers: Mapping[str, Any], rewards: Any, engine: str
-) -> dict[str, Any]:
-    """What ``run.json`` says of a run beside its id: versions, the machine, and what took part.
+def describe(run: RunConfig, accelerator: Accelerator, rewards: Rewards, engine: str) -> dict[str, Any]:
+    """What ``run.json`` says of a run beside its identity: versions, the machine, and what took part.
 
     Args:
         run: its settings.
         accelerator: of this process.
-        processes: that answered.
-        providers: names of user-defined functions.
         rewards: that are measured.
         engine: in words.
     """
     return {
-        "run_hash": run_hash(run),
         "objective_hash": objective_hash(run.composition),
         "command": " ".join(sys.argv),
         "rlstab": rlstab.__version__,
@@ -314,12 +307,10 @@ def describe(
         "python": platform.python_version(),
         "machine": platform.platform(),
         "device": str(accelerator.device),
-        "processes": processes,
+        "processes": accelerator.num_processes,
         "engine": engine,
         "threads": torch.get_num_threads(),
-        "providers": providers,
         "rewards": rewards.in_words(),
-        "code": checksums(run.model_dump(mode="json")),
     }
 
 

@@ -117,8 +117,7 @@ def start_trackers(accelerator: Accelerator, run: RunConfig, console: Console) -
         accelerator.init_trackers(run.tracking.project, settings, init_kwargs={"wandb": options})
     except Exception as error:  # foreign code that reads files and calls servers
         raise ConfigError(
-            f"tracking.trackers: one of {', '.join(names)} does not start: {first_line(error)}. Mend that, or remove "
-            f"it; for wandb, WANDB_MODE=offline needs no server."
+            f"tracking.trackers: one of {', '.join(names)} does not start: {first_line(error)}. Mend or remove it."
         ) from error
 
 

@@ -115,7 +115,6 @@ def _provided(name: str, values: object, mask: Tensor) -> Tensor:
     if not isinstance(values, Tensor) or values.shape != mask.shape:
         what = tuple(values.shape) if isinstance(values, Tensor) else kind_of(values)
         raise ShapeError(
-            f"signals['{name}'] returned {what}, expected a tensor of {tuple(mask.shape)}, the shape of "
-            f"completion_ids. Change its function."
+            f"signals['{name}'] returned {what}, expected a tensor of {tuple(mask.shape)}. Change its function."
         )
     return values

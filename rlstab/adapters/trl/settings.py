@@ -64,8 +64,7 @@ def check_settings(config: GRPOConfig, objective: TokenObjective) -> None:
     optimizer = str(getattr(config.optim, "value", config.optim))
     if any(word in optimizer for word in _STEPS_EARLY):
         raise ConfigError(
-            f"GRPOConfig.optim = {optimizer!r} steps inside the backward pass, where no step can be refused. Take "
-            f"'adamw_torch'."
+            f"GRPOConfig.optim = {optimizer!r} steps inside the backward pass: none could be refused. Take adamw_torch."
         )
 
 
@@ -75,8 +74,7 @@ def _check_estimator(config: GRPOConfig, objective: TokenObjective) -> None:
     estimators = kl_settings(objective, "estimator")
     if not estimators and not corrects:
         raise ConfigError(
-            f"GRPOConfig.{BIAS_CORRECTION} = False has no effect: the objective has no 'kl' to the reference. "
-            f"Leave it at True."
+            f"GRPOConfig.{BIAS_CORRECTION} = False has no effect without a 'kl' to the reference. Leave it at True."
         )
     for estimator in estimators:
         if corrects != (estimator == UNBIASED):

@@ -47,6 +47,5 @@ def check_plugin() -> None:
     actor = vars(host).get("actor_worker_cls")
     if not isinstance(actor, ActorWorker):
         raise HostError(
-            f"another package set ActorRolloutRefWorker.actor_worker_cls to {actor}, in the place of the adapter. Do "
-            f"not load that package."
+            f"another package set ActorRolloutRefWorker.actor_worker_cls to {actor}. Do not load that package."
         )

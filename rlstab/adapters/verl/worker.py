@@ -72,8 +72,7 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # to mypy, ve
         path = objective_file(host.config)
         if not path:
             raise ConfigError(
-                "actor_rollout_ref.actor.policy_loss.loss_mode = 'rlstab:' names no file. Write loss_mode=rlstab:FILE, "
-                "with the path of an objective."
+                "actor_rollout_ref.actor.policy_loss.loss_mode = 'rlstab:' names no file. Write loss_mode=rlstab:FILE."
             )
         self.objective: Composition = compose(load_objective(path))
         check_complete(self.objective)
