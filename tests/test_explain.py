@@ -34,7 +34,7 @@ from rlstab.stages.stage import RewardShaper
 from rlstab.train.generate import given_to, require_evidence
 from rlstab.zoo import METHODS
 from tests.examples import STAGE_EXAMPLES
-from tests.zoo.watch import evidence, examples, live, shipped
+from tests.zoo.watch import SHIPPED, STEP, instances
 
 
 def others(method: TokenObjective, setting: Setting) -> Iterator[TokenObjective]:
@@ -50,13 +50,11 @@ def others(method: TokenObjective, setting: Setting) -> Iterator[TokenObjective]
 
 def losses(method: TokenObjective) -> list[Tensor]:
     """Loss and gradients of three steps with state, on evidence on which all controllers act."""
-    tensors = evidence()
-    groups = torch.arange(len(tensors["response_mask"])) // 2
-    batch, state, values = rlstab.TokenBatch.from_padded(**tensors, group_ids=groups), None, []
+    batch, state, values = STEP.batch(), None, []
     for _ in range(3):
-        outputs = live(tensors)
+        outputs = STEP.leaves()
         plan = rlstab.make_plan(method, [batch], state)
-        loss = plan.loss(batch, rlstab.PolicyOutputs.from_padded(batch, **outputs)).loss
+        loss = plan.loss(batch, rlstab.PolicyOutputs(**outputs)).loss
         loss.backward()
         values += [loss.detach(), *(torch.zeros(()) if x.grad is None else x.grad for x in outputs.values())]
         state = plan.state
@@ -67,8 +65,8 @@ def losses(method: TokenObjective) -> list[Tensor]:
 def test_words_name_every_field_and_every_setting_that_acts(most: int) -> None:
     """What the words leave out has no effect beside the other settings."""
     compared = 0
-    for cls in shipped():
-        several = examples(cls)
+    for cls in SHIPPED:
+        several = instances(cls)
         for method in random.Random(0).sample(several, min(most, len(several))):
             assert method.in_words().keys() == (method.writes or {"report"}), method
             same = [

@@ -86,7 +86,8 @@ class Engine:
                 gradient_as_bucket_view=True,
                 find_unused_parameters=any(gradient is None for gradient in reached),
             )
-        self.module = accelerator.prepare(module)
+        # torchrun with one process would have it wrapped too, and DDP cannot share prompts
+        self.module = accelerator.prepare(module) if self.processes > 1 else module
         self.optimizer = self._build_optimizer(settings)
         # torch orders its buckets by the first backward: now, so that a run that is continued adds in the same order
         for _ in range(2 if self.processes > 1 else 0):

@@ -125,9 +125,9 @@ def _rank(file: Path, rank: int, processes: int, port: int, scenario: str, optio
     log_of(file, rank).write_text("")
     print_to(log_of(file, rank))
     torch.set_num_threads(1)
-    if processes > 1:
-        met = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "MASTER_PORT": port}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in met.items()}}
+    # as torchrun does, also for one
+    met = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "MASTER_PORT": port}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in met.items()}}
     getattr(ranks, scenario)(file, **options)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

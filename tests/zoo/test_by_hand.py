@@ -11,7 +11,7 @@ from rlstab.testing.run import joined, run_ranks, run_whole
 from rlstab.testing.run import run_parts as run_step
 from rlstab.testing.steps import make_step
 from rlstab.testing.tolerances import REORDERED
-from tests.core.steps import random_rows, run_parts, token
+from tests.core.steps import EVIDENCE, random_rows, run_parts, token
 
 
 def moved(*gaps: float) -> list[dict[str, float]]:
@@ -42,13 +42,11 @@ def test_candidates_of_s2t_are_compared_in_float64() -> None:
     assert sides == {True, False}
 
 
-FIELDS = {"old_logprobs": "old", "logprobs": "now", "rollout_logprobs": "rollout"}
-
-
 @pytest.mark.parametrize("of_to", [("old_logprobs", "rollout_logprobs"), ("logprobs", "old_logprobs")])
 def test_mismatch_reports_what_sums_by_hand_give(of_to: tuple[str, str]) -> None:
     rows = random_rows(3, [4, 0, 7, 1, 5])
-    gaps = [[token[FIELDS[of_to[0]]] - token[FIELDS[of_to[1]]] for token in row] for row in rows if row]
+    of, to = (EVIDENCE[name] for name in of_to)
+    gaps = [[token[of] - token[to] for token in row] for row in rows if row]
     flat = [gap for row in gaps for gap in row]
     weights = [math.exp(math.fsum(row)) for row in gaps]
     expected = {

@@ -1,10 +1,10 @@
 """What a class declares is what its method reads, fills, reports and refuses."""
 
 import dataclasses
+import random
 from typing import ClassVar
 
 import pytest
-import torch
 
 import rlstab as r
 from rlstab import PolicyOutputs, TokenBatch
@@ -15,7 +15,7 @@ from rlstab.core.settings import settings_of
 from rlstab.core.stats import Settled, settle
 from rlstab.errors import Conflict, OutOfRange
 from tests.examples import EXAMPLES
-from tests.zoo.watch import evidence, examples, live, shipped
+from tests.zoo.watch import SHIPPED, STEP, instances
 
 
 class WatchedBatch(TokenBatch):
@@ -42,10 +42,9 @@ class WatchedPolicy(PolicyOutputs):
 
 def misdeclared(method: TokenObjective) -> set[str]:
     """Names that are declared and not used in two steps, or used and not declared."""
-    tensors = evidence()
     # where the live policy is its own denominator: the old log-probs of the ratio are not meant
-    batch = WatchedBatch.from_padded(live_ratio=True, **tensors)
-    policy = WatchedPolicy.from_padded(batch, **live(tensors))
+    whole = dataclasses.replace(STEP.batch(), live_ratio=True)
+    batch, policy = WatchedBatch(**vars(whole)), WatchedPolicy(**STEP.leaves())
     state, wrote, penalties = method.init_state(), set[str](), set[str]()
     WatchedBatch.seen.clear()
     for _ in range(2):
@@ -63,9 +62,11 @@ def misdeclared(method: TokenObjective) -> set[str]:
     return (WatchedBatch.seen ^ method.needs) | (penalties ^ method.live_needs) | (wrote ^ method.writes)
 
 
-def test_every_method_reads_and_fills_what_it_declares() -> None:
-    for cls in shipped():
-        for method in examples(cls):
+@pytest.mark.parametrize("most", [300, pytest.param(10**6, marks=pytest.mark.slow)])
+def test_every_method_reads_and_fills_what_it_declares(most: int) -> None:
+    for cls in SHIPPED:
+        several = instances(cls)
+        for method in random.Random(0).sample(several, min(most, len(several))):
             assert misdeclared(method) == set(), method
 
 
@@ -97,19 +98,17 @@ METRICS = {name: metrics.split() for metrics, names in REPORTED.items() for name
 
 
 def test_metrics_have_the_name_of_their_method() -> None:
-    tensors = evidence()
-    groups = torch.arange(len(tensors["response_mask"])) // 2
-    batch = TokenBatch.from_padded(**tensors, group_ids=groups)
-    for cls in shipped():
+    batch = STEP.batch()
+    for name, methods in EXAMPLES.items():
         own = set[str]()
-        for method in EXAMPLES[cls.name]:
-            out = method(batch, PolicyOutputs.from_padded(batch, **live(tensors)), state=method.init_state())
-            own |= {metric for metric in out.report if not metric.startswith(("ratio/", "tokens/"))}
-        assert own == {f"{cls.name}/{metric}" for metric in METRICS.get(cls.name, [])}
+        for method in methods:
+            report = method(batch, PolicyOutputs(**STEP.leaves()), state=method.init_state()).report
+            own |= {metric for metric in report if not metric.startswith(("ratio/", "tokens/"))}
+        assert own == {f"{name}/{metric}" for metric in METRICS.get(name, [])}
 
 
 def test_every_setting_is_checked() -> None:
-    for cls in shipped():
+    for cls in SHIPPED:
         for setting in settings_of(cls):
             with pytest.raises(OutOfRange, match=f"'{cls.name}': {setting.name} = 'wrong', expected "):
                 dataclasses.replace(EXAMPLES[cls.name][0], **{setting.name: "wrong"})

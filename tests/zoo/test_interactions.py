@@ -16,7 +16,6 @@ from rlstab.explain.notes import interactions
 from rlstab.zoo import METHODS
 
 ALWAYS_PAYS = r.AdaptiveEntropy(target_entropy=1.0, initial=0.001)
-SOME_MASK = r.RandomMask(share=0.5, sign="all")
 HELD = r.LpReg(share=0.05, min_p=1e-4)
 
 
@@ -211,15 +210,9 @@ def never_looser(batch: TokenBatch) -> None:
 def stops_what_would_turn(batch: TokenBatch) -> None:
     sampled, now = far_from_the_sampler(batch)
     turned = pulled(sampled, r.DRPO(0.2), at=now) * batch.advantages > 0
-    for other in (r.CPPO(0.15), r.DPPO()):
-        assert nowhere(turned, pulled(sampled, r.DRPO(0.2), other, at=now))
-
-
-def no_way_back(batch: TokenBatch) -> None:
-    sampled, now = far_from_the_sampler(batch)
-    turned = pulled(sampled, r.DRPO(0.15), at=now) * batch.advantages > 0
-    beyond = (now - batch.old_logprobs).exp().sub(1).abs() > 0.28
-    assert nowhere(turned & beyond, pulled(sampled, r.DRPO(0.15), r.ClipHigher(), at=now))
+    beyond = turned & ((now - batch.old_logprobs).exp().sub(1).abs() > 0.28)
+    for where, other in ((turned, r.CPPO(0.15)), (turned, r.DPPO()), (beyond, r.ClipHigher())):
+        assert nowhere(where, pulled(sampled, r.DRPO(0.2), other, at=now))
 
 
 def damps_the_way_back(batch: TokenBatch) -> None:
@@ -266,17 +259,6 @@ def keeps_what_the_clip_stops(batch: TokenBatch) -> None:
     sampled = dataclasses.replace(batch, rollout_logprobs=batch.old_logprobs, logprobs=now)
     assert asked(r.M2PO(), sampled).weight is None
     assert torch.equal(pulled(sampled, r.M2PO(), r.ClipHigher(), at=now) == 0, far)
-
-
-def spends_though_dropped(batch: TokenBatch) -> None:
-    sampled, now = far_from_the_sampler(batch)
-    left = ~dropped(SOME_MASK, sampled)
-    stopped, fewer = (
-        left & (pulled(sampled, *several, at=now) == 0)
-        for several in ([r.CPPO(), SOME_MASK], [r.within(SOME_MASK, r.CPPO())])
-    )
-    assert torch.equal(stopped, left & (pulled(sampled, r.CPPO(), at=now) == 0))
-    assert fewer.sum() < stopped.sum()
 
 
 def the_ratio_to_the_sampler(batch: TokenBatch) -> None:
@@ -332,11 +314,6 @@ def thresholds_of_entropy(batch: TokenBatch) -> None:
     spurious = dropped(r.S2TMask(quantile=0.95), batch)
     assert (spurious & forks).any()
     assert (spurious & ~forks).any()
-    alone, beside = (
-        asked(r.compose(r.ASPO(), *more), batch).report["aspo/high_entropy"] for more in ([], [r.TopEntropyMask()])
-    )
-    assert 0 < alone.value < 1
-    assert (alone.total, alone.count) == (beside.total, beside.count)
 
 
 def fixed(batch: TokenBatch) -> None:
@@ -411,28 +388,12 @@ def only_pulled_back(batch: TokenBatch) -> None:
     assert torch.equal(pulled(room, *methods, at=now)[both].sign(), (now - room.old_logprobs)[both].sign())
 
 
-def hit_and_dropped(batch: TokenBatch) -> None:
-    own = r.ClipCov(share=0.1)
-    hit, gone = weights(own, batch) == 0, dropped(SOME_MASK, batch)
-    assert (hit & gone).any()
-    assert torch.equal(weights(r.compose(own, SOME_MASK), batch) == 0, hit)
-    assert not ((weights(r.within(SOME_MASK, own), batch) == 0) & gone).any()
-
-
 def hit_and_stopped(batch: TokenBatch) -> None:
     room, now = moved(batch, 0.5)
     room = dataclasses.replace(room, logprobs=now)
     stopped = pulled(room, r.ClipHigher(), at=now) == 0
     assert ((weights(r.ClipCov(share=1.0), room) == 0) & stopped).any()
     assert nowhere(weights(r.ClipCov(share=1.0, clip_low=0.2, clip_high=0.28), room) == 0, stopped)
-
-
-def held_though_dropped(batch: TokenBatch) -> None:
-    (room, now), own = moved(batch, 0.3), r.KLCov(share=0.1)
-    held, gone = penalised(own, room), dropped(SOME_MASK, room)
-    pull = pulled(room, own, SOME_MASK, at=now)
-    assert everywhere(held & gone, pull)
-    assert nowhere(~held & gone, pull)
 
 
 def stopped_and_held(batch: TokenBatch) -> None:
@@ -454,16 +415,6 @@ def opposite_pulls(batch: TokenBatch) -> None:
     preferred = surer.old_logprobs.exp() > 0.5
     assert everywhere(preferred, pulled(surer, r.KLPenalty(), advantage=False) < 0)
     assert everywhere(preferred, pulled(surer, r.EntropyBonus(), advantage=False) > 0)
-
-
-def reach(batch: TokenBatch) -> None:
-    silent = dropped(r.S2TMask(), batch)
-    assert nowhere(silent, pulled(batch, r.S2TMask()))
-    assert nowhere(silent, pulled(batch, r.within(r.S2TMask(), r.KLPenalty())))
-    for penalty in (r.KLPenalty(), r.EntropyBonus(), ALWAYS_PAYS):
-        assert everywhere(silent, pulled(batch, r.S2TMask(), penalty))
-    forks = ~dropped(r.TopEntropyMask(), batch)
-    assert everywhere(~forks & penalised(HELD, batch), pulled(batch, r.TopEntropyMask(), HELD))
 
 
 def both_soften(batch: TokenBatch) -> None:
@@ -570,18 +521,16 @@ SHOWN: dict[Callable[[TokenBatch], None], str] = {
     restrained_twice: "gspo cppo drpo fipo, drpo cppo dppo, sapo maspo, vespo off_policy_mask m2po, m2po dppo, "
     "importance_correction cppo",
     never_looser: "cppo dppo",
-    stops_what_would_turn: "drpo cppo dppo",
-    no_way_back: "drpo clip_higher",
+    stops_what_would_turn: "drpo cppo dppo clip_higher",
     damps_the_way_back: "drpo maspo sapo",
     one_by_probability_one_by_ratio: "cppo maspo sapo",
     damped_by_less_than_a_twentieth: "clip_higher maspo sapo",
     keeps_what_the_clip_stops: "m2po clip_higher",
-    spends_though_dropped: "cppo mask",
     the_ratio_to_the_sampler: "importance_correction cppo drpo m2po",
     exempt: "lp_reg clip_higher cispo maspo sapo vespo gmpo",
     rare_both: "s2t stare, stare top_entropy",
     gate: "stare entropy_bonus adaptive_entropy",
-    thresholds_of_entropy: "s2t top_entropy, aspo top_entropy",
+    thresholds_of_entropy: "s2t top_entropy",
     fixed: "constant_length mask, wapo mask",
     alone: "sequence_mean mask",
     rare_less_and_more: "ar maspo",
@@ -590,12 +539,9 @@ SHOWN: dict[Callable[[TokenBatch], None], str] = {
     nothing_left_of_the_rewarded: "sign_weights s2t stare, wapo sign_weights",
     few_of_the_rare: "steer clip_cov kl_cov",
     only_pulled_back: "clip_cov kl_cov",
-    hit_and_dropped: "clip_cov mask",
     hit_and_stopped: "clip_cov clip_higher",
-    held_though_dropped: "kl_cov mask",
     stopped_and_held: "kl_cov clip_higher dcpo_clip",
     opposite_pulls: "kl entropy_bonus adaptive_entropy",
-    reach: "kl mask, entropy_bonus mask, adaptive_entropy mask, lp_reg top_entropy",
     both_soften: "ar lp_reg, stare lp_reg",
     shrinks: "constant_length kl",
     per_response: "sequence_mean kl entropy_bonus lp_reg, adaptive_entropy sequence_mean",
@@ -607,11 +553,12 @@ SHOWN: dict[Callable[[TokenBatch], None], str] = {
     counts_what_is_dropped: "stream_weight mask sequence_mean block_mean",
 }
 
-#: What follows from how every loss is put together: weights multiply, masks join, penalties add up and ignore both; and
-#: one method takes rewarded tokens, the other punished ones.
+#: What follows from how every loss is put together: methods measure what masks drop, weights multiply, masks join,
+#: penalties add up and ignore both; and one method takes rewarded tokens, the other punished ones.
 BY_THE_LOSS = (
     "stare clip_higher, random_mask s2t top_entropy, s2t lp_reg, entropy_bonus adaptive_entropy, "
-    "stream_weight kl entropy_bonus"
+    "stream_weight kl entropy_bonus, aspo top_entropy, cppo mask, clip_cov mask, kl_cov mask, kl mask, "
+    "entropy_bonus mask, adaptive_entropy mask, lp_reg top_entropy"
 )
 
 
