@@ -178,8 +178,7 @@ def require_data_level(objective: Composition) -> None:
         what = refusal(method)
         if what is not None:
             raise ConfigError(
-                f"'{key}' asks for {what}: a loss mask and advantages cannot say it. Remove '{key}', or train where "
-                f"the loss itself can be changed, such as with rlstab.adapters.trl."
+                f"'{key}' asks for {what}: no mask and no advantages can say it. Remove it, or use rlstab.adapters.trl."
             )
 
 

@@ -213,9 +213,8 @@ class TokenBatch(SequenceArithmetic):
             floats = values.is_floating_point() or per_row or name in (extra or {})
             if values.shape != mask.shape or not floats:
                 raise ShapeError(
-                    f"TokenBatch.from_padded: '{name}' is {described(values)}, expected floats of shape "
-                    f"{(rows, width)}, as 'response_mask' has{f', or ({rows},)' if per_row else ''}. Cut the prompt "
-                    f"off first, and pass log-probs or entropies, not token ids or ranks."
+                    f"TokenBatch.from_padded: '{name}' is {described(values)}, expected floats of {(rows, width)}"
+                    f"{f' or ({rows},)' if per_row else ''}. Cut the prompt off first, and pass no token ids."
                 )
             return widened(values.detach()).reshape(-1)[index]
 
@@ -328,8 +327,7 @@ class TokenBatch(SequenceArithmetic):
         def __getattr__(self, name: str) -> Any:
             if name == "group_ids":
                 raise MissingSignal(
-                    "'group_ids' were read, but the batch was built without them. Pass group_ids= to "
-                    "TokenBatch.from_padded, the number of the prompt of each response."
+                    "'group_ids' were read, and the batch has none. Pass group_ids= to TokenBatch.from_padded."
                 )
             raise AttributeError(f"'TokenBatch' object has no attribute '{name}'")
 

@@ -258,8 +258,7 @@ def _require_gradient(part: Part, policy: PolicyOutputs) -> None:
     needed = [policy.logprobs] if part.trains else policy.present() if part.penalised else []
     if needed and torch.is_grad_enabled() and not any(values.requires_grad for values in needed):
         raise MissingSignal(
-            "the log-probs of the policy do not require grad, so the loss would train nothing. Pass live outputs that "
-            "were not detached, or compute the loss under torch.no_grad()."
+            "the log-probs of the policy require no grad. Pass those that were not detached, or use torch.no_grad()."
         )
 
 

@@ -264,8 +264,7 @@ def check_fit(keyed: Mapping[str, TokenObjective]) -> None:
         for slot in sorted(method.writes & set(SLOTS)):
             if slot in owner:
                 raise Conflict(
-                    f"'{owner[slot]}' and '{key}' both define the {slot}; a composition has exactly one.\n"
-                    f"  Remove one of them. (Weights, masks, gates and penalties combine freely.)"
+                    f"'{owner[slot]}' and '{key}' both define the {slot}, of which there is one.\n  Remove one of them."
                 )
             owner[slot] = key
     options: dict[str, tuple[str, float]] = {}
@@ -273,8 +272,7 @@ def check_fit(keyed: Mapping[str, TokenObjective]) -> None:
         for name, value in method.signal_options.items():
             if name in options and options[name][1] != value:
                 raise Conflict(
-                    f"'{options[name][0]}' and '{key}' read one signal defined with different numbers: {name} = "
-                    f"{options[name][1]} and {value}.\n  Give both the same {name}."
+                    f"'{options[name][0]}' and '{key}': {name} is {options[name][1]} and {value}.\n  Give both the same."
                 )
             options[name] = key, value
     for method, other in permutations([leaf for member in keyed.values() for leaf in active_methods(member)], 2):

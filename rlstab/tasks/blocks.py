@@ -24,8 +24,7 @@ def require_blocks(task: Any, who: str) -> None:
     """
     if not callable(getattr(task, "blocks", None)):
         raise MissingSignal(
-            f"{who} needs blocks, and the task '{task.name}' says of none. Give the task a method `blocks` "
-            f"(rlstab.tasks.HasBlocks), or take another task or another advantage estimator."
+            f"{who} needs blocks, and the task '{task.name}' has none. Give it the method of rlstab.tasks.HasBlocks."
         )
 
 

@@ -124,8 +124,7 @@ def require_task(task: object) -> Task:
             example = checked.example(split, 0)
         if not isinstance(example, Example) or not isinstance(example.prompt, str):
             raise ConfigError(
-                f"{who} gave {kind_of(example)} as example 0 of '{split}', expected a rlstab.tasks.Example whose "
-                f"prompt is a text. Return Example(prompt, answer), or Example.chat(messages, answer)."
+                f"{who}: example 0 of '{split}' is {kind_of(example)}. Return Example(text, answer), or Example.chat."
             )
     return checked
 

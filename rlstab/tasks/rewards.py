@@ -101,8 +101,7 @@ def build_rewards(settings: Sequence[RewardSettings] | None, task: Task) -> Rewa
                 reward.workers.score_one(example.prompt, "", example.answer)
             except ScorerError as error:
                 raise ConfigError(
-                    f"reward '{reward.name}': {str(error).rstrip('.')}. It was tried with an empty completion of the "
-                    f"first training prompt, and has to return a number for every text."
+                    f"reward '{reward.name}', tried with an empty completion: {str(error).rstrip('.')}. Change it."
                 ) from None
     return rewards
 

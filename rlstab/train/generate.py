@@ -113,8 +113,7 @@ class Generator:
         require_blocks(self.task, who or "the method that reads 'block_ids'")
         if who and flaky_share(self.task):
             raise ConfigError(
-                f"{who} reads the rewards of blocks, and the task '{self.task.name}' is flaky, which loses scores of "
-                f"whole answers: nothing would be lost. Set task.flaky to 0, or take another advantage estimator."
+                f"{who} reads the rewards of blocks, of which '{self.task.name}' loses none. Set task.flaky to 0."
             )
 
     def start(self) -> Progress:

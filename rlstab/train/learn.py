@@ -209,8 +209,7 @@ class Learner:
         norm = self.engine.clip(settings.max_grad_norm)
         if bad or not math.isfinite(norm):
             raise NonFinite(
-                f"{int(bad)} live values of the policy, or of gates, are NaN or Inf and the gradient norm is {norm}. "
-                f"The optimizer step was refused; weights and state are those before it."
+                f"{int(bad)} live values of the policy, or of gates, are NaN or Inf, the gradient norm is {norm}."
             )
         lr = self._learning_rate(step) * plan.lr_scale
         if recorder is not None:

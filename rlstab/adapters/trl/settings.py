@@ -104,9 +104,9 @@ def check_engine(accelerator: Any) -> None:
         ConfigError: names it.
     """
     if accelerator.distributed_type in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
+        kind = accelerator.distributed_type.value
         raise ConfigError(
-            f"accelerate was launched with {accelerator.distributed_type.value}: it takes the optimizer step inside "
-            f"the backward pass, where it can be neither refused nor scaled. Launch with FSDP or DDP."
+            f"accelerate was launched with {kind}, which steps in the backward pass. Launch with FSDP or DDP."
         )
     for kind in ("tp", "cp", "sp"):
         if getattr(accelerator.parallelism_config, f"{kind}_enabled", False):

@@ -91,10 +91,7 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is n
         self._rlstab_forward = forward_for(self, self.objective, provided, head)
         _warn_of_dropout(self.model, self.objective)
         if self.accelerator.num_processes > 1 and self.is_distributed_loading_by_transformers:
-            raise HostError(
-                "the model was sharded while it was loaded (tp_plan), and the adapter counts every rank as "
-                "data-parallel. Load it without, and launch with FSDP or DDP."
-            )
+            raise HostError("the model was sharded while it was loaded (tp_plan). Load it whole, for FSDP or DDP.")
         ranks = self.accelerator.num_processes
         self._rlstab_comm: Comm = TorchComm(device=self.accelerator.device) if ranks > 1 else LocalComm()
         self._rlstab_ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
@@ -291,9 +288,8 @@ def _warn_of_dropout(model: torch.nn.Module, objective: TokenObjective) -> None:
     ]
     if dropped and objective.needs & SIGNAL_NAMES:
         logger.warning(
-            f"the policy has dropout ({dropped[0]} and {len(dropped) - 1} more modules), and each forward draws its "
-            f"own: methods that read the policy decide by another draw than the one that is trained. Write "
-            f"disable_dropout=True, lora_dropout=0.0 and attention_dropout=0.0, wherever yours is set."
+            f"the policy has dropout ({dropped[0]} and {len(dropped) - 1} more modules), and methods decide by another "
+            f"draw than the one that is trained. Write disable_dropout=True, lora_dropout=0.0, attention_dropout=0.0."
         )
 
 

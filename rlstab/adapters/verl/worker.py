@@ -99,8 +99,7 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # to mypy, ve
         dist.all_gather_object(ranks, own, group=group)
         if len(set(ranks)) > 1:
             raise ConfigError(
-                f"data-parallel ranks read different objectives: {', '.join(sorted(set(ranks)))}. Put the file where "
-                f"every node reads the same, and name it by its absolute path."
+                f"ranks read different objectives: {', '.join(sorted(set(ranks)))}. Name one file that all nodes have."
             )
 
     def set_loss_fn(self, loss_fn: Any) -> None:
