@@ -270,11 +270,11 @@ def check_fit(keyed: Mapping[str, TokenObjective]) -> None:
     options: dict[str, tuple[str, float]] = {}
     for key, method in keyed.items():
         for name, value in method.signal_options.items():
-            if name in options and options[name][1] != value:
+            other, before = options.setdefault(name, (key, value))
+            if before != value:
                 raise Conflict(
-                    f"'{options[name][0]}' and '{key}': {name} is {options[name][1]} and {value}.\n  Give both the same."
+                    f"'{other}' and '{key}' read one signal by {name} = {before} and {value}.\n  Give both the same."
                 )
-            options[name] = key, value
     for method, other in permutations([leaf for member in keyed.values() for leaf in active_methods(member)], 2):
         reasons = [why for named, why in method.excludes.items() if named == other.name or named in other.writes]
         if "surrogate" in method.writes and "bounds" in other.writes:
