@@ -90,8 +90,7 @@ class Host:
         """
         if self.data_level:
             require_data_level(objective)
-        cures = {name: self.cure(name) for name in (objective.needs - BASICS) | objective.live_needs}
-        require_signals(objective, provides=self.gives, live=self.live, host=self.titled, otherwise=cures)
+        require_signals(objective, provides=self.gives, live=self.live, host=self.titled, cure=self.cure)
 
 
 _GIVEN = SIGNAL_NAMES - {"logprobs"} | {"ref_logprobs", "rollout_logprobs", "truncated", "branch"}

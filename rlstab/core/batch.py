@@ -271,9 +271,8 @@ class TokenBatch(SequenceArithmetic):
             what = f" ({SIGNALS[name]})" if name in SIGNALS else ""
             how = f"{name}=" if name in SIGNALS else f"extra={{'{name}': values}}"
             raise MissingSignal(
-                f"signal '{name}'{what} was read, but the batch was built without it; it has: "
-                f"{', '.join(have) or 'none beyond the basic ones'}. Pass {how} to TokenBatch.from_padded, or name it "
-                f"in the method's `needs` so that a trainer provides it."
+                f"signal '{name}'{what} was read, and the batch has: {', '.join(have) or 'the basic ones'}. Pass {how} "
+                f"to TokenBatch.from_padded, or name it in the method's `needs` so that a trainer provides it."
             )
         return values
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import permutations
 
@@ -203,7 +203,7 @@ def require_signals(
     provides: Set[str],
     live: Set[str],
     host: str,
-    otherwise: str | Mapping[str, str] = "use a host that provides it",
+    cure: Callable[[str], str] = lambda name: "use a host that provides it",
 ) -> None:
     """Check, before anything runs, that a host provides what an objective reads.
 
@@ -212,7 +212,7 @@ def require_signals(
         provides: signals of the evidence that the host can give beyond the basic ones.
         live: outputs of the live policy that it can differentiate beyond the log-probs.
         host: its name in the error.
-        otherwise: what to do about a missing signal, other than to remove the method; one text, or one by signal.
+        cure: what to do about a missing signal, other than to remove the method.
 
     Raises:
         MissingSignal: names the method that reads it.
@@ -221,10 +221,9 @@ def require_signals(
     for key, method in members.items():
         for kind, wanted, given in (("", method.needs, provides), ("the live ", method.live_needs, live)):
             for missing in sorted(wanted - given - BASICS):
-                cure = otherwise if isinstance(otherwise, str) else otherwise[missing]
                 raise MissingSignal(
                     f"'{key}' reads {kind}'{missing}', which {host} does not provide. It provides: "
-                    f"{', '.join(sorted(given))}. Remove '{key}', or {cure}."
+                    f"{', '.join(sorted(given))}. Remove '{key}', or {cure(missing)}."
                 )
 
 
@@ -270,10 +269,10 @@ def check_fit(keyed: Mapping[str, TokenObjective]) -> None:
     options: dict[str, tuple[str, float]] = {}
     for key, method in keyed.items():
         for name, value in method.signal_options.items():
-            other, before = options.setdefault(name, (key, value))
+            first, before = options.setdefault(name, (key, value))
             if before != value:
                 raise Conflict(
-                    f"'{other}' and '{key}' read one signal by {name} = {before} and {value}.\n  Give both the same."
+                    f"'{first}' and '{key}' read one signal by {name} = {before} and {value}.\n  Give both the same."
                 )
     for method, other in permutations([leaf for member in keyed.values() for leaf in active_methods(member)], 2):
         reasons = [why for named, why in method.excludes.items() if named == other.name or named in other.writes]

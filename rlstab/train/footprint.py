@@ -271,8 +271,7 @@ def describe_memory(run: RunConfig, processes: int = 1, memory: int | None = Non
     text = (
         f"{shape.weights / 1e6:.3g}M parameters, {shape.trained / 1e6:.3g}M of them trained; "
         f"{in_words(estimate.per_response)} of activations for each response in a micro-batch, at {longest} tokens of "
-        f"prompt and {run.rollout.max_new_tokens} of answer. Not in it: Python, torch and other libraries (about 0.5 "
-        f"GiB on a CPU), and what the allocator wastes."
+        f"prompt and {run.rollout.max_new_tokens} of answer. Libraries take more, on a CPU about 0.5 GiB."
     )
     if engine == "fsdp2":
         text += (

@@ -136,7 +136,7 @@ def train(
         provides=TRAINER_SIGNALS | signals.keys() | {"block_ids"},
         live=frozenset({"entropies", "log_kept_mass"}),
         host="the trainer",
-        otherwise="pass rlstab.train.train a function that makes it, in signals",
+        cure=lambda name: "pass rlstab.train.train a function that makes it, in signals",
     )
     require_evidence(run.pipeline)
     for text in unmet(run.pipeline, [method.name for method in active_methods(run.composition)]):

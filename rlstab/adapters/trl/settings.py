@@ -90,10 +90,9 @@ def check_windows(config: GRPOConfig) -> None:
     every = config.steps_per_generation * config.num_iterations
     if every % config.gradient_accumulation_steps:
         raise ConfigError(
-            f"an optimizer step takes gradient_accumulation_steps={config.gradient_accumulation_steps} micro-batches, "
-            f"and one generation gives steps_per_generation={config.steps_per_generation} x num_iterations="
-            f"{config.num_iterations}: a step would span generations, and statistics over it could not be known before "
-            f"its first backward pass. Write steps_per_generation={config.gradient_accumulation_steps}, or a multiple."
+            f"with gradient_accumulation_steps={config.gradient_accumulation_steps}, steps_per_generation="
+            f"{config.steps_per_generation} and num_iterations={config.num_iterations} a step would span generations. "
+            f"Write steps_per_generation={config.gradient_accumulation_steps}, or a multiple."
         )
 
 

@@ -129,9 +129,8 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is n
         inputs = [self._buffered_inputs[(self._step + ahead) % slices] for ahead in range(count)]
         if place + count > slices * self.num_iterations or inputs[0] is not first:
             raise HostError(
-                f"an optimizer step of {count} micro-batches begins at micro-batch {place} of a generation that has "
-                f"{slices} x {self.num_iterations}, or TRL keeps its micro-batches elsewhere: not all of the step is "
-                f"known before its first backward pass. Let the data set give whole generations, and drop what is left."
+                f"an optimizer step of {count} micro-batches begins at {place} in a generation of {slices} x "
+                f"{self.num_iterations}: not all of it is known. Let the data set give whole generations."
             )
         window = Window()
         if count > 1:
