@@ -95,14 +95,7 @@ class TokenObjective(Method[TokenBatch]):
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         """What this method asks for on one part of the step."""
 
-    def __call__(
-        self,
-        batch: TokenBatch,
-        policy: PolicyOutputs,
-        *,
-        state: State | None = None,
-        anchor: PolicyOutputs | None = None,
-    ) -> LossOutput:
+    def __call__(self, batch: TokenBatch, policy: PolicyOutputs, *, state: State | None = None) -> LossOutput:
         """The loss of a whole optimizer step in one batch. For one in parts, see `make_plan`.
 
         Args:
@@ -110,7 +103,6 @@ class TokenObjective(Method[TokenBatch]):
             policy: live outputs for its tokens.
             state: :meth:`init_state` in the first optimizer step, ``state`` of the last output afterwards. Needed where
                 a member has state or scales the learning rate, which the output carries as ``lr_scale``.
-            anchor: see :meth:`rlstab.core.plan.Plan.loss`.
 
         Raises:
             OutOfRange: there is no state where it is needed.
@@ -124,7 +116,7 @@ class TokenObjective(Method[TokenBatch]):
             whole.require_no_state()
         elif alone:
             state = {self._label: state}
-        out = make_plan(whole, [batch], state).loss(batch, policy, anchor=anchor)
+        out = make_plan(whole, [batch], state).loss(batch, policy)
         if int(out.nonfinite):
             raise NonFinite(
                 f"live outputs, or a gate or a loss made of them, are NaN, Inf or impossible (a log-prob above 0) on "
