@@ -139,8 +139,7 @@ class TokenBatch(SequenceArithmetic):
             low, high = torch.stack(self.sequence.aminmax()).tolist()
             if low < 0 or high >= self.num_sequences:
                 raise ShapeError(
-                    f"TokenBatch: 'sequence' holds {low} to {high}, 'sequence_ids' has {self.num_sequences} entries. "
-                    f"Number the sequences of a batch from 0; what is stable over batches goes into sequence_ids."
+                    f"TokenBatch: 'sequence' holds {low} to {high}, of {self.num_sequences} sequence_ids. Count from 0."
                 )
 
     # -- making one ------------------------------------------------------------------------------------------------
@@ -201,8 +200,7 @@ class TokenBatch(SequenceArithmetic):
             odd = response_mask[mask & (response_mask != 1)]
             if odd.numel():
                 raise OutOfRange(
-                    f"TokenBatch.from_padded: 'response_mask' holds {odd[0].item():g}, expected 1 on tokens that count "
-                    f"and 0 elsewhere. Compare first, for example labels != -100."
+                    f"TokenBatch.from_padded: 'response_mask' holds {odd[0].item():g}, not 0 or 1. Write labels != -100."
                 )
         index = mask.reshape(-1).nonzero().squeeze(-1)
 

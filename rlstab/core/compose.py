@@ -131,8 +131,7 @@ class Within(Combinator, combinator=True):
         slots = sorted(self.inner.writes & {*SLOTS, "lr_scale"})
         if slots:
             raise Conflict(
-                f"within('{self.outer.name}', '{self.inner.name}'): the inner method defines the {', '.join(slots)}, "
-                f"which belongs to all tokens.\n  Compose '{self.inner.name}' with it instead."
+                f"within('{self.outer.name}', '{self.inner.name}'): the inner defines the {slots[0]}.\n  Use compose."
             )
         if "keep" not in self.outer.writes:
             raise Conflict(

@@ -31,8 +31,7 @@ class PolicyOutputs:
         for name, values in vars(self).items():
             if values is not None and (values.ndim != 1 or values.shape != self.logprobs.shape):
                 raise ShapeError(
-                    f"PolicyOutputs: '{name}' has shape {tuple(values.shape)}, expected (n,), the same for all. "
-                    f"Build it with PolicyOutputs.from_padded(batch, ...)."
+                    f"PolicyOutputs: '{name}' has shape {tuple(values.shape)}, expected (n,) for all. Use from_padded."
                 )
 
     @classmethod

@@ -399,22 +399,19 @@ def _tokens(prompt: Tensor, response: Tensor, group: Tensor, size: int) -> int:
 
 
 def reference_logprobs(
-    gathered: Callable[[], AbstractContextManager[Policy]], temperature: float, micro_batch_size: int
-) -> Callable[[Rollout], Tensor]:
-    """What makes the log-probs of the reference policy, ``(R, T)`` float32; every process asks.
+    gathered: Callable[[], AbstractContextManager[Policy]], temperature: float, micro_batch_size: int, rollout: Rollout
+) -> Tensor:
+    """The log-probs of the reference policy, ``(R, T)`` float32; every process asks.
 
     Args:
         gathered: enters the policy with all of its weights; an adapter on it is off for as long as it is asked.
         temperature: of the log-probs.
         micro_batch_size: responses in one forward.
+        rollout: whose tokens are meant.
     """
-
-    def reference(rollout: Rollout) -> Tensor:
-        with gathered() as policy, policy.without_adapter():
-            evidence = policy.evidence(rollout.sequences, {"logprobs"}, micro_batch_size, temperature=temperature)
-        return evidence["logprobs"]
-
-    return reference
+    with gathered() as policy, policy.without_adapter():
+        evidence = policy.evidence(rollout.sequences, {"logprobs"}, micro_batch_size, temperature=temperature)
+    return evidence["logprobs"]
 
 
 def squared_gradients(policy: Policy, sequences: Sequences, temperature: float, where: Tensor | None = None) -> Tensor:

@@ -209,7 +209,8 @@ class Trainer:
             if run.model.adapter is None or run.model.reference is not None:
                 name = run.model.reference or run.model.name
                 gathered = self.engine.frozen(load_policy(name, device=device, precision=precision))
-            reference = reference_logprobs(gathered, run.rollout.temperature, run.optimisation.micro_batch_size)
+            size = run.optimisation.micro_batch_size
+            reference = partial(reference_logprobs, gathered, run.rollout.temperature, size)
 
         self.sampler = Sampler(run.rollout.precision, run.rollout.weight_noise, run.seed)
         policy_now = partial(self.sampler.refreshed, self.policy)
