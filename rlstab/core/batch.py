@@ -200,7 +200,7 @@ class TokenBatch(SequenceArithmetic):
             odd = response_mask[mask & (response_mask != 1)]
             if odd.numel():
                 raise OutOfRange(
-                    f"TokenBatch.from_padded: 'response_mask' holds {odd[0].item():g}, not 0 or 1. Write labels != -100."
+                    f"TokenBatch.from_padded: 'response_mask' holds {odd[0]:g}, not 0 or 1. Write labels != -100."
                 )
         index = mask.reshape(-1).nonzero().squeeze(-1)
 
