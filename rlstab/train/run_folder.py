@@ -26,7 +26,7 @@ import torch
 from accelerate import Accelerator
 
 import rlstab
-from rlstab.config.document import Document
+from rlstab.config.document import Document, flat
 from rlstab.config.objectives import objective_hash
 from rlstab.config.runs import RunConfig, dump_run, run_hash
 from rlstab.config.user_code import changed_files, checksums, portable
@@ -339,15 +339,6 @@ def _came_far(folder: Path) -> bool:
     records = folder / JOURNALS[0]
     started = bool(checkpoint.checkpoints(folder / CHECKPOINTS)) or (records.is_file() and records.stat().st_size > 0)
     return started and run_id_in(folder) is not None
-
-
-def flat(data: Any, place: str = "") -> dict[str, Any]:
-    """The leaves of nested settings by their place, such as ``objective.0.name``; None is "null"."""
-    if isinstance(data, Mapping):
-        return {path: value for key, part in data.items() for path, value in flat(part, f"{place}{key}.").items()}
-    if isinstance(data, list):
-        return flat({str(index): part for index, part in enumerate(data)}, place)
-    return {place.rstrip("."): "null" if data is None else data}
 
 
 def _difference(before: Any, now: Any, free: Set[str]) -> tuple[str, Any, Any] | None:

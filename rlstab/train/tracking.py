@@ -21,11 +21,11 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from torch import Tensor
 
+from rlstab.config.document import flat
 from rlstab.config.runs import RunConfig
 from rlstab.core.stats import Mean
 from rlstab.errors import ConfigError
 from rlstab.hub import first_line
-from rlstab.train.run_folder import flat
 
 #: A scalar; a tensor stays on its device until the metrics are collected, so that nothing waits for it.
 Number: TypeAlias = float | Tensor
