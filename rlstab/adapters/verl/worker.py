@@ -157,7 +157,7 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # to mypy, ve
             objective = compose(objective, HostCorrection())
         batch = MiniBatch.of(data, get_device_id(), self._rlstab_ends)
         loss, window = self._rlstab_loss, Window()
-        loss.batch, loss.objective, loss.window = batch, objective, None
+        loss.batch, loss.window = batch, None
         if loss.recorder is not None:
             loss.recorder.begin()
         batch.evidence = self._rlstab_evidence(data)
