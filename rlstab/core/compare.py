@@ -25,11 +25,6 @@ def less(values: Tensor, other: float | Tensor) -> Tensor:
     return _compare(operator.lt, values, other)
 
 
-def nonzero(values: Tensor) -> Tensor:
-    """``values != 0``."""
-    return values.bool()
-
-
 def numbers(where: Tensor) -> Tensor:
     """Bools as 0 and 1 for arithmetic: bytes, which torch converts faster."""
     return where.view(torch.uint8)

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rlstab.core.batch import TokenBatch, impossible
-from rlstab.core.compare import less, nonzero, numbers
+from rlstab.core.compare import less, numbers
 from rlstab.core.method import State
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Mean, Settled, total
@@ -136,9 +136,9 @@ class Part:
     def of(cls, batch: TokenBatch, settled: Settled, terms: Terms) -> Part:
         """From what the methods asked for."""
         advantages = batch.advantages if terms.bonus is None else batch.advantages + terms.bonus
-        has_gradient = nonzero(advantages)
+        has_gradient = advantages.bool()  # is not zero
         if terms.weight is not None:
-            has_gradient = has_gradient & nonzero(terms.weight)
+            has_gradient = has_gradient & terms.weight.bool()
         if terms.keep is not None:
             has_gradient = has_gradient & terms.keep
         return cls(batch, settled, terms, advantages, has_gradient)

@@ -34,7 +34,7 @@ INDEX = "trainer.json"
 _TENSORS = "trainer.safetensors"
 _MOMENTS = "optimizer.safetensors"
 _WRITING = ".writing"
-_NAME = re.compile(r"rollout-([0-9]{6,18})")
+_NAME = re.compile("rollout-[0-9]{6,18}")
 
 
 def save(folder: Path, progress: Progress, engine: Engine, about: Mapping[str, Any]) -> Path:
@@ -143,8 +143,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 def number(path: Path) -> int:
     """The rollout in a checkpoint's name."""
-    match = _NAME.fullmatch(path.name)
-    return int(match[1]) if match else -1
+    return int(path.name.removeprefix("rollout-"))
 
 
 def owner(path: Path) -> str | None:

@@ -468,8 +468,7 @@ def on_main_process(accelerator: Accelerator, work: Callable[[], T]) -> T | None
             result = work()
         except RlstabError as raised:
             error = [raised]
-    if accelerator.num_processes > 1:
-        broadcast_object_list(error)
+    broadcast_object_list(error)
     if error[0] is not None:
         raise error[0]
     return result
