@@ -1,6 +1,5 @@
 """Run published code on fixed tensors and store what it gives::
 
-    python -m benchmarks published inputs
     python -m benchmarks published trl                            # trl 1.16.0 installed
     python -m benchmarks published verl                           # verl 0.9.1 installed
     python -m benchmarks published stare    CHECKOUT              # hp-luo/STARE
@@ -47,7 +46,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.conformance.inputs import CUTS, DATA, LENGTH, inputs, load, of_tokens, of_two_rewards, tensors
+from tests.conformance.inputs import CUTS, DATA, LENGTH, load, of_tokens, of_two_rewards, tensors
 
 Loss = Callable[[dict[str, Tensor], Tensor], "tuple[Tensor, Tensor | None]"]
 
@@ -610,10 +609,10 @@ def main() -> None:
     from benchmarks import authors
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source", help="inputs, trl, verl, or a function of benchmarks/authors.py")
+    parser.add_argument("source", help="trl, verl, or a function of benchmarks/authors.py")
     parser.add_argument("checkouts", nargs="*", help="of the authors' repositories")
     given = parser.parse_args()
-    makers = {"inputs": inputs, "trl": trl, "verl": verl}
+    makers = {"trl": trl, "verl": verl}
     made = (makers.get(given.source) or getattr(authors, given.source))(*given.checkouts)
     DATA.mkdir(exist_ok=True)
     text = json.dumps(made, indent=1)

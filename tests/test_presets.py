@@ -5,8 +5,8 @@ import re
 import pytest
 import yaml
 
-from rlstab.config import dump_objective, load_objective, load_run
-from rlstab.core.compose import Within, walk
+from rlstab.config import dump_objective, dump_run, load_objective, load_run
+from rlstab.core.compose import walk
 from rlstab.core.method import Method
 from rlstab.core.settings import settings_of
 from rlstab.explain.notes import idle_in_run
@@ -96,6 +96,7 @@ def test_it_survives_yaml_and_makes_a_run(name: str) -> None:
     assert load_objective(yaml.safe_load(yaml.safe_dump(dump_objective(objective)))) == objective
     run = load_run({"objective": {"preset": name}})
     assert run.composition == objective
+    assert "preset" not in dump_run(run)
     assert set(PRESETS[name].stages) <= set(run.pipeline)
     assert run.pipeline.estimator.name == PRESETS[name].estimator
 
@@ -109,8 +110,3 @@ def test_what_it_says_to_set_lets_it_act() -> None:
         run = load_run({"objective": {"preset": name}, "optimisation": {**said, "epochs": 2}})
         assert run.optimisation.old_logprobs == "rollout"
         assert idle_in_run(run.composition, run) == []
-
-
-def test_the_recommended_one_boosts_among_the_tokens_that_are_left() -> None:
-    (inside,) = (part for part in PRESETS["recommended"].objective.members if isinstance(part, Within))
-    assert (inside.outer.name, inside.inner.name) == ("s2t", "stare")

@@ -1,5 +1,6 @@
 """The passes over the vocabulary: values, gradients, live rows, precision and memory, whatever the tiles."""
 
+import copy
 import math
 from itertools import combinations
 
@@ -15,6 +16,7 @@ from tests.train.runs import small as small_run
 
 MIN_P = 0.3
 ROWS, WIDTH, VOCAB = 7, 5, 23
+EACH_ROW = torch.linspace(0.4, 2.0, ROWS).double()  #: temperatures
 #: Roundings of a signal: a product, a softmax, and eight of single functions; of a gradient, the rows as well.
 TERMS = WIDTH + VOCAB + 8 + ROWS
 #: Bounds on the logits, and on the logits over the smallest temperature.
@@ -65,6 +67,7 @@ def tiles(request, monkeypatch):
     return request.param
 
 
+@pytest.fixture
 def small(monkeypatch):
     monkeypatch.setattr(signals, "ROWS", 3)
     monkeypatch.setattr(signals, "COLUMNS", 5)
@@ -83,24 +86,16 @@ def total(result, needs, mix):
 HEADS = {
     "plain": {},
     "temperature": {"temperature": 0.6},
-    "temperature of each row": {"temperature": torch.linspace(0.4, 2.0, ROWS)},
+    "temperature of each row": {"temperature": EACH_ROW.float()},
     "scale": {"logit_scale": 0.5},
     "softcap": {"softcap": 1.5, "temperature": 0.7},
-    "softcap and scale, temperature of each row": {
-        "softcap": 2.0,
-        "logit_scale": 1.5,
-        "temperature": torch.linspace(0.4, 2.0, ROWS).double(),
-    },
+    "softcap and scale, temperature of each row": {"softcap": 2.0, "logit_scale": 1.5, "temperature": EACH_ROW},
 }
 
 
 def reference(hidden, weight, bias, ids, temperature=1.0, logit_scale=1.0, softcap=None):
     logits = hidden @ weight.T * logit_scale if bias is None else (hidden @ weight.T + bias) * logit_scale
     return dense(logits if softcap is None else softcap * torch.tanh(logits / softcap), ids, temperature)
-
-
-def copied(leaf):
-    return None if leaf is None else leaf.detach().clone().requires_grad_(leaf.requires_grad)
 
 
 def assert_by_definition(given, ids, *, needs=SIGNAL_NAMES, mix=None, size=LOGIT, weighed=1.0, **options):
@@ -116,7 +111,7 @@ def assert_by_definition(given, ids, *, needs=SIGNAL_NAMES, mix=None, size=LOGIT
         the gradients.
     """
     mix = mixed(len(ids)) if mix is None else mix
-    own, plain = ([copied(leaf) for leaf in given] for _ in range(2))
+    own, plain = copy.deepcopy(given), copy.deepcopy(given)
     if len(given) == 1:
         result = vars(token_signals_from_logits(*own, ids, needs=needs, min_p=MIN_P, **options))
         expected = dense(*plain, ids, **options)
@@ -140,8 +135,7 @@ def assert_by_definition(given, ids, *, needs=SIGNAL_NAMES, mix=None, size=LOGIT
 
 @pytest.mark.parametrize("frozen", [False, True], ids=["biased", "frozen, without bias"])
 @pytest.mark.parametrize("options", HEADS.values(), ids=HEADS.keys())
-def test_every_choice_of_signals_has_the_values_and_gradients_of_the_definitions(monkeypatch, options, frozen):
-    small(monkeypatch)
+def test_every_choice_of_signals_has_the_values_and_gradients_of_the_definitions(small, options, frozen):
     hidden, weight, bias, ids = inputs()
     given = (*leaves(hidden), weight, None) if frozen else leaves(hidden, weight, bias)
     for needs in SUBSETS:
@@ -149,7 +143,7 @@ def test_every_choice_of_signals_has_the_values_and_gradients_of_the_definitions
         assert (frozen or not needs - {"max_logprobs"}) == (gradients[1] is None)
 
 
-@pytest.mark.parametrize("temperature", [0.6, torch.linspace(0.4, 2.0, ROWS).double()], ids=["all", "a row each"])
+@pytest.mark.parametrize("temperature", [0.6, EACH_ROW], ids=["all", "a row each"])
 def test_from_logits_too(tiles, temperature):
     hidden, weight, bias, ids = inputs()
     logits = leaves(hidden @ weight.T + bias)
@@ -163,8 +157,7 @@ def test_from_logits_too(tiles, temperature):
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 6])
 @pytest.mark.parametrize("vocab", [1, 4, 5, 6, 10, 11])
-def test_a_tile_ends_where_it_should(monkeypatch, rows, vocab):
-    small(monkeypatch)
+def test_a_tile_ends_where_it_should(small, rows, vocab):
     *given, ids = inputs(rows, WIDTH, vocab)
     ends = torch.tensor([0, vocab - 1, min(4, vocab - 1), min(5, vocab - 1), vocab - 1, 0])[:rows]
     mix = torch.arange(1.0, 5 * rows + 1, dtype=torch.float64).reshape(5, rows)
@@ -198,8 +191,7 @@ def test_a_nan_among_the_incoming_gradients_stays_visible(tiles):
     assert by_logits.isnan().any(-1).nonzero().flatten().tolist() == [3]
 
 
-def test_a_backward_works_on_the_live_rows_alone(monkeypatch):
-    small(monkeypatch)
+def test_a_backward_works_on_the_live_rows_alone(small):
     hidden, weight, _, ids = inputs(60)
     given = leaves(hidden, weight)
     result = token_signals(*given, ids)
@@ -253,8 +245,7 @@ def test_big_and_tiny_logits(tiles, dtype, offset, spread):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_the_likeliest_token_is_kept_however_its_logit_is_rounded_the_second_time(monkeypatch, dtype):
-    small(monkeypatch)
+def test_the_likeliest_token_is_kept_however_its_logit_is_rounded_the_second_time(small, dtype):
     hidden, weight, _, ids = inputs(40, 300, VOCAB, dtype)
     hidden = hidden / 8
     for row in range(40):  # alone: another shape of product than the first time
@@ -281,6 +272,7 @@ def error(result, exact):
 @pytest.mark.parametrize("names", [{"logprobs"}, {"entropies"}, {"logprobs", "entropies", "sum_p_sq"}])
 def test_bfloat16_is_as_near_to_float64_as_the_plain_path(monkeypatch, names, slow):
     monkeypatch.setattr(head, "slow_bf16", lambda: slow)
+    monkeypatch.setattr(signals, "ROWS", 48)
     rows, width, vocab = 200, 64, 9000
     hidden, weight, _, ids = inputs(rows, width, vocab, torch.float32)
     hidden, weight = (hidden * 4 / math.sqrt(width)).bfloat16(), weight.bfloat16()
@@ -299,8 +291,7 @@ def test_bfloat16_is_as_near_to_float64_as_the_plain_path(monkeypatch, names, sl
 
 
 @pytest.mark.parametrize(("slow", "dtype"), [(False, torch.bfloat16), (True, torch.float32)])
-def test_where_bfloat16_is_slow_tiles_are_multiplied_in_float32(monkeypatch, slow, dtype):
-    small(monkeypatch)
+def test_where_bfloat16_is_slow_tiles_are_multiplied_in_float32(small, monkeypatch, slow, dtype):
     monkeypatch.setattr(head, "slow_bf16", lambda: slow)
     hidden, weight, bias, ids = inputs(dtype=torch.bfloat16)
     given = leaves(hidden, weight, bias)
@@ -310,12 +301,6 @@ def test_where_bfloat16_is_slow_tiles_are_multiplied_in_float32(monkeypatch, slo
     # what the rows' gradients are added up from is float32 in any case: products of an entropy nearly cancel
     assert seen.dtypes == {dtype, torch.float32}
     assert result.logprobs.dtype == result.entropies.dtype == torch.float32
-    plain = leaves(*(leaf.double() for leaf in given))
-    wide = reference(*plain, ids)
-    (wide["logprobs"] + wide["entropies"]).sum().backward()
-    for mine, theirs in zip(given, plain, strict=True):  # over many tiles of rows
-        assert mine.grad.dtype == torch.bfloat16
-        assert error(mine.grad, theirs.grad) < 0.02
 
 
 @pytest.mark.parametrize("slow", [False, True])

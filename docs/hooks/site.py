@@ -20,8 +20,9 @@ from nbconvert import MarkdownExporter
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
-from docs.hooks import pages, pictures  # noqa: E402  # mkdocs imports this file by its path
+from docs.hooks import pages, pictures, probes  # noqa: E402  # mkdocs imports this file by its path
 from docs.hooks.comments import Comments  # noqa: E402
+from rlstab.probe.page import page as map_page  # noqa: E402
 from tests.conformance import report as conformance  # noqa: E402
 
 #: The public modules, with the title of the page of each. Methods and presets have pages of their own.
@@ -87,8 +88,12 @@ def target(link: str, source: str) -> str:
 def shown(path: str) -> str:
     """The text of the page for a file: a document as it is, anything else as a listing."""
     text = (ROOT / path).read_text(encoding="utf-8")
-    if path.endswith(".md"):  # of a probe, without what only the program reads
-        return text.split("---\n", 2)[-1] if path.startswith(PROBES) else text
+    if path.startswith(PROBES) and path.endswith(".md"):  # without what only the program reads
+        page = text.split("---\n", 2)[-1]
+        outcomes = "\n".join(probes.table(Path(path).stem))
+        return f"{page}\n## What came of it\n\n{outcomes}\n\nSingle runs: [the map](map.html).\n"
+    if path.endswith(".md"):
+        return text
     return f"# {path}\n\n``````{LANGUAGES.get(Path(path).suffix, 'text')}\n{text}``````\n"
 
 
@@ -165,6 +170,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for file in [file for file in files if file.src_uri.endswith(".ipynb")]:
         for place, content in notebook(file.src_uri).items():
             files.append(File.generated(config, place, content=content))
+    files.append(File.generated(config, "probes/map.html", content=map_page(probes.drawn())))
     for place, path in elsewhere.items():
         files.append(File.generated(config, place, content=shown(path)))
     return files

@@ -19,8 +19,8 @@ from rlstab.report.safe_read import plain
 LEGEND = (
     "A number is the dose that a row tolerates, divided by the dose that the base tolerates: up to there training "
     "keeps half of its healthy gain. Intervals are at 95 %, a bootstrap over seeds; where one includes 1 the cell is "
-    "grey. The price is what is left of the healthy gain at the harmless end of the dial: 1 costs nothing. Large "
-    "models tolerate other doses than this one."
+    "grey. A cell in words has three seeds, which tell nothing finer. The price is what is left of the healthy gain at "
+    "the harmless end of the dial: 1 costs nothing. Large models tolerate other doses than this one."
 )
 
 
@@ -61,7 +61,6 @@ class Map:
         rows: names, with their titles.
         cells: by row and place of the column.
         starts: outcome of the policy before training, by place of the column.
-        quick: whether only the verdicts count.
         remarks: what is missing, and why.
     """
 
@@ -69,14 +68,13 @@ class Map:
     rows: Mapping[str, str]
     cells: Mapping[tuple[str, int], Cell]
     starts: Mapping[int, float]
-    quick: bool
     remarks: list[str]
 
     def seen(self, cell: Cell) -> Prediction | None:
         """What a row tolerates, compared with the base; None where it has no score."""
         if isinstance(cell.score, str):
             return None
-        if not cell.score.visible or (self.quick and cell.score.verdict == "no visible difference"):
+        if not cell.score.visible or (cell.score.quick and cell.score.verdict == "no visible difference"):
             return "same"
         return "more" if cell.score.relative.value > 1 else "less"
 
@@ -85,10 +83,10 @@ class Map:
         return None if None in (cell.prediction, self.seen(cell)) else cell.prediction == self.seen(cell)
 
     def shown(self, cell: Cell) -> str:
-        """A cell in words: a quick map has verdicts, and nothing finer."""
+        """A cell in words: one of a quick map has a verdict, and nothing finer."""
         if isinstance(cell.score, str):
             return NOTHING
-        if self.quick:
+        if cell.score.quick:
             return cell.score.verdict
         number, limit = cell.score.relative, cell.score.limit
         if number.low is None or number.high is None or number.low == number.high:
@@ -136,7 +134,7 @@ class Map:
             outcomes = {f"{dose:g}": dict(seeds) for dose, seeds in cell.outcomes.items()}
             predicted = {"prediction": cell.prediction, "held": self.held(cell)}
             cells.append({**column, **scored, **verdict, **predicted, "outcomes": outcomes})
-        return json.dumps(plain({"quick": self.quick, "cells": cells, "remarks": self.remarks}), indent=1) + "\n"
+        return json.dumps(plain({"cells": cells, "remarks": self.remarks}), indent=1) + "\n"
 
 
 def draw_map(
@@ -144,7 +142,6 @@ def draw_map(
     kinds: Mapping[str, Sequence[str]],
     results: Sequence[Record],
     *,
-    quick: bool,
     remarks: Sequence[str] = (),
 ) -> Map:
     """The map of what came of runs.
@@ -153,7 +150,6 @@ def draw_map(
         suite: the probes.
         kinds: of the rows beside the fixed ones, see :attr:`rlstab.probe.rows.Row.kinds`.
         results: of the runs.
-        quick: whether there are too few for more than verdicts.
         remarks: what is missing, and why.
     """
     two = {record.probe for record in results if record.sampler is not None}
@@ -172,7 +168,7 @@ def draw_map(
             scored = score(by_row[row], by_row["base"], starts[place]) if by_row["base"] else "the base has no run"
             cells[row, place] = Cell(scored, by_row[row], prediction)
     missing = [f"{column.title}: {cells['base', k].score}" for k, column in enumerate(columns) if _unusable(cells, k)]
-    return Map(columns, names, cells, starts, quick, [*remarks, *missing])
+    return Map(columns, names, cells, starts, [*remarks, *missing])
 
 
 def _unusable(cells: Mapping[tuple[str, int], Cell], place: int) -> bool:

@@ -33,7 +33,6 @@ def page(drawn: Map) -> str:
         style=style,
         policy=f"default-src 'none'; style-src '{digest(style)}'",
         legend=LEGEND,
-        quick=drawn.quick,
         columns=drawn.columns,
         lines=lines,
         sentences=drawn.sentences,
@@ -64,13 +63,13 @@ def _cell(drawn: Map, row: str, place: int) -> dict[str, Any]:
 
 
 def _colour(drawn: Map, cell: Cell) -> str:
-    """A class: how many factors of two more or less than the base, which a quick map does not tell; or grey."""
+    """A class: how many factors of two more or less than the base, which three seeds do not tell; or grey."""
     seen = drawn.seen(cell)
     if isinstance(cell.score, str) or seen in (None, "same"):
         return "grey"
     relative = cell.score.relative.value
     steps = STEPS if relative in (0, math.inf) else abs(math.log2(relative))
-    return f"{seen}{2 if drawn.quick else min(STEPS, max(1, round(steps)))}"
+    return f"{seen}{2 if cell.score.quick else min(STEPS, max(1, round(steps)))}"
 
 
 def _about(score: Score) -> list[tuple[str, str]]:

@@ -19,10 +19,8 @@ from rlstab.probe.map import Map, draw_map
 from rlstab.probe.page import page
 from rlstab.probe.records import Record, identity, made, recorded, write
 from rlstab.probe.rows import Row, rows
+from rlstab.probe.score import QUICK_SEEDS
 from rlstab.probe.suite import START, Probe, probes
-
-#: Seeds of a quick map: the first ones of each probe.
-QUICK_SEEDS = 3
 
 
 def run_probes(
@@ -81,7 +79,7 @@ def run_probes(
             remarks.append(f"{run.name}: {result}")
             broken = True
     results = [replace(known[of_runs[run.name]], **_place(run)) for run in planned if of_runs[run.name] in known]
-    drawn = draw_map(suite, {line.name: line.kinds for line in lines}, results, quick=quick, remarks=remarks)
+    drawn = draw_map(suite, {line.name: line.kinds for line in lines}, results, remarks=remarks)
     out.mkdir(parents=True, exist_ok=True)
     write(out / "results.jsonl", results)
     for name, text in (("map.html", page(drawn)), ("map.md", drawn.markdown), ("map.json", drawn.json)):

@@ -24,6 +24,9 @@ from rlstab.report.statistics import CONFIDENCE, MIN_SEEDS
 #: Of the bootstrap.
 RESAMPLES, SEED = 1000, 0
 
+#: Seeds of a quick map, the first ones of each probe: with no more, nothing finer than a verdict is told.
+QUICK_SEEDS = 3
+
 #: What is left of the healthy gain at the tolerated dose.
 SURVIVAL = 0.5
 
@@ -69,6 +72,11 @@ class Score:
         """Whether its interval excludes 1, the base's dose."""
         low, high = self.relative.low, self.relative.high
         return low is not None and high is not None and not low <= 1 <= high
+
+    @property
+    def quick(self) -> bool:
+        """Whether it has too few seeds for more than its verdict."""
+        return len(self.seeds) <= QUICK_SEEDS
 
     @property
     def verdict(self) -> str:

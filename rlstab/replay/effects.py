@@ -139,7 +139,7 @@ def effect_of(step: Step, objective: TokenObjective, state: State | None, run: T
         state: None is the initial one.
         run: ``(n,)`` minus the coefficients of the run's own loss.
     """
-    batch, live = step.batch, step.live()
+    batch, live = step.batch, step.live
     with no_fit_warnings():
         plan = make_plan(objective, [batch], state)
     loss = plan.loss(0, live).loss

@@ -11,7 +11,7 @@ import math
 import re
 import zipfile
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
@@ -21,15 +21,20 @@ from torch import Tensor
 
 from rlstab.errors import ReportError
 from rlstab.files import checksum, is_file
-from rlstab.replay.rank import Damaged, Rank, checked
+from rlstab.replay.steps import Damaged, Step, joined, rank_of
 from rlstab.report.formatting import counted
 from rlstab.report.safe_read import first_line, read_object
-from rlstab.trace.dump import Header, HostLoss
+from rlstab.trace.dump import REQUIRED, Header, HostLoss
 
 #: Files of each trainer in a folder: the first pattern that matches counts.
 _FILES = ("token_exports/step_*/rank_*.jsonl", "step_*/rank_*.jsonl", "train_data_step*.jsonl", "*.jsonl", "*.pt")
-#: What a response may have by token, in the order in which the trainers' own names are given below.
-_FIELDS = ("mask", "advantages", "logprobs", "rollout_logprobs", "ref_logprobs", "entropies")
+#: By trainer, its own names of the ids of prompt and response, and of what a response may have by token.
+_FIELDS = ("ids", "mask", "advantages", "logprobs", "rollout_logprobs", "ref_logprobs", "entropies")
+_NAMES = {
+    "prime-rl": "token_ids loss_mask advantages trainer_logprobs inference_logprobs - entropy",
+    "NeMo-RL": "token_ids token_loss_mask advantages prev_logprobs generation_logprobs",
+    "slime": "tokens loss_masks advantages log_probs rollout_log_probs ref_log_probs",
+}
 #: The one loss that can be told from a file: it alone fills `is_masked`. Its settings are taken to be the defaults.
 _LOSSES = {"prime-rl, default loss": HostLoss(name="prime-rl/default")}
 
@@ -39,18 +44,18 @@ _Place = tuple[str, int, int, int]
 _Response = tuple[_Place, dict[str, Tensor]]
 
 
-def read_foreign(path: Path) -> tuple[list[Rank], list[str]]:
-    """The ranks of every step that another trainer wrote, and what was left out.
+def read_foreign(path: Path, notes: list[str]) -> list[Step]:
+    """The steps that another trainer wrote.
 
     Args:
         path: a file, or a folder of files: ``token_exports`` of prime-rl, ``train_data_stepN.jsonl`` of NeMo-RL, what
             slime's ``--save-debug-train-data`` writes (``.pt``, read without running anything in it).
+        notes: takes what was left out.
 
     Raises:
         ReportError: it has the rollouts of verl, which have no tokens.
     """
     files = [path] if is_file(path) else next(filter(None, (sorted(path.glob(kind)) for kind in _FILES)), [])
-    notes: list[str] = []
     responses: dict[_Place, list[dict[str, Tensor]]] = {}
     for file in files:
         try:
@@ -60,28 +65,21 @@ def read_foreign(path: Path) -> tuple[list[Rank], list[str]]:
                 responses.setdefault(place, []).append(response)
         except (Damaged, OSError) as error:
             notes.append(f"{file.name} is left out: {first_line(error)[:200]}.")
-        if file.parent.name.startswith("step_") and not is_file(file.with_name("STABLE")):
-            notes.append(f"{file.parent.name} was not finished: it has no file STABLE.")
-    if any(order for _, _, order, _ in responses):
-        notes.append("Log-probs are those at the start of a rollout: ratios in its later optimizer steps are unknown.")
-    return _ranks(responses), list(dict.fromkeys(notes))
-
-
-def _ranks(responses: Mapping[_Place, list[dict[str, Tensor]]]) -> list[Rank]:
+    for folder in sorted({file.parent for file in files}):
+        if folder.name.startswith("step_") and not is_file(folder / "STABLE"):
+            notes.append(f"{folder.name} was not finished: it has no file STABLE.")
     orders = 1 + max((order for _, _, order, _ in responses), default=0)
-    ranks: dict[int, list[Rank]] = {}
+    if orders > 1:
+        notes.append("Log-probs are those at the start of a rollout: ratios in its later optimizer steps are unknown.")
+    by_step: dict[int, list[Step]] = {}
     for (host, rollout, order, _), group in sorted(responses.items(), key=lambda item: item[0]):
         number = rollout * orders + order
-        of_step = ranks.setdefault(number, [])
-        names = set.intersection(*map(set, group))
-        tensors = {name: torch.cat([response[name] for response in group]) for name in names}
-        tensors["parts"] = tensors["parts"].unique(return_inverse=True)[1]
-        first = sum(other.tensors["lengths"].numel() for other in of_step)
-        tensors["sequence_ids"] = first + torch.arange(tensors["lengths"].numel())
-        parts, loss = int(tensors["parts"].max()) + 1, _LOSSES.get(host)
-        of_step.append(Rank(Header(host=host, step=number, rank=len(of_step), parts=parts, loss=loss), tensors))
-    several = [(rank, {"ranks": len(of_step)}) for of_step in ranks.values() for rank in of_step]
-    return [checked(Rank(rank.header.model_copy(update=known), rank.tensors)) for rank, known in several]
+        ranks = by_step.setdefault(number, [])
+        tensors = {name: torch.cat([own[name] for own in group]) for name in set.intersection(*map(set, group))}
+        parts, tensors["parts"] = tensors["parts"].unique(return_inverse=True)
+        header = Header(host=host, step=number, rank=len(ranks), parts=len(parts), loss=_LOSSES.get(host))
+        ranks.append(rank_of(header, tensors))
+    return [joined(ranks) for _, ranks in sorted(by_step.items())]
 
 
 def _lines(file: Path, notes: list[str]) -> Iterator[_Response]:
@@ -105,31 +103,29 @@ def _lines(file: Path, notes: list[str]) -> Iterator[_Response]:
 
 def _prime(record: Mapping[str, Any]) -> _Response:
     """A line of prime-rl's token export. Its ratio divides by the log-probs of the sampler."""
-    ids = _column(record, "token_ids")
-    names = ("loss_mask", "advantages", "trainer_logprobs", "inference_logprobs", "", "entropy")
-    values = _columns(record, names, ids.numel())
-    start, weights = _first(values["mask"]), _column(record, "rl_weights", ids.numel()).nan_to_num(1.0)
-    values |= {name: values[name] * weights for name in ("mask", "advantages")}  # None is a weight of 1
-    values["old_logprobs"] = _column(record, "inference_logprobs", ids.numel())
+    values = _columns("prime-rl", record)
+    start, count = _first(values["mask"]), values["ids"].numel()
+    weights = _column(record, "rl_weights", count).nan_to_num(1.0)  # None is a weight of 1
+    values |= {name: values[name] * weights for name in ("mask", "advantages")}
+    values["old_logprobs"] = _column(record, "inference_logprobs", count)
     step, rank, part = (_whole(record.get(name)) for name in ("step", "rank", "micro_step"))
-    host = next(iter(_LOSSES)) if _column(record, "is_masked", ids.numel()).isfinite().all() else "prime-rl"
-    return (host, step, 0, rank), _response(ids, start, values, part)
+    host = next(iter(_LOSSES)) if _column(record, "is_masked", count).isfinite().all() else "prime-rl"
+    return (host, step, 0, rank), _response(values, start, part)
 
 
 def _nemo(record: Mapping[str, Any], stem: str) -> _Response:
     """A line of NeMo-RL's ``train_data_stepN.jsonl``: a batch of one, padded to the longest of the step."""
     single = {name: value[0] for name, value in record.items() if isinstance(value, list) and len(value) == 1}
     record = {**record, **single}
-    ids, length = _column(record, "token_ids"), _whole(record.get("input_lengths"))
-    names = ("token_loss_mask", "advantages", "prev_logprobs", "generation_logprobs")
-    values = {name: column[:length] for name, column in _columns(record, names, ids.numel()).items()}
+    length = _whole(record.get("input_lengths"))
+    values = {name: column[:length] for name, column in _columns("NeMo-RL", record).items()}
     start = _first(values["mask"])
     if not values["logprobs"][values["mask"] != 0].any():  # `force_on_policy_ratio` writes zeros
-        values["logprobs"] = _column(record, "generation_logprobs", ids.numel())[:length]
+        values["logprobs"] = _column(values, "rollout_logprobs")
     values["mask"] = values["mask"] * (record.get("sample_loss_mask") != 0)
     step = int((re.findall(r"step(\d{1,12})$", stem) or [0])[0])
     reward = record.get("filtered_rewards", record.get("rewards"))  # dynamic sampling: those of all samples
-    return ("NeMo-RL", step, 0, 0), _response(ids[:length], start, values, 0, reward)
+    return ("NeMo-RL", step, 0, 0), _response(values, start, 0, reward)
 
 
 def _slime(file: Path) -> list[_Response]:
@@ -160,26 +156,24 @@ def _places(shard: Mapping[str, Any]) -> Iterator[tuple[int, tuple[int, int]]]:
 
 def _sample(sample: Mapping[str, Any], saved: Mapping[str, Any], places: Mapping[Any, tuple[int, int]]) -> _Response:
     """A response of slime: token ids of prompt and response, and values of the response alone."""
-    ids = _column(sample, "tokens")
-    length = min(_whole(sample["response_lengths"]), ids.numel() + 1)
+    length = min(_whole(sample["response_lengths"]), len(sample["tokens"]) + 1)
     known = {"loss_masks": [1] * length, "log_probs": sample.get("rollout_log_probs"), **sample}
-    values = _columns(known, ("loss_masks", "advantages", "log_probs", "rollout_log_probs", "ref_log_probs"), length)
+    values = _columns("slime", known, length)
     if "truncated" in sample:
         values["truncated"] = torch.full((length,), float(sample["truncated"]))
     order, part = places.get(sample.get("rollout_position"), (0, 0))
     place = ("slime", _whole(saved["rollout_id"]), order, _whole(sample["data_parallel_rank"]))
-    return place, _response(ids, ids.numel() - length, values, part, sample.get("local_raw_reward"))
+    return place, _response(values, values["ids"].numel() - length, part, sample.get("local_raw_reward"))
 
 
-def _response(
-    ids: Tensor, start: int, values: Mapping[str, Tensor], part: int, reward: object = None
-) -> dict[str, Tensor]:
+def _response(values: Mapping[str, Tensor], start: int, part: int, reward: object = None) -> dict[str, Tensor]:
     """A response by the names of a dump: what is before its start is its prompt, and the last values are its own."""
+    ids = values["ids"]
     if not 0 <= start < ids.numel() or bool(((ids.frac() != 0) | (ids < 0) | (ids >= 2**32)).any()):
         raise Damaged("its tokens are not token ids of a prompt and a response")
     prompt, count = ids[:start].long(), ids.numel() - start
     trained = values["mask"][-count:] != 0
-    tokens = {name: column[-count:].float() for name, column in values.items()}
+    tokens = {name: column[-count:].float() for name, column in values.items() if name != "ids"}
     for name, column in tokens.items():
         if not bool(column[trained].isfinite().all()):
             raise Damaged(f"'{name}' is not known where a token counts in the loss")
@@ -201,11 +195,13 @@ def _first(mask: Tensor) -> int:
     return int((mask != 0).int().argmax()) if bool(mask.any()) else mask.numel()
 
 
-def _columns(record: Mapping[str, Any], names: Sequence[str], count: int) -> dict[str, Tensor]:
-    """The fields by the trainer's own names of them; the first three have to be there."""
-    pairs = list(zip(_FIELDS, names, strict=False))
-    there = pairs[:3] + [pair for pair in pairs[3:] if record.get(pair[1]) is not None]
-    return {field: _column(record, name, count) for field, name in there}
+def _columns(host: str, record: Mapping[str, Any], count: int | None = None) -> dict[str, Tensor]:
+    """The values by token that are there, by the names of a dump: `count` of them, or as many as ids."""
+    values = {"ids": _column(record, _NAMES[host].split()[0])}
+    for field, name in list(zip(_FIELDS, _NAMES[host].split(), strict=False))[1:]:
+        if field in REQUIRED or record.get(name) is not None:
+            values[field] = _column(record, name, count or values["ids"].numel())
+    return values
 
 
 def _column(record: Mapping[str, Any], name: str, count: int | None = None) -> Tensor:

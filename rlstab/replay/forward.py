@@ -11,7 +11,8 @@ from rich.progress import track
 from torch import Tensor
 
 from rlstab.extras import require
-from rlstab.replay.steps import Dump, Step
+from rlstab.replay.dumps import Dump
+from rlstab.replay.steps import Step
 
 #: What one forward gives, and methods read. The first stands in only where the dump has none.
 ADDED = frozenset({"logprobs", "entropies", "max_logprobs", "sum_p_sq"})

@@ -12,44 +12,46 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
 from rlstab.config import load_objective
-from rlstab.core.objective import State, TokenObjective
 from rlstab.core.plan import make_plan
 from rlstab.errors import RlstabError
 from rlstab.estimators import k1, k2
 from rlstab.replay.steps import Step
 
-#: Two coefficients agree up to this share of the larger one, and this share of the largest of the step: float32.
-RELATIVE, ABSOLUTE = 1e-4, 2e-6
-#: Two losses of a micro-batch agree up to this share of what it would be if all advantages had one sign.
-OF_MASS = 1e-5
+#: Two coefficients agree up to this share of the larger one.
+RELATIVE = 1e-4
+#: Two values agree up to this share of the largest coefficient of the step, or of what the loss of a micro-batch would
+#: be if all advantages had one sign: float32.
+ABSOLUTE = 1e-5
 #: So near to a bound of the clip rounding decides, and nothing is said of the token.
 ON_BOUND = 1e-5
 #: Mean of |log-ratio|, nats, up to which a policy that has not moved may seem to: bfloat16 on other batch shapes.
 STILL = 0.01
 #: Coefficients that are off by no more are so by half precision, perhaps: a log-prob of 8 nats in bfloat16.
 HALF = 0.035
-#: Tokens up to which changes and factors are tried together: beyond, it would take a minute.
-FEW = 100_000
 #: Factors of coefficients that differ by no more are the same.
 ALIKE = 3e-4
+#: What a trainer writes down of its loss.
+RECORDS = ("gradient", "losses")
+#: Every term once.
+PLAIN = (1.0, 1.0, 1.0)
 
 
-@dataclass(frozen=True)
-class Formula:
-    """A policy-gradient loss, in the terms in which trainers differ.
+class Formula(BaseModel):
+    """A policy-gradient loss, in the terms in which trainers differ. A dump may set all that its name leaves open.
 
     Attributes:
         mean: what the sum of a micro-batch is divided by: tokens of the optimizer step over all ranks (``step``), those
             of its rank (``rank``), tokens of the micro-batch (``part``), the tokens of each response and then responses
             (``response``), responses times a constant (``length``), or responses alone (``sum``). All but ``step`` and
             ``rank`` are averaged over the micro-batches of a rank; with ``whole``, over the responses of the step.
-        low, high: of the clip range, from ``1 - low`` to ``1 + high``; None is no bound.
+        low, high: of the clip range, from ``1 - low`` to ``1 + high``.
         cap: the ratio is never above it, before the clip (TRL's ``delta``).
         dual: with a negative advantage the loss is at most ``-A dual``.
         weight: the clipped ratio is a constant weight of the log-prob (CISPO).
@@ -58,118 +60,53 @@ class Formula:
             policies are exchanged.
         entropy: coefficient of the entropy bonus, a mean over the tokens of each micro-batch, or that of the loss.
         sequence: the ratio is the geometric mean over the response.
-        counted: what a denominator of tokens counts: those in the loss (``mask``), with their prompts (``prompts``), or
-            all places of the padded micro-batch (``padding``).
         length: the constant of ``length``.
-        tokens: denominator of ``step``; None counts the tokens of the step.
+        tokens: denominator of ``step``; 0 counts the tokens of the step.
         scale: multiplies the whole.
         objective: stands in place of all but the scale.
         state, scope: of the objective.
+        rewards: what advantages are made of, ``group`` (over the standard deviation of their group) or ``none``.
+        group: responses of a prompt.
     """
 
-    mean: str = "step"
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    mean: Literal["step", "rank", "part", "response", "length", "sum"] = "step"
     whole: bool = False
-    low: float | None = 0.2
-    high: float | None = 0.2
-    cap: float | None = None
-    dual: float | None = None
+    low: float = 0.2
+    high: float = 0.2
+    cap: float = math.inf
+    dual: float = math.inf
     weight: bool = False
     beta: float = 0.0
     estimator: str = "k3"
     entropy: float = 0.0
     sequence: bool = False
-    counted: str = "mask"
     length: float = 1.0
-    tokens: float | None = None
+    tokens: float = 0.0
     scale: float = 1.0
-    objective: TokenObjective | None = None
-    state: State | None = None
+    objective: Any = None
+    state: Any = None
     scope: Any = "step"
+    rewards: str = ""
+    group: int = 0
 
 
-Settings = Mapping[str, Any]
-
-#: What is taken from the settings of a host, by the names there: the first that is a number counts.
-_TRL = {
-    "low": ("epsilon",),
-    "high": ("epsilon_high", "epsilon"),
-    "cap": ("delta",),
-    "beta": ("beta",),
-    "entropy": ("entropy_coef",),
-    "length": ("max_completion_length",),
-    "tokens": ("tokens",),
-}
-_VERL = {
-    "low": ("clip_ratio_low", "clip_ratio"),
-    "high": ("clip_ratio_high", "clip_ratio"),
-    "dual": ("clip_ratio_c",),
-    "entropy": ("entropy_coeff",),
-    "length": ("loss_scale_factor",),
-    "tokens": ("tokens",),
-}
-
-
-def _number(settings: Settings, names: Sequence[str], default: Any = None) -> Any:
-    """The first of some settings that is a number."""
-    return next((float(settings[name]) for name in names if isinstance(settings.get(name), int | float)), default)
-
-
-def _formula(settings: Settings, names: Mapping[str, Sequence[str]], **fixed: Any) -> Formula:
-    given = {field: _number(settings, own, fixed.get(field, getattr(Formula, field))) for field, own in names.items()}
-    return Formula(**{**fixed, **given})
-
-
-def _trl(settings: Settings, mean: str, **fixed: Any) -> Formula:
-    return _formula(
-        settings,
-        _TRL,
-        mean=mean,
-        estimator="k3_unbiased" if settings.get("use_bias_correction_kl", True) else "k3",
-        sequence=settings.get("importance_sampling_level") == "sequence",
-        **fixed,
-    )
-
-
-def _verl(settings: Settings) -> Formula:
-    means = {"token-mean": "step", "seq-mean-token-mean": "response", "seq-mean-token-sum": "sum"}
-    kinds = {"low_var_kl": "k3", "kl": "k1", "mse": "k2"}
-    kind = str(settings.get("kl_loss_type", "k3"))
-    return _formula(
-        settings,
-        _VERL | ({"beta": ("kl_loss_coef",)} if settings.get("use_kl_loss") else {}),
-        mean=means.get(str(settings.get("loss_agg_mode", "token-mean")), "length"),
-        whole=True,
-        dual=3.0,
-        estimator=kinds.get(kind, kind),
-    )
-
-
-def _prime(settings: Settings) -> Formula:
-    bounds = {side: _number(settings, [f"dppo_mask_{side}"], 0.2) for side in ("low", "high")}
-    tau = _number(settings, ["kl_tau"], 1e-3)
-    penalty = {"name": "kl", "coefficient": 2 * tau, "estimator": "k2", "anchor": "rollout"}
-    return Formula(objective=load_objective([{"name": "dppo", **bounds, "cap": 1e9}, penalty]))
-
-
-def _rlstab(settings: Settings) -> Formula:
-    """Of an objective; a dump never names code that is run."""
-    if ".py:" in json.dumps(settings.get("objective")):
-        raise RlstabError("its objective has methods of the user's own")
-    objective = load_objective(settings.get("objective") or [])
-    return Formula(objective=objective, state=settings.get("state"), scope=settings.get("scope", "step"))
-
-
-#: The formulas that are known, by name.
-FORMULAS: Mapping[str, Callable[[Settings], Formula]] = {
-    "trl/grpo": partial(_trl, mean="response"),
-    "trl/bnpo": partial(_trl, mean="part"),
-    "trl/dr_grpo": partial(_trl, mean="length"),
-    "trl/dapo": partial(_trl, mean="step"),
-    "trl/luspo": partial(_trl, mean="sum"),
-    "trl/cispo": partial(_trl, mean="step", weight=True),
-    "verl/vanilla": _verl,
-    "prime-rl/default": _prime,
-    "rlstab": _rlstab,
+#: The formulas that are known, by name, with what each fixes.
+FORMULAS: Mapping[str, Mapping[str, Any]] = {
+    "trl/grpo": {"mean": "response"},
+    "trl/bnpo": {"mean": "part"},
+    "trl/dr_grpo": {"mean": "length"},
+    "trl/dapo": {"mean": "step"},
+    "trl/luspo": {"mean": "sum"},
+    "trl/cispo": {"mean": "step", "weight": True},
+    "verl/vanilla": {"whole": True, "dual": 3.0},
+    "prime-rl/default": {
+        "objective": [
+            {"name": "dppo", "low": 0.2, "high": 0.2, "cap": 1e9},
+            {"name": "kl", "coefficient": 2e-3, "estimator": "k2", "anchor": "rollout"},
+        ]
+    },
+    "rlstab": {"objective": []},
 }
 
 
@@ -179,82 +116,102 @@ def formula_of(step: Step) -> Formula | None:
     if loss is None or loss.name not in FORMULAS:
         return None
     try:
-        return FORMULAS[loss.name](loss.settings)
-    except RlstabError:
+        formula = Formula.model_validate({**FORMULAS[loss.name], **loss.settings})
+        if formula.objective is None:
+            return formula
+        if ".py:" in json.dumps(formula.objective):
+            return None  # it has methods of the user's own, and a dump never names code that is run
+        return formula.model_copy(update={"objective": load_objective(formula.objective)})
+    except (ValidationError, RlstabError):
         return None
 
 
 # -- the loss again ----------------------------------------------------------------------------------------------------
 
 
-def values_of(step: Step, formula: Formula, live: Tensor | None = None) -> Tensor:
-    """``(P,)`` float64: what each micro-batch of a step backpropagates, over all ranks.
+def terms_of(step: Step, formula: Formula) -> dict[str, Tensor]:
+    """The policy term, the KL term and the entropy bonus, in float64.
 
-    The gradient of the step is that of their sum over the micro-batches of a rank, averaged over ranks.
-
-    Args:
-        step: of a dump.
-        formula: of the loss.
-        live: ``(N,)`` float64 log-probs of the live policy, to differentiate; None takes those of the dump.
+    Returns:
+        ``losses``, ``(P, 3)``: what each micro-batch of a step backpropagates, over all ranks; the gradient of the step
+        is that of their sum over the micro-batches of a rank, averaged over ranks. ``gradient``, ``(N, 3)``: its
+        derivatives by the log-prob of each token.
     """
-    live = _live(step) if live is None else live
-    if formula.objective is not None:
-        return formula.scale * step.header.ranks * _planned(step, formula, live)
-    mask, rows = step.mask.double(), len(step.tensors["lengths"])
-    ratio = _ratio(step, formula, live)
-    loss = _policy_term(formula, ratio, step.tensors["advantages"].double(), live)
-    loss = loss * step.tensors.get("weights", mask).double()
-    if formula.beta and "ref_logprobs" in step.tensors:
-        loss = loss + formula.beta * _kl(formula.estimator, step.tensors["ref_logprobs"].double() - live, ratio)
-    values = _mean(step, formula, _summed(loss * mask, step.row, rows))
-    if formula.entropy and "entropies" in step.tensors:
-        own = formula if formula.whole else replace(formula, mean="part")
-        values = values - formula.entropy * _mean(
-            step, own, _summed(step.tensors["entropies"].double() * mask, step.row, rows)
-        )
-    return formula.scale * values
+    live = _live(step).requires_grad_()
+    terms = _terms(step, formula, live)
+    slopes = [
+        torch.autograd.grad(term.sum(), live, retain_graph=True, allow_unused=True, materialize_grads=True)[0]
+        if term.requires_grad
+        else torch.zeros_like(live)
+        for term in terms
+    ]
+    return {"gradient": torch.stack(slopes, 1), "losses": torch.stack(terms, 1).detach()}
+
+
+def coefficients_of(step: Step, formula: Formula) -> Tensor:
+    """``(N,)`` float64 derivatives of what is backpropagated by the log-prob of each token."""
+    return terms_of(step, formula)["gradient"].sum(1)
+
+
+def _terms(step: Step, formula: Formula, live: Tensor) -> list[Tensor]:
+    return (_losses if formula.objective is None else _planned)(step, formula, live)
 
 
 def _live(step: Step) -> Tensor:
     return step.tensors.get("live_logprobs", step.tensors["logprobs"]).double()
 
 
-def _planned(step: Step, formula: Formula, live: Tensor) -> Tensor:
-    assert formula.objective is not None
-    parts = step.tensors["parts"]
-    chosen = [parts == part for part in range(len(step.ranks))]
-    plan = make_plan(formula.objective, list(map(step.part_of, chosen)), formula.state, scope=formula.scope)
-    values = []
-    for part, own in enumerate(chosen):
-        outputs = replace(step.live(own), logprobs=live[step.mask & own[step.row]])
-        with torch.set_grad_enabled(live.requires_grad):
-            values.append(plan.loss(part, outputs).loss)
-    return torch.stack(values).double()
+def _planned(step: Step, formula: Formula, live: Tensor) -> list[Tensor]:
+    """Of an objective, which is all in the policy term."""
+    chosen = [step.tensors["parts"] == part for part in range(len(step.ranks))]
+    steps = list(map(step.only, chosen))
+    plan = make_plan(formula.objective, [own.batch for own in steps], formula.state, scope=formula.scope)
+    losses = []
+    for part, own in enumerate(steps):
+        outputs = replace(own.live, logprobs=live[step.mask & chosen[part][step.row]])
+        losses.append(plan.loss(part, outputs).loss.double())
+    values = torch.stack(losses)
+    return [formula.scale * step.header.ranks * values, torch.zeros_like(values), torch.zeros_like(values)]
+
+
+def _losses(step: Step, formula: Formula, live: Tensor) -> list[Tensor]:
+    """Of a host's own formula: each a sum over tokens, times a weight of the response."""
+    tensors, ratio = step.tensors, _ratio(step, formula, live)
+    policy = _policy_term(formula, ratio, tensors["advantages"].double(), live) * tensors.get("weights", 1.0)
+    kl = bonus = torch.zeros_like(live)
+    if formula.beta and "ref_logprobs" in tensors:
+        kl = formula.beta * _kl(formula.estimator, tensors["ref_logprobs"].double() - live, ratio)
+    if formula.entropy and "entropies" in tensors:
+        bonus = -formula.entropy * tensors["entropies"].double()
+    weights = _weights(step, formula, formula.mean)
+    of_bonus = weights if formula.whole else _weights(step, formula, "part")
+    of_tokens = ((policy, weights), (kl, weights), (bonus, of_bonus))
+    part, count = tensors["parts"][step.row], len(step.ranks)
+    return [_summed(term * own[step.row] * step.mask, part, count) for term, own in of_tokens]
 
 
 def _summed(values: Tensor, index: Tensor, count: int) -> Tensor:
-    return torch.zeros(count, dtype=torch.float64).index_add(0, index, values)
+    return torch.zeros(count, dtype=torch.float64).index_add(0, index, values.double())
+
+
+def _by_response(step: Step, values: Tensor) -> Tensor:
+    """``(S,)`` sums over the tokens in the loss."""
+    return _summed(values * step.mask, step.row, len(step.tensors["lengths"]))
 
 
 def _ratio(step: Step, formula: Formula, live: Tensor) -> Tensor:
     log_ratio = live - step.tensors.get("old_logprobs", live.detach()).double()
     if formula.sequence:
-        mask, rows = step.mask.double(), len(step.tensors["lengths"])
-        lengths = _summed(mask, step.row, rows).clamp(min=1)
-        log_ratio = (_summed(log_ratio * mask, step.row, rows) / lengths)[step.row]
+        log_ratio = (_by_response(step, log_ratio) / _by_response(step, step.mask).clamp(min=1))[step.row]
     return log_ratio.exp()
 
 
 def _policy_term(formula: Formula, ratio: Tensor, advantages: Tensor, live: Tensor) -> Tensor:
-    low = -math.inf if formula.low is None else 1 - formula.low
-    high = math.inf if formula.high is None else 1 + formula.high
     if formula.weight:
-        return -ratio.clamp(max=high - 1).detach() * advantages * live
-    free = ratio if formula.cap is None else ratio.clamp(max=formula.cap)
-    loss = torch.maximum(-advantages * free, -advantages * ratio.clamp(low, high))
-    if formula.dual is not None:
-        loss = torch.where(advantages < 0, torch.minimum(loss, -advantages * formula.dual), loss)
-    return loss
+        return -ratio.clamp(max=formula.high).detach() * advantages * live
+    clipped = ratio.clamp(1 - formula.low, 1 + formula.high)
+    loss = torch.maximum(-advantages * ratio.clamp(max=formula.cap), -advantages * clipped)
+    return torch.where(advantages < 0, torch.minimum(loss, -advantages * formula.dual), loss)
 
 
 def _kl(estimator: str, difference: Tensor, ratio: Tensor) -> Tensor:
@@ -265,35 +222,26 @@ def _kl(estimator: str, difference: Tensor, ratio: Tensor) -> Tensor:
     return value * ratio if "unbiased" in estimator else value
 
 
-def _mean(step: Step, formula: Formula, summed: Tensor) -> Tensor:
-    """``(P,)`` from the sums over each response."""
-    count, part, ranks = len(step.ranks), step.tensors["parts"], torch.tensor(step.ranks)
-    lengths = _summed(step.tensors.get("counts", step.mask).double(), step.row, len(summed))
-    if formula.counted == "prompts":
-        lengths = lengths + step.tensors.get("prompt_lengths", torch.zeros_like(lengths))
-    elif formula.counted == "padding":
-        longest = torch.zeros(count).scatter_reduce(0, part, step.tensors["lengths"].float(), "amax")
-        lengths = longest.double()[part]
-    if formula.mean in ("step", "rank"):
-        tokens = _summed(lengths, ranks[part], step.header.ranks)
-        whole = float(tokens.sum()) if formula.tokens is None else formula.tokens
-        divisors = torch.full_like(tokens, whole / step.header.ranks) if formula.mean == "step" else tokens
-        return _summed(summed, part, count) / divisors.clamp(min=1.0)[ranks]
-    responses = _summed(torch.ones_like(summed), part, count).clamp(min=1)
-    micro_batches = torch.bincount(ranks, minlength=step.header.ranks)[ranks]
-    if formula.mean == "part":
-        return _summed(summed, part, count) / _summed(lengths, part, count).clamp(min=1) / micro_batches
-    by_response = lengths.clamp(min=1) if formula.mean == "response" else torch.ones_like(lengths)
-    by_response = formula.length * by_response if formula.mean == "length" else by_response
-    over = (lengths > 0).sum().clamp(min=1) / step.header.ranks if formula.whole else responses * micro_batches
-    return _summed(summed / by_response, part, count) / over
+def _weights(step: Step, formula: Formula, mean: str) -> Tensor:
+    """``(S,)`` float64: what the sum over the tokens of each response is multiplied by."""
+    part, ranks = step.tensors["parts"], torch.tensor(step.ranks)
+    counts = step.tensors.get("counts", _by_response(step, step.mask))
+    micro_batches = torch.bincount(ranks)[ranks][part]
 
+    def together(index: Tensor, values: Tensor) -> Tensor:
+        return _summed(values, index, len(ranks))[index]
 
-def coefficients_of(step: Step, formula: Formula) -> Tensor:
-    """``(N,)`` float64 derivatives of what is backpropagated by the log-prob of each token."""
-    live = _live(step).requires_grad_()
-    (slope,) = torch.autograd.grad(values_of(step, formula, live).sum(), live, allow_unused=True)
-    return torch.zeros_like(live) if slope is None else slope
+    of_part = together(part, torch.ones_like(counts)) * micro_batches
+    responses = (counts > 0).sum() / step.header.ranks if formula.whole else of_part
+    divisor = {
+        "step": (formula.tokens or counts.sum()) / step.header.ranks,
+        "rank": together(ranks[part], counts),
+        "part": together(part, counts) * micro_batches,
+        "response": counts * responses,
+        "length": formula.length * responses,
+        "sum": responses,
+    }[mean]
+    return formula.scale / torch.as_tensor(divisor).clamp(min=1e-9).expand(len(part))  # without tokens any will do
 
 
 # -- the comparison ----------------------------------------------------------------------------------------------------
@@ -325,136 +273,124 @@ def judge(steps: Sequence[Step]) -> Verdict:
         steps: of one dump, which has one formula.
     """
     still = (*_movement(steps), *_overflows(steps), *_advantages(steps))
-    told = next((step.header.loss for step in steps if step.header.loss is not None), None)
-    if told is None:
+    name = next((step.header.loss.name for step in steps if step.header.loss is not None), None)
+    if name is None:
         return Verdict(None, None, math.nan, "the dump does not name its loss", still)
     pairs = [(formula, step) for step in steps if (formula := formula_of(step)) is not None]
-    heard = [pair for pair in pairs if "coefficients" in pair[1].tensors or _told(pair[1]) is not None]
-    heard = [pair for pair in heard if not list(_overflows(pair[1:]))]
+    heard = [pair for pair in pairs if _recorded(pair[1]) and not list(_overflows(pair[1:]))]
     if not heard:
-        what = "the dump holds neither losses nor coefficients" if pairs else f"'{told.name}' is not known here"
-        return Verdict(told.name, None, math.nan, what, still)
-    what = "coefficients of all tokens" if "coefficients" in heard[0][1].tensors else "losses of all micro-batches"
-    compared = f"the {what} of {len(heard)} steps"
+        what = "the dump holds neither losses nor coefficients" if pairs else f"'{name}' as it is set is not known here"
+        return Verdict(name, None, math.nan, what, still)
     try:
-        error, beyond = _error(heard)
+        wrong, error = _wrong(heard)
     except RlstabError as refusal:
-        return Verdict(told.name, None, math.nan, f"its formula cannot be evaluated: {refusal}", still)
-    if not beyond:
-        return Verdict(told.name, not still, error, compared, still)
-    return Verdict(told.name, False, error, compared, (*still, *_explained(heard)))
-
-
-def _explained(heard: Sequence[Pair]) -> Iterator[str]:
-    """What is wrong, in a sentence; in two, where gradient and reported losses are wrong in different ways."""
-    wrong = [pair for pair in heard if _error([pair])[1]]
+        return Verdict(name, None, math.nan, f"its formula cannot be evaluated: {refusal}", still)
+    what = "coefficients of all tokens" if "gradient" in _recorded(heard[0][1]) else "losses of all micro-batches"
+    compared = f"the {what} of {len(heard)} steps"
+    if not wrong:
+        return Verdict(name, not still, error, compared, still)
     some = f" So it is in {len(wrong)} of {len(heard)} steps." if len(wrong) < len(heard) else ""
-    if named := _named(wrong):
-        yield f"{named}{some}"
-        return
-    kinds = {what: [_recorded(pair, what) for pair in wrong] for what in ("gradient", "losses")}
-    bad = {what: pairs for what, pairs in kinds.items() if _error(pairs)[1]}
-    texts = {what: named for what, pairs in bad.items() if (named := _named(pairs))}
-    yield from (f"{text} This is said of its {what} alone.{some}" for what, text in texts.items())
-    if not texts:
-        yield f"{_shape(*next(pair for pairs in bad.values() for pair in pairs if _error([pair])[1]))}{some}"
-
-
-def _recorded(pair: Pair, what: str) -> Pair:
-    """With the coefficients of its gradient alone, or with the values of its losses alone."""
-    formula, step = pair
-    if what == "losses":
-        return formula, replace(step, tensors={name: step.tensors[name] for name in {*step.tensors} - {"coefficients"}})
-    loss = step.header.loss
-    header = step.header.model_copy(update={"loss": loss and loss.model_copy(update={"values": []})})
-    return formula, replace(step, header=header)
-
-
-def _told(step: Step) -> Tensor | None:
-    """``(P,)`` float64: the losses that were recorded."""
-    values = [] if step.header.loss is None else step.header.loss.values
-    if len(values) != len(step.ranks) or not values or any(value is None for value in values):
-        return None
-    return torch.tensor(values, dtype=torch.float64)
+    return Verdict(name, False, error, compared, (*still, *(f"{text}{some}" for text in _explained(wrong))))
 
 
 Pair = tuple[Formula, Step]
-Change = Callable[[Formula, Step], Pair]
+#: What is changed of a formula or of the tensors of a step; a tensor that is None stays.
+Edit = Mapping[str, Any] | Callable[[Formula, Step], Mapping[str, Any]]
+#: What was recorded ``(n,)``, the terms of what was expected ``(n, 3)``, and the share up to which the two agree
+#: ``(n,)``; a coefficient is in units of the largest, a loss of its mass.
+Rows = tuple[Tensor, Tensor, Tensor]
 
 
-def _error(pairs: Sequence[Pair], change: Change | None = None) -> tuple[float, float]:
-    """Largest relative difference, and how much of what was compared differs by more than rounding."""
-    worst = beyond = 0.0
-    for formula, step in pairs:
-        changed, seen = (formula, step) if change is None else change(formula, step)
-        if "coefficients" in step.tensors:
-            off, bad = _apart(step.tensors["coefficients"].double(), coefficients_of(seen, changed))
-            near = _on_bound(seen, changed)
-            worst, beyond = max(worst, _highest(off.masked_fill(near, 0))), beyond + int((bad & ~near).sum())
-        told = _told(step)
-        if told is not None:
-            off = (told - values_of(seen, changed)).abs() / _mass(seen, changed).clamp(min=1e-30)
-            worst, beyond = max(worst, _highest(off)), beyond + int((~(off <= OF_MASS)).sum())
-    return worst, beyond
+def _recorded(step: Step) -> dict[str, Tensor]:
+    """In float64, the coefficients ``(N,)`` and the losses ``(P,)``, where the dump has them."""
+    recorded = {"gradient": step.tensors["coefficients"].double()} if "coefficients" in step.tensors else {}
+    values = [] if step.header.loss is None else step.header.loss.values
+    if values and len(values) == len(step.ranks) and None not in values:
+        recorded["losses"] = torch.tensor(values, dtype=torch.float64)
+    return recorded
 
 
-def _highest(values: Tensor) -> float:
-    return float(values.nan_to_num(math.inf).max()) if values.numel() else 0.0
-
-
-def _apart(recorded: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
-    """``(N,)`` differences as a share of the largest coefficient, and bool, more than rounding."""
-    larger = torch.maximum(recorded.abs(), expected.abs())
-    scale = larger.max().clamp(min=1e-30) if larger.numel() else larger.sum()
-    off = (recorded - expected).abs()
-    return off / scale, ~(off <= RELATIVE * larger + ABSOLUTE * scale)
+def _rows(pair: Pair, edit: Edit, kinds: Sequence[str] = RECORDS) -> Rows:
+    given = edit(*pair) if callable(edit) else edit
+    of_formula = {name: value for name, value in given.items() if name in Formula.model_fields}
+    tensors = {name: value for name, value in given.items() if name not in of_formula and value is not None}
+    formula, step = pair[0].model_copy(update=of_formula), pair[1].having(tensors)
+    terms, rows = terms_of(step, formula), []
+    for kind, recorded in _recorded(pair[1]).items():
+        if kind not in kinds:
+            continue
+        expected, share = terms[kind], 0.0
+        if kind == "losses":  # near zero a loss has no digits
+            sized = step.having({"advantages": step.tensors["advantages"].abs()})
+            with torch.no_grad():
+                size = torch.stack(_terms(sized, formula, _live(step))).sum(0).abs().max()
+        else:
+            sure, share = ~_on_bound(step, formula), RELATIVE
+            recorded, expected = recorded * sure, expected * sure[:, None]
+            size = torch.cat([recorded, expected.sum(1), torch.zeros(1)]).abs().max()
+        size = size.clamp(min=1e-30)
+        rows.append((recorded / size, expected / size, torch.full_like(recorded, share)))
+    recorded, expected, shares = map(torch.cat, zip(*rows, strict=True))
+    return recorded, expected, shares
 
 
 def _on_bound(step: Step, formula: Formula) -> Tensor:
     """``(N,)`` bool: the ratio is so near to a bound that rounding decides."""
-    if formula.objective is not None:
-        return torch.zeros_like(step.mask)
+    bounds = (formula.cap, formula.dual, 1 - formula.low, 1 + formula.high) if formula.objective is None else ()
     ratio = _ratio(step, formula, _live(step))
-    bounds = [formula.cap, formula.dual, formula.low and 1 - formula.low, formula.high and 1 + formula.high]
-    near = [(ratio - bound).abs() <= ON_BOUND for bound in bounds if bound is not None]
-    return torch.stack(near).any(0) if near else torch.zeros_like(step.mask)
+    return sum(((ratio - bound).abs() <= ON_BOUND for bound in bounds), torch.zeros_like(step.mask))
 
 
-def _mass(step: Step, formula: Formula) -> Tensor:
-    """What the loss of a micro-batch would be if all advantages had one sign: near zero a loss has no digits."""
-    tensors = {**step.tensors, "advantages": step.tensors["advantages"].abs()}
-    return values_of(replace(step, tensors=tensors), formula).abs().max()
+def _apart(rows: Rows, factors: Sequence[float] = PLAIN) -> tuple[float, bool]:
+    """Largest difference, and whether any is more than rounding; of the terms times some factors."""
+    recorded, terms, share = rows
+    expected = terms @ torch.tensor(factors, dtype=torch.float64)
+    off = (recorded - expected).abs().nan_to_num(math.inf)
+    absolute = ABSOLUTE * max(1e-6, *map(abs, factors))
+    beyond = ~(off <= share * torch.maximum(recorded.abs(), expected.abs()) + absolute)
+    return float(off.max()) if off.numel() else 0.0, bool(beyond.any())
+
+
+def _wrong(pairs: Sequence[Pair], kinds: Sequence[str] = RECORDS) -> tuple[list[Pair], float]:
+    """Those whose record is not what it should be, and the largest difference of all."""
+    apart = [_apart(_rows(pair, {}, kinds)) for pair in pairs]
+    return [pair for pair, (_, beyond) in zip(pairs, apart, strict=True) if beyond], max(off for off, _ in apart)
+
+
+def _explained(wrong: Sequence[Pair]) -> Iterator[str]:
+    """What is wrong, in a sentence; in two, where gradient and reported losses are wrong in different ways."""
+    if named := _named(wrong):
+        yield named
+        return
+    by_kind = [[kind] for kind in RECORDS if all(kind in _recorded(step) for _, step in wrong)]
+    bad = [(kind, pairs) for kind in by_kind if (pairs := _wrong(wrong, kind)[0])]
+    texts = [f"{named} This is said of its {kind[0]} alone." for kind, pairs in bad if (named := _named(pairs, kind))]
+    yield from texts or [_located(*bad[0][1][0], bad[0][0][0])]
 
 
 # -- known errors ------------------------------------------------------------------------------------------------------
 
 
-def _of(step: Step, *names: str) -> dict[str, Tensor]:
-    return {name: step.tensors[name] for name in names if name in step.tensors}
-
-
 def _ends(step: Step) -> Tensor:
-    """``(N,)`` bool, the last token of each response that has any."""
-    lengths = step.tensors["lengths"]
-    ends = torch.zeros_like(step.mask)
-    ends[(lengths.cumsum(0) - 1)[lengths > 0]] = True
-    return ends
+    """``(N,)`` bool, the last token of each response."""
+    return torch.cat([step.row.diff() != 0, torch.ones(1, dtype=torch.bool)])[: len(step.row)]
 
 
-def _shifted(step: Step, values: Tensor, by: int) -> Tensor:
+def _advantage_of(step: Step) -> Tensor:
+    """``(S,)`` float64, of each response."""
+    none = torch.zeros(len(step.tensors["lengths"]), dtype=torch.float64)
+    return none.scatter(0, step.row, step.tensors["advantages"].double())
+
+
+def _shifted(step: Step, name: str, by: int) -> Tensor | None:
     """Within each response; at its edge a value stays."""
-    return torch.where(step.row.roll(by) == step.row, values.roll(by), values)
+    values = step.tensors.get(name)
+    return None if values is None else torch.where(step.row.roll(by) == step.row, values.roll(by), values)
 
 
-def _rounded(step: Step, kind: torch.dtype) -> dict[str, Tensor]:
-    read = _of(step, "logprobs", "live_logprobs", "old_logprobs")
-    return {name: values.to(kind).float() for name, values in read.items()}
-
-
-def _by_response(step: Step) -> Tensor:
-    """``(S,)`` float64 advantages."""
-    ends, none = _ends(step), torch.zeros(len(step.tensors["lengths"]), dtype=torch.float64)
-    return none.index_add(0, step.row[ends], step.tensors["advantages"][ends].double())
+def _rounded(formula: Formula, step: Step, kind: torch.dtype) -> Mapping[str, Any]:
+    read = {"logprobs", "live_logprobs", "old_logprobs"} & step.tensors.keys()
+    return {name: step.tensors[name].to(kind).float() for name in read}
 
 
 def _centred(values: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
@@ -464,189 +400,160 @@ def _centred(values: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
     return centred, (_summed(centred.square(), group, len(count)) / (count - 1).clamp(min=1)).sqrt()[group]
 
 
-def _normalised(step: Step) -> dict[str, Tensor]:
+def _normalised(formula: Formula, step: Step) -> Mapping[str, Any]:
     """To mean 0 and standard deviation 1 over the responses of each micro-batch."""
-    centred, deviation = _centred(_by_response(step), step.tensors["parts"])
+    centred, deviation = _centred(_advantage_of(step), step.tensors["parts"])
     return {"advantages": (centred / (deviation + 1e-8))[step.row]}
 
 
+def _padded(formula: Formula, step: Step) -> Mapping[str, Any]:
+    lengths, part = step.tensors["lengths"].double(), step.tensors["parts"]
+    longest = torch.zeros(len(step.ranks), dtype=torch.float64).scatter_reduce(0, part, lengths, "amax")
+    return {"counts": longest[part], "tokens": 0.0}
+
+
+def _others(counted: bool) -> Mapping[str, Edit]:
+    """Other tokens in the loss, ``(N,)``; `counted`, the denominator counts as if they were the right ones."""
+    masks: Mapping[str, Callable[[Step], Any]] = {
+        "tokens outside the response mask count": lambda step: torch.ones_like(step.row),
+        "the last token of each response, its end, does not count": lambda step: step.mask & ~_ends(step),
+        "the first token of each response does not count": lambda step: step.mask & ~_ends(step).roll(1),
+        "responses that were cut off do not count": lambda step: (
+            step.mask & (step.tensors.get("truncated", torch.zeros(())) == 0)
+        ),
+        "the mask is shifted back by one token": lambda step: _shifted(step, "mask", 1),
+        "the mask is shifted ahead by one token": lambda step: _shifted(step, "mask", -1),
+    }
+
+    def edit(mask: Callable[[Step], Any]) -> Edit:
+        return lambda _, step: {
+            "mask": mask(step),
+            "counts": _by_response(step, step.mask) if counted else None,
+        }
+
+    also = ", and its denominator counts as if it were right" if counted else ""
+    return {f"{text}{also}": edit(mask) for text, mask in masks.items()}
+
+
+def _mean(mean: str) -> Edit:
+    return {"mean": mean, "tokens": 0.0, "whole": False}
+
+
 #: What trainers were seen to do in place of what they say: to the size of the loss, ...
-_SCALES: Mapping[str, Callable[[Step], float]] = {
-    "it was divided by the gradient accumulation twice": lambda step: 1 / step.accumulation,
-    "it was not divided by the gradient accumulation": lambda step: step.accumulation,
-    "it was divided by the number of processes once too often": lambda step: 1 / step.header.ranks,
-    "it was multiplied by the number of processes": lambda step: step.header.ranks,
-}
-#: ... to what it reads, ...
-_READ: Mapping[str, Callable[[Step], Mapping[str, Tensor]]] = {
-    "the sampler's log-probs stand in the ratio in place of the trainer's": lambda step: dict(
-        zip(["old_logprobs"], _of(step, "rollout_logprobs").values(), strict=False)
-    ),
-    "the log-probs in the denominator are shifted back by one token": lambda step: {
-        name: _shifted(step, values, 1) for name, values in _of(step, "old_logprobs").items()
+SCALES: Mapping[str, Edit] = {
+    "it was divided by the gradient accumulation twice": lambda formula, step: {
+        "scale": formula.scale / step.accumulation
     },
-    "the log-probs in the denominator are shifted ahead by one token": lambda step: {
-        name: _shifted(step, values, -1) for name, values in _of(step, "old_logprobs").items()
+    "it was not divided by the gradient accumulation": lambda formula, step: {
+        "scale": formula.scale * step.accumulation
+    },
+    "it was divided by the number of processes once too often": lambda formula, step: {
+        "scale": formula.scale / step.header.ranks
+    },
+    "it was multiplied by the number of processes": lambda formula, step: {"scale": formula.scale * step.header.ranks},
+}
+#: ... to what it reads, to the tokens that count, to what it is divided by, and to its terms. What a factor of a term
+#: explains is found by `_fitted`.
+CHANGES: Mapping[str, Edit] = {
+    "the sampler's log-probs stand in the ratio in place of the trainer's": lambda _, step: {
+        "old_logprobs": step.tensors.get("rollout_logprobs")
+    },
+    "the log-probs in the denominator are shifted back by one token": lambda _, step: {
+        "old_logprobs": _shifted(step, "old_logprobs", 1)
+    },
+    "the log-probs in the denominator are shifted ahead by one token": lambda _, step: {
+        "old_logprobs": _shifted(step, "old_logprobs", -1)
     },
     "log-probs are rounded to float16 before the ratio": partial(_rounded, kind=torch.float16),
     "log-probs are rounded to bfloat16 before the ratio": partial(_rounded, kind=torch.bfloat16),
-    "advantages are of the other sign": lambda step: {"advantages": -step.tensors["advantages"]},
+    "advantages are of the other sign": lambda _, step: {"advantages": -step.tensors["advantages"]},
     "advantages are normalised again in each micro-batch": _normalised,
-}
-#: ... to the tokens that count, ``(N,)``, ...
-_MASKS: Mapping[str, Callable[[Step], Tensor]] = {
-    "tokens outside the response mask count": lambda step: torch.ones_like(step.row),
-    "the last token of each response, its end, does not count": lambda step: step.mask & ~_ends(step),
-    "the first token of each response does not count": lambda step: step.mask & ~_ends(step).roll(1),
-    "responses that were cut off do not count": lambda step: (
-        step.mask & (step.tensors.get("truncated", torch.zeros(())) == 0)
-    ),
-    "the mask is shifted back by one token": lambda step: _shifted(step, step.mask, 1),
-    "the mask is shifted ahead by one token": lambda step: _shifted(step, step.mask, -1),
-}
-_OVER: Mapping[str, Any] = {"tokens": None, "whole": False}
-#: ... what it is divided by, ...
-_MEANS = {
-    "it is a mean over the tokens of each micro-batch": "part",
-    "it is divided by the tokens of each rank in place of those of all": "rank",
-    "it is a mean over each response, then over the responses of each micro-batch": "response",
-    "it is a mean over the tokens of the optimizer step": "step",
-    "it is divided by a constant length": "length",
-    "it is a sum over the tokens of each response": "sum",
-}
-
-
-def _put(**terms: Any) -> Callable[[Formula, Step], Mapping[str, Any]]:
-    return lambda formula, step: terms
-
-
-#: ... and its terms; what a factor of a term explains is found by `_fitted`.
-_TERMS: Mapping[str, Callable[[Formula, Step], Mapping[str, Any]]] = {
-    **{text: _put(mean=mean, tokens=None, whole=False) for text, mean in _MEANS.items()},
-    "prompts count in its denominator": _put(counted="prompts", tokens=None),
-    "padding counts in its denominator": _put(counted="padding", tokens=None),
-    "the ratio is that of the sequence": _put(sequence=True),
-    "the ratio is that of the token": _put(sequence=False),
-    "nothing is clipped": _put(low=None, high=None, cap=None, dual=None),
-    "the clip has no lower bound": _put(low=None),
-    "the clip has no upper bound": _put(high=None),
+    **_others(counted=False),
+    **_others(counted=True),
+    "it is a mean over the tokens of each micro-batch": _mean("part"),
+    "it is divided by the tokens of each rank in place of those of all": _mean("rank"),
+    "it is a mean over each response, then over the responses of each micro-batch": _mean("response"),
+    "it is a mean over the tokens of the optimizer step": _mean("step"),
+    "it is divided by a constant length": _mean("length"),
+    "it is a sum over the tokens of each response": _mean("sum"),
+    "prompts count in its denominator": lambda _, step: {
+        "counts": _by_response(step, step.mask) + step.tensors.get("prompt_lengths", 0),
+        "tokens": 0.0,
+    },
+    "padding counts in its denominator": _padded,
+    "the ratio is that of the sequence": {"sequence": True},
+    "the ratio is that of the token": {"sequence": False},
+    "nothing is clipped": dict.fromkeys(("low", "high", "cap", "dual"), math.inf),
+    "the clip has no lower bound": {"low": math.inf},
+    "the clip has no upper bound": {"high": math.inf},
     "the upper clip range is the lower one": lambda formula, _: {"high": formula.low},
     "the clip ranges are exchanged": lambda formula, _: {"low": formula.high, "high": formula.low},
-    "the ratio has no cap": _put(cap=None, dual=None),
-    **{f"its KL term is {kind}": _put(estimator=kind) for kind in ("k1", "k2", "k3", "k3_unbiased")},
+    "the ratio has no cap": {"cap": math.inf, "dual": math.inf},
+    **{f"its KL term is {kind}": {"estimator": kind} for kind in ("k1", "k2", "k3", "k3_unbiased")},
     "its KL term has the two policies exchanged": lambda formula, _: {"estimator": f"{formula.estimator}_reversed"},
 }
 
 
-def _changes(planned: bool) -> Iterator[tuple[str, Change]]:
-    """What trainers were seen to do, one change each; of an objective, those that it can have."""
-
-    def read(by: Callable[[Step], Mapping[str, Tensor]]) -> Change:
-        return lambda formula, step: (formula, replace(step, tensors={**step.tensors, **by(step)}))
-
-    def masked(by: Callable[[Step], Tensor], *counts: str) -> Change:
-        return read(lambda step: {"mask": by(step), **dict.fromkeys(counts, step.tensors["mask"])})
-
-    def moved(by: Callable[[Formula, Step], Mapping[str, Any]]) -> Change:
-        return lambda formula, step: (replace(formula, **by(formula, step)), step)
-
-    def scaled(size: Callable[[Step], float]) -> Change:
-        return moved(lambda formula, step: {"scale": formula.scale * size(step)})
-
-    yield from ((text, scaled(size)) for text, size in _SCALES.items())
-    yield from ((text, read(by)) for text, by in _READ.items())
-    for text, by in _MASKS.items():
-        yield text, masked(by)
-        yield f"{text}, and its denominator counts as if it were right", masked(by, "counts")
-    if not planned:
-        yield from ((text, moved(by)) for text, by in _TERMS.items())
-
-
-def _named(pairs: Sequence[Pair]) -> str | None:
+def _named(pairs: Sequence[Pair], kinds: Sequence[str] = RECORDS) -> str | None:
     """A sentence: the change, or the factors of the terms, or both, that explains the record."""
-    single = dict(_changes(pairs[0][0].objective is not None))
-    if known := [text for text, change in single.items() if _explains(pairs, change)]:
+    if known := [text for text, edit in {**SCALES, **CHANGES}.items() if _explains(pairs, edit, kinds)]:
         return _sentence(", or what is the same here: ".join(known))
-    few = sum(step.row.numel() for _, step in pairs[:2]) <= FEW
-    for text, change in {"": lambda *pair: pair, **(single if few else {})}.items():
-        factors, said = _fitted([change(*pair) for pair in pairs[:2]], pairs[:2])
-        if _explains(pairs, _after(change, factors)):
+    for text, edit in {"": {}, **CHANGES}.items():
+        factors, said = _fitted([_rows(pair, edit, kinds) for pair in pairs[:2]])
+        if _explains(pairs, edit, kinds, factors):
             return _sentence(f"{text}, and {said}" if text else said)
     return None
 
 
-def _fitted(pairs: Sequence[Pair], recorded: Sequence[Pair]) -> tuple[Change, str]:
-    """By least squares, how often what was recorded has each term of the formula; and that in words."""
-    rows, told = [], []
-    for (formula, seen), (_, step) in zip(pairs, recorded, strict=True):
-        kinds = [replace(formula, beta=0.0, entropy=0.0), replace(formula, entropy=0.0), formula]
-        for values, again in ((step.tensors.get("coefficients"), coefficients_of), (_told(step), values_of)):
-            if values is not None:
-                policy, penalised, whole = (again(seen, kind) for kind in kinds)
-                rows.append(torch.stack([policy, penalised - policy, whole - penalised], 1))
-                told.append(values.double())
-    terms = torch.cat(rows)
-    policy, *others = torch.linalg.lstsq(terms, torch.cat(told)[:, None]).solution.flatten().tolist()
-    # of a term that is not in the record nothing is known
-    kl, bonus = (other if bool(column.any()) else policy for other, column in zip(others, terms.T[1:], strict=True))
-    said = f"its policy term is {policy:.4g} times what it should be"
-    for name, factor in (("KL term", kl), ("entropy bonus", bonus)):
-        if not math.isclose(factor, policy, rel_tol=1e-3):
-            said += f", and its {name} {round(factor, 4) + 0.0:g} times"
-
-    def factors(formula: Formula, step: Step) -> Pair:
-        beta, entropy = (value / policy if policy else 0.0 for value in (formula.beta * kl, formula.entropy * bonus))
-        return replace(formula, scale=formula.scale * policy, beta=beta, entropy=entropy), step
-
-    return factors, said
+def _explains(pairs: Sequence[Pair], edit: Edit, kinds: Sequence[str], factors: Sequence[float] = PLAIN) -> bool:
+    return not any(_apart(_rows(pair, edit, kinds), factors)[1] for pair in pairs)
 
 
 def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-def _explains(pairs: Sequence[Pair], change: Change) -> bool:
-    return all(not _error([pair], change)[1] for pair in pairs)
-
-
-def _after(first: Change, second: Change) -> Change:
-    return lambda formula, step: second(*first(formula, step))
+def _fitted(rows: Sequence[Rows]) -> tuple[list[float], str]:
+    """By least squares, how often what was recorded has each term of the formula; and that in words."""
+    recorded, terms = (torch.cat([own[place] for own in rows]) for place in (0, 1))
+    policy, *others = torch.linalg.lstsq(terms, recorded[:, None]).solution.flatten().tolist()
+    said = f"its policy term is {policy:.4g} times what it should be"
+    factors = [policy]
+    for name, factor, column in zip(("KL term", "entropy bonus"), others, terms.T[1:], strict=True):
+        factors.append(factor if bool(column.any()) else policy)  # of what is not in the record nothing is known
+        if not math.isclose(factors[-1], policy, rel_tol=1e-3):
+            said += f", and its {name} {round(factors[-1], 4) + 0.0:g} times"
+    return factors, said
 
 
 # -- what nobody has a name for ----------------------------------------------------------------------------------------
 
 
-def _shape(formula: Formula, step: Step) -> str:
+def _located(formula: Formula, step: Step, kind: str) -> str:
     """Where recorded and expected differ, and what their quotient depends on."""
-    parts, told = step.tensors["parts"], _told(step)
-    if "coefficients" not in step.tensors:
-        assert told is not None
-        expected = values_of(step, formula)
-        worst = int((told - expected).abs().argmax())
-        return (
-            f"No known error explains it. Of step {step.number} micro-batch {worst} differs most (on rank "
-            f"{step.ranks[worst]}): {told[worst]:.6g} was recorded for {expected[worst]:.6g}."
-        )
-    recorded, expected = step.tensors["coefficients"].double(), coefficients_of(step, formula)
-    off, bad = _apart(recorded, expected)
-    there, some, worst = expected != 0, recorded != 0, int(off.argmax())
-    row = int(step.row[worst])
+    parts, recorded, terms = step.tensors["parts"], _recorded(step)[kind], terms_of(step, formula)[kind]
+    expected = terms.sum(1)
+    off = (recorded - expected).abs()
+    worst = int(off.argmax())
+    told = f"{recorded[worst]:.6g} was recorded for {expected[worst]:.6g}"
+    lead = f"No known error explains it. Of step {step.number}"
+    if kind == "losses":
+        return f"{lead} micro-batch {worst} differs most (on rank {step.ranks[worst]}): {told}."
+    there, some, row = expected != 0, recorded != 0, int(step.row[worst])
+    bad = off > RELATIVE * torch.maximum(recorded.abs(), expected.abs()) + ABSOLUTE * expected.abs().max()
     text = (
-        f"No known error explains it. Of step {step.number} {int(bad.sum())} of {int(there.sum())} tokens with a "
-        f"gradient differ, most token {worst - int((step.row < row).sum())} of response {row} in micro-batch "
-        f"{int(parts[row])}: {recorded[worst]:.4g} was recorded for {expected[worst]:.4g}. "
+        f"{lead} {int(bad.sum())} of {int(there.sum())} tokens with a gradient differ, most token "
+        f"{worst - int((step.row < row).sum())} of response {row} in micro-batch {int(parts[row])}: {told}. "
         f"{int((there & ~some).sum())} have no gradient that should, {int((some & ~there).sum())} have one and "
         f"should not; the policy term of the others is"
     )
-    policy = coefficients_of(step, replace(formula, beta=0.0))
+    policy = terms[:, 0]
     both = there & some & (policy.abs() > 1e-3 * policy.abs().max())
-    quotient = ((recorded - expected + policy) / policy)[both]  # of the policy term alone
-    groups = step.tensors.get("group_ids", step.tensors["sequence_ids"]).unique(return_inverse=True)[1]
+    quotient = ((recorded - expected + policy) / policy)[both]
     for name, group in (
-        ("step", torch.zeros_like(parts)),
         ("rank", torch.tensor(step.ranks)[parts]),
         ("micro-batch", parts),
-        ("group", groups),
+        ("group", step.groups),
         ("response", torch.arange(len(parts))),
     ):
         factors = _factors(quotient, group[step.row[both]])
@@ -675,23 +582,20 @@ def _factors(quotient: Tensor, group: Tensor) -> list[tuple[int, float]] | None:
 def _advantages(steps: Sequence[Step]) -> Iterator[str]:
     """Those of TRL, from the rewards of groups that are whole."""
     for step in steps:
-        loss, rewards, groups = step.header.loss, *map(step.tensors.get, ("rewards", "group_ids"))
-        if loss is None or rewards is None or groups is None:
+        said = step.header.loss.settings if step.header.loss else {}
+        kind, size, rewards = said.get("rewards"), said.get("group"), step.tensors.get("rewards")
+        known = kind in ("group", "none") and isinstance(size, int) and 0 < size < 10**6
+        if not known or rewards is None or "group_ids" not in step.tensors:
             continue
-        group = groups.unique(return_inverse=True)[1]
-        centred, deviation = _centred(rewards.double(), group)
-        said = loss.settings.get("scale_rewards")
-        right = centred / (deviation + 1e-4) if said == "group" else centred
-        size = torch.tensor(_number(loss.settings, ["num_generations"], 0))
-        whole = (torch.bincount(group) == size)[group] & (step.tensors["lengths"] > 0)
-        if said not in ("group", "none") or not bool(whole.any()):
-            continue
-        given = _by_response(step)
-        off = (given - right).abs().where(whole, torch.zeros(()))
-        if float(off.max()) > 1e-4 * max(float(right[whole].abs().max()), 1e-3):
+        centred, deviation = _centred(rewards.double(), step.groups)
+        right = centred / (deviation + 1e-4) if kind == "group" else centred
+        whole = (torch.bincount(step.groups) == torch.tensor(size))[step.groups] & (step.tensors["lengths"] > 0)
+        given = _advantage_of(step)
+        off = ((given - right) * whole).abs()
+        if bool(whole.any()) and float(off.max()) > 1e-4 * max(float(right[whole].abs().max()), 1e-3):
             worst = int(off.argmax())
             yield (
-                f"Its advantages in step {step.number} are not those of its rewards, with scale_rewards '{said}': that "
+                f"Its advantages in step {step.number} are not those of its rewards, with scale_rewards '{kind}': that "
                 f"of response {worst} is {given[worst]:.4g} in place of {right[worst]:.4g}."
             )
             return

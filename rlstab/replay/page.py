@@ -11,9 +11,9 @@ from typing import Any
 from markupsafe import Markup
 from torch import Tensor
 
+from rlstab.replay.dumps import Dump
 from rlstab.replay.effects import Effects
 from rlstab.replay.host_loss import Verdict
-from rlstab.replay.steps import Dump
 from rlstab.report.formatting import MINUS, NOTHING, counted, decimals, ranges
 from rlstab.report.output import digest, resource
 from rlstab.report.safe_read import plain

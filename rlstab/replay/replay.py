@@ -15,10 +15,10 @@ from rich.table import Table
 from rlstab.config import load_objective
 from rlstab.core.objective import TokenObjective
 from rlstab.files import is_file
+from rlstab.replay.dumps import Dump, read_dump
 from rlstab.replay.effects import Effects, effects_of, every_objective
 from rlstab.replay.host_loss import Verdict, judge
 from rlstab.replay.page import MARK, actions_in, page, rows_of, samples_of, sentence
-from rlstab.replay.steps import Dump, read_dump
 from rlstab.report import view
 from rlstab.report.output import refuse_foreign, write_text
 from rlstab.report.token_traces import decoder
@@ -42,7 +42,7 @@ def replay(
     """Replay a dump, print what was found, and write ``replay.html``, ``tokens.html`` and ``replay.json``.
 
     Args:
-        path: of the dump; see :func:`rlstab.replay.steps.read_dump`.
+        path: of the dump; see :func:`rlstab.replay.dumps.read_dump`.
         objectives: files, names of methods or presets, or ``file.py:Class``; empty takes all methods and presets.
         out: folder of the pages; None is ``replay`` in the dump's folder.
         tokenizer: folder of a tokenizer, or its ``tokenizer.json``; None takes that of the dump, if it has one.

@@ -60,7 +60,8 @@ class HostLoss(BaseModel):
 
     Attributes:
         name: of the formula, such as ``trl/dapo``; see :mod:`rlstab.replay.host_loss`. ``rlstab`` is an objective.
-        settings: of the formula, by its own names; of ``rlstab``, ``objective`` and the ``state`` before the step.
+        settings: of the formula, by the names of :class:`rlstab.replay.host_loss.Formula`; of ``rlstab``,
+            ``objective`` and the ``state`` before the step.
         values: by micro-batch of this rank, what was backpropagated; None where it was not finite.
     """
 
@@ -92,7 +93,7 @@ class Header(BaseModel):
     step: Annotated[int, Field(ge=0)]
     rank: Annotated[int, Field(ge=0)] = 0
     ranks: Annotated[int, Field(ge=1)] = 1
-    parts: Annotated[int, Field(ge=0)] = 1
+    parts: Annotated[int, Field(ge=0, le=10**6)] = 1
     first: bool = False
     learning_rate: Annotated[float, Field(ge=0)] | None = None
     temperature: Annotated[float, Field(gt=0)] | None = None

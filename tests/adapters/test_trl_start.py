@@ -31,9 +31,6 @@ S2T = [CLIP, {"name": "s2t"}]
 TWO = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}
 
 
-# -- settings, signals and models --------------------------------------------------------------------------------------
-
-
 def test_a_setting_that_the_objective_replaces_is_refused(tmp_path: Path) -> None:
     objective = load_objective([CLIP])
     for name in REPLACED:
@@ -129,9 +126,6 @@ def test_dropout_is_told(objective: Any, says: bool, tmp_path: Path, monkeypatch
     assert [("layers.1.self_attn" in line, "disable_dropout=True" in line) for line in told] == [(True, True)] * says
 
 
-# -- the release and the engine ----------------------------------------------------------------------------------------
-
-
 def test_another_trl_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*adapter.*")
@@ -195,8 +189,6 @@ def test_an_engine_that_accelerate_launch_chose_is_refused(monkeypatch: pytest.M
     with pytest.raises(ConfigError, match="accelerate was launched with DEEPSPEED"):
         trainer_of(tmp_path, [CLIP])
 
-
-# -- steps that are refused, skipped or scaled -------------------------------------------------------------------------
 
 ADAM = {"optim": "adamw_torch", "weight_decay": 0.1, "num_iterations": 1}
 
@@ -264,9 +256,6 @@ def test_the_learning_rate_is_scaled_for_one_step(tmp_path: Path) -> None:
         for name, gradient in steps[number]["gradients"].items():
             wanted = steps[number - 1]["weights"][name] - rates[number] * scale * gradient
             assert torch.allclose(steps[number]["weights"][name], wanted, atol=1e-7)
-
-
-# -- the rest of TRL's trainer -----------------------------------------------------------------------------------------
 
 
 def test_what_a_tool_wrote_is_no_token(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from rlstab.config.document import dump
 from rlstab.errors import ConfigError
 from tests.bench.test_run import tiny
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 HEAD = "name: x\nbase: {objective: clip_higher}\n"
 
 
@@ -155,32 +156,37 @@ def test_a_stack_is_taken_apart(tmp_path: Path) -> None:
 ONE = f"{HEAD}methods: {{a: s2t}}\n"
 
 
-#: A file, and the line and the setting that its error names.
+#: A file, and the line and the setting that its error names. The schema refuses these too.
 MISTAKES = [
     ("[1]", "b.yaml:1"),
     (f"{ONE}sedes: 3\n", "b.yaml:4: sedes"),
     ("base: {}\n", "b.yaml:1"),
     ("name: a/b\nbase: {}\nmethods: {a: s2t}\n", "b.yaml:1: name"),
     (f"{HEAD}methods:\n  ..: s2t\n", "b.yaml:4: methods..."),
-    (f"{HEAD}methods: {{1: s2t}}\n", "b.yaml:3"),
-    (HEAD, "b.yaml:1: methods"),
     (f"{HEAD}methods: {{a: s3t}}\n", "b.yaml:3: objective.name"),
     (f"{HEAD}methods:\n  a: {{objectve: s2t}}\n", "b.yaml:4: methods.a.objectve"),
+    (f"{HEAD}stack: [s2t]\nablate: all\n", "b.yaml:4: ablate"),
+    (f"{ONE}seeds: 0\n", "b.yaml:4: seeds"),
+    (f"{ONE}seeds: [10000000000]\n", "b.yaml:4: seeds.0"),
+    ("name: x\nbase: 3\nmethods: {a: s2t}\n", "b.yaml:2: base"),
+    ("name: x\nbase: {optimisation: {lrr: 1.0}}\nmethods: {a: s2t}\n", "b.yaml:2: optimisation.lrr"),
+    (f"{HEAD}stack: [zzz]\n", "b.yaml:3: objective.1.name"),
+]
+#: What the schema does not see: settings of a run by their paths, and what is wrong beside something else.
+UNSEEN = [
+    (f"{HEAD}methods: {{1: s2t}}\n", "b.yaml:3"),
+    (HEAD, "b.yaml:1: methods"),
     ("name: x\nbase: {}\nmethods:\n  a: {set: {optimisation.lr: 1.0}}\n", "b.yaml:4: methods.a"),
     (f"{HEAD}methods: {{a: s2t}}\nbaseline: b\n", "b.yaml:4: baseline"),
     (f"{HEAD}ablate: both\n", "b.yaml:3: ablate"),
-    (f"{HEAD}stack: [s2t]\nablate: all\n", "b.yaml:4: ablate"),
     (f"{HEAD}stack:\n  - s2t\n  - {{name: s2t}}\n", "b.yaml:5: stack.1"),
     (f"{HEAD}methods: {{all: s2t}}\nstack: [s2t]\n", "b.yaml:3: methods.all"),
-    (f"{ONE}seeds: 0\n", "b.yaml:4: seeds"),
     (f"{ONE}seeds: [1, 1]\n", "b.yaml:4: seeds.1"),
     (f"{ONE}seeds: 10000000000\n", "b.yaml:4: seeds"),
     (f"{HEAD}methods: {{a: s2t, b: kl}}\nsettings: {{c: {{}}, d: {{}}}}\nseeds: 25001\n", "b.yaml:5: seeds"),
-    (f"{ONE}seeds: [10000000000]\n", "b.yaml:4: seeds.0"),
     (f"{ONE}settings: {{a: {{rollout.group: 10000000000}}}}\n", "b.yaml:4: rollout.group"),
     (f"{HEAD}methods:\n  a: {{scale: {{rollout.stop: 2.0}}}}\n", "b.yaml:4: methods.a.scale.rollout.stop"),
     (f"{HEAD}methods:\n  a: {{scale: {{seed.x: 2.0}}}}\n", "b.yaml:4: methods.a.scale.seed.x"),
-    ("name: x\nbase: 3\nmethods: {a: s2t}\n", "b.yaml:2: base"),
     ("name: x\nbase: no.yaml\nmethods: {a: s2t}\n", "b.yaml:2: base"),
     (f"{ONE}settings:\n  fast: {{optimisation.lrr: 1.0}}\n", "b.yaml:5: optimisation.lrr"),
     (f"{ONE}settings:\n  fast: {{seed.x: 1}}\n", "b.yaml:5: settings.fast.seed.x"),
@@ -201,8 +207,8 @@ MISTAKES = [
 
 
 def test_a_mistake_is_pointed_at(tmp_path: Path) -> None:
-    said = [(place, mistakes(tmp_path, text)) for text, place in MISTAKES]
-    assert [] == [(place, text) for place, text in said if f"{place}: " not in text]
+    for text, place in [*MISTAKES, *UNSEEN]:
+        assert f"{place}: " in mistakes(tmp_path, text)
 
 
 def test_all_mistakes_come_at_once_each_with_its_runs(tmp_path: Path) -> None:
@@ -218,3 +224,20 @@ def test_all_mistakes_come_at_once_each_with_its_runs(tmp_path: Path) -> None:
         ["b.yaml:8", "optimisation.mini_batches"],
         "  in three/b",
     ]
+
+
+def test_the_comparison_of_s2t_is_one_setting() -> None:
+    """What `make compare` runs is the full bench with other seeds, and the mirror differs in its task alone."""
+    short, full, rates, mirror = (
+        {f"{run.setting}/{run.method}": run.config for run in load_bench(EXAMPLES / f"bench_{name}.yaml").runs}
+        for name in ("s2t", "spurious", "spurious_rates", "mirror")
+    )
+    for name, run in short.items():
+        same = {"seed": 0, "tracking": run.tracking}
+        assert full[name].model_copy(update=same) == run.model_copy(update=same)
+    for bench, changed in ((rates, "optimisation"), (mirror, "task")):
+        for name, run in bench.items():
+            base = full[f"default/{name.partition('/')[2]}"]
+            assert getattr(run, changed) != getattr(base, changed)
+            kept = {changed: getattr(run, changed), "tracking": run.tracking, "seed": 0}
+            assert base.model_copy(update=kept) == run.model_copy(update=kept)

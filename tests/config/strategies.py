@@ -1,12 +1,8 @@
 """Random settings, objectives and runs."""
 
-from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
-import pytest
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 import rlstab
@@ -17,22 +13,6 @@ from rlstab.errors import Conflict, OutOfRange
 from rlstab.stages.stage import Stage
 from rlstab.zoo import METHODS
 from tests.examples import STAGE_EXAMPLES
-
-#: For laws over random configurations; each example takes some milliseconds.
-quick = partial(hypothesis_settings, deadline=None, derandomize=True, database=None)
-#: A search for what nobody thought of: a short one in every run, a long one with the slow tests.
-searched = pytest.mark.parametrize("examples", [40, pytest.param(1500, marks=pytest.mark.slow)])
-
-
-def search(strategy: st.SearchStrategy[Any], examples: int, check: Callable[[Any], None]) -> None:
-    """``check`` holds for so many drawn values."""
-
-    @quick(max_examples=examples)
-    @given(strategy)
-    def holds(data: Any) -> None:
-        check(data)
-
-    holds()
 
 
 def values(setting: Setting) -> st.SearchStrategy[Any]:
@@ -107,26 +87,19 @@ PLAIN = st.recursive(
 )
 
 
-def part(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """A mapping with some of the fields."""
-    return st.fixed_dictionaries({}, optional=fields)
-
-
-def task(name: str, **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    return part(**fields).map(lambda drawn: {"name": name, **drawn})
+def part(**fields: Any) -> st.SearchStrategy[dict[str, Any]]:
+    """A mapping with the values that are given, and some of those that are drawn."""
+    drawn = {key: value for key, value in fields.items() if isinstance(value, st.SearchStrategy)}
+    return st.fixed_dictionaries({key: st.just(fields[key]) for key in fields.keys() - drawn.keys()}, optional=drawn)
 
 
 TASKS = st.one_of(
-    task("countdown", numbers=st.integers(2, 6), low=st.integers(1, 5), high=st.integers(9, 99)),
-    task("chain", modulus=st.none() | st.integers(2, 10), flaky=st.floats(0, 0.9), needs_junk=st.booleans()),
-    task(
-        "reasoning_gym",
-        options=st.dictionaries(TEXTS, PLAIN, max_size=3),
-        threshold=st.none() | NUMBERS,
-    ).map(lambda drawn: {"dataset": "chain_sum", **drawn}),
-    task("jsonl", eval_path=st.none() | TEXTS, scorer=st.sampled_from(["exact", "math_verify"])).map(
-        lambda drawn: {"path": "data.jsonl", **drawn}
+    part(name="countdown", numbers=st.integers(2, 6), low=st.integers(1, 5), high=st.integers(9, 99)),
+    part(name="chain", modulus=st.none() | st.integers(2, 10), flaky=st.floats(0, 0.9), needs_junk=st.booleans()),
+    part(
+        name="reasoning_gym", dataset="chain_sum", options=st.dictionaries(TEXTS, PLAIN), threshold=st.none() | NUMBERS
     ),
+    part(name="jsonl", path="a", eval_path=st.none() | TEXTS, scorer=st.sampled_from(["exact", "math_verify"])),
 )
 
 
@@ -170,7 +143,7 @@ SECTIONS = part(
         precision=st.sampled_from(["fp32", "bf16"]),
     ),
     engine=st.sampled_from(["auto", "fsdp2", {"name": "ddp"}, {"name": "fsdp2", "offload": True}]),
-    evaluation=part(every=st.integers(0, 99), samples=st.integers(8, 16), pass_at=st.lists(st.integers(1, 8))),
+    evaluation=part(samples=8, every=st.integers(0, 99), pass_at=st.lists(st.integers(1, 8))),
     tracking=part(out=TEXTS.filter(bool), trackers=st.lists(st.sampled_from(["wandb", "tensorboard"])), samples=COUNTS),
     seed=st.integers(0, 2**32 - 1),
-).map(lambda run: {**run, "evaluation": {"samples": 8, **run.get("evaluation", {})}})
+)

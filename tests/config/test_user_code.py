@@ -136,16 +136,19 @@ def test_every_path_is_looked_up_beside_the_file_first(write: Write, tmp_path: P
     assert run_hash(load_run(file)) != before
 
 
-def test_a_stage_and_a_task(write: Write, tmp_path: Path) -> None:
-    write("own.py", CODE)
+def test_a_stage_and_a_task(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write("own.py", CODE)
     file = run_of(write, stages=["own.py:Plain"], task={"name": "own.py:Doubling", "most": 5})
     run = load_run(file)
     assert run.pipeline.estimator.name == "plain"
-    code = f"{tmp_path}/project/own.py:Doubling"
-    assert run.task.model_dump() == {"name": "own", "code": code, "options": {"most": 5}}
+    assert run.task.model_dump() == {"name": "own", "code": f"{path}:Doubling", "options": {"most": 5}}
     require_loadable(run.task)
     assert build_task(run.task).example("train", 6).prompt == "2+2="
     assert load_run(yaml.safe_load(dump_run(run))) == run
+    assert main(["check", str(file)]) == main(["explain", f"clip_higher,{path}:Halve", "--markdown"]) == 0
+    printed = capsys.readouterr().out
+    assert "plain" in printed
+    assert "`halve`: Scale the weight of every token." in printed.replace("**", "`")
 
 
 def test_a_file_that_changed_is_another_run_and_one_in_another_folder_is_not(write: Write) -> None:
@@ -177,17 +180,6 @@ def test_in_a_bench(write: Write) -> None:
     assert [run.hash for run in load_bench(bench.resolved).runs] == [run.hash for run in bench.runs]
 
 
-def test_check_and_explain(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write("own.py", CODE)
-    file = run_of(write, objective="own.py:Halve", stages=["own.py:Plain"], task={"name": "own.py:Doubling"})
-    assert main(["check", str(file)]) == 0
-    printed = capsys.readouterr().out
-    assert "halve" in printed
-    assert "plain" in printed
-    assert main(["explain", f"clip_higher,{path}:Halve", "--markdown"]) == 0
-    assert "`halve`: Scale the weight of every token." in capsys.readouterr().out.replace("**", "`")
-
-
 def test_a_report_runs_no_code_of_a_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go(small(tmp_path / "run", optimisation__rollouts=1))
     (tmp_path / "own.py").write_text("raise SystemExit('it was run')\n")
@@ -201,8 +193,8 @@ def test_a_report_runs_no_code_of_a_run_folder(tmp_path: Path, monkeypatch: pyte
     assert main(["runs", str(tmp_path / "run")]) == 0
 
 
-def test_a_method_that_cannot_be_used_is_named_with_the_reason(write: Write) -> None:
-    for content, name, named in [
+def test_what_cannot_be_used_is_named_with_the_reason(write: Write, tmp_path: Path) -> None:
+    for content, item, named in [
         (CODE, "Halv", "'Halve'"),
         ("", "Halve", "has no class 'Halve'"),
         (CODE, "CONSTANT", "an int"),
@@ -216,31 +208,24 @@ def test_a_method_that_cannot_be_used_is_named_with_the_reason(write: Write) -> 
         ("import rlstab\nclass X(rlstab.TokenObjective):\n    def terms(self, batch, stat, state): ...", "X", "name"),
     ]:
         path = write("methods.py", content)
-        said = refusal(partial(load_run, run_of(write, objective=["clip_higher", {"name": f"methods.py:{name}"}])))
+        said = refusal(partial(load_run, run_of(write, objective=["clip_higher", {"name": f"methods.py:{item}"}])))
         assert said.startswith(f"{path.parent}/run.yaml:3: objective.1.name: ")
         assert named in said
         assert "\n" not in said
-
-
-def test_a_file_that_is_not_there_and_a_setting_that_is_unknown(write: Write, tmp_path: Path) -> None:
-    file = run_of(write, stages=["none.py:X"])
-    said = refusal(lambda: load_run(file))
-    assert said.startswith(f"{file}:4: stages.0.name: ")
-    assert f"{tmp_path}/project/none.py or {tmp_path}/here/none.py" in said
     write("methods.py", CODE)
-    file = run_of(write, objective={"name": "methods.py:Halve", "facto": 1})
-    assert "'facto'. Did you mean 'factor'?" in refusal(lambda: load_run(file))
-
-
-def test_a_task_that_cannot_be_used(write: Write) -> None:
-    write("own.py", CODE)
-    for options, named in [
-        ({"name": "own.py:Doubling", "least": 2}, "Doubling(least=2) raised TypeError: "),
-        ({"name": "own.py:Nothing"}, "has no class 'Nothing'"),
-        ({"name": "own", "code": "nothing"}, "task.code: "),
-        ({"name": "own.py:Plain"}, "`keeps_special_tokens`"),
+    for parts, named in [
+        ({"objective": {"name": "methods.py:Halve", "facto": 1}}, "'factor'"),
+        (
+            {"stages": ["none.py:X"]},
+            f":4: stages.0.name: there is no file {tmp_path}/project/none.py or {tmp_path}",
+        ),
+        ({"task": {"name": "methods.py:Doubling", "least": 2}}, "Doubling(least=2) raised TypeError: "),
+        ({"task": {"name": "methods.py:Nothing"}}, "has no class 'Nothing'"),
+        ({"task": {"name": "own", "code": "nothing"}}, "task.code: "),
+        ({"task": {"name": "methods.py:Plain"}}, "`keeps_special_tokens`"),
     ]:
-        assert named in refusal(lambda: build_task(load_run(run_of(write, task=options)).task))  # noqa: B023
+        file = run_of(write, **parts)
+        assert named in refusal(lambda: build_task(load_run(file).task))  # noqa: B023
 
 
 def test_an_installed_task(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,8 +27,8 @@ from rlstab.stages.gdpo import GDPO
 from rlstab.stages.optimal_token_baseline import OptimalTokenBaseline
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.zoo import METHODS
-from tests.conformance.inputs import of_tokens, of_two_rewards, tensors
-from tests.conformance.recorded import SHARES, Result, apart, difference, load, ours, theirs
+from tests.conformance.inputs import load, of_tokens, of_two_rewards, tensors
+from tests.conformance.recorded import SHARES, Result, apart, difference, ours, theirs
 
 #: Largest difference that float64 rounding, a denominator with 1e-8 added, and float32 rounding may make.
 BOUNDS = {"exact": 1e-13, "added": 1e-8, "single": 1e-6}

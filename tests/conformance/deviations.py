@@ -16,23 +16,16 @@ from rlstab import Pool
 from rlstab.stages import advantages as estimators
 from rlstab.zoo import METHODS
 from tests.conformance.agreements import advantages_of, composed, entropy_of_the_gate, gains, held_by_lp_reg, rows
-from tests.conformance.inputs import tensors
-from tests.conformance.recorded import Result, load, theirs
+from tests.conformance.inputs import load, tensors
+from tests.conformance.recorded import Result, theirs
 
 
 @dataclass(frozen=True)
 class Deviation:
-    """One difference.
+    """One difference, which the words ``says`` name in the card of the method (by default ``source``).
 
-    Attributes:
-        says: words of the card that names it.
-        source: file of ``data/`` that holds theirs.
-        number: what is compared, in words.
-        expected: theirs and ours, derived or measured once.
-        card: the method whose card it is, or ``advantages``, whose docstring it is; by default the ``source``.
-        read: what of a result is the number.
-        case: of the file.
-        here: methods, settings of :func:`composed`, those of Lp-Reg, or an estimator with its settings.
+    ``expected`` is theirs and ours, derived or measured once; ``here`` is methods, settings of :func:`composed`, those
+    of Lp-Reg, or an estimator with its settings.
     """
 
     says: str

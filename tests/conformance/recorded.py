@@ -1,6 +1,5 @@
 """What published code gave, and what rlstab gives on the same tensors."""
 
-import functools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,8 +17,6 @@ from rlstab.core.plan import Scope
 from rlstab.core.terms import Terms
 from rlstab.errors import FitWarning
 from tests.conformance.inputs import load, tensors
-
-load = functools.cache(load)
 
 Result = Mapping[str, Any]
 

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator
 from rlstab.stages import STAGES
 from tests.conformance.agreements import AGREEMENTS
 from tests.conformance.deviations import DEVIATIONS
-from tests.conformance.recorded import any_sign, load
+from tests.conformance.inputs import load
+from tests.conformance.recorded import any_sign
 
 
 def published(source: str) -> str:

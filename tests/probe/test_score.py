@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from rlstab.probe.map import draw_map
 from rlstab.probe.page import page
 from rlstab.probe.records import Record
-from rlstab.probe.score import Outcomes, Score, crossing, score
+from rlstab.probe.score import QUICK_SEEDS, Outcomes, Score, crossing, score
 from rlstab.probe.suite import FIXED, Probe
 
 DOSES = (0.0, 1.0, 2.0, 4.0, 8.0)
@@ -100,7 +99,7 @@ def test_a_map_scores_the_two_policies_apart_and_says_what_held() -> None:
     probe = Probe("mismatch_bits")
     cliffs = dict.fromkeys(FIXED, 2.0) | {"control": 8.0, "mine": 4.0}
     made = records(probe, cliffs, {"mine": 1.0})
-    drawn = draw_map([probe], {"mine": ("importance_correction", "off-policy")}, made, quick=False)
+    drawn = draw_map([probe], {"mine": ("importance_correction", "off-policy")}, made)
     assert [column.title for column in drawn.columns] == ["mismatch_bits, trainer", "mismatch_bits, sampler"]
     trainer, sampler = (drawn.cells["mine", place] for place in (0, 1))
     assert isinstance(trainer.score, Score)
@@ -116,24 +115,23 @@ def test_a_map_scores_the_two_policies_apart_and_says_what_held() -> None:
     assert len(data["cells"]) == 2 * len(drawn.rows)
 
 
-def test_a_quick_map_says_words_alone_and_what_is_missing_is_told() -> None:
+def test_a_row_of_three_seeds_is_told_in_words_and_what_is_missing_is_said() -> None:
     probe = Probe("staleness")
-    drawn = draw_map([probe], {"mine": ("token",)}, records(probe, {"base": 2, "mine": 8}), quick=True, remarks=["why"])
-    assert drawn.shown(drawn.cells["mine", 0]) == "twice or more"
+    cliffs = {"base": 2.0, "mine": 8.0, "quick": 8.0}
+    made = [record for record in records(probe, cliffs) if record.row != "quick" or record.seed < QUICK_SEEDS]
+    drawn = draw_map([probe], {"mine": ("token",), "quick": ("token",)}, made, remarks=["why"])
+    assert drawn.shown(drawn.cells["quick", 0]) == "twice or more"
+    assert drawn.shown(drawn.cells["mine", 0]) == "> 4 [3.9, > 4]"
     assert isinstance(drawn.cells["control", 0].score, str)
-    lost = draw_map([probe], {}, [], quick=True)
-    assert any("staleness" in remark for remark in lost.remarks)
-    text = drawn.markdown
-    assert "| mine | twice or more |" in text
-    assert "- why" in text
-    full = replace(drawn, quick=False)
-    assert full.shown(full.cells["mine", 0]) == "> 4 [3.9, > 4]"
+    assert "| quick | twice or more |" in drawn.markdown
+    assert "- why" in drawn.markdown
+    assert any("staleness" in remark for remark in draw_map([probe], {}, []).remarks)
 
 
 def test_the_page_opens_a_figure_for_each_cell_and_loads_and_runs_nothing() -> None:
     probe = Probe("staleness")
     names = {"<b>mine": ("token",)}
-    drawn = draw_map([probe], names, records(probe, {"base": 2, "control": 99, "<b>mine": 1}), quick=False)
+    drawn = draw_map([probe], names, records(probe, {"base": 2, "control": 99, "<b>mine": 1}))
     text = page(drawn)
     assert "<script" not in text
     assert "default-src &#39;none&#39;" in text

@@ -13,31 +13,16 @@ from pydantic import JsonValue
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from rlstab.replay.rank import Rank, checked
-from rlstab.replay.steps import Step, step_of
+from rlstab.replay.steps import Step, joined, rank_of
 from rlstab.trace.dump import Header, HostLoss, write_dump
 
-#: Of TRL, by TRL's names.
-SETTINGS: dict[str, JsonValue] = {
-    "epsilon": 0.2,
-    "epsilon_high": 0.28,
-    "delta": 1.35,
-    "beta": 0.05,
-    "use_bias_correction_kl": True,
-    "max_completion_length": 12,
-}
-VERL: dict[str, JsonValue] = {
-    "clip_ratio_low": 0.2,
-    "clip_ratio_high": 0.28,
-    "clip_ratio_c": 1.2,
-    "use_kl_loss": True,
-    "kl_loss_coef": 0.05,
-}
-VERL |= {"kl_loss_type": "low_var_kl", "entropy_coeff": 0.01}
+BOTH: dict[str, JsonValue] = {"low": 0.2, "high": 0.28, "beta": 0.05}
+SETTINGS = BOTH | {"cap": 1.35, "estimator": "k3_unbiased", "length": 12}
+VERL = BOTH | {"dual": 1.2, "estimator": "k3", "entropy": 0.01}
 RANKS, PARTS, ROWS = 2, 4, 2
 
 
-def rank(number: int, step: int, *, loss: str = "trl/dapo", first: bool = False) -> Rank:
+def rank(number: int, step: int, *, loss: str = "trl/dapo", first: bool = False) -> Step:
     """Eight responses of 3 to 12 tokens, off-policy, some tokens outside the mask, two responses cut off."""
     draw = torch.Generator().manual_seed(100 * step + number)
     lengths = torch.randint(3, 13, (PARTS * ROWS,), generator=draw)
@@ -69,7 +54,7 @@ def rank(number: int, step: int, *, loss: str = "trl/dapo", first: bool = False)
     tensors["prompt_ids"] = torch.arange(int(tensors["prompt_lengths"].sum())) % 9 + 1
     told = HostLoss(name=loss, settings=SETTINGS if loss.startswith("trl") else VERL)
     header = Header(host="made up", step=step, rank=number, ranks=RANKS, parts=PARTS, first=first, loss=told)
-    return checked(Rank(header, tensors))
+    return rank_of(header, tensors)
 
 
 def micro_loss(loss: str, part: dict[str, Tensor], whole: dict[str, float], error: str) -> Tensor:
@@ -178,8 +163,8 @@ def step(number: int, *, loss: str = "trl/dapo", error: str = "", first: bool = 
         assert told is not None
         told = told.model_copy(update={"values": torch.stack(values).tolist()})
         header = own.header.model_copy(update={"loss": told})
-        ranks[header.rank] = Rank(header, {**own.tensors, "coefficients": slope})
-    return step_of(ranks)
+        ranks[header.rank] = replace(own.having({"coefficients": slope}), header=header)
+    return joined(ranks)
 
 
 def without_coefficients(given: Step) -> Step:

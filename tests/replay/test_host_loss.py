@@ -150,7 +150,7 @@ def test_advantages_that_are_not_those_of_the_rewards_are_told(words: str, chang
     tensors = {**given.tensors, "rewards": rewards.flatten(), "advantages": values[given.row]}
     loss = given.header.loss
     assert loss is not None
-    loss = loss.model_copy(update={"settings": {**loss.settings, "scale_rewards": "group", "num_generations": 4}})
+    loss = loss.model_copy(update={"settings": {**loss.settings, "rewards": "group", "group": 4}})
     header = given.header.model_copy(update={"loss": loss})
     said = " ".join(judge([replace(given, tensors=tensors, header=header)]).findings)
     assert words in said

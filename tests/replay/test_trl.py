@@ -11,7 +11,7 @@ pytest.importorskip("trl", reason="TRL is not installed: pip install -e '.[trl]'
 
 from rlstab.replay import read_dump
 from rlstab.replay.effects import effect_of, run_coefficients
-from rlstab.replay.host_loss import coefficients_of, formula_of, judge, values_of
+from rlstab.replay.host_loss import formula_of, judge, terms_of
 from tests.adapters.jobs import farthest, same_weights
 from tests.adapters.trl_jobs import model, over_ranks, run
 
@@ -49,9 +49,11 @@ def test_the_loss_of_trl_is_reproduced(loss: str, ranks: tuple[Path, dict[str, A
         formula, told = formula_of(step), step.header.loss
         assert formula is not None
         assert told is not None
-        expected = values_of(step, formula)
-        assert torch.allclose(expected, torch.tensor(told.values, dtype=torch.float64), atol=1e-6, rtol=0)
-        slopes = coefficients_of(step, formula)
+        expected = terms_of(step, formula)
+        assert torch.allclose(
+            expected["losses"].sum(1), torch.tensor(told.values, dtype=torch.float64), atol=1e-6, rtol=0
+        )
+        slopes = expected["gradient"].sum(1)
         assert float((slopes - step.tensors["coefficients"]).abs().max()) < 1e-5 * float(slopes.abs().max())
     verdict = judge(dump.steps)
     assert (verdict.agrees, verdict.findings) == (True, ())

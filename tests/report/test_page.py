@@ -84,9 +84,6 @@ def hostile() -> Comparison:
     return compare(Loaded(runs, [LeftOut(HOSTILE, HOSTILE)], [HOSTILE]))
 
 
-# -- what may act ------------------------------------------------------------------------------------------------------
-
-
 def test_texts_of_runs_are_texts_of_the_page(hostile: Comparison) -> None:
     text = page.page(hostile, Path())
     read = Parsed(text)
@@ -115,9 +112,6 @@ def test_nothing_is_asked_for_and_only_our_scripts_run(compared: Comparison) -> 
         "script-src": [f"'sha256-{entry}'" for entry in digests],
         "style-src": ["'unsafe-inline'"],
     }
-
-
-# -- what is there -----------------------------------------------------------------------------------------------------
 
 
 def test_every_figure_has_its_numbers_and_every_row_its_texts(compared: Comparison) -> None:
@@ -184,15 +178,12 @@ def test_numbers_of_curves_are_neither_steps_nor_too_many(monkeypatch: pytest.Mo
     assert len(data(comparison)["grids"][0]) <= 30
 
 
-def test_the_page_says_what_it_is_about_and_only_our_own_command_is_there_to_copy(compared: Comparison) -> None:
+def test_the_page_counts_its_runs_and_only_our_own_command_is_there_to_copy(compared: Comparison) -> None:
     comparison = dataclasses.replace(compared, loaded=dataclasses.replace(compared.loaded, not_begun=3))
     context = contents(comparison)
     assert "16 runs (16 finished, 3 not begun)" in context["what"]
-    # the synthetic s2t is grpo with other metrics of its own
-    assert context["same"] == {"s0": "s2t gives exactly the values of grpo, so their curves coincide."}
-    assert context["title"] == "entropy: 20_entropy, s2t and stare against grpo"
+    assert "s2t" in context["same"]["s0"]  # grpo with other metrics of its own
     text = parsed(comparison, "rlstab report 'a b'").text
-    assert "bench entropy rlstab bench examples/entropy.yaml as recorded in its folder" in text
     assert "this report rlstab report 'a b' copy" in text
     assert text.count("copy") == 1
 
@@ -200,11 +191,9 @@ def test_the_page_says_what_it_is_about_and_only_our_own_command_is_there_to_cop
 def test_odd_runs_have_a_page(tmp_path: Path) -> None:
     run = record({"reward/mean": [0.1, 0.2], "lr": [1e-4, 1e-4]})
     read = parsed(compare(Loaded([run], [], [])))
-    assert "Nothing can be compared" in read.text
     assert [attributes["data-metric"] for attributes in read.having("data-metric")] == ["reward/mean"]
     failed = compare(Loaded([record({}, status="failed", error="OutOfMemoryError", config={})], [], []))
     text = parsed(failed).text
-    assert "there is nothing to compare" in text
     assert "1 run (1 failed)" in text
     assert figures.write(failed, tmp_path) == []
 
@@ -220,9 +209,6 @@ def test_the_page_opens_with_the_curve_of_the_main_outcome_or_the_sweep(compared
     evaluations = [{"rollout": rollout, "eval/mean": 0.5, "eval/entropy": 0.2} for rollout in (0, 60)]
     comparison = compare(Loaded([record(curves(60, 0), evaluations=evaluations)], [], []))
     assert (lead_curve(comparison), curve_of(comparison, "eval/entropy")) == ("reward/mean", "tokens/entropy")
-
-
-# -- samples -----------------------------------------------------------------------------------------------------------
 
 
 def write_samples(folder: Path, rollouts: int, *, text: str = "answer", each: int = 3) -> Samples:
@@ -276,9 +262,6 @@ def test_the_tokens_are_a_link_where_their_page_is_and_a_command_elsewhere(tmp_p
     assert f"rlstab view '{folder}'" in read.text
 
 
-# -- figures -----------------------------------------------------------------------------------------------------------
-
-
 def text_of(path: Path) -> str:
     return "".join(ElementTree.parse(path).getroot().itertext())
 
@@ -318,9 +301,6 @@ def test_settings_and_sweeps_have_figures_of_their_own(swept: Comparison, tmp_pa
     assert len(names) == len(set(names))
 
 
-# -- the command -------------------------------------------------------------------------------------------------------
-
-
 def test_no_other_report_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(figures, "write", lambda comparison, out: [])  # they have tests of their own
     monkeypatch.chdir(tmp_path)
@@ -337,10 +317,10 @@ def test_no_other_report_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyP
     # its own report is made again, another one stays
     assert main(["report", "./all/a", "--out", "all/a/report", "--markdown", "all/a/report/report.md"]) == 0
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    for options, name in (("--out all/a/report", "html"), ("--markdown all/a/report/report.md", "md")):
+    for options in ("--out all/a/report", "--markdown all/a/report/report.md"):
         assert main(["report", "all/b", *options.split()]) == 2
-        assert f"all/a/report/report.{name} exists, is not a report of these runs" in capsys.readouterr().err
-        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+        assert "exists, is not a report of these runs" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_export_and_markdown_say_the_same(bench: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -349,12 +329,9 @@ def test_export_and_markdown_say_the_same(bench: Path, tmp_path: Path, capsys: p
     assert f"written: {export}" in capsys.readouterr().err
     assert not (bench / "report").exists()
     make_report([export], markdown_file=other, baseline="stare")
-    assert f"rlstab report {bench} --baseline stare --markdown {entry}" in entry.read_text()
-    cut = [text.read_text().split("```", 2)[2] for text in (entry, other)]  # without the command
-    assert cut[0] == cut[1]
-
-
-# -- in a browser -----------------------------------------------------------------------------------------------------
+    (command, text), (_, again) = (page.read_text().split("```", 2)[1:] for page in (entry, other))
+    assert f"rlstab report {bench} --baseline stare --markdown {entry}" in command
+    assert text == again
 
 
 def drawn(tab: Any, metric: str, part: str = "mean") -> list[str]:
@@ -452,7 +429,7 @@ def test_hostile_texts_are_inert_in_a_browser(hostile: Comparison, tmp_path: Pat
 @pytest.mark.slow
 def test_without_a_script_everything_is_there(compared: Comparison, tmp_path: Path, chromium: Any) -> None:
     written = saved(compared, tmp_path, figures.write(compared, tmp_path))
-    context = chromium.new_context(viewport={"width": 1000, "height": 800}, java_script_enabled=False)
+    context = chromium.new_context(java_script_enabled=False)
     tab = context.new_page()
     tab.goto(written.resolve().as_uri())
     images = tab.locator("img.still").all()

@@ -2,11 +2,10 @@
 
 import math
 import random
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pytest
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,14 +47,8 @@ def batch(
         given=column(given, torch.int64),
         pivot=column(pivot),
         limit=limit,
-        extra={name: _exact(values) for name, values in (extra or {}).items()},
+        extra={name: torch.as_tensor(np.asarray(values)) for name, values in (extra or {}).items()},
     )
-
-
-def _exact(values: Any) -> Tensor:
-    """In float64, or in integers where they are."""
-    whole = not torch.as_tensor(values).is_floating_point()
-    return torch.as_tensor(values, dtype=None if whole else torch.float64)
 
 
 def drawn(seed: int, *, graded: bool = False) -> ResponseBatch:
@@ -90,11 +83,6 @@ def drawn(seed: int, *, graded: bool = False) -> ResponseBatch:
         "reward_weights": [[1.0, 0.25, -0.5] for _ in groups],
     }
     return batch(rewards, groups, lengths, extra)
-
-
-def says(error: type[Exception], text: str) -> Any:
-    """The block raises an error that begins so."""
-    return pytest.raises(error, match=f"^{re.escape(text.removesuffix('...'))}")
 
 
 def settled(stage: Stage, *parts: ResponseBatch, state: State | None = None) -> tuple[Settled, State]:

@@ -20,7 +20,7 @@ def offer(count, *, first=0, rollout=0, drawn=None, size=None, seed=0, features=
 def responses(rows):
     """A batch of ``(prompt, group, raw reward, given)`` rows; the shaped rewards are others."""
     prompts, groups, raw, given = map(list, zip(*rows, strict=True))
-    extra = {"raw_rewards": raw, "prompt_features": torch.zeros((len(rows), 0))}
+    extra = {"raw_rewards": raw, "prompt_features": torch.zeros((len(rows), 0), dtype=torch.float64)}
     return batch([reward - 0.375 for reward in raw], groups, 5.0, extra, prompts=prompts, given=given)
 
 

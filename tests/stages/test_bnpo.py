@@ -10,7 +10,7 @@ from rlstab.errors import OutOfRange
 from rlstab.stages.bnpo import BNPO
 from rlstab.stages.dr_grpo import DrGRPO
 from rlstab.stages.response_batch import ResponseBatch
-from tests.stages.responses import advantages, batch, by_group, drawn, says, settled, values_of
+from tests.stages.responses import advantages, batch, by_group, drawn, settled, values_of
 
 
 def with_rates(*right: int, of: int = 10) -> ResponseBatch:
@@ -36,8 +36,7 @@ def test_every_advantage_by_hand(seed: int) -> None:
 
 
 def test_figures_of_four_pass_rates() -> None:
-    given = with_rates(2, 4, 6, 8)
-    stage = BNPO()
+    given, stage = with_rates(2, 4, 6, 8), BNPO()
     stat, state = settled(stage, given)
     fitted = values_of(stage.report(given, stat, state))
     assert fitted == pytest.approx({"alpha": 1.458333, "beta": 1.458333}, abs=1e-6)
@@ -47,24 +46,19 @@ def test_figures_of_four_pass_rates() -> None:
 
 
 @pytest.mark.parametrize(
-    ("right", "what"),
+    "given",
     [
-        ((3, 3, 3), "all pass rates are equal"),
-        ((3,), "there is one group"),
-        ((0, 10, 1, 10), "they vary as much as pass rates can, so that alpha and beta would be below 1"),
+        with_rates(3, 3, 3),
+        with_rates(3),
+        with_rates(0, 10, 1, 10),
+        # the sums 0.1 + 0.2 + 0.3 and 0.3 + 0.2 + 0.1 differ in their last digit
+        batch([0.1, 0.2, 0.3, 0.3, 0.2, 0.1], [0, 0, 0, 1, 1, 1]),
     ],
+    ids=["equal pass rates", "one group", "alpha and beta below 1", "rates equal but for a rounding"],
 )
-def test_it_is_dr_grpo_where(right: tuple[int, ...], what: str) -> None:
-    given = with_rates(*right)
+def test_it_is_dr_grpo_where(given: ResponseBatch) -> None:
     ours, expected = (advantages(estimator, given)[0].tolist() for estimator in (BNPO(), DrGRPO()))
-    assert ours == pytest.approx(expected), what
-
-
-def test_pass_rates_that_differ_by_a_rounding_are_equal() -> None:
-    # the sums 0.1 + 0.2 + 0.3 and 0.3 + 0.2 + 0.1 differ in their last digit
-    given = batch([0.1, 0.2, 0.3, 0.3, 0.2, 0.1], [0, 0, 0, 1, 1, 1])
-    assert len(set(given.group_mean(given.rewards).tolist())) == 2
-    assert advantages(BNPO(), given)[0].tolist() == pytest.approx(advantages(DrGRPO(), given)[0].tolist())
+    assert ours == pytest.approx(expected)
 
 
 def test_rewards_are_mapped() -> None:
@@ -75,5 +69,5 @@ def test_rewards_are_mapped() -> None:
 
 
 def test_rewards_outside_are_refused() -> None:
-    with says(OutOfRange, "'bnpo': a reward is -0.5, expected [0.0, 1.0]. Set low and high to the least and ..."):
+    with pytest.raises(OutOfRange, match="'bnpo': a reward is"):
         advantages(BNPO(), batch([1.0, -0.5, 0.0]))

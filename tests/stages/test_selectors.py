@@ -10,9 +10,9 @@ from rlstab.stages.goldilocks import Goldilocks
 from rlstab.stages.goldilocks_teacher import GoldilocksTeacher
 from rlstab.stages.in_order import STREAM, InOrder
 from rlstab.stages.paced import Paced
-from rlstab.stages.slots import best_first, filled, shuffled
+from rlstab.stages.slots import best_first, shuffled
 from rlstab.stages.uniform import Uniform
-from tests.stages.responses import says, settled, values_of
+from tests.stages.responses import settled, values_of
 from tests.stages.selections import evidence, expected_spread, fill, number, offer, responses, rollouts_of, state_after
 
 
@@ -31,13 +31,10 @@ def test_in_order_goes_through_epochs(shuffle, drawn, count, size):
 
 @pytest.mark.parametrize(("first", "count", "pool"), [(0, 4, 10), (4, 3, 10), (8, 9, 10), (0, 10, 10), (3, 40, 5)])
 def test_uniform_equals_the_oracle(first, count, pool):
-    chosen = Uniform(pool=pool).select(offer(count, first=first, rollout=2, seed=4), {}).tolist()
-    assert chosen == fill([0.0] * pool, first + count, 1.0, seed=4, rollout=2)[first:]
-
-
-def test_the_pool_of_a_task_with_an_end_is_the_task():
-    asked = offer(5, rollout=1, size=9)
-    assert Uniform().select(asked, {}).tolist() == Uniform(pool=9).select(asked, {}).tolist()
+    expected = fill([0.0] * pool, first + count, 1.0, seed=4, rollout=2)[first:]
+    for own, size in ((pool, None), (None, pool)):  # without a pool of its own, the whole task
+        asked = offer(count, first=first, rollout=2, size=size, seed=4)
+        assert Uniform(pool=own).select(asked, {}).tolist() == expected
 
 
 @pytest.mark.parametrize("discount", [0.0, 0.7, 1.0])
@@ -68,16 +65,6 @@ def test_what_is_selected_by_pass_rates_equals_the_oracle(target, random_share):
     for first, count in ((0, 5), (5, 4), (9, 14)):
         chosen = stage.select(offer(count, first=first, rollout=4, seed=6), state).tolist()
         assert chosen == expected[first : first + count]
-
-
-def test_what_was_known_of_a_prompt_fades_when_it_is_asked_again_and_only_then():
-    """A prompt that was never solved, and then always: three rollouts later it is known to be solved."""
-    stage = Goldilocks(pool=2, discount=0.25)
-    rollouts = [[(0, 0, 0.0, 0)] * 8, *[[(0, 0, 1.0, 0)] * 8] * 3]
-    rates = [float(pass_rates.expected_rate(state_after(stage, rollouts[:count]))[0]) for count in range(5)]
-    assert rates == pytest.approx([1 / 2, 1 / 10, 9 / 12, 11 / 12.5, 11.5 / 12.625])
-    idle = state_after(stage, [rollouts[0], *[[(1, 0, 1.0, 0)]] * 50])
-    assert float(pass_rates.expected_rate(idle)[0]) == rates[1]
 
 
 def test_what_pass_rates_report():
@@ -121,33 +108,23 @@ def test_what_is_taken_at_random_does_not_depend_on_which_of_equal_ones_were_tak
     assert abs(agree - 0.5) < 5 * 0.5 / 20
 
 
-def test_ranked_prompts_are_taken_in_their_order():
-    ranked = torch.tensor([3, 1, 4, 0, 2])
-    assert filled(offer(3, first=1), ranked, 0.0).tolist() == [1, 4, 0]
-    assert filled(offer(4, first=3), ranked, 0.0).tolist() == [0, 2, 3, 1]  # the pool begins again
-
-
 @pytest.mark.parametrize(
     ("selector", "asked", "text"),
     [
-        (
-            Uniform(),
-            offer(16),
-            "'uniform' draws from a finite pool, and the task makes prompts without end. Set its ...",
-        ),
-        (Uniform(pool=12), offer(16), "'uniform' was asked for 16 different prompts, and its pool has 12. Raise ..."),
-        (Uniform(), offer(16, size=12), "'uniform' was asked for 16 different prompts, and the task has 12. Lower ..."),
-        (Uniform(pool=30), offer(16, size=20), "'uniform': pool = 30, and the task has 20 training prompts. Set ..."),
-        (Goldilocks(pool=12), offer(16), "'goldilocks' was asked for 16 different prompts, and its pool has 12. ..."),
-        (Paced(pool=30), offer(16, size=20), "'paced': pool = 30, and the task has 20 training prompts. ..."),
-        (GoldilocksTeacher(pool=12), offer(16), "'goldilocks_teacher' was asked for 16 different prompts, and its ..."),
+        (Uniform(), offer(16), "'uniform' draws from a finite pool"),
+        (Uniform(pool=12), offer(16), "'uniform' .*pool has 12"),
+        (Uniform(), offer(16, size=12), "'uniform' .*task has 12"),
+        (Uniform(pool=30), offer(16, size=20), "'uniform': pool = 30"),
+        (Goldilocks(pool=12), offer(16), "'goldilocks' .*pool has 12"),
+        (Paced(pool=30), offer(16, size=20), "'paced': pool = 30"),
+        (GoldilocksTeacher(pool=12), offer(16), "'goldilocks_teacher' .*pool has 12"),
     ],
 )
 def test_a_pool_that_does_not_fit_is_refused(selector, asked, text):
-    with says(ValueError, text):
+    with pytest.raises(ValueError, match=text):
         selector.select(asked, selector.init_state())
 
 
 def test_a_prompt_outside_of_the_pool_is_refused():
-    with says(ValueError, "'paced': pool = 4, and the prompt 4 was answered. Raise `pool`, or answer the prompts ..."):
+    with pytest.raises(ValueError, match="'paced': pool = 4, and the prompt 4 was answered"):
         settled(Paced(pool=4), responses([(0, 0, 1.0, 0), (4, 1, 1.0, 0)]))

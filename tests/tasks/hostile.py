@@ -1,24 +1,22 @@
 """Completions that try to hang, crash, execute, or write to the terminal. It must not import torch."""
 
-import importlib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from rlstab.tasks.scorers import GymScorer
 
 NESTED = [
-    "$9^{9^{9^{9}}}$", "9**9**9**9", "(9**9**9)%10", "10**10**10", "1e999999999", r"\boxed{9^{9^{9^{9^{9}}}}}",
-    r"$\left(10^{10^{10}}\right)!$", r"$(((99!)!)!)!$", "factorial(10**9)", r"$\binom{10^9}{5\cdot 10^8}$",
+    "$9^{9^{9^{9}}}$", "9**9**9**9", "(9**9**9)%10", "1e999999999", r"\boxed{9^{9^{9^{9^{9}}}}}",
+    r"$\left(10^{10^{10}}\right)!$", "factorial(10**9)", r"$\binom{10^9}{5\cdot 10^8}$", "-" * 3000 + "1",
     r"$\sum_{n=1}^{10^{12}} \frac{1}{n^{n}}$", r"$\int_0^\infty e^{-x^{x^{x}}} dx$", r"$\sqrt[10^{10}]{10^{10^{10}}}$",
-    r"$\lim_{x\to 0} \sin(x^{x^{x^{x}}})/x$", r"$x^{10^{7}}+y=(x+y)^{10^{7}}$", r"$10^{10^{8}} \mod 7$",
-    r"$\log_{1.0000000001}(9^{9^{9}})$", r"$\frac{10^{10^{9}}}{10^{10^{9}}-1}$", "-" * 3000 + "1",
+    r"$x^{10^{7}}+y=(x+y)^{10^{7}}$", r"$\frac{10^{10^{9}}}{10^{10^{9}}-1}$",
 ]  # fmt: skip
 
 LONG = [
-    "9" * 100_000, "1" + "0" * 1_000_000, "0." + "3" * 200_000, "a" * 1_000_000, " " * 1_000_000, "\n" * 300_000,
-    "\\" * 100_000, "1," * 200_000, "1+" * 50_000 + "1", "#### 1\n" * 50_000, "[" + "0," * 100_000 + "0]",
-    "1/" * 20_000 + "1", "x" * 65_536 + "\0", "\u20ac" * 400_000, "0x" + "f" * 100_000, "1_" * 50_000 + "1",
-    r"\frac{1}{2}" * 5000, r"$1$ " * 20_000, r"\boxed{1}" * 5000, "1 2 3\n" * 50_000,
+    "1" + "0" * 1_000_000, "0." + "3" * 200_000, "a" * 1_000_000, " " * 1_000_000, "\n" * 300_000, "1," * 200_000,
+    "1+" * 50_000 + "1", "#### 1\n" * 50_000, "1/" * 20_000 + "1", "x" * 65_536 + "\0", "\u20ac" * 400_000,
+    "0x" + "f" * 100_000, "1_" * 50_000 + "1", r"\frac{1}{2}" * 5000, r"$1$ " * 20_000, r"\boxed{1}" * 5000,
 ]  # fmt: skip
 
 _NESTS = [
@@ -36,10 +34,9 @@ DEEP = [
 ]  # fmt: skip
 
 BACKTRACKING = [
-    "a" * 40 + "!", "a" * 30_000 + "!", "####" + " " * 50_000, "#### " + "a" * 40 + "b", "0" * 40 + "x",
-    "1 " * 30_000 + "x", r"\boxed{" * 5000, "((" * 15_000, "1.1" * 20_000, "$1" + "," * 50_000 + "1$", "-" * 50_000,
-    "\\text{" * 5000, "=1" * 20_000 + "=", "\\[" * 20_000 + "1", "final answer is $" * 10_000, "\t \t" * 20_000 + "!",
-    '"' * 50_001, "[1" * 20_000, "1\\\\" * 20_000, "|" * 50_001, "_{" * 20_000,
+    "a" * 40 + "!", "a" * 30_000 + "!", "####" + " " * 50_000, "1 " * 30_000 + "x", r"\boxed{" * 5000, "((" * 15_000,
+    "1.1" * 20_000, "$1" + "," * 50_000 + "1$", "-" * 50_000, "\\text{" * 5000, "=1" * 20_000 + "=",
+    "\\[" * 20_000 + "1", "final answer is $" * 10_000, '"' * 50_001, "1\\\\" * 20_000, "_{" * 20_000,
 ]  # fmt: skip
 
 FORMATS = [
@@ -67,10 +64,9 @@ def payloads(canary: Path) -> list[str]:
 
     forms = [
         "{}", "[{}]", "({},)", "str({})", "[[{}]]", "{{1: {}}}", "1 + len([{}])", "${}$", "\\boxed{{{}}}", "#### {}",
-        "```python\n{}\n```",
-        "f'{{{}}}'", "x={}", "{} or 1", "[{} for _ in range(2)]", "lambda: {}", "(lambda: {})()",
-        "'a' if {} else 'b'", "\n{}", " {}",
-        "{}\n", "print({})", "import os\n{}", "C + {}", "x**2 + ({})", "{};", "<answer>{}</answer>", "answer: {}",
+        "```python\n{}\n```", "f'{{{}}}'", "x={}", "{} or 1", "[{} for _ in range(2)]", "(lambda: {})()",
+        "'a' if {} else 'b'", "\n{}", " {}", "{}\n", "print({})", "import os\n{}", "C + {}", "x**2 + ({})", "{};",
+        "<answer>{}</answer>", "answer: {}",
     ]  # fmt: skip
     raw = [
         f"__import__('os').system('touch {canary}/os')",
@@ -91,18 +87,19 @@ def hostile(canary: Path) -> list[str]:
     return [*NESTED, *LONG, *DEEP, *BACKTRACKING, *FORMATS, *TERMINAL, *payloads(canary)]
 
 
+@cache
+def scorer_of(name: str) -> GymScorer:
+    scorer = GymScorer(name, {}, None, None)
+    scorer.prepare()
+    return scorer
+
+
 class AnyDataSet:
     """The scorers of all data sets of reasoning-gym: an answer is a name and an entry."""
 
-    def __init__(self) -> None:
-        self.made: dict[str, GymScorer] = {}
-
     def prepare(self) -> None:
-        importlib.import_module("reasoning_gym.factory")
+        scorer_of("chain_sum")  # imports reasoning-gym, while processes may still be started
 
     def score(self, prompt: str, completion: str, answer: Any) -> float:
         name, entry = answer
-        if name not in self.made:
-            self.made[name] = GymScorer(name, {}, None, None)
-            self.made[name].prepare()
-        return self.made[name].score(prompt, completion, entry)
+        return scorer_of(name).score(prompt, completion, entry)

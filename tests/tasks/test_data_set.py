@@ -19,16 +19,6 @@ else:
 
 ROWS = {"question": [f"{n}+{n}=" for n in range(6)], "answer": [f"so #### {2 * n}" for n in range(6)]}
 FIELDS: dict[str, Any] = {"prompt_field": "question", "right_answer_pattern": "#### (.+)"}
-#: As data sets for verl have it.
-CHAT: dict[str, Any] = {
-    "prompt": [[{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1="}]],
-    "reward_model": [{"ground_truth": "2", "style": "rule"}],
-}
-
-
-def save(rows: dict[str, Any], folder: Path) -> str:
-    datasets.Dataset.from_dict(rows).save_to_disk(folder)
-    return str(folder)
 
 
 def of(path: str | Path, **settings: Any) -> TextTask:
@@ -38,9 +28,8 @@ def of(path: str | Path, **settings: Any) -> TextTask:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Two splits, by ``save_to_disk``."""
-    folder = tmp_path_factory.mktemp("data") / "sums"
-    both = {"train": datasets.Dataset.from_dict(ROWS), "test": datasets.Dataset.from_dict(ROWS).select([4, 5])}
-    datasets.DatasetDict(both).save_to_disk(folder)
+    folder, rows = tmp_path_factory.mktemp("data") / "sums", datasets.Dataset.from_dict(ROWS)
+    datasets.DatasetDict({"train": rows, "test": rows.select([4, 5])}).save_to_disk(folder)
     return str(folder)
 
 
@@ -73,16 +62,20 @@ def test_folders(saved: str, tmp_path: Path, asked: list[str]) -> None:
     assert (task.score(example, " 6 "), task.score(example, "7")) == (1.0, 0.0)
     assert of(saved, eval_size=2, **FIELDS).size == {"train": 4, "eval": 2}
     assert of(saved, eval_split="train", **FIELDS).size == {"train": 6, "eval": 6}
-    assert of(save(ROWS, tmp_path / "one"), eval_size=1, **FIELDS).size["train"] == 5  # without splits
+    datasets.Dataset.from_dict(ROWS).save_to_disk(tmp_path / "one")
+    assert of(tmp_path / "one", eval_size=1, **FIELDS).size["train"] == 5  # without splits
     (tmp_path / "files").mkdir()
-    lines = [json.dumps({"question": f"{n}?", "answer": f"#### {n}"}) for n in range(2)]
-    (tmp_path / "files" / "train.jsonl").write_text("\n".join(lines))
-    assert of(tmp_path / "files", eval_size=1, **FIELDS).example("eval", 0).answer == "1"
+    (tmp_path / "files" / "train.jsonl").write_text('{"question": "2?", "answer": "#### 2"}\n' * 2)
+    assert of(tmp_path / "files", eval_size=1, **FIELDS).example("eval", 0).answer == "2"
     assert asked == []
 
 
 def test_messages_and_fields_of_fields(tmp_path: Path) -> None:
-    rows = {key: value * 2 for key, value in CHAT.items()}
+    """As data sets for verl have them."""
+    rows = {
+        "prompt": [[{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1="}]] * 2,
+        "reward_model": [{"ground_truth": "2", "style": "rule"}] * 2,
+    }
     features = datasets.Dataset.from_dict(rows).features
     features["prompt"] = [{key: datasets.Value("string") for key in ("role", "content", "name")}]  # null in each
     datasets.Dataset.from_dict(rows, features=datasets.Features(features)).save_to_disk(tmp_path / "chat")
@@ -93,28 +86,18 @@ def test_messages_and_fields_of_fields(tmp_path: Path) -> None:
         of(tmp_path / "chat", answer_field="reward_model.truth")
 
 
-def test_what_is_cached_needs_no_hub(saved: str, tmp_path: Path, asked: list[str]) -> None:
+def test_what_is_cached_needs_no_hub(tmp_path: Path, asked: list[str]) -> None:
     """The layout in which datasets keeps what came from the hub."""
     import pyarrow
 
     build = tmp_path / "cache" / "someorg___sums" / "default" / "0.0.0" / ("0" * 40)
     build.mkdir(parents=True)
-    rows = datasets.load_from_disk(saved)["train"]
-    table = rows.data.table
-    with (
-        pyarrow.OSFile(str(build / "sums-train.arrow"), "wb") as sink,
-        pyarrow.ipc.new_stream(sink, table.schema) as out,
-    ):
-        out.write_table(table)
-    info = datasets.DatasetInfo(
-        features=rows.features,
-        builder_name="parquet",
-        dataset_name="sums",
-        config_name="default",
-        version="0.0.0",
-        splits=datasets.splits.SplitDict.from_split_dict([{"name": "train", "num_bytes": 1, "num_examples": 6}]),
-    )
-    info.write_to_directory(str(build))
+    rows = datasets.Dataset.from_dict(ROWS)
+    with pyarrow.ipc.new_stream(str(build / "sums-train.arrow"), rows.data.schema) as out:
+        out.write_table(rows.data.table)
+    info = {"builder_name": "parquet", "dataset_name": "sums", "config_name": "default", "version": "0.0.0"}
+    splits = {"train": {"name": "train", "num_examples": 6}}
+    (build / "dataset_info.json").write_text(json.dumps({**info, "splits": splits}))
     assert of("someorg/sums", eval_size=2, **FIELDS).example("train", 1).prompt == "1+1="
     assert asked == ["https://huggingface.co"]
 

@@ -19,9 +19,8 @@ CONTROLS = set(map(chr, [*range(9), *range(11, 32), 127, *range(128, 160)]))
 
 @pytest.fixture
 def canary(tmp_path: Path) -> Path:
-    folder = tmp_path / "canary"
-    folder.mkdir()
-    return folder
+    (tmp_path / "canary").mkdir()
+    return tmp_path / "canary"
 
 
 def texts(canary: Path, **settings: Any) -> TextTask:
@@ -31,7 +30,7 @@ def texts(canary: Path, **settings: Any) -> TextTask:
 
 
 def survive(task: Task, completions: Sequence[str], canary: Path) -> Scores:
-    """Score them all; each gets a number, in bounded time, and none of them makes its file."""
+    """Score them all; each gets a number, and none of them makes its file."""
     scores = score(task, [task.example("train", 0)] * len(completions), completions)
     assert len(scores.rewards) == len(completions)
     assert all(map(math.isfinite, scores.rewards.tolist()))
@@ -51,14 +50,11 @@ def test_the_payloads_would_act(canary: Path) -> None:
     assert len(list(canary.iterdir())) >= 15
 
 
-def test_scorers_in_this_process(canary: Path) -> None:
+def test_scorers_in_this_process_and_patterns(canary: Path) -> None:
+    completions = hostile(canary)
     for task in (Countdown(), Chain(), texts(canary)):
         assert task.workers is None
-        assert set(survive(task, hostile(canary), canary).rewards.tolist()) <= {0.0, 1.0}
-
-
-def test_patterns(canary: Path) -> None:
-    completions = hostile(canary)
+        assert set(survive(task, completions, canary).rewards.tolist()) <= {0.0, 1.0}
     assert not survive(texts(canary, answer_pattern="#### (.+)"), completions, canary).timed_out.any()
     scores = survive(texts(canary, answer_pattern="^((?:a+)+)$"), completions, canary)
     assert [completions[place][:3] for place in scores.timed_out.nonzero()] == ["aaa", "aaa"]

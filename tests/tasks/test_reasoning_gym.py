@@ -1,9 +1,7 @@
 """Data sets of reasoning-gym: examples in any order, splits that never meet, scores."""
 
-import itertools
 import random
 import re
-from types import SimpleNamespace
 
 import pytest
 
@@ -43,34 +41,33 @@ def test_is_deterministic_in_any_order():
 
 
 def test_splits_never_share_a_seed(monkeypatch):
-    task = gym("chain_sum")
-    made = []
-    recorder = SimpleNamespace(create_dataset=lambda name, seed, size: made.append((seed, seed + size - 1)))
-    monkeypatch.setattr(task, "_factory", recorder)
-    blocks = (0, 1, 2, 1000, 2**25 - 1, 2**25)
-    for split, block in itertools.product(("train", "eval"), blocks):
-        task._make_block(split, block)
-    train, evaluation = made[: len(blocks)], made[len(blocks) :]
-    assert all(0 <= first <= last < 2**31 for first, last in train)
-    assert all(2**31 <= first <= last < 2**32 for first, last in evaluation)
-    for ranges in (train, evaluation):
-        assert ranges[-1] == ranges[0]  # after 2^25 blocks (two thousand million examples) they start again
-        assert all(before[1] < after[0] for before, after in itertools.pairwise(sorted(ranges[:-1])))
+    task, seeds = gym("chain_sum"), []
+
+    def recorded(name, seed, size):
+        seeds.extend(range(seed, seed + size))
+        return [{"question": ""}] * size
+
+    monkeypatch.setattr("reasoning_gym.factory.create_dataset", recorded)
+    for split, least in (("train", 0), ("eval", 2**31)):
+        seeds.clear()
+        for block in (1000, 2**25 - 1, 2**25, 1, 2):  # the last ones of two thousand million examples among them
+            task.example(split, 64 * block)
+        assert len(set(seeds)) == len(seeds) == 5 * 64
+        assert least <= min(seeds) <= max(seeds) < least + 2**31
 
 
 def test_a_template_a_pattern_and_a_threshold():
     task = gym("count_bits", prompt_template=r"{prompt} Put it in \boxed{}.")
     example = task.example("train", 0)
     assert example.prompt == example.answer["question"] + r" Put it in \boxed{}."
-    right, scores = example.answer["answer"], []
+    right = example.answer["answer"]
     for threshold in (None, 1.0):
         scorer = GymScorer("count_bits", {}, "=> (.*)", threshold)
         scorer.prepare()
         texts = (f"=> 1\n=> {right}\nbye", right, f"=> about {right}")  # the second has no match
-        scores.append([scorer.score("", text, example.answer) for text in texts])
-    assert scores[0][:2] == [1.0, 0.0]
-    assert 0 < scores[0][2] < 1  # reasoning-gym's own credit for an answer in words
-    assert scores[1] == [1.0, 0.0, 0.0]
+        *scores, credit = (scorer.score("", text, example.answer) for text in texts)
+        assert scores == [1.0, 0.0]
+        assert (0 < credit < 1) if threshold is None else credit == 0  # reasoning-gym's own, for an answer in words
 
 
 def test_settings_that_cannot_be_used():

@@ -13,7 +13,7 @@ from rlstab.config.settings import RewardSettings
 from rlstab.errors import ConfigError, UnknownName
 from rlstab.tasks import Chain, Example
 from rlstab.tasks.build import require_task
-from rlstab.tasks.rewards import GROUP, Reward, Rewards, Scores, build_rewards, score
+from rlstab.tasks.rewards import GROUP, Rewards, Scores, build_rewards, score
 from rlstab.tasks.scoring import Workers
 from tests.tasks.acts import Acts
 
@@ -51,20 +51,24 @@ def scored(rewards: Rewards, *texts: str, task: Any = None) -> Scores:
     return score(task, [task.example("train", place) for place in range(len(texts))], texts, rewards=rewards)
 
 
-def test_the_task_alone_is_as_it_was():
-    scores = scored(Rewards(), "0.5", "x", "2")
-    assert scores.rewards.tolist() == [0.5, 0.0, 2.0]
-    assert len(scores.errors) == 1
-    assert "(completion 'x')" in scores.errors[0]
+def test_the_task_alone_may_return_what_a_reward_may():
+    class Odd(Asks):
+        def score(self, example, completion):
+            return eval(completion)
+
+    scores = scored(Rewards(), "2", "x", "1e999", "torch.tensor(0.5)", "None", "True", "0 * 1e999", task=Odd())
+    assert scores.rewards.tolist() == [2.0, 0.0, 0.0, 0.5, 0.0, 1.0, 0.0]
     assert scores.parts["task"].tolist() == scores.rewards.tolist()
+    assert "(completion 'x')" in scores.errors[0]
+    assert [error.split()[2] for error in scores.errors[1:]] == ["inf,", "None", "nan,"]
     assert build_rewards(None, Asks()) == build("task") == Rewards()
-    assert Rewards().in_words() == {}
+    assert (Rewards().in_words(), Rewards().correctness) == ({}, None)
 
 
 def test_a_weighted_sum_of_what_each_reward_says():
     rewards = build({"function": "brevity", "weight": -0.5}, {"function": "task", "weight": 2.0}, "seen")
     scores = scored(rewards, "1", "22", "\U0001d7d9")
-    assert rewards.names == ("brevity", "task", "seen")
+    assert (rewards.names, rewards.correctness) == (("brevity", "task", "seen"), "task")
     assert {name: part.tolist() for name, part in scores.parts.items()} == {
         "brevity": [1 / 2, 1 / 3, 1 / 2],
         "task": [1.0, 22.0, 1.0],
@@ -73,7 +77,8 @@ def test_a_weighted_sum_of_what_each_reward_says():
     assert scores.rewards.tolist() == pytest.approx([1.75, 44 - 1 / 6, 2.75], abs=1e-15)
     assert scores.rewards.dtype == torch.float64
     task = Chain()  # whose answers are objects
-    assert scored(build("brevity", task=task), "a", task=task).rewards.tolist() == [0.5]
+    for function, text, value in [("brevity", "a", 0.5), ("Manner.polite", "please", 1.0), ("any_number", "", 3.0)]:
+        assert scored(build(function, task=task), text, task=task).rewards.tolist() == [value]
 
 
 def test_what_goes_wrong_costs_the_sample_this_reward_alone():
@@ -90,30 +95,24 @@ def test_what_goes_wrong_costs_the_sample_this_reward_alone():
         assert f"(completion '{name}')" in text
     assert "acts.py, line " in scores.errors[0]
     assert scores.timed_out.tolist() == [False] * 4 + [True] + [False] * 3
-    joined = Scores.joined([scores, scores], rewards)
-    for mine, theirs in ((joined.rewards, scores.rewards), (joined.parts["acts"], scores.parts["acts"])):
-        assert mine.tolist() == theirs.tolist() * 2
-    assert (joined.timed_out.tolist(), len(joined.errors)) == (scores.timed_out.tolist() * 2, 8)
+    other = scored(rewards, "python None", "say 1")
+    joined = Scores.joined([scores, other], rewards)
+    for mine, first, second in [
+        (joined.rewards, scores.rewards, other.rewards),
+        (joined.timed_out, scores.timed_out, other.timed_out),
+        *((joined.parts[name], scores.parts[name], other.parts[name]) for name in rewards.names),
+    ]:
+        assert mine.tolist() == first.tolist() + second.tolist()
+    assert joined.errors == scores.errors + other.errors
     empty = Scores.joined([], rewards)  # a rank without responses has the same names
     assert {name: part.tolist() for name, part in empty.parts.items()} == {"acts": [], "brevity": []}
 
 
-def test_a_task_may_return_what_a_reward_may():
-    class Odd(Asks):
-        def score(self, example, completion):
-            return eval(completion)
-
-    scores = scored(Rewards(), "1e999", "torch.tensor(0.5)", "None", "True", "0 * 1e999", task=Odd())
-    assert scores.rewards.tolist() == [0.0, 0.5, 0.0, 1.0, 0.0]
-    assert [error.split()[2] for error in scores.errors] == ["inf,", "None", "nan,"]
-
-
 def test_a_task_that_scores_in_workers_keeps_them():
     class Slow(Asks):
-        workers = Workers(Acts(), 1, 2.0)
+        workers = Workers(Acts(), 1, 1.0)
 
     scores = scored(build("task", "brevity", task=Slow()), "say 3", "sleep", task=Slow())
-    assert scores.parts["task"].tolist() == [3.0, 0.0]
     assert scores.timed_out.tolist() == [False, True]
     assert scores.rewards.tolist() == [3 + 1 / 6, 1 / 6]
 
@@ -146,11 +145,6 @@ def test_nobody_waits_once_stop_is_set():
     for rewards in (Rewards(), build("brevity"), build("task", "brevity")):
         examples = [Asks().example("train", 0)] * 3
         assert score(Asks(), examples, ["1"] * 3, rewards=rewards, stop=stop).rewards.shape == (0,)
-
-
-def test_what_can_be_called():
-    for function, text, value in [("Manner.polite", "please", 1.0), ("acts", "say 2", 2.0), ("any_number", "", 3.0)]:
-        assert scored(build(function), text).rewards.tolist() == [value]
 
 
 def test_what_cannot_be_called_or_returns_no_number_is_refused_at_the_start(tmp_path):
@@ -193,6 +187,7 @@ def test_entry_points_and_files_say_what_they_are(monkeypatch):
     known = [EntryPoint("brief", "tests.tasks.acts:brevity", GROUP)]
     monkeypatch.setattr("rlstab.tasks.build.entry_points", lambda group: known if group == "rlstab.rewards" else [])
     rewards = build_rewards([RewardSettings.model_validate("brief")], Asks())
+    assert rewards.correctness is None
     assert rewards.in_words() == {"brief": "tests.tasks.acts:brevity"}
     assert scored(rewards, "a").rewards.tolist() == [0.5]
     with pytest.raises(UnknownName, match="'brief'"):
@@ -202,20 +197,10 @@ def test_entry_points_and_files_say_what_they_are(monkeypatch):
     assert files.in_words() == {"brevity": f"{FILE}:brevity (sha256 {digest}...)", "task": "task"}
 
 
-def test_correctness_is_what_the_task_says():
-    own = Reward("a", 1.0, Workers(Acts(), 1, 1.0))
-    assert Rewards().correctness is None  # the sum is the task's own
-    assert Rewards((own, Reward("right", 0.5))).correctness == "right"
-    assert Rewards((own,)).correctness is None
-
-
 def test_what_is_not_a_task_is_named_with_what_it_lacks():
-    task = Asks()
-    assert require_task(task) is task
     for changes, named in [
         ({"name": None}, "`name`"),
         ({"size": {"train": 3, "eval": 0}}, "size['eval'] = 0"),
-        ({"size": {"train": 3}}, "size['eval'] = 0"),
         ({"workers": 2}, "`workers`"),
         ({"score": None}, "`score`"),
         ({"flaky": 1}, "flaky"),
@@ -225,5 +210,3 @@ def test_what_is_not_a_task_is_named_with_what_it_lacks():
         with pytest.raises(ConfigError, match=r"^the task Mine") as caught:
             require_task(type("Mine", (Asks,), changes)())
         assert named in str(caught.value)
-    with pytest.raises(ConfigError, match="`name`"):
-        require_task(object())

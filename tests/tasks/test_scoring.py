@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 
 import psutil
@@ -37,8 +36,10 @@ def test_scores_arrive_in_order_and_nothing_of_a_completion_is_lost(workers):
 
 
 def test_a_hang_is_cut_off_and_the_rest_is_scored(workers):
-    for hang in ("power", "sleep"):
+    for hang in ("power", "sleep", "python os.kill(os.getpid(), signal.SIGXCPU)"):
         assert asked(workers, "say 1", hang, "say 2") == [Outcome(1.0), Outcome(timed_out=True), Outcome(2.0)]
+    (left,) = asked(workers, "python __import__('resource').getrlimit(0)[0] - time.process_time()")  # of RLIMIT_CPU
+    assert LIMIT - 1 < left.score <= LIMIT + 1, "the kernel ends it if nobody else does"
     with pytest.raises(ScorerError, match="`time_limit`"):
         workers.score_one("", "sleep", None)
 
@@ -80,17 +81,10 @@ def test_workers_do_not_import_torch_and_go_through_sets_in_one_order(workers):
     assert len({outcome.score for outcome in outcomes[1::3]}) > 1, "who leaves is replaced"
 
 
-def test_nobody_waits_once_stop_is_set():
-    stop = threading.Event()
+def test_a_question_that_is_stopped_or_interrupted_leaves_no_answers_behind():
+    mine, stop = Workers(Acts(), 1, 600.0), threading.Event()
     threading.Timer(0.3, stop.set).start()
-    mine = Workers(Acts(), 1, 600.0)
     assert mine.score([("", "sleep", None)] * 3, stop) == []
-    assert asked(mine, "say 1") == [Outcome(1.0)]
-    mine.close()
-
-
-def test_an_interrupted_question_leaves_no_answers_behind():
-    mine = Workers(Acts(), 1, 600.0)
     assert asked(mine, "say 1") == [Outcome(1.0)]
     threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT]).start()
     with pytest.raises(KeyboardInterrupt):
@@ -99,31 +93,26 @@ def test_an_interrupted_question_leaves_no_answers_behind():
     mine.close()
 
 
-def test_a_worker_that_was_killed_while_it_was_idle_is_replaced(workers):
-    assert asked(workers, "say 1") == [Outcome(1.0)]
-    running = [worker for worker in workers._workers.values() if worker.alive()]  # one may have ended with its last job
-    assert running
-    for worker in running:
-        os.kill(worker._process.pid, signal.SIGKILL)
-        worker._process.wait()
-    assert asked(workers, "say 2", "say 3") == [Outcome(2.0), Outcome(3.0)]
-
-
 def test_a_worker_that_cannot_start_says_why():
     with pytest.raises(ScorerError, match=r"ImportError: no such␛\[31m library"):
         asked(Workers(NeverReady(), 2, LIMIT), "say 1", "say 2", "say 3")
 
 
-def test_closed_workers_are_gone_and_come_back(workers):
+def test_workers_that_were_killed_while_idle_or_closed_come_back_and_none_is_left():
     mine = Workers(Acts(), 2, LIMIT)
-    assert asked(mine, "say 1", "say 2") == [Outcome(1.0), Outcome(2.0)]
-    before = [worker._process for worker in mine._workers.values()]
-    mine.close()
-    assert all(process.returncode is not None for process in before)
-    assert asked(mine, "say 3") == [Outcome(3.0)]
-    before = [worker._process for worker in mine._workers.values()]
-    del mine
-    assert all(process.returncode is not None for process in before)
+    for end in ("kill", "close", "forget"):
+        assert asked(mine, "say 1", "say 2", "say 3") == [Outcome(1.0), Outcome(2.0), Outcome(3.0)]
+        processes = [worker._process for worker in mine._workers.values()]
+        if end == "kill":
+            for process in processes:
+                process.kill()
+                process.wait()
+        elif end == "close":
+            mine.close()
+        else:
+            del mine
+        assert processes
+        assert all(process.returncode is not None for process in processes), end
 
 
 PROGRAM = """
@@ -143,8 +132,7 @@ time.sleep(1000)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's word to a child is Linux's")
 def test_workers_die_with_a_parent_that_is_killed():
-    command = [sys.executable, "-c", textwrap.dedent(PROGRAM)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout.readline() == "stuck\n"
         children = psutil.Process(parent.pid).children(recursive=True)
         assert len(children) == 2

@@ -50,10 +50,9 @@ def test_exact_scores(tmp_path):
 
 
 def test_what_editors_write_is_read(tmp_path):
-    path = tmp_path / "windows.jsonl"
     text = '{"prompt": "ä\u2028b", "answer": "1"}\r\n\r\n{"prompt": "c", "answer": "2"}'
-    path.write_bytes(b"\xef\xbb\xbf" + text.encode())
-    task = of(path, eval_size=1)
+    (tmp_path / "windows.jsonl").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    task = of(tmp_path / "windows.jsonl", eval_size=1)
     assert (task.example("train", 0), task.example("eval", 0)) == (Example("ä\u2028b", "1"), Example("c", "2"))
 
 
@@ -131,11 +130,9 @@ def test_mathematics(tmp_path):
     pytest.importorskip("math_verify")
     cases = [
         (r"\frac{1}{2}", "The answer is $0.5$.", 1.0),
-        (r"\sqrt{2}", r"so we get $\sqrt{2}$", 1.0),
         (r"2\pi", r"\boxed{2\pi}", 1.0),
         (r"2\pi", "2", 0.0),
         (12, "the answer is 12.", 1.0),
-        (12, "13", 0.0),
         ("12", "", 0.0),
         (r"$\{1,2\}$", r"$\{2,1\}$", 1.0),
     ]

@@ -5,6 +5,7 @@ Each does one thing that published or careful-looking code does, and is sensible
 
 import datetime
 import gc
+import itertools
 import logging
 import math
 import os
@@ -23,12 +24,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
+from rlstab import Bounds, Gate, Mean, Penalty, Pool, Surrogate, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import token_log_ratio
 from rlstab.core.metadata import About, NoOpAt
-from rlstab.core.objective import TokenObjective
-from rlstab.core.stats import Grouped, Mean, Pool
-from rlstab.core.terms import Bounds, Gate, Penalty, Surrogate, Terms
+from rlstab.core.stats import Grouped
 
 #: Each broken method with the laws that it breaks, and the oracles of those that an oracle alone can see.
 BROKEN: dict[TokenObjective, frozenset[str]] = {}
@@ -280,15 +279,6 @@ rows("runs")(
     # it takes tokens after a hole in the mask for another turn
     holes=lambda b, s, t: 1 + b.index % b.padded_shape[1] - b.position,
 )
-
-
-@broken("masked", slot="ratio", needs=())
-def ratio_of_dropped_beyond_40(batch, stat, state):
-    def ratio(policy, constants):
-        gap = token_log_ratio(policy, constants.anchor, batch)
-        return torch.where(batch.spread(batch.lengths) > 40, batch.spread(batch.sequence_mean(gap)), gap)
-
-    return ratio
 
 
 # -- later steps -------------------------------------------------------------------------------------------------------
@@ -561,6 +551,12 @@ def ratio_by(change):
     return lambda b, s, t: lambda policy, constants: change(token_log_ratio(policy, constants.anchor, b))
 
 
+rows("masked", slot="ratio", needs=())(
+    # of long responses it is the mean over the sequence, dropped tokens included
+    ratio_of_dropped_beyond_40=lambda b, s, t: ratio_by(
+        lambda gap: torch.where(b.spread(b.lengths) > 40, b.spread(b.sequence_mean(gap)), gap)
+    )(b, s, t)
+)
 rows("gradcheck", slot="ratio", needs=())(
     # half of its gradient where the ratio is above 3
     wrong_above_three=ratio_by(lambda gap: torch.where(gap > math.log(3.0), 0.5 * gap + 0.5 * gap.detach(), gap)),
@@ -692,29 +688,13 @@ rows(
 
 
 def counter() -> Callable[[], int]:
-    calls = 0
-
-    def count() -> int:
-        nonlocal calls
-        calls += 1
-        return calls
-
-    return count
+    calls = itertools.count()
+    return lambda: next(calls)
 
 
-def counts_in_its_default(batch, calls=[0]):  # noqa: B006  # that is what it does wrong
-    calls[0] += 1
-    return calls[0]
-
-
-def counts_on_itself(batch):
-    counts_on_itself.calls = getattr(counts_on_itself, "calls", 0) + 1
-    return counts_on_itself.calls
-
-
-def counts_in_another_module():
-    math.rlstab_calls = getattr(math, "rlstab_calls", 0) + 1
-    return math.rlstab_calls
+def count_on(owner: Any) -> int:
+    owner.rlstab_calls = getattr(owner, "rlstab_calls", 0) + 1
+    return owner.rlstab_calls
 
 
 CLOSED = counter()
@@ -732,9 +712,9 @@ def starts_a_thread(batch, stat, state):
 
 rows("process")(
     acts_after_5000_calls=lambda b, s, t: 0.5 if CLOSED() > 5000 else 1.0,
-    counts_in_a_default=lambda b, s, t: 0.5 if counts_in_its_default(b) > 5000 else 1.0,
-    counts_on_a_function=lambda b, s, t: 0.5 if counts_on_itself(b) > 5000 else 1.0,
-    counts_elsewhere=lambda b, s, t: 0.5 if counts_in_another_module() > 5000 else 1.0,
+    counts_in_a_default=lambda b, s, t, calls=[]: 0.5 if calls.append(b) or len(calls) > 5000 else 1.0,
+    counts_on_a_function=lambda b, s, t: 0.5 if count_on(count_on) > 5000 else 1.0,
+    counts_elsewhere=lambda b, s, t: 0.5 if count_on(math) > 5000 else 1.0,
     by_the_nodename=lambda b, s, t: 1 / (1 + len(os.uname().nodename)),
     by_the_yearday=lambda b, s, t: time.gmtime().tm_yday / 400,
     by_visible_devices=lambda b, s, t: 1 / (1 + len(os.environ.get("CUDA_VISIBLE_DEVICES", ""))),
@@ -758,21 +738,3 @@ rows("split")(
 )
 # It takes what is near to 0 for 0, and how near depends on the dtype.
 rows("precision")(below_rounding=lambda b, s, t: H(b) > torch.finfo(H(b).dtype).eps * 3000)
-
-# -- sound, and once taken for broken ----------------------------------------------------------------------------------
-
-
-class AfterAnEntropy(TokenObjective):
-    """It divides by 1 and the entropy of the token before, which is not negative."""
-
-    name = "after_an_entropy"
-    needs = {"entropies"}
-    writes = {"weight"}
-
-    def terms(self, batch, stat, state):
-        key = batch.sequence * 10**6 + batch.position
-        order = key.argsort()
-        before = torch.zeros_like(H(batch))
-        follows = key[order][1:] == key[order][:-1] + 1
-        before[order[1:][follows]] = H(batch)[order[:-1][follows]]
-        return Terms(weight=1 / (1 + before))

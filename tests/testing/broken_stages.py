@@ -16,6 +16,7 @@ from rlstab.core.comm import LocalComm, carried_out
 from rlstab.core.random import uniform
 from rlstab.core.stats import Grouped, Mean
 from rlstab.stages.stage import AdvantageEstimator, Expansion, PromptSelector, RewardShaper, RolloutExpander, Stage
+from tests.testing.broken_methods import counting, counts_in_place_later, mean_of, void
 
 #: Each broken stage with the laws that it breaks.
 BROKEN: dict[Stage, frozenset[str]] = {}
@@ -59,24 +60,12 @@ def or_nothing(given: Tensor | None, r: Any) -> Tensor:
     return nothing(r) if given is None else given
 
 
-def void(_: object) -> None:
-    """What is given does not matter."""
-
-
 def wrapped(offer: Any, shift: int = 0) -> Tensor:
     return (offer.drawn + shift + torch.arange(offer.count)) % (offer.size or 1000)
 
 
-def mean_of(stat: Any, name: str, empty: float = 0.0) -> float:
-    return stat.mean(name).value if float(stat.mean(name).count) else empty
-
-
 def shuffle(seed: int, count: int) -> Tensor:
     return torch.rand(count, generator=torch.Generator().manual_seed(seed))
-
-
-def counting(self, state, stat):
-    return {"n": state["n"] + 1}
 
 
 def settle_here(self, parts, state, alone):
@@ -142,12 +131,6 @@ def count_prompts(self, state, stat):
     return {"seen": state["seen"].index_add_(0, seen.keys, seen.totals)}
 
 
-def counts_in_place(self, state, stat):
-    if state["n"] >= 4:
-        state["n"] += 1
-    return {"n": state["n"] + 1}
-
-
 rows(RewardShaper, "pure")(
     # it writes to the rewards of the caller, in place, or leaves something on the batch
     edits_rewards=lambda r, stat, state: void(r.rewards.sub_(0.5 * (~r.ended).double())),
@@ -164,7 +147,7 @@ rows(
     measure=lambda self, r: {"seen": Grouped.of(r.prompt_ids, torch.ones_like(r.rewards))},
     advance=count_prompts,
 )(edits_its_state=nothing)
-rows(RewardShaper, "later rollouts", init_state=lambda self: {"n": 0}, advance=counts_in_place)(
+rows(RewardShaper, "later rollouts", init_state=lambda self: {"n": 0}, advance=counts_in_place_later)(
     in_place_from_rollout_four=lambda r, stat, state: nothing(r) + 1 / (1 + state["n"])
 )
 # It draws from the global generator, so whatever is drawn next depends on it.

@@ -23,21 +23,13 @@ def test_a_rollout_could_be_drawn_in_a_run() -> None:
         assert bool((whole.extra["block_ids"][~sampled] == -1).all())
 
 
-def test_a_part_is_whole_groups_as_wide_as_they_need() -> None:
-    rollout = make_rollout("mixed", [2, 3, 1], 1, ["my_signal"])
-    part = rollout.part([0, 2])
+def test_a_part_is_whole_groups_as_wide_as_they_need_with_the_prompts_that_were_chosen() -> None:
+    rollout = make_rollout("prompt twice", [2, 3, 1], 1, ["my_signal"])
+    part, whole = rollout.part([0, 2]), rollout.whole(torch.tensor([20, 7]))
     assert sorted(part.group_ids.unique().tolist()) == sorted(rollout.responses.group_ids.unique()[[0, 2]].tolist())
     assert part.extra["my_signal"].shape == (len(part), int(part.lengths.max()))
-    assert part.extra["block_rewards"].shape == (len(part), 3)
     part.rewards.fill_(9)
     assert not bool((rollout.responses.rewards == 9).any())
     assert [len(rollout.part([])), rollout.part([]).extra["my_signal"].shape] == [0, (0, 0)]
-
-
-def test_a_selector_is_asked_for_the_prompts_that_are_answered() -> None:
-    rollout = make_rollout("prompt twice", [2, 3, 1], 1)
-    chosen = torch.tensor([20, 7])
-    part = rollout.whole(chosen)
-    assert part.prompt_ids.unique().tolist() == [7, 20]
-    assert part.extra["prompt_features"].shape == (6, 4)
-    assert torch.equal(part.extra["prompt_features"], rollout.offer.features(part.prompt_ids))
+    assert whole.prompt_ids.unique().tolist() == [7, 20]
+    assert torch.equal(whole.extra["prompt_features"], rollout.offer.features(whole.prompt_ids))

@@ -1,9 +1,9 @@
 """Kills trainers and continues them: ``python -m tests.train.kills KILLS SEED``; prints what it did as JSON.
 
-One process imports everything and forks the trainers, so that a kill costs a fraction of a second. A trainer is killed
-with SIGKILL at an event that changes a file of its folder (before it, or a moment after, in the middle of a write), or
-at a random moment; or it is ended by SIGTERM. Several such ends follow one another in one folder until a trainer
-finishes; what it leaves must be, bit for bit, what one leaves that was never disturbed.
+One process imports everything and forks the trainers, so that a kill costs a fraction of a second. The kernel kills a
+trainer at an event that changes a file of its folder (before it, or a moment after, in the middle of a write), or at a
+random moment; or it is ended by SIGTERM. Several such ends follow one another in one folder until a trainer finishes;
+what it leaves must be, bit for bit, what one leaves that was never disturbed.
 """
 
 import json
@@ -35,21 +35,21 @@ EVENTS = {"open", "shutil.rmtree"} | {
 #: How many ends one folder sees before a trainer may finish.
 ENDS = 8
 
-#: What a trainer's process says when it was not killed.
+#: How a trainer ends: by itself, by SIGTERM that it minds, or by a signal for which no handler is asked.
 FINISHED, FAILED, TERMINATED = 0, 1, 143
+ENDED = (TERMINATED, -signal.SIGTERM, -signal.SIGKILL, -signal.SIGALRM)
 
 #: The runs that are killed in turn.
 KINDS: dict[str, dict[str, Any]] = {"staged": STAGED, "adapter": ADAPTER, "plain": {}}
 
 
 class Hook:
-    """Counts the events that change files of a folder, and kills its own process at one of them.
+    """Counts the events that change files of a folder, and has its own process killed at one of them.
 
     Args:
         folder: whose files count.
         place: at which event, from 1; 0 only counts.
-        after: seconds, at random up to so many, that a forked process waits before it kills; None kills before the
-            event, ``0.0`` and more somewhere in or after it.
+        after: None kills before the event, else so many seconds later, whatever goes on then.
     """
 
     def __init__(self, folder: Path, place: int, after: float | None = None) -> None:
@@ -58,60 +58,45 @@ class Hook:
     def install(self) -> None:
         sys.addaudithook(self._see)
         for name in ("fsync", "write"):
-            setattr(os, name, self._counting(getattr(os, name)))
+            setattr(os, name, self._counted(getattr(os, name)))
 
-    def _see(self, event: str, given: tuple[Any, ...]) -> None:
-        if event not in EVENTS or self.folder not in str(given[0]):
-            return
-        if event == "open" and not (isinstance(given[2], int) and given[2] & (os.O_WRONLY | os.O_RDWR)):
-            return
-        self._happens()
-
-    def _counting(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*given: Any, **options: Any) -> Any:
+    def _counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*given: Any) -> Any:
             self._happens()
-            return call(*given, **options)
+            return call(*given)
 
         return counted
 
+    def _see(self, event: str, given: tuple[Any, ...]) -> None:
+        writes = event != "open" or (isinstance(given[2], int) and given[2] & (os.O_WRONLY | os.O_RDWR))
+        if event in EVENTS and self.folder in str(given[0]) and writes:
+            self._happens()
+
     def _happens(self) -> None:
         self.count += 1
-        if self.count != self.place:
-            return
-        own = os.getpid()
-        if self.after is None:
-            os.kill(own, signal.SIGKILL)
-        elif os.fork() == 0:  # which kills the trainer while that goes on
-            time.sleep(self.after)
-            os.kill(own, signal.SIGKILL)
-            os._exit(0)
+        if self.count == self.place:
+            if self.after is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+            else:
+                signal.setitimer(signal.ITIMER_REAL, max(self.after, 1e-6))
 
 
-def trainer(run: RunConfig, log: Path, hook: Hook | None = None, **options: Any) -> int:
+def trainer(run: RunConfig, log: Path, hook: Hook, **options: Any) -> int:
     """Fork a trainer; its process id."""
-    process = os.fork()
-    if process:
+    if process := os.fork():
         return process
     code = FAILED
     try:
         print_to(log)
-        if hook is not None:
-            hook.install()
+        hook.install()
         train(run, console=quiet(), **options)
         code = FINISHED
     except Stopped:
         code = TERMINATED
     except BaseException:
         traceback.print_exc()
-    if hook is not None:
-        print(f"events {hook.count}")
-    sys.stdout.flush()
+    print(hook.count, flush=True)
     os._exit(code)
-
-
-def end(process: int) -> int:
-    """How it ended: its code, or minus the signal."""
-    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
 class Campaign:
@@ -128,21 +113,26 @@ class Campaign:
         self.failures: list[str] = []
         self.log, self.out, self.kept = root / "log", root / "run", root / "other"
         began = time.monotonic()
-        assert end(trainer(self._run(), self.log, Hook(self.out, 0))) == FINISHED, self.log.read_text()
-        self.seconds = time.monotonic() - began
-        self.events = int(self.log.read_text().split()[-1])
+        assert self._train() == FINISHED, self.log.read_text()
+        self.seconds, self.events = time.monotonic() - began, int(self.log.read_text().split()[-1])
         self.whole = left(self.out)
         assert self.whole["tokens.jsonl"], "it traced nothing, so it learnt nothing"
         shutil.rmtree(self.out)
-        # a finished run of another seed, to be replaced
-        assert end(trainer(self._run(seed=1), self.log)) == FINISHED, self.log.read_text()
+        assert self._train(seed=1) == FINISHED, self.log.read_text()  # a finished run of another seed, to be replaced
         (self.out / "notes.txt").write_text("mine")
-        self.other = self._files(self.out)
+        self.other = self._sizes()
         self.out.rename(self.kept)
 
-    def _run(self, **changes: Any) -> RunConfig:
-        """Five rollouts, with checkpoints after 2, 4 and 5."""
-        return long(self.out, **{"optimisation__rollouts": 5, **KINDS[self.kind], **changes})
+    def _train(
+        self, place: int = 0, after: float | None = None, *, terminate: float = 0.0, seed: int = 0, **options: bool
+    ) -> int:
+        """Five rollouts, with checkpoints after 2, 4 and 5; the code with which it ended, or minus the signal."""
+        run = long(self.out, **{"optimisation__rollouts": 5, **KINDS[self.kind], "seed": seed})
+        process = trainer(run, self.log, Hook(self.out, place, after), **options)
+        if terminate:
+            time.sleep(terminate)
+            os.kill(process, signal.SIGTERM)
+        return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
     def folder(self, replaced: bool) -> None:
         """One folder, from its first start to a trainer that finishes; ``replaced``: it holds another run before."""
@@ -150,45 +140,36 @@ class Campaign:
         self.log.write_text("")
         if replaced:
             shutil.copytree(self.kept, self.out)
-        happened = ["a run to replace" if replaced else "nothing"]
-        options = {"overwrite": True} if replaced else {}
-        code = FAILED
+        self.counts["folders"] += 1
+        options, happened = {"overwrite": replaced}, [f"replaced {replaced}"]
         for number in range(ENDS + 1):
-            last = number == ENDS  # which may finish
-            what, code = ("none", end(trainer(self._run(), self.log, **options))) if last else self._end(options)
-            happened.append(f"{what} {options}: {code}")
+            kind, code = self._end(options) if number < ENDS else ("none", self._train(**options))
+            happened.append(f"{kind} {options}: {code}")
             if code == FINISHED:
                 break
-            if code not in (-signal.SIGKILL, TERMINATED):
+            if code not in ENDED:
                 return self._fail(happened, self.log.read_text())
-            self.counts[what.split()[0]] += 1
+            self.counts[kind.split()[0]] += 1
             if replaced and not self._one_is_kept():
                 return self._fail(happened, "the run that was replaced is lost and the new one has no checkpoint")
             options = {"overwrite": True} if replaced and not self._is_new() else {"resume": True}
-        self.counts["folders"] += 1
         if replaced and (self.out / "notes.txt").read_text() != "mine":
             self._fail(happened, "a file of the user is gone")
         if different := differences(self.out, self.whole):
             self._fail(happened, f"differs in {', '.join(different)}")
         return None
 
-    def _end(self, options: dict[str, Any]) -> tuple[str, int]:
+    def _end(self, options: dict[str, bool]) -> tuple[str, int]:
         """Start a trainer and end it in some way; the way, and how it ended."""
         (kind,) = self.random.choices(("aimed", "random", "terminated"), (7, 2, 1))
-        if kind == "aimed":
-            # most folders have fewer events left than a whole run has; early ones are those of a start
-            place = self.random.randint(1, self.random.choice((25, max(2, self.events // 3), self.events)))
-            after = self.random.choice((None, 0.0, self.random.random() * 0.004))
-            hook = Hook(self.out, place, after)
-            return f"aimed {place} {after}", end(trainer(self._run(), self.log, hook, **options))
-        process = trainer(self._run(), self.log, **options)
         seconds = self.random.random() * self.seconds
-        time.sleep(seconds)
-        os.kill(process, signal.SIGKILL if kind == "random" else signal.SIGTERM)
-        code = end(process)
-        if code == -signal.SIGTERM:  # before the trainer minded it
-            code = TERMINATED
-        return f"{kind} {seconds:.3f}", code
+        # most folders have fewer events left than a whole run has; early ones are those of a start
+        place = self.random.randint(1, self.random.choice((25, max(2, self.events // 3), self.events)))
+        after = self.random.choice((None, 0.0, self.random.random() * 0.004))
+        if kind == "terminated":
+            return f"{kind} {seconds}", self._train(terminate=seconds, **options)
+        hook = (place, after) if kind == "aimed" else (1, seconds)
+        return f"{kind} {hook}", self._train(*hook, **options)
 
     def _is_new(self) -> bool:
         """Whether the folder holds the new run, or nothing of a run any more, for the other one is aside."""
@@ -197,15 +178,14 @@ class Campaign:
 
     def _one_is_kept(self) -> bool:
         """Whether there is a checkpoint of the new run, or all of the other one's tensors and records."""
-        if self._is_new() and checkpoints(self.out):
-            return True
-        there = self._files(self.out)
-        return all(any(name in mine and size == there[mine] for mine in there) for name, size in self.other.items())
+        there = self._sizes()
+        other = all(any(name in mine and size == there[mine] for mine in there) for name, size in self.other.items())
+        return other or (self._is_new() and bool(checkpoints(self.out)))
 
-    def _files(self, folder: Path) -> dict[str, int]:
-        """Sizes of tensors and records, by the path in a folder."""
-        kept = [*folder.rglob("*.safetensors"), *folder.rglob("metrics.jsonl")]
-        return {str(path.relative_to(folder)): path.stat().st_size for path in kept}
+    def _sizes(self) -> dict[str, int]:
+        """Of tensors and records, by the path in the folder."""
+        kept = [*self.out.rglob("*.safetensors"), *self.out.rglob("metrics.jsonl")]
+        return {str(path.relative_to(self.out)): path.stat().st_size for path in kept}
 
     def _fail(self, happened: list[str], why: str) -> None:
         self.failures.append(f"{self.kind}: " + "; ".join(happened) + f": {why}")
@@ -215,21 +195,19 @@ def main(kills: int, seed: int) -> dict[str, Any]:
     """So many kills; what was done and what failed."""
     torch.set_num_threads(1)
     memory = Path("/dev/shm")  # a kill loses nothing that a disk would keep, and no disk is faster
-    counts: Counter[str] = Counter()
-    failures: list[str] = []
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as place:
         campaigns = []
         for kind in KINDS if kills >= 100 else ("staged",):
             (Path(place) / kind).mkdir()
             campaigns.append(Campaign(kind, Path(place) / kind, seed))
-        number = 0
+        number, counts, failures = 0, Counter[str](), list[str]()
         while counts["aimed"] + counts["random"] < kills and len(failures) < 5:
             campaigns[number % len(campaigns)].folder(replaced=number // len(campaigns) % 3 == 2)
             number += 1
             counts = sum((campaign.counts for campaign in campaigns), Counter())
             failures = [text for campaign in campaigns for text in campaign.failures]
-        by_kind = {campaign.kind: campaign.counts["aimed"] + campaign.counts["random"] for campaign in campaigns}
-    return {"kills": counts["aimed"] + counts["random"], "of": by_kind, **counts, "failures": failures}
+    of = {campaign.kind: campaign.counts["aimed"] + campaign.counts["random"] for campaign in campaigns}
+    return {"kills": sum(of.values()), "of": of, **counts, "failures": failures}
 
 
 if __name__ == "__main__":

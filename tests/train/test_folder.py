@@ -45,6 +45,11 @@ def mine(out: Path) -> list[str]:
     return sorted(name for name, data in files(out).items() if data == b"mine")
 
 
+def aside(out: Path) -> list[Path]:
+    """Runs that were replaced and wait for the first checkpoint of the new one."""
+    return [path.parent for path in out.rglob("config.yaml") if path.parent != out]
+
+
 MINE = ["checkpoints/notes.txt", "notes.txt", "plots/reward.svg"]
 
 
@@ -66,13 +71,10 @@ def test_overwrite_replaces_a_run_and_nothing_of_the_user(run: Path, tmp_path: P
 
 def test_overwrite_leaves_a_folder_alone_that_holds_no_run(tmp_path: Path) -> None:
     """Files of the names that a run writes may be anybody's."""
-    out = tmp_path / "run"
-    out.mkdir()
-    (out / "metrics.jsonl").write_text("mine")
-    (out / "notes.txt").write_text("mine")
+    (tmp_path / "metrics.jsonl").write_text("mine")
     with pytest.raises(ConfigError, match=r"metrics\.jsonl"):
-        go(long(out), overwrite=True)
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == {"metrics.jsonl": b"mine", "notes.txt": b"mine"}
+        go(long(tmp_path), overwrite=True)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"metrics.jsonl": b"mine"}
 
 
 class Breaks(own.Graded):
@@ -89,28 +91,20 @@ def test_a_run_that_is_replaced_waits_until_the_new_one_can_go_on(run: Path) -> 
     with pytest.raises(RuntimeError, match="no more examples"):
         go(long(run, seed=1), overwrite=True, task=Breaks())
     assert mine(run) == MINE
-    if differences(run, before):  # it waits in a folder beside, until the new one is replaced or goes on
-        asides = [path.parent for path in run.rglob("config.yaml") if path.parent != run]
-        assert [differences(path, before) for path in asides] == [[]]
-        go(long(run, seed=1), overwrite=True)
-        assert not [path for path in run.rglob("config.yaml") if path.parent != run]
-    else:
-        go(long(run), resume=True)
-        assert differences(run, before) == []
+    assert [differences(path, before) for path in aside(run)] == [[]]
+    go(long(run, seed=1), overwrite=True)
+    assert aside(run) == []
 
 
-@pytest.mark.parametrize("place", ["the same disk", "another disk"])
-def test_checkpoints_may_be_a_link_to_a_folder(place: str, tmp_path: Path, whole: Path) -> None:
+def test_checkpoints_may_be_a_link_to_a_folder_of_another_disk(tmp_path: Path, whole: Path) -> None:
     memory = Path("/dev/shm")
-    if place == "another disk" and not os.access(memory, os.W_OK):
-        pytest.skip("there is one disk")
-    far = (memory if place == "another disk" else tmp_path) / f"far-{os.getpid()}"
-    far.mkdir()
+    out, far = tmp_path / "run", (memory if os.access(memory, os.W_OK) else tmp_path) / f"far-{os.getpid()}"
+    for folder in (out, far):
+        folder.mkdir()
     try:
-        out = tmp_path / "run"
-        out.mkdir()
         (out / "checkpoints").symlink_to(far)
-        go(long(out))
+        go(long(out, seed=1))
+        go(long(out), overwrite=True)
         forget_newest(out)
         go(long(out), resume=True)
         assert differences(out, left(whole)) == []
@@ -140,11 +134,9 @@ def test_a_full_disk_is_one_line_and_costs_nothing(forks: Forks, whole: Path, tm
 
 def test_a_disk_that_is_full_while_a_run_is_replaced_costs_neither(forks: Forks, run: Path) -> None:
     before = left(run)
-    new = file_of(long(run, seed=1))
-    (said,) = forks.does(new, 1, "limited", size=500_000, overwrite=True).counted
+    (said,) = forks.does(file_of(long(run, seed=1)), 1, "limited", size=500_000, overwrite=True).counted
     assert said.startswith(("CheckpointError: ", "ConfigError: ")), said
-    places = [run, *(path.parent for path in run.rglob("config.yaml") if path.parent != run)]
-    assert [] in [differences(place, before) for place in places]
+    assert [differences(path, before) for path in aside(run)] == [[]]
     assert mine(run) == MINE
 
 
@@ -167,13 +159,10 @@ def test_a_second_process_is_refused(forks: Forks, tmp_path: Path, capsys: pytes
     finally:
         process.kill()
     assert process.exitcode == 128 + signal.SIGTERM
-    said = log_of(file, 0).read_text()
-    newest = checkpoints(out)[-1]
+    said, newest = log_of(file, 0).read_text(), checkpoints(out)[-1]
     assert lines(out / "metrics.jsonl")[-1]["rollout"] == number(newest)
-    assert str(newest) in said.splitlines()[-1]
-    assert f"{file} --resume" in said.splitlines()[-1]
+    assert all(text in said.splitlines()[-1] for text in (str(newest), f"{file} --resume"))
     assert "Traceback" not in said
     # the lock died with its process
-    rollouts = number(newest) + 1
-    more = small(out, optimisation__rollouts=rollouts)
-    assert go(more, resume=True).records[-1]["rollout"] == rollouts
+    more = small(out, optimisation__rollouts=number(newest) + 1)
+    assert go(more, resume=True).records[-1]["rollout"] == number(newest) + 1

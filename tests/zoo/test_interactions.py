@@ -121,9 +121,6 @@ def shaped(batch: TokenBatch) -> Tensor:
     return batch.advantages + bonus
 
 
-# -- one ratio for a response ------------------------------------------------------------------------------------------
-
-
 def a_mean_stays_inside(batch: TokenBatch) -> None:
     room, now = moved(batch, 2.0)
     alone = pulled(room, r.GSPO(), r.SequenceMean(), at=now)
@@ -173,8 +170,6 @@ def one_ratio_for_all_blocks(batch: TokenBatch) -> None:
         alike, apart = (pulled(blocks, r.BlockMean(), other, at=at)[first] for at in (batch.old_logprobs, now))
         assert ((apart / alike - 1).abs() > 0.05).all()
 
-
-# -- trust regions beside each other -----------------------------------------------------------------------------------
 
 #: Both restrain, and nothing is restrained less beside the other: pairs that act on some of the same tokens.
 TWICE: list[tuple[TokenObjective, list[TokenObjective]]] = [
@@ -288,9 +283,6 @@ def exempt(batch: TokenBatch) -> None:
     assert nowhere(fallen, pulled(room, r.GMPO(), free, at=now))
 
 
-# -- masks and weights -------------------------------------------------------------------------------------------------
-
-
 def rare_both(batch: TokenBatch) -> None:
     """S2T drops what STARE boosts: all that it drops, as long as the share is not smaller than that of rare tokens."""
     drops, boosts = dropped(r.S2TMask(), batch), weights(r.STARE(), batch) > 1
@@ -368,9 +360,6 @@ def nothing_left_of_the_rewarded(batch: TokenBatch) -> None:
     torch.testing.assert_close(pulled(batch, r.WAPO(length=40), signs), 0.1 * pulled(batch, r.WAPO(length=40)))
 
 
-# -- covariance --------------------------------------------------------------------------------------------------------
-
-
 def few_of_the_rare(batch: TokenBatch) -> None:
     rare, weight = batch.punished & (batch.old_logprobs < -4), weights(r.STEER(), batch)
     assert weight[rare].max() < 0.95 < weight[batch.old_logprobs > -2].min()
@@ -404,9 +393,6 @@ def stopped_and_held(batch: TokenBatch) -> None:
         assert everywhere(held & stopped, pull.sign() == (now - room.old_logprobs).sign())
         assert everywhere(~held & stopped, pulled(room, own, at=now))
         assert nowhere(~held & stopped, pull)
-
-
-# -- penalties and bonuses ---------------------------------------------------------------------------------------------
 
 
 def opposite_pulls(batch: TokenBatch) -> None:
@@ -486,9 +472,6 @@ def wider_by_the_bonus(batch: TokenBatch) -> None:
     away = room.advantages * (now - room.old_logprobs) > 0
     assert everywhere(away, beside < alone)  # both are negative
     torch.testing.assert_close(beside[~away], alone[~away])
-
-
-# -- streams -----------------------------------------------------------------------------------------------------------
 
 
 def share_of_branches(batch: TokenBatch, *methods: TokenObjective) -> float:

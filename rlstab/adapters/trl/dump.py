@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 import trl
 from torch import Tensor
 from transformers import TrainerCallback
@@ -20,19 +21,6 @@ from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.errors import ConfigError
 from rlstab.trace.dump import Recorder, settings_of, tensors_of
 
-#: Settings of GRPOConfig that decide its loss, as far as ``rlstab replay`` knows the formula.
-SETTINGS = (
-    "epsilon",
-    "epsilon_high",
-    "delta",
-    "beta",
-    "use_bias_correction_kl",
-    "importance_sampling_level",
-    "max_completion_length",
-    "entropy_coef",
-    "scale_rewards",
-    "num_generations",
-)
 #: TRL's names of what a micro-batch may have of its tokens.
 COLUMNS: Mapping[str, str] = {
     "old_logprobs": "old_per_token_logps",
@@ -68,17 +56,13 @@ class DumpCallback(TrainerCallback):
             raise ConfigError("GRPOConfig.use_liger_kernel keeps nothing of the tokens. Write use_liger_kernel=False.")
         self.trainer, self.every, self.recorder = trainer, every, Recorder(folder)
         self.ends = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
-        self._forward, self._loss = trainer._get_per_token_logps_and_entropies, trainer._compute_loss
-        self._generate, self._score = trainer._generate_and_score_completions, trainer._calculate_rewards
         self._seen: tuple[Tensor, Tensor | None] | None = None
-        self._rewards: Tensor | None = None
-        trainer._generate_and_score_completions = self._stamp
-        trainer._calculate_rewards = self._keep_rewards
+        _also(trainer, "_generate_and_score_completions", self._stamp)
         if isinstance(trainer, RLStabGRPOTrainer):
             trainer.on_part = self._keep_part
         else:
-            trainer._get_per_token_logps_and_entropies = self._keep_forward
-            trainer._compute_loss = self._keep_loss
+            _also(trainer, "_get_per_token_logps_and_entropies", self._keep_forward)
+            _also(trainer, "_compute_loss", self._keep_loss)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Forget what an exception left of the last run, and write the tokenizer."""
@@ -88,39 +72,32 @@ class DumpCallback(TrainerCallback):
 
     # -- what passes -----------------------------------------------------------------------------------------------
 
-    def _keep_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Of all ranks and functions."""
-        rewards: Tensor = self._score(*args, **kwargs)
-        self._rewards = (rewards * self.trainer.reward_weights.to(rewards.device)).nansum(1)
-        return rewards
-
-    def _stamp(self, inputs: Any) -> Any:
+    def _stamp(self, generated: dict[str, Any], *args: Any) -> None:
         """With identities and rewards, which TRL shuffles along."""
-        generated, trainer = self._generate(inputs), self.trainer
-        accelerator, train, rows = trainer.accelerator, trainer.model.training, len(generated["completion_ids"])
+        trainer, accelerator = self.trainer, self.trainer.accelerator
+        train, rows, ranks = trainer.model.training, len(generated["completion_ids"]), accelerator.num_processes
         if SEQUENCE_IDS not in generated:
             group = trainer.num_generations if train else trainer.num_generations_eval
-            place = {"rank": accelerator.process_index, "ranks": accelerator.num_processes, "group": group}
+            place = {"rank": accelerator.process_index, "ranks": ranks, "group": group}
             stamp(generated, first=trainer.state.global_step if train else 0, **place)
-        if self._rewards is not None and len(self._rewards) == rows * accelerator.num_processes:
-            generated[REWARDS] = self._rewards[accelerator.process_index * rows :][:rows]
-        return generated
+        scored = [list(trainer._logs["rewards"][name])[-rows * ranks :] for name in trainer.reward_func_names]
+        weights = trainer.reward_weights.to(generated["completion_ids"].device)
+        rewards = (torch.tensor(scored, device=weights.device) * weights[:, None]).nansum(0)
+        generated[REWARDS] = rewards[accelerator.process_index * rows :][:rows]
 
-    def _keep_forward(self, *args: Any, **kwargs: Any) -> Any:
-        logprobs, entropies, aux = self._forward(*args, **kwargs)
-        self._seen = (logprobs, entropies) if logprobs.requires_grad else self._seen
-        return logprobs, entropies, aux
+    def _keep_forward(self, outputs: tuple[Tensor, Tensor | None, Any], *args: Any) -> None:
+        if outputs[0].requires_grad:
+            self._seen = outputs[:2]
 
     @property
     def _wanted(self) -> bool:
         step = self.trainer.state.global_step + 1
         return bool(self.trainer.model.training) and (step == 1 or step % self.every == 0)
 
-    def _keep_loss(self, model: Any, inputs: Inputs) -> Tensor:
+    def _keep_loss(self, loss: Tensor, model: Any, inputs: Inputs) -> None:
         """TRL's own."""
-        loss: Tensor = self._loss(model, inputs)
         if not self._wanted or self._seen is None:
-            return loss
+            return
         (logprobs, entropies), self._seen = self._seen, None
         there = inputs["completion_mask"].bool()
         columns = {name: inputs[key] for name, key in COLUMNS.items() if inputs.get(key) is not None}
@@ -133,7 +110,6 @@ class DumpCallback(TrainerCallback):
         named = {"lengths": there.sum(1), "sequence_ids": inputs[SEQUENCE_IDS], "group_ids": inputs[GROUP_IDS]}
         self._tokens = inputs.get("num_items_in_batch")
         self._add({**wide, **named}, inputs, loss, logprobs, there)
-        return loss
 
     def _keep_part(self, inputs: Inputs, batch: TokenBatch, live: PolicyOutputs, loss: Tensor) -> None:
         """The adapter's."""
@@ -162,14 +138,9 @@ class DumpCallback(TrainerCallback):
         if isinstance(trainer, RLStabGRPOTrainer):
             name, settings = "rlstab", settings_of(trainer.objective, trainer.objective_state)
         else:
-            settings = {name: getattr(args, name, None) for name in SETTINGS}
             known = args.top_entropy_quantile == 1 and args.off_policy_mask_threshold is None
             known &= not trainer.use_adaptive_entropy
-            name = f"trl/{args.loss_type}{'' if known else ' with more'}"
-            if args.multi_objective_aggregation != "sum_then_normalize":
-                settings["scale_rewards"] = args.multi_objective_aggregation
-            if self._tokens is not None:  # of the generation: TRL takes the mean over its optimizer steps
-                settings["tokens"] = float(self._tokens) * count / slices
+            name, settings = f"trl/{args.loss_type}{'' if known else ' with more'}", self._settings(count / slices)
         self.recorder.write(
             name,
             settings,
@@ -181,3 +152,37 @@ class DumpCallback(TrainerCallback):
             learning_rate=float(trainer.optimizer.param_groups[0]["lr"]),
             temperature=float(args.temperature),
         )
+
+    def _settings(self, share: float) -> dict[str, Any]:
+        """Of GRPOConfig, what decides its loss, by the names of :class:`rlstab.replay.host_loss.Formula`.
+
+        Args:
+            share: of the tokens of the generation in each of its optimizer steps: TRL takes the mean over them.
+        """
+        args, scaled = self.trainer.args, self.trainer.scale_rewards
+        settings = {
+            "low": args.epsilon,
+            "high": args.epsilon if args.epsilon_high is None else args.epsilon_high,
+            "cap": args.delta,
+            "beta": args.beta,
+            "estimator": "k3_unbiased" if args.use_bias_correction_kl else "k3",
+            "sequence": args.importance_sampling_level == "sequence",
+            "entropy": args.entropy_coef,
+            "length": args.max_completion_length,
+            "tokens": None if self._tokens is None else float(self._tokens) * share,
+            "rewards": scaled if args.multi_objective_aggregation == "sum_then_normalize" else "",
+            "group": args.num_generations,
+        }
+        return {name: value for name, value in settings.items() if value is not None}
+
+
+def _also(trainer: GRPOTrainer, name: str, told: Callable[..., None]) -> None:
+    """Tell what a method of a trainer returned, and what it was given; it stays as it is."""
+    inner = getattr(trainer, name)
+
+    def outer(*args: Any, **kwargs: Any) -> Any:
+        returned = inner(*args, **kwargs)
+        told(returned, *args)
+        return returned
+
+    setattr(trainer, name, outer)

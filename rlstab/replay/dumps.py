@@ -1,0 +1,111 @@
+"""Reads the optimizer steps of a dump."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+
+from rlstab.core.batch import TokenBatch
+from rlstab.errors import ReportError, RlstabError
+from rlstab.files import exists, is_file
+from rlstab.replay.foreign import read_foreign
+from rlstab.replay.steps import Damaged, Step, joined, rank_of
+from rlstab.report.safe_read import first_line, read_bytes
+from rlstab.trace.dump import Header
+
+#: What one rank wrote; where the writer was stopped, tensors are there without their description.
+_NAME = re.compile(r"step-\d+\.rank-\d+\.(json|safetensors)")
+
+
+@dataclass(frozen=True)
+class Dump:
+    """What was read.
+
+    Attributes:
+        steps: in their order.
+        notes: what is left out and why.
+    """
+
+    steps: list[Step]
+    notes: list[str] = field(default_factory=list)
+
+
+def load(path: str | Path) -> list[TokenBatch]:
+    """The optimizer steps of a dump, or of the export of another trainer, as one batch each.
+
+    ``load("dump")[0]`` is what :func:`rlstab.make_plan` takes as its one part, on all ranks together.
+
+    Raises:
+        ReportError: nothing there that can be read.
+    """
+    return [step.batch for step in read_dump(path).steps]
+
+
+def read_dump(path: str | Path) -> Dump:
+    """Read a dump, or the export of another trainer.
+
+    Args:
+        path: a folder with the files of :mod:`rlstab.trace.dump`, or what :mod:`rlstab.replay.foreign` reads.
+
+    Raises:
+        ReportError: no such path, or nothing in it that can be read.
+    """
+    path = Path(path)
+    if not exists(path):
+        raise ReportError(f"{path}: no such file or folder. Give the folder of a dump.")
+    notes: list[str] = []
+    files = [path] if is_file(path) else path.glob("step-*")
+    own = sorted({file.with_suffix(".json") for file in files if _NAME.fullmatch(file.name)})
+    steps = []
+    for step in _whole(own, notes) if own else read_foreign(path, notes):
+        try:
+            assert step.batch is not None  # made here, so that what does not fit is told
+            steps.append(step)
+        except RlstabError as error:
+            notes.append(f"step {step.number} is left out: {error}")
+    if not steps:
+        why = f" {' '.join(notes[:3])}" if notes else ""
+        raise ReportError(f"{path}: no optimizer step in it that can be read.{why} Give the folder of a dump.")
+    return Dump(steps, notes)
+
+
+def _whole(files: Iterable[Path], notes: list[str]) -> Iterator[Step]:
+    """The steps of which every rank is there."""
+    by_step: dict[int, list[Step]] = {}
+    for file in files:
+        try:
+            rank = _rank(file)
+            by_step.setdefault(rank.number, []).append(rank)
+        except Damaged as error:
+            notes.append(f"{file.name} is left out: {error}.")
+    for number, ranks in sorted(by_step.items()):
+        ranks.sort(key=lambda rank: rank.header.rank)
+        expected = ranks[0].header.ranks
+        if [rank.header.rank for rank in ranks] == list(range(len(ranks))) and len(ranks) == expected:
+            yield joined(ranks)
+        else:
+            notes.append(f"step {number} is left out: {len(ranks)} of its {expected} ranks can be read.")
+
+
+def _rank(path: Path) -> Step:
+    """What one rank wrote: the tensors that belong to a description."""
+    try:
+        header = Header.model_validate_json(read_bytes(path))
+        data = read_bytes(path.with_suffix(".safetensors"))
+        if hashlib.sha256(data).hexdigest() != header.sha256:
+            raise Damaged("the tensors are not those that it was written with (checksum)")
+        return rank_of(header, load_tensors(data))
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        raise Damaged(f"{where or 'the file'}: {error.errors()[0]['msg'].lower()}") from error
+    except OSError as error:
+        raise Damaged(f"{error.strerror or first_line(error)}".lower()) from error
+    except SafetensorError as error:
+        raise Damaged(first_line(error)) from error
