@@ -24,7 +24,7 @@ def require_blocks(task: Any, who: str) -> None:
     """
     if not callable(getattr(task, "blocks", None)):
         raise MissingSignal(
-            f"{who} needs blocks, and the task '{task.name}' has none. Give it the method of rlstab.tasks.HasBlocks."
+            f"{who} needs blocks, and the task '{task.name}' has none. Give it `blocks`, see rlstab.tasks.HasBlocks."
         )
 
 

@@ -124,7 +124,7 @@ def require_task(task: object) -> Task:
             example = checked.example(split, 0)
         if not isinstance(example, Example) or not isinstance(example.prompt, str):
             raise ConfigError(
-                f"{who}: example 0 of '{split}' is {kind_of(example)}. Return Example(text, answer), or Example.chat."
+                f"{who}: example 0 of '{split}' is {kind_of(example)}. Return rlstab.tasks.Example(prompt, answer)."
             )
     return checked
 

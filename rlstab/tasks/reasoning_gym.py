@@ -93,7 +93,7 @@ class ReasoningGym:
     def _check_names(self) -> None:
         if self.name in EXECUTING:
             raise OutOfRange(
-                f"task.dataset: the scorer of {self.name!r} executes what the model writes. Choose another data set."
+                f"task.dataset: the scorer of {self.name!r} executes completions as Python. Choose another data set."
             )
         known = self._factory.DATASETS
         if self.name not in known:

@@ -93,7 +93,7 @@ def build_rewards(settings: Sequence[RewardSettings] | None, task: Task) -> Rewa
                 reward.workers.score_one(example.prompt, "", example.answer)
             except ScorerError as error:
                 raise ConfigError(
-                    f"reward '{reward.name}', tried with an empty completion: {str(error).rstrip('.')}. Change it."
+                    f"reward '{reward.name}': {str(error).rstrip('.')}. Score any text, also an empty one."
                 ) from None
     return rewards
 
