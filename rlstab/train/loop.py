@@ -337,13 +337,11 @@ class Trainer:
             )
 
     def _evaluate(self) -> dict[str, float]:
-        start, (rank, world) = time.perf_counter(), (self.accelerator.process_index, self.accelerator.num_processes)
+        start, where = time.perf_counter(), (self.accelerator.process_index, self.accelerator.num_processes)
         with self.engine.gathered_policy() as policy:
-            run = self.run
-            values = evaluate(policy, self.task, run.rollout, run.evaluation, rank, world, self.rewards)
-            if run.evaluation.sampler and self.sampler.differs:
-                policy = self.sampler.refreshed(policy)
-                sampled = evaluate(policy, self.task, run.rollout, run.evaluation, rank, world, self.rewards)
+            values = evaluate(policy, self.task, self.rewards, self.run, *where)
+            if self.run.evaluation.sampler and self.sampler.differs:
+                sampled = evaluate(self.sampler.refreshed(policy), self.task, self.rewards, self.run, *where)
                 values |= {f"eval/sampler/{name.removeprefix('eval/')}": value for name, value in sampled.items()}
         return {**values, "seconds/evaluate": time.perf_counter() - start}
 
