@@ -279,7 +279,5 @@ def _fits(estimate: Footprint, run: RunConfig, memory: int) -> str:
     if not largest:
         fullest = max(estimate.phases, key=estimate.held_in)
         return f"{in_words(memory)}: too little for {fullest}. Lower rollout.batch_size, or set engine: fsdp2."
-    fits = (
-        "fits" if memory >= estimate.peak else f"does not fit: set optimisation.micro_batch_size to at most {largest}"
-    )
+    fits = "fits" if memory >= estimate.peak else "does not fit"
     return f"{in_words(memory)}: micro_batch_size {size} {fits}. The largest that fits is {largest}."

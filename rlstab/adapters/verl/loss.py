@@ -54,7 +54,10 @@ class PlannedLoss:
         self, model_output: Any = None, data: Any = None, dp_group: Any = None, student_logits: Tensor | None = None
     ) -> Any:
         if student_logits is not None:
-            return self._from_logits(student_logits)
+            rows = student_logits.squeeze(0)
+            nobody = torch.zeros(rows.shape[0], dtype=torch.int64, device=rows.device)
+            made = token_signals_from_logits(rows, nobody, needs=self.needs, min_p=self.min_p)
+            return {name: getattr(made, name).unsqueeze(0) for name in self.needs}
         if self.window is None:  # the evidence is made; nobody wants a loss
             return torch.zeros((), device=model_output["log_probs"].device), {}
         return self._loss(model_output, data), {}
@@ -79,12 +82,6 @@ class PlannedLoss:
         return {
             name: wide_as(no_padding_2_padding(model_output[OUTPUTS.get(name, name)], data), width) for name in names
         }
-
-    def _from_logits(self, logits: Tensor) -> dict[str, Tensor]:
-        rows = logits.squeeze(0)
-        nobody = torch.zeros(rows.shape[0], dtype=torch.int64, device=rows.device)
-        made = token_signals_from_logits(rows, nobody, needs=self.needs, min_p=self.min_p)
-        return {name: getattr(made, name).unsqueeze(0) for name in self.needs}
 
     def _loss(self, model_output: Any, data: Any) -> Tensor:
         window, batch = self.window, self.batch
