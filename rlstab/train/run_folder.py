@@ -220,7 +220,7 @@ class RunFolder:
                 _cut_after(self.path / name, last)
             known = self.identity()
             del known["settings"]  # which config.yaml has
-            self._about = {"saved": self.start is not None, **known, **about}
+            self._about = {**known, "saved": self.start is not None, **about}
             _write(self.path / "run.json", json.dumps(self._about, indent=1))
             _write(self.path / "config.yaml", dump_run(self._run))
 
