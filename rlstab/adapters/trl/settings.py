@@ -90,8 +90,8 @@ def check_windows(config: GRPOConfig) -> None:
     every = config.steps_per_generation * config.num_iterations
     if every % config.gradient_accumulation_steps:
         raise ConfigError(
-            f"with gradient_accumulation_steps={config.gradient_accumulation_steps}, steps_per_generation="
-            f"{config.steps_per_generation} and num_iterations={config.num_iterations} a step would span generations. "
+            f"with gradient_accumulation_steps={config.gradient_accumulation_steps} a step would span generations, of "
+            f"steps_per_generation={config.steps_per_generation} x num_iterations={config.num_iterations}. "
             f"Write steps_per_generation={config.gradient_accumulation_steps}, or a multiple."
         )
 
