@@ -30,30 +30,27 @@ def alone(runs: Sequence[RunRecord]) -> Loaded:
 
 
 def test_outcomes_of_known_answers() -> None:
-    run = record(VALUES, evaluations=END)
-    assert outcome_of(run, "eval/mean") == 0.3
-    assert outcome_of(run, "reward/area") == pytest.approx((2.0 + 5.0 + 1.0) / 35)
-    assert (outcome_of(run, "reward/best"), outcome_of(run, "reward/last")) == (0.5, 0.2)
-    assert outcome_of(run, "tokens/kept") is None
+    more = {"tokens/kept": [0.0] * 20 + [1.0] * 15, "reward/true": [0.75] * 35}
+    run = record({**VALUES, **more}, evaluations=END)
+    of_rewards = {
+        "reward/area": (2.0 + 5.0 + 1.0) / 35,
+        "reward/best": 0.5,
+        "reward/last": 0.2,
+        "reward/true/area": 0.75,
+    }
+    expected = {**of_rewards, "eval/mean": 0.3, "tokens/kept": 1.0, "tokens/kept/area": 15 / 35, "tokens/entropy": None}
+    assert {name: outcome_of(run, name) for name in expected} == pytest.approx(expected)
     # the last tenth of 107 rollouts begins at 98: the bins that end at 100 and 107, weighed by their rollouts
     tenth = record({"reward/mean": np.repeat([0.0, 1.0, 2.0], [90, 10, 7]).tolist()})
     assert outcome_of(tenth, "reward/last") == pytest.approx((10 * 1.0 + 7 * 2.0) / 17)
     for status in ("unfinished", "failed"):
         assert outcome_of(record(VALUES, evaluations=END, status=status), "eval/mean") is None
     assert outcome_of(record(VALUES, evaluations=END[:1]), "eval/mean") is None  # not of the end
-
-
-def test_outcomes_are_those_that_some_run_has_or_any_metric() -> None:
-    kept = {"tokens/kept": [0.0] * 20 + [1.0] * 15}
-    run = record({**VALUES, **kept, "reward/true": [0.75] * 35}, evaluations=END)
-    outcomes = known_outcomes([run, record({})])
+    # those that some run has, or any metric that is asked for
     names = "eval/mean eval/pass@4 eval/pass@16 reward/true/area reward/area reward/best reward/last"
-    assert [outcome.name for outcome in outcomes] == names.split()
-    assert outcome_of(run, "reward/true/area") == 0.75
+    assert [outcome.name for outcome in known_outcomes([run, record({})])] == names.split()
     chosen = chosen_outcomes([run], ["tokens/kept", "eval/mean", "tokens/kept", "tokens/kept/area"])
     assert [outcome.name for outcome in chosen] == ["tokens/kept", "eval/mean", "tokens/kept/area"]
-    assert outcome_of(run, "tokens/kept") == pytest.approx(1.0)
-    assert outcome_of(run, "tokens/kept/area") == pytest.approx(15 / 35)
 
 
 def test_what_was_made_different_is_found_and_what_was_not_is_not(compared: Comparison) -> None:
