@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from statistics import fmean
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,9 +18,12 @@ from rlstab.errors import RlstabError
 from rlstab.presets import PRESETS
 from rlstab.replay.host_loss import coefficients_of, formula_of
 from rlstab.replay.steps import Step
-from rlstab.trace.effects import trace
+from rlstab.report.safe_read import plain
+from rlstab.trace.effects import ACTIONS, trace
 from rlstab.zoo import METHODS
 
+#: What an objective has one number of in each step, besides the share of the tokens by action.
+METRICS = ("touched", "norm", "cosine", "entropy")
 #: Tokens of which touched ones are counted at once.
 CHUNK = 1 << 16
 
@@ -31,23 +36,17 @@ class Effect:
         actions: ``(n,)`` bool by action (:data:`rlstab.trace.effects.ACTIONS`), the tokens.
         weight: ``(n,)``, product of its methods' weights.
         coefficients: ``(n,)`` float64, minus the derivative of its loss by the log-prob of each token.
-        shares: by action, the share of the tokens.
-        touched: share of the tokens with any action.
-        norm: of the gradient, in logits where their probabilities are known and in coefficients else, as a share of
-            that of the plain loss.
-        cosine: of its coefficients to those of the run; NaN where one of them is all zero.
-        entropy: what it adds to the mean entropy to first order, per unit of learning rate and token, nats; NaN where
-            entropies are not known.
+        numbers: by action the share of the tokens, and the :data:`METRICS`; None where one is not known. ``touched`` is
+            the share of the tokens with any action. ``norm`` is that of the gradient, in logits where their
+            probabilities are known and in coefficients else, as a share of that of the plain loss. ``cosine`` compares
+            its coefficients with those of the run. ``entropy`` is what it adds to the mean entropy to first order, per
+            unit of learning rate and token, nats.
     """
 
     actions: Mapping[str, Tensor]
     weight: Tensor
     coefficients: Tensor
-    shares: Mapping[str, float]
-    touched: float
-    norm: float
-    cosine: float
-    entropy: float
+    numbers: Mapping[str, float | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,14 +54,17 @@ class Effects:
     """What every objective would have done.
 
     Attributes:
-        by_name: by the name of the method or preset, an effect per step, of the first tokens.
+        rows: by objective ``name``, the numbers of :class:`Effect` as means over steps, and under ``steps`` by step.
+            Those that touch most come first.
+        actions: by the name of the method or preset and by step, see :class:`Effect`; of the first tokens.
         overlap: Jaccard by two names: tokens that both touch, of those that either does; NaN where neither touches any.
         left_out: by name, why nothing can be said.
     """
 
-    by_name: Mapping[str, Sequence[Effect]]
+    rows: Sequence[Mapping[str, Any]]
+    actions: Mapping[str, Sequence[Mapping[str, Tensor]]]
     overlap: Mapping[tuple[str, str], float]
-    left_out: Mapping[str, str] = field(default_factory=dict)
+    left_out: Mapping[str, str]
 
 
 def every_objective(length: int) -> dict[str, TokenObjective]:
@@ -87,10 +89,10 @@ def effects_of(steps: Sequence[Step], objectives: Mapping[str, TokenObjective], 
         objectives: by name; see :func:`every_objective`.
         shown: tokens of each step of which every objective's actions are kept.
     """
-    by_name: dict[str, list[Effect]] = {name: [] for name in objectives}
-    states: dict[str, State | None] = dict.fromkeys(objectives)
-    left_out: dict[str, str] = {}
-    names = list(objectives)
+    names, left_out = list(objectives), dict[str, str]()
+    actions: dict[str, list[Mapping[str, Tensor]]] = {name: [] for name in names}
+    numbers: dict[str, list[Mapping[str, float | None]]] = {name: [] for name in names}
+    states: dict[str, State | None] = dict.fromkeys(names)
     both = torch.zeros(len(names), len(names), dtype=torch.float64)
     for step in steps:
         run, touched = run_coefficients(step), torch.zeros(len(names), len(step.batch), dtype=torch.bool)
@@ -102,19 +104,31 @@ def effects_of(steps: Sequence[Step], objectives: Mapping[str, TokenObjective], 
             except RlstabError as error:
                 left_out[name] = _why(error, objective, step)
                 continue
-            touched[row] = _any(effect.actions, len(step.batch))
-            first = {action: tokens[:shown].clone() for action, tokens in effect.actions.items()}
-            by_name[name].append(replace(effect, actions=first, weight=effect.weight[:0], coefficients=run[:0]))
+            touched[row] = _any(effect.actions.values(), step)
+            numbers[name].append(effect.numbers)
+            actions[name].append({action: tokens[:shown].clone() for action, tokens in effect.actions.items()})
         for chunk in touched.split(CHUNK, 1):
             both += chunk.float() @ chunk.float().T
     own = both.diag()
     shares = both / (own + own[:, None] - both)
     overlap = {(a, b): float(shares[i, j]) for i, a in enumerate(names) for j, b in enumerate(names)}
-    return Effects({name: made for name, made in by_name.items() if name not in left_out}, overlap, left_out)
+    rows = [_row(name, numbers[name]) for name in names if name not in left_out]
+    return Effects(sorted(rows, key=lambda row: (-row["touched"], row["name"])), actions, overlap, left_out)
 
 
-def _any(actions: Mapping[str, Tensor], count: int) -> Tensor:
-    return torch.stack([torch.zeros(count, dtype=torch.bool), *actions.values()]).any(0)
+def _row(name: str, numbers: Sequence[Mapping[str, float | None]]) -> dict[str, Any]:
+    steps = {column: [of_step[column] for of_step in numbers] for column in (*ACTIONS, *METRICS)}
+    known = {column: [value for value in values if value is not None] for column, values in steps.items()}
+    return {
+        "name": name,
+        **{column: fmean(values) if values else None for column, values in known.items()},
+        "steps": steps,
+    }
+
+
+def _any(actions: Iterable[Tensor], step: Step) -> Tensor:
+    """``(n,)`` bool, the tokens that any of the actions takes."""
+    return torch.stack([torch.zeros(len(step.batch), dtype=torch.bool), *actions]).any(0)
 
 
 def _why(error: RlstabError, objective: TokenObjective, step: Step) -> str:
@@ -146,22 +160,17 @@ def effect_of(step: Step, objective: TokenObjective, state: State | None, run: T
     slope = torch.autograd.grad(loss, live.logprobs, allow_unused=True)[0] if loss.requires_grad else None
     pull = torch.zeros(len(batch), dtype=torch.float64) if slope is None else -slope.double()
     traced = trace(plan, batch, live)
-    actions: dict[str, Tensor] = {}
-    for method in traced.methods.values():
-        for action, tokens in method.actions.items():
-            actions[action] = actions[action] | tokens if action in actions else tokens
+    methods = [method.actions for method in traced.methods.values()]
+    actions = {action: _any([own[action] for own in methods if action in own], step) for action in ACTIONS}
+    shares = {**actions, "touched": _any(actions.values(), step)}
     whole, size = _norm(step, _plain(step)), float(pull.norm() * run.norm())
-    effect = Effect(
-        actions=actions,
-        weight=traced.weight,
-        coefficients=pull,
-        shares={action: float(tokens.double().mean()) for action, tokens in actions.items()} if len(batch) else {},
-        touched=float(_any(actions, len(batch)).double().mean()) if len(batch) else 0.0,
-        norm=_norm(step, pull) / whole if whole else math.nan,
-        cosine=float(pull @ run) / size if size else math.nan,
-        entropy=_entropy(step, pull),
-    )
-    return effect, plan.state
+    numbers = {
+        **{name: float(tokens.sum()) / max(len(batch), 1) for name, tokens in shares.items()},
+        "norm": _norm(step, pull) / whole if whole else math.nan,
+        "cosine": float(pull @ run) / size if size else math.nan,
+        "entropy": _entropy(step, pull),
+    }
+    return Effect(actions, traced.weight, pull, plain(numbers)), plan.state
 
 
 def _plain(step: Step) -> Tensor:

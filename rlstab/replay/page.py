@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from importlib import resources
-from statistics import fmean
 from typing import Any
 
 from markupsafe import Markup
 from torch import Tensor
 
 from rlstab.replay.dumps import Dump
-from rlstab.replay.effects import Effects
-from rlstab.replay.host_loss import Verdict
+from rlstab.replay.effects import METRICS, Effects
 from rlstab.report.formatting import MINUS, NOTHING, counted, decimals, ranges
 from rlstab.report.output import digest, resource
 from rlstab.report.safe_read import plain
@@ -24,56 +21,22 @@ from rlstab.trace.token_texts import token_texts
 
 #: What a page of ours has in its head.
 MARK = b'<meta name="rlstab-replay"'
-#: What an objective has one number of in each step; see :class:`rlstab.replay.effects.Effect`.
-METRICS = ("touched", "norm", "cosine", "entropy")
 #: Objectives in the table of overlaps: those that touch most, but not every token.
 MOST_OVERLAPS = 12
 #: Width and height of a curve over steps, pixels.
 CURVE = (150, 26)
 
 
-def rows_of(effects: Effects) -> list[dict[str, Any]]:
-    """By objective, means over steps: for the table, the terminal and JSON. Those that touch most come first.
-
-    ``shares`` by action, the :data:`METRICS` (None where one is not known), and ``steps`` with these by step.
-    """
-    rows: list[dict[str, Any]] = []
-    for name, of_method in effects.by_name.items():
-        columns = {metric: [getattr(effect, metric) for effect in of_method] for metric in METRICS}
-        steps = {key: [value if math.isfinite(value) else None for value in values] for key, values in columns.items()}
-        shares = {action: fmean(effect.shares.get(action, 0.0) for effect in of_method) for action in ACTIONS}
-        rows.append({"name": name, "shares": shares, **{key: _mean(steps[key]) for key in METRICS}, "steps": steps})
-    return sorted(rows, key=lambda row: (-row["touched"], row["name"]))
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
-
-
-def sentence(verdict: Verdict) -> str:
-    """The verdict on the loss in one sentence."""
-    if verdict.agrees is None:
-        return f"Whether the loss was what it said cannot be told: {verdict.compared}."
-    digits = math.floor(-math.log10(max(verdict.error, 1e-12)))
-    if verdict.agrees:
-        return f"The loss is {verdict.name}: {verdict.compared} agree to {counted(digits, 'digit')}."
-    if verdict.findings and math.isfinite(verdict.error) and digits >= 4:
-        return f"The loss is {verdict.name}, to {counted(digits, 'digit')}, and what goes into it is wrong."
-    return f"The loss is not {verdict.name}: {verdict.compared} differ by up to {verdict.error:.2g} of the largest."
-
-
-def page(dump: Dump, verdict: Verdict, effects: Effects, *, source: str, tokens: str) -> str:
+def page(found: Mapping[str, Any], overlap: Mapping[tuple[str, str], float], *, source: str, tokens: str) -> str:
     """The HTML. It asks for nothing, and nothing that a file says is read as HTML or script.
 
     Args:
-        dump: what was read.
-        verdict: on the loss.
-        effects: of every objective.
+        found: see :func:`rlstab.replay.replay.found_of`.
+        overlap: see :class:`rlstab.replay.effects.Effects`.
         source: names the dump.
         tokens: address of the page of tokens.
     """
-    rows, folder = rows_of(effects), resources.files("rlstab.replay")
+    rows, folder = found["methods"], resources.files("rlstab.replay")
     template, script = ((folder / f"replay.{kind}").read_text(encoding="utf-8") for kind in ("html", "js"))
     single = [row for row in rows if not row["name"].startswith("preset:")]
     groups = {"Methods": single, "Presets": [row for row in rows if row not in single]}
@@ -83,20 +46,13 @@ def page(dump: Dump, verdict: Verdict, effects: Effects, *, source: str, tokens:
         "script": Markup(script),
         "style": Markup(resource("page.css")),
         "source": source,
-        "dump": dump,
-        "numbers": [step.number for step in dump.steps],
-        "responses": sum(len(step.tensors["lengths"]) for step in dump.steps),
-        "count": sum(len(step.batch) for step in dump.steps),
-        "lead": sentence(verdict),
-        "findings": verdict.findings,
+        "found": found,
         "groups": {title: of_kind for title, of_kind in groups.items() if of_kind},
-        "curves": _curves(rows) if len(dump.steps) > 1 else {},
+        "curves": _curves(rows) if len(found["steps"]) > 1 else {},
         "size": CURVE,
         "actions": actions_in(rows),
-        "logits": any(step.batch.sum_p_sq is not None for step in dump.steps),
-        "overlap": effects.overlap,
+        "overlap": overlap,
         "acting": [row["name"] for row in single or rows if 0 < row["touched"] < 1][:MOST_OVERLAPS],
-        "left_out": effects.left_out,
         "tokens": tokens,
     }
     return rendered(template, functions, context)
@@ -104,7 +60,7 @@ def page(dump: Dump, verdict: Verdict, effects: Effects, *, source: str, tokens:
 
 def actions_in(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """What any of the objectives did."""
-    return [action for action in ACTIONS if any(row["shares"][action] for row in rows)]
+    return [action for action in ACTIONS if any(row[action] for row in rows)]
 
 
 def _percent(share: float) -> str:
@@ -154,7 +110,11 @@ def samples_of(dump: Dump, effects: Effects, decode: Any, limit: int) -> Tokens:
             if not own:
                 continue
             known = "" if not prompt else f"({len(prompt)} tokens)" if decode is None else decode(prompt)
-            acting = {name: _places(of_method[place].actions, where) for name, of_method in effects.by_name.items()}
+            acting = {
+                name: _places(steps[place], where)
+                for name, steps in effects.actions.items()
+                if name not in effects.left_out
+            }
             samples.append(
                 Sample(
                     rollout=step.number,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ from rlstab.files import is_file
 from rlstab.replay.dumps import Dump, read_dump
 from rlstab.replay.effects import Effects, effects_of, every_objective
 from rlstab.replay.host_loss import Verdict, judge
-from rlstab.replay.page import MARK, actions_in, page, rows_of, samples_of, sentence
+from rlstab.replay.page import MARK, actions_in, page, samples_of
 from rlstab.report import view
+from rlstab.report.formatting import counted
 from rlstab.report.output import refuse_foreign, write_text
+from rlstab.report.safe_read import plain
 from rlstab.report.token_traces import decoder
 
 #: Responses on the page of tokens, each with every method.
@@ -66,23 +69,23 @@ def replay(
         from rlstab.replay.forward import completed
 
         dump = completed(dump, model, console)
-    verdict = judge(dump.steps)
     longest = max(int(step.tensors["lengths"].max()) if len(step.batch) else 1 for step in dump.steps)
     most = max(int((step.batch.sequence < responses).sum()) for step in dump.steps)
     effects = effects_of(dump.steps, chosen or every_objective(longest), most)
+    found = found_of(dump, judge(dump.steps), effects)
     beside = folder / "tokenizer.json"
     decode = decoder(Path(tokenizer)) if tokenizer else decoder(beside) if is_file(beside) else None
     named_as = folder.resolve().name
     files = {
         "tokens.html": (view.MARK, view.page(samples_of(dump, effects, decode, responses), named_as, str(folder))),
-        "replay.json": (b'{\n "rlstab_replay"', json.dumps(data_of(dump, verdict, effects), indent=1) + "\n"),
-        "replay.html": (MARK, page(dump, verdict, effects, source=named_as, tokens="tokens.html")),
+        "replay.json": (b'{\n "rlstab_replay"', json.dumps(found, indent=1) + "\n"),
+        "replay.html": (MARK, page(found, effects.overlap, source=named_as, tokens="tokens.html")),
     }
     for name, (mark, _) in files.items():
         refuse_foreign(out / name, [mark], "a file of rlstab replay", "--out")
     for name, (_, text) in files.items():
         write_text(out / name, text, "--out")
-    show(dump, verdict, effects, console)
+    show(found, console)
     return out / "replay.html"
 
 
@@ -98,36 +101,49 @@ def named(name: str) -> TokenObjective:
     return load_objective(name if is_file(name) else {"name": name})
 
 
-def data_of(dump: Dump, verdict: Verdict, effects: Effects) -> Mapping[str, Any]:
-    """What was found, as JSON can hold it."""
-    error = verdict.error if verdict.agrees is not None else None
+def found_of(dump: Dump, verdict: Verdict, effects: Effects) -> dict[str, Any]:
+    """What was found, as JSON can hold it; the pages and the terminal show it."""
+    loss = {"name": verdict.name, "agrees": verdict.agrees, "said": sentence(verdict), "findings": verdict.findings}
     return {
         "rlstab_replay": 1,
         "host": dump.steps[0].header.host,
         "steps": [step.number for step in dump.steps],
-        "loss": {"name": verdict.name, "agrees": verdict.agrees, "error": error, "findings": verdict.findings},
-        "methods": rows_of(effects),
-        "left_out": dict(effects.left_out),
+        "responses": sum(len(step.tensors["lengths"]) for step in dump.steps),
+        "tokens": sum(len(step.batch) for step in dump.steps),
+        "logits": any(step.batch.sum_p_sq is not None for step in dump.steps),
+        "loss": {**loss, "error": plain(verdict.error)},
+        "methods": effects.rows,
+        "left_out": effects.left_out,
         "notes": dump.notes,
     }
 
 
-def show(dump: Dump, verdict: Verdict, effects: Effects, console: Console) -> None:
+def sentence(verdict: Verdict) -> str:
+    """The verdict on the loss in one sentence."""
+    if verdict.agrees is None:
+        return f"Whether the loss was what it said cannot be told: {verdict.compared}."
+    digits = math.floor(-math.log10(min(max(verdict.error, 1e-12), 1e12)))
+    if verdict.agrees:
+        return f"The loss is {verdict.name}: {verdict.compared} agree to {counted(digits, 'digit')}."
+    if verdict.findings and digits >= 4:
+        return f"The loss is {verdict.name}, to {counted(digits, 'digit')}, and what goes into it is wrong."
+    return f"The loss is not {verdict.name}: {verdict.compared} differ by up to {verdict.error:.2g} of the largest."
+
+
+def show(found: Mapping[str, Any], console: Console) -> None:
     """Print the verdict, and the methods that touch most."""
-    console.print(escape(sentence(verdict)), style="bold")
-    for text in (*verdict.findings, *dump.notes):
+    console.print(escape(found["loss"]["said"]), style="bold")
+    for text in (*found["loss"]["findings"], *found["notes"]):
         console.print(escape(text), style="yellow")
-    rows = rows_of(effects)
+    rows, left_out = found["methods"], len(found["left_out"])
     actions = actions_in(rows)
-    table = Table("method", *actions, "cosine", box=box.SIMPLE, pad_edge=False)
+    table = Table("method", box=box.SIMPLE, pad_edge=False)
     table.columns[0].min_width = max((len(row["name"]) for row in rows[:SHOWN]), default=0)
-    for column in table.columns[1:]:
-        column.justify = "right"
+    for name in (*actions, "cosine"):
+        table.add_column(name, justify="right")
     for row in rows[:SHOWN]:
-        shares = [f"{row['shares'][action]:.1%}" if row["shares"][action] else "" for action in actions]
+        shares = [f"{row[action]:.1%}" if row[action] else "" for action in actions]
         table.add_row(escape(row["name"]), *shares, "" if row["cosine"] is None else f"{row['cosine']:.2f}")
     console.print(table)
-    if len(rows) > SHOWN or effects.left_out:
-        console.print(
-            f"{max(len(rows) - SHOWN, 0)} more on the page; {len(effects.left_out)} left out, with the reason."
-        )
+    if len(rows) > SHOWN or left_out:
+        console.print(f"{max(len(rows) - SHOWN, 0)} more on the page; {left_out} left out, with the reason.")

@@ -155,7 +155,7 @@ class Recorder:
         self.values: list[float] = []
 
     def add(
-        self, tensors: Mapping[str, Tensor], loss: Tensor, logprobs: Tensor, where: Tensor | slice, scale: float = 1.0
+        self, tensors: Mapping[str, Tensor], loss: Tensor, logprobs: Tensor, scale: float = 1.0, where: Any = ...
     ) -> None:
         """Keep a micro-batch, before its backward pass.
 
@@ -163,9 +163,9 @@ class Recorder:
             tensors: of the responses and tokens of the micro-batch.
             loss: of the micro-batch.
             logprobs: live ones, from which the loss was made.
-            where: the place of the tokens in them.
             scale: what the trainer multiplies the loss by on its way to the backward pass, relative to a mean over
                 ranks.
+            where: index of the tokens in the log-probs.
         """
         part = {name: values.detach().cpu() for name, values in tensors.items()}
         part["parts"] = torch.full_like(part["lengths"], len(self.parts))

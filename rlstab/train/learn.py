@@ -252,7 +252,7 @@ class Learner:
         tensors["prompt_ids"] = sequences.prompt_ids[sequences.prompt_mask]
         tensors["prompt_lengths"] = sequences.prompt_mask.sum(1)
         tensors["rewards"] = rollout.rewards[(ids[:, None] == rollout.sequence_ids).nonzero()[:, 1]].float()
-        recorder.add(tensors, loss * scale, live.logprobs, slice(None), self.engine.processes / scale)
+        recorder.add(tensors, loss * scale, live.logprobs, self.engine.processes / scale)
 
     def _live(self, part: _Part) -> PolicyOutputs:
         """The live outputs of a micro-batch, by one forward over the sequences that need it.

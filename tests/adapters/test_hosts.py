@@ -19,7 +19,7 @@ from rlstab.adapters.settings import check_reference, kl_settings, require_one_c
 from rlstab.cli import main
 from rlstab.errors import CheckpointError, ConfigError, HostError, MissingSignal, UnknownName
 from rlstab.hosts import Host, adapted
-from tests.core.measuring_methods import PassRate
+from tests.core.methods import PassRate
 
 #: Of the repository.
 ROOT = Path(rlstab.__file__).parents[1]

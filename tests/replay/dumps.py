@@ -4,8 +4,10 @@ The losses here are written as trainers write them, and share no code with the j
 one that a trainer had or could have.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,6 +22,76 @@ BOTH: dict[str, JsonValue] = {"low": 0.2, "high": 0.28, "beta": 0.05}
 SETTINGS = BOTH | {"cap": 1.35, "estimator": "k3_unbiased", "length": 12}
 VERL = BOTH | {"dual": 1.2, "estimator": "k3", "entropy": 0.01}
 RANKS, PARTS, ROWS = 2, 4, 2
+
+
+def put(**values: Any) -> Callable[[Any], dict[str, Any]]:
+    return lambda part: values
+
+
+def normalised(part: Any) -> dict[str, Any]:
+    own = part.advantages[:, 0]
+    return {"advantages": ((own - own.mean()) / (own.std() + 1e-8))[:, None].expand_as(part.advantages)}
+
+
+def half(values: Tensor) -> Tensor:
+    return values + (values.half().float() - values).detach()
+
+
+#: Of `trl/dapo` or of the loss named: words of what is said, and what the trainer does otherwise in a micro-batch.
+ERRORS: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
+    "twice": ("accumulation twice", put(factor=1 / PARTS)),
+    "not divided": ("not divided by the gradient accumulation", put(factor=PARTS)),
+    "world": ("multiplied by the number of processes", put(factor=RANKS)),
+    "by world": ("divided by the number of processes once too often", put(factor=1 / RANKS)),
+    "sign": ("policy term is -1 times what it should be.", put(factor=-1)),
+    "odd": ("policy term is 0.37 times", put(factor=0.37)),
+    "as bnpo": ("tokens of each micro-batch", put(mean="trl/bnpo")),
+    "as grpo": ("mean over each response", put(mean="trl/grpo")),
+    "as dr_grpo": ("constant length", put(mean="trl/dr_grpo")),
+    "trl/bnpo as dapo": ("tokens of the optimizer step", put(mean="trl/dapo")),
+    "own micro-batch": ("tokens of each micro-batch", lambda p: {"tokens": float(p.mask.sum()) * PARTS * RANKS}),
+    "own rank": ("tokens of each rank", lambda p: {"tokens": p.own * RANKS}),
+    "prompts in the denominator": ("prompts count", lambda p: {"tokens": p.tokens + p.prompts}),
+    "padding in the denominator": ("padding counts", lambda p: {"tokens": p.padded}),
+    "sampler": ("sampler's log-probs", lambda p: {"old_logprobs": p.rollout_logprobs}),
+    "old shifted": (
+        "denominator are shifted ahead",
+        lambda p: {"old_logprobs": torch.where(p.last, p.old_logprobs, p.old_logprobs.roll(-1, 1))},
+    ),
+    "mask shifted": ("mask is shifted back", lambda p: {"mask": torch.where(p.first, p.mask, p.mask.roll(1, 1))}),
+    "mask ignored": ("outside the response mask count", lambda p: {"mask": p.inside.float()}),
+    "no end": ("last token of each response, its end, does not count, and", lambda p: {"mask": p.mask * ~p.last}),
+    "no end, and its denominator": (
+        "last token of each response, its end, does not count.",
+        lambda p: {"mask": p.mask * ~p.last, "tokens": p.tokens - 16},
+    ),
+    "no first": ("first token", lambda p: {"mask": p.mask * ~p.first}),
+    "cut off": ("cut off do not count", lambda p: {"mask": p.mask * (p.truncated == 0)}),
+    "float16": ("float16", lambda p: {"logprobs": half(p.logprobs), "old_logprobs": half(p.old_logprobs)}),
+    "sequence": ("ratio is that of the sequence", put(sequence=True)),
+    "no clip": ("nothing is clipped", put(low=1e9, high=1e9, cap=1e9)),
+    "high none": ("no upper bound", put(high=1e9)),
+    "low none": ("no lower bound", put(low=1e9)),
+    "exchanged": ("ranges are exchanged", put(low=0.28, high=0.2)),
+    "low for both": ("upper clip range is the lower one", put(high=0.2)),
+    "no cap": ("no cap", put(cap=1e9)),
+    "no kl": ("kl term 0 times", put(beta=0.0)),
+    "beta a third": ("kl term 0.3333 times", put(beta=0.05 / 3)),
+    "kl exchanged": ("two policies exchanged", put(gap=-1)),
+    "k1": ("kl term is k1", put(estimator="k1")),
+    "k2": ("kl term is k2", put(estimator="k2")),
+    "k3": ("kl term is k3.", put(estimator="k3")),
+    "normalised": ("normalised again in each micro-batch", normalised),
+    "advantage sign": ("advantages are of the other sign", lambda p: {"advantages": -p.advantages}),
+    "verl/vanilla entropy sign": ("entropy bonus -1 times", put(entropy=-0.01)),
+    "verl/vanilla no entropy": ("entropy bonus 0 times", put(entropy=0.0)),
+    "verl/vanilla twice": ("accumulation twice", put(factor=1 / PARTS)),
+}
+#: Errors that no change explains.
+UNKNOWN: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "one response": lambda p: {"advantages": p.advantages * (1.0 + (p.sequence_ids[:, None] == 5))},
+    "ratio bfloat16": put(rounded=torch.bfloat16),
+}
 
 
 def rank(number: int, step: int, *, loss: str = "trl/dapo", first: bool = False) -> Step:
@@ -57,132 +129,82 @@ def rank(number: int, step: int, *, loss: str = "trl/dapo", first: bool = False)
     return rank_of(header, tensors)
 
 
-def micro_loss(loss: str, part: dict[str, Tensor], whole: dict[str, float], error: str) -> Tensor:
+def micro_loss(loss: str, part: dict[str, Any], change: Callable[[Any], dict[str, Any]]) -> Tensor:
     """What a trainer backpropagates of one padded micro-batch, ``(B, T)``."""
-    live, mask, adv = part["logprobs"], part["mask"].float(), part["advantages"]
-    old = part["rollout_logprobs"] if error == "sampler" else part["old_logprobs"]
-    place = torch.arange(mask.shape[1])
-    last = place == part["lengths"][:, None] - 1
-    tokens, beta, low, high, verl = whole["tokens"], 0.05, 0.2, 0.28, loss.startswith("verl")
-    match error:
-        case "mask ignored":
-            mask = (place < part["lengths"][:, None]).float()
-        case "no end":
-            mask = mask * ~last
-        case "no end, and its denominator":
-            mask, tokens = mask * ~last, tokens - 16
-        case "no first":
-            mask = mask * (place > 0)
-        case "cut off":
-            mask = mask * (part["truncated"] == 0)
-        case "mask shifted":
-            mask = torch.where(place > 0, mask.roll(1, 1), mask)
-        case "old shifted":
-            old = torch.where(last, old, old.roll(-1, 1))
-        case "float16":
-            live, old = live + (live.half().float() - live).detach(), old.half().float()
-        case "high none":
-            high = 1e9
-        case "low none":
-            low = 1e9
-        case "exchanged":
-            low, high = high, low
-        case "low for both":
-            high = low
-        case "beta a third":
-            beta = 0.05 / 3
-        case "no kl":
-            beta = 0.0
-        case "normalised":
-            own = adv[:, 0]
-            adv = ((own - own.mean()) / (own.std() + 1e-8))[:, None].expand_as(adv)
-        case "advantage sign":
-            adv = -adv
-        case "one response":
-            adv = torch.where(part["sequence_ids"][:, None] == 5, 2 * adv, adv)
-        case "prompts in the denominator":
-            tokens = tokens + whole["prompts"]
-        case "padding in the denominator":
-            tokens = whole["padded"]
-        case "own rank":
-            tokens = whole["own"] * RANKS
-        case "own micro-batch":
-            tokens = float(mask.sum()) * PARTS * RANKS
-    log_ratio = live - old
-    if error == "sequence":
-        log_ratio = ((log_ratio * mask).sum(1) / mask.sum(1))[:, None].expand_as(live)
+    verl, place, lengths = loss.startswith("verl"), torch.arange(part["mask"].shape[1]), part["lengths"][:, None]
+    p = SimpleNamespace(**part, **{"low": 0.2, "high": 0.28, "beta": 0.05, "factor": 1, "gap": 1, "mean": loss})
+    p.cap, p.dual, p.entropy, p.estimator = (1e9, 1.2, 0.01, "k3") if verl else (1.35, 1e9, 0.0, "unbiased")
+    p.first, p.last, p.inside, p.mask = place == 0, place == lengths - 1, place < lengths, p.mask.float()
+    p.sequence, p.rounded = False, torch.float32
+    vars(p).update(change(p))
+    log_ratio, adv, mask = p.logprobs - p.old_logprobs, p.advantages, p.mask
+    if p.sequence:
+        log_ratio = ((log_ratio * mask).sum(1) / mask.sum(1))[:, None].expand_as(log_ratio)
     ratio = log_ratio.exp()
-    if error == "ratio bfloat16":
-        ratio = ratio + (ratio.bfloat16().float() - ratio).detach()
-    free = ratio if verl or error in ("no cap", "no clip") else ratio.clamp(max=1.35)
-    clipped = ratio if error == "no clip" else ratio.clamp(1 - low, 1 + high)
-    per_token = -torch.min(free * adv, clipped * adv)
-    if verl:
-        per_token = torch.where(adv < 0, torch.min(per_token, -adv * 1.2), per_token)
-    gap = part["ref_logprobs"] - live
-    gap = -gap if error == "kl exchanged" else gap
-    kl = {"k1": -gap, "k2": gap**2 / 2}.get(error, gap.exp() - gap - 1)
-    kl = kl if verl or error in ("k1", "k2", "k3") else kl * ratio
-    per_token = per_token + beta * kl
-    if loss == "verl/vanilla":
-        sign = {"entropy sign": -1.0, "no entropy": 0.0}.get(error, 1.0)
-        per_token = per_token - sign * 0.01 * part["entropies"]
-    name = f"trl/{error[3:]}" if error.startswith("as ") else loss
-    summed = per_token * mask
-    value = {
+    ratio = ratio + (ratio.to(p.rounded).float() - ratio).detach()
+    per_token = -torch.min(ratio.clamp(max=p.cap) * adv, ratio.clamp(1 - p.low, 1 + p.high) * adv)
+    per_token = torch.where(adv < 0, torch.min(per_token, -adv * p.dual), per_token)
+    gap = p.gap * (p.ref_logprobs - p.logprobs)
+    kl = {"k1": -gap, "k2": gap**2 / 2}.get(p.estimator, gap.exp() - gap - 1)
+    kl = kl * ratio if p.estimator == "unbiased" else kl
+    summed = (per_token + p.beta * kl - p.entropy * p.entropies) * mask
+    value: Tensor = {
         "trl/grpo": lambda: (summed.sum(1) / mask.sum(1).clamp(min=1)).mean() / PARTS,
         "trl/bnpo": lambda: summed.sum() / mask.sum().clamp(min=1) / PARTS,
         "trl/dr_grpo": lambda: summed.sum() / (len(mask) * 12) / PARTS,
         "trl/luspo": lambda: summed.sum(1).mean() / PARTS,
-    }.get(name, lambda: summed.sum() / tokens * RANKS)()
-    factor = {"twice": 1 / PARTS, "not divided": PARTS, "world": RANKS, "by world": 1 / RANKS, "sign": -1, "odd": 0.37}
-    return value * factor.get(error, 1.0)
+    }.get(p.mean, lambda: summed.sum() / p.tokens * RANKS)()
+    return value * float(p.factor)
 
 
-def step(number: int, *, loss: str = "trl/dapo", error: str = "", first: bool = False) -> Step:
+def step(number: int, *, error: str = "", loss: str = "trl/dapo", first: bool = False) -> Step:
     """An optimizer step of a trainer that says it has a loss, and has that one but for an error."""
+    loss = error.partition(" ")[0] if "/" in error else loss
+    change = UNKNOWN.get(error) or (ERRORS[error][1] if error else put())
     ranks = [rank(place, number, loss=loss, first=first) for place in range(RANKS)]
-    lengths = [own.tensors["lengths"].view(PARTS, ROWS) for own in ranks]
     counts = [float(own.tensors["mask"].sum()) for own in ranks]
-    prompts = sum(float(own.tensors["prompt_lengths"].sum()) for own in ranks)
-    padded = sum(float(ROWS * own.amax(1).sum()) for own in lengths)
-    for own, count in zip(ranks, counts, strict=True):
+    whole = {
+        "tokens": sum(counts),
+        "prompts": sum(float(own.tensors["prompt_lengths"].sum()) for own in ranks),
+        "padded": sum(float(ROWS * own.tensors["lengths"].view(PARTS, ROWS).amax(1).sum()) for own in ranks),
+    }
+    for place, (own, count) in enumerate(zip(ranks, counts, strict=True)):
         live = own.tensors["logprobs"].clone().requires_grad_()
-        whole = {"tokens": sum(counts), "prompts": prompts, "padded": padded, "own": count}
-        sizes, by_row = own.tensors["lengths"].tolist(), ("lengths", "sequence_ids")
         by_token = {name: values for name, values in own.tensors.items() if values.shape == live.shape}
-        split = {name: values.split(sizes) for name, values in {**by_token, "logprobs": live}.items()}
+        rows = {
+            name: values.split(own.tensors["lengths"].tolist())
+            for name, values in {**by_token, "logprobs": live}.items()
+        }
         values = []
-        for part in range(PARTS):
-            chosen = range(part * ROWS, (part + 1) * ROWS)
-            padded_part = {name: pad_sequence([own[row] for row in chosen], True) for name, own in split.items()}
-            padded_part |= {name: own.tensors[name][list(chosen)] for name in by_row}
-            values.append(micro_loss(loss, padded_part, whole, error))
+        for chosen in torch.arange(PARTS * ROWS).split(ROWS):
+            part = {name: pad_sequence([of_row[row] for row in chosen], True) for name, of_row in rows.items()}
+            part |= {name: own.tensors[name][chosen] for name in ("lengths", "sequence_ids")}
+            values.append(micro_loss(loss, {**part, **whole, "own": count}, change))
         (slope,) = torch.autograd.grad(torch.stack(values).sum(), live)
-        told = own.header.loss
-        assert told is not None
-        told = told.model_copy(update={"values": torch.stack(values).tolist()})
-        header = own.header.model_copy(update={"loss": told})
-        ranks[header.rank] = replace(own.having({"coefficients": slope}), header=header)
+        assert own.header.loss is not None
+        ranks[place] = told(own, values=torch.stack(values).tolist()).having({"coefficients": slope})
     return joined(ranks)
+
+
+def told(given: Step, **changes: Any) -> Step:
+    """With other words on its loss."""
+    assert given.header.loss is not None
+    header = given.header.model_copy(update={"loss": given.header.loss.model_copy(update=changes)})
+    return replace(given, header=header)
 
 
 def without_coefficients(given: Step) -> Step:
     return replace(given, tensors={name: values for name, values in given.tensors.items() if name != "coefficients"})
 
 
-def write(folder: Path, steps: int = 2, **options: Any) -> Path:
+def write(folder: Path, steps: int = 2) -> Path:
     """A dump on disk."""
     for number in range(1, steps + 1):
-        whole = step(number, **options)
-        told, tokens = whole.header.loss, 0
-        assert told is not None
-        for place in range(RANKS):
-            own = rank(place, number)
-            count = own.tensors["ids"].numel()
-            slopes = whole.tensors["coefficients"][tokens : tokens + count]
-            tokens += count
-            loss = told.model_copy(update={"values": told.values[PARTS * place : PARTS * (place + 1)]})
-            header = own.header.model_copy(update={"loss": loss})
-            write_dump(folder, header, {**own.tensors, "coefficients": slopes})
+        whole = step(number)
+        assert whole.header.loss is not None
+        values = [whole.header.loss.values[:PARTS], whole.header.loss.values[PARTS:]]
+        ranks = [told(rank(place, number), values=own) for place, own in enumerate(values)]
+        counts = [own.tensors["ids"].numel() for own in ranks]
+        for own, slopes in zip(ranks, whole.tensors["coefficients"].split(counts), strict=True):
+            write_dump(folder, own.header, {**own.tensors, "coefficients": slopes})
     return folder

@@ -27,7 +27,7 @@ def test_the_example_is_judged_and_replayed(tmp_path: Path, capsys: pytest.Captu
     rows = {row["name"]: row for row in found["methods"]}
     assert len(rows) + len(found["left_out"]) == 75
     assert "max_logprobs" in found["left_out"]["lp_reg"]
-    assert 0.7 < rows["top_entropy"]["shares"]["dropped"] < 0.8
+    assert 0.7 < rows["top_entropy"]["dropped"] < 0.8
     assert rows["token_mean"]["touched"] == 0
     assert {len(values) for row in rows.values() for values in row["steps"].values()} == {8}
     steps = read_dump(EXAMPLE).steps

@@ -148,9 +148,8 @@ def said(steps: list[Step], objective: TokenObjective) -> Iterator[Columns]:
     state = None
     for step in steps:
         effect, state = effect_of(step, objective, state, run_coefficients(step))
-        actions = {action: effect.actions.get(action, step.batch.sequence < 0) for action in ACTIONS}
         columns = {"weight": effect.weight, "coefficients": effect.coefficients, "place": place(step.batch)}
-        yield in_order([{**actions, **columns}])
+        yield in_order([{**effect.actions, **columns}])
 
 
 def place(batch: TokenBatch) -> Tensor:

@@ -11,14 +11,13 @@ from rlstab.testing.compare import close
 from rlstab.testing.run import joined, run_whole
 from rlstab.testing.steps import make_step
 from rlstab.testing.tolerances import REORDERED
-from tests.core.gate_methods import CISPO
-from tests.core.measuring_methods import CentredGate, PassRate
+from tests.core.methods import CappedGate, CentredGate, PassRate
 from tests.examples import EXAMPLES, random_compositions
 from tests.processes import Processes
 
 COMPOSED = compose(ClipHigher(), S2TMask(), STARE(target_entropy=0.8))
 # groups are gathered, covariances take a second round, and a gate reads whole sequences
-ROUNDS = compose(KLCov(share=0.2), PassRate(), CentredGate(), CISPO(), CPPO(anchor="old"), observe(S2TMask()))
+ROUNDS = compose(KLCov(share=0.2), PassRate(), CentredGate(), CappedGate(), CPPO(anchor="old"), observe(S2TMask()))
 
 
 class SeededByProcess(TokenObjective):

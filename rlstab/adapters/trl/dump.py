@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 from rlstab.adapters.trl.release import check_release
-from rlstab.adapters.trl.responses import GROUP_IDS, SEQUENCE_IDS, Inputs, response_mask, stamp, truncated
+from rlstab.adapters.trl.responses import COLUMNS, SEQUENCE_IDS, Inputs, batch_of, response_mask, stamp
 from rlstab.adapters.trl.settings import check_windows
 from rlstab.adapters.trl.trainer import RLStabGRPOTrainer
 from rlstab.core.batch import TokenBatch
@@ -21,12 +21,6 @@ from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.errors import ConfigError
 from rlstab.trace.dump import Recorder, settings_of, tensors_of
 
-#: TRL's names of what a micro-batch may have of its tokens.
-COLUMNS: Mapping[str, str] = {
-    "old_logprobs": "old_per_token_logps",
-    "rollout_logprobs": "sampling_per_token_logps",
-    "ref_logprobs": "ref_per_token_logps",
-}
 REWARDS = "rlstab_rewards"
 
 
@@ -75,15 +69,16 @@ class DumpCallback(TrainerCallback):
     def _stamp(self, generated: dict[str, Any], *args: Any) -> None:
         """With identities and rewards, which TRL shuffles along."""
         trainer, accelerator = self.trainer, self.trainer.accelerator
-        train, rows, ranks = trainer.model.training, len(generated["completion_ids"]), accelerator.num_processes
+        if not trainer.model.training:
+            return
+        rank, ranks, rows = accelerator.process_index, accelerator.num_processes, len(generated["completion_ids"])
         if SEQUENCE_IDS not in generated:
-            group = trainer.num_generations if train else trainer.num_generations_eval
-            place = {"rank": accelerator.process_index, "ranks": ranks, "group": group}
-            stamp(generated, first=trainer.state.global_step if train else 0, **place)
+            first, group = trainer.state.global_step, trainer.num_generations
+            stamp(generated, first=first, rank=rank, ranks=ranks, group=group)
         scored = [list(trainer._logs["rewards"][name])[-rows * ranks :] for name in trainer.reward_func_names]
         weights = trainer.reward_weights.to(generated["completion_ids"].device)
         rewards = (torch.tensor(scored, device=weights.device) * weights[:, None]).nansum(0)
-        generated[REWARDS] = rewards[accelerator.process_index * rows :][:rows]
+        generated[REWARDS] = rewards[rank * rows :][:rows]
 
     def _keep_forward(self, outputs: tuple[Tensor, Tensor | None, Any], *args: Any) -> None:
         if outputs[0].requires_grad:
@@ -99,33 +94,31 @@ class DumpCallback(TrainerCallback):
         if not self._wanted or self._seen is None:
             return
         (logprobs, entropies), self._seen = self._seen, None
+        held = {name for name, (column, _) in COLUMNS.items() if inputs.get(column) is not None}
+        evidence = {"logprobs": logprobs} | ({} if entropies is None else {"entropies": entropies})
+        # also what a tool answered, which TRL's own mask leaves out of the loss
+        batch, _ = batch_of({**inputs, "tool_mask": None}, evidence, held | {"truncated"}, {}, self.ends)
         there = inputs["completion_mask"].bool()
-        columns = {name: inputs[key] for name, key in COLUMNS.items() if inputs.get(key) is not None}
-        columns |= {"logprobs": logprobs, "ids": inputs["completion_ids"], "mask": response_mask(inputs)}
-        columns |= {"advantages": inputs["advantages"], "truncated": truncated(inputs, self.ends).float()}
-        columns |= {} if entropies is None else {"entropies": entropies}
+        tensors = tensors_of(batch, PolicyOutputs(batch.logprobs), inputs["completion_ids"])
+        tensors["mask"] = response_mask(inputs)[there]
         if self.trainer.use_vllm and self.trainer.vllm_importance_sampling_correction:
-            columns["weights"] = inputs["importance_sampling_ratio"]
-        wide = {name: values.view(len(there), -1).expand(there.shape)[there] for name, values in columns.items()}
-        named = {"lengths": there.sum(1), "sequence_ids": inputs[SEQUENCE_IDS], "group_ids": inputs[GROUP_IDS]}
+            tensors["weights"] = inputs["importance_sampling_ratio"].expand(there.shape)[there]
         self._tokens = inputs.get("num_items_in_batch")
-        self._add({**wide, **named}, inputs, loss, logprobs, there)
+        self._add(tensors, inputs, loss, logprobs, there)
 
     def _keep_part(self, inputs: Inputs, batch: TokenBatch, live: PolicyOutputs, loss: Tensor) -> None:
         """The adapter's."""
         if self._wanted:
-            tensors = tensors_of(batch, live, inputs["completion_ids"])
-            self._add(tensors, inputs, loss, live.logprobs, slice(None))
+            self._add(tensors_of(batch, live, inputs["completion_ids"]), inputs, loss, live.logprobs)
 
     def _add(
-        self, tensors: dict[str, Tensor], inputs: Inputs, loss: Tensor, logprobs: Tensor, where: Tensor | slice
+        self, tensors: dict[str, Tensor], inputs: Inputs, loss: Tensor, logprobs: Tensor, where: Any = ...
     ) -> None:
         mask = inputs["prompt_mask"].bool()
-        tensors |= {"prompt_ids": inputs["prompt_ids"][mask], "prompt_lengths": mask.sum(1)}
-        tensors |= {"rewards": inputs[REWARDS]} if REWARDS in inputs else {}
+        tensors |= {"prompt_ids": inputs["prompt_ids"][mask], "prompt_lengths": mask.sum(1), "rewards": inputs[REWARDS]}
         # what accelerate divides by on the way to the backward pass is part of what is backpropagated
         told = loss.detach() / self.trainer.accelerator.gradient_accumulation_steps
-        self.recorder.add(tensors, told, logprobs, where)
+        self.recorder.add(tensors, told, logprobs, where=where)
 
     # -- the step --------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Set
 from typing import Any, TypeAlias
 
 import torch
@@ -68,7 +68,7 @@ def must_forward(inputs: Inputs, objective: TokenObjective) -> frozenset[str]:
 def batch_of(
     inputs: Inputs,
     evidence: Mapping[str, Tensor],
-    objective: TokenObjective,
+    needs: Set[str],
     providers: Mapping[str, Provider],
     ends: Collection[int],
 ) -> tuple[TokenBatch, Tensor]:
@@ -77,7 +77,7 @@ def batch_of(
     Args:
         inputs: the micro-batch.
         evidence: ``(B, T)`` signals of a forward by the policy at the start of the optimizer step.
-        objective: whose needs are met.
+        needs: of the objective.
         providers: signals of the user's own.
         ends: the ids of tokens that end a response.
 
@@ -85,7 +85,7 @@ def batch_of(
         MissingSignal: TRL does not have a signal that was promised when the trainer was made.
         ShapeError: a function of the user's returned something else than ``(B, T)``.
     """
-    mask, needs = response_mask(inputs), objective.needs - BASICS
+    mask, needs = response_mask(inputs), needs - BASICS
     old, now = inputs.get("old_per_token_logps"), evidence.get("logprobs")
     unread = torch.zeros(mask.shape, device=mask.device)
     anchor = next(values for values in (old, now, unread) if values is not None)

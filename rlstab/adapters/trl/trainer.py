@@ -152,7 +152,7 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is n
 
     def _plan(self, window: Window, inputs: list[Any], evidence: list[dict[str, Tensor]]) -> None:
         batches = [
-            batch_of(part, signals, self.objective, self._rlstab_providers, self._rlstab_ends)
+            batch_of(part, signals, self.objective.needs, self._rlstab_providers, self._rlstab_ends)
             for part, signals in zip(inputs, evidence, strict=True)
         ]
         window.batches, window.unscored = [batch for batch, _ in batches], [lost for _, lost in batches]

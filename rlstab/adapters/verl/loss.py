@@ -103,8 +103,7 @@ class PlannedLoss:
         out = window.plan.loss(piece, outputs)
         loss = out.loss * ranks  # ranks average gradients, and denominators are global
         if self.recorder is not None:
-            tensors = batch.tensors(piece.batch, outputs, data[ROW])
-            self.recorder.add(tensors, loss, outputs.logprobs, slice(None))
+            self.recorder.add(batch.tensors(piece.batch, outputs, data[ROW]), loss, outputs.logprobs)
         window.add(out.nonfinite, {**out.report, **self._told(model_output, data, piece.batch, live, out.report)})
         return loss
 
