@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 import rlstab
-from rlstab.errors import MissingPackage
 from rlstab.extras import EXTRAS, how_to_install
 
 PACKAGE = Path(rlstab.__file__).parent
@@ -149,10 +148,3 @@ def test_an_install_with_one_extra_does_what_it_can(extra: str, tmp_path: Path) 
         if extra == "":
             assert how_to_install(lacking) in ended[command][1]
             assert all(name in ended[command][1] for name in EXTRAS[lacking])
-
-
-def test_the_trainer_says_what_it_lacks_when_it_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "accelerate", None)
-    monkeypatch.delitem(sys.modules, "rlstab.train", raising=False)
-    with pytest.raises(MissingPackage, match="accelerate is not installed"):
-        importlib.import_module("rlstab.train")

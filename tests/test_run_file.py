@@ -7,15 +7,10 @@ from pathlib import Path
 import pytest
 
 import rlstab
-from rlstab.bench.describe import is_bench
 from rlstab.cli import main
 from rlstab.config import load_run, objective_hash, run_hash
 from rlstab.config.bundled_examples import examples
-from rlstab.config.settings import OptimisationSettings
-from rlstab.core.objective import no_fit_warnings
-from rlstab.explain.notes import notes
 from rlstab.explain.run_file import AROUND, recipes, run_file
-from rlstab.explain.tables import read
 from rlstab.presets import PRESETS
 from tests.train.runs import go
 
@@ -54,14 +49,6 @@ def test_every_recipe_becomes_a_file_that_means_the_same(capsys: pytest.CaptureF
         assert max(map(len, lines[1:])) <= 120
 
 
-def test_the_comments_are_those_of_the_fields_cards_and_presets() -> None:
-    text = " ".join(re.sub(r"(?m)^ *#|#", " ", run_file("stapo")).split())
-    for field in OptimisationSettings.model_fields.values():
-        assert " ".join((field.description or "no description").split()) in text
-    assert "Whose entropies give the threshold" in text  # the card of s2t
-    assert PRESETS["stapo"].sources["s2t.max_prob"].rstrip(".") in text
-
-
 def test_a_file_is_written_and_trains(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", "stapo"]) == main(["check", "stapo.yaml"]) == 0
     small = {
@@ -79,14 +66,6 @@ def test_an_example_is_taken_by_its_name(capsys: pytest.CaptureFixture[str]) -> 
         by_name = capsys.readouterr().out
         assert main(["explain", str(example.path), "--markdown"]) == 0
         assert capsys.readouterr().out == by_name
-
-
-def test_check_has_nothing_to_object_in_an_example(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    files = [str(path) for path in (ROOT / "examples").glob("*.yaml") if not is_bench(str(path))]
-    with no_fit_warnings():
-        assert {file: told for file in files if (told := notes(*read(file, {})))} == {}
-    assert len(files) > 3
 
 
 def test_the_demo_moves_the_ratio_and_is_traced() -> None:

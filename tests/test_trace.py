@@ -222,22 +222,29 @@ def test_texts_of_tokens_join_to_the_text() -> None:
     assert token_texts(lambda ids: bytes(ids).decode(errors="replace"), list("naïv".encode())) == [*"na", "", "ï", "v"]
 
 
-def lines(out: Path) -> list[dict]:
-    return [json.loads(line) for line in (out / "tokens.jsonl").read_text().splitlines()]
+def lines(file: Path) -> list[dict]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 OBJECTIVE = [{"name": "clip_higher", "low": 0.0, "high": 0.0}, {"name": "s2t", "max_prob": 0.5}, "kl"]
 
 
-def test_a_run_writes_traces_that_agree_with_its_metrics(tmp_path: Path) -> None:
-    changes = {"epochs": 2, "mini_batches": 2, "micro_batch_size": 3, "rollouts": 5}
-    tracking = {"tracking__trace_every": 2, "tracking__trace_responses": 16}
-    run = small(tmp_path, OBJECTIVE, **tracking, **{f"optimisation__{name}": value for name, value in changes.items()})
+def test_a_run_writes_traces_that_agree_with_its_metrics_and_a_continued_one_each_line_once(tmp_path: Path) -> None:
+    changes = {"epochs": 2, "mini_batches": 2, "micro_batch_size": 3}
+    tracking = {"tracking__trace_every": 2, "tracking__trace_responses": 16, "tracking__checkpoint_every": 2}
+    settings = {**tracking, **{f"optimisation__{name}": value for name, value in changes.items()}}
+    go(small(tmp_path, OBJECTIVE, **settings, optimisation__rollouts=2))
+    before = lines(tmp_path / "tokens.jsonl")
+    with (tmp_path / "tokens.jsonl").open("a") as file:
+        file.write(json.dumps({**before[-1], "rollout": 3}) + "\n" + '{"rollout": 3, "tok')
+    run = small(tmp_path, OBJECTIVE, **settings, optimisation__rollouts=5)
     screen = Console(file=io.StringIO(), width=200, force_terminal=False)
-    records = {record["rollout"]: record for record in train(run, console=screen).records}
+    train(run, console=screen, resume=True)
+    records = {record["rollout"]: record for record in lines(tmp_path / "metrics.jsonl")}
     assert isinstance(screen.file, io.StringIO)
     assert screen.file.getvalue().endswith(f"rlstab view {tmp_path}\n")
-    steps = lines(tmp_path)
+    steps = lines(tmp_path / "tokens.jsonl")
+    assert steps[: len(before)] == before
     assert {line["rollout"] for line in steps} == {1, 2, 4, 5}
     for rollout in (1, 2, 4, 5):
         here, metrics = [line for line in steps if line["rollout"] == rollout], records[rollout]
@@ -261,27 +268,11 @@ def test_a_run_writes_traces_that_agree_with_its_metrics(tmp_path: Path) -> None
         assert line["clipped"] == [place in clipped for place in range(length)]
 
 
-def test_whole_groups_are_traced_and_a_continued_run_writes_each_line_once(tmp_path: Path) -> None:
-    changes = {"tracking__trace_every": 1, "tracking__trace_responses": 7, "tracking__checkpoint_every": 2}
-    go(small(tmp_path, OBJECTIVE, **changes, optimisation__rollouts=2))
-    before = lines(tmp_path)
-    with (tmp_path / "tokens.jsonl").open("a") as file:
-        file.write(json.dumps({**before[-1], "rollout": 3}) + "\n" + '{"rollout": 3, "tok')
-    go(small(tmp_path, OBJECTIVE, **changes, optimisation__rollouts=4), resume=True)
-    after = lines(tmp_path)
-    assert after[: len(before)] == before
-    assert {step["rollout"] for step in after} == {1, 2, 3, 4}
-    for rollout in {step["rollout"] for step in after}:
-        groups = {step["group_id"] for step in after if step["rollout"] == rollout}
-        assert len(groups) == 1
-        assert len({step["sequence_id"] for step in after if step["rollout"] == rollout}) == 4
-
-
-def test_what_is_written_is_read_again_and_what_is_not_finite_or_not_computed_is_null(tmp_path: Path) -> None:
+def test_whole_groups_are_written_and_read_again_and_what_is_not_finite_or_not_computed_is_null(tmp_path: Path) -> None:
     batch, outputs, mask = STEP.padded(0)
     live = PolicyOutputs.from_padded(batch, **outputs)
     plan, texts = make_plan(compose(Capped(floor=0.7, cap=1.1)), [batch]), list[str]()
-    settings = small(tmp_path, tracking__trace_every=1).tracking
+    settings = small(tmp_path, tracking__trace_every=1, tracking__trace_responses=5).tracking
     tracer = Tracer(texts.append, settings, 1, lambda ids: "x" * len(ids))
     unknown = torch.full((6,), torch.nan)
     tracer.begin(1, lambda place: "p", batch.sequence_ids, batch.group_ids, unknown, ADVANTAGES)
@@ -289,11 +280,12 @@ def test_what_is_written_is_read_again_and_what_is_not_finite_or_not_computed_is
     tracer.part(plan, batch, live, computed, mask.long(), 1)
     (tmp_path / "tokens.jsonl").write_text("".join(texts))
     samples = read_tokens(tmp_path / "tokens.jsonl").samples
-    assert {sample.reward for sample in samples} == {None}
-    assert [value is None for sample in samples for value in sample.ratio] == [True] + [False] * (len(batch) - 1)
+    assert [sample.reward for sample in samples] == [None] * 4  # two groups
+    tokens = sum(len(sample.ratio) for sample in samples)
+    assert [value is None for sample in samples for value in sample.ratio] == [True] + [False] * (tokens - 1)
     step = trace(plan, batch, live)
     pull = torch.where(step.ratio < 0.7, 0.0, step.ratio.clamp(max=1.1))
     moved = ((pull - step.ratio) * batch.advantages).abs()
     influence = [value for sample in samples for value in sample.influence()]
-    assert influence[1:] == pytest.approx(moved[1:].tolist(), abs=1e-3)
+    assert influence[1:] == pytest.approx(moved[1:tokens].tolist(), abs=1e-3)
     assert any(sample.methods["capped"].actions.get("clipped") for sample in samples)

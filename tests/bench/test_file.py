@@ -157,6 +157,7 @@ MISTAKES = [
     ("name: x\nbase: 3\nmethods: {a: s2t}\n", "b.yaml:2: base"),
     ("name: x\nbase: {optimisation: {lrr: 1.0}}\nmethods: {a: s2t}\n", "b.yaml:2: optimisation.lrr"),
     (f"{HEAD}stack: [zzz]\n", "b.yaml:3: objective.1.name"),
+    (f"{HEAD}methods: {{a: {{objective: zzz}}}}\n", "b.yaml:3: objective.name"),
 ]
 #: What the schema does not see: settings of a run by their paths, and what is wrong beside something else.
 UNSEEN = [

@@ -13,7 +13,7 @@ from rlstab.cli import main
 from rlstab.diagnose.diagnosis import diagnose, diagnose_paths
 from rlstab.diagnose.readers import read_logs
 from rlstab.diagnose.run_log import RunLog, log_of
-from tests.diagnose.formats import DATA, rows, trainer_state, verl_lines, wandb_chart, wandb_history, written
+from tests.diagnose.formats import DATA, TRL, rows, trainer_state, verl_lines, wandb_chart, wandb_history, written
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -58,17 +58,8 @@ def test_what_a_real_trainer_state_of_trl_holds(tmp_path: Path) -> None:
     """Written by GRPOTrainer of TRL 1.16 on the chain model; a reward that pays for short answers, in 16 tokens."""
     log = read(DATA / "trl_1_16" / "trainer_state.json")
     assert log.rollouts == 40
-    assert log.names == {
-        "reward/mean": "reward",
-        "reward/zero_std_groups": "frac_reward_zero_std",
-        "tokens/entropy": "entropy",
-        "gradient/norm": "grad_norm",
-        "response/ended": "completions/clipped_ratio",
-        "response/length": "completions/mean_length",
-        "ratio/clipped": "clip_ratio/region_mean",
-        "lr": "learning_rate",
-        "optimizer_steps/refused": "grad_norm",
-    }
+    names = {ours: name for name, (ours, _) in [*TRL.items()][:7]}
+    assert log.names == names | {"ratio/clipped": "clip_ratio/region_mean", "optimizer_steps/refused": "grad_norm"}
     diagnosis = diagnose(log)
     assert diagnosis.first is not None
     assert (diagnosis.first.cause, diagnosis.first.sign.step) == ("truncation", 1)
@@ -135,9 +126,8 @@ def test_a_norm_that_is_not_finite_is_a_sign(tmp_path: Path) -> None:
 
 def test_rewards_below_zero_are_counted_from_the_lowest() -> None:
     def told(rewards: list[float]) -> str:
-        return diagnose(
-            log_of({step: {"reward": reward} for step, reward in enumerate(rewards, 1)}, title="", writer="")
-        ).told()
+        lines = {step: {"reward": reward} for step, reward in enumerate(rewards, 1)}
+        return diagnose(log_of(lines, title="", writer="")).told()
 
     noise = np.random.default_rng(0).normal(size=100) * 0.02
     falls = np.concatenate([np.linspace(-0.6, 0.2, 60), np.linspace(0.2, -0.9, 40)])
