@@ -150,7 +150,7 @@ for text in SET:
     row(["train", "f.yaml", "--set", text], files=OPTIONS, prepare=linked)
 SIZES = ("", "lots", "-5GB", "0", "0GB", "nanGB", "1e3GB", "1e999999GB", "٢GB", f"{DIGITS}TB")
 CHECKED = [f"--memory={size}" for size in SIZES]
-CHECKED += ["--processes=0", "--host=zzz", "--host=", "--host=trl --memory=zzz", "--set=objective=zzz"]
+CHECKED += ["--host=zzz", "--host=", "--host=trl --memory=zzz", "--set=objective=zzz"]
 rows("check f.yaml", CHECKED, files={"f.yaml": RUN})
 row("check f.yaml", "a bench file", files={"f.yaml": BENCH})
 for command, other in {"check": "bench_entropy", "explain": "zzz", "train": "zzz", "bench": "countdown"}.items():
@@ -266,7 +266,7 @@ for configuration in (None, "{}", "{", '{"peft_type": "IA3"}', '{"peft_type": "z
 
 # -- bench ------------------------------------------------------------------------------------------------------------
 
-BENCHED = ["--workers=0", "--workers=0 --dry-run", "--only=zzz", "--only=zzz --dry-run", "--only=", "--only=["]
+BENCHED = ["--only=zzz", "--only=zzz --dry-run", "--only=", "--only=["]
 rows("bench f.yaml", [*BENCHED, "--out=f.yaml", "--out=f.yaml/x"], files={"f.yaml": BENCH})
 BASE = "base: {task: {name: countdown}, optimisation: {rollouts: 1}}"
 for kind, text in {
@@ -444,10 +444,10 @@ def test_bad_input(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert {case: told for case, told in wrong.items() if told} == {}
 
 
-USAGE = ["zzz", "--zzz", "check", "check a b", "check --processes x f.yaml", "check f.yaml --example x", "train"]
+USAGE = ["zzz", "--zzz", "check", "check a b", "check --processes 0 f.yaml", "check f.yaml --example x", "train"]
 USAGE += ["train --timeout x f.yaml", "bench", "bench --workers 1.5 f.yaml", "view", "view --limit x f", "report"]
 USAGE += ["diagnose", "schema --of zzz", "schema x", "doctor x", "init a b", "explain", "explain --preset a f.yaml"]
-USAGE += ["runs --zzz", "list --zzz"]
+USAGE += ["probe --workers 0", "replay --responses 0 f", "runs --zzz", "list --zzz"]
 
 
 def test_a_wrong_use_is_told_by_the_usage(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,8 +12,8 @@ pytest.importorskip("trl", reason="TRL is not installed: pip install -e '.[trl]'
 from rlstab.replay import Step, read_dump
 from rlstab.replay.effects import effect_of, run_coefficients
 from rlstab.replay.host_loss import formula_of, judge, terms_of
-from tests.adapters.jobs import farthest, same_weights
-from tests.adapters.trl_jobs import model, over_ranks, run
+from tests.adapters.jobs import farthest, model, same_weights
+from tests.adapters.trl_jobs import over_ranks, run
 
 pytestmark = pytest.mark.filterwarnings("default")
 #: Four optimizer steps of four micro-batches over one generation taken twice, with a reference.
