@@ -37,6 +37,8 @@ STILL = 0.01
 HALF = 0.035
 #: Factors of coefficients that differ by no more are the same.
 ALIKE = 3e-4
+#: Tokens up to which changes and factors are tried together: beyond, it would take a minute.
+FEW = 200_000
 #: Every term once.
 PLAIN = (1.0, 1.0, 1.0)
 
@@ -473,7 +475,9 @@ def _named(records: Sequence[Record]) -> str | None:
     text = ", or what is the same here: ".join(
         text for text, edit in {**SCALES, **CHANGES}.items() if _explains(records, edit)
     )
-    for change, edit in {} if text else {"": {}, **CHANGES}.items():
+    few = sum(step.row.numel() for _, step, _ in records[:4]) <= FEW
+    edits: Mapping[str, Edit] = {} if text else {"": {}, **(CHANGES if few else {})}
+    for change, edit in edits.items():
         factors, said = _fitted([_rows(record, edit) for record in records[:4]])
         if _explains(records, edit, factors):
             text = f"{change}, and {said}" if change else said
@@ -522,30 +526,20 @@ def _located(formula: Formula, step: Step, kind: str) -> str:
     policy = terms[:, 0]
     both = there & some & (policy.abs() > 1e-3 * policy.abs().max())
     quotient = ((recorded - expected + policy) / policy)[both]
-    for name, group in (
-        ("rank", torch.tensor(step.ranks)[parts]),
-        ("micro-batch", parts),
-        ("group", step.groups),
-        ("response", torch.arange(len(parts))),
-    ):
-        factors = _factors(quotient, group[step.row[both]])
-        if factors is not None:
-            shown = ", ".join(f"{factor:.4g} in {name} {place}" for place, factor in factors[:4])
-            return f"{text} what it should be, times {shown or 1}."
-    low, high = map(float, quotient.aminmax())
-    half = ", which looks like half precision" if abs(low - 1) < HALF and abs(high - 1) < HALF else ""
-    return f"{text} {low:.4g} to {high:.4g} times what it should be{half}."
-
-
-def _factors(quotient: Tensor, group: Tensor) -> list[tuple[int, float]] | None:
-    """The groups whose quotient is not 1, with it; None where it is not the same within a group."""
     if not quotient.numel():
-        return []
-    ones = torch.ones(int(group.max()) + 1, dtype=torch.float64)
-    low, high = (ones.scatter_reduce(0, group, quotient, kind, include_self=False) for kind in ("amin", "amax"))
-    if bool((high - low > ALIKE * high.abs().maximum(low.abs())).any()):
-        return None
-    return [(place, value) for place, value in enumerate(high.tolist()) if abs(value - 1) > ALIKE]
+        return f"{text} what it should be."
+    places = {"rank": torch.tensor(step.ranks)[parts], "micro-batch": parts, "group": step.groups}
+    for name, of_response in {**places, "response": torch.arange(len(parts))}.items():
+        group = of_response[step.row[both]]
+        ones = torch.ones(int(group.max()) + 1, dtype=torch.float64)
+        low, high = (ones.scatter_reduce(0, group, quotient, kind, include_self=False) for kind in ("amin", "amax"))
+        if bool((high - low <= ALIKE * high.abs().maximum(low.abs())).all()):
+            others = [place for place, factor in enumerate(high.tolist()) if abs(factor - 1) > ALIKE]
+            shown = ", ".join(f"{high[place]:.4g} in {name} {place}" for place in others[:4])
+            return f"{text} what it should be, times {shown or 1}."
+    least, most = map(float, quotient.aminmax())
+    half = ", which looks like half precision" if max(abs(least - 1), abs(most - 1)) < HALF else ""
+    return f"{text} {least:.4g} to {most:.4g} times what it should be{half}."
 
 
 # -- what goes into it -------------------------------------------------------------------------------------------------
