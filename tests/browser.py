@@ -13,11 +13,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 
 @dataclass
 class BrowserPage:
-    """A tab that remembers what went wrong in it.
-
-    ``page`` is playwright's own; ``errors`` are console errors, uncaught exceptions and violated content policies;
-    ``requests`` are the addresses that the page asked for beyond the file itself.
-    """
+    """A tab that remembers errors, dialogs, violated policies, and what it asked for beyond the file itself."""
 
     page: Any
     errors: list[str] = field(default_factory=list)
@@ -26,23 +22,23 @@ class BrowserPage:
     def open(self, path: Path) -> Any:
         """Load a file as a reader would, by a double click, and return playwright's page."""
         address = path.resolve().as_uri()
+
+        def dismiss(dialog: Any) -> None:
+            self.errors.append(f"dialog: {dialog.message}")
+            dialog.dismiss()
+
+        def ask(request: Any) -> None:
+            if request.url.partition("#")[0] != address and not request.url.startswith(("data:", "blob:")):
+                self.requests.append(request.url)
+
         self.page.on("console", lambda said: self.errors.append(said.text) if said.type == "error" else None)
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.on("dialog", self._dialog)
-        self.page.on("request", lambda request: self._asked(request.url, address))
+        self.page.on("dialog", dismiss)
+        self.page.on("request", ask)
         self.page.goto(address, wait_until="load")
         return self.page
 
-    def _dialog(self, dialog: Any) -> None:
-        self.errors.append(f"dialog: {dialog.message}")
-        dialog.dismiss()
-
-    def _asked(self, url: str, address: str) -> None:
-        if url.partition("#")[0] != address and not url.startswith(("data:", "blob:")):
-            self.requests.append(url)
-
     def assert_clean(self) -> None:
-        """Nothing was logged as an error, nothing asked for, no dialog opened."""
         assert self.errors == []
         assert self.requests == []
 

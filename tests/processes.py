@@ -1,4 +1,4 @@
-"""Ranks as real processes: workers in a gloo group, each of which runs its share of every optimizer step."""
+"""Ranks as real processes: workers in a gloo group, each of which runs its share of a job."""
 
 import pickle
 import tempfile
@@ -11,9 +11,6 @@ import torch
 import torch.distributed as dist
 
 from rlstab.core.comm import TorchComm
-from rlstab.core.objective import State, TokenObjective
-from rlstab.testing.run import StepOutcome, run_parts
-from rlstab.testing.steps import Step
 
 Answer = TypeVar("Answer")
 
@@ -22,16 +19,13 @@ TIMEOUT = 60.0
 
 
 class Processes:
-    """``count`` processes of this machine that share optimizer steps, a rank each, over gloo, in a ``with`` block.
+    """``count`` processes of this machine, a rank each, over gloo, in a ``with`` block.
 
-    Attributes:
-        counted: how many take part, as each of them counted by a sum over all.
-        steps, empty_ranks: optimizer steps that they have run, and how often a rank had no part of one.
+    ``counted`` is how many take part, as each of them counted by a sum over all.
     """
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self.steps = self.empty_ranks = 0
 
     def __enter__(self) -> Self:
         context = torch.multiprocessing.get_context("spawn")
@@ -47,19 +41,6 @@ class Processes:
             for process in list((pool._processes or {}).values()):  # they may hang
                 process.kill()
             pool.shutdown()
-
-    def run_ranks(
-        self,
-        objective: TokenObjective,
-        step: Step,
-        ranks: Sequence[Sequence[Sequence[int]]],
-        state: State | None = None,
-    ) -> list[StepOutcome]:
-        """The outcome of each rank on its parts, in rank order; a rank may be empty."""
-        outcomes = self.each(run_parts, [(objective, step, parts, state) for parts in ranks])
-        self.steps += 1
-        self.empty_ranks += sum(not any(parts) for parts in ranks)
-        return outcomes
 
     def each(self, work: Callable[..., Answer], jobs: Sequence[tuple[Any, ...]]) -> list[Answer]:
         """What ``work(*job, comm)``, a function of a module, gives on each rank, in rank order."""

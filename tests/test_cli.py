@@ -14,7 +14,9 @@ import rlstab
 from rlstab import ClipHigher, zoo
 from rlstab.cli import main
 from rlstab.config import json_schema, load_objective, load_run, objective_hash, run_hash
+from rlstab.config.bundled_examples import examples
 from rlstab.core.registry import Registry
+from rlstab.explain.run_file import recipes
 from rlstab.presets import PRESETS
 from rlstab.stages import STAGES
 
@@ -122,10 +124,13 @@ def test_check_refuses_what_train_refuses_in_its_first_seconds(rlstab_command, t
 
 
 def test_list_names_everything_or_what_has_a_word(rlstab_command):
-    code, out, _ = rlstab_command("list")
-    assert code == 0
-    assert all(f" {name} " in out for name in [*rlstab.available(), *STAGES.names(), *PRESETS])
-    assert "countdown" in out
+    for command, names in (
+        ("list", {*rlstab.available(), *STAGES.names(), *PRESETS, *examples()}),
+        ("init", recipes().keys()),
+    ):
+        code, out, _ = rlstab_command(command)
+        assert code == 0
+        assert names <= set(re.findall(r"\w+", out))
     code, out, _ = rlstab_command("list", "entropy")
     assert (code, " top_entropy " in out, " rloo " in out) == (0, True, False)
     code, out, err = rlstab_command("list", "zzzz")
@@ -147,14 +152,6 @@ def test_schema_goes_to_standard_output_or_a_file(rlstab_command, tmp_path):
     assert (code, json.loads(out)) == (0, json_schema())
     assert rlstab_command("schema", "--out", "a.json")[:2] == rlstab_command("schema", "--out", "a.json")[:2] == (0, "")
     assert json.loads((tmp_path / "a.json").read_text()) == json_schema()
-
-
-def test_explain_takes_settings_of_a_run_with_names_and_presets(rlstab_command):
-    for source in (["s2t,stare"], ["--preset", "dapo"]):
-        code, out, _ = rlstab_command("explain", *source, "--markdown")
-        assert (code, ", run `" in out) == (0, False)
-        code, out, _ = rlstab_command("explain", *source, "--markdown", "--set", "optimisation.epochs=2")
-        assert (code, ", run `" in out) == (0, True)
 
 
 def test_settings_and_flags_of_train_arrive(rlstab_command, monkeypatch):

@@ -19,6 +19,9 @@ import yaml
 from rlstab.bench.file import BenchFile, MethodEntry, load_bench
 from rlstab.cli import main
 from rlstab.config import RunConfig, load_objective, load_run
+from rlstab.core.objective import no_fit_warnings
+from rlstab.explain.notes import notes
+from rlstab.explain.tables import read
 from rlstab.stages import STAGES
 from rlstab.zoo import METHODS
 from tests.train.runs import go, small
@@ -63,7 +66,8 @@ def test_python_in_the_documents_runs(monkeypatch: pytest.MonkeyPatch, capsys: p
             assert "'ratio/mean': 1.0" in capsys.readouterr().out
 
 
-def test_yaml_in_the_documents_and_every_example_loads() -> None:
+def test_yaml_in_the_documents_and_every_example_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
     for page in [*RUN_HERE, DOCS / "how-to" / "compare.md"]:
         for block in blocks(page, "yaml"):
             data = yaml.safe_load(block)
@@ -77,6 +81,9 @@ def test_yaml_in_the_documents_and_every_example_loads() -> None:
     for file in [*(ROOT / "examples").glob("*.yaml"), ROOT / "examples" / "my_mask" / "bench.yaml"]:
         data = yaml.safe_load(file.read_text(encoding="utf-8"))
         (load_bench if "base" in data else load_run if "model" in data else load_objective)(file)
+        if "base" not in data:
+            with no_fit_warnings():
+                assert notes(*read(str(file), {})) == [], file  # `check` has nothing to object
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)

@@ -5,9 +5,8 @@ import re
 import pytest
 import yaml
 
-from rlstab.config import dump_objective, dump_run, load_objective, load_run
+from rlstab.config import dump_run, load_run
 from rlstab.core.compose import walk
-from rlstab.core.method import Method
 from rlstab.core.settings import settings_of
 from rlstab.explain.notes import idle_in_run
 from rlstab.presets import PRESETS
@@ -55,50 +54,28 @@ PUBLISHED = {
     "stack_stale": f"clip_higher 0.2 0.28 None, ess_scale 1.0 0.5 rollout, {_CORRECTION}, {_STACK} None 10000 10, opob",
 }
 
-every = pytest.mark.parametrize("name", sorted(PRESETS))
 
-
-def methods(name: str) -> list[Method]:
-    """Those of the loss, inside ``within`` too, and the stages."""
-    return [*(leaf.method for leaf in walk(PRESETS[name].objective)), *PRESETS[name].stages]
-
-
-def settings(name: str) -> dict[str, object]:
-    """``method.setting`` to value."""
-    return {
-        f"{method.name}.{setting.name}": getattr(method, setting.name)
-        for method in methods(name)
-        for setting in settings_of(type(method))
-    }
-
-
-@every
-def test_its_values_are_the_published_ones(name: str) -> None:
-    values = [[str(getattr(method, setting.name)) for setting in settings_of(type(method))] for method in methods(name)]
-    said = [" ".join([method.name, *some]) for method, some in zip(methods(name), values, strict=True)]
-    assert ", ".join([*said, PRESETS[name].estimator]) == PUBLISHED[name]
-
-
-@every
-def test_every_setting_has_a_source_whose_number_is_that_of_the_preset(name: str) -> None:
-    values, sources = settings(name), PRESETS[name].sources
-    assert sources.keys() == values.keys()
-    for key, source in sources.items():
-        last = source.rpartition(": ")[2].split(" ")[0]
-        assert last
-        if last.replace(".", "", 1).isdigit():
-            assert float(last) in (values[key], 100 * float(values[key]))
-
-
-@every
-def test_it_survives_yaml_and_makes_a_run(name: str) -> None:
-    objective = PRESETS[name].objective
-    assert load_objective(yaml.safe_load(yaml.safe_dump(dump_objective(objective)))) == objective
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_its_values_are_the_published_ones_and_each_has_a_source(name: str) -> None:
+    recipe, said = PRESETS[name], []
+    sources = dict(recipe.sources)
+    for method in [*(leaf.method for leaf in walk(recipe.objective)), *recipe.stages]:
+        values = {setting.name: getattr(method, setting.name) for setting in settings_of(type(method))}
+        said.append(" ".join([method.name, *map(str, values.values())]))
+        for key, value in values.items():
+            source = sources.pop(f"{method.name}.{key}").rpartition(": ")[2].split(" ")[0]
+            assert source
+            if source.replace(".", "", 1).isdigit():
+                assert float(source) in (value, 100 * float(value))
+    assert ", ".join([*said, recipe.estimator]) == PUBLISHED[name]
+    assert sources == {}
     run = load_run({"objective": {"preset": name}})
-    assert run.composition == objective
-    assert "preset" not in dump_run(run)
-    assert set(PRESETS[name].stages) <= set(run.pipeline)
-    assert run.pipeline.estimator.name == PRESETS[name].estimator
+    assert run.composition == recipe.objective
+    assert set(recipe.stages) <= set(run.pipeline)
+    assert run.pipeline.estimator.name == recipe.estimator
+    text = dump_run(run)
+    assert "preset" not in text
+    assert load_run(yaml.safe_load(text)) == run
 
 
 def test_what_it_says_to_set_lets_it_act() -> None:

@@ -7,6 +7,7 @@ from itertools import combinations
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from rlstab import preflight, signals
 from rlstab.errors import MissingSignal, OutOfRange, RlstabError, ShapeError
@@ -99,16 +100,9 @@ def reference(hidden, weight, bias, ids, temperature=1.0, logit_scale=1.0, softc
 
 
 def assert_by_definition(given, ids, *, needs=SIGNAL_NAMES, mix=None, size=LOGIT, weighed=1.0, **options):
-    """Values, and gradients of a loss, are those of the definitions; of hidden states, weight and bias, or of logits.
+    """Values of ``(hidden, weight, bias)`` or ``(logits,)``, and gradients of a loss, are those of the definitions.
 
-    Args:
-        given: ``(hidden, weight, bias)``, whose last two may need no gradient, or ``(logits,)``.
-        mix: ``(5, N)``, weighs every row of every signal in the loss.
-        size: of the values.
-        weighed: by how much the gradients are larger.
-
-    Returns:
-        the gradients.
+    ``mix`` weighs every row of every signal in the loss, and makes gradients larger by ``weighed``; returns them.
     """
     mix = mixed(len(ids)) if mix is None else mix
     own, plain = copy.deepcopy(given), copy.deepcopy(given)
@@ -326,12 +320,8 @@ def test_a_second_derivative_is_refused():
 
 
 def test_nothing_that_was_not_asked_for_is_computed(monkeypatch, tiles):
-    def never(*_):
-        raise AssertionError
-
-    monkeypatch.setattr(tile, "_entropy", never)
-    monkeypatch.setattr(tile, "_kept_mass", never)
-    monkeypatch.setattr(head, "_kept_pass", never)
+    for module, name in ((tile, "_entropy"), (tile, "_kept_mass"), (head, "_kept_pass")):
+        monkeypatch.delattr(module, name)
     hidden, weight, _, ids = inputs()
     needs = {"logprobs", "sum_p_sq", "max_logprobs"}
     token_signals(hidden, weight, ids, needs=needs)
@@ -347,11 +337,9 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
-        for made in result if isinstance(result, tuple | list) else [result]:
-            if isinstance(made, torch.Tensor):
-                self.numel = max(self.numel, made.numel())
-        name = function.overloadpacket.__name__
-        if name in ("mm", "addmm", "addmm_"):
+        for made in tree_leaves(result):
+            self.numel = max(self.numel, made.numel() if isinstance(made, torch.Tensor) else 0)
+        if function.overloadpacket.__name__ in ("mm", "addmm", "addmm_"):
             left, right = args[-2:]
             self.products.add((left.shape[0], left.shape[1], right.shape[1]))
             self.dtypes.add(right.dtype)
@@ -367,12 +355,8 @@ def test_no_tensor_is_as_large_as_rows_times_vocabulary(monkeypatch, dtype, opti
     hidden, weight, bias, ids = inputs(rows, width, vocab, dtype)
     given = leaves(hidden, weight, bias)
     kept = []
-
-    def keep(saved):
-        kept.append(saved.numel())
-        return saved
-
-    with Largest() as seen, torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda saved: kept.append(saved.numel()) or saved, lambda x: x)
+    with Largest() as seen, hooks:
         result = token_signals(*given[:2], ids, bias=given[2], needs=SIGNAL_NAMES, min_p=MIN_P, **options)
         total(vars(result), SIGNAL_NAMES, torch.ones(5, rows)).backward()
     assert 16 * 64 <= seen.numel <= vocab * width

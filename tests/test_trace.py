@@ -2,7 +2,6 @@
 
 import io
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from rich.console import Console
 
 from rlstab import zoo
-from rlstab.core.batch import TokenBatch, layout_of
+from rlstab.core.batch import TokenBatch
 from rlstab.core.compose import compose, observe, within
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.plan import Plan, make_plan, member_terms
@@ -19,6 +18,7 @@ from rlstab.core.stats import Settled
 from rlstab.core.terms import SLOTS, Gate, Terms, merge_terms
 from rlstab.presets import PRESETS
 from rlstab.report.token_traces import read_tokens
+from rlstab.testing.run import run_parts
 from rlstab.trace import ACTIONS, Trace, trace
 from rlstab.trace.effects import ALIKE
 from rlstab.trace.token_texts import token_texts
@@ -31,54 +31,24 @@ from rlstab.zoo.s2t import S2TMask
 from rlstab.zoo.sapo import SAPO
 from rlstab.zoo.stare import STARE
 from rlstab.zoo.top_entropy import TopEntropyMask
-from tests.core.test_pull import Capped
+from tests.core.methods import Capped, Scale
 from tests.examples import EXAMPLES
 from tests.train.runs import go, small
+from tests.zoo import watch
 
-
-def part(seed: int, rows: int = 6, width: int = 12) -> tuple[TokenBatch, PolicyOutputs]:
-    """Evidence and live outputs of a few responses, ragged, with rare tokens and moved ratios."""
-    draw = torch.Generator().manual_seed(seed)
-
-    def noise(scale: float) -> torch.Tensor:
-        return scale * torch.randn(rows, width, generator=draw)
-
-    lengths = torch.randint(3, width + 1, (rows, 1), generator=draw)
-    logprobs = -5 * torch.rand(rows, width, generator=draw)
-    batch = TokenBatch.from_padded(
-        response_mask=torch.arange(width) < lengths,
-        advantages=torch.tensor([1.5, -0.7] * (rows // 2)),
-        old_logprobs=logprobs,
-        entropies=torch.rand(rows, width, generator=draw) * 0.4,
-        ref_logprobs=(logprobs + noise(0.1)).clamp(max=0),
-        max_logprobs=-0.2 * torch.rand(rows, width, generator=draw),
-        log_kept_mass=-0.2 * torch.rand(rows, width, generator=draw),
-        sequence_ids=torch.arange(rows) + 100 * seed,
-        group_ids=torch.arange(rows) // 2,
-    )
-    live = PolicyOutputs.from_padded(
-        batch,
-        logprobs=(logprobs + noise(0.5)).clamp(max=0),
-        entropies=torch.rand(rows, width, generator=draw),
-        log_kept_mass=-torch.rand(rows, width, generator=draw),
-    )
-    # in the middle of a rollout, with a sampler of its own
-    packed = {name: (logprobs + noise(0.3)).clamp(max=0) for name in ("logprobs", "rollout_logprobs")}
-    marks = {"truncated": batch.sequence % 3 == 0, "branch": batch.sequence % 4 == 3}
-    marks["block_ids"] = batch.position // 4 - 1
-    moved = {name: values.reshape(-1)[layout_of(batch).index] for name, values in packed.items()}
-    return replace(batch, **moved, **{name: values.float() for name, values in marks.items()}), live
+ADVANTAGES = torch.tensor([1.5, -0.7] * 3)
+STEP = watch.STEP.given(
+    advantages=ADVANTAGES.double()[watch.STEP.sequence], rollout_logprobs=watch.STEP.evidence["ref_logprobs"]
+)
 
 
 def traced(objective: TokenObjective) -> tuple[Plan, list[tuple[TokenBatch, Trace]], dict[str, float]]:
-    """The plan of a step in two parts, the traces of its parts, and its metrics."""
-    parts = [part(1), part(2)]
-    plan = make_plan(objective, [batch for batch, _ in parts])
-    with torch.no_grad():
-        reports = [plan.loss(batch, live).report for batch, live in parts]
-    merged = {name: reports[0][name].merge(reports[1][name]) for name in reports[0]}
-    metrics = {name: step.value for name, step in merged.items()}
-    return plan, [(batch, trace(plan, batch, live)) for batch, live in parts], metrics
+    """The plan of an optimizer step in two parts, the traces of its parts, and its metrics."""
+    rows = [range(3), range(3, 6)]
+    live = [PolicyOutputs(**STEP.rows(part).live) for part in rows]
+    plan = make_plan(objective, [STEP.rows(part).batch() for part in rows])
+    traces = [(part.batch, trace(plan, part.batch, policy)) for part, policy in zip(plan.parts, live, strict=True)]
+    return plan, traces, {name: mean.value for name, mean in run_parts(objective, STEP, rows).report.items()}
 
 
 def total(traces: list[tuple[TokenBatch, Trace]], key: str, action: str) -> int:
@@ -114,9 +84,8 @@ def test_traces_agree_with_the_metrics() -> None:
 #: What all methods of the zoo do to single tokens, at one of their example settings or another.
 DOES = {
     "": "constant_length ess_scale gmpo gspo holder_mean mismatch sequence_mean token_mean",
-    "boosted": "stream_weight",
     "boosted clipped damped": "aspo ce_gppo dppo",
-    "boosted damped": "cispo drpo entropy_shaping fipo stare steer vespo",
+    "boosted damped": "cispo drpo entropy_shaping fipo stare steer stream_weight vespo",
     "boosted damped dropped": "importance_correction",
     "clipped": "clip_higher cppo dcpo_clip off_policy_mask",
     "clipped regularised unclipped": "lp_reg",
@@ -179,23 +148,10 @@ def test_inside_within_a_method_touches_what_the_outer_one_keeps() -> None:
     assert total(traces, "within_1/outer", "dropped") / tokens == pytest.approx(metrics["within_1/outer/dropped"])
 
 
-class Nudge(TokenObjective):
-    """Adds the same to every advantage, and exempts the tokens at which the policy was unsure."""
-
-    name = "nudge"
-    needs = {"entropies"}
-    writes = {"bonus", "unclipped"}
-    by: float = 0.2
-
-    def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        bonus = torch.full_like(batch.advantages, self.by) if self.by else None
-        return Terms(bonus=bonus, unclipped=batch.signal("entropies") > 0.2)
-
-
 def test_a_bonus_boosts_along_the_advantage_and_damps_against_it() -> None:
-    _, traces, _ = traced(compose(Nudge()))
+    _, traces, _ = traced(compose(Scale(bonus=0.2)))
     for batch, step in traces:
-        actions = step.methods["nudge"].actions
+        actions = step.methods["scale"].actions
         assert torch.equal(actions["boosted"], batch.advantages > 0)
         assert torch.equal(actions["damped"], batch.advantages < 0)
 
@@ -248,13 +204,13 @@ def test_a_pull_is_a_gate_relative_to_the_ratio() -> None:
 
 def test_gates_and_pulls_leave_unclipped_tokens_alone() -> None:
     for method in (Fence(above=0.5), Capped(floor=5.0)):
-        _, traces, _ = traced(compose(method, Nudge(0.0)))
-        for batch, step in traces:
-            free = batch.signal("entropies") > 0.2
-            assert torch.equal(step.methods["nudge"].actions["unclipped"], free)
+        _, traces, _ = traced(compose(method, LpReg(form="code", share=0.5)))
+        for _, step in traces:
+            free = step.methods["lp_reg"].actions["unclipped"]
             assert not (step.clipped & free).any()
             assert torch.equal(step.gate[free], torch.ones_like(step.gate[free]))
             assert step.clipped[~free].any()
+    assert free.any()
 
 
 def test_texts_of_tokens_join_to_the_text() -> None:
@@ -266,22 +222,29 @@ def test_texts_of_tokens_join_to_the_text() -> None:
     assert token_texts(lambda ids: bytes(ids).decode(errors="replace"), list("naïv".encode())) == [*"na", "", "ï", "v"]
 
 
-def lines(out: Path) -> list[dict]:
-    return [json.loads(line) for line in (out / "tokens.jsonl").read_text().splitlines()]
+def lines(file: Path) -> list[dict]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 OBJECTIVE = [{"name": "clip_higher", "low": 0.0, "high": 0.0}, {"name": "s2t", "max_prob": 0.5}, "kl"]
 
 
-def test_a_run_writes_traces_that_agree_with_its_metrics(tmp_path: Path) -> None:
-    changes = {"epochs": 2, "mini_batches": 2, "micro_batch_size": 3, "rollouts": 5}
-    tracking = {"tracking__trace_every": 2, "tracking__trace_responses": 16}
-    run = small(tmp_path, OBJECTIVE, **tracking, **{f"optimisation__{name}": value for name, value in changes.items()})
+def test_a_run_writes_traces_that_agree_with_its_metrics_and_a_continued_one_each_line_once(tmp_path: Path) -> None:
+    changes = {"epochs": 2, "mini_batches": 2, "micro_batch_size": 3}
+    tracking = {"tracking__trace_every": 2, "tracking__trace_responses": 16, "tracking__checkpoint_every": 2}
+    settings = {**tracking, **{f"optimisation__{name}": value for name, value in changes.items()}}
+    go(small(tmp_path, OBJECTIVE, **settings, optimisation__rollouts=2))
+    before = lines(tmp_path / "tokens.jsonl")
+    with (tmp_path / "tokens.jsonl").open("a") as file:
+        file.write(json.dumps({**before[-1], "rollout": 3}) + "\n" + '{"rollout": 3, "tok')
+    run = small(tmp_path, OBJECTIVE, **settings, optimisation__rollouts=5)
     screen = Console(file=io.StringIO(), width=200, force_terminal=False)
-    records = {record["rollout"]: record for record in train(run, console=screen).records}
+    train(run, console=screen, resume=True)
+    records = {record["rollout"]: record for record in lines(tmp_path / "metrics.jsonl")}
     assert isinstance(screen.file, io.StringIO)
     assert screen.file.getvalue().endswith(f"rlstab view {tmp_path}\n")
-    steps = lines(tmp_path)
+    steps = lines(tmp_path / "tokens.jsonl")
+    assert steps[: len(before)] == before
     assert {line["rollout"] for line in steps} == {1, 2, 4, 5}
     for rollout in (1, 2, 4, 5):
         here, metrics = [line for line in steps if line["rollout"] == rollout], records[rollout]
@@ -305,38 +268,24 @@ def test_a_run_writes_traces_that_agree_with_its_metrics(tmp_path: Path) -> None
         assert line["clipped"] == [place in clipped for place in range(length)]
 
 
-def test_whole_groups_are_traced_and_a_continued_run_writes_each_line_once(tmp_path: Path) -> None:
-    changes = {"tracking__trace_every": 1, "tracking__trace_responses": 7, "tracking__checkpoint_every": 2}
-    go(small(tmp_path, OBJECTIVE, **changes, optimisation__rollouts=2))
-    before = lines(tmp_path)
-    with (tmp_path / "tokens.jsonl").open("a") as file:
-        file.write(json.dumps({**before[-1], "rollout": 3}) + "\n" + '{"rollout": 3, "tok')
-    go(small(tmp_path, OBJECTIVE, **changes, optimisation__rollouts=4), resume=True)
-    after = lines(tmp_path)
-    assert after[: len(before)] == before
-    assert {step["rollout"] for step in after} == {1, 2, 3, 4}
-    for rollout in {step["rollout"] for step in after}:
-        groups = {step["group_id"] for step in after if step["rollout"] == rollout}
-        assert len(groups) == 1
-        assert len({step["sequence_id"] for step in after if step["rollout"] == rollout}) == 4
-
-
-def test_what_is_written_is_read_again_and_what_is_not_finite_or_not_computed_is_null(tmp_path: Path) -> None:
-    batch, live = part(1)
+def test_whole_groups_are_written_and_read_again_and_what_is_not_finite_or_not_computed_is_null(tmp_path: Path) -> None:
+    batch, outputs, mask = STEP.padded(0)
+    live = PolicyOutputs.from_padded(batch, **outputs)
     plan, texts = make_plan(compose(Capped(floor=0.7, cap=1.1)), [batch]), list[str]()
-    settings = small(tmp_path, tracking__trace_every=1).tracking
+    settings = small(tmp_path, tracking__trace_every=1, tracking__trace_responses=5).tracking
     tracer = Tracer(texts.append, settings, 1, lambda ids: "x" * len(ids))
-    unknown, advantages = torch.full((6,), torch.nan), torch.tensor([1.5, -0.7] * 3)
-    tracer.begin(1, lambda place: "p", batch.sequence_ids, batch.group_ids, unknown, advantages)
+    unknown = torch.full((6,), torch.nan)
+    tracer.begin(1, lambda place: "p", batch.sequence_ids, batch.group_ids, unknown, ADVANTAGES)
     computed = torch.arange(len(batch)) >= 1
-    tracer.part(plan, batch, live, computed, torch.zeros((6, 12), dtype=torch.int64), 1)
+    tracer.part(plan, batch, live, computed, mask.long(), 1)
     (tmp_path / "tokens.jsonl").write_text("".join(texts))
     samples = read_tokens(tmp_path / "tokens.jsonl").samples
-    assert {sample.reward for sample in samples} == {None}
-    assert [value is None for sample in samples for value in sample.ratio] == [True] + [False] * (len(batch) - 1)
+    assert [sample.reward for sample in samples] == [None] * 4  # two groups
+    tokens = sum(len(sample.ratio) for sample in samples)
+    assert [value is None for sample in samples for value in sample.ratio] == [True] + [False] * (tokens - 1)
     step = trace(plan, batch, live)
     pull = torch.where(step.ratio < 0.7, 0.0, step.ratio.clamp(max=1.1))
     moved = ((pull - step.ratio) * batch.advantages).abs()
     influence = [value for sample in samples for value in sample.influence()]
-    assert influence[1:] == pytest.approx(moved[1:].tolist(), abs=1e-3)
+    assert influence[1:] == pytest.approx(moved[1:tokens].tolist(), abs=1e-3)
     assert any(sample.methods["capped"].actions.get("clipped") for sample in samples)

@@ -29,14 +29,9 @@ def rounding(dtype: torch.dtype, magnitude: float, terms: int) -> float:
 def assert_near(
     actual: torch.Tensor, expected: torch.Tensor, terms: int, *, size: float = 1.0, dtype: torch.dtype | None = None
 ) -> None:
-    """Two tensors are within ``rounding`` of each other.
+    """Two tensors are within :func:`rounding`; ``size`` bounds what is larger on the way than all that is expected.
 
-    Args:
-        actual: in any dtype.
-        expected: of the same shape.
-        terms: see ``rounding``.
-        size: bound on what is rounded on the way, where it is larger than all that is expected: logits, a weight.
-        dtype: in which ``actual`` was computed, where it is not its own.
+    ``dtype`` is the one in which ``actual`` was computed, where it is not its own.
     """
     magnitude = max(size, float(expected.detach().abs().max())) if expected.numel() else size
     close = rounding(dtype or actual.dtype, magnitude, terms)

@@ -3,10 +3,13 @@
 import os
 from typing import Any
 
-#: Before verl is imported: its registry has engines for CUDA alone, and FSDP2 runs anywhere.
-os.environ["VERL_ENGINE_DEVICE"] = "cuda"
-
 import torch
+
+from tests.adapters import jobs
+
+# before verl is imported: its registry has engines for CUDA alone, and FSDP2 runs anywhere
+os.environ.update({**jobs.QUIET, "VERL_ENGINE_DEVICE": "cuda", "WG_BACKEND": "ray", "PYTHONWARNINGS": "ignore"})
+
 from verl.plugin.platform import PlatformRegistry, set_platform
 from verl.plugin.platform.platform_cuda import PlatformCUDA
 
@@ -20,11 +23,14 @@ class _Device:
         return {"mem_get_info": lambda *_: (0, 0), "get_device_name": lambda *_: "cpu"}.get(name, lambda *_, **__: 0)
 
 
+def _nothing(self: Any, *args: Any) -> None: ...
+
+
 @PlatformRegistry.register(platform="cpu")
 class PlatformCPU(PlatformCUDA):  # type: ignore[misc]  # to mypy, verl is not there
-    device_name = property(lambda self: "cpu")
-    vendor_name = property(lambda self: "cpu")
+    device_name = vendor_name = property(lambda self: "cpu")
     device_module = property(lambda self: _Device())
+    set_device = synchronize = manual_seed = manual_seed_all = empty_cache = _nothing
 
     def is_available(self) -> bool:
         return True
@@ -34,16 +40,6 @@ class PlatformCPU(PlatformCUDA):  # type: ignore[misc]  # to mypy, verl is not t
 
     def device_count(self) -> int:
         return 1
-
-    def set_device(self, device_index: Any) -> None: ...
-
-    def synchronize(self, device_index: Any = None) -> None: ...
-
-    def manual_seed(self, seed: int) -> None: ...
-
-    def manual_seed_all(self, seed: int) -> None: ...
-
-    def empty_cache(self) -> None: ...
 
     def communication_backend_name(self) -> str:
         return "gloo"

@@ -27,6 +27,33 @@ def response(rollout: int, place: int) -> list[int]:
     return words + ([EOS] if place % 4 else [draw.choice(WORDS)])
 
 
+def model() -> Any:
+    """The model that training begins with."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(CHAIN, dtype=torch.float32)
+
+
+@torch.no_grad()
+def scored(prompts: list[list[int]], responses: list[list[int]]) -> list[torch.Tensor]:
+    """Log-probs of the responses by that model."""
+    policy, values = model(), []
+    for prompt, ids in zip(prompts, responses, strict=True):
+        logits = policy(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
+        values.append(logits.log_softmax(-1).gather(1, torch.tensor(ids).unsqueeze(1)).squeeze(1))
+    return values
+
+
+def objectives(clip: Any, target: Any, *, initial: float, **lp_reg: float) -> dict[str, list[dict[str, Any]]]:
+    """Objectives by name: masks, weights, state, a penalty, and what TRL has no head for."""
+    price = {"name": "adaptive_entropy", **target, "initial": initial}
+    return {
+        "s2t-stare": [clip, {"name": "s2t"}, {"name": "stare", **target}],
+        "mask-entropy": [clip, {"name": "random_mask", "share": 0.3}, price],
+        "lp-reg": [clip, {"name": "lp_reg", **lp_reg}],
+    }
+
+
 def whole(values: Any) -> torch.Tensor:
     """A copy of a tensor, put together where it is sharded."""
     values = values.detach()
@@ -93,6 +120,16 @@ def shell(line: str, folder: Path, **variables: str) -> str:
     ran = subprocess.run(["bash", "-ec", line], capture_output=True, text=True, cwd=folder, env=env, check=False)
     assert ran.returncode == 0, ran.stderr[-3000:]
     return ran.stdout
+
+
+def launched(line: str, folder: Path) -> list[str]:
+    """What a line of a shell gives verl: ``python3`` is a program that prints its arguments."""
+    python = folder / "python3"
+    python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    python.chmod(0o755)
+    words = shell(line, folder, PATH=f"{folder}:/usr/bin:/bin").splitlines()
+    assert words[:2] == ["-m", "verl.trainer.main_ppo"]
+    return words[2:]
 
 
 def counted_ranks() -> int:

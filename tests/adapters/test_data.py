@@ -1,9 +1,6 @@
 """The data level: a loss that knows nothing of rlstab, fed masks and advantages, has the objective's own gradient."""
 
-import importlib
-import importlib.util
 import re
-import types
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,25 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import rlstab
-from rlstab import (
-    AR,
-    STARE,
-    ClipHigher,
-    EntropyShaping,
-    KLPenalty,
-    RandomMask,
-    S2TMask,
-    SequenceMean,
-    TokenBatch,
-    TokenMean,
-    TokenObjective,
-    TopEntropyMask,
-    compose,
-    make_plan,
-    observe,
-    within,
-)
+import rlstab as r
+from rlstab import TokenObjective, compose, make_plan
 from rlstab.adapters.data import NO_HIGH, NO_LOW, DataLevel, DataPart, HostLoss, HostMean
 from rlstab.core.batch import to_padded
 from rlstab.core.comm import Comm
@@ -39,11 +19,12 @@ from rlstab.core.saved_state import dump_state, load_state
 from rlstab.errors import ConfigError, NonFinite, OutOfRange, ShapeError
 from rlstab.hosts import REFUSED, refusal
 from rlstab.presets import PRESETS
+from rlstab.testing.run import in_threads
 from rlstab.testing.steps import KINDS, Step, make_step
+from tests.adapters.jobs import ROOT
 from tests.examples import EXAMPLES, random_compositions
-from tests.processes import Processes
 
-STACK = compose(ClipHigher(), S2TMask(max_prob=0.05), STARE(target_entropy=5.0), TokenMean())
+STACK = compose(r.ClipHigher(), r.S2TMask(max_prob=0.05), r.STARE(target_entropy=5.0), r.TokenMean())
 MEANS = [HostMean(over, counts) for over in ("tokens", "sequences", "nothing") for counts in ("mask", "response")]
 CUTS = ([[0, 1, 2, 3, 4, 5]], [[0, 3], [1, 2, 5], [4]])
 
@@ -72,42 +53,22 @@ def averaged(losses: Tensor, part: DataPart, response: Tensor, loss: HostLoss, w
     return (masked.sum(1) / counted.sum(1).clamp(min=1)).sum() / whole[1]
 
 
-class Given:
-    """What a step is cut into, and what the data level gives a host for it."""
-
-    def __init__(self, level: DataLevel, step: Step, cut: Sequence[Sequence[int]]) -> None:
-        self.cut, self.steps = cut, [step.rows(rows) for rows in cut]
-        packed = [own.padded(2, 7.0) for own in self.steps]
-        self.batches, self.responses = [batch for batch, *_ in packed], [mask for *_, mask in packed]
-        self.parts = level.step(self.batches).parts
-
-    def gradient(self, loss_of: Any) -> Tensor:
-        """``(n,)`` of a loss in the live log-probs, in the order of the step's rows.
-
-        Args:
-            loss_of: of a batch, its padded live log-probs, what the host is given, and the response mask.
-        """
-        by_row: dict[int, Tensor] = {}
-        for place, (rows, own) in enumerate(zip(self.cut, self.steps, strict=True)):
-            batch, part, response = self.batches[place], self.parts[place], self.responses[place]
-            live = own.live["logprobs"].clone().requires_grad_()
-            loss_of(batch, to_padded(batch, live, fill=0.0), part, response).backward()
-            assert live.grad is not None
-            by_row |= {row: live.grad[batch.sequence == number] for number, row in enumerate(rows)}
-        return torch.cat([by_row[row] for row in sorted(by_row)])
-
-
 def by_the_host(level: DataLevel, step: Step, cut: Sequence[Sequence[int]]) -> Tensor:
     """``(n,)`` gradient of the host's loss in the live log-probs, in the order of the step's rows."""
-    given = Given(level, step, cut)
-    masks = [part.mask for part in given.parts] if level.loss.mean.counts == "mask" else given.responses
+    steps = [step.rows(rows) for rows in cut]
+    batches, _, responses = zip(*(own.padded(2, 7.0) for own in steps), strict=True)
+    parts = level.step(batches).parts
+    masks = [part.mask for part in parts] if level.loss.mean.counts == "mask" else responses
     whole = sum(float(mask.sum()) for mask in masks), sum(float(mask.any(1).sum()) for mask in masks)
-
-    def loss_of(batch: TokenBatch, live: Tensor, part: DataPart, response: Tensor) -> Tensor:
-        losses = vanilla(live, to_padded(batch, batch.old_logprobs), part.advantages, level.loss)
-        return averaged(losses, part, response, level.loss, whole)
-
-    return given.gradient(loss_of)
+    by_row: dict[int, Tensor] = {}
+    for rows, own, batch, part, response in zip(cut, steps, batches, parts, responses, strict=True):
+        live = own.live["logprobs"].clone().requires_grad_()
+        old = to_padded(batch, batch.old_logprobs)
+        losses = vanilla(to_padded(batch, live, fill=0.0), old, part.advantages, level.loss)
+        averaged(losses, part, response, level.loss, whole).backward()
+        assert live.grad is not None
+        by_row |= {row: live.grad[batch.sequence == number] for number, row in enumerate(rows)}
+    return torch.cat([by_row[row] for row in sorted(by_row)])
 
 
 def by_the_worker(objective: TokenObjective, step: Step) -> Tensor:
@@ -130,7 +91,7 @@ def assert_exact(objective: TokenObjective, step: Step, cut: Sequence[Sequence[i
 
 @pytest.mark.parametrize("mean", MEANS, ids=lambda mean: f"{mean.over}-{mean.counts}")
 def test_a_stack_is_the_worker_loss(mean: HostMean) -> None:
-    step, plain = step_of(), by_the_worker(compose(ClipHigher()), step_of())
+    step, plain = step_of(), by_the_worker(compose(r.ClipHigher()), step_of())
     for cut in CUTS:
         worker = assert_exact(STACK, step, cut, mean)
         assert float((plain - worker).abs().max()) > 1e-3  # S2T and STARE act
@@ -138,9 +99,9 @@ def test_a_stack_is_the_worker_loss(mean: HostMean) -> None:
 
 def test_everything_that_can_be_said_is_exact() -> None:
     """On steps of every kind: methods by themselves or beside a clip, presets, random compositions."""
-    clip = ClipHigher(low=0.1, high=0.1, dual_clip=1.5)
+    clip = r.ClipHigher(low=0.1, high=0.1, dual_clip=1.5)
     methods = [method for several in EXAMPLES.values() for method in several]
-    methods += [within(S2TMask(max_prob=0.05), STARE(target_entropy=5.0))]
+    methods += [r.within(r.S2TMask(max_prob=0.05), r.STARE(target_entropy=5.0))]
     alone = [own if "bounds" in own.writes or refusal(own) else compose(own, clip) for own in methods]
     presets = [preset.objective for preset in PRESETS.values()]
     said = [own for own in (*alone, *presets, *random_compositions(150, seed=4)) if refusal(own) is None]
@@ -153,14 +114,14 @@ def test_everything_that_can_be_said_is_exact() -> None:
 
 def test_a_response_that_lost_everything_keeps_its_mask() -> None:
     """verl leaves an empty response out of its count, slime counts one token for it, TRL counts it: none has to."""
-    step, rare = step_of(), TopEntropyMask(share=0.1)
+    step, rare = step_of(), r.TopEntropyMask(share=0.1)
     batch = step.rows(CUTS[0][0]).padded(2, 7.0)[0]
     keep = make_plan(rare, [batch]).terms(0).keep
     assert keep is not None
     lost = batch.sequence_total(keep) == 0
     assert int(lost.sum()) >= 2
     for mean in (HostMean(), HostMean("sequences")):
-        own = compose(ClipHigher(), rare, SequenceMean())
+        own = compose(r.ClipHigher(), rare, r.SequenceMean())
         part = DataLevel(own, mean).step([batch]).parts[0]
         assert part.mask.any(1).all()
         assert not part.advantages[lost].any()
@@ -172,14 +133,14 @@ def test_nothing_kept_is_silent() -> None:
     given = DataLevel(STACK).step([padded])
     assert given.has_no_gradient
     assert not given.parts[0].advantages.any()
-    everything = DataLevel(compose(RandomMask(share=1.0, sign="all"))).step([padded])
+    everything = DataLevel(compose(r.RandomMask(share=1.0, sign="all"))).step([padded])
     assert everything.has_no_gradient
     assert everything.metrics()["tokens/kept"] == 0.0
     assert everything.parts[0].mask.any(1).all()
 
 
 def test_the_state_is_carried_and_saved_and_stays_where_a_step_is_refused() -> None:
-    moving = compose(ClipHigher(), STARE(target_entropy=0.8, variant="C2", increment=0.05))
+    moving = compose(r.ClipHigher(), r.STARE(target_entropy=0.8, variant="C2", increment=0.05))
     level, state = DataLevel(moving), moving.init_state()
     for seed in (1, 2, 3):
         batch = step_of(seed=seed).padded(0, 0.0)[0]
@@ -198,35 +159,25 @@ def test_the_state_is_carried_and_saved_and_stays_where_a_step_is_refused() -> N
     assert level.state is before
 
 
-def on_a_rank(objective: TokenObjective, step: Step, rows: Sequence[int], comm: Comm) -> Any:
-    """What one rank is given, by the ids of its sequences, and the host's count of its mask."""
-    level = DataLevel(objective)
-    given = level.step([step.rows(rows).padded(1, 0.0)[0]] if rows else [], comm)
-    part = given.parts[0] if rows else DataPart(torch.ones(0), torch.ones(0))
-    advantages = {row: part.advantages[place][part.mask[place]] for place, row in enumerate(rows)}
-    return advantages, level.state, given.metrics(), sum(int(part.mask.sum()) for part in given.parts)
-
-
 @pytest.mark.parametrize("ranks", [[[0, 4, 5], [1, 2, 3]], [[0, 1, 2, 3, 4, 5], []]], ids=["two", "one is empty"])
-def test_two_ranks_are_one(ranks: list[list[int]], two: Processes) -> None:
-    step = step_of()
-    jobs = [(STACK, step, rows) for rows in ranks]
-    ranked = two.each(on_a_rank, jobs)
-    assert two.counted == 2
-    level = DataLevel(STACK)
+def test_two_ranks_are_one(ranks: list[list[int]]) -> None:
+    step, level = step_of(), DataLevel(STACK)
     alone = level.step([step.padded(1, 0.0)[0]])
-    for advantages, state, metrics, _ in ranked:
+    (whole,), kept = alone.parts, 0
+
+    def on_a_rank(rank: int, comm: Comm) -> Any:
+        own, rows = DataLevel(STACK), ranks[rank]
+        given = own.step([step.rows(rows).padded(1, 0.0)[0]] if rows else [], comm)
+        return own.state, given.metrics(), given.parts
+
+    for rows, (state, metrics, parts) in zip(ranks, in_threads(2, on_a_rank), strict=True):
         assert state == level.state
         assert metrics == pytest.approx(alone.metrics())
-        for row, values in advantages.items():
-            assert_same(values, alone.parts[0].advantages[row][alone.parts[0].mask[row]])
-    assert sum(count for *_, count in ranked) == int(alone.parts[0].mask.sum())
-
-
-@pytest.fixture(scope="module")
-def two() -> Any:
-    with Processes(2) as processes:
-        yield processes
+        for part in parts:
+            kept += int(part.mask.sum())
+            for place, row in enumerate(rows):
+                assert_same(part.advantages[place][part.mask[place]], whole.advantages[row][whole.mask[row]])
+    assert kept == int(whole.mask.sum())
 
 
 def test_every_other_method_is_refused_by_name() -> None:
@@ -239,47 +190,25 @@ def test_every_other_method_is_refused_by_name() -> None:
 
 def test_what_is_only_observed_is_not_refused() -> None:
     step = step_of()
-    level = DataLevel(compose(ClipHigher(), observe(KLPenalty()), observe(compose(AR(), ClipHigher(low=0.01)))))
-    assert_same(by_the_host(level, step, CUTS[1]), by_the_worker(ClipHigher(), step))
+    level = DataLevel(
+        compose(r.ClipHigher(), r.observe(r.KLPenalty()), r.observe(compose(r.AR(), r.ClipHigher(low=0.01))))
+    )
+    assert_same(by_the_host(level, step, CUTS[1]), by_the_worker(r.ClipHigher(), step))
     assert level.step([step.padded(0, 0.0)[0]]).metrics()["observe_kl/would_penalise"] == 1.0
 
 
 def test_what_the_host_has_to_be_set_to() -> None:
     assert DataLevel(PRESETS["justrl"].objective).loss == HostLoss(0.2, 0.28, 10.0, HostMean())
-    assert DataLevel(compose(EntropyShaping())).loss == HostLoss(NO_LOW, NO_HIGH, None, HostMean())
+    assert DataLevel(compose(r.EntropyShaping())).loss == HostLoss(NO_LOW, NO_HIGH, None, HostMean())
     with pytest.raises(OutOfRange, match=r"over = 'rows'"):
         HostMean("rows")  # type: ignore[arg-type]
     with pytest.raises(ShapeError, match=r"no \(B, T\) shape"):
         DataLevel(STACK).step([step_of().batch()])
 
 
-@pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is not installed")
-@pytest.mark.parametrize("name", ["stapo", "recommended", "dapo"])
-def test_the_formula_is_that_of_verl(name: str) -> None:
-    """verl's own ``vanilla``, its dual clip far away where the objective has none."""
-    host = importlib.import_module("verl.trainer.ppo.core_algos")
-    level, step = DataLevel(PRESETS[name].objective, HostMean("tokens", "response")), step_of()
-
-    class Config(dict[str, Any]):
-        clip_ratio, clip_ratio_low, clip_ratio_high = 0.2, level.loss.low, level.loss.high
-        global_batch_info = types.MappingProxyType({"dp_size": 1, "batch_num_tokens": len(step.batch())})
-
-    def loss_of(batch: TokenBatch, live: Tensor, part: DataPart, response: Tensor) -> Any:
-        return host.compute_policy_loss_vanilla(
-            old_log_prob=to_padded(batch, batch.old_logprobs),
-            log_prob=live,
-            advantages=part.advantages,
-            response_mask=response.double(),
-            loss_agg_mode="token-mean",
-            config=Config(clip_ratio_c=1e9 if level.loss.dual_clip is None else level.loss.dual_clip),
-        )[0]
-
-    assert_same(Given(level, step, CUTS[1]).gradient(loss_of), by_the_worker(level.objective, step))
-
-
 def test_the_lines_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    file = Path(rlstab.__file__).parents[1] / "docs" / "hosts" / "data.md"
+    file = ROOT / "docs" / "hosts" / "data.md"
     page = file.read_text(encoding="utf-8")
     (yaml,) = re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
     (tmp_path / "objective.yaml").write_text(yaml)

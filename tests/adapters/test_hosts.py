@@ -4,13 +4,12 @@ import importlib.metadata
 import re
 import sys
 import tomllib
-import types
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
-import rlstab
 from rlstab import ClipHigher, ImportanceCorrection, KLPenalty, S2TMask, TokenObjective, compose
 from rlstab.adapters.checkpoint import RECORD, keep_state, restore_state
 from rlstab.adapters.doctor import doctor
@@ -19,10 +18,8 @@ from rlstab.adapters.settings import check_reference, kl_settings, require_one_c
 from rlstab.cli import main
 from rlstab.errors import CheckpointError, ConfigError, HostError, MissingSignal, UnknownName
 from rlstab.hosts import Host, adapted
-from tests.core.measuring_methods import PassRate
-
-#: Of the repository.
-ROOT = Path(rlstab.__file__).parents[1]
+from tests.adapters.jobs import ROOT
+from tests.core.methods import PassRate
 
 
 def test_only_a_penalty_towards_the_reference_needs_its_model() -> None:
@@ -143,12 +140,9 @@ def test_doctor_tries_each_adapter(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     real = importlib.metadata.version
     monkeypatch.setattr("rlstab.adapters.doctor.version", lambda name: "2.5" if name == OTHER.package else real(name))
 
-    def broken() -> None:
-        raise RuntimeError("somebody replaced it")
-
-    for check_host, said in ((lambda: None, "is live; tested with Other 2.5."), (broken, "RuntimeError: somebody")):
-        module = types.ModuleType(OTHER.adapter)
-        module.check_host, module.tested = check_host, lambda: "Other 2.5"  # type: ignore[attr-defined]
+    error = RuntimeError("somebody replaced it")
+    for failure, said in ((None, "is live; tested with Other 2.5."), (error, "RuntimeError: somebody")):
+        module = MagicMock(check_host=MagicMock(side_effect=failure), tested=lambda: "Other 2.5")
         monkeypatch.setitem(sys.modules, OTHER.adapter, module)
         lines, well = doctor([OTHER])
         assert lines[-1].startswith("Other 2.5: other_adapter ")

@@ -3,25 +3,22 @@
 import importlib
 import importlib.util
 import json
-import os
 import re
+import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-import rlstab
 from rlstab import load_objective
 from rlstab.cli import main
 from rlstab.config import objective_hash
 from rlstab.hosts import HOSTS
 from rlstab.models import SHIPPED
 from rlstab.presets import PRESETS
+from tests.adapters.jobs import ROOT, launched, shell
 
-ROOT = Path(rlstab.__file__).parents[1]
 FOLDER = ROOT / "examples" / "recipes"
 NAMES = sorted(path.parent.name for path in FOLDER.glob("*/objective.yaml"))
 needs_trl = pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="TRL is not installed")
@@ -29,16 +26,10 @@ needs_verl = pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason
 
 
 def overrides(name: str, folder: Path) -> dict[str, str]:
-    """What a ``verl.sh`` gives verl: it runs up to Python, which is another one here that prints its arguments."""
-    python = folder / "python3"
-    python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
-    python.chmod(0o755)
-    env = {"PATH": f"{folder}:/usr/bin:/bin", "HOME": "/home/somebody"}
-    command = ["bash", str(FOLDER / name / "verl.sh"), "trainer.nnodes=1"]
-    ran = subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT, check=True)
-    words = ran.stdout.splitlines()
-    assert (words[:2], words[-1]) == (["-m", "verl.trainer.main_ppo"], "trainer.nnodes=1")
-    return dict(word.split("=", 1) for word in words[2:])
+    """What a ``verl.sh`` gives verl."""
+    words = launched(f"bash {FOLDER / name / 'verl.sh'} trainer.nnodes=1", folder)
+    assert words[-1] == "trainer.nnodes=1"
+    return dict(word.split("=", 1) for word in words)
 
 
 def test_the_recipes_are_those_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,9 +86,8 @@ def test_trl_takes_a_recipe(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe_of = importlib.import_module("train_trl").Recipe
     file = FOLDER / name / "trl.yaml"
     given = yaml.safe_load(file.read_text())
-    recipe, config = TrlParser((recipe_of, GRPOConfig)).parse_args_and_config(
-        ["--config", str(file), "--use_cpu", "true"]
-    )
+    arguments = ["--config", str(file), "--use_cpu", "true"]
+    recipe, config = TrlParser((recipe_of, GRPOConfig)).parse_args_and_config(arguments)
     given.pop("report_to")  # TRL makes a list of it
     for key, value in given.items():
         assert getattr(recipe if hasattr(recipe, key) else config, key) == value, key
@@ -129,12 +119,10 @@ def test_a_recipe_trains_a_tiny_model(tmp_path: Path) -> None:
         "output_dir": tmp_path / "out",
     }
     words = [word for key, value in small.items() for word in (f"--{key}", str(value))]
-    command = [sys.executable, str(FOLDER / "train_trl.py"), "--config", str(FOLDER / "stapo" / "trl.yaml"), *words]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
-    ran = subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT, check=False)
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    assert "rlstab/s2t/dropped" in ran.stdout
-    assert "rewards/accuracy_reward/mean" in ran.stdout
+    script, config = FOLDER / "train_trl.py", FOLDER / "stapo" / "trl.yaml"
+    said = shell(f"cd {ROOT}; python {script} --config {config} {shlex.join(words)}", tmp_path)
+    assert "rlstab/s2t/dropped" in said
+    assert "rewards/accuracy_reward/mean" in said
     assert (tmp_path / "out" / "model.safetensors").exists()
 
 

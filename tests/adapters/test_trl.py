@@ -2,29 +2,24 @@
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 
 pytest.importorskip("trl", reason="TRL is not installed: pip install -e '.[trl]', or nox -s trl")
 
+from trl import GRPOTrainer
+
 from rlstab.errors import CheckpointError
-from tests.adapters.jobs import farthest, largest, same_weights
+from tests.adapters.jobs import farthest, largest, objectives, same_weights
 from tests.adapters.trl_jobs import over_ranks, run, sampler, trainer_of
 
 #: TRL and what it imports warn of their own future.
 pytestmark = pytest.mark.filterwarnings("default")
 
 CLIP = {"name": "clip_higher", "low": 0.2, "high": 0.2}
-OBJECTIVES: dict[str, list[dict[str, Any]]] = {
-    "clip, s2t, stare": [CLIP, {"name": "s2t"}, {"name": "stare", "target_entropy": 0.8}],
-    "clip, random mask, adaptive entropy": [
-        CLIP,
-        {"name": "random_mask", "share": 0.3},
-        {"name": "adaptive_entropy", "target_entropy": 0.8, "initial": 0.002},
-    ],
-    "lp-reg": [CLIP, {"name": "lp_reg", "share": 0.4}],
-}
+OBJECTIVES = objectives(CLIP, {"target_entropy": 0.8}, initial=0.002, share=0.4)
 #: Eight responses per optimizer step, cut otherwise.
 FOUR = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
 FOUR_ON_EACH_OF_TWO = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4}
@@ -33,7 +28,7 @@ FOUR_ON_EACH_OF_TWO = {"per_device_train_batch_size": 1, "gradient_accumulation_
 RESUMED = {
     **FOUR_ON_EACH_OF_TWO,
     **{"optim": "adamw_torch", "lr_scheduler_type": "linear", "save_strategy": "steps", "save_steps": 2},
-    "objective": OBJECTIVES["clip, random mask, adaptive entropy"],
+    "objective": OBJECTIVES["mask-entropy"],
 }
 
 
@@ -120,18 +115,11 @@ def test_kl_is_trls(estimator: str, tmp_path: Path) -> None:
         assert second["kl"] == pytest.approx(first["kl"], rel=1e-4, abs=1e-6)
 
 
-class NoVLLM:
-    """In place of vLLM: the responses are fixed, so it is never asked for one."""
-
-    def __init__(self, **_: Any) -> None: ...
-
-    def sync_weights(self) -> None: ...
-
-
 @pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_mask", "sequence_truncate"])
 def test_lost_log_probs_change_nothing(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With TRL's correction for vLLM, and NaN where vLLM could give no log-prob: still TRL's loss, bit for bit."""
-    monkeypatch.setattr("trl.trainer.grpo_trainer.VLLMGeneration", NoVLLM)
+    # the responses are fixed, so vLLM is never asked for one
+    monkeypatch.setattr("trl.trainer.grpo_trainer.VLLMGeneration", MagicMock())
     given = {"use_vllm": True, "vllm_importance_sampling_mode": mode, "sampling": sampler(spoiled=(1, 4), scored=True)}
     given |= {"vllm_importance_sampling_clip_max": 50.0, **FOUR}
     plain, own = run(tmp_path / "plain", **given), run(tmp_path / "own", [CLIP], **given)
@@ -163,7 +151,7 @@ def test_a_stopped_run_over_two_ranks_goes_on_bit_for_bit(over_two: Any, tmp_pat
 
 def test_sharding_changes_nothing_and_a_stopped_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
     """FSDP2 over two real processes, by TRL's head and by rlstab's."""
-    names = ("clip, s2t, stare", "lp-reg")
+    names = ("s2t-stare", "lp-reg")
     whole = {**RESUMED, "objective": OBJECTIVES[names[0]]}
     given: dict[str, Any] = {name: {"objective": OBJECTIVES[name], **FOUR_ON_EACH_OF_TWO} for name in names}
     given |= {"whole": whole, "resumed": {**whole, "resume": str(tmp_path / "whole" / "checkpoint-2")}}
@@ -177,33 +165,20 @@ def test_sharding_changes_nothing_and_a_stopped_run_goes_on_bit_for_bit(tmp_path
     same_ends(done)
 
 
-def forwards(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """A list that notes of each forward of the policy whether it had a gradient."""
-    from trl import GRPOTrainer
-
-    seen: list[bool] = []
-    before = GRPOTrainer._get_per_token_logps_and_entropies
-
-    def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
-        seen.append(torch.is_grad_enabled())
-        return before(self, *args, **kwargs)
-
-    noted.__wrapped__ = before  # type: ignore[attr-defined]  # as TRL's own decorator does
-    monkeypatch.setattr(GRPOTrainer, "_get_per_token_logps_and_entropies", noted)
-    return seen
-
-
 @pytest.mark.parametrize(
     ("objective", "accumulation", "without"),
     [([CLIP], 2, 0), ([CLIP, {"name": "s2t"}], 1, 0), ([CLIP, {"name": "s2t"}], 2, 2), ([CLIP, {"name": "ar"}], 2, 2)],
 )
 def test_no_idle_forward(objective: Any, accumulation: int, without: int, tmp_path: Path, monkeypatch: Any) -> None:
     """Nobody reads the evidence, or the step is one micro-batch whose live outputs are the evidence."""
-    trainer = trainer_of(
-        *(tmp_path, objective),
-        **{"per_device_train_batch_size": 4, "num_iterations": 1, "max_steps": 1},
-        gradient_accumulation_steps=accumulation,
-    )
-    seen = forwards(monkeypatch)
+    given = {"per_device_train_batch_size": 4, "num_iterations": 1, "max_steps": 1}
+    trainer, seen = trainer_of(tmp_path, objective, gradient_accumulation_steps=accumulation, **given), []
+    before = GRPOTrainer._get_per_token_logps_and_entropies
+
+    def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append(torch.is_grad_enabled())
+        return before(self, *args, **kwargs)
+
+    monkeypatch.setattr(GRPOTrainer, "_get_per_token_logps_and_entropies", noted)
     trainer.train()
     assert (seen.count(True), seen.count(False)) == (accumulation, without)

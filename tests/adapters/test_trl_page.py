@@ -9,10 +9,8 @@ import pytest
 
 pytest.importorskip("trl", reason="TRL is not installed: pip install -e '.[trl]', or nox -s trl")
 
-from trl import GRPOTrainer
-
-from tests.adapters.jobs import ROOT, shell
-from tests.adapters.trl_jobs import ON_CPU
+from tests.adapters.jobs import CHAIN, ROOT, shell
+from tests.adapters.trl_jobs import ON_CPU, config, prompts, reward, trainer_of
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -38,21 +36,13 @@ def test_the_lines_of_the_first_page_run(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     (yaml,) = re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
     (tmp_path / "objective.yaml").write_text(yaml)
-    theirs: dict[str, Any] = {"__name__": "__main__"}  # what the reader's script has already
-    exec(BLOCKS["python"][0].partition("trainer =")[0], theirs)
-    config = theirs["GRPOConfig"](
-        "runs/trl", per_device_train_batch_size=8, num_generations=4, max_steps=1, max_completion_length=8, bf16=False,
-        use_cpu=True, report_to="none", save_strategy="no",
-    )  # fmt: skip
-    theirs |= {"reward": theirs["shorter"], "args": config}
-    theirs["dataset"] = theirs["Dataset"].from_dict({"prompt": ["Q1+2=", "Q3+4="] * 4})
+    # what the reader's script has already
+    theirs: dict[str, Any] = {"model": str(CHAIN), "reward": reward, "dataset": prompts()}
+    theirs["args"] = config(tmp_path, max_steps=1)
     first, watching = re.findall(r"```python.*?\n(.*?)```", page, flags=re.DOTALL)
     exec(first, theirs)
     assert set(theirs["trainer"].objective.keyed) == {"clip_higher", "token_mean", "s2t"}
-    theirs["trainer"] = GRPOTrainer(
-        model=theirs["model"], reward_funcs=theirs["reward"], args=config, train_dataset=theirs["dataset"],
-        processing_class=theirs["AutoTokenizer"].from_pretrained(theirs["model"], padding_side="left"),
-    )  # fmt: skip
+    theirs["trainer"] = trainer_of(tmp_path)  # TRL's own
     exec(watching, theirs)
 
 

@@ -12,8 +12,8 @@ pytest.importorskip("trl", reason="TRL is not installed: pip install -e '.[trl]'
 
 from rlstab import PolicyOutputs, TokenBatch, make_plan
 from rlstab.presets import PRESETS
-from tests.adapters.jobs import EOS
-from tests.adapters.trl_jobs import model, recorder, sampler, trainer_of
+from tests.adapters.jobs import EOS, model, scored
+from tests.adapters.trl_jobs import recorder, sampler, trainer_of
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -40,16 +40,11 @@ def full(policy: Any, inputs: dict[str, Tensor], min_p: float | None) -> dict[st
     return signals
 
 
-def scored(asked: list[str], trainer: Any) -> dict[str, Any]:
+def noisy(asked: list[str], trainer: Any) -> dict[str, Any]:
     """The fixed responses with log-probs of a sampler that is a little off."""
-    rollout = sampler()(asked, trainer)
-    policy, draw = model(), random.Random("a little off")
-    rollout["logprobs"] = []
-    for prompt, completion in zip(rollout["prompt_ids"], rollout["completion_ids"], strict=True):
-        with torch.no_grad():
-            logits = policy(input_ids=torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1]
-        own = logits.log_softmax(-1).gather(-1, torch.tensor(completion).unsqueeze(-1)).squeeze(-1)
-        rollout["logprobs"].append([value + draw.gauss(0.0, 0.2) for value in own.tolist()])
+    rollout, draw = sampler()(asked, trainer), random.Random("a little off")
+    exact = scored(rollout["prompt_ids"], rollout["completion_ids"])
+    rollout["logprobs"] = [[value + draw.gauss(0.0, 0.2) for value in values.tolist()] for values in exact]
     return rollout
 
 
@@ -62,43 +57,33 @@ def branch(inputs: dict[str, Tensor]) -> Tensor:
 def test_the_gradients_of_a_preset(name: str, tmp_path: Path) -> None:
     objective = PRESETS[name].objective
     beta = max((method.coefficient for method in objective.members if method.name == "kl"), default=0.0)
-    trainer = trainer_of(
-        tmp_path,
-        objective,
-        sampling=scored,
-        extra={"signals": {"branch": branch}},
-        **{"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": 2},
-        **{"beta": beta, "use_bias_correction_kl": beta == 0.0},
-    )
+    given: dict[str, Any] = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": 2}
+    given |= {"beta": beta, "use_bias_correction_kl": beta == 0.0, "extra": {"signals": {"branch": branch}}}
+    trainer = trainer_of(tmp_path, objective, sampling=noisy, **given)
     steps = recorder(trainer)
     trainer.train()
-    slices, state = trainer._buffered_inputs, None
-    policy, reference = model().double(), model().double()
+    slices, policy, state = trainer._buffered_inputs, model().double(), None
     min_p = objective.signal_options.get("min_p")
     with torch.no_grad():
-        old = [full(policy, inputs, min_p)["logprobs"] for inputs in slices]
-        anchor = [full(reference, inputs, min_p)["logprobs"] for inputs in slices]
+        first = [full(policy, inputs, min_p)["logprobs"] for inputs in slices]
     for step, bound in zip(steps, (1e-5, 5e-5), strict=True):  # the ratio adds the rounding of log-probs near -15
         live = [full(policy, inputs, min_p) for inputs in slices]
         batches = []
-        for inputs, now, before, ref in zip(slices, live, old, anchor, strict=True):
+        for inputs, now, before in zip(slices, live, first, strict=True):
             mask = inputs["completion_mask"]
             last = inputs["completion_ids"].gather(1, mask.sum(-1, keepdim=True) - 1).squeeze(1)
-            every = {
-                **{key: values.detach() for key, values in now.items()},
-                "ref_logprobs": ref,
-                "rollout_logprobs": inputs["sampling_per_token_logps"].double(),
-                "branch": branch(inputs),
-                "truncated": (last != EOS) & (last != PAD),
-            }
             batches.append(
                 TokenBatch.from_padded(
                     response_mask=mask,
                     advantages=inputs["advantages"].double(),
                     old_logprobs=before,
+                    ref_logprobs=before,
+                    rollout_logprobs=inputs["sampling_per_token_logps"].double(),
+                    branch=branch(inputs),
+                    truncated=(last != EOS) & (last != PAD),
                     sequence_ids=inputs["rlstab_sequence_ids"],
                     group_ids=inputs["rlstab_group_ids"],
-                    **{key: values for key, values in every.items() if key in {"logprobs", *objective.needs}},
+                    **{key: values.detach() for key, values in now.items()},
                 )
             )
         plan = make_plan(objective, batches, state)

@@ -58,6 +58,7 @@ def kl(**settings: Any) -> list[dict[str, Any]]:
 
 
 SPANS = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "steps_per_generation": 2}
+BIASED, UNBIASED = ({"beta": 0.02, "use_bias_correction_kl": on} for on in (True, False))
 
 
 @pytest.mark.parametrize(
@@ -68,19 +69,11 @@ SPANS = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "st
         (kl(), {"beta": 0.04}, "beta = 0.04 .*beta=0.02"),
         (kl(anchor="old"), {"beta": 0.02}, "beta = 0.02 has no effect"),
         ([CLIP], {**SPANS, "num_iterations": 1}, "span generations, .*steps_per_generation=4"),
-        ([CLIP], {"use_bias_correction_kl": False}, "use_bias_correction_kl = False has no effect"),
-        (kl(), {"beta": 0.02}, "use_bias_correction_kl = True, .*'k3'.*estimator: k3_unbiased"),
-        (
-            kl(estimator="k3_unbiased"),
-            {"beta": 0.02, "use_bias_correction_kl": False},
-            "use_bias_correction_kl = False, .*'k3_unbiased'",
-        ),
+        ([CLIP], {**UNBIASED, "beta": 0.0}, "use_bias_correction_kl = False has no effect"),
+        (kl(), BIASED, "use_bias_correction_kl = True, .*'k3'.*estimator: k3_unbiased"),
+        (kl(estimator="k3_unbiased"), UNBIASED, "use_bias_correction_kl = False, .*'k3_unbiased'"),
         ([CLIP], {"optim": "lomo"}, "optim = 'lomo'"),
-        (
-            [CLIP, {"name": "importance_correction"}],
-            {"use_vllm": True},
-            "'importance_correction' .*vllm_importance_sampling_correction=False",
-        ),
+        ([CLIP, {"name": "importance_correction"}], {"use_vllm": True}, "vllm_importance_sampling_correction=False"),
         ([CLIP, {"name": "lp_reg"}], {"extra": {"head": "trl"}}, "'lp_reg' reads 'max_logprobs', .*head='rlstab'"),
         ([CLIP, {"name": "mismatch"}], {"extra": {"rollout_func": None}}, "'rollout_logprobs', .*rollout_func"),
     ],
@@ -107,7 +100,8 @@ def test_signals_that_only_the_user_can_give(tmp_path: Path) -> None:
 
 
 def test_a_head_that_peft_wraps_is_named_and_not_the_model(tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft")
+    import peft
+
     saved = {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}
     extra = {"peft_config": peft.LoraConfig(r=4, task_type="CAUSAL_LM", **saved)}
     with pytest.raises(ConfigError, match=r"ModulesToSaveWrapper of PEFT .* out of modules_to_save"):
@@ -134,19 +128,12 @@ def test_another_trl_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         with pytest.raises(HostError, match=rf"TRL {other} is installed, .* pip install 'trl==1.16.\*'"):
             release.check_release(version=other)
 
-    class UnslothGRPOTrainer(GRPOTrainer):
-        pass
-
-    with monkeypatch.context() as patch:
-        patch.setattr(GRPOTrainer, "_compute_loss", sampler)
-        with pytest.raises(HostError, match=r"GRPOTrainer\._compute_loss was replaced by tests"):
-            release.check_release()
     with monkeypatch.context() as patch:
         patch.setattr("rlstab.adapters.releases.checksum", lambda method: "another")
         with pytest.warns(UserWarning, match="_compute_loss.* changed since the adapter was tested"):
             release.check_release()
     with monkeypatch.context() as patch:
-        patch.setattr(trl, "GRPOTrainer", UnslothGRPOTrainer)
+        patch.setattr(trl, "GRPOTrainer", type("UnslothGRPOTrainer", (GRPOTrainer,), {}))
         with pytest.raises(HostError, match="UnslothGRPOTrainer takes the place"):
             release.check_release()
     monkeypatch.setitem(sys.modules, "unsloth", types.ModuleType("unsloth"))
@@ -176,10 +163,9 @@ def test_everything_private_that_is_read_is_checked() -> None:
 
 
 def test_an_engine_that_accelerate_launch_chose_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for engine in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
-        launched = types.SimpleNamespace(distributed_type=engine, parallelism_config=None)
-        with pytest.raises(ConfigError, match=f"accelerate was launched with {engine.value}"):
-            check_engine(launched)
+    launched = types.SimpleNamespace(distributed_type=DistributedType.MEGATRON_LM, parallelism_config=None)
+    with pytest.raises(ConfigError, match="accelerate was launched with MEGATRON_LM"):
+        check_engine(launched)
     for kind in ("tp", "cp", "sp"):
         parallel = types.SimpleNamespace(**{f"{kind}_enabled": True})
         launched = types.SimpleNamespace(distributed_type=DistributedType.FSDP, parallelism_config=parallel)
@@ -236,12 +222,8 @@ def test_a_step_without_gradient_moves_nothing(masked: bool, head: str, tmp_path
     def equal(completion_ids: Any, trainer_state: Any, **_: Any) -> list[float]:
         return [float(sum(ids) % 7) if trainer_state.global_step != 1 else 1.0 for ids in completion_ids]
 
-    given: dict[str, Any] = {
-        "extra": {"reward_funcs": equal, "head": head},
-        "mask_truncated_completions": masked,
-        **TWO,
-    }
-    done = run(tmp_path, S2T, sampling=endless if masked else None, **given, **ADAM)
+    given: dict[str, Any] = {"extra": {"reward_funcs": equal, "head": head}, "mask_truncated_completions": masked}
+    done = run(tmp_path, S2T, sampling=endless if masked else None, **given, **TWO, **ADAM)
     assert (done["steps"][1]["tokens"] == (0.0, 0.0)) == masked
     assert unmoved(*done["steps"][:2])
     assert told(done, "steps/skipped") == [0.0, 1.0, 0.0, 0.0]
@@ -280,7 +262,8 @@ def test_lora_and_the_reference_model(head: str, tmp_path: Path) -> None:
     """Only adapters have gradients; the reference is the model without them, so its first KL is 0."""
     given: dict[str, Any] = {"beta": 0.02, **TWO}
     if head in ("trl", "rlstab"):
-        peft = pytest.importorskip("peft")
+        import peft
+
         adapters = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
         given["extra"] = {"peft_config": adapters, "head": head}
     done = run(tmp_path, [*kl(estimator="k3_unbiased"), {"name": "s2t"}], **given)
@@ -289,23 +272,19 @@ def test_lora_and_the_reference_model(head: str, tmp_path: Path) -> None:
     assert done["log"][3]["kl"] > 0.0
 
 
-def test_evaluation_leaves_the_state_alone(tmp_path: Path) -> None:
-    objective = [CLIP, {"name": "adaptive_entropy", "target_entropy": 0.8}]
-    own = trainer_of(tmp_path, objective, per_device_eval_batch_size=4, max_steps=2)
+def test_generation_is_trls_and_evaluation_leaves_the_state_alone(tmp_path: Path) -> None:
+    """With rlstab's head behind the model's forward."""
+    objective = [CLIP, {"name": "adaptive_entropy", "target_entropy": 0.8}, {"name": "lp_reg"}]
+    given = {"per_device_eval_batch_size": 4, "max_steps": 2}
+    own = trainer_of(tmp_path, objective, extra={"rollout_func": None}, **given)
     own.train()
+    assert own.state.log_history[0]["completions/mean_length"] > 0
     before = repr(own.objective_state)
     assert torch.isfinite(torch.tensor(own.evaluate()["eval_loss"]))
     assert repr(own.objective_state) == before
     log = own.state.log_history[-1]
     assert log["eval_entropy"] > 0
     assert log["eval_rlstab/tokens/kept"] == 1.0
-
-
-def test_a_model_is_generated_with_as_ever(tmp_path: Path) -> None:
-    """TRL's own generation, with rlstab's head behind the model's forward."""
-    done = run(tmp_path, [CLIP, {"name": "lp_reg"}], max_steps=2, extra={"rollout_func": None})
-    assert len(done["steps"]) == 2
-    assert done["log"][0]["completions/mean_length"] > 0
 
 
 def test_the_trainer_takes_arguments_by_place(tmp_path: Path) -> None:

@@ -1,32 +1,22 @@
 """verl's actor with an objective: the same whatever the cut, verl's own loss where that is all, resumed as it was."""
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-if importlib.util.find_spec("verl") is None:
-    pytest.skip("verl is not installed: nox -s verl", allow_module_level=True)
+pytest.importorskip("tests.adapters.cpu_verl", reason="verl is not installed: nox -s verl")
 
 from rlstab.errors import CheckpointError
 from tests.adapters import jobs
-from tests.adapters.jobs import farthest, largest, same_weights
-from tests.adapters.verl_jobs import on_cpu, run, worker_of
+from tests.adapters.jobs import farthest, largest, objectives, same_weights
+from tests.adapters.verl_jobs import run, worker_of
 
 #: verl and what it imports warn of their own future, and of engines that are not there.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 CLIP = {"name": "clip_higher", "low": 0.2, "high": 0.2, "dual_clip": 3.0}
-OBJECTIVES: dict[str, list[dict[str, Any]]] = {
-    "s2t-stare": [CLIP, {"name": "s2t"}, {"name": "stare", "target_entropy": 1.2}],
-    "mask-entropy": [
-        CLIP,
-        {"name": "random_mask", "share": 0.3},
-        {"name": "adaptive_entropy", "target_entropy": 1.2, "initial": 0.004},
-    ],
-    "lp-reg": [CLIP, {"name": "lp_reg", "share": 0.9, "min_p": 0.001}],
-}
+OBJECTIVES = objectives(CLIP, {"target_entropy": 1.2}, initial=0.004, share=0.9, min_p=0.001)
 #: What shows that the methods act.
 ACTS = {
     "s2t-stare": ["s2t/dropped", "stare/gate"],
@@ -50,11 +40,6 @@ RESUMED = {
 }
 
 
-@pytest.fixture(autouse=True, scope="module")
-def cpu() -> None:
-    on_cpu()
-
-
 @pytest.fixture(scope="module")
 def over_two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[dict[str, Any]]]]:
     """What two real processes did, by the name of the job, and their folder; they start once for all the tests."""
@@ -65,31 +50,26 @@ def over_two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     return folder, jobs.over_ranks("tests.adapters.verl_jobs", folder, given)
 
 
-class Shapes:
-    """Notes what the model is given: rows, and whether a mask."""
-
-    def __init__(self) -> None:
-        self.seen: set[tuple[bool, bool]] = set()
-
-    def __call__(self, actor: Any) -> None:
-        actor.engine.module.register_forward_pre_hook(self.note, with_kwargs=True)
-
-    def note(self, module: Any, args: Any, given: dict[str, Any]) -> None:
-        self.seen.add((len(given["input_ids"]) == 1, given["attention_mask"] is None))
-
-
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_the_cut_changes_nothing(name: str, over_two: Any, tmp_path: Path) -> None:
     """Micro-batches of 4 or by length against one of 16, rows padded, nested or packed, two processes under FSDP2."""
-    objective, shapes = OBJECTIVES[name], Shapes()
+    objective, shapes = OBJECTIVES[name], set()
+
+    def note(module: Any, args: Any, given: dict[str, Any]) -> None:
+        """Whether the model is given one row, and no mask."""
+        shapes.add((len(given["input_ids"]) == 1, given["attention_mask"] is None))
+
+    def watch(actor: Any) -> None:
+        actor.engine.module.register_forward_pre_hook(note, with_kwargs=True)
+
     whole = run(tmp_path / "whole", objective)
     parts = run(tmp_path / "parts", objective, rolled={"nested": False}, **FOUR)
-    packed = run(tmp_path / "packed", objective, change=shapes, **LENGTHS, **PACKED)
+    packed = run(tmp_path / "packed", objective, change=watch, **LENGTHS, **PACKED)
     ranks = over_two[1][name]
     assert [each["ranks"] for each in (whole, parts, packed, *ranks)] == [1, 1, 1, 2, 2]
     assert {each["class"] for each in (whole, parts, packed, *ranks)} == {"RLStabTrainingWorker"}
     assert all(each["sharded"] for each in ranks)
-    assert shapes.seen == {(True, True)}
+    assert shapes == {(True, True)}
     assert len(whole["steps"]) == 2
     for other in (parts, packed, *ranks):
         for first, second in zip(whole["steps"], other["steps"], strict=True):

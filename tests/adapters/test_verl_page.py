@@ -1,28 +1,21 @@
 """The page on verl and its example, as they are printed; what they launch is composed by verl itself."""
 
-import importlib.util
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-if importlib.util.find_spec("verl") is None:
-    pytest.skip("verl is not installed: nox -s verl", allow_module_level=True)
+pytest.importorskip("tests.adapters.cpu_verl", reason="verl is not installed: nox -s verl")
 
-from tests.adapters.jobs import ROOT, shell
-from tests.adapters.verl_jobs import batch_of, composed, on_cpu, rollout, worker_of
+from tests.adapters.jobs import ROOT, launched, shell
+from tests.adapters.verl_jobs import batch_of, composed, rollout, worker_of
 
 #: verl and what it imports warn of their own future, and of engines that are not there.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 PAGE = (ROOT / "docs" / "hosts" / "verl.md").read_text(encoding="utf-8")
 EXAMPLE = ROOT / "examples" / "verl_grpo.sh"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def cpu() -> None:
-    on_cpu()
 
 
 def trainable(config: Any) -> None:
@@ -43,13 +36,6 @@ def trainable(config: Any) -> None:
     require_from(host, objective)
 
 
-def overrides_of(printed: str) -> list[str]:
-    """Of a launch whose Python only prints its arguments, one a line."""
-    lines = printed.splitlines()
-    assert lines[:2] == ["-m", "verl.trainer.main_ppo"]
-    return lines[2:]
-
-
 def test_the_lines_of_the_page_run(tmp_path: Path) -> None:
     """All but the installation; verl's launch composes its configuration and stops there (Hydra's ``--cfg job``).
 
@@ -68,7 +54,7 @@ def test_the_lines_of_the_page_run(tmp_path: Path) -> None:
     assert "verl 0.9.1, through rlstab.adapters.verl" in check
     trainable(OmegaConf.create(shell(launch.rstrip() + " --cfg job", tmp_path)))
 
-    given = overrides_of(shell('python3() { printf "%s\\n" "$@"; }\n' + launch, tmp_path))
+    given = launched(launch, tmp_path)
     ours = dict(line.removeprefix("actor_rollout_ref.").split("=", 1) for line in given if line.startswith("actor_r"))
     tiny = ("model.path", "actor.ppo_m", "rollout.n=", "rollout.log_prob", "rollout.name")
     kept = {name: value for name, value in ours.items() if not name.startswith(tiny)}
@@ -80,26 +66,19 @@ def test_the_lines_of_the_page_run(tmp_path: Path) -> None:
 
 
 def test_the_example_is_a_launch_that_verl_takes(tmp_path: Path) -> None:
-    echo = tmp_path / "echo.sh"
-    echo.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
-    echo.chmod(0o755)
-    overrides = overrides_of(shell(f"{EXAMPLE} trainer.total_epochs=1", tmp_path, PYTHON=str(echo)))
+    overrides = launched(f"{EXAMPLE} trainer.total_epochs=1", tmp_path)
     assert overrides[-1] == "trainer.total_epochs=1"
     config = composed(overrides)
     assert config.actor_rollout_ref.actor.policy_loss.loss_mode == f"rlstab:{ROOT}/examples/objective.yaml"
     trainable(config)
 
 
-def test_a_launch_lacks_an_inference_server_alone() -> None:
-    """What both of verl's task runners import, with the extra and the pins of this repository; no rollout has one."""
+def test_a_launch_finds_what_it_imports() -> None:
+    """What both of verl's task runners import, with the extra and the pins of this repository."""
     import transfer_queue  # noqa: F401
     import verl.trainer.main_ppo
     import verl.trainer.main_ppo_v0  # noqa: F401
     from verl.trainer.ppo.v1 import get_trainer_cls
-    from verl.workers.rollout.base import get_rollout_class
 
     for mode in ("sync", "colocate_async", "separate_async"):
         assert get_trainer_cls(mode).__module__.startswith("verl.trainer.ppo.v1")
-    for server in ("vllm", "sglang"):
-        with pytest.raises((ImportError, ValueError), match=server):
-            get_rollout_class(server)

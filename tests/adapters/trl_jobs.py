@@ -10,10 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tests.adapters import cpu_fsdp, jobs
-from tests.adapters.jobs import CHAIN, response, sharded, step_of, weights
+from tests.adapters.jobs import CHAIN, model, response, sharded, step_of, weights
 
 #: What a process of its own has beside :data:`tests.adapters.jobs.QUIET`.
 QUIET = {**jobs.QUIET, "HF_DATASETS_DISABLE_PROGRESS_BARS": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "CI": "1"}
@@ -82,12 +80,6 @@ def config(folder: Path, **changes: Any) -> Any:
         **changes,
     }
     return GRPOConfig(**given)
-
-
-def model() -> Any:
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(CHAIN, dtype=torch.float32)
 
 
 def tokenizer() -> Any:

@@ -3,24 +3,20 @@
 ``python -m tests.adapters.verl_jobs FOLDER`` under the variables of a launcher runs the jobs that FOLDER describes.
 """
 
-import functools
 import json
 import os
 import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+import tests.adapters.cpu_verl  # noqa: F401 (before verl, which trains on a CPU then)
 from tests.adapters import jobs
-from tests.adapters.jobs import CHAIN, response, sharded, step_of, weights
+from tests.adapters.jobs import CHAIN, response, scored, sharded, step_of, weights
 
-QUIET = {**jobs.QUIET, "WG_BACKEND": "ray", "PYTHONWARNINGS": "ignore"}
 ROWS, GROUP = 16, 4
-
-os.environ.update(QUIET)
 
 
 def settings(folder: Path, objective: Any = None, **changes: Any) -> list[str]:
@@ -60,15 +56,8 @@ def composed(overrides: list[str]) -> Any:
         return compose("ppo_trainer", overrides=overrides)
 
 
-def on_cpu() -> None:
-    """Import verl so that it trains on a CPU; it warns of every engine that is not installed."""
-    warnings.simplefilter("ignore")
-    import tests.adapters.cpu_verl  # noqa: F401
-
-
 def worker_of(folder: Path, objective: Any = None, **changes: Any) -> Any:
     """verl's ``ActorRolloutRefWorker`` with its actor, on this process."""
-    on_cpu()
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
     if not torch.distributed.is_initialized():
@@ -99,26 +88,23 @@ def rollout(
     rows; verl's correction made ``weights``; in some steps rewards are ``equal``, or a token impossible (``broken``).
     """
     draw = torch.Generator().manual_seed(step)
-    responses = [torch.tensor(response(step, place)) for place in range(ROWS)]
-    prompts = [torch.tensor([11, 12 + place // GROUP, 13][: 2 + place // GROUP % 2]) for place in range(ROWS)]
+    responses = [response(step, place) for place in range(ROWS)]
+    prompts = [[11, 12 + place // GROUP, 13][: 2 + place // GROUP % 2] for place in range(ROWS)]
+    logprobs = scored(prompts, responses)
 
     def like(make: Any) -> list[torch.Tensor]:
         return [make(len(ids)) for ids in responses]
 
     columns: dict[str, Any] = {
-        "prompts": prompts,
-        "responses": responses,
-        "input_ids": [torch.cat(pair) for pair in zip(prompts, responses, strict=True)],
+        "prompts": [torch.tensor(ids) for ids in prompts],
+        "responses": [torch.tensor(ids) for ids in responses],
+        "input_ids": [torch.tensor(prompt + ids) for prompt, ids in zip(prompts, responses, strict=True)],
         "response_mask": like(lambda n: torch.ones(n, dtype=torch.int64)),
-        **{
-            name: [
-                (values + 0.2 * torch.randn(len(values), generator=draw)).clamp(max=0)
-                for values in scored(prompts, responses)
-            ]
-            for name in ("old_log_probs", "rollout_log_probs", "ref_log_prob")
-        },
         "advantages": [torch.full((len(ids),), (place % 5 - 2) / 2) for place, ids in enumerate(responses)],
     }
+    for name in ("old_log_probs", "rollout_log_probs", "ref_log_prob"):
+        moved = (values + 0.2 * torch.randn(len(values), generator=draw) for values in logprobs)
+        columns[name] = [values.clamp(max=0) for values in moved]
     if step in equal:
         columns["advantages"] = like(torch.zeros)
     if step in broken:
@@ -132,23 +118,6 @@ def rollout(
     return {"nested": nested, "columns": {name: values for name, values in columns.items() if name not in without}}
 
 
-@functools.cache
-def shipped() -> Any:
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(CHAIN, dtype=torch.float32)
-
-
-@torch.no_grad()
-def scored(prompts: list[torch.Tensor], responses: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Log-probs of the responses by the model that training begins with."""
-    values = []
-    for prompt, ids in zip(prompts, responses, strict=True):
-        logits = shipped()(torch.cat([prompt, ids]).unsqueeze(0)).logits[0, len(prompt) - 1 : -1]
-        values.append(logits.log_softmax(-1).gather(1, ids.unsqueeze(1)).squeeze(1))
-    return values
-
-
 def batch_of(rolled: dict[str, Any], rank: int, ranks: int, **keys: Any) -> Any:
     """verl's TensorDict of the rows of one rank, with what its trainer says beside."""
     from verl.utils import tensordict_utils as tu
@@ -160,11 +129,9 @@ def batch_of(rolled: dict[str, Any], rank: int, ranks: int, **keys: Any) -> Any:
     told = {"temperature": 1.0, "calculate_entropy": False, "global_batch_size": ROWS, "mini_batch_size": ROWS}
     told |= {"epochs": 1, "seed": 42, "dataloader_kwargs": {"shuffle": False}, "compute_loss": True, **keys}
     if rolled["nested"]:
+        whole |= {name: columns[name] for name in ("input_ids", "loss_mask")}
+        whole["position_ids"] = [torch.arange(len(ids)) for ids in columns["input_ids"]]
         tensors = {name: torch.nested.as_nested_tensor(rows, layout=torch.jagged) for name, rows in whole.items()}
-        for name in ("input_ids", "loss_mask"):
-            tensors[name] = torch.nested.as_nested_tensor(columns[name], layout=torch.jagged)
-        places = [torch.arange(len(ids)) for ids in columns["input_ids"]]
-        tensors["position_ids"] = torch.nested.as_nested_tensor(places, layout=torch.jagged)
         return tu.get_tensordict({**tensors, "uid": columns["uid"]}, told)
 
     def padded(values: list[torch.Tensor], *, left: bool = False) -> torch.Tensor:

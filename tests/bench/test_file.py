@@ -42,39 +42,25 @@ def test_runs_come_seed_by_seed_and_each_is_that_of_its_run_file(tmp_path: Path)
     assert bench.runs[0].config.pipeline.estimator.name == "dr_grpo"
 
 
-def test_a_method_may_bring_stages_of_its_own(tmp_path: Path) -> None:
+def test_a_method_may_bring_stages_of_its_own_which_come_after_those_of_a_setting(tmp_path: Path) -> None:
     """The list as a whole: it has no keys to set one by one."""
-    stages = {"uniform": [{"name": "uniform", "pool": 64}], "paced": [{"name": "paced", "pool": 64}, "rloo"]}
+    stages = {"own": [{"name": "paced", "pool": 64}, "rloo"], "none": []}
     entries = {name: {"objective": "clip_higher", "set": {"stages": some}} for name, some in stages.items()}
-    pipelines = {run.method: run.config.pipeline for run in load_bench(tiny(tmp_path, entries, seeds=1)).runs}
-    assert {name: (each.selector.name, each.estimator.name) for name, each in pipelines.items()} == {
-        "uniform": ("uniform", "grpo"),
-        "paced": ("paced", "rloo"),
-    }
-
-
-def test_stages_of_a_setting_come_before_those_of_a_method(tmp_path: Path) -> None:
-    entries = {"own": {"set": {"stages": [{"name": "paced", "pool": 64}]}}, "none": {}}
     settings = {"long": {"stages": [{"name": "overlong", "buffer": 4}]}}
-    file = {**tiny(tmp_path, entries, settings=settings, seeds=1)}
-    file["base"]["objective"] = "clip_higher"
-    names = {run.method: [stage.name for stage in run.config.pipeline] for run in load_bench(file).runs}
-    assert names == {"own": ["paced", "overlong", "grpo"], "none": ["in_order", "overlong", "grpo"]}
+    bench = load_bench(tiny(tmp_path, entries, settings=settings))
+    names = {run.method: [stage.name for stage in run.config.pipeline] for run in bench.runs}
+    assert names == {"own": ["paced", "overlong", "rloo"], "none": ["in_order", "overlong", "grpo"]}
 
 
-def test_a_method_scales_what_the_setting_says(tmp_path: Path) -> None:
-    file = tiny(tmp_path, {"half": {"objective": "s2t", "scale": {"optimisation.lr": 0.5}}, "whole": "s2t"}, seeds=1)
-    bench = load_bench({**file, "settings": {"slow": {}, "fast": {"optimisation.lr": 1e-2}}})
-    rates = {run.name: run.config.optimisation.lr for run in bench.runs}
-    assert list(rates.values()) == [5e-4, 1e-3, 5e-3, 1e-2]
-    assert [run.hash for run in load_bench(bench.resolved).runs] == [run.hash for run in bench.runs]
-
-
-def test_a_method_overrides_what_the_setting_says(tmp_path: Path) -> None:
-    file = tiny(tmp_path, {"whole": "s2t", "exact": {"override": {"rollout.precision": None}}}, seeds=1)
-    file["base"]["objective"] = "s2t"
-    bench = load_bench({**file, "settings": {"coarse": {"rollout.precision": "int4"}}})
-    assert [run.config.rollout.precision for run in bench.runs] == ["int4", None]
+def test_a_method_scales_or_overrides_what_the_setting_says(tmp_path: Path) -> None:
+    methods = {
+        "half": {"objective": "s2t", "scale": {"optimisation.lr": 0.5}},
+        "exact": {"objective": "s2t", "override": {"rollout.precision": None}},
+    }
+    settings = {"slow": {"rollout.precision": "int4"}, "fast": {"optimisation.lr": 1e-2}}
+    bench = load_bench(tiny(tmp_path, methods, settings=settings))
+    values = {run.name: (run.config.optimisation.lr, run.config.rollout.precision) for run in bench.runs}
+    assert list(values.values()) == [(5e-4, "int4"), (1e-3, None), (5e-3, None), (1e-2, None)]
     assert [run.hash for run in load_bench(bench.resolved).runs] == [run.hash for run in bench.runs]
 
 
@@ -171,6 +157,7 @@ MISTAKES = [
     ("name: x\nbase: 3\nmethods: {a: s2t}\n", "b.yaml:2: base"),
     ("name: x\nbase: {optimisation: {lrr: 1.0}}\nmethods: {a: s2t}\n", "b.yaml:2: optimisation.lrr"),
     (f"{HEAD}stack: [zzz]\n", "b.yaml:3: objective.1.name"),
+    (f"{HEAD}methods: {{a: {{objective: zzz}}}}\n", "b.yaml:3: objective.name"),
 ]
 #: What the schema does not see: settings of a run by their paths, and what is wrong beside something else.
 UNSEEN = [

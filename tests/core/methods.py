@@ -1,10 +1,11 @@
-"""Small methods that exist for the tests."""
+"""Small methods that exist for the tests: what each kind of term does alone, measured twice or by group."""
 
 from typing import Annotated, Literal
 
 import torch
 
-from rlstab import Gate, Mean, Pool, Range, Terms, TokenObjective
+from rlstab import Gate, Mean, Pool, Range, Surrogate, Terms, TokenObjective
+from rlstab.core.stats import Grouped
 
 
 class DropPunished(TokenObjective):
@@ -25,6 +26,32 @@ class Unweighted(TokenObjective):
 
     def terms(self, batch, stat, state):
         return Terms(gates={"": Gate(lambda ratio, constants: 1 / ratio)})
+
+
+class CappedGate(TokenObjective):
+    """CISPO (arXiv 2506.13585) as a gate, which composes with a trust region: a log-prob weighs at most ``cap``."""
+
+    name = "capped_gate"
+    writes = {"gates"}
+    cap: float = 1.2
+
+    def terms(self, batch, stat, state):
+        return Terms(gates={"": Gate(lambda ratio, constants: ratio.clamp(max=self.cap) / ratio)})
+
+
+class Capped(TokenObjective):
+    """In place of the ratio, the ratio of at most ``cap``; 0 below ``floor``."""
+
+    name = "capped"
+    writes = {"surrogate"}
+    cap: float = 1.1
+    floor: float = 0.0
+
+    def terms(self, batch, stat, state):
+        def pull(ratio, constants):
+            return torch.where(ratio < self.floor, 0.0, ratio.clamp(max=self.cap))
+
+        return Terms(surrogate=Surrogate(pull))
 
 
 class Exempt(TokenObjective):
@@ -99,3 +126,45 @@ class Chooser(TokenObjective):
 
     def terms(self, batch, stat, state):
         return Terms()
+
+
+class PassRate(TokenObjective):
+    """Weighs a response by how seldom its group succeeds: ``1 + strength * (1 - share of rewarded responses)``."""
+
+    name = "pass_rate"
+    writes = {"weight"}
+    strength: float = 1.0
+
+    def measure(self, batch):
+        best = batch.sequence_mean(batch.rewarded)
+        return {"passed": Grouped.of(batch.group_ids, (best > 0).double(), batch.lengths > 0)}
+
+    def terms(self, batch, stat, state):
+        rate = stat.grouped("passed").mean(batch.spread(batch.group_ids))
+        return Terms(weight=(1 + self.strength * (1 - rate)).to(batch.logprobs.dtype), report={"rate": Mean.of(rate)})
+
+
+class CentredGate(TokenObjective):
+    """Stops tokens whose surprise is above the mean of their group by more than the spread in the step."""
+
+    name = "centred_gate"
+    needs = {"logprobs"}
+    writes = {"gates"}
+
+    def measure(self, batch):
+        return {"logprob": Grouped.of(batch.spread(batch.group_ids), batch.logprobs)}
+
+    def measure_again(self, batch, stat):
+        return {"square": Mean.of(self.centred(batch, stat).square())}
+
+    def advance(self, state, stat):
+        assert set(stat) == {"logprob", "square"}  # both rounds
+        return state
+
+    def terms(self, batch, stat, state):
+        far = self.centred(batch, stat).square() > stat.mean("square").value
+        return Terms(gates={"": Gate(lambda ratio, constants: torch.where(far, 0.0, torch.ones_like(ratio)))})
+
+    @staticmethod
+    def centred(batch, stat):
+        return batch.logprobs.double() - stat.grouped("logprob").mean(batch.spread(batch.group_ids))

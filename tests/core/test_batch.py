@@ -48,10 +48,7 @@ def test_tokens_are_packed_row_by_row():
     assert batch.group_ids.dtype == torch.int64
     assert batch.logprobs is batch.old_logprobs
     assert make().sequence_ids.tolist() == [0, 1, 2, 3]
-
-
-def test_advantages_are_of_rows_or_of_tokens():
-    assert make().advantages.tolist() == [1.0, 1.0, -1.0, -1.0, 0.5, 0.5]
+    assert make().advantages.tolist() == [1.0, 1.0, -1.0, -1.0, 0.5, 0.5]  # of rows, and of tokens:
     assert make(advantages=VALUES).advantages.tolist() == [0.0, 1.0, 4.0, 5.0, 9.0, 11.0]
 
 

@@ -17,7 +17,7 @@ from rlstab import (
     make_plan,
     within,
 )
-from rlstab.testing.tolerances import REORDERED
+from rlstab.core.compose import walk
 from tests.core.methods import DropPunished, Exempt, Noise, Scale, Unweighted
 from tests.core.steps import batch_of, live_of, random_rows
 
@@ -59,14 +59,6 @@ def test_order_and_grouping_change_no_bit():
         assert hash(objective) == hash(compose(*METHODS))
         assert [method.name for method in objective.members] == sorted(method.name for method in METHODS)
         assert same(run(objective), expected)
-
-
-def test_composition_of_nothing_is_the_plain_policy_gradient():
-    assert compose().members == ()
-    batch = batch_of(ROWS)
-    policy, _ = live_of(batch, ROWS)
-    expected = -(batch.advantages * (policy.logprobs - batch.old_logprobs).exp()).mean()
-    torch.testing.assert_close(compose()(batch, policy).loss, expected, rtol=REORDERED, atol=0)
 
 
 def test_equal_names_get_numbers_and_hide_no_method_of_that_name():
@@ -139,12 +131,6 @@ def test_a_penalty_within_counts_only_what_the_outer_method_keeps():
     assert plan.penalised == int(chosen.sum()) == int(plan.loss(batch, policy).report["within_2/inner/value"].count)
 
 
-def test_within_is_compose_where_the_outer_method_keeps_all():
-    rewarded = [[{**own, "A": 1.0} for own in row] for row in ROWS]
-    nested, beside = compose(within(DropPunished(), SMALL), ClipHigher()), compose(SMALL, ClipHigher())
-    assert same(run(nested, rewarded), run(beside, rewarded))
-
-
 def test_each_field_is_joined_by_its_law():
     batch, some = batch_of(ROWS), LpReg(share=0.4, form="code")
 
@@ -161,3 +147,29 @@ def test_each_field_is_joined_by_its_law():
     assert torch.equal(both, drop & forking)
     assert plan(some, Exempt()).terms(batch).unclipped.all()
     assert not plan(some).terms(batch).unclipped.all()
+
+
+def places(objective):
+    return [(leaf.name, [outer.name for outer in leaf.around]) for leaf in walk(objective)]
+
+
+def test_leaves_stand_in_the_order_of_the_composition_with_what_is_around_them():
+    inner = compose(STARE(), within(TopEntropyMask(), KLPenalty()))
+    assert places(compose(within(S2TMask(), inner), ClipHigher())) == [
+        ("clip_higher", []),
+        ("s2t", []),
+        ("stare", ["s2t"]),
+        ("top_entropy", ["s2t"]),
+        ("kl", ["s2t", "top_entropy"]),
+    ]
+    assert places(within(within(S2TMask(), TopEntropyMask()), STARE()))[2] == ("stare", ["s2t", "top_entropy"])
+
+
+def test_two_are_nested_where_one_is_around_the_other_and_not_where_equal_ones_are():
+    first, second = within(S2TMask(), STARE()), within(S2TMask(), STARE(share=0.2))
+    alone, s2t, stare, other_s2t, other_stare = walk(compose(first, second, TopEntropyMask()))
+    assert (s2t.name, stare.name, other_s2t.name, other_stare.name) == ("s2t", "stare", "s2t", "stare")
+    assert s2t.nested(stare)
+    assert stare.nested(s2t)
+    assert not stare.nested(other_s2t)
+    assert not stare.nested(alone)

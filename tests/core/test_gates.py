@@ -1,7 +1,7 @@
-"""Gates give the gradients of published surrogates, multiply, and are reported as they act."""
+"""Gates, and what takes the place of the ratio: their gradients, their metrics, the tokens that they see."""
 
 import math
-from dataclasses import replace
+import warnings
 from typing import ClassVar
 
 import pytest
@@ -13,28 +13,22 @@ from rlstab import (
     CPPO,
     DPPO,
     DRPO,
-    GSPO,
+    GMPO,
     SAPO,
-    ClipHigher,
     Gate,
-    SequenceMean,
     Terms,
     TokenObjective,
     compose,
     make_plan,
     within,
 )
+from rlstab.core.metadata import About
 from rlstab.core.terms import Constants
-from rlstab.errors import NonFinite
-from tests.core.gate_methods import CISPO, OneSided
-from tests.core.methods import DropPunished, Noise, Scale
+from rlstab.errors import FitWarning, NonFinite
+from tests.core.methods import Capped, CappedGate, DropPunished, Exempt, Noise, Scale
 from tests.core.steps import batch_of, gradients, live_of, random_rows, run_parts, token
 
-ROWS = [
-    [{**own, "logp": min(own["logp"], 0.0)} for own in row] for row in random_rows(5, [6, 9, 0, 12, 7, 1, 10, 8, 11, 9])
-]
-#: Rounding of one operation in float64.
-EPS = 2.0**-53
+ROWS = random_rows(5, [6, 9, 0, 12, 7, 1, 10, 8, 11, 9])
 
 
 def run(objective, rows=ROWS, **options):
@@ -45,51 +39,31 @@ def run(objective, rows=ROWS, **options):
     return out, gradients(batch, leaves)["logp"], batch
 
 
-#: Ratios 1.5 and 1.1 rewarded, 0.5 and 0.9 punished.
-FOUR = [
-    [token(drift=math.log(1.5), A=1.0), token(drift=math.log(1.1), A=1.0)],
-    [token(drift=math.log(0.5), A=-2.0), token(drift=math.log(0.9), A=-2.0)],
-]
+def test_a_token_pulls_with_a_surrogate_in_place_of_the_ratio():
+    rows = [[token(drift=math.log(r), A=a) for r in (0.5, 1.0, 1.5)] for a in (1.0, -2.0)]
+    out, slopes, _ = run(compose(Capped(cap=1.1, floor=0.6)), rows)
+    assert slopes.tolist() == pytest.approx([0.0, -1 / 6, -1.1 / 6, 0.0, 2 / 6, 2.2 / 6], rel=1e-15)
+    assert out.loss.item() == pytest.approx(float(slopes.sum()), rel=1e-15)
+    (pulled, slopes, _), (plain, expected, _) = run(compose(Capped(cap=1e9))), run(compose())
+    assert torch.equal(pulled.loss, plain.loss)
+    assert torch.equal(slopes, expected)
 
 
-def test_a_gate_beside_a_trust_region_is_clipped_and_reported_as_such():
-    out, slopes, _ = run(compose(CISPO(high=0.05), ClipHigher(low=0.2, high=0.28)), FOUR)
-    # the clip stops the first and the third; the gate holds the second at 1.05 and leaves the fourth alone
-    assert slopes.tolist() == pytest.approx([0.0, -1.05 / 4, 0.0, 2 * 0.9 / 4], rel=1e-15)
-    assert slopes[0] == slopes[2] == 0
-    metrics = out.metrics()
-    assert metrics["ratio/clipped_high"] == metrics["ratio/clipped_low"] == 1 / 4
-    wide = run(compose(CISPO(high=0.05), ClipHigher(low=0.9, high=9.0)), FOUR)
-    assert wide[0].metrics()["ratio/clipped_high"] == wide[0].metrics()["ratio/clipped_low"] == 0
-    assert (wide[1] != 0).all()
-
-
-def test_gates_multiply():
-    each = [run(compose(method), ROWS)[1] for method in (CISPO(high=0.1), SAPO())]
-    both, plain = run(compose(CISPO(high=0.1), SAPO()), ROWS)[1], run(compose(), ROWS)[1]
-    torch.testing.assert_close(both * plain, each[0] * each[1], rtol=8 * EPS, atol=0)
-
-
-def test_a_gate_sees_the_ratio_of_the_sequence_and_that_sees_what_is_kept():
-    rows = [row for row in ROWS if row]
-    objective = compose(CISPO(high=0.1), GSPO(), Noise(), SequenceMean())
-    _, slopes, batch = run(objective, rows)
-    keep = make_plan(objective, [batch]).terms(batch).keep
-    gap = torch.tensor([own["logp"] - own["old"] for row in rows for own in row], dtype=torch.float64)
-    mean, kept = batch.sequence_mean(gap, keep), batch.sequence_total(keep)
-    assert (mean != batch.sequence_mean(gap)).any()
-    assert (mean.exp() > 1.1).any()
-    divisor = batch.spread(kept) * (kept > 0).sum()
-    expected = -batch.spread(mean).exp().clamp(max=1.1) * batch.advantages / divisor
-    assert slopes.tolist() == pytest.approx(torch.where(keep, expected, 0.0).tolist(), rel=1e-14)
+def test_gates_multiply_it_and_exempt_tokens_pull_with_their_ratio():
+    choices = (), (Capped(),), (CappedGate(),), (Capped(), CappedGate())
+    plain, capped, gated, both = (run(compose(*methods))[1] for methods in choices)
+    torch.testing.assert_close(both * plain, capped * gated, rtol=1e-15, atol=0)
+    assert not torch.equal(capped, plain)
+    assert not torch.equal(gated, plain)
+    assert torch.equal(run(compose(Capped(cap=0.1), CappedGate(0.1), Exempt()))[1], plain)
 
 
 def test_a_ratio_and_a_gate_read_the_advantage_after_bonuses():
-    lifted = compose(OneSided(), CEGPPO(), DRPO(0.15), Scale(bonus=0.6))
+    lifted = compose(GMPO(), CEGPPO(), DRPO(0.15), Scale(bonus=0.6))
     _, slopes, batch = run(lifted)
     raised = [[{**own, "A": own["A"] + 0.6} for own in row] for row in ROWS]
     assert any((a > 0) != (b > 0) for a, b in zip(batch.advantages, batch_of(raised).advantages, strict=True))
-    assert torch.equal(slopes, run(compose(OneSided(), CEGPPO(), DRPO(0.15)), raised)[1])
+    assert torch.equal(slopes, run(compose(GMPO(), CEGPPO(), DRPO(0.15)), raised)[1])
 
 
 class Spoils(TokenObjective):
@@ -139,7 +113,7 @@ def test_within_shows_a_gate_only_what_the_outer_method_keeps():
     chosen = (batch.entropies < 0.2) & batch.rewarded
     assert 0 < chosen.sum() < batch.rewarded.sum()
     plain = run(compose(DropPunished()))[1]
-    torch.testing.assert_close(slopes, torch.where(chosen, 2.0, 1.0) * plain, rtol=4 * EPS, atol=0)
+    torch.testing.assert_close(slopes, torch.where(chosen, 2.0, 1.0) * plain, rtol=1e-15, atol=0)
     counted = out.report["within/inner/gate"]
     assert counted.count == batch.rewarded.sum()
     assert counted.total == int(batch.rewarded.sum()) + int(chosen.sum())
@@ -151,10 +125,15 @@ def test_metrics_of_gates_and_of_a_pull_by_hand_and_over_parts():
         [token(drift=math.log(0.5), A=-1.0, now=-0.5), token(drift=math.log(4.0), A=0.0)],
     ]
     # probabilities move by 0.05, 0.15 and -0.30; the last token has no advantage, so it is not counted
-    gates = {"cispo/gate": (0.6 + 0.96 + 1.0) / 3, "cispo/stopped": 0.0, "cppo/gate": 1 / 3, "cppo/stopped": 2 / 3}
+    gates = {
+        "capped_gate/gate": (0.6 + 0.96 + 1.0) / 3,
+        "capped_gate/stopped": 0.0,
+        "cppo/gate": 1 / 3,
+        "cppo/stopped": 2 / 3,
+    }
     pulls = {"ratio/surrogate": 1.5 / 3, "ratio/stopped": 2 / 3}
     for objective, expected in (
-        (compose(CISPO(high=0.2), CPPO(0.1, min_weight=1.0, min_budget=1.0, anchor="old")), gates),
+        (compose(CappedGate(1.2), CPPO(0.1, min_weight=1.0, min_budget=1.0, anchor="old")), gates),
         (compose(DPPO(high=0.1, low=0.1, cap=1.5, anchor="old")), pulls),
     ):
         for parts in ([[0, 1]], [[0], [1]], [[1], [], [0]]):
@@ -171,7 +150,7 @@ def test_a_gate_needs_no_more_live_rows_unless_it_reads_whole_sequences():
         return make_plan(compose(*methods, Noise()), [batch]).live_rows(batch)
 
     plain, whole = rows()["logprobs"], rows(CPPO())["logprobs"]
-    for methods in ((CISPO(), SAPO(), DRPO()), (DPPO(),), (ASPO(),)):
+    for methods in ((CappedGate(), SAPO(), DRPO()), (DPPO(),), (ASPO(),)):
         assert torch.equal(rows(*methods)["logprobs"], plain)
     assert torch.equal(rows(CPPO())["logprobs"], whole)
     reached = torch.zeros(batch.num_sequences, dtype=torch.bool)
@@ -180,14 +159,24 @@ def test_a_gate_needs_no_more_live_rows_unless_it_reads_whole_sequences():
     assert plain.sum() < whole.sum() < len(batch)
 
 
-def test_a_gate_holds_its_constants_where_the_input_moves():
-    """Finite differences of the loss with the anchor held are its gradient, for a gate of whole sequences too."""
-    batch = batch_of(ROWS)
-    policy, _ = live_of(batch, ROWS)
-    anchor = policy.constant()
-    plan = make_plan(compose(CPPO(), SAPO(), GSPO(), ClipHigher(), SequenceMean()), [batch])
+class Particular(TokenObjective):
+    """Expects two others."""
 
-    def loss(logprobs):
-        return plan.loss(batch, replace(anchor, logprobs=logprobs), anchor=anchor).loss
+    name = "particular"
+    writes = {"weight"}
+    about = About(expects={"aggregate": "it divides by lengths.", "s2t": "it was published on top of it."})
 
-    assert torch.autograd.gradcheck(loss, [anchor.logprobs.clone().requires_grad_()])
+    def terms(self, batch, stat, state):
+        return Terms(weight=torch.ones_like(batch.logprobs))
+
+
+def test_a_method_without_what_it_expects_is_told_where_a_loss_is_made():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        objective = compose(Particular())  # it may grow
+    with pytest.warns(FitWarning) as caught:
+        make_plan(objective, [])
+    assert [str(warning.message).partition(" in ")[0] for warning in caught] == [
+        "'particular' expects a method that writes 'aggregate'",
+        "'particular' expects 's2t'",
+    ]

@@ -6,13 +6,16 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import pytest
-import torch
 
-from rlstab import STARE, LossOutput, Range, S2TMask, Settled, Terms, TokenObjective, compose, make_plan
+import rlstab as r
+from rlstab import STARE, Range, S2TMask, Settled, Terms, TokenObjective, compose, make_plan
 from rlstab.core.batch import layout_of
+from rlstab.core.compose import Composition, Within
 from rlstab.core.metadata import docstring, summary
-from rlstab.core.settings import settings_of
+from rlstab.core.settings import Setting, settings_of
+from rlstab.core.terms import Totals
 from rlstab.errors import ShapeError
+from rlstab.zoo import METHODS
 from tests.core.methods import Chooser
 from tests.core.steps import batch_of, live_of, random_rows
 
@@ -104,10 +107,13 @@ def test_settings_and_docstrings_are_read_off_the_class():
     assert docstring(type("Silent", (Plain,), {"name": "silent"})) == ""
 
 
-def test_reprs_are_short():
-    batch = batch_of(ROWS)
-    assert repr(batch).startswith(f"TokenBatch(5 responses, {len(batch)} tokens; entropies, ref_logprobs, ")
-    policy = live_of(batch, ROWS)[0]
-    assert repr(policy) == f"PolicyOutputs({len(batch)} tokens; entropies, log_kept_mass)"
-    out = LossOutput(torch.tensor(0.06612, requires_grad=True), {}, torch.tensor(0))
-    assert repr(out) == "LossOutput(loss=0.06612, 0 metrics)"
+WITH_TENSORS = [r.Bounds, r.LossOutput, r.Mean, r.Penalty, r.Plan, r.PolicyOutputs, r.Pool, Terms, r.TokenBatch]
+PLAIN = [Composition, Range, Setting, r.Threshold, Totals, Within, *map(METHODS.get, METHODS.names())]
+
+
+def test_records_are_constant_and_never_compared_tensor_by_tensor():
+    for cls in [*WITH_TENSORS, *PLAIN]:
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            object.__new__(cls).anything = None
+    for cls in WITH_TENSORS:
+        assert (cls.__eq__, cls.__hash__) == (object.__eq__, object.__hash__)

@@ -14,12 +14,8 @@ from rlstab import (
     KLCov,
     KLPenalty,
     LpReg,
-    Mean,
-    RandomMask,
     S2TMask,
     SequenceMean,
-    Terms,
-    TokenObjective,
     TopEntropyMask,
     compose,
     make_plan,
@@ -29,10 +25,7 @@ from rlstab import (
 from rlstab.core.compose import walk
 from rlstab.core.objective import active_methods
 from rlstab.core.plan import member_terms
-from rlstab.testing import check_objective
-from tests.core.gate_methods import CISPO
-from tests.core.measuring_methods import CentredGate
-from tests.core.methods import DropPunished, Exempt, Noise, Scale
+from tests.core.methods import CappedGate, CentredGate, DropPunished, Exempt, Noise, Scale
 from tests.core.steps import batch_of, gradients, live_of, random_rows, run_parts
 
 ROWS = random_rows(11, [3, 5, 0, 7, 4, 9])
@@ -49,7 +42,7 @@ WATCHED = {
     "bonus, weight and learning rate": Scale(weight=2.0, bonus=0.3, lr=0.5),
     "exemption": Exempt(),
     "composition": compose(S2TMask(max_prob=0.02), TopEntropyMask(share=0.5), KLCov(share=0.2), SAPO()),
-    "within": within(DropPunished(), compose(STARE(target_entropy=0.8), CISPO())),
+    "within": within(DropPunished(), compose(STARE(target_entropy=0.8), CappedGate())),
 }
 BESIDE = (Noise(), KLPenalty(coefficient=0.1), SequenceMean(), ClipHigher(), Scale(lr=0.25))
 
@@ -138,12 +131,6 @@ def test_what_a_trust_region_would_stop_is_what_it_stops():
     assert "observe_kl/would_penalise" not in report(observe(KLPenalty(coefficient=0.0)))
 
 
-def test_it_obeys_every_law():
-    composition = observe(compose(KLCov(share=0.2), RandomMask(share=0.3), within(S2TMask(), STARE())))
-    checked = check_objective(compose(composition, observe(ClipHigher()), observe(CPPO()), SAPO()), examples=3)
-    assert checked.ok, str(checked)
-
-
 def test_a_gate_of_whole_sequences_that_is_observed_has_the_rows_that_it_reads():
     """Its metrics read them; where nothing pulls they stay away."""
     batch = batch_of(ROWS)
@@ -173,29 +160,9 @@ def test_of_a_composition_every_member_is_observed_by_itself():
 
 def test_what_it_declares():
     watching = observe(LpReg())
-    assert watching.needs == LpReg().needs
+    assert (watching.needs, watching.signal_options) == (LpReg().needs, LpReg().signal_options)
     assert watching.live_needs == watching.writes == frozenset()
-    assert watching.signal_options == LpReg().signal_options
-    assert observe(ClipHigher()).writes == {"gates"}
-    assert observe(ClipHigher()).reads_drift == {"live"}
+    assert (observe(ClipHigher()).writes, observe(ClipHigher()).reads_drift) == ({"gates"}, {"live"})
     assert list(active_methods(watching)) == []
     assert [leaf.name for leaf in walk(compose(watching, S2TMask()))] == ["observe_lp_reg", "s2t"]
     assert [leaf.name for leaf in walk(compose(watching, S2TMask()), observed=True)] == ["lp_reg", "s2t"]
-
-
-class Reporting(TokenObjective):
-    """Report the mean advantage."""
-
-    name = "reporting"
-    bins: int = 3
-
-    def terms(self, batch, stat, state):
-        return Terms(report={"advantage": Mean.of(batch.advantages)})
-
-
-def test_a_method_may_write_nothing_and_only_report():
-    assert Reporting().in_words() == {"report": "Report the mean advantage. (bins = 3)"}
-    batch = batch_of(ROWS)
-    plain, reported = (compose(*methods)(batch, live_of(batch, ROWS)[0]) for methods in ((), (Reporting(),)))
-    assert torch.equal(plain.loss, reported.loss)
-    assert reported.metrics()["reporting/advantage"] == pytest.approx(batch.advantages.mean().item())

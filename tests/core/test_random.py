@@ -1,19 +1,6 @@
 import torch
 
 from rlstab.core.random import uniform
-from tests.core.steps import batch_of, random_rows
-
-
-def test_numbers_belong_to_tokens_and_not_to_places():
-    rows = random_rows(0, [4, 1, 6, 0, 3])
-    whole = batch_of(rows, [10, 11, 12, 13, 14])
-    numbers = whole.uniform(5)
-    for part in ([0, 1], [4, 2], [3]):
-        batch = batch_of([rows[row] for row in part], [10 + row for row in part])
-        expected = [numbers[whole.sequence == row] for row in part]
-        assert torch.equal(batch.uniform(5), torch.cat(expected))
-        ids = batch.spread(batch.sequence_ids)
-        assert torch.equal(batch.uniform(-3), uniform(-3, ids, batch.position))
 
 
 def test_numbers_are_those_of_splitmix64():

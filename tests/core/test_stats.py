@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlstab import Mean, Pool
-from rlstab.core import select
 from rlstab.core.comm import LocalComm
-from rlstab.core.stats import merge, settle
+from rlstab.core.stats import Grouped, merge, settle
 from rlstab.testing.tolerances import REORDERED
 
 quick = settings(max_examples=100, deadline=None, derandomize=True, database=None)
@@ -76,10 +75,14 @@ def test_summaries_are_commutative_monoids(first, second, third, q):
     def measured(numbers):
         values = torch.tensor(numbers)
         budget = Pool.beyond_budget(values.abs(), 1.0)
-        return {"mean": Mean.of(values), "q": Pool.quantile(values, q), "budget": budget}
+        grouped = Grouped.of((4 * values).long() % 3 + 2**60, values)
+        return {"mean": Mean.of(values), "q": Pool.quantile(values, q), "budget": budget, "grouped": grouped}
 
     def settled(parts):
-        return {name: summary.value for name, summary in settle(parts, LocalComm()).items()}
+        stat = dict(settle(parts, LocalComm()))
+        grouped = stat.pop("grouped")
+        columns = [column.tolist() for column in (grouped.keys, grouped.totals, grouped.counts)]
+        return {name: summary.value for name, summary in stat.items()} | {"grouped": columns}
 
     a, b, c = map(measured, (first, second, third))
     expected = settled([measured(first + second + third)])
@@ -99,32 +102,6 @@ def test_mean_counts_what_it_is_told_to_in_float64():
     assert Mean.of(many).value == pytest.approx(float(many[0]), rel=REORDERED)
 
 
-class Through:
-    """A group of one that is not taken for a process alone, and remembers the bytes of its sums."""
-
-    def __init__(self):
-        self.sizes = []
-
-    def sum(self, values):
-        self.sizes.append(values.numel() * values.element_size())
-        return values
-
-    def gather(self, values):
-        return values
-
-
-@pytest.mark.parametrize(("dtype", "sums"), [(torch.float32, 3), (torch.float64, 6), (torch.bfloat16, 3)])
-def test_the_pools_of_a_step_share_their_sums(monkeypatch, dtype, sums):
-    monkeypatch.setattr(select, "FEW", 0)
-    values, comm = torch.linspace(-1, 1, 41).to(dtype), Through()
-    stat = {"mean": Mean.of(values), "low": Pool.quantile(values, 0.33), "high": Pool.top(values, 0.1)}
-    settled = settle([stat, stat], comm)
-    assert len(comm.sizes) == 1 + sums
-    assert max(comm.sizes) <= 2 * 32 * 1024
-    assert settled == settle([stat, stat], LocalComm()) | {"mean": settled["mean"]}
-    assert settled["low"].size == 82
-
-
 def test_a_pool_keeps_its_values_as_they_are_and_empty_parts_have_no_say():
     values = torch.linspace(0, 1, 5, requires_grad=True)
     (part,) = Pool.quantile(values, 0.5).parts
@@ -136,4 +113,47 @@ def test_a_pool_keeps_its_values_as_they_are_and_empty_parts_have_no_say():
     assert Pool.top(some, 0.5, some != 4).threshold().value == 3
     empty, close = Pool.top(torch.zeros(0), 0.5), Pool.top(torch.tensor([1.0, 1.0 + 1e-12], dtype=torch.float64), 0.5)
     for parts in ([empty, close], [close, empty]):
-        assert settle([{"pool": part} for part in parts], Through())["pool"].value == 1.0 + 1e-12
+        assert settle([{"pool": part} for part in parts], Twice())["pool"].value == 1.0 + 1e-12
+
+
+FAR = [-(2**63), -(2**53) - 1, -(2**53), -1, 0, 2**32 - 1, 2**32, 2**53, 2**53 + 1, 2**63 - 1]
+
+
+class Twice:
+    """A group of two ranks that hold the same: sums double, and what is gathered stands twice."""
+
+    def sum(self, values):
+        return 2 * values
+
+    def gather(self, values):
+        assert values.dtype == torch.float64  # what a process group of floats can carry
+        return torch.cat([values, values])
+
+
+def test_keys_of_64_bits_survive_the_way_over_ranks():
+    keys = torch.tensor(FAR)
+    grouped = Grouped.of(keys, torch.arange(len(FAR)))
+    settled = settle([{"x": grouped}], Twice()).grouped("x")
+    assert settled.keys.tolist() == sorted(FAR)
+    assert settled.mean(keys).tolist() == list(range(len(FAR)))
+    assert settled.count(keys).tolist() == [2.0] * len(FAR)
+    assert settled.total(keys).tolist() == [2.0 * place for place in range(len(FAR))]
+
+
+def test_an_unknown_key_has_nothing():
+    asked = torch.tensor([4, 5, -(2**63)])
+    known = Grouped.of(torch.tensor([5, -3, 5]), torch.tensor([1.0, 2.0, 4.0]))
+    assert (known.count(asked).tolist(), known.total(asked).tolist()) == ([0, 2, 0], [0, 5, 0])
+    assert known.mean(asked)[[0, 2]].isnan().all()
+    nothing = Grouped.of(torch.zeros(0, dtype=torch.int64), torch.zeros(0))
+    assert nothing.count(asked).tolist() == nothing.total(asked).tolist() == [0.0] * 3
+    assert nothing.mean(asked).isnan().all()
+
+
+def test_values_are_summed_where_they_are_asked_to_be():
+    keys, values = torch.tensor([1, 2, 1]), torch.tensor([0.5, math.nan, 2.0], requires_grad=True)
+    some = Grouped.of(keys, values, torch.tensor([True, False, True]))
+    assert (some.keys.tolist(), some.totals.tolist(), some.counts.tolist()) == ([1], [2.5], [2.0])
+    assert not some.totals.requires_grad
+    marked = Grouped.of(keys.int(), torch.tensor([True, False, True]))
+    assert (marked.keys.dtype, marked.mean(keys).tolist()) == (torch.int64, [1.0, 0.0, 1.0])

@@ -104,3 +104,20 @@ def wandb_chart(metric: str, runs: Mapping[str, Iterable[Row]]) -> str:
     for step in sorted({step for column in columns.values() for step in column}):
         writer.writerow([step, *(columns[name].get(step, "") for name in runs for _ in range(3))])
     return text.getvalue()
+
+
+#: By the trainer that writes it: a file, and its text.
+FORMS = {
+    "TRL": ("trainer_state.json", trainer_state),
+    "verl": ("run.jsonl", verl_lines),
+    "wandb": ("history.csv", wandb_history),
+}
+
+
+def written(name: str, form: str, folder: Path) -> Path:
+    """One of the runs in a file of another trainer."""
+    if form == "rlstab":
+        return DATA / f"{name}.jsonl"
+    end, text = FORMS[form]
+    (folder / end).write_text(text(rows(name)), encoding="utf-8")
+    return folder / end

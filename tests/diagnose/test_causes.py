@@ -10,7 +10,7 @@ from benchmarks.troubleshooting import DEFINITIONS
 from rlstab.diagnose.diagnosis import CAUSES, TOGETHER, Diagnosis, diagnose_paths, first_of
 from rlstab.diagnose.remedies import remedies
 from rlstab.diagnose.signs import SIGNS, Sign
-from tests.diagnose.formats import BROKEN, DATA, HEALTHY, rows, trainer_state, verl_lines, wandb_history
+from tests.diagnose.formats import BROKEN, DATA, HEALTHY, written
 
 #: The rollout in which each of them began to go wrong, and how late it may be named. Read off the metrics.
 BEGINS = {
@@ -23,22 +23,6 @@ BEGINS = {
 }
 
 
-def diagnosis_of(path: Path) -> Diagnosis:
-    (diagnosis,) = diagnose_paths([path])
-    return diagnosis
-
-
-def written(name: str, form: str, folder: Path) -> Path:
-    """One of the runs in a file of another trainer."""
-    if form == "rlstab":
-        return DATA / f"{name}.jsonl"
-    ends = {"TRL": "trainer_state.json", "verl": "run.jsonl", "wandb": "history.csv"}
-    texts = {"TRL": trainer_state, "verl": verl_lines, "wandb": wandb_history}
-    path = folder / ends[form]
-    path.write_text(texts[form](rows(name)), encoding="utf-8")
-    return path
-
-
 #: verl logs no gap between sampler and trainer in log-probs.
 OF_VERL = ("learning_rate", "entropy_collapse", "dead_groups", "truncation")
 CAUSED = [*itertools.product(BROKEN, ("rlstab", "TRL", "wandb")), *itertools.product(OF_VERL, ("verl",))]
@@ -46,7 +30,7 @@ CAUSED = [*itertools.product(BROKEN, ("rlstab", "TRL", "wandb")), *itertools.pro
 
 @pytest.mark.parametrize(("name", "form"), CAUSED)
 def test_the_first_cause_of_a_run_that_was_broken(name: str, form: str, tmp_path: Path) -> None:
-    diagnosis = diagnosis_of(written(name, form, tmp_path))
+    (diagnosis,) = diagnose_paths([written(name, form, tmp_path)])
     assert diagnosis.first is not None
     assert diagnosis.first.cause == name
     earliest, latest = BEGINS[name]
@@ -57,7 +41,7 @@ def test_the_first_cause_of_a_run_that_was_broken(name: str, form: str, tmp_path
 
 @pytest.mark.parametrize(("name", "form"), [*itertools.product(HEALTHY, ("rlstab", "TRL", "verl", "wandb"))])
 def test_nothing_is_found_in_a_healthy_run(name: str, form: str, tmp_path: Path) -> None:
-    diagnosis = diagnosis_of(written(name, form, tmp_path))
+    (diagnosis,) = diagnose_paths([written(name, form, tmp_path)])
     assert diagnosis.first is None
     assert diagnosis.told() == "nothing found"
     # other trainers log nothing of a sampler that is the policy itself
@@ -80,7 +64,8 @@ def trl_run(name: str, every: int = 1) -> list[dict[str, float]]:
 def diagnosed(lines: list[dict[str, float]], folder: Path) -> Diagnosis:
     path = folder / "trainer_state.json"
     path.write_text(json.dumps({"log_history": lines}), encoding="utf-8")
-    return diagnosis_of(path)
+    (diagnosis,) = diagnose_paths([path])
+    return diagnosis
 
 
 def test_a_learning_rate_that_is_too_high_comes_before_the_answers_it_cuts_off(tmp_path: Path) -> None:

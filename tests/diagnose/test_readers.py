@@ -1,5 +1,6 @@
 """Logs as others leave them: whole, damaged, hostile, of the wrong kind."""
 
+import itertools
 import json
 import math
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from rlstab.cli import main
 from rlstab.diagnose.diagnosis import diagnose, diagnose_paths
 from rlstab.diagnose.readers import read_logs
 from rlstab.diagnose.run_log import RunLog, log_of
-from tests.diagnose.formats import DATA, rows, trainer_state, verl_lines, wandb_chart, wandb_history
+from tests.diagnose.formats import DATA, TRL, rows, trainer_state, verl_lines, wandb_chart, wandb_history, written
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -35,16 +36,12 @@ def read(path: Path) -> RunLog:
 
 
 def test_every_writer_gives_the_same_curves(tmp_path: Path) -> None:
-    ours = read(DATA / "learning_rate.jsonl")
-    texts = {"trainer_state.json": trainer_state, "verl.jsonl": verl_lines, "history.csv": wandb_history}
-    for name, written in texts.items():
-        path = tmp_path / name
-        path.write_text(written(rows("learning_rate")), encoding="utf-8")
-        both = ("reward/mean", "tokens/entropy", "gradient/norm", "response/ended", "response/length", "ratio/clipped")
-        for curve in (*both, "lr"):
-            np.testing.assert_allclose(read(path).metrics[curve], ours.metrics[curve])
-    assert read(tmp_path / "verl.jsonl").names["response/ended"] == "response_length/clip_ratio"
-    assert read(tmp_path / "history.csv").names["reward/mean"] == "train/reward"
+    ours, *logs = (read(written("learning_rate", form, tmp_path)) for form in ("rlstab", "TRL", "verl", "wandb"))
+    both = ("reward/mean", "tokens/entropy", "gradient/norm", "response/ended", "response/length", "ratio/clipped")
+    for log, curve in itertools.product(logs, (*both, "lr")):
+        np.testing.assert_allclose(log.metrics[curve], ours.metrics[curve])
+    assert logs[1].names["response/ended"] == "response_length/clip_ratio"
+    assert logs[2].names["reward/mean"] == "train/reward"
 
 
 def test_the_newest_checkpoint_of_an_output_folder_counts(tmp_path: Path) -> None:
@@ -61,17 +58,8 @@ def test_what_a_real_trainer_state_of_trl_holds(tmp_path: Path) -> None:
     """Written by GRPOTrainer of TRL 1.16 on the chain model; a reward that pays for short answers, in 16 tokens."""
     log = read(DATA / "trl_1_16" / "trainer_state.json")
     assert log.rollouts == 40
-    assert log.names == {
-        "reward/mean": "reward",
-        "reward/zero_std_groups": "frac_reward_zero_std",
-        "tokens/entropy": "entropy",
-        "gradient/norm": "grad_norm",
-        "response/ended": "completions/clipped_ratio",
-        "response/length": "completions/mean_length",
-        "ratio/clipped": "clip_ratio/region_mean",
-        "lr": "learning_rate",
-        "optimizer_steps/refused": "grad_norm",
-    }
+    names = {ours: name for name, (ours, _) in [*TRL.items()][:7]}
+    assert log.names == names | {"ratio/clipped": "clip_ratio/region_mean", "optimizer_steps/refused": "grad_norm"}
     diagnosis = diagnose(log)
     assert diagnosis.first is not None
     assert (diagnosis.first.cause, diagnosis.first.sign.step) == ("truncation", 1)

@@ -27,7 +27,6 @@ def test_methods_stages_and_settings_exist() -> None:
         assert set(remedy.stages) <= set(STAGES.names())
         assert {name.rpartition(".")[2] for name in remedy.settings["rlstab"]} <= known | {"answer_pattern", "stop"}
         assert remedy.settings.keys() == {"rlstab", "TRL", "verl"}
-        assert len(set(remedy.methods)) == len(remedy.methods)
 
 
 def test_every_comparison_that_is_named_has_its_figures() -> None:

@@ -22,7 +22,7 @@ from rlstab.report.comparison import Comparison, compare
 from rlstab.report.curves import curve_of, lead_curve, lead_sweep
 from rlstab.report.load import load_runs
 from rlstab.report.page import Scale, contents, data
-from rlstab.report.runs import LeftOut, Loaded
+from rlstab.report.runs import LeftOut, Loaded, RunRecord
 from rlstab.report.samples import LENGTH, MOST, READ, Samples, samples_of
 from tests.report.conftest import config, curves, record, write_run
 
@@ -59,8 +59,12 @@ class Parsed(HTMLParser):
         return [attributes for _, attributes in self.elements if name in attributes]
 
 
-def parsed(comparison: Comparison, command: str = "") -> Parsed:
-    return Parsed(page.page(comparison, Path(), command))
+def parsed(comparison: Comparison) -> Parsed:
+    return Parsed(page.page(comparison, Path()))
+
+
+def of(*runs: RunRecord) -> Comparison:
+    return compare(Loaded(list(runs), [], []))
 
 
 def saved(comparison: Comparison, folder: Path, saved_figures: Any = ()) -> Path:
@@ -97,8 +101,13 @@ def test_texts_of_runs_are_texts_of_the_page(hostile: Comparison) -> None:
     assert "\u2028" not in text
 
 
-def test_nothing_is_asked_for_and_only_our_scripts_run(compared: Comparison) -> None:
-    text = page.page(compared, Path())
+@pytest.fixture(scope="module")
+def text(compared: Comparison) -> str:
+    """The page of the bench."""
+    return page.page(compared, Path(), "rlstab report 'a b'")
+
+
+def test_nothing_is_asked_for_and_only_our_scripts_run(text: str) -> None:
     read = Parsed(text)
     assert text.count(get_plotlyjs()) == 1
     assert "http" not in text.replace(get_plotlyjs(), "").replace("http-equiv", "")
@@ -114,8 +123,8 @@ def test_nothing_is_asked_for_and_only_our_scripts_run(compared: Comparison) -> 
     }
 
 
-def test_every_figure_has_its_numbers_and_every_row_its_texts(compared: Comparison) -> None:
-    read = parsed(compared)
+def test_every_figure_has_its_numbers_and_every_row_its_texts(compared: Comparison, text: str) -> None:
+    read = Parsed(text)
     numbers = json.loads(read.scripts[0])
     assert {attributes["data-figure"] for attributes in read.having("data-figure")} == {"trajectory", "curve"}
     drawn = {attributes["data-metric"] for attributes in read.having("data-metric")}
@@ -131,13 +140,14 @@ def test_every_figure_has_its_numbers_and_every_row_its_texts(compared: Comparis
     assert f"{difference.value:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}] higher" in read.text
 
 
-def test_differences_to_the_base_are_marked(compared: Comparison) -> None:
-    text = page.page(compared, Path())
+def test_differences_to_the_base_are_marked_and_only_our_own_command_is_there_to_copy(text: str) -> None:
     assert "<mark>- name: s2t</mark>" in text
     assert '<span class="gone">- name: token_mean</span>' in text
-    assert "lines differ from grpo" in text
     # what names one run alone is no difference
     assert not [line for line in text.splitlines() if line.startswith("<mark>") and ("seed:" in line or "out:" in line)]
+    shown = Parsed(text).text
+    assert "this report rlstab report 'a b' copy" in shown
+    assert shown.count("copy") == 1
 
 
 def test_a_sweep_has_its_figure_and_its_table(swept: Comparison) -> None:
@@ -165,10 +175,10 @@ def test_ticks_keep_clear_of_each_other_and_zero_is_not_alone() -> None:
 
 def test_numbers_of_curves_are_neither_steps_nor_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = 1 - np.linspace(1.1e-4, 1.9e-4, 60)
-    drawn = data(compare(Loaded([record({**curves(60, 0), "tokens/kept": kept.tolist()})], [], [])))
+    drawn = data(of(record({**curves(60, 0), "tokens/kept": kept.tolist()})))
     assert len(set(drawn["curves"]["s0"]["m0"]["tokens/kept"]["seeds"][0])) == 6
     values = np.random.default_rng(0).random(5003)
-    comparison = compare(Loaded([record({"reward/mean": values}, seed=seed) for seed in range(2)], [], []))
+    comparison = of(*(record({"reward/mean": values}, seed=seed) for seed in range(2)))
     drawn = data(comparison)
     [grid] = drawn["grids"]
     assert 100 <= len(grid) <= 120
@@ -178,36 +188,24 @@ def test_numbers_of_curves_are_neither_steps_nor_too_many(monkeypatch: pytest.Mo
     assert len(data(comparison)["grids"][0]) <= 30
 
 
-def test_the_page_counts_its_runs_and_only_our_own_command_is_there_to_copy(compared: Comparison) -> None:
-    comparison = dataclasses.replace(compared, loaded=dataclasses.replace(compared.loaded, not_begun=3))
-    context = contents(comparison)
-    assert "16 runs (16 finished, 3 not begun)" in context["what"]
-    assert "s2t" in context["same"]["s0"]  # grpo with other metrics of its own
-    text = parsed(comparison, "rlstab report 'a b'").text
-    assert "this report rlstab report 'a b' copy" in text
-    assert text.count("copy") == 1
-
-
 def test_odd_runs_have_a_page(tmp_path: Path) -> None:
-    run = record({"reward/mean": [0.1, 0.2], "lr": [1e-4, 1e-4]})
-    read = parsed(compare(Loaded([run], [], [])))
+    read = parsed(of(record({"reward/mean": [0.1, 0.2], "lr": [1e-4, 1e-4]})))
     assert [attributes["data-metric"] for attributes in read.having("data-metric")] == ["reward/mean"]
-    failed = compare(Loaded([record({}, status="failed", error="OutOfMemoryError", config={})], [], []))
-    text = parsed(failed).text
-    assert "1 run (1 failed)" in text
+    failed = of(record({}, status="failed", error="OutOfMemoryError", config={}))
+    assert "1 run (1 failed)" in parsed(failed).text
     assert figures.write(failed, tmp_path) == []
 
 
 def test_the_page_opens_with_the_curve_of_the_main_outcome_or_the_sweep(compared: Any, swept: Any) -> None:
     assert lead_curve(compared) == "eval/mean"
     assert (lead_curve(swept), lead_sweep(swept)) == (None, 0)
-    assert lead_sweep(compare(Loaded([*compared.loaded.runs, *swept.loaded.runs], [], []))) is None
+    assert lead_sweep(of(*compared.loaded.runs, *swept.loaded.runs)) is None
     assert lead_curve(compare(compared.loaded, metrics=["reward/best"])) == "reward/mean"
     comparison = compare(compared.loaded, metrics=["tokens/entropy/area"])
     assert curve_of(comparison, "tokens/entropy/area") == "tokens/entropy"
     # few evaluations show less than the training curve
     evaluations = [{"rollout": rollout, "eval/mean": 0.5, "eval/entropy": 0.2} for rollout in (0, 60)]
-    comparison = compare(Loaded([record(curves(60, 0), evaluations=evaluations)], [], []))
+    comparison = of(record(curves(60, 0), evaluations=evaluations))
     assert (lead_curve(comparison), curve_of(comparison, "eval/entropy")) == ("reward/mean", "tokens/entropy")
 
 
@@ -256,7 +254,7 @@ def test_the_tokens_are_a_link_where_their_page_is_and_a_command_elsewhere(tmp_p
     assert samples.link(tmp_path / "report") == "../javascript%3Aa%20b/view.html"
     (folder / "view.html").unlink()
     (folder / "tokens.jsonl").write_text("")
-    read = parsed(compare(Loaded([samples.run], [], [])))
+    read = parsed(of(samples.run))
     assert [tag for tag, _ in read.elements].count("script") == 3
     assert read.text.count("<script>window.hit=1</script>") == MOST
     assert f"rlstab view '{folder}'" in read.text
@@ -271,7 +269,7 @@ def test_each_figure_is_a_png_and_an_svg_and_stands_in_the_page(tmp_path: Path) 
     runs = [record(curves(60, seed), method=name, seed=seed) for name in ("grpo", nasty) for seed in range(3)]
     for seed, run in enumerate(runs[:3]):
         run.metrics["s2t/threshold"] = (np.array([10 * seed + 7]), np.array([0.4]))
-    comparison = compare(Loaded(runs, [], []))
+    comparison = of(*runs)
     written = figures.write(comparison, tmp_path)
     sections = ["learning-curves", "entropy-and-reward", "gradient-norms", "touched"]
     assert [figure.path.stem for figure in written if figure.path.suffix == ".svg"] == sections

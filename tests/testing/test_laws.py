@@ -16,22 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-import rlstab
-from rlstab import (
-    STARE,
-    AdaptiveEntropy,
-    ClipHigher,
-    ConstantLength,
-    KLPenalty,
-    LpReg,
-    S2TMask,
-    SequenceMean,
-    Terms,
-    TopEntropyMask,
-    compose,
-    within,
-)
-from rlstab.core.compose import observe
+import rlstab as r
 from rlstab.core.metadata import About
 from rlstab.errors import UnknownName
 from rlstab.presets import PRESETS
@@ -43,16 +28,22 @@ from tests.examples import EXAMPLES, STAGE_EXAMPLES, random_compositions
 from tests.testing import broken_stages
 from tests.testing.broken_methods import BROKEN, ORACLES
 
-STARE_HERE = STARE(target_entropy=0.8)
+STARE_HERE = r.STARE(target_entropy=0.8)
 #: What no random composition has: a method inside of another, an observed one, an owner of each aggregate.
 NESTED = [
-    compose(ClipHigher(), within(S2TMask(max_prob=0.05), STARE_HERE), SequenceMean()),
-    within(
-        TopEntropyMask(share=0.6),
-        compose(LpReg(share=0.4), AdaptiveEntropy(target_entropy=0.8, initial=0.002), KLPenalty()),
+    r.compose(r.ClipHigher(), r.within(r.S2TMask(max_prob=0.05), STARE_HERE), r.SequenceMean()),
+    r.within(
+        r.TopEntropyMask(share=0.6),
+        r.compose(r.LpReg(share=0.4), r.AdaptiveEntropy(target_entropy=0.8, initial=0.002), r.KLPenalty()),
     ),
-    compose(within(within(TopEntropyMask(share=0.6), S2TMask(max_prob=0.05)), STARE_HERE), ConstantLength(length=9)),
-    compose(ClipHigher(), STARE_HERE, observe(TopEntropyMask())),
+    r.compose(
+        r.within(r.within(r.TopEntropyMask(share=0.6), r.S2TMask(max_prob=0.05)), STARE_HERE),
+        r.ConstantLength(length=9),
+    ),
+    r.compose(
+        *(r.ClipHigher(), r.SAPO(), STARE_HERE, r.observe(r.ClipHigher(low=0.1)), r.observe(r.CPPO())),
+        r.observe(r.compose(r.KLCov(share=0.2), r.RandomMask(share=0.3), r.within(r.S2TMask(), STARE_HERE))),
+    ),
 ]
 
 
@@ -65,7 +56,7 @@ def obeys(report: Any) -> None:
 
 
 def test_every_method_and_stage_has_example_settings() -> None:
-    assert sorted(EXAMPLES) == rlstab.available()
+    assert sorted(EXAMPLES) == r.available()
     assert sorted(STAGE_EXAMPLES) == STAGES.names()
 
 
@@ -90,7 +81,7 @@ MANY = [*EVERY, *NESTED, *random_compositions(60, seed=2), *(preset.objective fo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", MANY, ids=repr)
-def test_every_setting_and_many_compositions_obey(objective: rlstab.TokenObjective) -> None:
+def test_every_setting_and_many_compositions_obey(objective: r.TokenObjective) -> None:
     obeys(check_objective(objective, examples=30))
 
 
@@ -120,7 +111,7 @@ def restored() -> Iterator[None]:
 
 @pytest.mark.parametrize("method", BROKEN, ids=lambda method: method.name)
 @pytest.mark.usefixtures("restored")
-def test_a_broken_method_is_caught(method: rlstab.TokenObjective) -> None:
+def test_a_broken_method_is_caught(method: r.TokenObjective) -> None:
     laws = BROKEN[method]
     report = check_objective(method, oracle=ORACLES.get(method.name), examples=4, laws=laws)
     assert laws <= report.failed, str(report)
@@ -169,16 +160,16 @@ def test_a_report_is_readable() -> None:
     assert text == again  # the same draws each time
     assert "broken: split" in text
     assert "Step(row lengths [" in text
-    assert str(check_objective(ClipHigher(), examples=1)).rstrip().endswith("every law holds")
+    assert str(check_objective(r.ClipHigher(), examples=1)).rstrip().endswith("every law holds")
 
 
 def test_some_laws_alone() -> None:
     report = check_objective(named("local_mean"), examples=2, laws=["split", "packed"])
     seen = {result.law: result.outcome for result in report.results}
     assert seen == {"runs": "passed", "split": "failed", "packed": "passed"}
-    assert check_objective(ClipHigher(), examples=1, laws=["oracle"])["oracle"].outcome == "silent"
+    assert check_objective(r.ClipHigher(), examples=1, laws=["oracle"])["oracle"].outcome == "silent"
     with pytest.raises(UnknownName, match="splitt"):
-        check_objective(ClipHigher(), laws=["splitt"])
+        check_objective(r.ClipHigher(), laws=["splitt"])
     with pytest.raises(UnknownName, match="pur"):
         check_stage(broken_stages.random_by_id(), laws=["pur"])
     assert check_stage(broken_stages.random_by_id(), examples=1)["selection"].outcome == "silent"
@@ -194,9 +185,9 @@ def test_an_exception_is_declared_with_its_reason() -> None:
 
 
 def test_the_limits_of_each_method_in_a_composition_are_held_to() -> None:
-    inside = compose(S2TMask(), within(TopEntropyMask(), named("false_limit")))
+    inside = r.compose(r.S2TMask(), r.within(r.TopEntropyMask(), named("false_limit")))
     assert check_objective(inside, examples=2, laws=["limits"]).failed == {"limits"}
-    assert check_objective(SequenceMean(), examples=1)["limits"].outcome == "silent"
+    assert check_objective(r.SequenceMean(), examples=1)["limits"].outcome == "silent"
 
 
 HERE = os.getpid()
@@ -220,24 +211,24 @@ print(sorted(check_objective(First(), examples=3, laws=["process"]).failed))
 """
 
 
-class Odd(rlstab.TokenObjective):
+class Odd(r.TokenObjective):
     """Does something in another process that it does not do here."""
 
     name = "odd"
     does: str
 
-    def terms(self, batch: Any, stat: Any, state: Any) -> Terms:
+    def terms(self, batch: Any, stat: Any, state: Any) -> r.Terms:
         if os.getpid() != HERE and self.does == "raise":
             raise ValueError("nothing left to weigh")
         if os.getpid() != HERE and self.does == "die":
             os._exit(3)
-        return Terms()
+        return r.Terms()
 
 
 def test_what_goes_wrong_there_breaks_the_law_and_the_next_method_is_checked() -> None:
     for does, seen in (("raise", "ValueError: nothing left to weigh"), ("die", "it died")):
         assert seen in check_objective(Odd(does), examples=1, laws=["process"])["process"].detail
-        obeys(check_objective(ClipHigher(), examples=1, laws=["process"]))
+        obeys(check_objective(r.ClipHigher(), examples=1, laws=["process"]))
 
 
 def test_a_class_that_cannot_be_imported_is_not_checked_and_says_so() -> None:

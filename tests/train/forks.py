@@ -27,12 +27,7 @@ COUNTED = "counted: "
 
 @dataclass(frozen=True)
 class Done:
-    """What came of a job.
-
-    Attributes:
-        codes: with which the ranks ended, minus the signal where one ended them.
-        said: what each printed.
-    """
+    """What came of a job: the code of each rank, minus the signal where one ended it, and what each printed."""
 
     codes: list[int | None]
     said: list[str] = field(repr=False)
@@ -40,8 +35,7 @@ class Done:
     @property
     def counted(self) -> list[Any]:
         """What each process told that it counted."""
-        told = [[line for line in text.splitlines() if line.startswith(COUNTED)] for text in self.said]
-        return [json.loads(line.removeprefix(COUNTED)) for (line,) in told]
+        return [json.loads(text.partition(COUNTED)[2].partition("\n")[0]) for text in self.said]
 
 
 class Forks:
@@ -52,14 +46,7 @@ class Forks:
         self._context.set_forkserver_preload(["tests.train.ranks"])
 
     def starts(self, file: Path, processes: int = 1, scenario: str = "plain", **options: Any) -> list[Any]:
-        """Start the ranks of a job and leave them to it.
-
-        Args:
-            file: of the run; :func:`log_of` has what each rank prints.
-            processes: that make it.
-            scenario: a function of ``ranks.py``.
-            options: for it.
-        """
+        """Start the ranks of a run and leave them to it; a scenario is a function of ``ranks.py``, and has options."""
         port = free_port()
         ranks = [
             self._context.Process(target=_rank, args=(file, rank, processes, port, scenario, options))
@@ -78,10 +65,7 @@ class Forks:
         kill_at: tuple[int, int] | None = None,
         **options: Any,
     ) -> Done:
-        """Do a job, however it ends; all ranks are killed once it has so many records and the checkpoint of a rollout.
-
-        Further arguments are those of :meth:`starts`.
-        """
+        """Do a job, however it ends; ``kill_at``: all ranks die once it has so many records and that checkpoint."""
         deadline, ranks = time.monotonic() + HANGS, self.starts(file, processes, scenario, **options)
         if kill_at is not None:
             while not _reached(file, *kill_at) and time.monotonic() < deadline:
@@ -93,9 +77,9 @@ class Forks:
             rank.kill()
         return Done([rank.exitcode for rank in ranks], [log_of(file, rank).read_text() for rank in range(processes)])
 
-    def does(self, file: Path, processes: int = 1, scenario: str = "plain", **more: Any) -> Done:
+    def does(self, *job: Any, **options: Any) -> Done:
         """Do a job that must end well."""
-        done = self.tries(file, processes, scenario, **more)
+        done = self.tries(*job, **options)
         assert not any(done.codes), "\n".join(done.said)
         return done
 

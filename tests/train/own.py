@@ -1,8 +1,8 @@
 """Tasks, methods and functions of a user, which runs of the tests name by `own.py:Name`."""
 
 import time
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,13 +39,6 @@ class Wordy(Graded):
         return replace(given, prompt=given.prompt * (3 + index % 3))
 
 
-class Single(Graded):
-    """There is one problem."""
-
-    def example(self, split: Any, index: int) -> Example:
-        return super().example(split, 0)
-
-
 class Equal(Countdown):
     """Every completion gets the same reward."""
 
@@ -66,18 +59,17 @@ class Noting(Graded):
 
 
 class Slow(Graded):
-    """Each score takes a while, so that a signal or a kill finds the run at work."""
+    """Each score takes a while, so that a kill finds the run at work."""
 
     def score(self, example: Example, completion: str) -> float:
         time.sleep(0.01)
         return super().score(example, completion)
 
 
-@dataclass(frozen=True)
 class Poisoned(rlstab.TokenObjective):
     """The live value that it pays for is NaN where :func:`poison` says so."""
 
-    name: ClassVar[str] = "poisoned"
+    name = "poisoned"
     needs = frozenset({"entropies", "poison"})
     live_needs = frozenset({"entropies"})
     writes = frozenset({"penalties"})
@@ -96,13 +88,11 @@ def poison(responses: Rollout) -> Tensor:
     return (responses.group_ids == 2).float().unsqueeze(-1).expand(responses.response_mask.shape)
 
 
-@dataclass(frozen=True)
 class WeighPlaces(rlstab.TokenObjective):
     """Weight by place in the response over its mean over the step; the place comes from a signal where one is named."""
 
-    name: ClassVar[str] = "weigh_places"
+    name = "weigh_places"
     writes = frozenset({"weight"})
-
     signal: str = ""
 
     @property
@@ -110,7 +100,6 @@ class WeighPlaces(rlstab.TokenObjective):
         return frozenset({self.signal} - {""})
 
     def place(self, batch: rlstab.TokenBatch) -> Tensor:
-        """Of each token, from 1."""
         return batch.signal(self.signal) if self.signal else batch.position.float() + 1
 
     def measure(self, batch: rlstab.TokenBatch) -> Any:

@@ -43,72 +43,47 @@ def processes() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def provided(file: Path) -> None:
-    """The run on a signal and advantages of its own; each process tells of how many responses to each prompt."""
+def provided(file: Path, breaks: int = 0) -> None:
+    """The run on signals and advantages of the user; each process tells of how many responses to each prompt.
+
+    With ``breaks``, on rank 1 alone, that call of the user's function raises.
+    """
     calls: list[list[int]] = []
 
     def told(responses: Rollout) -> Tensor:
         calls.append(responses.group_ids.unique(return_counts=True)[1].tolist())
-        return fading(responses)
-
-    train(load_run(file), signals={"places": places}, advantages=told)
-    tell({"processes": processes(), "calls": calls})
-
-
-def poisoned(file: Path) -> None:
-    """The run, with a signal that makes the responses to one prompt NaN, which one rank has."""
-    train(load_run(file), signals={"poison": poison})
-    tell({"processes": processes()})
-
-
-def raises(file: Path) -> None:
-    """A function of the user that raises, on rank 1 alone, in the second rollout."""
-    calls: list[int] = []
-
-    def broken(responses: Rollout) -> Tensor:
-        calls.append(1)
-        if dist.get_rank() == 1 and len(calls) == 2:
+        if len(calls) == breaks and dist.get_rank() == 1:
             raise ValueError("no advantages here")
         return fading(responses)
 
-    train(load_run(file), advantages=broken)
-
-
-def campaign(file: Path, kills: int, seed: int) -> None:
-    """So many kills; see :mod:`tests.train.kills`."""
-    from tests.train import kills as campaigns
-
-    tell(campaigns.main(kills, seed))
-
-
-def ending_of(file: Path, **options: Any) -> str:
-    """The error with which the run ends, on which nothing is printed."""
-    try:
-        train(load_run(file), console=quiet(), **options)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
+    train(load_run(file), signals={"places": places, "poison": poison}, advantages=told)
+    tell({"processes": processes(), "calls": calls})
 
 
 def limited(file: Path, size: int, **options: Any) -> None:
-    """The run, where no file can grow beyond so many bytes: as on a disk that is full."""
+    """The run, where no file can grow beyond so many bytes: as on a disk that is full; tells how it ends."""
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
-    said = ending_of(file, **options)
+    said = ""
+    try:
+        train(load_run(file), console=quiet(), **options)
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     tell(said)
 
 
 def unpickled(file: Path) -> None:
-    """The run, continued; tells which classes and functions pickles named meanwhile, and how it ended."""
+    """The run, continued; tells which classes and functions pickles named meanwhile."""
     named: list[str] = []
-    on = [True]
-    sys.addaudithook(
-        lambda event, given: named.append(".".join(given)) if on[0] and event == "pickle.find_class" else None
-    )
-    said = ending_of(file, resume=True)
-    on[0] = False
-    tell({"named": named, "said": said})
+
+    def listen(event: str, given: tuple[Any, ...]) -> None:
+        if event == "pickle.find_class":
+            named.append(".".join(given))
+
+    sys.addaudithook(listen)
+    train(load_run(file), console=quiet(), resume=True)
+    tell(named)
 
 
 def held(values: Iterable[Tensor | None]) -> int:
@@ -154,4 +129,4 @@ def counted(file: Path) -> None:
         train(load_run(file))
     for hook in hooks:
         hook.remove()
-    tell({"processes": processes(), "steps": steps, "after": sent.seen})
+    tell({"processes": processes(), "steps": steps})

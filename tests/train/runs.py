@@ -2,7 +2,6 @@
 
 import io
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,13 @@ from rlstab.train import RunResult, train
 ROOT = Path(__file__).parent.parent.parent
 SHIPPED = ROOT / "rlstab" / "data" / "countdown-tiny"
 OWN = Path(__file__).parent / "own.py"
+GRADED = f"{OWN.with_name('own_rewards.py')}:graded"
 
 #: The largest difference between weights that the documents promise of several processes and of micro-batches.
 ALIKE = 1e-5
+
+#: Optimizer steps that rounding decides little about.
+SMOOTH: dict[str, Any] = {"optimisation__eps": 1e-4, "optimisation__lr": 1e-4}
 
 #: A state in the objective, which a continued run has to have.
 STATED = ["clip_higher", {"name": "adaptive_entropy", "increment": 0.001, "target_entropy": 0.5}]
@@ -88,16 +91,13 @@ def go(run: RunConfig, **options: Any) -> RunResult:
 
 
 def number(path: Path) -> int:
-    """Of a checkpoint: the rollout in its name; -1 of anything else."""
-    match = re.fullmatch(r"(?:[a-z]+-)?(\d+)", path.name)
-    return int(match[1]) if match else -1
+    """Of a checkpoint: the rollout in its name."""
+    return int(path.name.rpartition("-")[2])
 
 
 def checkpoints(out: Path) -> list[Path]:
     """Of a run, oldest first."""
-    folder = out / "checkpoints"
-    there = folder.iterdir() if folder.is_dir() else ()
-    return sorted((path for path in there if number(path) >= 0), key=number)
+    return sorted((out / "checkpoints").glob("rollout-*"), key=number)
 
 
 def weights(out: Path) -> dict[str, Tensor]:
@@ -128,10 +128,8 @@ def column(records: list[dict[str, Any]], name: str) -> list[Any]:
 
 def metrics(out: Path) -> list[dict[str, Any]]:
     """The metrics of a run, less what a clock measured."""
-    return [
-        {key: record[key] for key in record if not key.startswith("seconds/")}
-        for record in lines(out / "metrics.jsonl")
-    ]
+    records = lines(out / "metrics.jsonl")
+    return [{key: record[key] for key in record if not key.startswith("seconds/")} for record in records]
 
 
 def about(out: Path) -> dict[str, Any]:
@@ -145,7 +143,7 @@ def left(out: Path) -> dict[str, Any]:
     for name in ("samples.jsonl", "tokens.jsonl"):
         remains[name] = (out / name).read_text() if (out / name).exists() else ""
     for path in checkpoints(out):
-        for file in sorted(path.rglob("*.safetensors")):
+        for file in path.glob("*.safetensors"):
             # values alone: in which order a state lists its tensors is left to the process
             values = sorted(value.numpy().tobytes() for value in load_file(file).values())
             remains[f"{number(path)}/{file.name}"] = values

@@ -227,8 +227,8 @@ def test_no_pickle_of_a_checkpoint_runs_code(cut: Cut, forks: Forks, tmp_path: P
     for path in checkpoints(copied(cut, out)):
         for name in PICKLES:
             (path / name).write_bytes(payload)
-    (told,) = forks.does(file_of(long(out, **SETTINGS)), 1, "unpickled").counted
-    assert told["named"] == [], "a pickle named them"
+    (named,) = forks.does(file_of(long(out, **SETTINGS)), 1, "unpickled").counted
+    assert named == [], "a pickle named them"
     tensors = [path.name for path in checkpoints(cut[0])[-1].glob("*.safetensors")]
     assert len(tensors) == 3
     for name in tensors:

@@ -1,6 +1,5 @@
 """Tasks, rewards, signals and advantages of a user: what they decide, what their faults cost, what is refused."""
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -15,14 +14,22 @@ from rlstab.errors import CheckpointError, ConfigError, ModelError, NonFinite, S
 from rlstab.stages.advantages import grpo
 from rlstab.train import Rollout
 from tests.train import own
-from tests.train.runs import SHIPPED, apart, differences, go, left, lines, metrics, of_user, quiet, small
+from tests.train.runs import (
+    GRADED,
+    SHIPPED,
+    apart,
+    differences,
+    forget_newest,
+    go,
+    left,
+    lines,
+    metrics,
+    of_user,
+    quiet,
+    small,
+)
 
-FUNCTIONS = Path(__file__).parent / "own_rewards.py"
 EVALUATE = {"every": 2, "prompts": 2, "samples": 2, "pass_at": [2], "greedy": False}
-
-
-def rewards(*parts: tuple[str, float]) -> list[dict[str, Any]]:
-    return [{"function": name if name == "task" else f"{FUNCTIONS}:{name}", "weight": weight} for name, weight in parts]
 
 
 def test_a_scorer_that_raises_or_returns_nan_costs_its_sample_the_reward(tmp_path: Path) -> None:
@@ -40,7 +47,7 @@ def test_a_task_object_is_kept_in_mind_and_one_that_is_none_is_refused(tmp_path:
     run = small(tmp_path / "run", evaluation=EVALUATE)
     assert all(record["eval/mean"] == 1.0 for record in go(run, task=own.Equal()).evaluations)
     with pytest.raises(CheckpointError, match="Equal"):
-        go(small(tmp_path / "run", optimisation__rollouts=3, evaluation=EVALUATE), resume=True)
+        go(run, resume=True)
     with pytest.raises(ConfigError, match="name"):
         go(small(tmp_path / "none"), task=object())
     assert not (tmp_path / "none").exists()
@@ -48,12 +55,10 @@ def test_a_task_object_is_kept_in_mind_and_one_that_is_none_is_refused(tmp_path:
 
 def test_flaky_rewards_are_lost_in_training_and_kept_in_evaluation_and_the_truth_is_logged(tmp_path: Path) -> None:
     changes = {"model__name": "chain-tiny", "rollout__max_new_tokens": 40, "evaluation": EVALUATE}
-    flaky = small(tmp_path, task={"name": "chain", "flaky": 0.5}, rollout__prompts=8, tracking__samples=99, **changes)
-    go(flaky)
+    go(small(tmp_path, task={"name": "chain", "flaky": 0.5}, rollout__prompts=8, tracking__samples=99, **changes))
     samples = lines(tmp_path / "samples.jsonl")
-    lost = [line for line in samples if line["reward/true"] and not line["reward"]]
-    assert 0 < len(lost) < sum(line["reward/true"] for line in samples)
-    assert all(line["reward/true"] >= line["reward"] for line in samples)
+    assert 0 < sum(line["reward"] for line in samples) < sum(line["reward/true"] for line in samples)
+    assert all(line["reward"] in (0, line["reward/true"]) for line in samples)
 
 
 TEMPLATE = (
@@ -63,19 +68,17 @@ TEMPLATE = (
 
 
 def test_chats_are_written_by_the_template_of_the_model(tmp_path: Path) -> None:
-    rows = [
-        {"prompt": [{"role": "user", "content": f"{digit} 7 8>29"}], "answer": str(digit)} for digit in range(1, 10)
-    ]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    row = '{{"prompt": [{{"role": "user", "content": "{} 7 8>29"}}], "answer": "1"}}\n'
+    (tmp_path / "rows.jsonl").write_text("".join(row.format(digit) for digit in range(1, 10)))
     shutil.copytree(SHIPPED, tmp_path / "model")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(SHIPPED)
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(tmp_path / "model")
     changes: dict[str, Any] = {
         "task": {"name": "jsonl", "path": str(tmp_path / "rows.jsonl"), "eval_size": 2, "system": "1"},
         "model__name": str(tmp_path / "model"),
         "rollout__chat": True,
-        "reward": rewards(("graded", 1.0)),
+        "reward": [{"function": GRADED}],
         "tracking__trace_every": 1,
     }
     go(small(tmp_path / "run", **changes))
@@ -87,29 +90,26 @@ def test_chats_are_written_by_the_template_of_the_model(tmp_path: Path) -> None:
 
 
 def test_weights_of_rewards_decide_and_a_continued_run_has_the_same(tmp_path: Path) -> None:
-    changes: dict[str, Any] = {"tracking__checkpoint_every": 1, "tracking__samples": 8, "evaluation": EVALUATE}
-    settings = {**changes, "reward": rewards(("graded", 2.0), ("task", -1.0))}
+    settings: dict[str, Any] = {"tracking__checkpoint_every": 1, "tracking__samples": 8, "evaluation": EVALUATE}
+    settings["reward"] = [{"function": GRADED, "weight": 2.0}, {"function": "task", "weight": -1.0}]
     go(small(tmp_path / "run", **settings))
     for line in lines(tmp_path / "run" / "samples.jsonl"):
         assert line["reward"] == pytest.approx(2 * line["reward/graded"] - line["reward/task"])
     whole = left(tmp_path / "run")
-    shutil.rmtree(sorted((tmp_path / "run" / "checkpoints").iterdir())[-1])
+    forget_newest(tmp_path / "run")
     go(small(tmp_path / "run", **settings), resume=True)
     assert differences(tmp_path / "run", whole) == []
-    with pytest.raises(CheckpointError, match="reward"):
-        go(small(tmp_path / "run", **changes, optimisation__rollouts=3, reward=rewards(("graded", 1.0))), resume=True)
 
 
 def test_completions_that_take_too_long_are_counted_and_cost_the_reward_alone(tmp_path: Path) -> None:
-    reward = [{"function": f"{FUNCTIONS}:hangs", "time_limit": 0.3, "workers": 2}]
-    records = go(small(tmp_path, reward=reward, tracking__samples=8, optimisation__rollouts=1)).records
+    reward = [{"function": GRADED.replace("graded", "hangs"), "time_limit": 0.3, "workers": 2}]
+    (record,) = go(small(tmp_path, reward=reward, tracking__samples=8, optimisation__rollouts=1)).records
     samples = lines(tmp_path / "samples.jsonl")
     late = [line for line in samples if sum(map(ord, line["text"])) % 3 == 1]
     assert 0 < len(late) < len(samples) == 8
-    assert sum(record["scorer/timeouts"] for record in records) == len(late)
+    assert (record["scorer/timeouts"], record["scorer/errors"]) == (len(late), 0)
     assert all(line.get("timed_out") is True and line["reward"] == 0 for line in late)
     assert all("timed_out" not in line and line["reward"] > 0 for line in samples if line not in late)
-    assert sum(record["scorer/errors"] for record in records) == 0
 
 
 #: Two optimizer steps per rollout, in uneven micro-batches, with evidence refreshed before each.
@@ -132,6 +132,16 @@ def test_a_signal_of_the_user_reaches_the_method_token_by_token(tmp_path: Path) 
     assert apart(tmp_path / "known", tmp_path / "given") == 0
     assert apart(tmp_path / "given", tmp_path / "without") > 1e-6
 
+    def rude(responses: Rollout) -> Tensor:
+        values = own.places(responses)
+        for tensor in (responses.response_ids, responses.response_mask, responses.rewards, responses.group_ids):
+            tensor.zero_()
+        responses.signals["rollout_logprobs"].zero_()
+        return torch.where(torch.isnan(values), 0.0, values)
+
+    go(weighing(tmp_path / "rude", "places"), advantages=own.fading, signals={"places": rude})
+    assert apart(tmp_path / "rude", tmp_path / "given") == 0, "it changed what others get"
+
 
 def test_advantages_of_a_response_are_those_of_its_tokens_and_of_the_configured_estimator(tmp_path: Path) -> None:
     def each(responses: Rollout) -> Tensor:
@@ -140,24 +150,10 @@ def test_advantages_of_a_response_are_those_of_its_tokens_and_of_the_configured_
     def token(responses: Rollout) -> Tensor:
         return each(responses).unsqueeze(-1).expand(responses.response_mask.shape).clone()
 
-    go(small(tmp_path / "configured", **CUT))
-    for name, function in (("each", each), ("token", token)):
-        go(small(tmp_path / name, **CUT), advantages=function)
+    for name, advantages in (("configured", None), ("each", each), ("token", token)):
+        go(small(tmp_path / name, **CUT), advantages=advantages)
         assert apart(tmp_path / name, tmp_path / "configured") == 0
         assert metrics(tmp_path / name) == metrics(tmp_path / "configured")
-
-
-def test_a_function_that_changes_what_it_gets_changes_nothing_else(tmp_path: Path) -> None:
-    def rude(responses: Rollout) -> Tensor:
-        values = own.places(responses)
-        for tensor in (responses.response_ids, responses.response_mask, responses.rewards, responses.group_ids):
-            tensor.zero_()
-        responses.signals["rollout_logprobs"].zero_()
-        return torch.where(torch.isnan(values), 0.0, values)
-
-    for name, function in (("polite", own.places), ("rude", rude)):
-        go(weighing(tmp_path / name, "places"), signals={"places": function}, advantages=own.fading)
-    assert apart(tmp_path / "polite", tmp_path / "rude") == 0
 
 
 def test_what_a_function_returns_is_checked_before_the_first_step(tmp_path: Path) -> None:

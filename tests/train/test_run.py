@@ -19,6 +19,7 @@ from tests.train import own
 from tests.train.runs import (
     ALIKE,
     SHIPPED,
+    SMOOTH,
     about,
     apart,
     checkpoints,
@@ -66,14 +67,13 @@ def test_a_run_leaves_its_settings_records_samples_and_a_model_that_transformers
     assert tokenizer("1+2")["input_ids"] == AutoTokenizer.from_pretrained(SHIPPED)("1+2")["input_ids"]
 
 
-def test_trackers_get_the_same_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trackers_write_beside_the_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tensorboard")
     for name in ("WANDB_API_KEY", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)
     go(small(tmp_path, tracking__trackers=["tensorboard", "wandb"]))
-    assert list(tmp_path.rglob("events.out.tfevents*"))
+    assert any(b"reward/mean" in path.read_bytes() for path in tmp_path.rglob("events.out.tfevents*"))
     assert list(tmp_path.rglob("offline-run-*")), "wandb is offline unless it is configured"
-    assert len(lines(tmp_path / "metrics.jsonl")) == 2
 
 
 #: Masks, and stages with a stale sampler.
@@ -84,14 +84,9 @@ OFTEN = {"recommended", "stack_stale"}
     "name", [pytest.param(name, marks=[] if name in OFTEN else [pytest.mark.slow]) for name in sorted(PRESETS)]
 )
 def test_every_preset_trains(name: str, tmp_path: Path) -> None:
-    run = small(
-        tmp_path,
-        {"preset": name},
-        optimisation__mini_batches=2,
-        optimisation__epochs=2,
-        rollout__max_new_tokens=24,  # that some responses end by themselves
-    )
-    records = go(run).records
+    changes = {"optimisation__mini_batches": 2, "optimisation__epochs": 2}
+    # so many tokens that some responses end by themselves
+    records = go(small(tmp_path, {"preset": name}, rollout__max_new_tokens=24, **changes)).records
     assert [record["rollout"] for record in records] == [1, 2]
     assert all(math.isfinite(value) for record in records for value in record.values())
     assert moved(tmp_path) > 0
@@ -120,8 +115,8 @@ def test_a_step_that_teaches_nothing_is_skipped_unless_a_penalty_acts(tmp_path: 
 
 def test_a_step_with_a_live_nan_is_refused_and_the_next_one_is_made(tmp_path: Path) -> None:
     changes = {"optimisation__rollouts": 3, "tracking__checkpoint_every": 1, "tracking__keep_checkpoints": 3}
-    poisoned = small(tmp_path, ["clip_higher", of_user("Poisoned")], **changes)
-    records = go(poisoned, signals={"poison": own.poison}).records
+    run = small(tmp_path, ["clip_higher", of_user("Poisoned")], **changes)
+    records = go(run, signals={"poison": own.poison}).records
     assert [record.get("optimizer_steps/refused", 0) for record in records] == [0, 1, 0]
     assert all(math.isfinite(value) for record in records for value in record.values())
     first, second, third = (load_file(path / "model.safetensors") for path in checkpoints(tmp_path))
@@ -138,10 +133,8 @@ def test_twenty_refused_steps_in_a_row_end_a_run(tmp_path: Path) -> None:
 
 def test_the_learning_rate_is_that_of_transformers(tmp_path: Path) -> None:
     for name, options in (("cosine", {}), ("cosine_with_min_lr", {"min_lr_rate": 0.1})):
-        steps = {"optimisation__warmup_optimizer_steps": 2, "optimisation__rollouts": 6}
-        run = small(
-            tmp_path / name, optimisation__schedule={"name": name, **options}, rollout__max_new_tokens=3, **steps
-        )
+        changes = {"optimisation__warmup_optimizer_steps": 2, "optimisation__rollouts": 6, "rollout__max_new_tokens": 3}
+        run = small(tmp_path / name, optimisation__schedule={"name": name, **options}, **changes)
         shown = {record["rollout"]: record["lr"] for record in go(run).records if "lr" in record}
         assert len(shown) >= 4
         optimizer = torch.optim.SGD([torch.zeros(1)], lr=1e-3)
@@ -252,19 +245,18 @@ def test_a_model_that_keeps_its_state_elsewhere_than_in_the_cache_of_keys_and_va
 
 
 def test_a_response_depends_on_its_identity_and_not_on_its_batch(tmp_path: Path) -> None:
-    few: list[Any] = []
-    all_at_once: list[Any] = []
-    for size, answers in ((3, few), (128, all_at_once)):
+    answers = []
+    for size in (3, 128):
         go(small(tmp_path / str(size), rollout__batch_size=size, rollout__max_new_tokens=12, **TRACED))
-        answers += [(line["sequence_id"], line["ids"]) for line in traced(tmp_path / str(size))]
-    assert few == all_at_once
-    assert len({tuple(ids) for _, ids in few}) > 4, "they differ from each other"
+        answers.append([(line["sequence_id"], line["ids"]) for line in traced(tmp_path / str(size))])
+    assert answers[0] == answers[1]
+    assert len({tuple(ids) for _, ids in answers[0]}) > 4, "they differ from each other"
 
 
 def test_tokens_are_drawn_with_their_probabilities(tmp_path: Path) -> None:
     """400 first tokens of one prompt; the bound is passed by chance once in ten thousand times."""
-    settings = {"rollout__prompts": 4, "rollout__group": 100, "rollout__max_new_tokens": 1, **TRACED}
-    go(small(tmp_path, task=of_user("Single"), **{**settings, "tracking__trace_responses": 400}))
+    settings = {**TRACED, "rollout__prompts": 1, "rollout__group": 400, "tracking__trace_responses": 400}
+    go(small(tmp_path, rollout__max_new_tokens=1, **settings))
     (prompt,) = {line["prompt"] for line in traced(tmp_path)}
     ids = AutoTokenizer.from_pretrained(SHIPPED)(prompt, return_tensors="pt")["input_ids"]
     with torch.no_grad():
@@ -342,18 +334,15 @@ def test_a_sampler_of_fewer_bits_is_further_from_the_trainer_whose_weights_are_n
 
 
 def test_weight_noise_is_the_same_whenever_it_is_asked_for(tmp_path: Path) -> None:
-    policy = load_policy("countdown-tiny")
+    policy, sampler = load_policy("countdown-tiny"), Sampler(None, 0.5, seed=3)
     policy.model.requires_grad_(False)
-    before = {name: weight.clone() for name, weight in policy.model.named_parameters()}
-    sampler = Sampler(None, 0.5, seed=3)
-    noisy = {name: weight.clone() for name, weight in sampler.refreshed(policy).model.named_parameters()}
-    others = [Sampler(None, 0.5, seed).refreshed(policy).model for seed in (3, 4)]
+    samplers = (sampler, Sampler(None, 0.5, seed=3), Sampler(None, 0.5, seed=4))
+    noisy, again, other = (dict(each.refreshed(policy).model.named_parameters()) for each in samplers)
     for name, weight in policy.model.named_parameters():
-        assert torch.equal(weight, before[name])
-        noise = ((noisy[name] - weight).std() / weight.std()).item() if weight.ndim > 1 else 0
-        assert noise == pytest.approx(0.5 if weight.ndim > 1 else 0, rel=0.1)
-        assert torch.equal(dict(others[0].named_parameters())[name], noisy[name])
-        assert torch.equal(dict(others[1].named_parameters())[name], noisy[name]) == (weight.ndim == 1)
+        matrix = weight.ndim > 1
+        assert float((noisy[name] - weight).std()) == pytest.approx(0.5 * matrix * float(weight.std()), rel=0.1)
+        assert torch.equal(noisy[name], again[name])
+        assert torch.equal(noisy[name], other[name]) != matrix
         weight.data.zero_()  # a refresh adds to the weights of now, and takes its share of them
     assert not any(weight.any() for weight in sampler.refreshed(policy).model.parameters())
 
@@ -365,7 +354,6 @@ def test_the_sampler_is_evaluated_where_it_is_another_policy(tmp_path: Path) -> 
         records = go(run).records
         assert [record["rollout"] for record in records if "eval/mean" in record] == [2]
         assert ("eval/sampler/mean" in records[-1]) == others
-    assert records[-1]["eval/entropy"] > 0
 
 
 # -- adapters ----------------------------------------------------------------------------------------------------------
@@ -388,13 +376,7 @@ def test_an_adapter_is_saved_alone_and_is_what_peft_loads_and_what_another_run_g
     assert assert_of_model(tmp_path / "again", theirs, tokenizer, 1.0) > 20
     kept = weights(tmp_path / "again")
     assert all(torch.equal(value, kept[name]) for name, value in saved.items())
-    unfit: list[dict[str, Any]] = [
-        {"model__name": str(newest)},
-        {"model__name": "chain-tiny", "model__adapter": str(newest)},
-        {"model__adapter": str(tmp_path)},
-        {"model__adapter": {"targets": ["vproj"]}},
-    ]
-    for changes in unfit:
+    for changes in ({"model__name": str(newest)}, {"model__name": "chain-tiny", "model__adapter": str(newest)}):
         with pytest.raises(ModelError):
             go(small(tmp_path / "unfit", **changes))
     assert not (tmp_path / "unfit").exists()
@@ -415,11 +397,10 @@ def test_shared_prompts_are_forwarded_once_and_change_nothing(tmp_path: Path, mo
 
     monkeypatch.setattr(torch.nn.Embedding, "forward", counting)
     tokens = {}
+    changes = {"task": of_user("Wordy"), "rollout__max_new_tokens": 4, **SMOOTH}
     for size in (1, 8):
         seen.clear()
-        changes = {"optimisation__micro_batch_size": size, "optimisation__lr": 1e-4, "optimisation__eps": 1e-4}
-        run = small(tmp_path / str(size), task=of_user("Wordy"), rollout__max_new_tokens=4, **changes)
-        go(run)
+        go(small(tmp_path / str(size), optimisation__micro_batch_size=size, **changes))
         tokens[size] = sum(seen)
     print(f"tokens forwarded with a gradient: {tokens}")
     assert tokens[8] < tokens[1] / 2
@@ -427,16 +408,9 @@ def test_shared_prompts_are_forwarded_once_and_change_nothing(tmp_path: Path, mo
     assert moved(tmp_path / "8") > 10 * ALIKE
 
 
-# -- what is only watched --------------------------------------------------------------------------------------------
-
-
 def test_responses_that_were_cut_off_are_known_to_methods(tmp_path: Path) -> None:
-    changes = {"rollout__max_new_tokens": 12, "optimisation__rollouts": 1, "tracking__trace_every": 1}
-    (record,) = go(small(tmp_path, ["clip_higher", "truncated_mask"], **changes)).records
+    (record,) = go(small(tmp_path, ["clip_higher", "truncated_mask"], rollout__max_new_tokens=12, **TRACED)).records
     assert 0 < record["truncated_mask/dropped"] < 1
     assert record["tokens/kept"] == pytest.approx(1 - record["truncated_mask/dropped"])
     for line in traced(tmp_path):
         assert set(line["kept"]) == {line["ids"][-1] == 19}
-
-
-# -- models that cannot be used --------------------------------------------------------------------------------------

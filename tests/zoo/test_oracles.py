@@ -126,6 +126,7 @@ TOGETHER = [
     ["s2t", "lp_reg", "stare", "constant_length"],
     ["vespo", "sapo", "s2t", "kl", "token_mean"],
     ["clip_higher", "s2t", "top_entropy", "stare", "kl", "adaptive_entropy", "sequence_mean"],
+    ["cppo", "drpo", "sapo", "gspo", "clip_higher", "entropy_shaping", "random_mask", "sequence_mean"],
     ["clip_higher", "truncated_mask", "importance_correction", "kl", "ess_scale", "mismatch", "block_mean"],
 ]
 #: Beside a trust region that punished tokens can leave.

@@ -35,7 +35,7 @@ METHODS: Mapping[str, tuple[str, str]] = {
     "_run_epoch": ("self model epoch train_dataloader", "00466c2a085d"),  # the callbacks around the optimizer
 }
 #: What the adapter reads of a trainer that is made.
-ATTRIBUTES = ("_buffered_inputs", "_step", "_metrics", "_tokenizer", "_is_vlm")
+ATTRIBUTES = ("_buffered_inputs", "_step", "_metrics", "_logs", "_tokenizer", "_is_vlm")
 #: Who may have defined a method of the trainer.
 _HOMES = ("trl.", "transformers.")
 
