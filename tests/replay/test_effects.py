@@ -134,10 +134,9 @@ def trained(trainer: Train, folder: Path, objective: TokenObjective, monkeypatch
 
 def done(plan: Plan, batch: TokenBatch, live: PolicyOutputs) -> Columns:
     seen, slope = trace(plan, batch, live), live.logprobs.grad
-    actions = {action: torch.zeros(len(batch), dtype=torch.bool) for action in ACTIONS}
-    for method in seen.methods.values():
-        for action, tokens in method.actions.items():
-            actions[action] |= tokens
+    none = torch.zeros(len(batch), dtype=torch.bool)
+    made = [{**dict.fromkeys(ACTIONS, none), **method.actions} for method in seen.methods.values()]
+    actions = {action: torch.stack([none, *(own[action] for own in made)]).any(0) for action in ACTIONS}
     pull = torch.zeros(len(batch)) if slope is None else -slope
     moved = (live.logprobs - batch.old_logprobs).abs() > 1e-6
     return {**actions, "weight": seen.weight, "coefficients": pull, "place": place(batch), "moved": moved}
