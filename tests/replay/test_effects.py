@@ -80,7 +80,8 @@ def trl(folder: Path, objective: TokenObjective, dumped: bool) -> None:
     from transformers import TrainerCallback
 
     from rlstab.adapters.trl import DumpCallback
-    from tests.adapters.test_trl_presets import branch, scored
+    from tests.adapters.jobs import scored
+    from tests.adapters.test_trl_presets import branch
     from tests.adapters.trl_jobs import trainer_of
 
     def blocks(inputs: dict[str, Tensor]) -> Tensor:
