@@ -80,8 +80,7 @@ def trl(folder: Path, objective: TokenObjective, dumped: bool) -> None:
     from transformers import TrainerCallback
 
     from rlstab.adapters.trl import DumpCallback
-    from tests.adapters.jobs import scored
-    from tests.adapters.test_trl_presets import branch
+    from tests.adapters.test_trl_presets import branch, noisy
     from tests.adapters.trl_jobs import trainer_of
 
     def blocks(inputs: dict[str, Tensor]) -> Tensor:
@@ -100,7 +99,7 @@ def trl(folder: Path, objective: TokenObjective, dumped: bool) -> None:
     trainer = trainer_of(
         folder,
         objective,
-        sampling=scored,
+        sampling=noisy,
         extra={"signals": {"branch": branch, "block_ids": blocks}},
         **{"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "learning_rate": 0.0},
         **{"beta": beta, "use_bias_correction_kl": beta == 0.0},
