@@ -33,21 +33,22 @@ def test_the_fastest_of_several_and_the_worst_shape_count():
     assert slowest.values == {"A": 4.0, "B": 2.5}
 
 
-def test_the_fastest_is_unknown_until_all_have_run():
-    assert evaluate(FASTER, three(1.0, 5.0, 4.0)[:2]) is None
-    assert evaluate(FASTER, three(1.0, 5.0, 4.0, preset="S")) is None, "of another shape"
+OLD, NEW = three(1.0, 5.0, 4.0), three(1.0, 5.0, 3.0, run="2")
 
 
-def test_both_sides_of_a_ratio_come_from_one_run():
-    records = [*three(1.0, 5.0, 4.0), record("rlstab", 0.1, run="2")]
-    assert evaluate(FASTER, records).value == 4.0
-
-
-def test_the_newest_run_counts_and_the_one_before_it_is_found():
-    records = [*three(1.0, 5.0, 3.0, run="2"), *three(1.0, 5.0, 4.0)]
-    assert evaluate(FASTER, records).value == 3.0
-    assert evaluate(FASTER, records, back=1).value == 4.0
-    assert evaluate(FASTER, records, back=2) is None
+@pytest.mark.parametrize(
+    ("records", "values"),
+    [
+        (OLD[:2], [None]),
+        (three(1.0, 5.0, 4.0, preset="S"), [None]),
+        ([*OLD, record("rlstab", 0.1, run="2")], [4.0, None]),
+        ([*NEW, *OLD], [3.0, 4.0, None]),
+    ],
+    ids=["not all have run", "another shape", "both sides come from one run", "the newest run counts"],
+)
+def test_which_records_count(records, values):
+    found = [evaluate(FASTER, records, back=back) for back in range(len(values))]
+    assert [each and each.value for each in found] == values
 
 
 def test_values_are_judged_in_their_direction():

@@ -44,10 +44,3 @@ def test_products_across_prompts() -> None:
     first, other = (torch.randn(4, 5, dtype=torch.float64) for _ in range(2))
     expected = sum(float(first[place] @ other[two]) for place, two in itertools.permutations(range(4), 2))
     assert across(first, other) == pytest.approx(expected)
-
-
-def test_of_one_gradient_for_all_there_is_no_variance() -> None:
-    per = 2 * GROUP
-    spread = coefficients(torch.full((per,), 1 / GROUP, dtype=torch.float64), torch.arange(per), 1, per)
-    moments = spread_moments(spread, spread, torch.full((per, per), 4.0, dtype=torch.float64))
-    assert (moments.variance, moments.signal, moments.along) == (0.0, 4.0, 4.0)

@@ -10,8 +10,7 @@ from benchmarks.protocol import Case, Disagreement, Run, Times, assert_agree, in
 class Clock:
     """A clock that work moves on, and nothing else."""
 
-    def __init__(self):
-        self.now = 0.0
+    now = 0.0
 
     def __call__(self):
         return self.now
@@ -65,37 +64,26 @@ def test_ours_agrees_with_float64():
             assert_heads_agree(laws, inputs(Problem(16, 12, 40, dtype)), entropy=entropy)
 
 
-def shifted(by):
-    """The plain head with other log-probs."""
-    good = HEADS["naive"].load()
-
+@pytest.mark.parametrize(
+    ("by", "half", "dtype"),
+    [(1e-3, False, torch.float32), (0.0, True, torch.float32), (0.2, False, torch.bfloat16)],
+    ids=["log-probs", "the gradient of half of the rows", "more than the plain head in bfloat16"],
+)
+def test_a_head_that_computes_something_else_is_not_timed(by, half, dtype):
     def head(given, weights, entropy):
-        loss, logprobs, entropies = good(given, weights, entropy)
+        weights = weights * (torch.arange(len(weights)) % 2) if half else weights
+        loss, logprobs, entropies = HEADS["naive"].load()(given, weights, entropy)
         return loss, logprobs + by, entropies
 
-    return head
+    with pytest.raises(Disagreement, match="rlstab, "):
+        assert_heads_agree({"rlstab": head}, inputs(Problem(16, 12, 40, dtype)))
 
 
-def half(given, weights, entropy):
-    """The plain head with the gradient of half of the rows."""
-    return HEADS["naive"].load()(given, weights * (torch.arange(len(weights)) % 2), entropy)
-
-
-def test_a_head_that_computes_something_else_is_not_timed():
-    """In bfloat16 it is held to the error of the plain one."""
-    for head, dtype in ((shifted(1e-3), torch.float32), (half, torch.float32), (shifted(0.2), torch.bfloat16)):
-        with pytest.raises(Disagreement, match="rlstab, "):
-            assert_heads_agree({"rlstab": head}, inputs(Problem(16, 12, 40, dtype)))
-
-
-def test_live_rows_are_as_many_as_asked_for_and_a_block_is_one():
+def test_live_rows_are_as_many_as_asked_for_and_one_token_or_none_is_a_case_too():
     problem = Problem(40, 2, 3, torch.float32)
     assert [int(weights_of(problem, live).sum()) for live in (0.0, 0.05, 0.2, 1.0)] == [0, 2, 8, 40]
     assert weights_of(problem, 0.2, block=True).tolist() == [1.0] * 8 + [0.0] * 32
     assert weights_of(problem, 0.2).tolist() != weights_of(problem, 0.2, block=True).tolist()
-
-
-def test_one_token_and_no_live_row_are_cases_too():
     for tokens in (1, 8):
         problem = Problem(tokens, 4, 9, torch.float32)
         idle = step(HEADS["rlstab"].load(), inputs(problem), weights_of(problem, 0.0))

@@ -47,7 +47,6 @@ REFUSED: dict[str, tuple[list[str], Callable[[Path], object] | None, str]] = {
     "a method that nobody knows": (["clip_hihger"], None, "clip_higher"),
     "a file of somebody else": ([], foreign, "replay.html exists"),
     "a file in place of the folder": (["--out", "{}/step-000001.rank-0.json"], None, "--out"),
-    "no responses": (["--responses", "0"], None, "--responses"),
     "no tokenizer": (["--tokenizer", "{}"], None, "not a tokenizer"),
     "no model": (["--model", "{}/none"], None, "none"),
     "no dump": ([], lambda folder: list(map(Path.unlink, folder.iterdir())), "no optimizer step"),

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, get_scheduler
 
 import rlstab
@@ -113,17 +112,6 @@ def test_a_step_that_teaches_nothing_is_skipped_unless_a_penalty_acts(tmp_path: 
     assert moved(tmp_path / "paid") > 0
 
 
-def test_a_step_with_a_live_nan_is_refused_and_the_next_one_is_made(tmp_path: Path) -> None:
-    changes = {"optimisation__rollouts": 3, "tracking__checkpoint_every": 1, "tracking__keep_checkpoints": 3}
-    run = small(tmp_path, ["clip_higher", of_user("Poisoned")], **changes)
-    records = go(run, signals={"poison": own.poison}).records
-    assert [record.get("optimizer_steps/refused", 0) for record in records] == [0, 1, 0]
-    assert all(math.isfinite(value) for record in records for value in record.values())
-    first, second, third = (load_file(path / "model.safetensors") for path in checkpoints(tmp_path))
-    assert all(torch.equal(first[name], second[name]) for name in first), "the refused step"
-    assert not all(torch.equal(second[name], third[name]) for name in first)
-
-
 def test_twenty_refused_steps_in_a_row_end_a_run(tmp_path: Path) -> None:
     lost = small(tmp_path, ["clip_higher", of_user("Poisoned")], optimisation__rollouts=30, rollout__max_new_tokens=2)
     with pytest.raises(NonFinite, match="20 optimizer steps"):
@@ -161,8 +149,9 @@ def traced(out: Path) -> list[dict[str, Any]]:
 
 def assert_of_model(out: Path, model: Any, tokenizer: Any, temperature: float) -> int:
     """The log-probs and entropies of a trace are those of a forward over each response alone; how many there were."""
-    count = 0
+    count, eos = 0, tokenizer.eos_token_id
     for line in traced(out):
+        assert eos not in line["ids"][:-1]
         prompt = tokenizer(line["prompt"])["input_ids"]
         ids = torch.tensor([prompt + line["ids"]])
         with torch.no_grad():
@@ -180,25 +169,14 @@ def test_traces_say_of_each_token_what_the_model_says_of_it(tmp_path: Path) -> N
     go(small(tmp_path, rollout__temperature=0.7, rollout__max_new_tokens=12, **TRACED))
     model, tokenizer = AutoModelForCausalLM.from_pretrained(SHIPPED), AutoTokenizer.from_pretrained(SHIPPED)
     assert assert_of_model(tmp_path, model, tokenizer, 0.7) > 50
-    ended = 0
-    for line in traced(tmp_path):
-        assert tokenizer.eos_token_id not in line["ids"][:-1]
-        assert len(line["ids"]) == 12 or line["ids"][-1] == tokenizer.eos_token_id
-        ended += line["ids"][-1] == tokenizer.eos_token_id
-    assert 0 < ended < 8
+    ended = [line["ids"][-1] == tokenizer.eos_token_id for line in traced(tmp_path)]
+    assert 0 < sum(ended) < 8
+    assert all(end or len(line["ids"]) == 12 for end, line in zip(ended, traced(tmp_path), strict=True))
 
 
-SIZE: dict[str, Any] = {
-    "vocab_size": 29,
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "pad_token_id": 0,
-    "bos_token_id": None,
-    "eos_token_id": 19,
-}
+SIZE: dict[str, Any] = {"vocab_size": 29, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+SIZE |= {"num_attention_heads": 2, "num_key_value_heads": 1}
+SIZE |= {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": 19}
 #: Positions that are learnt, caps on logits and windows, norms of heads, a scaled head, experts.
 FAMILIES: dict[str, dict[str, Any]] = {
     "gpt2": {"vocab_size": 29, "n_embd": 16, "n_layer": 2, "n_head": 2, "eos_token_id": 19},
@@ -209,28 +187,23 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def model_of(family: str, **settings: Any) -> PreTrainedModel:
+def made(folder: Path, family: str, **settings: Any) -> PreTrainedModel:
+    """A model with random weights that minds its tokens, saved with the tokenizer that ships."""
     torch.manual_seed(0)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **settings))
-    return model.eval()
-
-
-def folder_of(model: PreTrainedModel, folder: Path) -> str:
-    """A model with random weights that depend on their tokens, and the tokenizer that ships."""
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **settings)).eval()
     for value in model.parameters():
         value.data.mul_(4.0 if value.ndim > 1 else 1.0)
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(SHIPPED).save_pretrained(folder)
-    return str(folder)
+    return model
 
 
 def test_models_of_other_families_are_sampled_and_trained_as_transformers_computes_them(tmp_path: Path) -> None:
+    changes = {"rollout__max_new_tokens": 10, "optimisation__micro_batch_size": 8, **TRACED}
     for name, settings in FAMILIES.items():
-        model = model_of(name, **settings)
-        folder = folder_of(model, tmp_path / name / "model")
-        out = tmp_path / name / "run"
-        changes = {"model__name": folder, "rollout__max_new_tokens": 10, "optimisation__micro_batch_size": 8}
-        (record,) = go(small(out, **changes, **TRACED)).records
+        folder, out = tmp_path / name / "model", tmp_path / name / "run"
+        model = made(folder, name, **settings)
+        (record,) = go(small(out, model__name=str(folder), **changes)).records
         tokens = assert_of_model(out, model, AutoTokenizer.from_pretrained(SHIPPED), 1.0)
         assert tokens == sum(len(line["ids"]) for line in traced(out)) > 20, name
         assert record["sampler/largest_gap_live"] <= NEAR, name
@@ -238,9 +211,9 @@ def test_models_of_other_families_are_sampled_and_trained_as_transformers_comput
 
 
 def test_a_model_that_keeps_its_state_elsewhere_than_in_the_cache_of_keys_and_values_is_refused(tmp_path: Path) -> None:
-    model = model_of("mamba", vocab_size=29, hidden_size=16, num_hidden_layers=1, state_size=4)
+    made(tmp_path / "model", "mamba", vocab_size=29, hidden_size=16, num_hidden_layers=1, state_size=4)
     with pytest.raises(ModelError):
-        go(small(tmp_path / "run", model__name=folder_of(model, tmp_path / "model")))
+        go(small(tmp_path / "run", model__name=str(tmp_path / "model")))
     assert not (tmp_path / "run").exists()
 
 

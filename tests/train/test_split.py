@@ -1,6 +1,7 @@
 """A run is the same however it is cut: into micro-batches, over ranks, by engine; and what ranks send and hold."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tests.train.runs import (
     STAGED,
     about,
     apart,
+    checkpoints,
     file_of,
     go,
     metrics,
@@ -209,7 +211,7 @@ def test_functions_of_the_user_on_two_ranks_equal_those_on_one(forks: Forks, tmp
     assert moved(tmp_path / "two") > 10 * ALIKE
 
 
-def test_a_nan_on_one_rank_is_refused_by_all(forks: Forks, tmp_path: Path) -> None:
+def test_a_step_with_a_nan_on_one_rank_is_refused_by_all_and_the_next_one_is_made(forks: Forks, tmp_path: Path) -> None:
     settings = {**SIX, "optimisation__mini_batches": 1, "optimisation__rollouts": 2, "tracking__checkpoint_every": 1}
     for processes in (1, 2):
         out = tmp_path / str(processes)
@@ -217,6 +219,9 @@ def test_a_nan_on_one_rank_is_refused_by_all(forks: Forks, tmp_path: Path) -> No
         done = forks.does(file_of(run), processes, "provided")
         assert [told["processes"] for told in done.counted] == [processes] * processes
         assert [record.get("optimizer_steps/refused", 0) for record in metrics(out)] == [1, 0]
+        assert all(math.isfinite(value) for record in metrics(out) for value in record.values())
+        begun, refused = (load_file(path / "model.safetensors") for path in (SHIPPED, checkpoints(out)[0]))
+        assert all(torch.equal(begun[name], value) for name, value in refused.items())
     assert apart(tmp_path / "1", tmp_path / "2") <= ALIKE
     assert moved(tmp_path / "2") > 10 * ALIKE
 
