@@ -30,8 +30,6 @@ def test_the_example_is_judged_and_replayed(tmp_path: Path, capsys: pytest.Captu
     assert 0.7 < rows["top_entropy"]["dropped"] < 0.8
     assert rows["token_mean"]["touched"] == 0
     assert {len(values) for row in rows.values() for values in row["steps"].values()} == {8}
-    steps = read_dump(EXAMPLE).steps
-    assert [(step.header.ranks, step.accumulation) for step in steps] == [(2, 4)] * 8
 
 
 @pytest.fixture
