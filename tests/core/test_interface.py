@@ -105,6 +105,7 @@ def test_settings_and_docstrings_are_read_off_the_class():
         assert getattr(Chooser(must=3, **{name: value}), name) == value
     assert (docstring(Plain), summary(Chooser)) == ("Keep tokens above a log-prob.", "One setting of each kind.")
     assert docstring(type("Silent", (Plain,), {"name": "silent"})) == ""
+    assert r.Mismatch().in_words().keys() == {"report"}  # it fills no term
 
 
 WITH_TENSORS = [r.Bounds, r.LossOutput, r.Mean, r.Penalty, r.Plan, r.PolicyOutputs, r.Pool, Terms, r.TokenBatch]
