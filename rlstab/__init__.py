@@ -15,13 +15,12 @@ from rlstab import errors
 
 if TYPE_CHECKING:
     from rlstab.core.compose import Composition
-    from rlstab.core.objective import TokenObjective
 
 __version__ = "0.2.0"
 
 #: Where the names below are at home, in rlstab. The class of a method is found by the table of the zoo.
 _HOMES = "core.batch core.comm core.compose core.loss core.metadata core.objective core.plan core.policy_outputs"
-_HOMES += " core.settings core.stats core.terms presets signals"
+_HOMES += " core.settings core.stats core.terms presets signals zoo"
 
 __all__ = [
     "NOTHING",
@@ -79,25 +78,6 @@ def __dir__() -> list[str]:
     from rlstab.zoo import METHODS
 
     return sorted({*globals(), *__all__, *METHODS.shipped_classes()})
-
-
-def register(cls: type[TokenObjective]) -> type[TokenObjective]:
-    """Decorator: make a user-defined method usable in YAML by its ``name``.
-
-    Raises:
-        Conflict: another class has that name.
-        MethodError: it is not a method.
-    """
-    from rlstab.zoo import METHODS
-
-    return METHODS.register(cls)
-
-
-def available() -> list[str]:
-    """Names of all methods: those that ship, those of installed packages, and those registered by hand."""
-    from rlstab.zoo import METHODS
-
-    return METHODS.names()
 
 
 def load_objective(source: str | Path | Mapping[str, Any] | Sequence[Any]) -> Composition:

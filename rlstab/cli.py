@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlstab import __version__
 from rlstab.errors import ConfigError, RlstabError
@@ -98,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     _takes_file(check, "run file, or a file with only an objective", "run", "objective")
     check.add_argument("--host", metavar="NAME", help="what the adapter of another trainer makes of it, such as trl")
     check.add_argument("--memory", metavar="SIZE", help="what fits in this much memory per process, such as 24GB")
-    check.add_argument("--processes", type=int, default=1, metavar="N", help="number of processes (1)")
+    check.add_argument("--processes", type=_count, default=1, metavar="N", help="number of processes (1)")
 
     command(_doctor, "say which device, extras and other trainers are there, and whether the adapters work")
 
@@ -114,20 +114,20 @@ def _parser() -> argparse.ArgumentParser:
     bench = command(_bench, "compare methods: settings x methods x seeds of a YAML file")
     _takes_file(bench, "bench file", "bench", settings=False)
     bench.add_argument("--out", help="folder of the bench, instead of the file's")
-    bench.add_argument("--workers", type=int, help="runs in parallel, one thread each (one per CPU)")
+    bench.add_argument("--workers", type=_count, help="runs in parallel, one thread each (one per CPU)")
     bench.add_argument("--only", action="append", default=[], metavar="SETTING/METHOD", help="* matches anything")
     bench.add_argument("--overwrite", action="store_true", help="repeat finished runs whose settings have changed")
     bench.add_argument("--retry", action="store_true", help="repeat failed runs")
     bench.add_argument("--dry-run", action="store_true", help="run nothing; list the runs and the work they take")
 
     probe = command(_probe, "say which instability a method withstands, up to which dose, and what it costs")
-    probe.add_argument("what", nargs="*", metavar="METHOD", help="method, preset, stage, FILE.yaml, or file.py:Class")
-    probe.add_argument("--probe", action="append", default=[], metavar="NAME", help="this one (all)")
+    probe.add_argument("asked", nargs="*", metavar="METHOD", help="method, preset, stage, FILE.yaml, or file.py:Class")
+    probe.add_argument("--probe", dest="names", action="append", default=[], metavar="NAME", help="this one (all)")
     probe.add_argument("--quick", action="store_true", help="three doses and three seeds")
     probe.add_argument("--model", metavar="NAME", help="on another model than the small one, such as smollm2")
     probe.add_argument("--out", default="runs/probe", help="folder of the runs and the map (runs/probe)")
     probe.add_argument("--records", action="append", default=[], metavar="FILE.jsonl", help="more recorded runs")
-    probe.add_argument("--workers", type=int, help="runs in parallel, one thread each (one per CPU)")
+    probe.add_argument("--workers", type=_count, help="runs in parallel, one thread each (one per CPU)")
     probe.add_argument("--retry", action="store_true", help="repeat failed runs")
 
     view = command(_view, "write a page of traced tokens and what each method did to them")
@@ -139,11 +139,11 @@ def _parser() -> argparse.ArgumentParser:
     view.add_argument("--tokenizer", metavar="FOLDER", help="tokenizer for a file that has only token ids")
 
     report = command(_report, "compare finished runs: one HTML file, figures, Markdown tables")
-    report.add_argument("runs", nargs="+", metavar="RUNS", help="bench folders, run folders, results files (.jsonl)")
+    report.add_argument("paths", nargs="+", metavar="RUNS", help="bench folders, run folders, results files (.jsonl)")
     report.add_argument("--out", help="folder of report.html, report.md and figures (report)")
     report.add_argument("--export", metavar="FILE.jsonl", help="write a results file, small enough to commit")
-    report.add_argument("--markdown", metavar="FILE.md", help="write the comparison as Markdown")
-    report.add_argument("--metric", action="append", default=[], metavar="NAME", help="such as eval/mean (all)")
+    report.add_argument("--markdown", dest="markdown_file", metavar="FILE.md", help="write the comparison as Markdown")
+    report.add_argument("--metric", dest="metrics", action="append", default=[], metavar="NAME", help="eval/mean (all)")
     report.add_argument("--baseline", metavar="METHOD", help="compare with this method, not with each bench's own")
 
     diagnose = command(_diagnose, "say what went wrong first in a run of TRL, verl or rlstab, and what acts on it")
@@ -154,12 +154,12 @@ def _parser() -> argparse.ArgumentParser:
     replay = command(
         _replay, "say from a dump of a run whether its loss was what it said, and what each method would do"
     )
-    replay.add_argument("dump", metavar="DUMP", help="folder of a dump, or the export of another trainer")
+    replay.add_argument("path", metavar="DUMP", help="folder of a dump, or the export of another trainer")
     replay.add_argument("objectives", nargs="*", metavar="OBJECTIVE", help="files or names (all methods and presets)")
     replay.add_argument("--out", metavar="FOLDER", help="folder of the pages (replay in the dump's folder)")
     replay.add_argument("--model", metavar="FOLDER", help="run this model to add entropies and what else is missing")
     replay.add_argument("--tokenizer", metavar="FOLDER", help="tokenizer for a dump that has none")
-    replay.add_argument("--responses", type=int, metavar="N", help="responses on the page of tokens (200)")
+    replay.add_argument("--responses", type=_count, default=argparse.SUPPRESS, metavar="N", help="on the page (200)")
 
     runs = command(_runs, "list runs: what ran, how far it got, its best value")
     runs.add_argument("paths", nargs="*", metavar="PATH", help="run folders, bench folders, folders of them (runs)")
@@ -167,6 +167,12 @@ def _parser() -> argparse.ArgumentParser:
     listing = command(_list, "list methods, stages, presets and examples")
     listing.add_argument("words", nargs="*", metavar="WORD", help="words to look for")
     return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: expected a number of at least 1")
+    return int(text)
 
 
 def _takes_file(
@@ -180,6 +186,11 @@ def _takes_file(
     group.add_argument("--example", metavar="NAME", help="an example of the package; `rlstab list` lists them")
     parser.set_defaults(kinds=kinds)
     return group
+
+
+def _given(options: argparse.Namespace, *taken: str) -> dict[str, Any]:
+    """What was given, as arguments of the function that a command is for."""
+    return {name: value for name, value in vars(options).items() if name not in ("command", *taken)}
 
 
 def _file(options: argparse.Namespace) -> str:
@@ -206,11 +217,11 @@ def _overrides(pairs: list[str]) -> dict[str, object]:
 def _train(options: argparse.Namespace) -> None:
     from rlstab.config import load_run
 
-    if options.resume and options.overwrite:
-        raise ConfigError("--resume and --overwrite exclude each other: one continues the run, the other replaces it.")
     run = load_run(_file(options), _overrides(options.set))
     require("train", "rlstab train")
-    from rlstab.train.loop import TIMEOUT, Stopped, leave, train
+    from accelerate import PartialState
+
+    from rlstab.train.loop import TIMEOUT, Stopped, train
 
     if options.timeout is not None and not 0 < options.timeout <= 1e9:
         raise ConfigError(f"--timeout {options.timeout}: expected a number of seconds, from above 0 to 1e9.")
@@ -222,7 +233,7 @@ def _train(options: argparse.Namespace) -> None:
         again = shlex.join(["rlstab", "train", *file, *(f"--set={pair}" for pair in options.set), "--resume"])
         stop.args = (f"{stop}. Continue with: {again}",)
         raise
-    leave()
+    PartialState().destroy_process_group()  # all processes are after their last collective
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -251,8 +262,6 @@ def _check(options: argparse.Namespace) -> None:
 
 def _memory(run: RunConfig, options: argparse.Namespace) -> None:
     """What the run would hold in each process."""
-    if options.processes < 1:
-        raise ConfigError(f"--processes {options.processes}: expected 1 or more.")
     require("train", "rlstab check --memory")
     from rlstab.console import Terminal
     from rlstab.train.footprint import bytes_of, describe_memory
@@ -285,7 +294,6 @@ def _bench(options: argparse.Namespace) -> int:
     from rlstab.bench.file import load_bench
     from rlstab.bench.run import dry_run, run_bench
 
-    _require_workers(options.workers)
     bench = load_bench(_file(options), out=options.out)
     if options.dry_run:
         dry_run(bench, only=options.only)
@@ -295,27 +303,12 @@ def _bench(options: argparse.Namespace) -> int:
     )
 
 
-def _require_workers(workers: int | None) -> None:
-    if workers is not None and workers < 1:
-        raise ConfigError(f"--workers {workers}: expected a number of at least 1.")
-
-
 def _probe(options: argparse.Namespace) -> int:
     for extra in ("train", "report"):
         require(extra, "rlstab probe")
     from rlstab.probe.run import run_probes
 
-    _require_workers(options.workers)
-    return run_probes(
-        options.what,
-        names=options.probe,
-        quick=options.quick,
-        model=options.model,
-        out=options.out,
-        records=options.records,
-        workers=options.workers,
-        retry=options.retry,
-    )
+    return run_probes(**_given(options))
 
 
 def _explain(options: argparse.Namespace) -> None:
@@ -338,10 +331,7 @@ def _view(options: argparse.Namespace) -> None:
     from rlstab.report import view
 
     if not options.terminal:
-        path = view.write_view(
-            options.source, options.out, rollout=options.rollout, limit=options.limit, tokenizer=options.tokenizer
-        )
-        print(visible(str(path), spaces=False))
+        print(visible(str(view.write_view(**_given(options, "terminal"))), spaces=False))
         return
     from rlstab.console import Terminal
     from rlstab.report.token_traces import read_tokens
@@ -355,14 +345,7 @@ def _report(options: argparse.Namespace) -> None:
     require("report", "rlstab report")
     from rlstab.report.build import make_report
 
-    make_report(
-        options.runs,
-        out=options.out,
-        export=options.export,
-        markdown_file=options.markdown,
-        metrics=options.metric,
-        baseline=options.baseline,
-    )
+    make_report(**_given(options))
 
 
 def _diagnose(options: argparse.Namespace) -> None:
@@ -388,19 +371,9 @@ def _schema(options: argparse.Namespace) -> None:
 def _replay(options: argparse.Namespace) -> None:
     require("report", "rlstab replay", "jinja2", "safetensors")
     from rlstab.console import Terminal
-    from rlstab.replay.replay import RESPONSES, replay
+    from rlstab.replay.replay import replay
 
-    if options.responses is not None and options.responses < 1:
-        raise ConfigError(f"--responses {options.responses}: expected a number of at least 1.")
-    path = replay(
-        options.dump,
-        options.objectives,
-        out=options.out,
-        tokenizer=options.tokenizer,
-        model=options.model,
-        responses=options.responses or RESPONSES,
-        console=Terminal(),
-    )
+    path = replay(**_given(options), console=Terminal())
     print(visible(str(path), spaces=False))
 
 
@@ -416,7 +389,3 @@ def _list(options: argparse.Namespace) -> None:
     from rlstab.explain.catalogue import listing
 
     Terminal().print(listing(options.words))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -5,10 +5,10 @@ The package is on no index: :func:`how_to_install` is the one place that says ho
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 
-from rlstab.errors import MissingPackage
+from rlstab.errors import ConfigError, MissingPackage
 
 #: The names by which the packages of an extra are imported. Not wandb, of `train`: only a run that tracks by it needs
 #: it. Of `verl`, what its launch imports first.
@@ -52,3 +52,16 @@ def require(extra: str, who: str, *packages: str) -> None:
             f"{who} needs the extra `{extra}`: {', '.join(absent)} {'is' if len(absent) == 1 else 'are'} not "
             f"installed. {how_to_install(extra)}"
         )
+
+
+def require_trackers(names: Iterable[str]) -> None:
+    """Refuse trackers that are not there, which accelerate would leave out without a word.
+
+    Raises:
+        ConfigError: a package is missing.
+    """
+    for name in names:
+        if find_spec(name) is None:
+            raise ConfigError(
+                f"tracking.trackers: {name} is not installed. Run `pip install {name}`, or remove it here."
+            )

@@ -37,12 +37,10 @@ class Host:
     """A trainer for which an adapter ships.
 
     Attributes:
-        key: by which ``rlstab check --host`` knows it.
+        key: by which ``rlstab check --host`` knows it; of its package too, unless it is ``data_level``.
         name: of the trainer.
-        adapter: what a user imports.
         gives: signals of the evidence beyond log-probs, their old values and advantages.
         live: outputs of the live policy that can be differentiated beyond the log-probs.
-        package: what the adapter needs, as pip names it; empty where it needs nothing.
         release: the one that the adapter takes.
         how: signals that it gives only where something is set, with what to set.
         otherwise: what to do about a signal that no setting gives, other than to remove the method; ``{name}`` is it.
@@ -52,15 +50,18 @@ class Host:
 
     key: str
     name: str
-    adapter: str
     gives: frozenset[str]
     live: frozenset[str] = frozenset()
-    package: str = ""
     release: str = ""
     how: Mapping[str, str] = field(default_factory=dict)
     otherwise: str = "use a host that provides it"
     spared: str = ""
     data_level: bool = False
+
+    @property
+    def adapter(self) -> str:
+        """The module that a user imports."""
+        return f"rlstab.adapters.{self.key}"
 
     @property
     def titled(self) -> str:
@@ -89,8 +90,7 @@ class Host:
         """
         if self.data_level:
             require_data_level(objective)
-        cures = {name: self.cure(name) for name in (objective.needs - BASICS) | objective.live_needs}
-        require_signals(objective, provides=self.gives, live=self.live, host=self.titled, otherwise=cures)
+        require_signals(objective, provides=self.gives, live=self.live, host=self.titled, cure=self.cure)
 
 
 _GIVEN = SIGNAL_NAMES - {"logprobs"} | {"ref_logprobs", "rollout_logprobs", "truncated", "branch"}
@@ -104,10 +104,8 @@ HOSTS: Mapping[str, Host] = {
         Host(
             "trl",
             "TRL",
-            "rlstab.adapters.trl",
             _GIVEN,
             _LIVE,
-            package="trl",
             release="1.16",
             how={
                 "ref_logprobs": "set GRPOConfig.beta above 0, which loads the reference model",
@@ -120,10 +118,8 @@ HOSTS: Mapping[str, Host] = {
         Host(
             "verl",
             "verl",
-            "rlstab.adapters.verl",
             _GIVEN,
             _LIVE,
-            package="verl",
             release="0.9.1",
             how={
                 "ref_logprobs": "set actor_rollout_ref.actor.use_kl_loss=true, which loads the reference model",
@@ -134,7 +130,7 @@ HOSTS: Mapping[str, Host] = {
                 ),
             },
         ),
-        Host("data", "the data level", "rlstab.adapters.data", frozenset(SIGNALS), data_level=True),
+        Host("data", "the data level", frozenset(SIGNALS), data_level=True),
     )
 }
 
@@ -181,8 +177,7 @@ def require_data_level(objective: Composition) -> None:
         what = refusal(method)
         if what is not None:
             raise ConfigError(
-                f"'{key}' asks for {what}: a loss mask and advantages cannot say it. Remove '{key}', or train where "
-                f"the loss itself can be changed, such as with rlstab.adapters.trl."
+                f"'{key}' asks for {what}: no mask and no advantages can say it. Remove it, or use rlstab.adapters.trl."
             )
 
 

@@ -6,7 +6,6 @@ loaded, nothing is asked of the network, and the trainer is not imported.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +13,8 @@ from typing import Any
 from rlstab.config.runs import RunConfig
 from rlstab.config.settings import DatasetSettings
 from rlstab.config.user_code import SHIPPED_MODELS
-from rlstab.errors import ConfigError, ModelError
-from rlstab.extras import how_to_install, missing, require
+from rlstab.errors import ModelError
+from rlstab.extras import how_to_install, missing, require, require_trackers
 from rlstab.signals import slow_bf16
 from rlstab.tasks.blocks import require_blocks
 from rlstab.tasks.build import build_task
@@ -34,9 +33,7 @@ def preflight(run: RunConfig) -> list[str]:
     """
     lines: list[str] = []
     unchecked: list[str] = []
-    for name in run.tracking.trackers:
-        if find_spec(name) is None:
-            raise ConfigError(f"tracking.trackers: {name} is not installed. Install it, or remove it here.")
+    require_trackers(run.tracking.trackers)
     if run.model.adapter is not None:
         require("lora", "model.adapter")
     if run.optimisation.precision == "bf16" and slow_bf16():

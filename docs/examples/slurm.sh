@@ -13,4 +13,4 @@ first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 srun --kill-on-bad-exit=1 torchrun \
   --nnodes "$SLURM_NNODES" --nproc_per_node "${SLURM_GPUS_ON_NODE:-1}" \
   --rdzv_id "$SLURM_JOB_ID" --rdzv_backend c10d --rdzv_endpoint "$first:${PORT:-29500}" \
-  -m rlstab.cli train "$1" --resume
+  -m rlstab train "$1" --resume

@@ -5,4 +5,4 @@ set -euo pipefail
 exec torchrun \
   --nnodes "$NODES" --nproc_per_node "$PROCESSES" \
   --rdzv_id "${JOB:-rlstab}" --rdzv_backend c10d --rdzv_endpoint "$HOST:${PORT:-29500}" \
-  -m rlstab.cli train "$@"
+  -m rlstab train "$@"

@@ -29,14 +29,14 @@ def drawn() -> Map:
 def table(name: str) -> list[str]:
     """Lines of Markdown: what was predicted for each row of a probe, and what was seen."""
     whole = drawn()
-    lines = ["| row | policy | predicted | held | tolerated dose | price |", "|---|---|---|---|---|---|"]
+    lines = ["| row | predicted | held | tolerated dose against the base's | price |", "|---|---|---|---|---|"]
     for place, column in enumerate(whole.columns):
         for key, title in whole.rows.items():
             cell = whole.cells[key, place]
-            if column.probe.name != name or not cell.outcomes:
+            if column.probe.name != name or key == "base" or not cell.outcomes:
                 continue
+            row_title = f"{title}, {column.policy}" if column.policy else title
             held = {True: "yes", False: "no", None: ""}[whole.held(cell)]
             price = "" if isinstance(cell.score, str) else str(cell.score.price)
-            parts = (title, column.policy, cell.prediction or "", held, whole.shown(cell), price)
-            lines.append(f"| {' | '.join(parts)} |")
+            lines.append(f"| {row_title} | {cell.prediction or ''} | {held} | {whole.shown(cell)} | {price} |")
     return lines

@@ -31,7 +31,7 @@ def doctor(hosts: Iterable[Host] = HOSTS.values()) -> tuple[list[str], bool]:
     absent = [f"{extra} (no {', '.join(missing(extra))})" for extra in EXTRAS if extra not in ready]
     lines.append(f"device: {device}, {os.cpu_count()} processors")
     lines.append(f"extras: {', '.join(ready) or 'none'}; not installed: {', '.join(absent) or 'none'}")
-    for host in filter(lambda host: host.package, hosts):
+    for host in filter(lambda host: not host.data_level, hosts):
         line, live = _examined(host)
         lines.append(line)
         well = well and live
@@ -39,7 +39,7 @@ def doctor(hosts: Iterable[Host] = HOSTS.values()) -> tuple[list[str], bool]:
 
 
 def _examined(host: Host) -> tuple[str, bool]:
-    installed = _version(host.package)
+    installed = _version(host.key)
     if installed is None:
         return f"{host.name}: not installed. {how_to_install(host.key)}", True
     with warnings.catch_warnings(record=True) as caught:

@@ -40,8 +40,7 @@ def check_methods(
         home = inspect.unwrap(method).__module__
         if not home.startswith(homes):
             raise HostError(
-                f"{who}.{name} was replaced by {home}. The adapter builds on {release.split()[0]}'s own. Do not import "
-                f"that package in this process, or train without the adapter."
+                f"{who}.{name} was replaced by {home}. Do not import that package, or train without the adapter."
             )
         wanted = parameters.split()
         given = list(inspect.signature(inspect.unwrap(method)).parameters)[: len(wanted)]

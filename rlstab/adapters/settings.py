@@ -70,8 +70,7 @@ def check_reference(
     allowed = wanted if readers else [idle]
     if allowed and value not in allowed:
         raise ConfigError(
-            f"{coefficient} = {value} has no effect: the coefficient is that of 'kl' in the objective. Write "
-            f"{coefficient}={allowed[0]!r}."
+            f"{coefficient} = {value} has no effect: 'kl' has its own. Write {coefficient}={allowed[0]!r}."
         )
 
 
@@ -98,6 +97,5 @@ def require_one_correction(objective: TokenObjective, setting: str, off: str) ->
     own = [leaf.name for leaf in acting if "rollout_logprobs" in leaf.method.needs]
     if own:
         raise ConfigError(
-            f"'{own[0]}' corrects for the sampler, and so does {setting}: together they would do it twice. Write "
-            f"{off}, or remove '{own[0]}'."
+            f"'{own[0]}' corrects for the sampler, and so does {setting}. Write {off}, or remove '{own[0]}'."
         )

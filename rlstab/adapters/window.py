@@ -60,8 +60,7 @@ class Window:
         if self.refusal is None and (count or not math.isfinite(norm)):
             self.refusal = (
                 f"{count} live values of the policy, or of gates, are NaN or Inf"
-                f"{'' if math.isfinite(norm) else f', and the gradient norm is {norm}'}. The optimizer step was "
-                f"refused; weights and state are those before it."
+                f"{'' if math.isfinite(norm) else f', and the gradient norm is {norm}'}. Weights and state stay."
             )
 
     def scale_rates(self, optimizer: torch.optim.Optimizer) -> Callable[[], None]:

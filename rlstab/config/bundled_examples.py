@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from rlstab.config.document import Document
+from rlstab.config.document import Document, flat
 from rlstab.errors import UnknownName, did_you_mean
 
 #: What a file describes.
@@ -70,8 +70,5 @@ def _read(path: Path) -> Example:
 
 def _needs_more(data: Any) -> bool:
     """Whether some text names a file or a model of the hub; where a run is stored is not one of them."""
-    if isinstance(data, Mapping):
-        return any(_needs_more(value) for key, value in data.items() if key not in ("out", "tracking"))
-    if isinstance(data, list | tuple):
-        return any(map(_needs_more, data))
-    return isinstance(data, str) and "/" in data
+    named = {place for place, value in flat(data).items() if isinstance(value, str) and "/" in value}
+    return not all({"out", "tracking"} & {*place.split(".")} for place in named)

@@ -228,6 +228,15 @@ def _steps_in(data: Any, loc: Sequence[str | int]) -> Iterator[str | int]:
             data = data[step]
 
 
+def flat(data: Any, place: str = "") -> dict[str, Any]:
+    """The leaves of nested settings by their place, such as ``objective.0.name``; None is "null"."""
+    if isinstance(data, Mapping):
+        return {path: value for key, part in data.items() for path, value in flat(part, f"{place}{key}.").items()}
+    if isinstance(data, list):
+        return flat({str(index): part for index, part in enumerate(data)}, place)
+    return {place.rstrip("."): "null" if data is None else data}
+
+
 def shown(value: Any) -> str:
     """A value as YAML would show it, cut to one line."""
     if value is None or isinstance(value, bool):

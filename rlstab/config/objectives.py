@@ -23,10 +23,8 @@ Stages that a run does not name are ``in_order`` and ``grpo``, or those that its
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING
 from functools import cache
@@ -91,17 +89,12 @@ def _listed(data: Any, place: Place) -> list[tuple[Any, Place]]:
 def method_model(cls: type[Method[Any]]) -> type[BaseModel]:
     """The pydantic model of a method or stage: its ``name``, then its settings with their ranges and defaults."""
     fields: dict[str, Any] = {"name": (Literal[cls.name], cls.name)}
-    fields |= {setting.name: (_annotation(setting), _field(setting)) for setting in settings_of(cls)}
+    fields |= {setting.name: (setting.hint, _field(setting)) for setting in settings_of(cls)}
     return create_model(cls.__name__, __base__=Settings, __doc__=docstring(cls).partition("\n")[0], **fields)
 
 
-def _annotation(setting: Setting) -> Any:
-    allowed: list[Any] = [*setting.kinds, *([Literal[setting.choices]] if setting.choices else [])]
-    return functools.reduce(operator.or_, [*allowed, *([None] if setting.optional else [])])
-
-
 def _field(setting: Setting) -> Any:
-    bounds = {name: getattr(setting.range, name, None) for name in ("gt", "ge", "lt", "le")}
+    bounds = {} if setting.range is None else vars(setting.range)
     limits: dict[str, Any] = {name: bound for name, bound in bounds.items() if bound is not None}
     return Field(**limits) if setting.default is MISSING else Field(default=setting.default, **limits)
 
@@ -202,19 +195,14 @@ def _composed(document: Document, data: Any, place: Place) -> Composition:
     for item, place_of_item in items:
         made = _methods(document, item, place_of_item)
         methods += made
-        if isinstance(item, Mapping) and "preset" in item:
-            hint += _preset_hint(item["preset"], [leaf.name for method in made for leaf in walk(method)])
+        if made and isinstance(item, Mapping) and "preset" in item:
+            brought = [leaf.name for method in made for leaf in walk(method)]
+            cure = f"{{preset: {item['preset']}, drop: [{brought[0]}]}}, or change it by set: {{{brought[0]}: {{...}}}}"
+            hint += f"\n  The preset '{item['preset']}' brings {', '.join(brought)}. Leave one out by {cure}."
     if not methods:
         raise document.error(place, "no method is left. List at least one, for example: - name: clip_higher")
     with document.at(place, hint if len(items) > 1 else ""):
         return compose(*methods)
-
-
-def _preset_hint(name: str, methods: Sequence[str]) -> str:
-    """What a conflict with a preset ends with."""
-    example = methods[0] if methods else "METHOD"
-    cure = f"{{preset: {name}, drop: [{example}]}}, or change it by set: {{{example}: {{...}}}}"
-    return f"\n  The preset '{name}' brings {', '.join(methods)}. Leave one out by {cure}."
 
 
 def _methods(document: Document, item: Any, place: Place) -> list[TokenObjective]:

@@ -20,13 +20,12 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeVar
 
 from rlstab.config.document import MAX_DEPTH, Document, Place
 from rlstab.core.method import Method
 from rlstab.core.registry import Registry
-from rlstab.errors import ConfigError, did_you_mean, kind_of
+from rlstab.errors import did_you_mean, kind_of
 from rlstab.files import checksum, exists, in_one_line, is_file, load_module
 
 Kind = TypeVar("Kind", bound=Method[Any])
@@ -93,13 +92,6 @@ def _candidates(document: Document, path: str, place: Place) -> list[Path]:
 # -- classes -----------------------------------------------------------------------------------------------------------
 
 
-def _module(path: Path) -> ModuleType:
-    try:
-        return load_module(path)
-    except (Exception, SystemExit) as error:  # user code fails in every way
-        raise ConfigError(f"{path} cannot be loaded: {in_one_line(error, path)}. Correct it.") from error
-
-
 def load_class(document: Document, text: str, place: Place, wanted: str, fix: str) -> type:
     """The class that a text names.
 
@@ -118,12 +110,16 @@ def load_class(document: Document, text: str, place: Place, wanted: str, fix: st
     if path is None or not is_file(path):
         looked = " or ".join(map(str, _candidates(document, file, place)))
         raise document.error(place, f"there is no file {looked}. Correct the path, or create the file.")
-    with document.at(place):
-        module: Any = _module(path)
+    try:
+        module = load_module(path)
+    except (Exception, SystemExit) as error:  # user code fails in every way
+        raise document.error(place, f"{path} cannot be loaded: {in_one_line(error, path)}. Correct it.") from error
     try:
         cls = operator.attrgetter(name)(module)
     except AttributeError as error:
-        known = [cls.__name__ for cls in _defined(module) if not cls.__name__.startswith("_")]
+        classes = [value for value in vars(module).values() if inspect.isclass(value)]
+        own = [cls.__name__ for cls in classes if cls.__module__ == module.__name__]
+        known = [name for name in own if not name.startswith("_")]
         hint = did_you_mean(name, known) if known else f"Define it: {fix}"
         raise document.error(place, f"{path} has no class '{name}'. {hint}") from error
     if not inspect.isclass(cls):
@@ -150,11 +146,6 @@ def load_method(document: Document, text: str, place: Place, registry: Registry[
         text = f"{where} has the name '{cls.name}' of another {noun}. Give the class another `name`."
         raise document.error(place, text)
     return cls
-
-
-def _defined(module: ModuleType) -> list[type]:
-    values = vars(module).values()
-    return [value for value in values if inspect.isclass(value) and value.__module__ == module.__name__]
 
 
 def name_in_yaml(method: Method[Any]) -> str:

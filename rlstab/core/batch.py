@@ -133,15 +133,13 @@ class TokenBatch(SequenceArithmetic):
             if (values.shape, values.device, values.dtype) != ((size,), device, kind) or values.requires_grad:
                 raise ShapeError(
                     f"TokenBatch: '{name}' is {described(values)}, expected {kind} of shape ({size},) on {device} "
-                    f"without grad. Build the batch with TokenBatch.from_padded; what is differentiated goes into "
-                    f"PolicyOutputs."
+                    f"without grad. Use TokenBatch.from_padded; what is differentiated goes into PolicyOutputs."
                 )
         if tokens and not self.sequence.is_meta:  # reads the device once; such an index would end the process later
             low, high = torch.stack(self.sequence.aminmax()).tolist()
             if low < 0 or high >= self.num_sequences:
                 raise ShapeError(
-                    f"TokenBatch: 'sequence' holds {low} to {high}, 'sequence_ids' has {self.num_sequences} entries. "
-                    f"Number the sequences of a batch from 0; what is stable over batches goes into sequence_ids."
+                    f"TokenBatch: 'sequence' holds {low} to {high}, of {self.num_sequences} sequence_ids. Count from 0."
                 )
 
     # -- making one ------------------------------------------------------------------------------------------------
@@ -183,8 +181,7 @@ class TokenBatch(SequenceArithmetic):
         arguments = (*SIGNALS, "logprobs", "sequence_ids", "group_ids", "extra", "live_ratio")
         for name in sorted(signals.keys() - SIGNALS.keys()):
             raise UnknownName(
-                f"TokenBatch.from_padded takes no '{name}'. {did_you_mean(name, arguments)} A user-defined signal goes "
-                f"into extra={{'{name}': values}}."
+                f"TokenBatch.from_padded takes no '{name}'. {did_you_mean(name, arguments)} Your own go into extra=."
             )
         optional = {**signals, "logprobs": logprobs, "sequence_ids": sequence_ids, "group_ids": group_ids}
         named = {name: values for name, values in optional.items() if values is not None}
@@ -203,8 +200,7 @@ class TokenBatch(SequenceArithmetic):
             odd = response_mask[mask & (response_mask != 1)]
             if odd.numel():
                 raise OutOfRange(
-                    f"TokenBatch.from_padded: 'response_mask' holds {odd[0].item():g}, expected 1 on tokens that count "
-                    f"and 0 elsewhere. Compare first, for example labels != -100."
+                    f"TokenBatch.from_padded: 'response_mask' holds {odd[0]:g}, not 0 or 1. Write labels != -100."
                 )
         index = mask.reshape(-1).nonzero().squeeze(-1)
 
@@ -215,9 +211,8 @@ class TokenBatch(SequenceArithmetic):
             floats = values.is_floating_point() or per_row or name in (extra or {})
             if values.shape != mask.shape or not floats:
                 raise ShapeError(
-                    f"TokenBatch.from_padded: '{name}' is {described(values)}, expected floats of shape "
-                    f"{(rows, width)}, as 'response_mask' has{f', or ({rows},)' if per_row else ''}. Cut the prompt "
-                    f"off first, and pass log-probs or entropies, not token ids or ranks."
+                    f"TokenBatch.from_padded: '{name}' is {described(values)}, expected floats of {(rows, width)}"
+                    f"{f' or ({rows},)' if per_row else ''}. Cut the prompt off first, and pass no token ids."
                 )
             return widened(values.detach()).reshape(-1)[index]
 
@@ -274,9 +269,8 @@ class TokenBatch(SequenceArithmetic):
             what = f" ({SIGNALS[name]})" if name in SIGNALS else ""
             how = f"{name}=" if name in SIGNALS else f"extra={{'{name}': values}}"
             raise MissingSignal(
-                f"signal '{name}'{what} was read, but the batch was built without it; it has: "
-                f"{', '.join(have) or 'none beyond the basic ones'}. Pass {how} to TokenBatch.from_padded, or name it "
-                f"in the method's `needs` so that a trainer provides it."
+                f"signal '{name}'{what} was read, and the batch has: {', '.join(have) or 'the basic ones'}. Pass {how} "
+                f"to TokenBatch.from_padded, or name it in the method's `needs` so that a trainer provides it."
             )
         return values
 
@@ -330,8 +324,7 @@ class TokenBatch(SequenceArithmetic):
         def __getattr__(self, name: str) -> Any:
             if name == "group_ids":
                 raise MissingSignal(
-                    "'group_ids' were read, but the batch was built without them. Pass group_ids= to "
-                    "TokenBatch.from_padded, the number of the prompt of each response."
+                    "'group_ids' were read, and the batch has none. Pass group_ids= to TokenBatch.from_padded."
                 )
             raise AttributeError(f"'TokenBatch' object has no attribute '{name}'")
 

@@ -54,9 +54,7 @@ class LocalComm:
         """Return ``values``."""
         return values
 
-    def gather(self, values: Tensor) -> Tensor:
-        """Return ``values``."""
-        return values
+    gather = sum
 
 
 class TorchComm:

@@ -25,11 +25,6 @@ def less(values: Tensor, other: float | Tensor) -> Tensor:
     return _compare(operator.lt, values, other)
 
 
-def nonzero(values: Tensor) -> Tensor:
-    """``values != 0``."""
-    return values.bool()
-
-
 def numbers(where: Tensor) -> Tensor:
     """Bools as 0 and 1 for arithmetic: bytes, which torch converts faster."""
     return where.view(torch.uint8)
@@ -44,17 +39,12 @@ def places(where: Tensor) -> Tensor:
 
 def reached(values: Tensor, number: float) -> Tensor:
     """``values >= number`` as float64 has it, whatever the dtype: ``number`` may lie between two values of it."""
-    if not values.is_floating_point():
-        values = values.double()
-    bound = _next(number, values.dtype)
-    return _compare(operator.ge, values, bound)
+    return _compare(operator.ge, *_exact(values, number))
 
 
 def below(values: Tensor, number: float) -> Tensor:
     """``values < number`` as float64 has it, whatever the dtype."""
-    if not values.is_floating_point():
-        values = values.double()
-    return less(values, _next(number, values.dtype))
+    return _compare(operator.lt, *_exact(values, number))
 
 
 def _compare(compare: Callable[[Any, Any], Any], values: Tensor, other: float | Tensor) -> Tensor:
@@ -65,12 +55,13 @@ def _compare(compare: Callable[[Any, Any], Any], values: Tensor, other: float | 
     return torch.from_numpy(compare(values.detach().numpy(), other.numpy()))
 
 
-def _next(number: float, dtype: torch.dtype) -> float:
-    """The smallest number of the dtype that is not below ``number``: no value of the dtype lies between the two."""
-    rounded = torch.tensor(number, dtype=dtype)
+def _exact(values: Tensor, number: float) -> tuple[Tensor, float]:
+    """The values as floats, and the smallest number of their dtype that is not below ``number``: none lies between."""
+    values = values if values.is_floating_point() else values.double()
+    rounded = torch.tensor(number, dtype=values.dtype)
     if float(rounded) < number:
-        rounded = rounded.nextafter(torch.tensor(math.inf, dtype=dtype))
-    return float(rounded)
+        rounded = rounded.nextafter(torch.tensor(math.inf, dtype=values.dtype))
+    return values, float(rounded)
 
 
 #: Elements of one piece, 512 KB in 8 bytes: on a CPU its intermediates stay in cache and in memory that is reused.

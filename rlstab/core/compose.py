@@ -104,9 +104,8 @@ class Composition(Combinator, combinator=True):
             if stateful or "lr_scale" in method.writes:
                 why = "has state" if stateful else "scales the learning rate"
                 raise OutOfRange(
-                    f"'{key}' {why}, and the objective was called without state=. Begin with state = "
-                    f"objective.init_state(); in each optimizer step write out = objective(batch, policy, "
-                    f"state=state), then state = out.state, and multiply the learning rate by out.lr_scale."
+                    f"'{key}' {why}, and the objective was called without state=. Give objective.init_state() at "
+                    f"first, then out.state of the last output, and multiply the learning rate by out.lr_scale."
                 )
 
     def __repr__(self) -> str:
@@ -132,13 +131,11 @@ class Within(Combinator, combinator=True):
         slots = sorted(self.inner.writes & {*SLOTS, "lr_scale"})
         if slots:
             raise Conflict(
-                f"within('{self.outer.name}', '{self.inner.name}'): the inner method defines the {', '.join(slots)}, "
-                f"which belongs to all tokens.\n  Compose '{self.inner.name}' with it instead."
+                f"within('{self.outer.name}', '{self.inner.name}'): the inner defines the {slots[0]}.\n  Use compose."
             )
         if "keep" not in self.outer.writes:
             raise Conflict(
-                f"within('{self.outer.name}', '{self.inner.name}'): the outer method keeps every token, so it limits "
-                f"nothing.\n  Use compose, or an outer method that writes 'keep'."
+                f"within('{self.outer.name}', '{self.inner.name}'): the outer method keeps every token.\n  Use compose."
             )
         check_fit({"outer": self.outer, "inner": self.inner})
 
@@ -227,8 +224,7 @@ class Observe(Combinator, combinator=True):
         slots = sorted(self.method.writes & {"ratio", "aggregate"})
         if slots:
             raise Conflict(
-                f"observe('{self.method.name}'): it defines the {slots[0]} of every token, so there is nothing to "
-                f"count.\n  Compare two runs instead, one with it and one without."
+                f"observe('{self.method.name}'): it defines the {slots[0]} of every token.\n  Compare two runs instead."
             )
 
     @property

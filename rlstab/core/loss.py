@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rlstab.core.batch import TokenBatch, impossible
-from rlstab.core.compare import less, nonzero, numbers
+from rlstab.core.compare import less, numbers
 from rlstab.core.method import State
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Mean, Settled, total
@@ -136,9 +136,9 @@ class Part:
     def of(cls, batch: TokenBatch, settled: Settled, terms: Terms) -> Part:
         """From what the methods asked for."""
         advantages = batch.advantages if terms.bonus is None else batch.advantages + terms.bonus
-        has_gradient = nonzero(advantages)
+        has_gradient = advantages.bool()  # is not zero
         if terms.weight is not None:
-            has_gradient = has_gradient & nonzero(terms.weight)
+            has_gradient = has_gradient & terms.weight.bool()
         if terms.keep is not None:
             has_gradient = has_gradient & terms.keep
         return cls(batch, settled, terms, advantages, has_gradient)
@@ -186,10 +186,7 @@ def loss_of_part(
     """
     batch, terms = part.batch, part.terms
     if not isinstance(policy, PolicyOutputs):
-        raise OutOfRange(
-            f"the policy is {kind_of(policy)}, expected PolicyOutputs. Write PolicyOutputs.from_padded(batch, "
-            f"logprobs=...)."
-        )
+        raise OutOfRange(f"the policy is {kind_of(policy)}. Pass PolicyOutputs.from_padded(batch, logprobs=...).")
     mine, given = batch.old_logprobs, policy.logprobs
     if given.shape != mine.shape or given.device != mine.device:
         raise ShapeError(
@@ -225,9 +222,8 @@ def loss_of_part(
         value = penalty.fn(policy, constants.anchor)
         if part.penalised and penalty.coefficient != 0 and torch.is_grad_enabled() and not value.requires_grad:
             raise MissingSignal(
-                f"the penalty '{name}' has no gradient: it reads nothing of the live policy that requires grad. Pass "
-                f"live {' and '.join(sorted(penalty.reads)) or 'log-probs'} that were not detached, and let it read "
-                f"`policy`, not `anchor`."
+                f"the penalty '{name}' has no gradient: it reads nothing that requires grad. Let it read `policy`, not "
+                f"`anchor`, and pass live {' and '.join(sorted(penalty.reads)) or 'log-probs'} that were not detached."
             )
         for read in penalty.reads:
             known = _without_impossible(known, read, policy, penalty.where)
@@ -262,8 +258,7 @@ def _require_gradient(part: Part, policy: PolicyOutputs) -> None:
     needed = [policy.logprobs] if part.trains else policy.present() if part.penalised else []
     if needed and torch.is_grad_enabled() and not any(values.requires_grad for values in needed):
         raise MissingSignal(
-            "the log-probs of the policy do not require grad, so the loss would train nothing. Pass live outputs that "
-            "were not detached, or compute the loss under torch.no_grad()."
+            "the log-probs of the policy require no grad. Pass those that were not detached, or use torch.no_grad()."
         )
 
 

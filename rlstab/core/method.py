@@ -146,15 +146,13 @@ class Method(ABC, Generic[Part]):
         except Exception as error:
             raise MethodError(
                 f"'{self.name}': {method} failed on a batch without tokens, which a rank may have: "
-                f"{type(error).__name__}: {str(error).rstrip('.')}. Return empty summaries, such as Mean.of of no "
-                f"values."
+                f"{type(error).__name__}: {str(error).rstrip('.')}. Return empty summaries there."
             ) from error
         without = checked_stat(self.name, method, without)
         check_same(self.name, method, stats, without)
         for name in sorted(without.keys() & {name for stat in first for name in stat}):
             raise MethodError(
-                f"'{self.name}': measure and measure_again both returned '{name}', and `advance` and `terms` see only "
-                f"one. Give the second another name."
+                f"'{self.name}': measure and measure_again both returned '{name}', of which one is lost. Rename it."
             )
         return (yield from settling(stats or [without], alone))
 

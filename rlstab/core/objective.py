@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import permutations
 
@@ -95,14 +95,7 @@ class TokenObjective(Method[TokenBatch]):
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         """What this method asks for on one part of the step."""
 
-    def __call__(
-        self,
-        batch: TokenBatch,
-        policy: PolicyOutputs,
-        *,
-        state: State | None = None,
-        anchor: PolicyOutputs | None = None,
-    ) -> LossOutput:
+    def __call__(self, batch: TokenBatch, policy: PolicyOutputs, *, state: State | None = None) -> LossOutput:
         """The loss of a whole optimizer step in one batch. For one in parts, see `make_plan`.
 
         Args:
@@ -110,7 +103,6 @@ class TokenObjective(Method[TokenBatch]):
             policy: live outputs for its tokens.
             state: :meth:`init_state` in the first optimizer step, ``state`` of the last output afterwards. Needed where
                 a member has state or scales the learning rate, which the output carries as ``lr_scale``.
-            anchor: see :meth:`rlstab.core.plan.Plan.loss`.
 
         Raises:
             OutOfRange: there is no state where it is needed.
@@ -124,12 +116,11 @@ class TokenObjective(Method[TokenBatch]):
             whole.require_no_state()
         elif alone:
             state = {self._label: state}
-        out = make_plan(whole, [batch], state).loss(batch, policy, anchor=anchor)
+        out = make_plan(whole, [batch], state).loss(batch, policy)
         if int(out.nonfinite):
             raise NonFinite(
-                f"live outputs of the policy, or a gate or a loss made of them, are NaN, Inf or impossible (a log-prob "
-                f"above 0, a negative entropy) on {int(out.nonfinite)} tokens. The loss was not computed; look at the "
-                f"weights, at the learning rate of the last step, or at how log-probs are made."
+                f"live outputs, or a gate or a loss made of them, are NaN, Inf or impossible (a log-prob above 0) on "
+                f"{int(out.nonfinite)} tokens. Look at weights, learning rate, and how log-probs are made."
             )
         return replace(out, state=out.state[self._label]) if alone else out
 
@@ -204,7 +195,7 @@ def require_signals(
     provides: Set[str],
     live: Set[str],
     host: str,
-    otherwise: str | Mapping[str, str] = "use a host that provides it",
+    cure: Callable[[str], str] = lambda name: "use a host that provides it",
 ) -> None:
     """Check, before anything runs, that a host provides what an objective reads.
 
@@ -213,7 +204,7 @@ def require_signals(
         provides: signals of the evidence that the host can give beyond the basic ones.
         live: outputs of the live policy that it can differentiate beyond the log-probs.
         host: its name in the error.
-        otherwise: what to do about a missing signal, other than to remove the method; one text, or one by signal.
+        cure: what to do about a missing signal, other than to remove the method.
 
     Raises:
         MissingSignal: names the method that reads it.
@@ -222,10 +213,9 @@ def require_signals(
     for key, method in members.items():
         for kind, wanted, given in (("", method.needs, provides), ("the live ", method.live_needs, live)):
             for missing in sorted(wanted - given - BASICS):
-                cure = otherwise if isinstance(otherwise, str) else otherwise[missing]
                 raise MissingSignal(
                     f"'{key}' reads {kind}'{missing}', which {host} does not provide. It provides: "
-                    f"{', '.join(sorted(given))}. Remove '{key}', or {cure}."
+                    f"{', '.join(sorted(given))}. Remove '{key}', or {cure(missing)}."
                 )
 
 
@@ -265,19 +255,17 @@ def check_fit(keyed: Mapping[str, TokenObjective]) -> None:
         for slot in sorted(method.writes & set(SLOTS)):
             if slot in owner:
                 raise Conflict(
-                    f"'{owner[slot]}' and '{key}' both define the {slot}; a composition has exactly one.\n"
-                    f"  Remove one of them. (Weights, masks, gates and penalties combine freely.)"
+                    f"'{owner[slot]}' and '{key}' both define the {slot}, of which there is one.\n  Remove one of them."
                 )
             owner[slot] = key
     options: dict[str, tuple[str, float]] = {}
     for key, method in keyed.items():
         for name, value in method.signal_options.items():
-            if name in options and options[name][1] != value:
+            first, before = options.setdefault(name, (key, value))
+            if before != value:
                 raise Conflict(
-                    f"'{options[name][0]}' and '{key}' read one signal defined with different numbers: {name} = "
-                    f"{options[name][1]} and {value}.\n  Give both the same {name}."
+                    f"'{first}' and '{key}' read one signal by {name} = {before} and {value}.\n  Give both the same."
                 )
-            options[name] = key, value
     for method, other in permutations([leaf for member in keyed.values() for leaf in active_methods(member)], 2):
         reasons = [why for named, why in method.excludes.items() if named == other.name or named in other.writes]
         if "surrogate" in method.writes and "bounds" in other.writes:

@@ -87,8 +87,7 @@ class Plan:
                 return part
         what = "this batch" if isinstance(which, TokenBatch) else kind_of(which)
         raise OutOfRange(
-            f"{what} is not one of the parts that the plan was made from: statistics and denominators are theirs. Pass "
-            f"the same TokenBatch object, or the number of the part."
+            f"{what} is not one of the parts that the plan was made from. Pass the same object, or its number."
         )
 
     def piece(self, batch: TokenBatch) -> Part:
@@ -107,9 +106,8 @@ class Plan:
             measured = self._measured.get(sequence, 0)
             if measured != length:
                 raise OutOfRange(
-                    f"the sequence with id {sequence} has {length} tokens, and {measured} in the parts that this plan "
-                    f"was made from on this rank. Plan with every sequence of the optimizer step, cut pieces between "
-                    f"sequences, and give them the sequence_ids that they had."
+                    f"the sequence with id {sequence} has {length} tokens, and {measured} in the parts of this plan on "
+                    f"this rank. Plan with every sequence, cut between sequences, and keep their sequence_ids."
                 )
         with torch.no_grad():
             piece = Part.of(batch, self.settled, terms_of(self.objective, batch.evidence(), self.settled, self.state))
@@ -151,8 +149,7 @@ class Plan:
         part = self.part(which)
         if part.taken and anchor is None and torch.is_grad_enabled():
             raise OutOfRange(
-                "the loss of this part was taken already: with a second backward pass its tokens would count twice. "
-                "Make a new plan for each optimizer step, and look at a loss under torch.no_grad()."
+                "the loss of this part was taken already, and would count twice. Plan anew, or use torch.no_grad()."
             )
         out = loss_of_part(part, policy, anchor, self.kept, self.everything)
         object.__setattr__(part, "taken", part.taken or out.loss.requires_grad)
@@ -278,8 +275,7 @@ def _lr_scale(objective: TokenObjective, parts: Sequence[Part], stat: Settled, s
             who = ", ".join(f"'{method.name}'" for method in active_methods(objective) if "lr_scale" in method.writes)
             raise MethodError(
                 f"{who}: Terms.lr_scale is {part.terms.lr_scale} on a part of the optimizer step and {lr_scale} on one "
-                f"without tokens, and ranks would train at different learning rates. Make it from the statistics or "
-                f"the state, not from the batch."
+                f"without tokens, but all ranks share it. Make it from the statistics or the state, not the batch."
             )
     return 1.0 if lr_scale is None else lr_scale
 
@@ -355,13 +351,11 @@ def _refuse_impossible(objective: TokenObjective, parts: Sequence[TokenBatch], c
     )
     if nonfinite:
         raise NonFinite(
-            f"the evidence of this optimizer step has NaN or Inf values: {nonfinite}. It was refused and nothing "
-            f"was changed. A log-prob of -inf comes from a sampler that filtered its own token (top-k, top-p); NaN "
-            f"from weights or rewards that are NaN."
+            f"the evidence of this optimizer step has NaN or Inf values: {nonfinite}. It was refused. A log-prob of "
+            f"-inf comes from a sampler that filtered its own token (top-k, top-p); NaN from weights or rewards."
         )
     if excess:
         raise OutOfRange(
-            f"the evidence of this optimizer step has log-probs above 0, or entropies below: {excess}. It was "
-            f"refused and nothing was changed. These look like probabilities: take their logarithm, nats. Where they "
-            f"are none, compute log-probs and entropies from float32 logits."
+            f"the evidence of this optimizer step has log-probs above 0, or entropies below: {excess}. It was refused. "
+            f"Take the logarithm of probabilities, nats; compute log-probs and entropies from float32 logits."
         )

@@ -31,26 +31,22 @@ class PolicyOutputs:
         for name, values in vars(self).items():
             if values is not None and (values.ndim != 1 or values.shape != self.logprobs.shape):
                 raise ShapeError(
-                    f"PolicyOutputs: '{name}' has shape {tuple(values.shape)}, expected (n,), the same for all. "
-                    f"Build it with PolicyOutputs.from_padded(batch, ...)."
+                    f"PolicyOutputs: '{name}' has shape {tuple(values.shape)}, expected (n,) for all. Use from_padded."
                 )
 
     @classmethod
-    def from_padded(
-        cls,
-        batch: TokenBatch,
-        *,
-        logprobs: Tensor,
-        entropies: Tensor | None = None,
-        log_kept_mass: Tensor | None = None,
-    ) -> PolicyOutputs:
+    def from_padded(cls, batch: TokenBatch, **outputs: Tensor | None) -> PolicyOutputs:
         """Pack live ``(B, T)`` tensors with the index of ``batch``.
+
+        Args:
+            batch: the evidence about these tokens.
+            outputs: by the names of the class; ``logprobs`` always.
 
         Raises:
             ShapeError: a tensor does not have the shape that the batch was built from.
         """
-        layout, packed = layout_of(batch), {}
-        for name, values in {"logprobs": logprobs, "entropies": entropies, "log_kept_mass": log_kept_mass}.items():
+        layout, packed = layout_of(batch), dict[str, Any]()
+        for name, values in outputs.items():
             if values is not None:
                 if values.shape != layout.shape:
                     raise ShapeError(

@@ -41,7 +41,7 @@ class Registry(Generic[Kind]):
         return {point.name: point.value for point in entry_points(group=self._group)} | dict(self._table)
 
     def names(self) -> list[str]:
-        """Every known name, sorted."""
+        """Every known name, sorted: of what ships, what installed packages add, and what was registered by hand."""
         return sorted(self._where.keys() | self._classes.keys())
 
     def shipped_classes(self) -> dict[str, str]:
@@ -78,8 +78,7 @@ class Registry(Generic[Kind]):
         where = self._where.get(cls.name, f"{cls.__module__}:{cls.__qualname__}")
         if where != f"{cls.__module__}:{cls.__qualname__}" or (known is not None and known is not cls):
             raise Conflict(
-                f"'{cls.name}' is already the name of {self._where.get(cls.name, known)}; {cls.__qualname__} cannot "
-                f"take it. Give the class another `name`."
+                f"'{cls.name}' is the name of {self._where.get(cls.name, known)}. Give {cls.__qualname__} another."
             )
         self._classes[cls.name] = cls
         return cls

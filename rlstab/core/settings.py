@@ -47,6 +47,7 @@ class Setting:
         range: bounds of a number, or None.
         optional: None is allowed.
         default: ``dataclasses.MISSING`` where the user has to choose.
+        hint: the annotation itself.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Setting:
     range: Range | None
     optional: bool
     default: Any
+    hint: Any
 
     def accepts(self, value: object) -> bool:
         """Whether the value has an allowed type and lies in the range."""
@@ -93,8 +95,7 @@ def settings_of(cls: type) -> tuple[Setting, ...]:
         hints = get_type_hints(cls, include_extras=True)
     except NameError as error:
         raise MethodError(
-            f"{cls.__qualname__}: an annotation cannot be read, for {error}. Import or define it at the top of the "
-            f"module, not inside a function."
+            f"{cls.__qualname__}: an annotation cannot be read, for {error}. Define it at the top of the module."
         ) from error
     return tuple(_setting(cls, field.name, hints[field.name], field.default) for field in dataclasses.fields(cls))
 
@@ -119,7 +120,7 @@ def _setting(cls: type, name: str, hint: Any, default: Any) -> Setting:
             )
     if bounds is not None and not {int, float} & set(kinds):
         raise MethodError(f"{cls.__qualname__}: the setting '{name}' has a Range and is no number. Remove the Range.")
-    return Setting(name, tuple(kinds), tuple(choices), bounds, type(None) in members, default)
+    return Setting(name, tuple(kinds), tuple(choices), bounds, type(None) in members, default, full)
 
 
 def check_settings(owner: object, name: str) -> None:

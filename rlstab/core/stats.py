@@ -335,8 +335,7 @@ class Settled(dict[str, "Mean | Threshold | Grouped | Settled"]):
         value = self[name]
         if not isinstance(value, kind):
             raise MethodError(
-                f"the statistic '{name}' was read as a {kind.__name__}, and it is a {type(value).__name__}. Read it by "
-                f"`stat.mean`, `stat.threshold` or `stat.grouped`, as it was measured."
+                f"the statistic '{name}' is a {type(value).__name__}, not a {kind.__name__}. Read it as measured."
             )
         return value
 

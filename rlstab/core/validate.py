@@ -64,14 +64,10 @@ def check_class(cls: type) -> None:
     who, name = cls.__qualname__, getattr(cls, "name", None)
     if not (isinstance(name, str) and name.isidentifier()):
         raise MethodError(
-            f"{who} is named {name!r}, expected letters, digits and underscores: it is a part of the names of metrics. "
-            f"Add a line such as: name = 'my_method'."
+            f"{who} is named {name!r}, expected letters, digits and underscores. Write for example name = 'my_method'."
         )
     if name in (*COMBINATORS, *METRICS):
-        raise MethodError(
-            f"{who} is named '{name}', as a combinator, or metrics of the loss or the trainer, are. Give the class "
-            f"another `name`."
-        )
+        raise MethodError(f"{who} is named '{name}', as a combinator or metrics of rlstab are. Give it another `name`.")
     for attribute in SETS:
         value: object = getattr(cls, attribute, frozenset())  # a stage writes no terms
         if not isinstance(value, property):
@@ -140,8 +136,7 @@ def check_same(who: str, method: str, stats: Iterable[Stat], without: Stat) -> N
             if some != none:
                 raise MethodError(
                     f"'{who}': {method} returned {some} for '{name}' on a part of the optimizer step, and {none} on "
-                    f"one without tokens, which a rank may have. Return the same summaries on every part, empty ones "
-                    f"where there is nothing."
+                    f"one without tokens, which a rank may have. Return the same summaries on both, perhaps empty ones."
                 )
 
 
@@ -180,9 +175,8 @@ def check_state(who: str, state: object, initial: object) -> None:
     for key in [*initial, *state]:
         if key not in state or key not in initial:
             raise OutOfRange(
-                f"{who} {'lacks' if key in initial else 'has'} '{key}': it is of another objective, or of other "
-                f"settings. Expected: {', '.join(sorted(map(str, initial))) or 'nothing'}. Begin with "
-                f"objective.init_state()."
+                f"{who} {'lacks' if key in initial else 'has'} '{key}': it is of another objective or other settings. "
+                f"Expected: {', '.join(sorted(map(str, initial))) or 'nothing'}. Begin with objective.init_state()."
             )
         check_state(f"{who}['{key}']", state[key], initial[key])
 
@@ -208,8 +202,7 @@ def checked_terms(who: str, terms: Terms, batch: TokenBatch, writes: Set[str]) -
     surplus = sorted(terms.filled() - writes)
     if surplus:
         raise MethodError(
-            f"'{who}' fills {', '.join(surplus)}, and `writes` names {', '.join(sorted(writes)) or 'nothing'}. Add "
-            f"'{surplus[0]}' to `writes`."
+            f"'{who}' fills {', '.join(surplus)}, and `writes` names {', '.join(sorted(writes)) or 'nothing'}. Add it."
         )
     for name, kind in (("keep", "bool"), ("unclipped", "bool"), ("weight", "float"), ("bonus", "float")):
         _check_tokens(f"'{who}': Terms.{name}", getattr(terms, name), batch, kind)
@@ -239,8 +232,7 @@ def _check_names(who: str, terms: Terms) -> None:
         for name in getattr(terms, field):
             if not (isinstance(name, str) and (name.isidentifier() or (name == "" and field != "report"))):
                 raise MethodError(
-                    f"'{who}': a {what} is named {name!r}, expected letters, digits and underscores. Give it another "
-                    f"name."
+                    f"'{who}': a {what} is named {name!r}, expected letters, digits and underscores. Rename it."
                 )
     taken = {"gate", "stopped"} if "" in terms.gates else set()
     taken |= {"value"} if "" in terms.penalties else set()
@@ -264,8 +256,7 @@ def _per_token(who: str, fn: Any) -> Any:
         shape = (first if isinstance(first, Tensor) else first.logprobs).shape
         if not isinstance(values, Tensor) or values.shape != shape:
             raise MethodError(
-                f"{who} returned {described(values)} for {shape[0]} tokens. Return a tensor of shape (n,), one value "
-                f"per token."
+                f"{who} returned {described(values)} for {shape[0]} tokens. Return one value per token, shape (n,)."
             )
         return values
 

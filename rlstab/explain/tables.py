@@ -60,7 +60,7 @@ def check_host(objective: Composition, name: str) -> None:
     console, host = Terminal(), adapted(name)
     console.print(host_table(objective, host))
     host.require(objective)
-    verb = "train" if host.package else "express"
+    verb = "express" if host.data_level else "train"
     console.print(f"objective {objective_hash(objective)}: {host.name} can {verb} it")
 
 

@@ -16,7 +16,7 @@ from rlstab.core.objective import State, TokenObjective, no_fit_warnings
 from rlstab.core.plan import make_plan
 from rlstab.errors import RlstabError
 from rlstab.presets import PRESETS
-from rlstab.replay.host_loss import coefficients_of, formula_of
+from rlstab.replay.host_loss import formula_of, terms_of
 from rlstab.replay.steps import Step
 from rlstab.report.safe_read import plain
 from rlstab.trace.effects import ACTIONS, trace
@@ -141,7 +141,7 @@ def run_coefficients(step: Step) -> Tensor:
     formula = formula_of(step)
     if "coefficients" in step.tensors:
         return -step.tensors["coefficients"][step.mask].double()
-    return _plain(step) if formula is None else -coefficients_of(step, formula)[step.mask]
+    return _plain(step) if formula is None else -terms_of(formula, step, "gradient").sum(1)[step.mask]
 
 
 def effect_of(step: Step, objective: TokenObjective, state: State | None, run: Tensor) -> tuple[Effect, State]:

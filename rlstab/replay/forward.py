@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
-from rlstab.extras import require
+from rlstab.models.policy import Policy, Sequences, load_policy
 from rlstab.replay.dumps import Dump
 from rlstab.replay.steps import Step
 
@@ -33,11 +33,7 @@ def completed(dump: Dump, model: str | Path, console: Console) -> Dump:
 
     Raises:
         ModelError: the model cannot be loaded.
-        MissingPackage: the extra `train` is not installed.
     """
-    require("train", "rlstab replay --model")
-    from rlstab.models.policy import load_policy
-
     policy = load_policy(str(model))
     notes, steps = list(dump.notes), []
     for step in track(dump.steps, description=f"forwards of {model}", console=console, transient=True):
@@ -59,11 +55,8 @@ def completed(dump: Dump, model: str | Path, console: Console) -> Dump:
     return Dump(steps, notes)
 
 
-def _evidence(policy: object, step: Step) -> dict[str, Tensor]:
+def _evidence(policy: Policy, step: Step) -> dict[str, Tensor]:
     """``(N,)`` signals of all tokens of the responses."""
-    from rlstab.models.policy import Policy, Sequences
-
-    assert isinstance(policy, Policy)
     responses = step.tensors["ids"].split(step.tensors["lengths"].tolist())
     rows = [
         Sequences(*(ids for part in pair for ids in (part[None], torch.ones_like(part[None], dtype=torch.bool))))

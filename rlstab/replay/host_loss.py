@@ -37,8 +37,8 @@ STILL = 0.01
 HALF = 0.035
 #: Factors of coefficients that differ by no more are the same.
 ALIKE = 3e-4
-#: What a trainer writes down of its loss.
-RECORDS = ("gradient", "losses")
+#: Tokens up to which changes and factors are tried together: beyond, it would take a minute.
+FEW = 200_000
 #: Every term once.
 PLAIN = (1.0, 1.0, 1.0)
 
@@ -129,36 +129,23 @@ def formula_of(step: Step) -> Formula | None:
 # -- the loss again ----------------------------------------------------------------------------------------------------
 
 
-def terms_of(step: Step, formula: Formula) -> dict[str, Tensor]:
+def terms_of(formula: Formula, step: Step, kind: str) -> Tensor:
     """The policy term, the KL term and the entropy bonus, in float64.
 
-    Returns:
-        ``losses``, ``(P, 3)``: what each micro-batch of a step backpropagates, over all ranks; the gradient of the step
-        is that of their sum over the micro-batches of a rank, averaged over ranks. ``gradient``, ``(N, 3)``: its
-        derivatives by the log-prob of each token.
+    Args:
+        formula: of the loss.
+        step: of a dump.
+        kind: ``losses``, ``(P, 3)``, is what each micro-batch backpropagates, over all ranks; the gradient of the step
+            is that of their sum over the micro-batches of a rank, averaged over ranks. ``gradient``, ``(N, 3)``, are
+            its derivatives by the log-prob of each token.
     """
-    live = _live(step).requires_grad_()
-    terms = _terms(step, formula, live)
-    slopes = [
-        torch.autograd.grad(term.sum(), live, retain_graph=True, allow_unused=True, materialize_grads=True)[0]
-        if term.requires_grad
-        else torch.zeros_like(live)
-        for term in terms
-    ]
-    return {"gradient": torch.stack(slopes, 1), "losses": torch.stack(terms, 1).detach()}
-
-
-def coefficients_of(step: Step, formula: Formula) -> Tensor:
-    """``(N,)`` float64 derivatives of what is backpropagated by the log-prob of each token."""
-    return terms_of(step, formula)["gradient"].sum(1)
-
-
-def _terms(step: Step, formula: Formula, live: Tensor) -> list[Tensor]:
-    return (_losses if formula.objective is None else _planned)(step, formula, live)
-
-
-def _live(step: Step) -> Tensor:
-    return step.tensors.get("live_logprobs", step.tensors["logprobs"]).double()
+    live = step.live_logprobs.requires_grad_(kind == "gradient")
+    with torch.set_grad_enabled(kind == "gradient"):
+        terms = (_losses if formula.objective is None else _planned)(step, formula, live)
+    if kind == "gradient":
+        grad = partial(torch.autograd.grad, inputs=live, retain_graph=True, allow_unused=True, materialize_grads=True)
+        terms = [grad((term if term.requires_grad else 0 * live).sum())[0] for term in terms]
+    return torch.stack(terms, 1)
 
 
 def _planned(step: Step, formula: Formula, live: Tensor) -> list[Tensor]:
@@ -276,32 +263,36 @@ def judge(steps: Sequence[Step]) -> Verdict:
     name = next((step.header.loss.name for step in steps if step.header.loss is not None), None)
     if name is None:
         return Verdict(None, None, math.nan, "the dump does not name its loss", still)
-    pairs = [(formula, step) for step in steps if (formula := formula_of(step)) is not None]
-    heard = [pair for pair in pairs if _recorded(pair[1]) and not list(_overflows(pair[1:]))]
-    if not heard:
-        what = "the dump holds neither losses nor coefficients" if pairs else f"'{name}' as it is set is not known here"
+    known = [(formula, step) for step in steps if (formula := formula_of(step)) is not None]
+    records = [(*pair, kind) for pair in known if not list(_overflows(pair[1:])) for kind in recorded_of(pair[1])]
+    if not records:
+        what = "the dump holds neither losses nor coefficients" if known else f"'{name}' as it is set is not known here"
         return Verdict(name, None, math.nan, what, still)
     try:
-        wrong, error = _wrong(heard)
+        apart = [_apart(_rows(record, {})) for record in records]
     except RlstabError as refusal:
         return Verdict(name, None, math.nan, f"its formula cannot be evaluated: {refusal}", still)
-    what = "coefficients of all tokens" if "gradient" in _recorded(heard[0][1]) else "losses of all micro-batches"
-    compared = f"the {what} of {len(heard)} steps"
+    what = "coefficients of all tokens" if records[0][2] == "gradient" else "losses of all micro-batches"
+    count, error = len({step.number for _, step, _ in records}), max(off for off, _ in apart)
+    wrong = [record for record, (_, beyond) in zip(records, apart, strict=True) if beyond]
+    compared, numbers = f"the {what} of {count} steps", {step.number for _, step, _ in wrong}
     if not wrong:
         return Verdict(name, not still, error, compared, still)
-    some = f" So it is in {len(wrong)} of {len(heard)} steps." if len(wrong) < len(heard) else ""
-    return Verdict(name, False, error, compared, (*still, *(f"{text}{some}" for text in _explained(wrong))))
+    some = f" So it is in {len(numbers)} of {count} steps." if len(numbers) < count else ""
+    texts = _explained([record for record in records if record[1].number in numbers], wrong)
+    return Verdict(name, False, error, compared, (*still, *(f"{text}{some}" for text in texts)))
 
 
-Pair = tuple[Formula, Step]
+#: What is said of a step, and the coefficients of its ``gradient`` or its ``losses``, which were recorded.
+Record = tuple[Formula, Step, str]
 #: What is changed of a formula or of the tensors of a step; a tensor that is None stays.
 Edit = Mapping[str, Any] | Callable[[Formula, Step], Mapping[str, Any]]
-#: What was recorded ``(n,)``, the terms of what was expected ``(n, 3)``, and the share up to which the two agree
-#: ``(n,)``; a coefficient is in units of the largest, a loss of its mass.
-Rows = tuple[Tensor, Tensor, Tensor]
+#: What was recorded ``(n,)``, the terms of what was expected ``(n, 3)``, and the share up to which the two agree; a
+#: coefficient is in units of the largest, a loss of its mass.
+Rows = tuple[Tensor, Tensor, float]
 
 
-def _recorded(step: Step) -> dict[str, Tensor]:
+def recorded_of(step: Step) -> dict[str, Tensor]:
     """In float64, the coefficients ``(N,)`` and the losses ``(P,)``, where the dump has them."""
     recorded = {"gradient": step.tensors["coefficients"].double()} if "coefficients" in step.tensors else {}
     values = [] if step.header.loss is None else step.header.loss.values
@@ -310,34 +301,27 @@ def _recorded(step: Step) -> dict[str, Tensor]:
     return recorded
 
 
-def _rows(pair: Pair, edit: Edit, kinds: Sequence[str] = RECORDS) -> Rows:
-    given = edit(*pair) if callable(edit) else edit
+def _rows(record: Record, edit: Edit) -> Rows:
+    formula, step, kind = record
+    given, recorded = edit(formula, step) if callable(edit) else edit, recorded_of(step)[kind]
     of_formula = {name: value for name, value in given.items() if name in Formula.model_fields}
     tensors = {name: value for name, value in given.items() if name not in of_formula and value is not None}
-    formula, step = pair[0].model_copy(update=of_formula), pair[1].having(tensors)
-    terms, rows = terms_of(step, formula), []
-    for kind, recorded in _recorded(pair[1]).items():
-        if kind not in kinds:
-            continue
-        expected, share = terms[kind], 0.0
-        if kind == "losses":  # near zero a loss has no digits
-            sized = step.having({"advantages": step.tensors["advantages"].abs()})
-            with torch.no_grad():
-                size = torch.stack(_terms(sized, formula, _live(step))).sum(0).abs().max()
-        else:
-            sure, share = ~_on_bound(step, formula), RELATIVE
-            recorded, expected = recorded * sure, expected * sure[:, None]
-            size = torch.cat([recorded, expected.sum(1), torch.zeros(1)]).abs().max()
-        size = size.clamp(min=1e-30)
-        rows.append((recorded / size, expected / size, torch.full_like(recorded, share)))
-    recorded, expected, shares = map(torch.cat, zip(*rows, strict=True))
-    return recorded, expected, shares
+    formula, step = formula.model_copy(update=of_formula), step.having(tensors)
+    terms = terms_of(formula, step, kind)
+    if kind == "losses":  # near zero a loss has no digits
+        sized = step.having({"advantages": step.tensors["advantages"].abs()})
+        size = terms_of(formula, sized, kind).sum(1).abs().max().clamp(min=1e-30)
+        return recorded / size, terms / size, 0.0
+    sure = ~_on_bound(step, formula)
+    recorded, terms = recorded * sure, terms * sure[:, None]
+    size = torch.cat([recorded, terms.sum(1), torch.full((1,), 1e-30)]).abs().max()
+    return recorded / size, terms / size, RELATIVE
 
 
 def _on_bound(step: Step, formula: Formula) -> Tensor:
     """``(N,)`` bool: the ratio is so near to a bound that rounding decides."""
     bounds = (formula.cap, formula.dual, 1 - formula.low, 1 + formula.high) if formula.objective is None else ()
-    ratio = _ratio(step, formula, _live(step))
+    ratio = _ratio(step, formula, step.live_logprobs)
     return sum(((ratio - bound).abs() <= ON_BOUND for bound in bounds), torch.zeros_like(step.mask))
 
 
@@ -351,21 +335,13 @@ def _apart(rows: Rows, factors: Sequence[float] = PLAIN) -> tuple[float, bool]:
     return float(off.max()) if off.numel() else 0.0, bool(beyond.any())
 
 
-def _wrong(pairs: Sequence[Pair], kinds: Sequence[str] = RECORDS) -> tuple[list[Pair], float]:
-    """Those whose record is not what it should be, and the largest difference of all."""
-    apart = [_apart(_rows(pair, {}, kinds)) for pair in pairs]
-    return [pair for pair, (_, beyond) in zip(pairs, apart, strict=True) if beyond], max(off for off, _ in apart)
-
-
-def _explained(wrong: Sequence[Pair]) -> Iterator[str]:
+def _explained(records: Sequence[Record], wrong: Sequence[Record]) -> Sequence[str]:
     """What is wrong, in a sentence; in two, where gradient and reported losses are wrong in different ways."""
-    if named := _named(wrong):
-        yield named
-        return
-    by_kind = [[kind] for kind in RECORDS if all(kind in _recorded(step) for _, step in wrong)]
-    bad = [(kind, pairs) for kind in by_kind if (pairs := _wrong(wrong, kind)[0])]
-    texts = [f"{named} This is said of its {kind[0]} alone." for kind, pairs in bad if (named := _named(pairs, kind))]
-    yield from texts or [_located(*bad[0][1][0], bad[0][0][0])]
+    if named := _named(records):
+        return [named]
+    kinds = {kind: [record for record in wrong if record[2] == kind] for _, _, kind in wrong}
+    texts = {kind: named for kind, own in kinds.items() if (named := _named(own))}
+    return [f"{text} This is said of its {kind} alone." for kind, text in texts.items()] or [_located(*wrong[0])]
 
 
 # -- known errors ------------------------------------------------------------------------------------------------------
@@ -494,28 +470,28 @@ CHANGES: Mapping[str, Edit] = {
 }
 
 
-def _named(pairs: Sequence[Pair], kinds: Sequence[str] = RECORDS) -> str | None:
-    """A sentence: the change, or the factors of the terms, or both, that explains the record."""
-    if known := [text for text, edit in {**SCALES, **CHANGES}.items() if _explains(pairs, edit, kinds)]:
-        return _sentence(", or what is the same here: ".join(known))
-    for text, edit in {"": {}, **CHANGES}.items():
-        factors, said = _fitted([_rows(pair, edit, kinds) for pair in pairs[:2]])
-        if _explains(pairs, edit, kinds, factors):
-            return _sentence(f"{text}, and {said}" if text else said)
-    return None
+def _named(records: Sequence[Record]) -> str | None:
+    """A sentence: the change, or the factors of the terms, or both, that explains all of it."""
+    text = ", or what is the same here: ".join(
+        text for text, edit in {**SCALES, **CHANGES}.items() if _explains(records, edit)
+    )
+    few = sum(step.row.numel() for _, step, _ in records[:4]) <= FEW
+    edits: Mapping[str, Edit] = {} if text else {"": {}, **(CHANGES if few else {})}
+    for change, edit in edits.items():
+        factors, said = _fitted([_rows(record, edit) for record in records[:4]])
+        if _explains(records, edit, factors):
+            text = f"{change}, and {said}" if change else said
+            break
+    return f"{text[0].upper()}{text[1:]}." if text else None
 
 
-def _explains(pairs: Sequence[Pair], edit: Edit, kinds: Sequence[str], factors: Sequence[float] = PLAIN) -> bool:
-    return not any(_apart(_rows(pair, edit, kinds), factors)[1] for pair in pairs)
-
-
-def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}."
+def _explains(records: Sequence[Record], edit: Edit, factors: Sequence[float] = PLAIN) -> bool:
+    return not any(_apart(_rows(record, edit), factors)[1] for record in records)
 
 
 def _fitted(rows: Sequence[Rows]) -> tuple[list[float], str]:
     """By least squares, how often what was recorded has each term of the formula; and that in words."""
-    recorded, terms = (torch.cat([own[place] for own in rows]) for place in (0, 1))
+    recorded, terms = torch.cat([own[0] for own in rows]), torch.cat([own[1] for own in rows])
     policy, *others = torch.linalg.lstsq(terms, recorded[:, None]).solution.flatten().tolist()
     said = f"its policy term is {policy:.4g} times what it should be"
     factors = [policy]
@@ -531,7 +507,7 @@ def _fitted(rows: Sequence[Rows]) -> tuple[list[float], str]:
 
 def _located(formula: Formula, step: Step, kind: str) -> str:
     """Where recorded and expected differ, and what their quotient depends on."""
-    parts, recorded, terms = step.tensors["parts"], _recorded(step)[kind], terms_of(step, formula)[kind]
+    parts, recorded, terms = step.tensors["parts"], recorded_of(step)[kind], terms_of(formula, step, kind)
     expected = terms.sum(1)
     off = (recorded - expected).abs()
     worst = int(off.argmax())
@@ -550,30 +526,20 @@ def _located(formula: Formula, step: Step, kind: str) -> str:
     policy = terms[:, 0]
     both = there & some & (policy.abs() > 1e-3 * policy.abs().max())
     quotient = ((recorded - expected + policy) / policy)[both]
-    for name, group in (
-        ("rank", torch.tensor(step.ranks)[parts]),
-        ("micro-batch", parts),
-        ("group", step.groups),
-        ("response", torch.arange(len(parts))),
-    ):
-        factors = _factors(quotient, group[step.row[both]])
-        if factors is not None:
-            shown = ", ".join(f"{factor:.4g} in {name} {place}" for place, factor in factors[:4])
-            return f"{text} what it should be, times {shown or 1}."
-    low, high = map(float, quotient.aminmax())
-    half = ", which looks like half precision" if abs(low - 1) < HALF and abs(high - 1) < HALF else ""
-    return f"{text} {low:.4g} to {high:.4g} times what it should be{half}."
-
-
-def _factors(quotient: Tensor, group: Tensor) -> list[tuple[int, float]] | None:
-    """The groups whose quotient is not 1, with it; None where it is not the same within a group."""
     if not quotient.numel():
-        return []
-    ones = torch.ones(int(group.max()) + 1, dtype=torch.float64)
-    low, high = (ones.scatter_reduce(0, group, quotient, kind, include_self=False) for kind in ("amin", "amax"))
-    if bool((high - low > ALIKE * high.abs().maximum(low.abs())).any()):
-        return None
-    return [(place, value) for place, value in enumerate(high.tolist()) if abs(value - 1) > ALIKE]
+        return f"{text} what it should be."
+    places = {"rank": torch.tensor(step.ranks)[parts], "micro-batch": parts, "group": step.groups}
+    for name, of_response in {**places, "response": torch.arange(len(parts))}.items():
+        group = of_response[step.row[both]]
+        ones = torch.ones(int(group.max()) + 1, dtype=torch.float64)
+        low, high = (ones.scatter_reduce(0, group, quotient, kind, include_self=False) for kind in ("amin", "amax"))
+        if bool((high - low <= ALIKE * high.abs().maximum(low.abs())).all()):
+            others = [place for place, factor in enumerate(high.tolist()) if abs(factor - 1) > ALIKE]
+            shown = ", ".join(f"{high[place]:.4g} in {name} {place}" for place in others[:4])
+            return f"{text} what it should be, times {shown or 1}."
+    least, most = map(float, quotient.aminmax())
+    half = ", which looks like half precision" if max(abs(least - 1), abs(most - 1)) < HALF else ""
+    return f"{text} {least:.4g} to {most:.4g} times what it should be{half}."
 
 
 # -- what goes into it -------------------------------------------------------------------------------------------------
@@ -616,7 +582,7 @@ def _movement(steps: Sequence[Step]) -> Iterator[str]:
         resting = all(before.header.learning_rate == 0 for before in steps[: place + 1])
         if old is None or not (step.header.first or resting) or not bool(step.mask.any()):
             continue
-        moved = (_live(step) - old).abs()[step.mask]
+        moved = (step.live_logprobs - old).abs()[step.mask]
         mean, clipped = float(moved.mean()), float((moved > math.log(1.2)).double().mean())
         sampled = step.tensors.get("rollout_logprobs")
         same = sampled is not None and bool((old == sampled)[step.mask].all())

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from rlstab.config import load_objective
 from rlstab.core.objective import TokenObjective
+from rlstab.extras import require
 from rlstab.files import is_file
 from rlstab.replay.dumps import Dump, read_dump
 from rlstab.replay.effects import Effects, effects_of, every_objective
@@ -63,15 +64,16 @@ def replay(
     path = Path(path)
     folder = path.parent if is_file(path) else path
     out = folder / "replay" if out is None else Path(out)
-    chosen = {name: named(name) for name in objectives}
     dump = read_dump(path)
+    longest = max(int(step.tensors["lengths"].max()) if len(step.batch) else 1 for step in dump.steps)
+    replayed = chosen(objectives, every_objective(longest))
     if model is not None:
+        require("train", "rlstab replay --model")
         from rlstab.replay.forward import completed
 
         dump = completed(dump, model, console)
-    longest = max(int(step.tensors["lengths"].max()) if len(step.batch) else 1 for step in dump.steps)
     most = max(int((step.batch.sequence < responses).sum()) for step in dump.steps)
-    effects = effects_of(dump.steps, chosen or every_objective(longest), most)
+    effects = effects_of(dump.steps, replayed, most)
     found = found_of(dump, judge(dump.steps), effects)
     beside = folder / "tokenizer.json"
     decode = decoder(Path(tokenizer)) if tokenizer else decoder(beside) if is_file(beside) else None
@@ -89,16 +91,13 @@ def replay(
     return out / "replay.html"
 
 
-def named(name: str) -> TokenObjective:
-    """An objective by the path of its file, the name of a method or preset, or ``file.py:Class``."""
-    from rlstab.presets import PRESETS
-    from rlstab.zoo import METHODS
-
-    if name in PRESETS and name not in METHODS.names():
-        return PRESETS[name].objective
-    if name.startswith("preset:"):
-        return load_objective({"preset": name.removeprefix("preset:")})
-    return load_objective(name if is_file(name) else {"name": name})
+def chosen(names: Sequence[str], known: Mapping[str, TokenObjective]) -> Mapping[str, TokenObjective]:
+    """By the name of a method or preset, the path of a file, or ``file.py:Class``; where no name is given, all."""
+    objectives = {}
+    for name in names:
+        key = name if name in known else f"preset:{name}"
+        objectives[name] = known[key] if key in known else load_objective(name if is_file(name) else {"name": name})
+    return objectives or known
 
 
 def found_of(dump: Dump, verdict: Verdict, effects: Effects) -> dict[str, Any]:

@@ -89,6 +89,11 @@ class Step:
         )
 
     @property
+    def live_logprobs(self) -> Tensor:
+        """``(N,)`` float64, those that the loss was made of."""
+        return self.tensors.get("live_logprobs", self.tensors["logprobs"]).to(torch.float64, copy=True)
+
+    @property
     def live(self) -> PolicyOutputs:
         """What the loss was made of, of the ``n`` tokens: new leaves with gradient."""
         known = {name: self.tensors.get(f"live_{name}", self.tensors.get(name)) for name in LIVE}

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlstab.errors import ReportError, did_you_mean
-from rlstab.report.activity import Idle, Overlap, idle_methods, overlaps_of
 from rlstab.report.collapse import Sweep, collapsed, detect, last_tenth, sweeps_of
 from rlstab.report.formatting import METRICS
+from rlstab.report.idle import Idle, idle_methods
 from rlstab.report.runs import Loaded, RunRecord, best_bin, bin_weights, binned
 from rlstab.report.statistics import Estimate, Paired, against_baseline, summary
 
@@ -189,7 +189,6 @@ class Comparison:
         outcomes: the columns, the main one first.
         tables: one per setting of a bench, swept settings by their value.
         idle: methods that never acted.
-        overlaps: tokens that several methods touched, where traces exist.
         sweeps: of benches whose settings differ in one number.
         notes: on reading, and on what is missing in the tables.
     """
@@ -198,7 +197,6 @@ class Comparison:
     outcomes: list[Outcome]
     tables: list[Table]
     idle: list[Idle]
-    overlaps: list[Overlap]
     sweeps: list[Sweep]
     notes: list[str]
 
@@ -225,9 +223,8 @@ def compare(loaded: Loaded, *, baseline: str | None = None, metrics: Sequence[st
     swept = {(sweep.bench, point.setting): point.value for sweep in sweeps for point in sweep.points}
     order = sorted(groups, key=lambda group: (group[0], swept.get(group, 0.0), group[1]))
     tables = [_table(groups[group], baseline, outcomes) for group in order]
-    overlaps, unread = overlaps_of(loaded.runs)
-    notes = [*loaded.notes, *(note for table in tables for note in table.notes), *unread]
-    return Comparison(loaded, outcomes, tables, idle_methods(loaded.runs), overlaps, sweeps, notes)
+    notes = [*loaded.notes, *(note for table in tables for note in table.notes)]
+    return Comparison(loaded, outcomes, tables, idle_methods(loaded.runs), sweeps, notes)
 
 
 def _table(runs: Sequence[RunRecord], asked: str | None, outcomes: Sequence[Outcome]) -> Table:

@@ -154,7 +154,6 @@ def contents(comparison: Comparison, command: str = "", folder: Path | None = No
         "several": len({run.bench for run in runs}) > 1,
         "most_sampled": MOST_SAMPLED,
         "idle": [(key_of[idle.bench, idle.setting], idle) for idle in comparison.idle],
-        "overlaps": [(key_of[overlap.bench, overlap.setting], overlap) for overlap in comparison.overlaps],
         "by_setting": tables,
         "titles": TITLES,
         "definitions": DEFINITIONS,

@@ -24,8 +24,7 @@ def require_blocks(task: Any, who: str) -> None:
     """
     if not callable(getattr(task, "blocks", None)):
         raise MissingSignal(
-            f"{who} needs blocks, and the task '{task.name}' says of none. Give the task a method `blocks` "
-            f"(rlstab.tasks.HasBlocks), or take another task or another advantage estimator."
+            f"{who} needs blocks, and the task '{task.name}' has none. Give it `blocks`, see rlstab.tasks.HasBlocks."
         )
 
 
@@ -123,8 +122,7 @@ def _checked(blocks: Any, text: str) -> list[Block]:
         if not lies or not math.isfinite(block.reward) or block.outcome != int(block.outcome) or block.outcome < 0:
             raise DataError(
                 f"`blocks` returned {block!r} where the last one ends at {end}, in a text of {len(text)} characters. "
-                f"Return each rlstab.tasks.Block in the order of the text, not empty, without overlap, with a finite "
-                f"reward and a whole outcome of at least 0."
+                f"Return Blocks in order, not empty, without overlap, with a finite reward and an outcome from 0 on."
             )
         end = block.stop
     return checked

@@ -113,8 +113,7 @@ def require_task(task: object) -> Task:
     flaky = getattr(task, "flaky", 0.0)
     if isinstance(flaky, bool) or not isinstance(flaky, int | float) or not 0 <= flaky < 1:
         raise ConfigError(
-            f"{who} has flaky = {flaky!r}, expected the share of scores that training loses, a number of at least 0 "
-            f"and below 1. Change it, or remove the attribute."
+            f"{who} has flaky = {flaky!r}, expected a share of at least 0 and below 1. Change it, or remove it."
         )
     checked = cast(Task, task)
     for split in get_args(Split):
@@ -125,8 +124,7 @@ def require_task(task: object) -> Task:
             example = checked.example(split, 0)
         if not isinstance(example, Example) or not isinstance(example.prompt, str):
             raise ConfigError(
-                f"{who} gave {kind_of(example)} as example 0 of '{split}', expected a rlstab.tasks.Example whose "
-                f"prompt is a text. Return Example(prompt, answer), or Example.chat(messages, answer)."
+                f"{who}: example 0 of '{split}' is {kind_of(example)}. Return rlstab.tasks.Example(prompt, answer)."
             )
     return checked
 

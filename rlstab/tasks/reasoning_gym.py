@@ -93,8 +93,7 @@ class ReasoningGym:
     def _check_names(self) -> None:
         if self.name in EXECUTING:
             raise OutOfRange(
-                f"task.dataset: the scorer of reasoning-gym's {self.name!r} executes completions as Python: what the "
-                f"model writes would run on this machine. Choose another data set."
+                f"task.dataset: the scorer of {self.name!r} executes completions as Python. Choose another data set."
             )
         known = self._factory.DATASETS
         if self.name not in known:

@@ -14,7 +14,7 @@ from torch import Tensor
 from rlstab.config.settings import TASK, RewardSettings
 from rlstab.core.random import uniform
 from rlstab.errors import ConfigError, ScorerError
-from rlstab.files import checksum, in_one_line
+from rlstab.files import in_one_line
 from rlstab.tasks.build import entry_point
 from rlstab.tasks.scorers import RewardFunction, finite
 from rlstab.tasks.scoring import Outcome, Workers
@@ -42,15 +42,6 @@ class Reward:
     weight: float = 1.0
     workers: Workers | None = None
 
-    def in_words(self) -> str:
-        """What it is made of: a file by what is in it."""
-        scorer = None if self.workers is None else self.workers.scorer
-        if not isinstance(scorer, RewardFunction):
-            return TASK
-        where = f"{scorer.module}:{scorer.function}"
-        file = Path(scorer.module)
-        return where if file.suffix != ".py" else f"{where} (sha256 {checksum(file.read_bytes())}...)"
-
 
 @dataclass(frozen=True)
 class Rewards:
@@ -77,7 +68,8 @@ class Rewards:
 
     def in_words(self) -> Mapping[str, str]:
         """What they are made of, for ``run.json``."""
-        return {reward.name: reward.in_words() for reward in self.parts if self.names}
+        parts = {reward.name: reward.workers for reward in self.parts if self.names}
+        return {name: TASK if workers is None else str(workers.scorer) for name, workers in parts.items()}
 
 
 def build_rewards(settings: Sequence[RewardSettings] | None, task: Task) -> Rewards:
@@ -101,8 +93,7 @@ def build_rewards(settings: Sequence[RewardSettings] | None, task: Task) -> Rewa
                 reward.workers.score_one(example.prompt, "", example.answer)
             except ScorerError as error:
                 raise ConfigError(
-                    f"reward '{reward.name}': {str(error).rstrip('.')}. It was tried with an empty completion of the "
-                    f"first training prompt, and has to return a number for every text."
+                    f"reward '{reward.name}': {str(error).rstrip('.')}. Score any text, also an empty one."
                 ) from None
     return rewards
 

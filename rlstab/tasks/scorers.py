@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from rlstab.errors import DataError, ScorerError, did_you_mean
 from rlstab.extras import require
-from rlstab.files import in_one_line, load_module
+from rlstab.files import checksum, in_one_line, load_module
 
 #: How a reward function is called; the names are not prescribed, the places are.
 ARGUMENTS = ("prompt", "completion", "answer")
@@ -97,8 +97,7 @@ def _same_mathematics(right: str, answer: str) -> bool:
     gold = parse(right if marked else f"${right}$", parsing_timeout=None)
     if not gold:
         raise DataError(
-            f"math-verify cannot read the right answer {right!r}. Write mathematics alone there (a number or "
-            "LaTeX), or set `scorer: exact`."
+            f"math-verify cannot read the right answer {right!r}. Write a number or LaTeX, or set `scorer: exact`."
         )
     equal: bool = verify(gold, parse(answer, parsing_timeout=None), timeout_seconds=None)
     return equal
@@ -143,6 +142,10 @@ class RewardFunction:
 
     def __init__(self, module: str, function: str) -> None:
         self.module, self.function = module, function
+
+    def __str__(self) -> str:
+        path, name = Path(self.module), f"{self.module}:{self.function}"
+        return name if path.suffix != ".py" else f"{name} (sha256 {checksum(path.read_bytes())}...)"
 
     def prepare(self) -> None:
         """Load the function.

@@ -48,9 +48,8 @@ class TextTask:
             train, held_out = train[: -settings.eval_size], train[-settings.eval_size :]
         if not train:
             raise DataError(
-                f"{settings.path}: has {len(held_out)} example{'s' * (len(held_out) != 1)}, so holding out the last "
-                f"{settings.eval_size} leaves none to train on. Set a smaller task.eval_size, or name those to hold "
-                f"out by task.eval_path or task.eval_split."
+                f"{settings.path}: of {len(held_out)} examples, holding out {settings.eval_size} leaves none to train "
+                f"on. Set a smaller task.eval_size, or name others by task.eval_path or task.eval_split."
             )
         chat = settings.system is not None or any(isinstance(prompt, list) for _, prompt, _ in train + held_out)
         self._examples: dict[Split, list[Example]] = {

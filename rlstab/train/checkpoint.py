@@ -34,7 +34,7 @@ INDEX = "trainer.json"
 _TENSORS = "trainer.safetensors"
 _MOMENTS = "optimizer.safetensors"
 _WRITING = ".writing"
-_NAME = re.compile(r"rollout-([0-9]{6,18})")
+_NAME = re.compile("rollout-[0-9]{6,18}")
 
 
 def save(folder: Path, progress: Progress, engine: Engine, about: Mapping[str, Any]) -> Path:
@@ -122,8 +122,7 @@ def load(path: Path, engine: Engine) -> dict[str, Any]:
         return load_state(read_json(path / INDEX), load_file(path / _TENSORS))
     except Exception as error:  # damaged files fail in every way
         raise CheckpointError(
-            f"{path} is damaged: {first_line(error)}. Move this folder away, and --resume takes the checkpoint before "
-            f"it."
+            f"{path} is damaged: {first_line(error)}. Move this folder away: --resume takes the checkpoint before it."
         ) from error
 
 
@@ -144,8 +143,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 def number(path: Path) -> int:
     """The rollout in a checkpoint's name."""
-    match = _NAME.fullmatch(path.name)
-    return int(match[1]) if match else -1
+    return int(path.name.removeprefix("rollout-"))
 
 
 def owner(path: Path) -> str | None:

@@ -20,7 +20,7 @@ from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import DistributedDataParallelKwargs, DistributedType
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -69,10 +69,11 @@ class Engine:
         optimizer: AdamW, fused: torch's loop over weights takes several times as long.
     """
 
+    _last = True  #: whether the micro-batch is the last of its optimizer step
+
     def __init__(self, policy: Policy, accelerator: Accelerator, settings: OptimisationSettings) -> None:
         self.policy, self.accelerator, self.processes = policy, accelerator, accelerator.num_processes
         self.loss_scale = self.processes  # DDP averages, and the loss has global denominators
-        self._last = True
         if settings.gradient_checkpointing:
             policy.checkpoint_gradients()
         module = PolicyModule(policy)
@@ -246,9 +247,6 @@ class ShardedEngine(Engine):
         """None: a second forward would gather the weights of every layer, and reduce its gradients, once more."""
         return None
 
-    def forward(self, sequences: Sequences, index: Tensor, **asked: Any) -> TokenSignals:
-        return _forward(self.module, sequences, index, asked)
-
     def backward(self, loss: Tensor | None) -> None:
         self.accelerator.backward(self._zero_loss(self.module) if loss is None else loss)
 
@@ -292,8 +290,13 @@ class _Shards:
         mesh = init_device_mesh(device.type, (dist.get_world_size(),))
         names = set(getattr(policy.model, "_no_split_modules", None) or ())
         layers = [layer for layer in policy.model.modules() if type(layer).__name__ in names]
-        for module in [*reversed(layers), self.module]:
-            _shard(module, mesh, gather, offload)
+        precision = MixedPrecisionPolicy(param_dtype=gather, reduce_dtype=torch.float32)  # gradients will be added
+        kept = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if offload else OffloadPolicy()
+        for module in [*reversed(layers), self.module]:  # each shards what none of its parts has sharded
+            fully_shard(module, mesh=mesh, mp_policy=precision, offload_policy=kept)
+            assert isinstance(module, FSDPModule)
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no other
 
     @contextmanager
     def gathered(self) -> Iterator[Policy]:
@@ -316,19 +319,6 @@ def _forward(module: Callable[..., Any], sequences: Sequences, index: Tensor, as
     """What a :class:`PolicyModule` makes, inside of what an engine wrapped around it."""
     tensors = tuple(getattr(sequences, part.name) for part in fields(sequences))
     return TokenSignals(**module(tensors, index, dict(asked)))
-
-
-def _shard(module: nn.Module, mesh: DeviceMesh, gather: torch.dtype | None, offload: bool) -> None:
-    """Shard the weights of a module that none of its parts has sharded; gradients will be added, in float32."""
-    fully_shard(
-        module,
-        mesh=mesh,
-        mp_policy=MixedPrecisionPolicy(param_dtype=gather, reduce_dtype=torch.float32),
-        offload_policy=CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if offload else OffloadPolicy(),
-    )
-    assert isinstance(module, FSDPModule)
-    module.set_gradient_divide_factor(1.0)
-    module.set_force_sum_reduction_for_comms(True)  # gloo has no other
 
 
 def gathered(shard: Tensor, device: torch.device) -> Tensor:

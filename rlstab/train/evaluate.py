@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from rlstab.config.settings import EvaluationSettings, RolloutSettings
+from rlstab.config.runs import RunConfig
 from rlstab.models.policy import Policy
 from rlstab.tasks import Task
 from rlstab.tasks.rewards import Rewards, Scores, score
@@ -31,15 +31,7 @@ def pass_at(correct: Tensor, k: int) -> float:
     return sum(shares) / max(len(shares), 1)
 
 
-def evaluate(
-    policy: Policy,
-    task: Task,
-    rollout: RolloutSettings,
-    settings: EvaluationSettings,
-    rank: int = 0,
-    world: int = 1,
-    rewards: Rewards = Rewards(),  # noqa: B008  # frozen
-) -> dict[str, float]:
+def evaluate(policy: Policy, task: Task, rewards: Rewards, run: RunConfig, rank: int, world: int) -> dict[str, float]:
     """Metrics over all ranks. The reward is the weighted sum, as in training; each reward has its mean as well.
 
     A response counts as correct for pass@k when the task's own scorer gives it at least 1; where that is not among the
@@ -47,7 +39,8 @@ def evaluate(
 
     The draws depend on the prompt and the sample number alone, so evaluations of one run are comparable.
     """
-    size, samples, metrics = task.size["eval"], settings.samples, Metrics()
+    settings, size, metrics = run.evaluation, task.size["eval"], Metrics()
+    samples = settings.samples
     mine = range(rank, settings.prompts if size is None else min(settings.prompts, size), world)
     examples = [task.example("eval", index) for index in mine]
 
@@ -57,7 +50,7 @@ def evaluate(
         prompts, special = [example.asked for example in repeated], not task.keeps_special_tokens
         needs = {"entropies"}
         sampled = sample(
-            policy, prompts, ids, rollout, seed=SEED, needs=needs, greedy=greedy, skip_special_tokens=special
+            policy, prompts, ids, run.rollout, seed=SEED, needs=needs, greedy=greedy, skip_special_tokens=special
         )
         scores = score(task, repeated, sampled.texts, rewards=rewards)
         metrics.add("eval/scorer_errors", float(len(scores.errors)))

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from rich.console import Group, RenderableType
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
@@ -255,14 +255,10 @@ def describe_memory(run: RunConfig, processes: int = 1, memory: int | None = Non
         shape = shape_of(run, longest + run.rollout.max_new_tokens)
     except (RlstabError, ImportError, AttributeError, TypeError, NotImplementedError) as error:
         return f"memory: not known: {escape(str(error).partition(chr(10))[0])}"
-    engine = "ddp" if processes > 1 else "one process"
-    if run.engine.name == "fsdp2":
-        engine = "fsdp2"
+    engine = "fsdp2" if run.engine.name == "fsdp2" else "ddp" if processes > 1 else "one process"
     estimate = footprint(shape, run, engine, processes)
-    table = Table(title_justify="left", title=f"memory of each process ({engine}, {processes} in all)")
-    for title in ("when", "what"):
-        table.add_column(title)
-    table.add_column("size", justify="right")
+    title = f"memory of each process ({engine}, {processes} in all)"
+    table = Table("when", "what", Column("size", justify="right"), title=title, title_justify="left")
     for when, parts in (("always", estimate.standing), *estimate.phases.items()):
         for row, (what, size) in enumerate(parts.items()):
             table.add_row("" if row else when, what, in_words(size))
@@ -271,13 +267,10 @@ def describe_memory(run: RunConfig, processes: int = 1, memory: int | None = Non
     text = (
         f"{shape.weights / 1e6:.3g}M parameters, {shape.trained / 1e6:.3g}M of them trained; "
         f"{in_words(estimate.per_response)} of activations for each response in a micro-batch, at {longest} tokens of "
-        f"prompt and {run.rollout.max_new_tokens} of answer. Not in it: Python, torch and other libraries (about 0.5 "
-        f"GiB on a CPU), and what the allocator wastes."
+        f"prompt and {run.rollout.max_new_tokens} of answer. Libraries take more, on a CPU about 0.5 GiB."
     )
     if engine == "fsdp2":
-        text += (
-            " On a CPU start it with MALLOC_MMAP_THRESHOLD_=131072 in the environment, or glibc keeps as much again."
-        )
+        text += " On a CPU start it with MALLOC_MMAP_THRESHOLD_=131072, or glibc keeps as much again."
     return Group(table, text, *([] if memory is None else [_fits(estimate, run, memory)]))
 
 
@@ -286,7 +279,5 @@ def _fits(estimate: Footprint, run: RunConfig, memory: int) -> str:
     if not largest:
         fullest = max(estimate.phases, key=estimate.held_in)
         return f"{in_words(memory)}: too little for {fullest}. Lower rollout.batch_size, or set engine: fsdp2."
-    fits = (
-        "fits" if memory >= estimate.peak else f"does not fit: set optimisation.micro_batch_size to at most {largest}"
-    )
+    fits = "fits" if memory >= estimate.peak else "does not fit"
     return f"{in_words(memory)}: micro_batch_size {size} {fits}. The largest that fits is {largest}."

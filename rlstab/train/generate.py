@@ -113,8 +113,7 @@ class Generator:
         require_blocks(self.task, who or "the method that reads 'block_ids'")
         if who and flaky_share(self.task):
             raise ConfigError(
-                f"{who} reads the rewards of blocks, and the task '{self.task.name}' is flaky, which loses scores of "
-                f"whole answers: nothing would be lost. Set task.flaky to 0, or take another advantage estimator."
+                f"{who} reads the rewards of blocks, of which '{self.task.name}' loses none. Set task.flaky to 0."
             )
 
     def start(self) -> Progress:
@@ -191,10 +190,10 @@ class Generator:
             policy,
             [examples[place] for place in repeats.tolist()],
             metrics,
+            None,
             sequence_ids=group_ids * group + torch.arange(group).repeat(len(places)),
             group_ids=group_ids,
             prompt_ids=chosen[places][repeats],
-            given=None,
             pivot=torch.zeros(len(repeats), dtype=torch.float64),
         )
         return self._shape(rollout, progress)
@@ -218,25 +217,16 @@ class Generator:
             policy,
             examples,
             metrics,
+            given,
             sequence_ids=BRANCHES + parent_ids * branches + torch.arange(branches).repeat(len(rows)),
             group_ids=BRANCHES + parent_ids,
             prompt_ids=kept.prompt_ids[parents].repeat_interleave(branches),
-            given=given,
             pivot=(pivots.double() / kept.lengths[parents]).repeat_interleave(branches),
         )
         return self._shape(rollout, progress)
 
     def _sample(
-        self,
-        policy: Policy,
-        examples: list[Example],
-        metrics: Metrics,
-        *,
-        sequence_ids: Tensor,
-        group_ids: Tensor,
-        prompt_ids: Tensor,
-        given: list[list[int]] | None,
-        pivot: Tensor,
+        self, policy: Policy, examples: list[Example], metrics: Metrics, given: list[list[int]] | None, **known: Tensor
     ) -> Rollout:
         """Sample a response to each example, and score it while the next ones are sampled.
 
@@ -244,11 +234,8 @@ class Generator:
             policy: that samples.
             examples: one for each response.
             metrics: of the rollout.
-            sequence_ids: ``(R,)`` int64, identities of the responses.
-            group_ids: ``(R,)`` int64, of their groups.
-            prompt_ids: ``(R,)`` int64, numbers of their prompts in the task.
             given: for each, the tokens that its answer begins with; None where no answer has any.
-            pivot: ``(R,)`` float64, their number as a share of the answer that they come from.
+            known: ``sequence_ids``, ``group_ids``, ``prompt_ids`` and ``pivot`` of a :class:`ResponseBatch`.
         """
         run, scoring = self.run, list[Future[Scores]]()
 
@@ -261,7 +248,7 @@ class Generator:
             rollout = sample(
                 policy,
                 [example.asked for example in examples],
-                sequence_ids,
+                known["sequence_ids"],
                 run.rollout,
                 given=given,
                 seed=run.seed,
@@ -278,7 +265,7 @@ class Generator:
         extra, flaky = {}, flaky_share(self.task)
         if flaky:
             extra[TRUE_REWARD] = scores.rewards
-            scores = without_lost(scores, self.rewards, flaky, run.seed, sequence_ids)
+            scores = without_lost(scores, self.rewards, flaky, run.seed, known["sequence_ids"])
         extra |= {f"reward/{name}": scores.parts[name] for name in self.rewards.names}
         extra["raw_rewards"] = scores.rewards
         if self.stages.needs & REWARDS:
@@ -292,13 +279,10 @@ class Generator:
             rewards=scores.rewards,
             lengths=rollout.response_mask.sum(-1).double().cpu(),
             ended=rollout.ended,
-            prompt_ids=prompt_ids,
-            group_ids=group_ids,
-            sequence_ids=sequence_ids,
             given=torch.tensor(count, dtype=torch.int64),
-            pivot=pivot,
             limit=run.rollout.max_new_tokens,
             extra=extra,
+            **known,
         )
         return replace(rollout, signals=signals, examples=examples, responses=responses, timed_out=scores.timed_out)
 

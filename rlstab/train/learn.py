@@ -113,10 +113,7 @@ class Learner:
         if rollout.refused:
             steps = self.settings.optimizer_steps_per_rollout
             metrics.count("optimizer_steps/refused", steps)
-            why = (
-                f"{rollout.refused} rewards are NaN or Inf. The rollout was refused and nothing was changed. Make the "
-                f"scorer of the task return a number."
-            )
+            why = f"{rollout.refused} rewards are NaN or Inf. The rollout was refused. Let the scorer return a number."
             return replace(progress, optimizer_steps=progress.optimizer_steps + steps), Refusals(steps, why)
         rollout = self._with_old_logprobs(rollout, metrics)
         with metrics.phase("train"):
@@ -149,18 +146,14 @@ class Learner:
 
         Whole groups are dealt out, by the number that each group's id draws, so the ranks agree.
         """
-        several = self.settings.mini_batches > 1
-        groups = self._all_groups(group_ids) if several else group_ids.unique()
+        several, groups = self.settings.mini_batches > 1, group_ids.unique()
+        if several:  # those of all ranks, which exchange float64: it holds ids below 2**53 exactly
+            groups = self.comm.gather(groups.double()).unique().long()
         for epoch in range(self.settings.epochs):
             drawn = uniform(self.run.seed + 1, groups, torch.tensor(epoch))
             order = groups[drawn.argsort()] if several else groups
             for number, chosen in enumerate(order.tensor_split(self.settings.mini_batches)):
                 yield epoch == number == 0, torch.isin(group_ids, chosen).nonzero().squeeze(-1)
-
-    def _all_groups(self, group_ids: Tensor) -> Tensor:
-        """The different group ids of all ranks, sorted. Ranks exchange float64, which holds ids below 2**53 exactly."""
-        groups: Tensor = self.comm.gather(group_ids.unique().double()).unique()
-        return groups.long()
 
     def _optimizer_step(
         self, rollout: Rollout, rows: Tensor, progress: Progress, metrics: Metrics, *, first: bool
@@ -216,8 +209,7 @@ class Learner:
         norm = self.engine.clip(settings.max_grad_norm)
         if bad or not math.isfinite(norm):
             raise NonFinite(
-                f"{int(bad)} live values of the policy, or of gates, are NaN or Inf and the gradient norm is {norm}. "
-                f"The optimizer step was refused; weights and state are those before it."
+                f"{int(bad)} live values of the policy, or of gates, are NaN or Inf, the gradient norm is {norm}."
             )
         lr = self._learning_rate(step) * plan.lr_scale
         if recorder is not None:
@@ -407,22 +399,19 @@ def _tokens(prompt: Tensor, response: Tensor, group: Tensor, size: int) -> int:
 
 
 def reference_logprobs(
-    gathered: Callable[[], AbstractContextManager[Policy]], temperature: float, micro_batch_size: int
-) -> Callable[[Rollout], Tensor]:
-    """What makes the log-probs of the reference policy, ``(R, T)`` float32; every process asks.
+    gathered: Callable[[], AbstractContextManager[Policy]], temperature: float, micro_batch_size: int, rollout: Rollout
+) -> Tensor:
+    """The log-probs of the reference policy, ``(R, T)`` float32; every process asks.
 
     Args:
         gathered: enters the policy with all of its weights; an adapter on it is off for as long as it is asked.
         temperature: of the log-probs.
         micro_batch_size: responses in one forward.
+        rollout: whose tokens are meant.
     """
-
-    def reference(rollout: Rollout) -> Tensor:
-        with gathered() as policy, policy.without_adapter():
-            evidence = policy.evidence(rollout.sequences, {"logprobs"}, micro_batch_size, temperature=temperature)
-        return evidence["logprobs"]
-
-    return reference
+    with gathered() as policy, policy.without_adapter():
+        evidence = policy.evidence(rollout.sequences, {"logprobs"}, micro_batch_size, temperature=temperature)
+    return evidence["logprobs"]
 
 
 def squared_gradients(policy: Policy, sequences: Sequences, temperature: float, where: Tensor | None = None) -> Tensor:

@@ -39,6 +39,7 @@ from rlstab.console import Terminal, command
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.objective import active_methods, require_signals
 from rlstab.errors import ConfigError, FitWarning, NonFinite, RlstabError
+from rlstab.extras import require_trackers
 from rlstab.models.policy import load_policy, require_prompts, require_trainable
 from rlstab.signals import TRAINER_SIGNALS
 from rlstab.stages.pipeline import unmet
@@ -62,7 +63,7 @@ from rlstab.train.learn import Learner, Refusals, reference_logprobs
 from rlstab.train.rollout import Progress, Rollout, of_rank
 from rlstab.train.run_folder import CHECKPOINTS, RunFolder, describe, line, read_records
 from rlstab.train.sampling import Sampler, require_decoding
-from rlstab.train.tracking import Metrics, ProgressBar, require_trackers, start_trackers, summary_table
+from rlstab.train.tracking import Metrics, ProgressBar, start_trackers, summary_table
 
 T = TypeVar("T")
 
@@ -135,7 +136,7 @@ def train(
         provides=TRAINER_SIGNALS | signals.keys() | {"block_ids"},
         live=frozenset({"entropies", "log_kept_mass"}),
         host="the trainer",
-        otherwise="pass rlstab.train.train a function that makes it, in signals",
+        cure=lambda name: "pass rlstab.train.train a function that makes it, in signals",
     )
     require_evidence(run.pipeline)
     for text in unmet(run.pipeline, [method.name for method in active_methods(run.composition)]):
@@ -147,11 +148,12 @@ def train(
     } | ({} if task is None else {"task": type(task).__qualname__})
     accelerator = start_processes(run, timeout)
     with tag_errors_with_rank(accelerator), Stop() as stop:
-        processes = count_processes(run, console)
-        folder = on_main_process(accelerator, lambda: RunFolder(run, names, resume=resume, overwrite=overwrite))
+        require_processes(run, console)
+        say = partial(tell, console, "run folder")
+        folder = on_main_process(accelerator, lambda: RunFolder(run, names, say, resume=resume, overwrite=overwrite))
         try:
             trainer = Trainer(run, accelerator, folder, console, signals, advantages, task, stop)
-            return trainer.go(describe(run, accelerator, processes, names, trainer.rewards, trainer.engine.in_words))
+            return trainer.go(describe(run, accelerator, trainer.rewards, trainer.engine.in_words))
         finally:
             if folder is not None:
                 folder.close()
@@ -207,12 +209,13 @@ class Trainer:
             if run.model.adapter is None or run.model.reference is not None:
                 name = run.model.reference or run.model.name
                 gathered = self.engine.frozen(load_policy(name, device=device, precision=precision))
-            reference = reference_logprobs(gathered, run.rollout.temperature, run.optimisation.micro_batch_size)
+            size = run.optimisation.micro_batch_size
+            reference = partial(reference_logprobs, gathered, run.rollout.temperature, size)
 
         self.sampler = Sampler(run.rollout.precision, run.rollout.weight_noise, run.seed)
         policy_now = partial(self.sampler.refreshed, self.policy)
         self.generator = Generator(
-            run, policy_now, self.task, self.rewards, comm, rank, world, signals, reference, self.say
+            run, policy_now, self.task, self.rewards, comm, rank, world, signals, reference, partial(tell, console)
         )
         self.generator.require_blocks()
         self.learner = Learner(self.engine, run, comm, main=self.main, provider=advantages)
@@ -286,7 +289,6 @@ class Trainer:
         folder = self.folder
         on_main_process(self.accelerator, lambda: folder.begin(about) if folder is not None else None)
         if folder is not None:
-            self._tell_remarks(folder)
             self.console.print(f"engine: {self.engine.in_words}", highlight=False)
         start_trackers(self.accelerator, self.run, self.console)
         try:
@@ -298,15 +300,6 @@ class Trainer:
             for tracker in self.accelerator.trackers:  # end_training() would end the process group as well
                 tracker.finish()
         return self._finish()
-
-    def say(self, what: str, text: str) -> None:
-        """Tell the user something; completions and error texts are data, and brackets in them are not markup."""
-        self.console.print(f"[yellow]{what}:[/] {escape(text)}", highlight=False)
-
-    def _tell_remarks(self, folder: RunFolder) -> None:
-        for text in folder.remarks:
-            self.say("run folder", text)
-        folder.remarks.clear()
 
     @contextmanager
     def _dropped_by_signals(self) -> Iterator[None]:
@@ -335,7 +328,7 @@ class Trainer:
         every_step = refused.steps == self.run.optimisation.optimizer_steps_per_rollout
         self.refused = self.refused + refused.steps if every_step else 0
         if refused.why and self.main:
-            self.say("refused", refused.why)
+            tell(self.console, "refused", refused.why)
         if self.refused >= MAX_REFUSED:
             kept = checkpoint.checkpoints(self.out / CHECKPOINTS)
             raise NonFinite(
@@ -344,13 +337,11 @@ class Trainer:
             )
 
     def _evaluate(self) -> dict[str, float]:
-        start, (rank, world) = time.perf_counter(), (self.accelerator.process_index, self.accelerator.num_processes)
+        start, where = time.perf_counter(), (self.accelerator.process_index, self.accelerator.num_processes)
         with self.engine.gathered_policy() as policy:
-            run = self.run
-            values = evaluate(policy, self.task, run.rollout, run.evaluation, rank, world, self.rewards)
-            if run.evaluation.sampler and self.sampler.differs:
-                policy = self.sampler.refreshed(policy)
-                sampled = evaluate(policy, self.task, run.rollout, run.evaluation, rank, world, self.rewards)
+            values = evaluate(policy, self.task, self.rewards, self.run, *where)
+            if self.run.evaluation.sampler and self.sampler.differs:
+                sampled = evaluate(self.sampler.refreshed(policy), self.task, self.rewards, self.run, *where)
                 values |= {f"eval/sampler/{name.removeprefix('eval/')}": value for name, value in sampled.items()}
         return {**values, "seconds/evaluate": time.perf_counter() - start}
 
@@ -395,7 +386,6 @@ class Trainer:
             self.folder.keep_newest(self.latest)
             if planned:
                 self.folder.forget_replaced()
-            self._tell_remarks(self.folder)
 
     def _finish(self) -> RunResult:
         self.accelerator.wait_for_everyone()  # the first process may still be writing
@@ -403,13 +393,17 @@ class Trainer:
         if self.folder is not None and self.latest is not None:  # the last rollout has a checkpoint
             self.folder.forget_replaced()  # a kill may have come after it
             self.folder.keep_newest(self.latest)  # or while an older one was being removed
-            self._tell_remarks(self.folder)
             self.console.print(summary_table(result.records))
             self.console.print(f"run: {escape(str(self.out))}", soft_wrap=True, highlight=False)
             if (self.out / "tokens.jsonl").is_file():
                 look = escape(command("view", str(self.out)))
                 self.console.print(f"tokens, and what each method did to them: {look}", soft_wrap=True, highlight=False)
         return result
+
+
+def tell(console: Console, what: str, text: str) -> None:
+    """Tell the user something; completions and error texts are data, and brackets in them are not markup."""
+    console.print(f"[yellow]{what}:[/] {escape(text)}", highlight=False)
 
 
 def _name(provider: Callable[..., Any]) -> str:
@@ -441,8 +435,8 @@ def start_processes(run: RunConfig, timeout: timedelta) -> Accelerator:
     return accelerator
 
 
-def count_processes(run: RunConfig, console: Console) -> int:
-    """The number of processes that answer.
+def require_processes(run: RunConfig, console: Console) -> None:
+    """See that all processes answer, and make the same run.
 
     Raises:
         ConfigError: they make different runs or have different engines, or more were launched.
@@ -455,13 +449,12 @@ def count_processes(run: RunConfig, console: Console) -> int:
     if launched > len(answers):
         raise ConfigError(
             f"{launched} processes were launched (WORLD_SIZE) and {len(answers)} answered. Launch with: torchrun "
-            f"--standalone --nproc_per_node {launched} -m rlstab.cli train FILE."
+            f"--standalone --nproc_per_node {launched} -m rlstab train FILE."
         )
     # the launcher that starts a single process says so; a cluster may set MASTER_ADDR too, so this is not an error
     if len(answers) == 1 and {"ACCELERATE_USE_CPU", "MASTER_ADDR"} <= os.environ.keys():
         text = "accelerate launch was asked for several processes and started one. Use --multi_gpu instead of --cpu."
-        console.print(f"[yellow]one process:[/] {text}", highlight=False)
-    return len(answers)
+        tell(console, "one process", text)
 
 
 def on_main_process(accelerator: Accelerator, work: Callable[[], T]) -> T | None:
@@ -473,8 +466,7 @@ def on_main_process(accelerator: Accelerator, work: Callable[[], T]) -> T | None
             result = work()
         except RlstabError as raised:
             error = [raised]
-    if accelerator.num_processes > 1:
-        broadcast_object_list(error)
+    broadcast_object_list(error)
     if error[0] is not None:
         raise error[0]
     return result
@@ -491,12 +483,6 @@ def tag_errors_with_rank(accelerator: Accelerator) -> Iterator[None]:
             if isinstance(error, RuntimeError) and not isinstance(error, RlstabError):
                 error.add_note("if it is about a connection or a timeout, another process ended first: see its error")
         raise
-
-
-def leave() -> None:
-    """End the connections to the other processes; all call it after their last collective."""
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
 
 
 # -- SIGINT and SIGTERM: a run ends at a place where a checkpoint can be written ---------------------------------------

@@ -14,7 +14,7 @@ import secrets
 import shutil
 import socket
 import sys
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import suppress
 from importlib.metadata import version
 from os.path import lexists
@@ -26,12 +26,13 @@ import torch
 from accelerate import Accelerator
 
 import rlstab
-from rlstab.config.document import Document
+from rlstab.config.document import Document, flat
 from rlstab.config.objectives import objective_hash
 from rlstab.config.runs import RunConfig, dump_run, run_hash
 from rlstab.config.user_code import changed_files, checksums, portable
 from rlstab.errors import CheckpointError, ConfigError
 from rlstab.models.loading import read_json
+from rlstab.tasks.rewards import Rewards
 from rlstab.train import checkpoint
 from rlstab.train.checkpoint import filesystem_errors
 
@@ -67,19 +68,26 @@ class RunFolder:
         path: of the folder.
         run_id: of the run, sixteen hexadecimal digits.
         start: the checkpoint to continue from, or None.
-        remarks: what a user should know about how it was found, a line each.
     """
 
-    def __init__(self, run: RunConfig, providers: Mapping[str, Any], *, resume: bool, overwrite: bool) -> None:
+    def __init__(
+        self, run: RunConfig, providers: Mapping[str, Any], say: Callable[[str], None], *, resume: bool, overwrite: bool
+    ) -> None:
         """Take hold of ``tracking.out`` and find out how to go on. Nothing in it changes before :meth:`begin`.
+
+        Args:
+            run: its settings.
+            providers: names of user-defined functions.
+            say: is told what a user should know about what was there, a line each.
+            resume: see :func:`rlstab.train.train`.
+            overwrite: likewise.
 
         Raises:
             ConfigError: it holds a run or files that are in the way, another process holds it, it cannot be written.
             CheckpointError: the run in it cannot be continued.
         """
-        self.path, self._run, self._providers = Path(run.tracking.out), run, providers
+        self.path, self._run, self._providers, self.say = Path(run.tracking.out), run, providers, say
         self.start: Path | None = None
-        self.remarks: list[str] = []
         self._made: list[Path] = []
         self._about: dict[str, Any] = {}
         self._lock: filelock.BaseFileLock | None = None
@@ -93,8 +101,7 @@ class RunFolder:
                 self._fresh = not resume or before is None or moving
                 if not (resume or overwrite) and (lexists(self.path / REPLACED) or _came_far(self.path)):
                     raise ConfigError(
-                        f"{self.path} already holds a run. Continue it with --resume, replace it with --overwrite, or "
-                        f"set another tracking.out."
+                        f"{self.path} already holds a run. Give --resume, --overwrite, or another tracking.out."
                     )
                 self._refuse_strangers(before)
                 self.run_id = secrets.token_hex(8) if self._fresh or before is None else before
@@ -120,8 +127,8 @@ class RunFolder:
         except filelock.Timeout:
             self._made.clear()
             raise ConfigError(
-                f"{self.path} is being written by another process ({(self.path / LOCK).read_text()}). Wait for it to "
-                f"end, end it, or set another tracking.out."
+                f"{self.path} is being written by another process ({(self.path / LOCK).read_text()}). End it, or set "
+                f"another tracking.out."
             ) from None
         self._lock = lock
         (self.path / LOCK).write_text(f"process {os.getpid()} on {socket.gethostname()}")
@@ -159,25 +166,23 @@ class RunFolder:
         for path in reversed(checkpoint.checkpoints(self.path / CHECKPOINTS)):
             if checkpoint.owner(path) not in (self.run_id, None):
                 raise CheckpointError(
-                    f"{path} belongs to another run than {self.run_id}, which {self.path} holds. Move that checkpoint "
-                    f"away to continue."
+                    f"{path} belongs to another run than {self.run_id}, which {self.path} holds. Move it away."
                 )
             record = checkpoint.read(path)
             if record is not None:
                 self.start = path
-                self.remarks += [*damaged, f"continuing from {path.name}"] if damaged else []
                 self._require_same(record["run"])
+                for text in [*damaged, f"continuing from {path.name}"] if damaged else ():
+                    self.say(text)
                 return
             damaged.append(f"{path.name} is damaged")
         if damaged:
             raise CheckpointError(
-                f"{self.path} has no checkpoint that is whole: {'; '.join(damaged)}. Restore one from a copy, or start "
-                f"over with --overwrite."
+                f"{self.path} has no whole checkpoint: {'; '.join(damaged)}. Restore one, or start over by --overwrite."
             )
         if read_json(self.path / "run.json").get("saved"):
             raise CheckpointError(
-                f"{self.path} had checkpoints, and they are gone. Restore one from a copy, or start over with "
-                f"--overwrite."
+                f"{self.path} had checkpoints, which are gone. Restore one from a copy, or start over by --overwrite."
             )
         config = self.path / "config.yaml"
         self._require_same({"settings": Document.read(config).data} if config.is_file() else {})
@@ -192,11 +197,11 @@ class RunFolder:
             if difference is not None:
                 place, was, wanted = difference
                 raise CheckpointError(
-                    f"{self.path} was started with {place or key} = {was!r}, and this is {wanted!r} now. A run "
-                    f"continues as it began. Resume with {self.path / 'config.yaml'} and the same functions, or start "
-                    f"over in another tracking.out."
+                    f"{self.path} was started with {place or key} = {was!r}, which is {wanted!r} now. Resume with "
+                    f"{self.path / 'config.yaml'} and the same functions, or start over in another tracking.out."
                 )
-        self.remarks += changed_files(before.get("code", {}), checksums(now["settings"]))
+        for text in changed_files(before.get("code", {}), checksums(now["settings"])):
+            self.say(text)
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -204,7 +209,7 @@ class RunFolder:
         """Make the folder that of this run: what it replaces is moved aside, and its settings are written.
 
         Args:
-            about: what ``run.json`` says beside the id.
+            about: what ``run.json`` says beside the identity.
         """
         with filesystem_errors(self.path):
             if self._fresh:
@@ -213,7 +218,9 @@ class RunFolder:
             last = -1 if self.start is None else checkpoint.number(self.start)
             for name in JOURNALS:
                 _cut_after(self.path / name, last)
-            self._about = {"run_id": self.run_id, "saved": self.start is not None, **about}
+            known = self.identity()
+            del known["settings"]  # which config.yaml has
+            self._about = {**known, "saved": self.start is not None, **about}
             _write(self.path / "run.json", json.dumps(self._about, indent=1))
             _write(self.path / "config.yaml", dump_run(self._run))
 
@@ -236,7 +243,7 @@ class RunFolder:
         for name in FILES:
             if lexists(self.path / name):
                 (self.path / name).rename(aside / name)
-        self.remarks.append(f"the run that was here waits in {aside} for the first checkpoint of this one")
+        self.say(f"the run that was here waits in {aside} for the first checkpoint of this one")
 
     def append(self, name: str, lines: str) -> None:
         """Append whole lines to a journal, by one call to the system, so that a reader sees whole lines.
@@ -280,24 +287,19 @@ class RunFolder:
                 with suppress(OSError):
                     aside.rmdir()
             if lexists(aside):
-                self.remarks.append(f"{aside} holds what the run that was replaced did not write")
+                self.say(f"{aside} holds what the run that was replaced did not write")
 
 
-def describe(
-    run: RunConfig, accelerator: Accelerator, processes: int, providers: Mapping[str, Any], rewards: Any, engine: str
-) -> dict[str, Any]:
-    """What ``run.json`` says of a run beside its id: versions, the machine, and what took part.
+def describe(run: RunConfig, accelerator: Accelerator, rewards: Rewards, engine: str) -> dict[str, Any]:
+    """What ``run.json`` says of a run beside its identity: versions, the machine, and what took part.
 
     Args:
         run: its settings.
         accelerator: of this process.
-        processes: that answered.
-        providers: names of user-defined functions.
         rewards: that are measured.
         engine: in words.
     """
     return {
-        "run_hash": run_hash(run),
         "objective_hash": objective_hash(run.composition),
         "command": " ".join(sys.argv),
         "rlstab": rlstab.__version__,
@@ -305,12 +307,10 @@ def describe(
         "python": platform.python_version(),
         "machine": platform.platform(),
         "device": str(accelerator.device),
-        "processes": processes,
+        "processes": accelerator.num_processes,
         "engine": engine,
         "threads": torch.get_num_threads(),
-        "providers": providers,
         "rewards": rewards.in_words(),
-        "code": checksums(run.model_dump(mode="json")),
     }
 
 
@@ -339,15 +339,6 @@ def _came_far(folder: Path) -> bool:
     records = folder / JOURNALS[0]
     started = bool(checkpoint.checkpoints(folder / CHECKPOINTS)) or (records.is_file() and records.stat().st_size > 0)
     return started and run_id_in(folder) is not None
-
-
-def flat(data: Any, place: str = "") -> dict[str, Any]:
-    """The leaves of nested settings by their place, such as ``objective.0.name``; None is "null"."""
-    if isinstance(data, Mapping):
-        return {path: value for key, part in data.items() for path, value in flat(part, f"{place}{key}.").items()}
-    if isinstance(data, list):
-        return flat({str(index): part for index, part in enumerate(data)}, place)
-    return {place.rstrip("."): "null" if data is None else data}
 
 
 def _difference(before: Any, now: Any, free: Set[str]) -> tuple[str, Any, Any] | None:

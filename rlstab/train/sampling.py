@@ -363,7 +363,6 @@ def require_decoding(policy: Policy, name: str, prompt: Prompt, settings: Rollou
     gap = float((rollout.signals["logprobs"] - forward["logprobs"]).abs().max())
     if gap * settings.temperature > AGREEMENT * largest:  # NaN weights pass: the first step refuses them by their name
         raise ModelError(
-            f"'{name}' gives other log-probs when it decodes with a cache of keys and values and padded prompts than "
-            f"in one forward over a response alone, by up to {gap:.3g} nats: it would sample from another policy than "
-            f"it learns. {_TAKE}"
+            f"'{name}' gives other log-probs when it decodes with a cache and padded prompts than in one forward, by "
+            f"up to {gap:.3g} nats: it would sample from another policy than it learns. {_TAKE}"
         )

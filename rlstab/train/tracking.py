@@ -15,17 +15,17 @@ from typing import Any, TypeAlias
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object, is_tensorboard_available, is_wandb_available
+from accelerate.utils import gather_object
 from rich import progress as bars
 from rich.console import Console, RenderableType
 from rich.table import Table
 from torch import Tensor
 
+from rlstab.config.document import flat
 from rlstab.config.runs import RunConfig
 from rlstab.core.stats import Mean
 from rlstab.errors import ConfigError
 from rlstab.hub import first_line
-from rlstab.train.run_folder import flat
 
 #: A scalar; a tensor stays on its device until the metrics are collected, so that nothing waits for it.
 Number: TypeAlias = float | Tensor
@@ -101,22 +101,6 @@ class Metrics:
 # -- trackers --------------------------------------------------------------------------------------------------------
 
 
-def require_trackers(names: Sequence[str]) -> None:
-    """Refuse trackers that are not there, which accelerate leaves out without a word.
-
-    Raises:
-        ConfigError: a package is missing.
-    """
-    known = {"wandb": (is_wandb_available, "wandb"), "tensorboard": (is_tensorboard_available, "-e '.[tensorboard]'")}
-    for name in names:
-        available, package = known[name]
-        if not available():  # type: ignore[no-untyped-call]  # accelerate gives it no types
-            raise ConfigError(
-                f"tracking.trackers: {name} is not installed. Run `pip install {package}`, or remove it; metrics.jsonl "
-                f"is always written."
-            )
-
-
 def start_trackers(accelerator: Accelerator, run: RunConfig, console: Console) -> None:
     """Open the trackers of a run. wandb follows its own settings; without a login it is offline.
 
@@ -133,8 +117,7 @@ def start_trackers(accelerator: Accelerator, run: RunConfig, console: Console) -
         accelerator.init_trackers(run.tracking.project, settings, init_kwargs={"wandb": options})
     except Exception as error:  # foreign code that reads files and calls servers
         raise ConfigError(
-            f"tracking.trackers: one of {', '.join(names)} does not start: {first_line(error)}. Mend that, or remove "
-            f"it; for wandb, WANDB_MODE=offline needs no server."
+            f"tracking.trackers: one of {', '.join(names)} does not start: {first_line(error)}. Mend or remove it."
         ) from error
 
 
@@ -155,7 +138,7 @@ IDLE = 10
 _SHOWN = {"reward": "reward/mean", "entropy": "tokens/entropy", "grad": "gradient/norm", "kept": "tokens/kept"}
 
 
-class ProgressBar:
+class ProgressBar(bars.Progress):
     """A progress bar with the most telling numbers; where the console is not a terminal, a line now and then.
 
     Args:
@@ -166,19 +149,11 @@ class ProgressBar:
     """
 
     def __init__(self, console: Console, total: int, done: int, *, shown: bool) -> None:
-        self._console, self._shown, self._total, self._last = console, shown, total, -INTERVAL
-        self._evaluated, self._idle = "", 0
+        self._shown, self._total, self._last, self._evaluated, self._idle = shown, total, -INTERVAL, "", 0
         columns = bars.MofNCompleteColumn(), bars.BarColumn(bar_width=20), bars.TextColumn("{task.description}")
         hidden = not (shown and console.is_terminal)
-        self._bar = bars.Progress(*columns, bars.TimeRemainingColumn(compact=True), console=console, disable=hidden)
-        self._task = self._bar.add_task("", total=total, completed=done)
-
-    def __enter__(self) -> ProgressBar:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        super().__init__(*columns, bars.TimeRemainingColumn(compact=True), console=console, disable=hidden)
+        self._task = self.add_task("", total=total, completed=done)
 
     def show(self, rollout: int, values: Values) -> None:
         """Move to ``rollout`` and show its metrics; the last evaluation stays."""
@@ -186,14 +161,12 @@ class ProgressBar:
             self._evaluated = f" held-out {values['eval/mean']:.3f}"
         parts = [f"{label} {values[name]:.3f}" for label, name in _SHOWN.items() if name in values]
         text = " ".join(parts) + self._evaluated
-        self._bar.update(self._task, completed=rollout, description=text)
+        self.update(self._task, completed=rollout, description=text)
         now = time.monotonic()
         if not self._shown:
             return
-        if not self._console.is_terminal and (rollout == self._total or now - self._last >= INTERVAL):
-            self._console.print(
-                f"rollout {rollout}/{self._total} {text}", highlight=False, markup=False, soft_wrap=True
-            )
+        if not self.console.is_terminal and (rollout == self._total or now - self._last >= INTERVAL):
+            self.console.print(f"rollout {rollout}/{self._total} {text}", highlight=False, markup=False, soft_wrap=True)
             self._last = now
         taught = values.get("gradient/norm") and values.get("lr") and values.get("tokens/live", 1)
         self._idle = 0 if taught else self._idle + 1
@@ -202,7 +175,7 @@ class ProgressBar:
             numbers = [f"{name} {values.get(name, 0):.3g}" for name in names]
             hint = "Look at samples.jsonl, at refused or skipped optimizer_steps, and ask `rlstab diagnose`."
             text = f"[yellow]nothing learnt in {IDLE} rollouts:[/] {', '.join(numbers)}. {hint}"
-            self._console.print(text, highlight=False, soft_wrap=True)
+            self.console.print(text, highlight=False, soft_wrap=True)
 
 
 def summary_table(records: Sequence[Values]) -> RenderableType:

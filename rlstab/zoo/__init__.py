@@ -49,3 +49,5 @@ METHODS: Registry[TokenObjective] = Registry(
         "wapo": "rlstab.zoo.wapo:WAPO",
     }
 )
+#: What `rlstab` offers of it.
+register, available = METHODS.register, METHODS.names

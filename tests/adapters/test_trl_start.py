@@ -21,8 +21,8 @@ from rlstab.adapters.trl import RLStabGRPOTrainer, release, trainer
 from rlstab.adapters.trl.settings import BIAS_CORRECTION, REPLACED, check_engine, check_settings
 from rlstab.config import load_objective
 from rlstab.errors import ConfigError, HostError, MissingSignal
-from tests.adapters.jobs import ROOT, Trouble, farthest, unmoved
-from tests.adapters.trl_jobs import config, model, prompts, reward, run, sampler, tokenizer, trainer_of
+from tests.adapters.jobs import ROOT, Trouble, farthest, model, unmoved
+from tests.adapters.trl_jobs import config, prompts, reward, run, sampler, tokenizer, trainer_of
 
 pytestmark = pytest.mark.filterwarnings("default")
 

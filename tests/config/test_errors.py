@@ -73,7 +73,6 @@ UNSEEN = [
     ("evaluation:\n  samples: 4\n  pass_at:\n    - 4\n    - 8", "5: evaluation.pass_at.1"),
     ("engine: {name: ddp, offload: true}", "1: engine.offload"),
     ("engine: {name: fsdp2, gather: bf16}", "1: engine.gather"),
-    ("task:\n  name: countdown\n  low: 10", "3: task.low"),
     ("task: {name: chain, flaky: 0.1}\nreward: a.py:f", "1: task.flaky"),
     ("task: {name: jsonl, path: a, system: b}", "1: task.system"),
     ("model: {adapter: {path: a, r: 4}}", "1: model.adapter.r"),

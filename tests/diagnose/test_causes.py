@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.troubleshooting import DEFINITIONS
-from rlstab.diagnose.diagnosis import CAUSES, TOGETHER, Diagnosis, diagnose_paths, first_of
+from rlstab.diagnose.diagnosis import CAUSES, TOGETHER, Diagnosis, diagnose, diagnose_paths, first_of
 from rlstab.diagnose.remedies import remedies
+from rlstab.diagnose.run_log import log_of
 from rlstab.diagnose.signs import SIGNS, Sign
 from tests.diagnose.formats import BROKEN, DATA, HEALTHY, written
 
@@ -61,29 +62,26 @@ def trl_run(name: str, every: int = 1) -> list[dict[str, float]]:
     return told
 
 
-def diagnosed(lines: list[dict[str, float]], folder: Path) -> Diagnosis:
-    path = folder / "trainer_state.json"
-    path.write_text(json.dumps({"log_history": lines}), encoding="utf-8")
-    (diagnosis,) = diagnose_paths([path])
-    return diagnosis
+def diagnosed(lines: list[dict[str, float]]) -> Diagnosis:
+    return diagnose(log_of({int(line["step"]): line for line in lines}, title="", writer="TRL"))
 
 
-def test_a_learning_rate_that_is_too_high_comes_before_the_answers_it_cuts_off(tmp_path: Path) -> None:
+def test_a_learning_rate_that_is_too_high_comes_before_the_answers_it_cuts_off() -> None:
     for every in (1, 2, 5, 10):  # in a line for several steps, the first is already broken
         for name in ("too_high", "broken_at_once"):
-            diagnosis = diagnosed(trl_run(name, every), tmp_path)
+            diagnosis = diagnosed(trl_run(name, every))
             assert diagnosis.first is not None
             assert diagnosis.first.cause == "learning_rate", (name, every)
             assert "truncation" in {sign.name for sign in diagnosis.first.later}
-        assert diagnosed(trl_run("healthy", every), tmp_path).told() == "nothing found"
+        assert diagnosed(trl_run("healthy", every)).told() == "nothing found"
 
 
-def test_steps_that_train_nothing_are_remarked(tmp_path: Path) -> None:
+def test_steps_that_train_nothing_are_remarked() -> None:
     lines = trl_run("healthy")
-    assert diagnosed(lines, tmp_path).remarks == ()
+    assert diagnosed(lines).remarks == ()
     for line in lines[3:33]:
         line |= {"frac_reward_zero_std": 1.0, "reward_std": 0.0, "grad_norm": 0.0}
-    (remark,) = diagnosed(lines, tmp_path).remarks
+    (remark,) = diagnosed(lines).remarks
     assert "30 of 48 lines" in remark
 
 
@@ -112,11 +110,10 @@ SIGNED = [
 def test_the_sign_that_counts() -> None:
     for cause, signs in SIGNED:
         first = first_of(signs)
-        assert (None if first is None else first.cause) == cause, signs
+        assert (first and first.cause) == cause, signs
     # a log with a line for every 25 steps has no finer order
     first = first_of([sign("reward_fall", 25), sign("sampler_drift", 50)], interval=25)
-    assert first is not None
-    assert first.cause == "staleness"
+    assert (first and first.cause) == "staleness"
 
 
 def test_every_sign_has_a_cause_and_every_cause_a_remedy() -> None:

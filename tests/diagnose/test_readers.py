@@ -126,9 +126,8 @@ def test_a_norm_that_is_not_finite_is_a_sign(tmp_path: Path) -> None:
 
 def test_rewards_below_zero_are_counted_from_the_lowest() -> None:
     def told(rewards: list[float]) -> str:
-        return diagnose(
-            log_of({step: {"reward": reward} for step, reward in enumerate(rewards, 1)}, title="", writer="")
-        ).told()
+        lines = {step: {"reward": reward} for step, reward in enumerate(rewards, 1)}
+        return diagnose(log_of(lines, title="", writer="")).told()
 
     noise = np.random.default_rng(0).normal(size=100) * 0.02
     falls = np.concatenate([np.linspace(-0.6, 0.2, 60), np.linspace(0.2, -0.9, 40)])

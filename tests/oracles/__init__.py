@@ -8,8 +8,8 @@ every ratio is exactly 1.
 `<name>.py` has ``decide(tokens, memory, **settings) -> (decision, memory)``. A decision is a dict with any of
 ``keep``, ``weight``, ``bonus``, ``unclipped`` (lists), ``bounds`` (low, high, dual; numbers or lists), ``penalties``,
 ``aggregate`` and ``lr_scale`` (a number). ``ratio(tokens, keep, advantages, live_ratio)`` gives log-ratio and slope on
-the own log-prob of each token; ``gate`` and ``pull`` are functions ``(tokens, ratios, keep, advantages)`` that give a
-list: a factor on the policy term, or what takes the place of the ratio. Advantages there include every bonus.
+the own log-prob of each token; ``gate`` and ``surrogate`` are functions ``(tokens, ratios, keep, advantages)`` that
+give a list: a factor on the policy term, or what takes the place of the ratio. Advantages there include every bonus.
 """
 
 from importlib import import_module

@@ -109,4 +109,3 @@ def test_a_lost_policy_counts(started: Path, tmp_path: Path, monkeypatch: pytest
     (tmp_path / "clash.yaml").write_text("objective: [{name: constant_length, length: 3}]\nstages: [overlong]\n")
     assert main(["probe", "clash.yaml", "--probe", "sparse", "--quick", "--out", "clash"]) == 0
     assert "clash cannot run in sparse" in capsys.readouterr().err
-    assert main(["probe", "--probe", "sparse", "--workers", "0"]) == 2

@@ -157,12 +157,12 @@ def micro_loss(loss: str, part: dict[str, Any], change: Callable[[Any], dict[str
     return value * float(p.factor)
 
 
-def step(number: int, *, error: str = "", loss: str = "trl/dapo", first: bool = False) -> Step:
-    """An optimizer step of a trainer that says it has a loss, and has that one but for an error."""
+def ranks_of(number: int, *, error: str = "", loss: str = "trl/dapo", first: bool = False) -> list[Step]:
+    """What the ranks of a trainer write that says it has a loss, and has that one but for an error."""
     loss = error.partition(" ")[0] if "/" in error else loss
     change = UNKNOWN.get(error) or (ERRORS[error][1] if error else put())
     ranks = [rank(place, number, loss=loss, first=first) for place in range(RANKS)]
-    counts = [float(own.tensors["mask"].sum()) for own in ranks]
+    counts = [float(own.mask.sum()) for own in ranks]
     whole = {
         "tokens": sum(counts),
         "prompts": sum(float(own.tensors["prompt_lengths"].sum()) for own in ranks),
@@ -171,19 +171,20 @@ def step(number: int, *, error: str = "", loss: str = "trl/dapo", first: bool = 
     for place, (own, count) in enumerate(zip(ranks, counts, strict=True)):
         live = own.tensors["logprobs"].clone().requires_grad_()
         by_token = {name: values for name, values in own.tensors.items() if values.shape == live.shape}
-        rows = {
-            name: values.split(own.tensors["lengths"].tolist())
-            for name, values in {**by_token, "logprobs": live}.items()
-        }
         values = []
-        for chosen in torch.arange(PARTS * ROWS).split(ROWS):
-            part = {name: pad_sequence([of_row[row] for row in chosen], True) for name, of_row in rows.items()}
-            part |= {name: own.tensors[name][chosen] for name in ("lengths", "sequence_ids")}
-            values.append(micro_loss(loss, {**part, **whole, "own": count}, change))
+        for part in range(PARTS):
+            only = own.having({"logprobs": live}).only(own.tensors["parts"] == part)
+            sizes = only.tensors["lengths"].tolist()
+            padded = {name: pad_sequence(only.tensors[name].split(sizes), True) for name in by_token}
+            values.append(micro_loss(loss, {**only.tensors, **padded, **whole, "own": count}, change))
         (slope,) = torch.autograd.grad(torch.stack(values).sum(), live)
-        assert own.header.loss is not None
         ranks[place] = told(own, values=torch.stack(values).tolist()).having({"coefficients": slope})
-    return joined(ranks)
+    return ranks
+
+
+def step(number: int, **options: Any) -> Step:
+    """The optimizer step; see :func:`ranks_of`."""
+    return joined(ranks_of(number, **options))
 
 
 def told(given: Step, **changes: Any) -> Step:
@@ -199,12 +200,6 @@ def without_coefficients(given: Step) -> Step:
 
 def write(folder: Path, steps: int = 2) -> Path:
     """A dump on disk."""
-    for number in range(1, steps + 1):
-        whole = step(number)
-        assert whole.header.loss is not None
-        values = [whole.header.loss.values[:PARTS], whole.header.loss.values[PARTS:]]
-        ranks = [told(rank(place, number), values=own) for place, own in enumerate(values)]
-        counts = [own.tensors["ids"].numel() for own in ranks]
-        for own, slopes in zip(ranks, whole.tensors["coefficients"].split(counts), strict=True):
-            write_dump(folder, own.header, {**own.tensors, "coefficients": slopes})
+    for own in (own for number in range(1, steps + 1) for own in ranks_of(number)):
+        write_dump(folder, own.header, own.tensors)
     return folder

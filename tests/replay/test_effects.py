@@ -80,7 +80,7 @@ def trl(folder: Path, objective: TokenObjective, dumped: bool) -> None:
     from transformers import TrainerCallback
 
     from rlstab.adapters.trl import DumpCallback
-    from tests.adapters.test_trl_presets import branch, scored
+    from tests.adapters.test_trl_presets import branch, noisy
     from tests.adapters.trl_jobs import trainer_of
 
     def blocks(inputs: dict[str, Tensor]) -> Tensor:
@@ -99,7 +99,7 @@ def trl(folder: Path, objective: TokenObjective, dumped: bool) -> None:
     trainer = trainer_of(
         folder,
         objective,
-        sampling=scored,
+        sampling=noisy,
         extra={"signals": {"branch": branch, "block_ids": blocks}},
         **{"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "learning_rate": 0.0},
         **{"beta": beta, "use_bias_correction_kl": beta == 0.0},
@@ -134,10 +134,9 @@ def trained(trainer: Train, folder: Path, objective: TokenObjective, monkeypatch
 
 def done(plan: Plan, batch: TokenBatch, live: PolicyOutputs) -> Columns:
     seen, slope = trace(plan, batch, live), live.logprobs.grad
-    actions = {action: torch.zeros(len(batch), dtype=torch.bool) for action in ACTIONS}
-    for method in seen.methods.values():
-        for action, tokens in method.actions.items():
-            actions[action] |= tokens
+    none = torch.zeros(len(batch), dtype=torch.bool)
+    made = [{**dict.fromkeys(ACTIONS, none), **method.actions} for method in seen.methods.values()]
+    actions = {action: torch.stack([none, *(own[action] for own in made)]).any(0) for action in ACTIONS}
     pull = torch.zeros(len(batch)) if slope is None else -slope
     moved = (live.logprobs - batch.old_logprobs).abs() > 1e-6
     return {**actions, "weight": seen.weight, "coefficients": pull, "place": place(batch), "moved": moved}

@@ -1,16 +1,19 @@
 """Dumps of our own trainer: its loss, its state and its decisions again, on one rank and on two."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from rlstab.replay import load, read_dump
+from rlstab.replay import Dump, load, read_dump
 from rlstab.replay.effects import effect_of, run_coefficients
+from rlstab.replay.forward import completed
 from rlstab.replay.host_loss import formula_of, judge
 from tests.train.forks import Forks
-from tests.train.runs import file_of, go, small
+from tests.train.runs import file_of, go, quiet, small
 
 OBJECTIVE: list[Any] = [
     {"name": "clip_higher", "low": 0.05, "high": 0.05},
@@ -75,8 +78,15 @@ def test_two_ranks_dump_one_step(engine: str, tmp_path: Path) -> None:
 
 def test_every_so_many_steps_are_dumped_and_a_new_run_forgets_the_old_dump(tmp_path: Path) -> None:
     go(dumping(tmp_path))
-    go(dumping(tmp_path, tracking__dump_every=5), overwrite=True)
+    run = dumping(tmp_path, tracking__dump_every=5)
+    go(run, overwrite=True)
     steps = agreed(tmp_path, 1)
     assert [step.number for step in steps] == [1, 5, 10]
     assert all(len(prompt) for step in steps for prompt in step.prompts)
     assert steps[0].tensors["rewards"].unique().numel() > 1
+    # and what it lacks, the model of the run adds
+    known = steps[0].tensors["entropies"]
+    bare = replace(steps[0], tensors={name: values for name, values in steps[0].tensors.items() if values is not known})
+    added = completed(Dump([bare]), run.model.name, quiet())
+    assert added.notes == []
+    assert torch.allclose(added.steps[0].tensors["entropies"], known, atol=1e-4)

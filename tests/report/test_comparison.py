@@ -1,4 +1,4 @@
-"""What a comparison says: outcomes, tables, detectors, sweeps, idle methods, overlaps; in sentences and as Markdown."""
+"""What a comparison says: outcomes, tables, detectors, sweeps, idle methods; in sentences and as Markdown."""
 
 import json
 import re
@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from rlstab.report import collapse
-from rlstab.report.activity import idle_methods, idle_parts, overlaps_of
 from rlstab.report.collapse import DEFINITIONS, DETECTORS, TITLES, collapsed, detect, sweeps_of, swept_key
 from rlstab.report.comparison import Comparison, chosen_outcomes, compare, known_outcomes, outcome_of
 from rlstab.report.findings import findings
 from rlstab.report.formatting import MINUS, decimals, estimate, places, setting
+from rlstab.report.idle import idle_methods, idle_parts
 from rlstab.report.load import load_runs
 from rlstab.report.markdown import markdown
 from rlstab.report.results_file import export_results
@@ -30,30 +30,27 @@ def alone(runs: Sequence[RunRecord]) -> Loaded:
 
 
 def test_outcomes_of_known_answers() -> None:
-    run = record(VALUES, evaluations=END)
-    assert outcome_of(run, "eval/mean") == 0.3
-    assert outcome_of(run, "reward/area") == pytest.approx((2.0 + 5.0 + 1.0) / 35)
-    assert (outcome_of(run, "reward/best"), outcome_of(run, "reward/last")) == (0.5, 0.2)
-    assert outcome_of(run, "tokens/kept") is None
+    more = {"tokens/kept": [0.0] * 20 + [1.0] * 15, "reward/true": [0.75] * 35}
+    run = record({**VALUES, **more}, evaluations=END)
+    of_rewards = {
+        "reward/area": (2.0 + 5.0 + 1.0) / 35,
+        "reward/best": 0.5,
+        "reward/last": 0.2,
+        "reward/true/area": 0.75,
+    }
+    expected = {**of_rewards, "eval/mean": 0.3, "tokens/kept": 1.0, "tokens/kept/area": 15 / 35, "tokens/entropy": None}
+    assert {name: outcome_of(run, name) for name in expected} == pytest.approx(expected)
     # the last tenth of 107 rollouts begins at 98: the bins that end at 100 and 107, weighed by their rollouts
     tenth = record({"reward/mean": np.repeat([0.0, 1.0, 2.0], [90, 10, 7]).tolist()})
     assert outcome_of(tenth, "reward/last") == pytest.approx((10 * 1.0 + 7 * 2.0) / 17)
     for status in ("unfinished", "failed"):
         assert outcome_of(record(VALUES, evaluations=END, status=status), "eval/mean") is None
     assert outcome_of(record(VALUES, evaluations=END[:1]), "eval/mean") is None  # not of the end
-
-
-def test_outcomes_are_those_that_some_run_has_or_any_metric() -> None:
-    kept = {"tokens/kept": [0.0] * 20 + [1.0] * 15}
-    run = record({**VALUES, **kept, "reward/true": [0.75] * 35}, evaluations=END)
-    outcomes = known_outcomes([run, record({})])
+    # those that some run has, or any metric that is asked for
     names = "eval/mean eval/pass@4 eval/pass@16 reward/true/area reward/area reward/best reward/last"
-    assert [outcome.name for outcome in outcomes] == names.split()
-    assert outcome_of(run, "reward/true/area") == 0.75
+    assert [outcome.name for outcome in known_outcomes([run, record({})])] == names.split()
     chosen = chosen_outcomes([run], ["tokens/kept", "eval/mean", "tokens/kept", "tokens/kept/area"])
     assert [outcome.name for outcome in chosen] == ["tokens/kept", "eval/mean", "tokens/kept/area"]
-    assert outcome_of(run, "tokens/kept") == pytest.approx(1.0)
-    assert outcome_of(run, "tokens/kept/area") == pytest.approx(15 / 35)
 
 
 def test_what_was_made_different_is_found_and_what_was_not_is_not(compared: Comparison) -> None:
@@ -274,51 +271,6 @@ def test_methods_inside_within_and_numbered_ones_are_named_and_runs_told_togethe
     idle, acting = {"s2t/dropped": ZERO, "s2t/candidates": ZERO}, {"s2t/dropped": SOME}
     [told] = idle_methods([record(idle if seed < 2 else acting, seed=seed, config=config([S2T])) for seed in range(3)])
     assert (told.part, told.methods) == ("s2t", "grpo (2 of 3 runs)")
-
-
-def trace(rollout: int, sequence: int, methods: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    """One response of six tokens."""
-    usual = {"optimizer_step": rollout, "tokens": list("abcdef"), "ids": list(range(6)), "prompt": "p"}
-    return {**usual, "rollout": rollout, "sequence_id": sequence, "methods": methods, **fields}
-
-
-def write_traces(folder: Path, *traces: dict[str, Any]) -> None:
-    (folder / "tokens.jsonl").write_text("".join(json.dumps(line) + "\n" for line in traces))
-
-
-@pytest.fixture
-def traced(tmp_path: Path) -> Path:
-    objectives = {"grpo": [CLIP, S2T, STARE], "s2t": [CLIP, S2T], "none": [CLIP]}
-    methods = {name: {"objective": objective} for name, objective in objectives.items()}
-    return write_bench(tmp_path / "b", methods=methods, seeds=1, baseline="none") / "runs" / "default"
-
-
-def test_overlap_of_the_methods_of_one_composition(traced: Path) -> None:
-    methods = {"s2t": {"dropped": [0, 1]}, "stare": {"boosted": [1], "damped": [3], "weight": [[1, 1.1], [3, 0.9]]}}
-    later = trace(5, 0, {**methods, "clip_higher": {}}), trace(5, 1, {"stare": {"boosted": [2]}})
-    write_traces(traced / "grpo/seed-0", trace(1, 0, methods), *later)
-    [overlap], notes = overlaps_of(load_runs(traced).runs)
-    assert (notes, overlap.names, overlap.touched) == ([], ["s2t", "stare"], [4, 5])
-    # token 1 in two rollouts is shared; seven tokens were touched
-    assert overlap.matrix == [[1.0, pytest.approx(2 / 7)], [pytest.approx(2 / 7), 1.0]]
-    assert overlap.compared == "all traced tokens of grpo: 1 run, 2 rollouts; clip_higher touched none of these tokens"
-    write_traces(traced / "grpo/seed-0")
-    overlaps, notes = overlaps_of(load_runs(traced).runs)
-    assert (overlaps, len(notes), "cannot be read" in notes[0]) == ([], 1, True)
-
-
-def test_between_methods_only_what_was_sampled_alike_counts(traced: Path) -> None:
-    first = trace(1, 0, {"s2t": {"dropped": [0, 1]}, "stare": {}})
-    later = trace(2, 0, {"s2t": {"dropped": [5]}})  # not the first rollout
-    write_traces(traced / "grpo/seed-0", first, trace(1, 1, {"s2t": {"dropped": [4]}}), later)
-    otherwise = trace(1, 1, {"s2t": {"dropped": [4]}}, ids=[9, 1, 2, 3, 4, 5])
-    write_traces(traced / "s2t/seed-0", trace(1, 0, {"s2t": {"dropped": [1, 2]}}), otherwise, later)
-    overlaps, _ = overlaps_of(load_runs(traced).runs)
-    [between] = [overlap for overlap in overlaps if overlap.compared.startswith("between")]
-    assert (between.names, between.touched) == (["grpo: s2t", "s2t"], [2, 2])
-    assert between.matrix[0][1] == pytest.approx(1 / 3)
-    assert between.compared.startswith("between methods: 1 response of the first rollout")
-    assert between.compared.endswith("; stare touched none of these tokens")
 
 
 def runs(ends: Mapping[str, Sequence[float]], **fields: object) -> list[RunRecord]:

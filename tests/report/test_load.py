@@ -384,7 +384,7 @@ def test_runs_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str], mon
     gone.wait()
     runs = tmp_path / "runs"
     write_run(runs / "a", changes=changes)
-    holder = RunFolder(small(tmp_path / "held"), {}, resume=False, overwrite=False)
+    holder = RunFolder(small(tmp_path / "held"), {}, print, resume=False, overwrite=False)
     held = (tmp_path / "held" / ".lock").read_text()
     holder.close()
     write_run(runs / "b", done=35, evaluate=False, seed=3, changes=changes)

@@ -113,10 +113,7 @@ def test_influence_is_how_far_the_pull_moved(tmp_path: Path) -> None:
 
 DAMAGED = [
     '{"rollout": 1, "tok',
-    "[]",
-    "null",
     "{}",
-    '{"rollout": 1, "sequence_id": 0, "tokens": "text"}',
     line(0, logprobs=[-1.0]),
     line(0, gate=[1.0]),
     line(0, ratio=[1.0, 1.0, float("nan"), 1.0]),

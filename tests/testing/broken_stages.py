@@ -107,9 +107,10 @@ rows(RolloutExpander, "split")(asks_for_its_own=lambda r, seed: Expansion(fresh=
 rows(RolloutExpander, "split", "permutation", "identity")(
     drops_by_order=lambda r, seed: Expansion(drop=(shuffle(seed, r.groups) < 0.5)[r.first.argsort().argsort()][r.group])
 )
-# Its baseline is the answer that happens to stand first.
 rows(AdvantageEstimator, "permutation")(
-    first_is_the_baseline=lambda r, stat, state: r.rewards - r.rewards[r.first][r.group]
+    # its baseline is the answer that happens to stand first
+    first_is_the_baseline=lambda r, stat, state: r.rewards - r.rewards[r.first][r.group],
+    ranks_by_order=lambda r, stat, state: centred(r) * (1 + r.rewards.argsort().argsort() / max(1, len(r))),
 )
 rows(AdvantageEstimator, "identity")(
     local_beyond_twelve_tokens=lambda r, stat, state: (
@@ -118,6 +119,7 @@ rows(AdvantageEstimator, "identity")(
     # it leaves out a share of the groups by their ids, which are names and no randomness
     favours_ids=lambda r, stat, state: (r.group_ids % 3 != 0).double() * centred(r),
     parity_of_the_id=lambda r, stat, state: centred(r) * (r.sequence_ids % 2),
+    parity_of_the_prompt=lambda r, stat, state: centred(r) * (r.prompt_ids % 2),
 )
 rows(RewardShaper, "later rollouts", init_state=lambda self: {"n": 0}, advance=counting)(
     local_after_four_rollouts=lambda r, stat, state: (
@@ -172,6 +174,8 @@ rows(PromptSelector, "process")(
     by_process_id=lambda offer, state: wrapped(offer, os.getpid()),
     by_rank=lambda offer, state: wrapped(offer, int(os.environ.get("RANK", "0"))),
     by_the_date=lambda offer, state: wrapped(offer, datetime.date.today().toordinal()),
+    by_the_yearday=lambda offer, state: wrapped(offer, time.gmtime().tm_yday),
+    acts_after_5000_calls=lambda offer, state: wrapped(offer, 1 if next(CALLS) > 5000 else 0),
 )
 rows(RewardShaper, "process")(
     sets_the_environment=lambda r, stat, state: os.environ.update(RLSTAB_STAGE="1"),
@@ -189,16 +193,6 @@ def best_first(r, seed):
     return Expansion(parents=parents, pivots=torch.ones_like(parents), branches=1)
 
 
-rows(PromptSelector, "process")(
-    acts_after_5000_calls=lambda offer, state: wrapped(offer, 1 if next(CALLS) > 5000 else 0),
-    by_the_yearday=lambda offer, state: wrapped(offer, time.gmtime().tm_yday),
-)
-rows(AdvantageEstimator, "identity")(
-    parity_of_the_prompt=lambda r, stat, state: centred(r) * (r.prompt_ids % 2),
-)
-rows(AdvantageEstimator, "permutation")(
-    ranks_by_order=lambda r, stat, state: centred(r) * (1 + r.rewards.argsort().argsort() / max(1, len(r)))
-)
 rows(RolloutExpander, "permutation")(branches_from_the_first=best_first)
 
 

@@ -81,13 +81,12 @@ class OwnForward:
             raise ConfigError(f"rlstab's head does not pass on {what}. Write head='trl', or take another model.")
         if not add_signals(model, trainer.temperature, wide=trainer.args.cast_lm_head_to_fp32):
             head = type(model.get_output_embeddings())
-            wraps = f"{head.__name__} of PEFT takes the place of the model's vocabulary head, and its logits"
-            own = f"the logits of {type(model).__name__}"
             by_peft = head.__module__.startswith("peft.")
+            whose = f"{head.__name__} of PEFT" if by_peft else type(model).__name__
+            fix = "leave the head out of modules_to_save" if by_peft else "take another model"
             raise ConfigError(
-                f"{wraps if by_peft else own} are more than a product of hidden states and a weight, so rlstab's head "
-                f"cannot make its signals. Write head='trl', which has log-probs and entropies, and remove methods "
-                f"that read more; or {'leave the head out of modules_to_save' if by_peft else 'take another model'}."
+                f"the logits of {whose} are more than a product of hidden states and a weight. Write head='trl', which "
+                f"has log-probs and entropies, and remove methods that read more; or {fix}."
             )
         self.trainer, self.options = trainer, dict(options)
 

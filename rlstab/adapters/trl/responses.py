@@ -96,7 +96,13 @@ def batch_of(
     extra = {CORRECTION: inputs[CORRECTION].expand(mask.shape)} if CORRECTION in needs else {}
     for name, provider in providers.items():
         if name in needs:
-            (named if name in SIGNALS else extra)[name] = _provided(name, provider(inputs), mask)
+            values = provider(inputs)
+            if not isinstance(values, Tensor) or values.shape != mask.shape:
+                what = tuple(values.shape) if isinstance(values, Tensor) else kind_of(values)
+                raise ShapeError(
+                    f"signals['{name}'] returned {what}, expected a tensor of {tuple(mask.shape)}. Change its function."
+                )
+            (named if name in SIGNALS else extra)[name] = values
     batch = TokenBatch.from_padded(
         response_mask=mask,
         advantages=inputs["advantages"],
@@ -109,13 +115,3 @@ def batch_of(
         **named,
     )
     return batch, (lost & mask.bool()).count_nonzero()
-
-
-def _provided(name: str, values: object, mask: Tensor) -> Tensor:
-    if not isinstance(values, Tensor) or values.shape != mask.shape:
-        what = tuple(values.shape) if isinstance(values, Tensor) else kind_of(values)
-        raise ShapeError(
-            f"signals['{name}'] returned {what}, expected a tensor of {tuple(mask.shape)}, the shape of "
-            f"completion_ids. Change its function."
-        )
-    return values

@@ -64,8 +64,7 @@ def check_settings(config: GRPOConfig, objective: TokenObjective) -> None:
     optimizer = str(getattr(config.optim, "value", config.optim))
     if any(word in optimizer for word in _STEPS_EARLY):
         raise ConfigError(
-            f"GRPOConfig.optim = {optimizer!r} steps inside the backward pass, where no step can be refused. Take "
-            f"'adamw_torch'."
+            f"GRPOConfig.optim = {optimizer!r} steps inside the backward pass: none could be refused. Take adamw_torch."
         )
 
 
@@ -75,8 +74,7 @@ def _check_estimator(config: GRPOConfig, objective: TokenObjective) -> None:
     estimators = kl_settings(objective, "estimator")
     if not estimators and not corrects:
         raise ConfigError(
-            f"GRPOConfig.{BIAS_CORRECTION} = False has no effect: the objective has no 'kl' to the reference. "
-            f"Leave it at True."
+            f"GRPOConfig.{BIAS_CORRECTION} = False has no effect without a 'kl' to the reference. Leave it at True."
         )
     for estimator in estimators:
         if corrects != (estimator == UNBIASED):
@@ -92,10 +90,9 @@ def check_windows(config: GRPOConfig) -> None:
     every = config.steps_per_generation * config.num_iterations
     if every % config.gradient_accumulation_steps:
         raise ConfigError(
-            f"an optimizer step takes gradient_accumulation_steps={config.gradient_accumulation_steps} micro-batches, "
-            f"and one generation gives steps_per_generation={config.steps_per_generation} x num_iterations="
-            f"{config.num_iterations}: a step would span generations, and statistics over it could not be known before "
-            f"its first backward pass. Write steps_per_generation={config.gradient_accumulation_steps}, or a multiple."
+            f"with gradient_accumulation_steps={config.gradient_accumulation_steps} a step would span generations, of "
+            f"steps_per_generation={config.steps_per_generation} x num_iterations={config.num_iterations}. "
+            f"Write steps_per_generation={config.gradient_accumulation_steps}, or a multiple."
         )
 
 
@@ -106,9 +103,9 @@ def check_engine(accelerator: Any) -> None:
         ConfigError: names it.
     """
     if accelerator.distributed_type in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
+        kind = accelerator.distributed_type.value
         raise ConfigError(
-            f"accelerate was launched with {accelerator.distributed_type.value}: it takes the optimizer step inside "
-            f"the backward pass, where it can be neither refused nor scaled. Launch with FSDP or DDP."
+            f"accelerate was launched with {kind}, which steps in the backward pass. Launch with FSDP or DDP."
         )
     for kind in ("tp", "cp", "sp"):
         if getattr(accelerator.parallelism_config, f"{kind}_enabled", False):

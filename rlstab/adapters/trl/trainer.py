@@ -91,10 +91,7 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is n
         self._rlstab_forward = forward_for(self, self.objective, provided, head)
         _warn_of_dropout(self.model, self.objective)
         if self.accelerator.num_processes > 1 and self.is_distributed_loading_by_transformers:
-            raise HostError(
-                "the model was sharded while it was loaded (tp_plan), and the adapter counts every rank as "
-                "data-parallel. Load it without, and launch with FSDP or DDP."
-            )
+            raise HostError("the model was sharded while it was loaded (tp_plan). Load it whole, for FSDP or DDP.")
         ranks = self.accelerator.num_processes
         self._rlstab_comm: Comm = TorchComm(device=self.accelerator.device) if ranks > 1 else LocalComm()
         self._rlstab_ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
@@ -132,9 +129,8 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is n
         inputs = [self._buffered_inputs[(self._step + ahead) % slices] for ahead in range(count)]
         if place + count > slices * self.num_iterations or inputs[0] is not first:
             raise HostError(
-                f"an optimizer step of {count} micro-batches begins at micro-batch {place} of a generation that has "
-                f"{slices} x {self.num_iterations}, or TRL keeps its micro-batches elsewhere: not all of the step is "
-                f"known before its first backward pass. Let the data set give whole generations, and drop what is left."
+                f"an optimizer step of {count} micro-batches begins at {place} in a generation of {slices} x "
+                f"{self.num_iterations}: not all of it is known. Let the data set give whole generations."
             )
         window = Window()
         if count > 1:
@@ -291,9 +287,8 @@ def _warn_of_dropout(model: torch.nn.Module, objective: TokenObjective) -> None:
     ]
     if dropped and objective.needs & SIGNAL_NAMES:
         logger.warning(
-            f"the policy has dropout ({dropped[0]} and {len(dropped) - 1} more modules), and each forward draws its "
-            f"own: methods that read the policy decide by another draw than the one that is trained. Write "
-            f"disable_dropout=True, lora_dropout=0.0 and attention_dropout=0.0, wherever yours is set."
+            f"the policy has dropout ({dropped[0]} and {len(dropped) - 1} more modules), and methods decide by another "
+            f"draw than the one that is trained. Write disable_dropout=True, lora_dropout=0.0, attention_dropout=0.0."
         )
 
 

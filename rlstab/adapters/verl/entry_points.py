@@ -34,8 +34,7 @@ def check_plugin() -> None:
             warnings.warn(f"verl's plugin '{point.name}', which is not this adapter, {hidden}", stacklevel=3)
     if NAME not in points.names:
         raise HostError(
-            f"no entry point '{NAME}' in the group '{GROUP}': verl does not know of the adapter. Install rlstab as a "
-            f"package (pip install -e . in its folder), not by PYTHONPATH alone."
+            f"no entry point '{NAME}' in the group '{GROUP}'. Install rlstab (pip install -e .), beside PYTHONPATH."
         )
     switch = os.environ.get(SWITCH, "auto").strip().lower()
     if switch != "auto" and NAME not in map(str.strip, switch.split(",")):
@@ -47,6 +46,5 @@ def check_plugin() -> None:
     actor = vars(host).get("actor_worker_cls")
     if not isinstance(actor, ActorWorker):
         raise HostError(
-            f"another package set ActorRolloutRefWorker.actor_worker_cls to {actor}, in the place of the adapter. Do "
-            f"not load that package."
+            f"another package set ActorRolloutRefWorker.actor_worker_cls to {actor}. Do not load that package."
         )

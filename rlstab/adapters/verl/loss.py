@@ -17,7 +17,6 @@ from verl.workers.utils.padding import no_padding_2_padding
 from rlstab.adapters.verl.batch import ROW, MiniBatch, wide_as
 from rlstab.adapters.window import Sums, Tallies, Window
 from rlstab.core.batch import layout_of
-from rlstab.core.objective import TokenObjective
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Mean
 from rlstab.signals import SIGNAL_NAMES, token_signals_from_logits
@@ -48,7 +47,6 @@ class PlannedLoss:
         self.min_p = min_p
         self.batch: MiniBatch | None = None
         self.window: Window | None = None
-        self.objective: TokenObjective | None = None
         self.needs: frozenset[str] = frozenset()
         self.recorder: Recorder | None = None
 
@@ -56,7 +54,10 @@ class PlannedLoss:
         self, model_output: Any = None, data: Any = None, dp_group: Any = None, student_logits: Tensor | None = None
     ) -> Any:
         if student_logits is not None:
-            return self._from_logits(student_logits)
+            rows = student_logits.squeeze(0)
+            nobody = torch.zeros(rows.shape[0], dtype=torch.int64, device=rows.device)
+            made = token_signals_from_logits(rows, nobody, needs=self.needs, min_p=self.min_p)
+            return {name: getattr(made, name).unsqueeze(0) for name in self.needs}
         if self.window is None:  # the evidence is made; nobody wants a loss
             return torch.zeros((), device=model_output["log_probs"].device), {}
         return self._loss(model_output, data), {}
@@ -82,21 +83,15 @@ class PlannedLoss:
             name: wide_as(no_padding_2_padding(model_output[OUTPUTS.get(name, name)], data), width) for name in names
         }
 
-    def _from_logits(self, logits: Tensor) -> dict[str, Tensor]:
-        rows = logits.squeeze(0)
-        nobody = torch.zeros(rows.shape[0], dtype=torch.int64, device=rows.device)
-        made = token_signals_from_logits(rows, nobody, needs=self.needs, min_p=self.min_p)
-        return {name: getattr(made, name).unsqueeze(0) for name in self.needs}
-
     def _loss(self, model_output: Any, data: Any) -> Tensor:
-        window, batch, objective = self.window, self.batch, self.objective
+        window, batch = self.window, self.batch
         assert window is not None
         assert batch is not None
-        assert objective is not None
         if window.plan is None:
             # the same backward on every rank; its gradients are thrown away
             nothing: Tensor = model_output["log_probs"].values().sum() * 0.0
             return nothing
+        objective = window.plan.objective
         piece = window.plan.piece(batch.batch(objective, data[ROW])[0])
         live = self.signals(model_output, data, frozenset({"logprobs", *objective.live_needs}))
         outputs, ranks = PolicyOutputs.from_padded(piece.batch, **live), int(data["dp_size"])

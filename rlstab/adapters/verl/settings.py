@@ -63,11 +63,9 @@ def check_settings(config: Any, objective: TokenObjective, *, distilled: bool = 
     )
     if actor.strategy not in ENGINES:
         raise ConfigError(
-            f"{_ACTOR}.strategy = {actor.strategy!r}: the adapter knows verl's engine for FSDP alone. Write "
-            f"strategy=fsdp2, or fsdp."
+            f"{_ACTOR}.strategy = {actor.strategy!r}: the adapter knows verl's engine for FSDP alone. Write fsdp2."
         )
     if distilled:
         raise ConfigError(
-            "distillation.enabled: verl adds the loss of a teacher to its own, and the objective is the loss. Switch "
-            "it off."
+            "distillation.enabled adds the loss of a teacher, and the objective is the loss. Switch it off."
         )

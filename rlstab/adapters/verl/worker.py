@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -72,8 +72,7 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # to mypy, ve
         path = objective_file(host.config)
         if not path:
             raise ConfigError(
-                "actor_rollout_ref.actor.policy_loss.loss_mode = 'rlstab:' names no file. Write loss_mode=rlstab:FILE, "
-                "with the path of an objective."
+                "actor_rollout_ref.actor.policy_loss.loss_mode = 'rlstab:' names no file. Write loss_mode=rlstab:FILE."
             )
         self.objective: Composition = compose(load_objective(path))
         check_complete(self.objective)
@@ -100,8 +99,7 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # to mypy, ve
         dist.all_gather_object(ranks, own, group=group)
         if len(set(ranks)) > 1:
             raise ConfigError(
-                f"data-parallel ranks read different objectives: {', '.join(sorted(set(ranks)))}. Put the file where "
-                f"every node reads the same, and name it by its absolute path."
+                f"ranks read different objectives: {', '.join(sorted(set(ranks)))}. Name one file that all nodes have."
             )
 
     def set_loss_fn(self, loss_fn: Any) -> None:
@@ -125,11 +123,13 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # to mypy, ve
         data[ROW] = torch.arange(len(data))
         live = self.objective.live_needs | (ENGINES_OWN if logged else frozenset())
         self._rlstab_loss.ask(data, live, live=True)
+        # the engine steps inside `train_batch`: there its step is refused, skipped or scaled
+        self.engine.optimizer_step = partial(self._rlstab_step, window, self.engine.optimizer_step)
         try:
-            with self._rlstab_around_the_optimizer(window):
-                output = super().train_batch(data)
+            output = super().train_batch(data)
         finally:
             self._rlstab_loss.window = self._rlstab_loss.batch = None
+            del self.engine.optimizer_step  # the method of its class again
         self._rlstab_settle(window)
         means = self._rlstab_tallies.collect()
         if output is not None:
@@ -145,11 +145,19 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # to mypy, ve
         return {"use_remove_padding": self.model_config.get("use_remove_padding", False), **keys}
 
     def _rlstab_open(self, data: Any) -> Window:
-        """Plan the optimizer step."""
-        objective = self._rlstab_with_correction(data)
+        """Plan the optimizer step, with verl's weights against the mismatch of the sampler where it made some.
+
+        Raises:
+            ConfigError: the objective corrects for the sampler too.
+        """
+        objective = self.objective
+        if WEIGHTS in data.keys():
+            own = "algorithm.rollout_correction.rollout_is"
+            require_one_correction(objective, own, f"{own}=null")
+            objective = compose(objective, HostCorrection())
         batch = MiniBatch.of(data, get_device_id(), self._rlstab_ends)
         loss, window = self._rlstab_loss, Window()
-        loss.batch, loss.objective, loss.window = batch, objective, None
+        loss.batch, loss.window = batch, None
         if loss.recorder is not None:
             loss.recorder.begin()
         batch.evidence = self._rlstab_evidence(data)
@@ -158,18 +166,6 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # to mypy, ve
         window.make_plan(objective, {**objective.init_state(), **self.objective_state}, self._rlstab_comm)
         loss.window = window
         return window
-
-    def _rlstab_with_correction(self, data: Any) -> Composition:
-        """The objective, and verl's weights against the mismatch of the sampler where its trainer made some.
-
-        Raises:
-            ConfigError: the objective corrects for the sampler too.
-        """
-        if WEIGHTS not in data.keys():
-            return self.objective
-        own = "algorithm.rollout_correction.rollout_is"
-        require_one_correction(self.objective, own, f"{own}=null")
-        return compose(self.objective, HostCorrection())
 
     def _rlstab_evidence(self, data: Any) -> dict[str, torch.Tensor]:
         """``(B, T)`` signals of the policy at the start of the optimizer step; no forward where nothing reads them."""
@@ -183,16 +179,6 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # to mypy, ve
             outputs = self.engine.infer_batch(data, loss_function=loss)["model_output"]
         names = frozenset({"logprobs", *needs})
         return {name: values.float() for name, values in loss.signals(outputs, data, names).items()}
-
-    @contextmanager
-    def _rlstab_around_the_optimizer(self, window: Window) -> Iterator[None]:
-        """The engine steps inside ``train_batch``: here its step is refused, skipped or scaled."""
-        engine, step = self.engine, self.engine.optimizer_step
-        engine.optimizer_step = lambda: self._rlstab_step(window, step)
-        try:
-            yield
-        finally:
-            del engine.optimizer_step  # the method of its class again
 
     def _rlstab_step(self, window: Window, step: Callable[[], float]) -> float:
         window.refuse_nonfinite(self._rlstab_comm)

@@ -1,0 +1,122 @@
+"""Methods that never acted, by their own metrics."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rlstab.report.formatting import listed
+from rlstab.report.runs import RunRecord, binned, objective_names, setting_of
+
+#: Last parts of metrics that are shares of the tokens which a method touched.
+SHARES = ("dropped", "selected", "boosted", "damped")
+#: By method, the metrics that are 0 where it never acted, and why.
+ZERO: dict[str, tuple[tuple[str, str], ...]] = {
+    "s2t": (
+        ("candidates", "no token with positive advantage had a probability below {max_prob}"),
+        ("dropped", "no candidate had an entropy below the threshold"),
+    ),
+    "stare": (("gate", "its gate never opened, the mean entropy stayed at or above {target_entropy} nats"),),
+    "adaptive_entropy": (("coefficient", "its price was 0 throughout"),),
+}
+
+
+@dataclass(frozen=True)
+class Idle:
+    """A part of objectives that changed nothing.
+
+    Attributes:
+        bench: name of the bench, or None.
+        setting: name of the setting.
+        part: the method in its objective that did not act.
+        why: in words.
+        methods: what is compared and has it, in words; with the number of runs where it acted in some.
+    """
+
+    bench: str | None
+    setting: str
+    part: str
+    why: str
+    methods: str
+
+
+def idle_methods(runs: Sequence[RunRecord]) -> list[Idle]:
+    """One entry per part and reason, over the runs of a setting."""
+    total = Counter((run.bench, run.setting, run.method) for run in runs)
+    idle: dict[tuple[str | None, str, str, str], Counter[str]] = defaultdict(Counter)
+    for run in runs:
+        for part, why in idle_parts(run):
+            idle[run.bench, run.setting, part, why][run.method] += 1
+
+    def told(bench: str | None, setting: str, method: str, count: int) -> str:
+        every = total[bench, setting, method]
+        return method if count == every else f"{method} ({count} of {every} runs)"
+
+    return [
+        Idle(*key, listed(told(*key[:2], method, count) for method, count in counts.items()))
+        for key, counts in idle.items()
+    ]
+
+
+def idle_parts(run: RunRecord) -> list[tuple[str, str]]:
+    """Methods of the objective that never acted in this run, with the reason; not those of which no metric tells."""
+    if not run.rollouts:
+        return []
+    reasons = ((place, item, _reason(run, item, place)) for place, item in _parts(run.config.get("objective"), ""))
+    return [(_named(place, str(item.get("name"))), why) for place, item, why in reasons if why]
+
+
+def _named(place: str, name: str) -> str:
+    return place if place.rpartition("/")[2].startswith(name) else f"{place} ({name})"
+
+
+def _parts(items: Any, prefix: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Methods by the prefix of their metrics."""
+    items = items if isinstance(items, list) else []
+    for key, item in zip(objective_names({"objective": items}), items, strict=False):
+        if item["name"] == "within":
+            for side in ("outer", "inner"):
+                inside = item.get(side)
+                # one method reports under its side, several under their own names below it
+                if isinstance(inside, Mapping):
+                    yield f"{prefix}{key}/{side}", inside
+                else:
+                    yield from _parts(inside, f"{prefix}{key}/{side}/")
+        elif item["name"] != "observe":  # that is there to do nothing
+            yield f"{prefix}{key}", item
+
+
+def _reason(run: RunRecord, item: Mapping[str, Any], place: str) -> str | None:
+    name = item.get("name")
+    if name in ("kl", "entropy_bonus"):
+        return "its coefficient is 0" if item.get("coefficient") == 0 else None
+    if name == "clip_higher":
+        return _unclipped(run)
+    if name == "top_entropy":
+        _, values = binned(run, f"{place}/share")
+        return "every token counted" if len(values) and values.min() >= 1 else None
+    if name == "adaptive_entropy" and {f"{place}/coefficient", f"{place}/value"} & run.metrics.keys():
+        if f"{place}/value" not in run.metrics:
+            return f"the mean entropy never fell below {item.get('target_entropy')} nats"
+    for metric, why in ZERO.get(str(name), ()):
+        if _highest(run, f"{place}/{metric}") == 0:
+            return why.format(**item)
+    shares = [share for metric in SHARES if (share := _highest(run, f"{place}/{metric}")) is not None]
+    return "it touched no token" if shares and max(shares) == 0 else None
+
+
+def _unclipped(run: RunRecord) -> str | None:
+    shares = [_highest(run, f"ratio/clipped_{side}") for side in ("high", "low", "dual")]
+    if all(share is None for share in shares) or any(shares):
+        return None
+    epochs, parts = (setting_of(run.config, f"optimisation.{name}") for name in ("epochs", "mini_batches"))
+    return "on-policy, the ratio is 1" if epochs == parts == 1 else "no ratio left its bounds"
+
+
+def _highest(run: RunRecord, name: str) -> float | None:
+    _, values = binned(run, name)
+    return float(np.max(values)) if len(values) else None
