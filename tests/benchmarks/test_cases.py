@@ -15,8 +15,6 @@ from rlstab import ClipHigher, TokenMean, compose, make_plan
 from rlstab.config import load_run
 from rlstab.testing.tolerances import SINGLE
 
-PARTS = ("pack", "plan", "loss", "stage")
-
 
 def test_plain_is_the_loss_that_the_methods_extend():
     made, objective = Step(4, 16), compose(ClipHigher(), TokenMean())
@@ -40,7 +38,8 @@ def test_the_stack_is_ten_methods_with_exact_thresholds_and_all_of_them_act():
 def test_each_number_of_methods_is_timed_in_parts_and_in_whole():
     made = Step(2, 8)
     timed = cases(made, {"0": compose(), "all": compose(*stack())})
-    assert list(timed) == ["plain", *(f"{name}: {part}" for name in ("0", "all") for part in PARTS)]
+    parts = [f"{name}: {part}" for name in ("0", "all") for part in ("pack", "plan", "loss", "stage")]
+    assert list(timed) == ["plain", *parts]
     for case in timed.values():
         case.run(case.prepare())
 

@@ -7,12 +7,6 @@ from benchmarks.goals import Found, load
 from benchmarks.protocol import Run
 
 
-def times(goals):
-    """The ratio goals of the check, from one repetition of the small shapes."""
-    records = check.measure(Run("head", None), 1, memory=False)
-    return {row: value.value for row, (_, value) in check.verdicts(goals, records).items() if value is not None}
-
-
 def test_the_check_fails_where_rows_without_gradient_are_not_left_out(monkeypatch):
     goals = [goal for goal in load() if goal.row in ("3, 20 %", "3, 5 %", "3, 0 %")]
 
@@ -22,21 +16,10 @@ def test_the_check_fails_where_rows_without_gradient_are_not_left_out(monkeypatc
     limits = {goal.row: goal.check.must for goal in goals}
     monkeypatch.setattr(rlstab.signals.head, "live_rows", everything)
     monkeypatch.setattr(check, "MODES", ["bwd"])
-    values = times(goals)
+    records = check.measure(Run("head", None), 1, memory=False)
+    values = {row: value.value for row, (_, value) in check.verdicts(goals, records).items() if value is not None}
     assert values.keys() == limits.keys()
     assert all(values[row] > 2 * limits[row] for row in limits), values
-
-
-def small(row, value):
-    goal = next(goal for goal in load() if goal.row == row).small()
-    return goal, None if value is None else Found(value, "", "", {})
-
-
-def outcomes(values, monkeypatch):
-    """The failed rows of a check whose measurements give these values of one goal."""
-    taken = iter(values)
-    monkeypatch.setattr(check, "verdicts", lambda goals, records: {"3, 20 %": small("3, 20 %", next(taken))})
-    return check._failed(check.check(list, [])), len(list(taken))
 
 
 @pytest.mark.parametrize(
@@ -44,7 +27,11 @@ def outcomes(values, monkeypatch):
     [([0.9, 0.22, 0.9], False, 1), ([0.9, 0.8], True, 0), ([0.22, 0.9], False, 1), ([None, None], True, 0)],
 )
 def test_what_misses_is_measured_once_more_and_the_better_value_counts(values, failed, left, monkeypatch):
-    assert outcomes(values, monkeypatch) == (["3, 20 %"] * failed, left)
+    goal = next(goal for goal in load() if goal.row == "3, 20 %").small()
+    taken = iter([value and Found(value, "", "", {}) for value in values])
+    monkeypatch.setattr(check, "verdicts", lambda goals, records: {goal.row: (goal, next(taken))})
+    assert check._failed(check.check(list, [])) == [goal.row] * failed
+    assert len(list(taken)) == left
 
 
 def test_the_checked_limits_are_no_stricter_than_the_goals():

@@ -99,5 +99,4 @@ def test_records_come_back_as_they_were_kept(tmp_path):
     assert records[0] == json.loads(json.dumps(run.records[0]))
     assert [record["case"] for record in records] == ["rlstab", "naive"]
     assert {"machine", "threads", "load", "versions", "commit", "seed", "date", "run"} <= records[0].keys()
-    assert torch.__version__.startswith(records[0]["versions"]["torch"])  # a package may leave "+cu128" out
     assert read(tmp_path / "none.jsonl") == []

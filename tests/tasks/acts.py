@@ -65,9 +65,7 @@ class NeverReady(Acts):
         raise ImportError("no such\x1b[31m library")
 
 
-# -- rewards of a user, which worker processes load from this file ---------------------------------------------------
-
-acts = Acts()
+acts = Acts()  # this and what follows are rewards of a user, which worker processes load from this file
 
 
 def brevity(prompt: str, completion: str, answer: Any) -> float:

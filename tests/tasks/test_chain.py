@@ -156,8 +156,7 @@ def test_the_reader_stumbles_over_the_share_of_places_and_symbols_that_it_says()
     # more fragile is never easier, and it is the problem that decides beside place and symbol
     assert all(less >= more for less, more in zip(scores[0.05], scores[0.5], strict=True))
     assert scores[0.5] != [readers[0.5].score(elsewhere, text) for text in texts]
-    assert {Chain(fragile=1.0).score(example, text) for text in ("A#2$", "#A2$")} == {0.0}
-    assert {Chain(fragile=1.0).score(example, text) for text in ("A2$", "A2$#", "1+1=2;A2$")} == {1.0}
+    assert [Chain(fragile=1.0).score(example, text) for text in ("A#2$", "#A2$", "A2$#", "1+1=2;A2$")] == [0, 0, 1, 1]
 
 
 def test_settings_out_of_range() -> None:
@@ -167,8 +166,6 @@ def test_settings_out_of_range() -> None:
     ]:  # fmt: skip
         with pytest.raises(OutOfRange, match=f"`{name}`"):
             Chain(**{name: value})
-    with pytest.raises(OutOfRange, match="junk"):
-        of_chain(Chain(junk_symbols=1000), NINE, random.Random(0), junk=0.001)
 
 
 def test_a_token_belongs_to_the_first_block_that_has_one_of_its_characters() -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +44,8 @@ def survive(task: Task, completions: Sequence[str], canary: Path) -> Scores:
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_the_payloads_would_act(canary: Path) -> None:
     for payload in payloads(canary):
-        try:
+        with suppress(Exception):
             eval(payload)
-        except Exception:
-            continue
     assert len(list(canary.iterdir())) >= 15
 
 

@@ -147,7 +147,6 @@ def test_a_worker_has_the_rights_of_the_user_but_not_the_secrets(tmp_path, monke
     mine, file = Workers(Acts(), 1, 5.0), tmp_path / "file"
     file.write_text("mine")
     for program in (f"len(open('{file}').read())", "4 * ('HF_TOKEN' not in os.environ)", f"os.unlink('{file}') or 4"):
-        assert file.exists()
         assert asked(mine, f"python {program}") == [Outcome(4.0)]
     assert not file.exists()
     mine.close()

@@ -44,12 +44,9 @@ KINDS: dict[str, dict[str, Any]] = {"staged": STAGED, "adapter": ADAPTER, "plain
 
 
 class Hook:
-    """Counts the events that change files of a folder, and has its own process killed at one of them.
+    """Counts the events that change files of a folder, from 1, and has its own process killed at the one of a place.
 
-    Args:
-        folder: whose files count.
-        place: at which event, from 1; 0 only counts.
-        after: None kills before the event, else so many seconds later, whatever goes on then.
+    ``after`` None kills before the event, else so many seconds later, whatever goes on then.
     """
 
     def __init__(self, folder: Path, place: int, after: float | None = None) -> None:
@@ -100,12 +97,7 @@ def trainer(run: RunConfig, log: Path, hook: Hook, **options: Any) -> int:
 
 
 class Campaign:
-    """Many folders of one kind of run, each with several ends.
-
-    Attributes:
-        counts: of kills and other ends, by kind.
-        failures: what was not as it should be, in words.
-    """
+    """Many folders of one kind of run, each with several ends; counts these by kind, and says what failed."""
 
     def __init__(self, kind: str, root: Path, seed: int) -> None:
         self.kind, self.random = kind, random.Random(seed)

@@ -42,7 +42,7 @@ def run(whole: Path, tmp_path: Path) -> Path:
 
 def mine(out: Path) -> list[str]:
     """The user's files that are there as they were."""
-    return sorted(name for name, data in files(out).items() if data == b"mine")
+    return [name for name, data in files(out).items() if data == b"mine"]
 
 
 def aside(out: Path) -> list[Path]:

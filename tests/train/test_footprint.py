@@ -12,12 +12,9 @@ from rlstab.config import load_run
 from rlstab.train.footprint import BACKWARD, Footprint, Shape, bytes_of, describe_memory, footprint, in_words, shape_of
 
 SMALL: dict[str, Any] = {"num_hidden_layers": 3, "hidden_size": 48, "num_attention_heads": 4, "vocab_size": 50}
-LLAMA = LlamaConfig(**SMALL, intermediate_size=96, num_key_value_heads=2, bos_token_id=None, eos_token_id=1)
-CONFIGS = [
-    LLAMA,
-    Qwen2Config(**SMALL, intermediate_size=96, num_key_value_heads=2, tie_word_embeddings=True, eos_token_id=1),
-    GPT2Config(n_layer=3, n_embd=48, n_head=4, vocab_size=50, bos_token_id=1, eos_token_id=1),
-]
+SMALL |= {"intermediate_size": 96, "num_key_value_heads": 2, "bos_token_id": None, "eos_token_id": 1}
+LLAMA, QWEN = LlamaConfig(**SMALL), Qwen2Config(**SMALL, tie_word_embeddings=True)
+GPT2 = GPT2Config(n_layer=3, n_embd=48, n_head=4, vocab_size=50, bos_token_id=1, eos_token_id=1)
 
 
 def shape(config: PretrainedConfig, folder: Path, tokens: int, **changes: Any) -> Shape:
@@ -30,12 +27,11 @@ def really_kept(config: PretrainedConfig, tokens: int) -> int:
     """What autograd keeps of a forward over a real model, a row with padding."""
     model = AutoModelForCausalLM.from_config(config).eval()
     weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
-    kept: dict[int, tuple[int, torch.Tensor]] = {}
+    kept: dict[int, torch.Tensor] = {}
 
     def keep(value: torch.Tensor) -> torch.Tensor:
-        storage = value.untyped_storage()
-        if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = (storage.nbytes(), value)
+        if value.untyped_storage().data_ptr() not in weights:
+            kept[value.untyped_storage().data_ptr()] = value
         return value
 
     mask = torch.ones(1, tokens, dtype=torch.int64)
@@ -43,11 +39,11 @@ def really_kept(config: PretrainedConfig, tokens: int) -> int:
     places = (mask.cumsum(-1) - 1).clamp(min=0)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
         model.base_model(torch.zeros_like(mask), attention_mask=mask, position_ids=places, use_cache=False)
-    return sum(size for size, _ in kept.values())
+    return sum(value.untyped_storage().nbytes() for value in kept.values())
 
 
 def test_parameters_are_those_of_the_model_and_activations_those_that_autograd_keeps(tmp_path: Path) -> None:
-    for config in CONFIGS:
+    for config in (LLAMA, QWEN, GPT2):
         model = AutoModelForCausalLM.from_config(config)
         for tokens in (24, 96):
             measured = shape(config, tmp_path, tokens)
@@ -97,8 +93,8 @@ def test_the_largest_micro_batch_fits_and_one_more_does_not() -> None:
 
 
 def test_sizes() -> None:
-    for text, size in {"24GB": 24 * 10**9, "1.5GiB": 3 * 2**29, "512M": 512 * 10**6, "7": 7}.items():
-        assert bytes_of(text) == size
+    sizes = {"24GB": 24 * 10**9, "1.5GiB": 3 * 2**29, "512M": 512 * 10**6, "7": 7}
+    assert {text: bytes_of(text) for text in sizes} == sizes
     assert [in_words(size) for size in (12, 2048, 3 << 20, 5 << 30)] == ["12 B", "2 KiB", "3 MiB", "5 GiB"]
 
 
