@@ -94,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     init.add_argument("recipe", nargs="?", help="a preset, or an example of a run; omit it to list them")
     init.add_argument("--out", metavar="FILE", help="file to write (RECIPE.yaml); never over an existing file")
 
-    check = command(_check, "try what is local and cheap, and say what each method does, needs and costs")
+    check = command(_check, "try what is local and cheap, and say what a run needs and costs")
     _takes_file(check, "run file, or a file with only an objective", "run", "objective")
     check.add_argument("--host", metavar="NAME", help="what the adapter of another trainer makes of it, such as trl")
     check.add_argument("--memory", metavar="SIZE", help="what fits in this much memory per process, such as 24GB")

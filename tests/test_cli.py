@@ -69,7 +69,7 @@ def test_check_begins_with_its_verdict_for_every_preset_and_example_that_can_be_
             code, out, err = rlstab_command("check", str(path))
             assert (code, err) == (0, ""), path
             assert out.startswith(f"no conflict: objective {objective_hash(load_objective(path))}")
-            assert all(f" {name} " in out for name in load_objective(path).keyed)
+            assert all(f" {name}: " in out for name in load_objective(path).keyed)
 
 
 def test_check_tries_a_run_and_says_what_it_did_not(rlstab_command):
@@ -83,7 +83,7 @@ def test_check_tries_a_run_and_says_what_it_did_not(rlstab_command):
     assert out.startswith(f"{verdict} task countdown")
     assert "first prompt: '2 8 3>9:'" in out
     assert "not checked: " in out
-    assert " opo " in out
+    assert " opo: " in out
 
 
 #: What `check` refuses as `train` does: settings of a run, and the setting or name in the error.

@@ -48,7 +48,7 @@ DEFAULT = "default"
 MAX_RUNS = 100_000
 
 #: What an error lists of the runs in which it happens.
-SHOWN = 4
+SHOWN = 6
 
 Seeds = Annotated[int, Field(ge=1)] | Annotated[list[Annotated[int, Field(ge=0, lt=2**32)]], Field(min_length=1)]
 
@@ -371,8 +371,12 @@ def _unequal(key: str, methods: Mapping[str, Sequence[str]]) -> str:
 
 
 def _told(problem: str, runs: list[str], every: int) -> str:
-    more = f" and {len(runs) - SHOWN} more" if len(runs) > SHOWN else ""
-    return problem if len(runs) == every else f"{problem}\n  in {', '.join(runs[:SHOWN])}{more}"
+    return problem if len(runs) == every else f"{problem}\n  in {few(runs)}"
+
+
+def few(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
 def _placed(run: RunConfig, folder: Path, seed: int) -> RunConfig:

@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rlstab.bench.file import Bench, BenchRun
+from rlstab.bench.file import Bench, BenchRun, few
 from rlstab.bench.progress import Screen
 from rlstab.bench.record import FILE, read_record, update_record, write_record
 from rlstab.bench.worker import LOG, last_lines
@@ -43,9 +43,6 @@ PATIENCE = 10.0
 
 #: Exit code after Ctrl-C.
 STOPPED = 130
-
-#: What an error lists of the runs of another file.
-SHOWN = 6
 
 #: What starts a worker.
 COMMAND = [sys.executable, "-m", "rlstab.bench.worker"]
@@ -104,11 +101,10 @@ def _run(bench: Bench, runs: Sequence[BenchRun], workers: int, overwrite: bool, 
             f"would be mixed. Give another folder with --out, or call this one '{owner}' too."
         )
     plan = plan_of(runs, overwrite=overwrite, retry=retry)
-    if plan["changed"]:
+    if changed := [run.name for run in plan["changed"]]:
         raise ConfigError(
-            f"{bench.out} holds {len(plan['changed'])} finished runs with other settings than {bench.source or 'this'} "
-            f"has now: {_some(plan['changed'])}. Make them again with --overwrite, or keep them and give another "
-            f"folder with --out."
+            f"{bench.out} holds {len(changed)} finished runs with other settings than {bench.source or 'this'} has "
+            f"now: {few(changed)}. Make them again with --overwrite, or keep them and give another folder with --out."
         )
     _describe(bench)
     _say_unequal(bench, console)
@@ -149,14 +145,9 @@ def _say_unnamed(bench: Bench, console: Console) -> None:
     if unnamed := [name for name in names if name not in known]:
         _say(
             console,
-            f"{bench.out} also holds runs that {bench.source or 'this bench'} does not name: {_some(unnamed)}. A "
+            f"{bench.out} also holds runs that {bench.source or 'this bench'} does not name: {few(unnamed)}. A "
             f"report of the folder shows them too; remove them if that is not wanted.",
         )
-
-
-def _some(runs: Sequence[BenchRun | str]) -> str:
-    names = [run if isinstance(run, str) else run.name for run in runs]
-    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
 def _summary(runs: Sequence[BenchRun]) -> str:
@@ -229,11 +220,8 @@ def dry_run(bench: Bench, *, only: Sequence[str] = (), console: Console | None =
             continue
         optimisation, rollout = some[0].config.optimisation, some[0].config.rollout
         rollouts = len(some) * optimisation.rollouts
-        steps, responses = (
-            rollouts * optimisation.optimizer_steps_per_rollout,
-            rollouts * rollout.prompts * rollout.group,
-        )
-        numbers = [len(some), sum(run in plan["finished"] for run in some), rollouts, steps, responses]
+        work = [rollouts * optimisation.optimizer_steps_per_rollout, rollouts * rollout.prompts * rollout.group]
+        numbers = [len(some), sum(run in plan["finished"] for run in some), rollouts, *work]
         totals = list(map(sum, zip(totals, numbers, strict=True)))
         table.add_row(escape(setting), escape(method), *map(str, numbers))
     table.add_section()

@@ -1,4 +1,4 @@
-"""``rlstab check``: what each method of a file does, needs and costs, before anything runs."""
+"""``rlstab check``: whether a run can start, what it needs and costs, and what a host's adapter makes of it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ from rlstab.config import Document, load_objective, load_run, objective_hash, ru
 from rlstab.config.runs import RunConfig
 from rlstab.console import Terminal
 from rlstab.core.batch import BASICS
-from rlstab.core.compose import Composition, Observe, walk
-from rlstab.core.metadata import summary
+from rlstab.core.compose import Composition, walk
 from rlstab.core.objective import TokenObjective
 from rlstab.explain import stages
 from rlstab.explain.costs import costs
 from rlstab.explain.notes import notes
 from rlstab.hosts import Host, adapted, measures, refusal
 from rlstab.signals import SIGNAL_NAMES
-from rlstab.stages.pipeline import Pipeline
 
 
 def check(objective: Composition, run: RunConfig | None, tried: Sequence[str] = ()) -> None:
@@ -38,10 +36,12 @@ def check(objective: Composition, run: RunConfig | None, tried: Sequence[str] = 
     )
     for line in tried:
         console.print(escape(line))
-    console.print(describe(objective))
+    acting = [*objective.keyed.items(), *((stage.name, stage) for stage in (run.pipeline if run else ()))]
+    for name, method in acting:
+        console.print(f"{name}: {escape(repr(method))}")
     needed = costs(objective, run)
     if run is not None:
-        console.print(describe_stages(run.pipeline), f"ratio against: {run.optimisation.old_logprobs}")
+        console.print(f"ratio against: {run.optimisation.old_logprobs}")
         needed += stages.needs(run.pipeline)
     for line in needed:
         console.print(escape(line.replace("`", "")))
@@ -76,58 +76,18 @@ def read(path: str, overrides: Mapping[str, Any]) -> tuple[Composition, RunConfi
     return (run.composition if run else load_objective(path)), run
 
 
-def describe(objective: Composition) -> RenderableType:
-    """A table: one row per method, with its effect, settings and what it reads."""
-    rows = [
-        (key, _effect(method), _settings(method), _reads(method), ", ".join(sorted(method.writes)))
-        for key, method in objective.keyed.items()
-    ]
-    return _table(("method", "what it does to tokens", "settings", "reads", "writes"), rows)
-
-
-def describe_stages(pipeline: Pipeline) -> RenderableType:
-    """A table: one row per stage in the order of a rollout, with what it does and needs."""
-    rows = []
-    for stage in pipeline:
-        needs = ", ".join(sorted(stage.needs)) or "basics only"
-        rows.append((stage.name, stage.kind, stage.in_words(), needs, ", ".join(stage.init_state())))
-    return _table(("stage", "acts on", "what it does", "needs", "keeps"), rows)
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> Table:
-    table = Table(show_lines=True, title=title)
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*map(escape, row))
-    return table
-
-
-def _effect(method: TokenObjective) -> str:
-    only = "Only observed: " if isinstance(method, Observe) else ""
-    leaves = walk(method, observed=True)
-    told = (("Among the tokens left: " if leaf.around else "") + summary(type(leaf.method)) for leaf in leaves)
-    return only + " ".join(told)
-
-
-def _settings(method: TokenObjective) -> str:
-    return repr(method).partition("(")[2].removesuffix(")") or "none"
-
-
-def _reads(method: TokenObjective) -> str:
-    return ", ".join(sorted((method.needs - BASICS) | {f"live {name}" for name in method.live_needs})) or "basics only"
-
-
 def host_table(objective: Composition, host: Host) -> RenderableType:
     """One row per method: what it reads, and where the host gets that from."""
     rows = []
     for key, method in objective.keyed.items():
         whole = any(measures(leaf.method) or "keep" in leaf.method.writes for leaf in walk(method, observed=True))
         rows.append((key, ", ".join(reads(method)) or "the ratio alone", "yes" if whole else "no", _from(method, host)))
-    columns = ("method", "reads", "decides by the whole step", f"from {host.name}")
-    return Group(
-        _table(columns, rows, f"{host.titled}, through {host.adapter}"), *map(escape, _forwards(objective, host))
-    )
+    table = Table(show_lines=True, title=f"{host.titled}, through {host.adapter}")
+    for column in ("method", "reads", "decides by the whole step", f"from {host.name}"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    return Group(table, *map(escape, _forwards(objective, host)))
 
 
 def reads(method: TokenObjective) -> list[str]:

@@ -68,7 +68,9 @@ def run_probes(
     console.print(escape(told), highlight=False, soft_wrap=True)
     code, broken = 0, False
     if missing:
-        again = _command(asked, names, quick, model, out, records)
+        given = {"--probe": names, "--records": records, "--model": [model] if model else [], "--out": [out]}
+        options = [text for option, values in given.items() for value in values for text in (option, str(value))]
+        again = shlex.join(["rlstab", "probe", *asked, *["--quick"] * quick, *options])
         bench = _merged(missing, suite[0], out, again)
         code = run_bench(bench, workers=workers, overwrite=True, retry=retry, console=console)
     for run in missing:
@@ -119,20 +121,6 @@ def _merged(missing: Sequence[BenchRun], probe: Probe, out: Path, again: str) ->
     """The runs of several probes as those of one bench, whose workers go from one probe to the next."""
     bench = load_bench({**probe.bench, "name": "probe"}, out=out)
     return replace(bench, runs=tuple(missing), unequal=(), again=again)
-
-
-def _command(
-    asked: Sequence[str],
-    names: Sequence[str],
-    quick: bool,
-    model: str | None,
-    out: Path,
-    records: Sequence[str | Path],
-) -> str:
-    parts = ["rlstab", "probe", *asked, *(["--quick"] if quick else []), "--out", str(out)]
-    for option, values in (("--probe", names), ("--records", records), ("--model", [model] if model else [])):
-        parts += [text for value in values for text in (option, str(value))]
-    return shlex.join(parts)
 
 
 def _say(console: Console, drawn: Map, out: Path) -> None:

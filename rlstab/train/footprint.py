@@ -7,14 +7,14 @@ what autograd would keep. The rest is arithmetic over parameters: what each engi
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Column, Table
@@ -36,7 +36,6 @@ BACKWARD = "forward and backward"
 
 #: So many of the first prompts are measured; a longer one may follow.
 _MEASURED = 64
-_UNITS = {"": 1, "M": 10**6, "G": 10**9, "T": 10**12, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
 @dataclass(frozen=True)
@@ -220,18 +219,15 @@ def bytes_of(text: str) -> int:
     Raises:
         ConfigError: it means none.
     """
-    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(|M|G|T|Mi|Gi|Ti)B?\s*", text)
-    if match is None or not math.isfinite(float(match[1])) or not float(match[1]):
-        raise ConfigError(f"--memory {text}: expected a size such as 24GB, 80GiB or 512MB.")
-    return int(float(match[1]) * _UNITS[match[2]])
+    try:
+        return TypeAdapter(Annotated[ByteSize, Field(gt=0)]).validate_python(text)
+    except ValidationError as error:
+        raise ConfigError(f"--memory {text}: expected a size such as 24GB, 80GiB or 512MB.") from error
 
 
 def in_words(size: int) -> str:
     """Bytes for people."""
-    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if size >= unit:
-            return f"{size / unit:.3g} {name}" if size < 1000 * unit else f"{size / unit:.0f} {name}"
-    return f"{size} B"
+    return ByteSize(size).human_readable(separator=" ")
 
 
 def longest_prompt(run: RunConfig) -> int:

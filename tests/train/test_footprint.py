@@ -95,7 +95,7 @@ def test_the_largest_micro_batch_fits_and_one_more_does_not() -> None:
 def test_sizes() -> None:
     sizes = {"24GB": 24 * 10**9, "1.5GiB": 3 * 2**29, "512M": 512 * 10**6, "7": 7}
     assert {text: bytes_of(text) for text in sizes} == sizes
-    assert [in_words(size) for size in (12, 2048, 3 << 20, 5 << 30)] == ["12 B", "2 KiB", "3 MiB", "5 GiB"]
+    assert [in_words(size) for size in (12, 2048, 3 << 20, 5 << 30)] == ["12 B", "2.0 KiB", "3.0 MiB", "5.0 GiB"]
 
 
 def test_check_says_what_fits_or_why_that_is_not_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
