@@ -58,7 +58,7 @@ def run_probes(
     console, out = console or Terminal(stderr=True), Path(out)
     suite, lines = probes(names, model), rows(list(asked))
     remarks: list[str] = []
-    planned = [run for probe in suite for run in _runs(probe, lines, quick, out, remarks)]
+    planned = [run for probe in suite for run in runs_of(probe, lines, quick, out, remarks)]
     of_runs, known = {run.name: identity(run) for run in planned}, recorded(*map(Path, records))
     # two rows may ask for one run: half the rate at twice the dose, or the true reward whatever the dose
     first = {of_runs[run.name]: run for run in reversed(planned)}
@@ -96,8 +96,8 @@ def _place(run: BenchRun) -> dict[str, Any]:
     return {"probe": probe, "dose": dose, "row": run.method}
 
 
-def _runs(probe: Probe, lines: Sequence[Row], quick: bool, out: Path, remarks: list[str]) -> list[BenchRun]:
-    """The runs of a probe; rows that do not fit it are left out, with a remark."""
+def runs_of(probe: Probe, lines: Sequence[Row], quick: bool, out: Path, remarks: list[str]) -> list[BenchRun]:
+    """The runs of a probe, fixed rows first in each seed; rows that do not fit it are left out, with a remark."""
     doses = probe.quick_doses if quick else probe.doses
     settings = {f"{probe.name}-{dose}": probe.bench["settings"][dose] for dose in doses}
     seeds = probe.bench["seeds"][: QUICK_SEEDS if quick else None]

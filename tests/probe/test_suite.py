@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rlstab.bench.file import load_bench
+from rlstab.bench.run import run_bench
 from rlstab.config.objectives import digest, settings_as_yaml
 from rlstab.core.metadata import SOURCES
 from rlstab.core.settings import settings_of
@@ -16,8 +17,9 @@ from rlstab.core.stats import Settled
 from rlstab.errors import ConfigError, Conflict, UnknownName
 from rlstab.models import SHIPPED
 from rlstab.probe import records
-from rlstab.probe.records import identity
+from rlstab.probe.records import Record, identity, made, recorded
 from rlstab.probe.rows import Row, row, rows
+from rlstab.probe.run import runs_of
 from rlstab.probe.suite import FIXED, HERE, NAMES, START, Probe, probes
 from rlstab.probe.suite.false_rewards import FalseRewards
 from rlstab.probe.suite.shift import Shift
@@ -223,3 +225,22 @@ def test_what_is_no_row_is_told(tmp_path: Path) -> None:
         rows([str(tmp_path / "base.yaml")])
     with pytest.raises(Conflict, match="cispo"):
         Row("both", ({"name": "cispo"}, {"name": "clip_higher"})).entry(Probe("sparse"))
+
+
+def test_the_fixed_rows_of_a_quick_map_ship(tmp_path: Path) -> None:
+    known = recorded()
+    runs = [run for probe in probes() for run in runs_of(probe, [], True, tmp_path, [])]
+    assert [run.name for run in runs if identity(run) not in known] == []
+    assert {run.method for run in runs} == {*FIXED, START}
+
+
+@pytest.mark.slow
+def test_what_is_recorded_comes_again(tmp_path: Path) -> None:
+    """On another processor or version of torch it may be another value, see the page on probes."""
+    probe = Probe("false_negatives")
+    [run, *_] = runs_of(probe, [], True, tmp_path, [])
+    bench = load_bench(probe.bench, out=tmp_path)
+    assert run_bench(dataclasses.replace(bench, runs=(run,), again="again")) == 0
+    result = made(run, identity(run))
+    assert isinstance(result, Record)
+    assert result.trainer == recorded()[identity(run)].trainer
