@@ -60,7 +60,9 @@ BY_REWARDS: list[tuple[AdvantageEstimator, Callable[[Group], Group]]] = [
 ]
 
 
-@pytest.mark.parametrize(("estimator", "expected"), BY_REWARDS, ids=repr)
+@pytest.mark.parametrize(
+    ("estimator", "expected"), BY_REWARDS, ids=lambda value: getattr(value, "__name__", None) or repr(value)
+)
 def test_by_the_rewards_of_a_group(estimator: AdvantageEstimator, expected: Callable[[Group], Group]) -> None:
     for seed in range(2):
         whole = drawn(seed, graded=True)
