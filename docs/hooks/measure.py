@@ -259,12 +259,12 @@ def differ(values: Tensor, others: Tensor) -> bool:
     return int(((values - others).abs() > SAME).sum(-1).max()) > 1
 
 
-def what_matters(found: Mapping[Case, Tensor]) -> list[str]:
+def what_matters(curves: Mapping[Case, Tensor]) -> list[str]:
     """Keys of :data:`MATTERS` by which the coefficient differs at the same ratio."""
     return [
         key
         for key, cases in MATTERS.items()
-        if any(case in found and differ(found[case], found[BASE]) for case in cases.values())
+        if any(case in curves and differ(curves[case], curves[BASE]) for case in cases.values())
     ]
 
 

@@ -190,13 +190,13 @@ def stage_interacts(cls: type[Stage]) -> Iterator[tuple[str, str]]:
 
 def presets_with(name: str) -> str:
     """The presets in which a method or a stage is."""
-    found = [
+    naming = [
         preset
         for preset, recipe in PRESETS.items()
         if name in {recipe.estimator, *(stage.name for stage in recipe.stages)}
         or name in {leaf.name for leaf in walk(recipe.objective)}
     ]
-    return ", ".join(f"`{preset}`" for preset in found) or "none"
+    return ", ".join(f"`{preset}`" for preset in naming) or "none"
 
 
 def yaml_of(cls: type[Method[Any]]) -> str:

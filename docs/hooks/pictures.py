@@ -202,14 +202,14 @@ _ACROSS = {
 
 def _over_ratios(method: TokenObjective, moved: str) -> tuple[Panel, ...]:
     """A panel for each thing that matters beside the ratio; none where it is the coefficient of untouched tokens."""
-    found = over_ratios(method, moved)
-    plain = torch.zeros_like(found[BASE]) if moved == "reference" else untouched(moved)
-    if moved != "reference" and not any(differ(values, plain) for values in found.values()):
+    curves = over_ratios(method, moved)
+    plain = torch.zeros_like(curves[BASE]) if moved == "reference" else untouched(moved)
+    if moved != "reference" and not any(differ(values, plain) for values in curves.values()):
         return ()
     sides = {"any token": (0, GREEN)} if moved == "reference" else {"rewarded": (0, BLUE), "punished": (1, VERMILION)}
 
     def panel(ax: Axes, key: str) -> None:
-        cases = {label: found[case] for label, case in MATTERS.get(key, {"": BASE}).items()}
+        cases = {label: curves[case] for label, case in MATTERS.get(key, {"": BASE}).items()}
         ax.plot(RATIOS, plain[0], color=GREY, lw=1, label="no penalty" if moved == "reference" else "untouched")
         ax.plot(RATIOS, plain[1], color=GREY, lw=1)
         for side, (row, colour) in sides.items():
@@ -229,7 +229,7 @@ def _over_ratios(method: TokenObjective, moved: str) -> tuple[Panel, ...]:
         if moved != "reference":
             ax.set_ylim(-4, 4)
 
-    return tuple((lambda ax, key=key: panel(ax, key)) for key in what_matters(found) or [""])
+    return tuple((lambda ax, key=key: panel(ax, key)) for key in what_matters(curves) or [""])
 
 
 def _told_of_ratios(method: TokenObjective, moved: str, several: bool) -> str:

@@ -186,17 +186,17 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
         markdown = markdown.replace("<!-- tables -->", "\n".join(conformance.lines()))
     folder = str(Path(here).parent)
 
-    def moved(found: re.Match[str]) -> str:
-        path = address(target(found[2], source))
-        return f"{found[1]}{os.path.relpath(path, folder)}{found[3]}"
+    def moved(match: re.Match[str]) -> str:
+        path = address(target(match[2], source))
+        return f"{match[1]}{os.path.relpath(path, folder)}{match[3]}"
 
     return LINK.sub(moved, markdown)
 
 
 def on_post_page(output: str, page: Page, **_: Any) -> str:
     """Refuse a page that would ask another host for anything."""
-    for found in REQUEST.finditer(output):
+    for match in REQUEST.finditer(output):
         raise PluginError(
-            f"{page.file.src_uri} loads {found[1] or found[2]}: the site makes no requests to other hosts"
+            f"{page.file.src_uri} loads {match[1] or match[2]}: the site makes no requests to other hosts"
         )
     return output

@@ -117,9 +117,9 @@ def rows(asked: list[str]) -> list[Row]:
         ConfigError: two rows, or a row and a fixed one, have one name.
     """
     made = [row(text) for text in asked]
-    for place, one in enumerate(made):
-        if one.name in FIXED or one.name == START or one.name in [other.name for other in made[:place]]:
-            raise ConfigError(f"'{one.name}' is the name of two rows. Leave one out, or rename its file.")
+    for place, line in enumerate(made):
+        if line.name in FIXED or line.name == START or line.name in [other.name for other in made[:place]]:
+            raise ConfigError(f"'{line.name}' is the name of two rows. Leave one out, or rename its file.")
     return made
 
 

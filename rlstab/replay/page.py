@@ -27,16 +27,16 @@ MOST_OVERLAPS = 12
 CURVE = (150, 26)
 
 
-def page(found: Mapping[str, Any], overlap: Mapping[tuple[str, str], float], *, source: str, tokens: str) -> str:
+def page(results: Mapping[str, Any], overlap: Mapping[tuple[str, str], float], *, source: str, tokens: str) -> str:
     """The HTML. It asks for nothing, and nothing that a file says is read as HTML or script.
 
     Args:
-        found: see :func:`rlstab.replay.replay.found_of`.
+        results: see :func:`rlstab.replay.replay.results_of`.
         overlap: see :class:`rlstab.replay.effects.Effects`.
         source: names the dump.
         tokens: address of the page of tokens.
     """
-    rows, folder = found["methods"], resources.files("rlstab.replay")
+    rows, folder = results["methods"], resources.files("rlstab.replay")
     template, script = ((folder / f"replay.{kind}").read_text(encoding="utf-8") for kind in ("html", "js"))
     single = [row for row in rows if not row["name"].startswith("preset:")]
     groups = {"Methods": single, "Presets": [row for row in rows if row not in single]}
@@ -46,9 +46,9 @@ def page(found: Mapping[str, Any], overlap: Mapping[tuple[str, str], float], *, 
         "script": Markup(script),
         "style": Markup(resource("page.css")),
         "source": source,
-        "found": found,
+        "results": results,
         "groups": {title: of_kind for title, of_kind in groups.items() if of_kind},
-        "curves": _curves(rows) if len(found["steps"]) > 1 else {},
+        "curves": _curves(rows) if len(results["steps"]) > 1 else {},
         "size": CURVE,
         "actions": actions_in(rows),
         "overlap": overlap,

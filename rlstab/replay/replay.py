@@ -74,20 +74,20 @@ def replay(
         dump = completed(dump, model, console)
     most = max(int((step.batch.sequence < responses).sum()) for step in dump.steps)
     effects = effects_of(dump.steps, replayed, most)
-    found = found_of(dump, judge(dump.steps), effects)
+    results = results_of(dump, judge(dump.steps), effects)
     beside = folder / "tokenizer.json"
     decode = decoder(Path(tokenizer)) if tokenizer else decoder(beside) if is_file(beside) else None
     named_as = folder.resolve().name
     files = {
         "tokens.html": (view.MARK, view.page(samples_of(dump, effects, decode, responses), named_as, str(folder))),
-        "replay.json": (b'{\n "rlstab_replay"', json.dumps(found, indent=1) + "\n"),
-        "replay.html": (MARK, page(found, effects.overlap, source=named_as, tokens="tokens.html")),
+        "replay.json": (b'{\n "rlstab_replay"', json.dumps(results, indent=1) + "\n"),
+        "replay.html": (MARK, page(results, effects.overlap, source=named_as, tokens="tokens.html")),
     }
     for name, (mark, _) in files.items():
         refuse_foreign(out / name, [mark], "a file of rlstab replay", "--out")
     for name, (_, text) in files.items():
         write_text(out / name, text, "--out")
-    show(found, console)
+    show(results, console)
     return out / "replay.html"
 
 
@@ -100,7 +100,7 @@ def chosen(names: Sequence[str], known: Mapping[str, TokenObjective]) -> Mapping
     return objectives or known
 
 
-def found_of(dump: Dump, verdict: Verdict, effects: Effects) -> dict[str, Any]:
+def results_of(dump: Dump, verdict: Verdict, effects: Effects) -> dict[str, Any]:
     """What was found, as JSON can hold it; the pages and the terminal show it."""
     loss = {"name": verdict.name, "agrees": verdict.agrees, "said": sentence(verdict), "findings": verdict.findings}
     return {
@@ -129,12 +129,12 @@ def sentence(verdict: Verdict) -> str:
     return f"The loss is not {verdict.name}: {verdict.compared} differ by up to {verdict.error:.2g} of the largest."
 
 
-def show(found: Mapping[str, Any], console: Console) -> None:
+def show(results: Mapping[str, Any], console: Console) -> None:
     """Print the verdict, and the methods that touch most."""
-    console.print(escape(found["loss"]["said"]), style="bold")
-    for text in (*found["loss"]["findings"], *found["notes"]):
+    console.print(escape(results["loss"]["said"]), style="bold")
+    for text in (*results["loss"]["findings"], *results["notes"]):
         console.print(escape(text), style="yellow")
-    rows, left_out = found["methods"], len(found["left_out"])
+    rows, left_out = results["methods"], len(results["left_out"])
     actions = actions_in(rows)
     table = Table("method", box=box.SIMPLE, pad_edge=False)
     table.columns[0].min_width = max((len(row["name"]) for row in rows[:SHOWN]), default=0)

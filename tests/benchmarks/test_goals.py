@@ -47,8 +47,8 @@ OLD, NEW = three(1.0, 5.0, 4.0), three(1.0, 5.0, 3.0, run="2")
     ids=["not all have run", "another shape", "both sides come from one run", "the newest run counts"],
 )
 def test_which_records_count(records, values):
-    found = [evaluate(FASTER, records, back=back) for back in range(len(values))]
-    assert [each and each.value for each in found] == values
+    values_seen = [evaluate(FASTER, records, back=back) for back in range(len(values))]
+    assert [each and each.value for each in values_seen] == values
 
 
 def test_values_are_judged_in_their_direction():

@@ -62,10 +62,13 @@ def test_a_second_time_nothing_is_run(started: Path, tmp_path: Path, capsys: pyt
     runs = started.read_text().splitlines()
     # six rows and one of one's own, at three doses and three seeds; the true reward is one run a seed whatever the dose
     assert len(runs) == len(set(runs)) == (len(FIXED) + 1) * 9 - 3 * 3 + 1
-    found = cells(tmp_path / "a")
-    assert (found["Mine"]["verdict"], found["Mine"]["relative"]["value"]) == ("twice or more", None)
-    assert found["control"]["verdict"] == "twice or more"
-    assert (found["random_mask"]["verdict"], found["random_mask"]["relative"]["value"]) == ("no visible difference", 1)
+    scored = cells(tmp_path / "a")
+    assert (scored["Mine"]["verdict"], scored["Mine"]["relative"]["value"]) == ("twice or more", None)
+    assert scored["control"]["verdict"] == "twice or more"
+    assert (scored["random_mask"]["verdict"], scored["random_mask"]["relative"]["value"]) == (
+        "no visible difference",
+        1,
+    )
     assert "Mine, tolerated dose against the base's: twice or more in false_positives." in capsys.readouterr().err
     lines = [json.loads(line) for line in (tmp_path / "a" / "results.jsonl").read_text().splitlines()]
     assert len(lines) == (len(FIXED) + 1) * 9 + 1
@@ -74,7 +77,7 @@ def test_a_second_time_nothing_is_run(started: Path, tmp_path: Path, capsys: pyt
     assert main([*PROBE, "--out", "b", "--records", "a/results.jsonl"]) == 0  # and so does what is recorded elsewhere
     assert not started.exists()
     assert (tmp_path / "b" / "results.jsonl").read_text() == (tmp_path / "a" / "results.jsonl").read_text()
-    assert cells(tmp_path / "b") == found
+    assert cells(tmp_path / "b") == scored
     records_file = tmp_path / "broken.jsonl"
     records_file.write_text("{}\n")
     assert main([*PROBE, "--records", str(records_file)]) == 2

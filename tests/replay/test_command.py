@@ -22,11 +22,11 @@ HOSTILE = "</script><img src=x onerror=alert(1)>{{ 7 * 7 }}"
 def test_the_example_is_judged_and_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", str(EXAMPLE), "--out", str(tmp_path)]) == 0
     assert "The loss is trl/dapo" in " ".join(capsys.readouterr().out.split())
-    found = json.loads((tmp_path / "replay.json").read_text())
-    assert (found["loss"]["agrees"], found["loss"]["findings"], found["steps"]) == (True, [], [*range(1, 9)])
-    rows = {row["name"]: row for row in found["methods"]}
-    assert len(rows) + len(found["left_out"]) == 75
-    assert "max_logprobs" in found["left_out"]["lp_reg"]
+    record = json.loads((tmp_path / "replay.json").read_text())
+    assert (record["loss"]["agrees"], record["loss"]["findings"], record["steps"]) == (True, [], [*range(1, 9)])
+    rows = {row["name"]: row for row in record["methods"]}
+    assert len(rows) + len(record["left_out"]) == 75
+    assert "max_logprobs" in record["left_out"]["lp_reg"]
     assert 0.7 < rows["top_entropy"]["dropped"] < 0.8
     assert rows["token_mean"]["touched"] == 0
     assert {len(values) for row in rows.values() for values in row["steps"].values()} == {8}
@@ -71,8 +71,8 @@ def test_objectives_of_the_users_own_and_a_second_time(dump: Path, tmp_path: Pat
     file.write_text("objective: [clip_higher, {name: random_mask, share: 0.5}]")
     for _ in range(2):
         assert main(["replay", str(dump), "s2t", "preset:dapo", str(file)]) == 0
-    found = json.loads((dump / "replay" / "replay.json").read_text())
-    assert {row["name"] for row in found["methods"]} == {"s2t", "preset:dapo", str(file)}
+    record = json.loads((dump / "replay" / "replay.json").read_text())
+    assert {row["name"] for row in record["methods"]} == {"s2t", "preset:dapo", str(file)}
 
 
 @pytest.mark.parametrize("steps", [1, 3])

@@ -26,12 +26,12 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     step, written = read.steps[0], [rank(place, 1).tensors for place in (0, 1)]
     assert step.ranks == [0] * 4 + [1] * 4
     assert (step.header.ranks, step.accumulation) == (2, 4)
-    mask = torch.cat([one["mask"] for one in written]).bool()
+    mask = torch.cat([part["mask"] for part in written]).bool()
     for name in ("logprobs", "old_logprobs", "advantages", "entropies"):
-        assert torch.equal(getattr(step.batch, name), torch.cat([one[name] for one in written])[mask])
+        assert torch.equal(getattr(step.batch, name), torch.cat([part[name] for part in written])[mask])
     assert step.batch.lengths.sum() == mask.sum()
     assert [prompt.tolist() for prompt in step.prompts[:2]] == [[1, 2], [3, 4, 5]]
-    assert [len(batch) for batch in load(tmp_path)] == [len(one.batch) for one in read.steps]
+    assert [len(batch) for batch in load(tmp_path)] == [len(step.batch) for step in read.steps]
 
 
 def test_the_dump_of_another_run_and_a_tokenizer_that_is_there_stay(tmp_path: Path) -> None:
@@ -127,6 +127,6 @@ def test_a_response_outside_the_loss_and_values_that_are_not_finite_are_shown_or
     write(tmp_path)
     tensors(tmp_path / "step-000001.rank-0.json", change)
     assert main(["replay", str(tmp_path), "s2t", "clip_higher"]) in (0, None)
-    found = json.loads((tmp_path / "replay" / "replay.json").read_text())
-    assert [method["name"] for method in found["methods"]] == ["clip_higher"]
-    assert "NaN" in found["left_out"]["s2t"]
+    record = json.loads((tmp_path / "replay" / "replay.json").read_text())
+    assert [method["name"] for method in record["methods"]] == ["clip_higher"]
+    assert "NaN" in record["left_out"]["s2t"]
