@@ -77,6 +77,15 @@ from rlstab.zoo.wapo import WAPO as WAPO
 
 __version__: str
 
-def register(cls: type[TokenObjective]) -> type[TokenObjective]: ...
-def available() -> list[str]: ...
+def register(cls: type[TokenObjective]) -> type[TokenObjective]:
+    """Decorator: make a user-defined method usable in YAML by its ``name``.
+
+    Raises:
+        Conflict: another class has that name.
+        MethodError: it is not a method.
+    """
+
+def available() -> list[str]:
+    """Names of all methods: those that ship, those of installed packages, and those registered by hand."""
+
 def load_objective(source: str | Path | Mapping[str, Any] | Sequence[Any]) -> Composition: ...
