@@ -4,9 +4,9 @@
 
 A mutant lives in memory alone: one warm process that has imported torch is forked for each, and the fork imports the
 changed module in place of the file. No source is written, so an interrupted run leaves nothing behind. Each mutant
-meets the tests in tests/core, tests/zoo and tests/testing that enter its function (for a line outside of functions:
-all), those that found earlier mutants of the file first, until one fails. Left out are tests that start processes,
-whose children would import the file, and tests that fail without any change.
+meets the tests in TESTS that enter its function (for a line outside of functions: all), those that found earlier
+mutants of the file first, until one fails. Left out are tests that start processes, whose children would import the
+file, and tests that fail without any change.
 
 Not mutated: messages of errors (the arguments of `raise`, f-strings, strings with a space), docstrings, annotations
 other than the ranges and choices of settings, `assert`, type aliases, and `TorchComm`, which needs several processes.
@@ -40,7 +40,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = [path for folder in ("core", "zoo") for path in sorted((ROOT / "rlstab" / folder).glob("*.py"))]
-TESTS = ["tests/core", "tests/zoo", "tests/testing"]
+TESTS = ["tests/core", "tests/zoo", "tests/testing", "tests/test_explain.py"]
 LEFT_OUT = {"TorchComm"}
 #: Files whose tests start processes.
 STARTING = ("test_import.py", "test_docstring.py", "test_processes.py")

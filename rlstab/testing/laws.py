@@ -26,7 +26,7 @@ from rlstab.core.method import Method, measure_all
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.plan import Plan, make_plan
 from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.core.stats import Pool, Settled, settle
+from rlstab.core.stats import Settled, Threshold, settle
 from rlstab.core.terms import Terms
 from rlstab.testing import tolerances
 from rlstab.testing.compare import (
@@ -436,7 +436,8 @@ def order_free(method: TokenObjective, trial: Trial) -> None:
 def replication(method: TokenObjective, trial: Trial) -> None:
     """Every sequence twice: the same loss and metrics, half the gradient each."""
     double_step = trial.first.twice()
-    if _thresholds(method, trial.first) != _thresholds(method, double_step):
+    once, twice = (make_plan(method, [step.batch()]).settled for step in (trial.first, double_step))
+    if list(_order_statistics(once)) != list(_order_statistics(twice)):
         raise NotApplicable("the order statistics of these optimizer steps are others where every value is there twice")
     double = run_whole(method, double_step)
     for name, gradient in double.gradients.items():
@@ -444,11 +445,13 @@ def replication(method: TokenObjective, trial: Trial) -> None:
     close("with every sequence twice", trial.whole(method), double, tolerances.REORDERED)
 
 
-def _thresholds(method: TokenObjective, step: Step) -> list[float | None]:
-    """What the pools of all methods settle to."""
-    with torch.no_grad():
-        measured = [stats for leaf in methods_of(method) for stats in _measured(leaf, step.batch())]
-    return [pool.threshold().value for stats in measured for pool in stats.values() if isinstance(pool, Pool)]
+def _order_statistics(settled: Settled) -> Iterator[tuple[float | None, bool]]:
+    """What the pools of all methods settle to, and whether it is more than the extreme value."""
+    for value in settled.values():
+        if isinstance(value, Settled):
+            yield from _order_statistics(value)
+        elif isinstance(value, Threshold):
+            yield value.value, value.nominal > 1
 
 
 @law(large=True)

@@ -6,7 +6,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rlstab import M2PO, WAPO, ClipCov, ClipHigher, Mismatch, RandomMask, S2TMask, TokenBatch, compose, make_plan
+from rlstab import (
+    M2PO,
+    WAPO,
+    ClipCov,
+    ClipHigher,
+    ESSScale,
+    Mismatch,
+    RandomMask,
+    S2TMask,
+    TokenBatch,
+    compose,
+    make_plan,
+)
 from rlstab.testing.run import joined, run_ranks, run_whole
 from rlstab.testing.run import run_parts as run_step
 from rlstab.testing.steps import make_step
@@ -65,9 +77,9 @@ def test_mismatch_reports_what_sums_by_hand_give(of_to: tuple[str, str]) -> None
 
 def test_effective_sample_size_of_weights_that_no_float_holds() -> None:
     """Of weights ``e^900`` and ``2 e^900``, with one that is 0 beside them: 9 / (3 * 5)."""
-    rows = [[token(now=-950.0, sampled=sampled)] for sampled in (-900.0, -900.0 - math.log(2), 800.0)]
-    _, report = run_parts(compose(Mismatch()), rows, [[2], [0], [1]])
-    assert report["mismatch/ess"].value == pytest.approx(9 / 15)
+    rows = [[token(now=0.0, sampled=sampled)] for sampled in (-900.0, -900.0 - math.log(2), 800.0)]
+    _, report = run_parts(compose(Mismatch(), ESSScale()), rows, [[2], [0], [1]])
+    assert [report[f"{name}/ess"].value for name in ("mismatch", "ess_scale")] == [pytest.approx(9 / 15)] * 2
     assert report["mismatch/max_abs_log_ratio"].value == pytest.approx(900 + math.log(2))
     assert all(math.isfinite(mean.value) for mean in report.values() if float(mean.count))
 
