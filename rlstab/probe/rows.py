@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,9 +58,6 @@ class Row:
         A method joins the base's objective; where they own one slot, it takes the place of the base's clip. In a probe
         of old or other samplers the base's ratio does not see them (``recompute``). A row whose methods act by the
         ratio gets one that does (``rollout``), unless they compare sampler and trainer themselves.
-
-        Raises:
-            Conflict: the methods do not fit together.
         """
         base, set_here = probe.bench["base"], dict[str, Any]()
         if self.stages:
@@ -73,16 +71,12 @@ class Row:
     def _joined(self, base: list[Any]) -> list[Any]:
         if self.whole:
             return list(self.objective)
-        problem = None
-        for items in ([*base, *self.objective], ["token_mean", *self.objective], list(self.objective)):
-            try:
+        together = [*base, *self.objective]
+        for items in (together, ["token_mean", *self.objective], list(self.objective)):
+            with suppress(Conflict):
                 load_objective({"objective": items})
-            except Conflict as error:
-                problem = problem or error
-            else:
                 return items
-        assert problem is not None
-        raise problem
+        return together  # the bench then says what does not fit
 
 
 def row(asked: str) -> Row:
