@@ -117,7 +117,7 @@ def test_the_wheel_in_an_empty_environment(tmp_path: Path) -> None:
 
     run(*install, f"{wheel}[report]", cwd=empty)
     run(bin / "rlstab", "report", "runs/countdown", cwd=empty)
-    assert (empty / "report" / "report.html").is_file()
+    assert (empty / "runs" / "countdown" / "report" / "report.html").is_file()
 
 
 @pytest.mark.skipif(shutil.which("git") is None or shutil.which("make") is None, reason="needs git and make")
