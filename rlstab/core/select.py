@@ -25,8 +25,6 @@ from rlstab.core.compare import chunks, places
 DIGIT = 11
 #: So many values are gathered: 32 KB in float64, of all ranks together.
 FEW = 1 << 12
-#: In a process alone nothing travels: so many times as many are looked at as they are.
-ALONE = 8
 
 #: From the number of values to the wanted ranks: at most two, of 1 to that number; none of no values.
 Ranks = Callable[[int], Sequence[int]]
@@ -65,8 +63,7 @@ class _Search:
     """One set of values: the keys that are still in question, by their first bits."""
 
     def __init__(self, values: Tensor, ranks: Ranks, alone: bool) -> None:
-        self.ranks = ranks
-        self.limit = FEW * ALONE if alone else FEW
+        self.ranks, self.alone = ranks, alone
         self.size = values.numel() if alone else None  # over all ranks
         self.places: list[tuple[int, int]] | None = None  # of each wanted one: its first bits, its rank among these
         self._start(values)
@@ -79,7 +76,7 @@ class _Search:
     @property
     def few(self) -> bool:
         """So few values that they are gathered."""
-        return self.size is not None and self.size <= self.limit
+        return self.size is not None and self.size <= FEW
 
     @property
     def running(self) -> bool:
@@ -125,6 +122,9 @@ class _Search:
                 kept[longer] = [self._with(place, keys) for keys in self.groups[first]]
         self.places, self.groups = places, kept
         self.left -= digit
+        if self.alone and self.left:  # nothing travels: the keys that are left, of one sign, are ordered at once
+            keys = [torch.cat(kept[first]).kthvalue(rank).values for first, rank in places]
+            self.places, self.left = [(int(key) % (1 << 32 + 32 * self.wide), 1) for key in keys], 0
 
     @property
     def _digit(self) -> int:
