@@ -89,9 +89,7 @@ def shown(path: str) -> str:
     """The text of the page for a file: a document as it is, anything else as a listing."""
     text = (ROOT / path).read_text(encoding="utf-8")
     if path.startswith(PROBES) and path.endswith(".md"):  # without what only the program reads
-        page = text.split("---\n", 2)[-1]
-        outcomes = "\n".join(probes.table(Path(path).stem))
-        return f"{page}\n## What came of it\n\n{outcomes}\n\nSingle runs: [the map](map.html).\n"
+        return text.split("---\n", 2)[-1] + probes.outcomes(Path(path).stem)
     if path.endswith(".md"):
         return text
     return f"# {path}\n\n``````{LANGUAGES.get(Path(path).suffix, 'text')}\n{text}``````\n"
@@ -170,7 +168,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for file in [file for file in files if file.src_uri.endswith(".ipynb")]:
         for place, content in notebook(file.src_uri).items():
             files.append(File.generated(config, place, content=content))
-    files.append(File.generated(config, "probes/map.html", content=map_page(probes.drawn())))
+    for model, name in probes.MAPS.items():
+        if probes.drawn(model).columns:
+            files.append(File.generated(config, f"probes/{name}", content=map_page(probes.drawn(model))))
     for place, path in elsewhere.items():
         files.append(File.generated(config, place, content=shown(path)))
     return files

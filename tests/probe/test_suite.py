@@ -48,7 +48,7 @@ def test_a_probe_is_a_bench_with_doses_and_predictions(probe: Probe) -> None:
 
 
 def test_every_page_belongs_to_a_probe_and_every_bench_file_to_one_of_its_models() -> None:
-    assert {path.stem for path in HERE.glob("*.md")} == set(NAMES)
+    assert {path.stem for path in HERE.glob("*.md")} == {*NAMES, "smollm2"}
     assert {path.stem.rpartition("-")[2] for path in HERE.glob("*.yaml")} == set(NAMES)
 
 
@@ -57,6 +57,8 @@ def test_the_other_model_has_three_doses_of_the_same_dials() -> None:
         assert {*probe.bench["methods"]} >= {*FIXED, START} - {"half_lr", "no_clip"}
         assert probe.quick_doses == probe.doses
         assert len(probe.doses) == 3
+        assert probe.predictions().keys() >= {"quarter_lr", "random_mask", "control"}
+        assert f"]({probe.name}.yaml)" in probe.text
     with pytest.raises(UnknownName, match="staleness"):
         probes(["stalenes"])
     with pytest.raises(UnknownName, match="smollm2"):

@@ -42,25 +42,25 @@ class Probe:
     """One instability that is provoked by construction, with a dial.
 
     Attributes:
-        name: of its files; after the model and a hyphen where that is another than the small one.
-        model: None for the small one.
+        name: of its bench file; behind the model and a hyphen where that is another than the small one.
     """
 
     name: str
-    model: str | None = None
 
     @cached_property
     def bench(self) -> Mapping[str, Any]:
         """What its bench file says, with paths that are absolute."""
-        name = self.name if self.model is None else f"{self.model}-{self.name}"
-        data: Mapping[str, Any] = located(Document.read(HERE / f"{name}.yaml")).data
+        data: Mapping[str, Any] = located(Document.read(HERE / f"{self.name}.yaml")).data
         return data
 
     @cached_property
     def _page(self) -> tuple[Mapping[str, Any], str]:
-        path = HERE / f"{self.name}.md"
+        """Those of another model have one page together."""
+        model, _, own = self.name.rpartition("-")
+        path = HERE / f"{model or own}.md"
         _, head, text = path.read_text(encoding="utf-8").split("---\n", 2)
-        return Document.parse(head, path.name).data, text
+        data = Document.parse(head, path.name).data
+        return data[own] if model else data, text
 
     @property
     def doses(self) -> tuple[str, ...]:
@@ -70,7 +70,7 @@ class Probe:
     @property
     def quick_doses(self) -> tuple[str, ...]:
         """The first, about what the base tolerates, and about twice that; all of them on another model."""
-        return tuple(self._page[0]["quick"]) if self.model is None else self.doses
+        return tuple(self._page[0].get("quick", self.doses))
 
     @property
     def dial(self) -> str:
@@ -103,13 +103,12 @@ def probes(names: Sequence[str] = (), model: str | None = None) -> list[Probe]:
     Raises:
         UnknownName: there is no such probe, or none on this model.
     """
-    known = list(NAMES)
+    before = "" if model is None else f"{model}-"
     models = sorted({path.stem.partition("-")[0] for path in HERE.glob("*-*.yaml")})
-    if model is not None:
-        if model not in models:
-            raise UnknownName(f"--model {model}: no probe runs on it. {did_you_mean(model, models)}")
-        known = [name for name in known if (HERE / f"{model}-{name}.yaml").is_file()]
+    if model is not None and model not in models:
+        raise UnknownName(f"--model {model}: no probe runs on it. {did_you_mean(model, models)}")
+    known = [name for name in NAMES if (HERE / f"{before}{name}.yaml").is_file()]
     for name in names:
         if name not in known:
             raise UnknownName(f"--probe {name}: there is no such probe. {did_you_mean(name, known)}")
-    return [Probe(name, model) for name in names or known]
+    return [Probe(f"{before}{name}") for name in names or known]
