@@ -155,7 +155,6 @@ def load_bench(source: str | Path | Mapping[str, Any], *, out: str | Path | None
         raise document.error((), "a bench is a mapping with the keys name, base, methods, settings, seeds, ...")
     document = located(document)
     file = document.validate(BenchFile, dict(document.data))
-    assert isinstance(file, BenchFile)
     base = _base(document, file, Path(document.name).parent)
     methods = _methods(document, file, base)
     settings = {name: _values(document, ("settings", name)) for name in file.settings} or {DEFAULT: {}}
@@ -237,7 +236,6 @@ def _method(document: Document, name: str, own: Document | None) -> _Method:
     if not isinstance(entry, Mapping) or entry.keys() & {"name", "preset"}:
         return _Method(part(document, place), {}, {}, {})
     checked = document.validate(MethodEntry, dict(entry), place)
-    assert isinstance(checked, MethodEntry)
     if "objective" in entry:
         objective = part(document, (*place, "objective"))
     elif own is not None:

@@ -145,6 +145,12 @@ def settings_as_yaml(method: Method[Any]) -> dict[str, Any]:
     return {setting.name: _plain(setting, getattr(method, setting.name)) for setting in settings_of(type(method))}
 
 
+def at_defaults(name: str, length: int) -> dict[str, Any]:
+    """A method of the zoo as YAML has it; one that has to be told the ``length`` of a response is told this one."""
+    told = "length" in {setting.name for setting in settings_of(METHODS.get(name))}
+    return {"name": name} | ({"length": length} if told else {})
+
+
 def _plain(setting: Setting, value: Any) -> Any:
     """Numbers that are equal look equal: 1 is 1.0 and -0.0 is 0.0 where a float is wanted."""
     if float in setting.kinds and int not in setting.kinds and isinstance(value, int | float):
@@ -223,12 +229,8 @@ def _methods(document: Document, item: Any, place: Place) -> list[TokenObjective
     return [_made(document, item, place, METHODS)]
 
 
-def _members(objective: TokenObjective) -> Sequence[TokenObjective]:
-    return objective.members if isinstance(objective, Composition) else (objective,)
-
-
 def _single(objective: TokenObjective) -> TokenObjective:
-    return members[0] if len(members := _members(objective)) == 1 else objective
+    return objective.members[0] if isinstance(objective, Composition) and len(objective.members) == 1 else objective
 
 
 def _preset(document: Document, item: Mapping[Any, Any], place: Place) -> list[TokenObjective]:
@@ -241,7 +243,7 @@ def _preset(document: Document, item: Mapping[Any, Any], place: Place) -> list[T
         if name not in names:
             text = f"the preset '{checked.preset}' has no method '{name}'. {did_you_mean(name, names)}"
             raise document.error((*place, *step), text)
-    adapted = (_adapted(document, method, checked, place) for method in _members(recipe.objective))
+    adapted = (_adapted(document, method, checked, place) for method in recipe.objective.members)
     return [method for method in adapted if method is not None]
 
 
@@ -264,7 +266,8 @@ def _adapted(document: Document, method: TokenObjective, item: PresetItem, place
 
 def dump_objective(objective: TokenObjective) -> list[dict[str, Any]]:
     """The canonical form: every setting of every method, in the order of the composition."""
-    return [_dump(method) for method in _members(objective)]
+    members = objective.members if isinstance(objective, Composition) else (objective,)
+    return [_dump(method) for method in members]
 
 
 def _dump(method: TokenObjective) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from rich.table import Table
 
 from rlstab.config.bundled_examples import Kind, examples
 from rlstab.core.batch import BASICS
-from rlstab.core.compose import Composition
 from rlstab.core.metadata import SOURCES, summary
 from rlstab.core.method import Method
 from rlstab.core.objective import TokenObjective
@@ -77,7 +76,6 @@ def blocks(sections: Iterable[tuple[str, Sequence[tuple[str, str]]]]) -> Iterato
 
 
 def _of_preset(name: str, preset: Preset) -> tuple[str, str]:
-    assert isinstance(preset.objective, Composition)
     parts = [*preset.objective.keyed, *(stage.name for stage in preset.stages)]
     return name, f"{preset.about} {', '.join(parts)}"
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rlstab.core.objective import TokenObjective
+from rlstab.core.compose import Composition
 from rlstab.stages import STAGES
 from rlstab.stages.pipeline import Pipeline
 from rlstab.stages.stage import Stage
@@ -21,7 +21,7 @@ class Preset:
         stages: what it does outside the loss, beside the estimator.
     """
 
-    objective: TokenObjective
+    objective: Composition
     estimator: str
     about: str
     sources: Mapping[str, str] = field(repr=False)

@@ -167,12 +167,9 @@ def draw_map(
             prediction = column.probe.prediction(row, kinds.get(row, ()), column.policy) if row != "base" else None
             scored = score(by_row[row], by_row["base"], starts[place]) if by_row["base"] else "the base has no run"
             cells[row, place] = Cell(scored, by_row[row], prediction)
-    missing = [f"{column.title}: {cells['base', k].score}" for k, column in enumerate(columns) if _unusable(cells, k)]
+    bases = {column.title: cells["base", place].score for place, column in enumerate(columns)}
+    missing = [f"{title}: {score}" for title, score in bases.items() if isinstance(score, str)]
     return Map(columns, names, cells, starts, [*remarks, *missing])
-
-
-def _unusable(cells: Mapping[tuple[str, int], Cell], place: int) -> bool:
-    return isinstance(cells["base", place].score, str)
 
 
 def _outcomes(records: Sequence[Record], policy: str) -> dict[str, dict[float, dict[int, float]]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from rlstab.bench.file import NAME
 from rlstab.config import Document, load_objective
+from rlstab.config.objectives import at_defaults
 from rlstab.config.user_code import is_user_code, load_class, located
 from rlstab.core.compose import walk
 from rlstab.core.method import Method
@@ -38,11 +39,15 @@ class Row:
     stages: tuple[Any, ...] = ()
     whole: bool = False
 
+    def _items(self, length: int) -> list[Any]:
+        """Those of its objective, for responses of that length: a method alone may have to be told it."""
+        alone = self.name in METHODS.names() and self.objective == ({"name": self.name},)
+        return [at_defaults(self.name, length)] if alone else list(self.objective)
+
     def _methods(self) -> list[TokenObjective]:
         """The methods that it brings."""
-        if not self.objective:
-            return []
-        return [leaf.method for leaf in walk(load_objective({"objective": list(self.objective)}))]
+        items = self._items(1)
+        return [leaf.method for leaf in walk(load_objective({"objective": items}))] if items else []
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -66,13 +71,14 @@ class Row:
         blind = base["optimisation"]["old_logprobs"] == "recompute"
         if blind and "live" in drift and not drift & {"sampler", "start"}:
             set_here["optimisation.old_logprobs"] = "rollout"
-        return {"objective": self._joined(base["objective"]) if self.objective else base["objective"], "set": set_here}
+        own = self._items(base["rollout"]["max_new_tokens"])
+        return {"objective": self._joined(base["objective"], own) if own else base["objective"], "set": set_here}
 
-    def _joined(self, base: list[Any]) -> list[Any]:
+    def _joined(self, base: list[Any], own: list[Any]) -> list[Any]:
         if self.whole:
-            return list(self.objective)
-        together = [*base, *self.objective]
-        for items in (together, ["token_mean", *self.objective], list(self.objective)):
+            return own
+        together = [*base, *own]
+        for items in (together, ["token_mean", *own], own):
             with suppress(Conflict):
                 load_objective({"objective": items})
                 return items

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlstab.core.compose import compose
+from rlstab.config import load_objective
+from rlstab.config.objectives import at_defaults
+from rlstab.core.compose import Composition
 from rlstab.core.objective import State, TokenObjective, no_fit_warnings
 from rlstab.core.plan import make_plan
 from rlstab.errors import RlstabError
@@ -67,17 +69,13 @@ class Effects:
     left_out: Mapping[str, str]
 
 
-def every_objective(length: int) -> dict[str, TokenObjective]:
+def every_objective(length: int) -> dict[str, Composition]:
     """Every method at its defaults, alone, and every preset.
 
     Args:
         length: tokens of the longest response, for the methods that have to be told.
     """
-    made: dict[str, TokenObjective] = {}
-    for name in METHODS.names():
-        cls = METHODS.get(name)
-        method = cls(length=length) if "length" in {setting.name for setting in fields(cls)} else cls()
-        made[name] = compose(method)
+    made = {name: load_objective(at_defaults(name, length)) for name in METHODS.names()}
     return made | {f"preset:{name}": recipe.objective for name, recipe in PRESETS.items()}
 
 

@@ -211,6 +211,12 @@ def test_what_acts_by_the_ratio_sees_the_sampler_where_that_is_another() -> None
     assert row("clip_higher").entry(false)["set"] == {}
 
 
+def test_a_method_that_has_to_be_told_the_length_is_told_that_of_the_probe() -> None:
+    for probe in probes():
+        told = row("constant_length").entry(probe)["objective"][-1]
+        assert told == {"name": "constant_length", "length": probe.bench["base"]["rollout"]["max_new_tokens"]}
+
+
 def test_what_is_no_row_is_told(tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match="s2t"):
         row("s2tt")
