@@ -74,7 +74,7 @@ class Map:
         """What a row tolerates, compared with the base; None where it has no score."""
         if isinstance(cell.score, str):
             return None
-        if not cell.score.visible or (cell.score.quick and cell.score.verdict == "no visible difference"):
+        if not cell.score.visible or cell.score.verdict == "no visible difference":
             return "same"
         return "more" if cell.score.relative.value > 1 else "less"
 
@@ -101,7 +101,7 @@ class Map:
             by_verdict: dict[str, list[str]] = defaultdict(list)
             for place, column in enumerate(self.columns):
                 cell = self.cells[row, place]
-                by_verdict[cell.score.verdict if isinstance(cell.score, Score) else "no score"].append(column.title)
+                by_verdict[self.shown(cell) if isinstance(cell.score, Score) else "no score"].append(column.title)
             parts = (f"{verdict} in {listed(titles)}" for verdict, titles in by_verdict.items())
             sentences.append(f"{row}, tolerated dose against the base's: {'; '.join(parts)}.")
         return sorted(sentences)

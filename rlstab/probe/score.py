@@ -80,13 +80,15 @@ class Score:
 
     @property
     def verdict(self) -> str:
-        """All that a few seeds and doses can say."""
+        """In words: of a few seeds no difference below a factor of two."""
         if len(self.seeds) < MIN_SEEDS:
             return "too few seeds"
         if self.visible and self.relative.value >= 2:
             return "twice or more"
         if self.visible and self.relative.value <= 0.5:
             return "half or less"
+        if self.visible and not self.quick:
+            return "more" if self.relative.value > 1 else "less"
         return "no visible difference"
 
 

@@ -64,6 +64,13 @@ def test_the_tolerated_dose_is_relative_to_the_base() -> None:
     assert 2 < twice.harm <= 8
 
 
+def test_less_than_twice_is_told_by_more_than_a_few_seeds_alone() -> None:
+    more, less = scored(outcomes(3), outcomes(2)), scored(outcomes(2), outcomes(3))
+    assert [(score.visible, score.verdict) for score in (more, less)] == [(True, "more"), (True, "less")]
+    few = scored(outcomes(3, seeds=3), outcomes(2))
+    assert (few.visible, few.verdict) == (True, "no visible difference")
+
+
 def test_price_and_harm_are_those_of_the_row() -> None:
     frozen = scored(outcomes(99, healthy=START), outcomes(2))
     assert frozen.price.value == pytest.approx(0, abs=0.05)
@@ -109,8 +116,8 @@ def test_a_map_scores_the_two_policies_apart_and_says_what_held() -> None:
     assert drawn.cells["half_lr", 0].prediction == "same"
     assert drawn.cells["base", 0].prediction is None
     [sentence] = drawn.sentences
-    assert "twice or more in mismatch_bits, trainer" in sentence
-    assert "half or less in mismatch_bits, sampler" in sentence
+    assert f"{drawn.shown(trainer)} in mismatch_bits, trainer" in sentence
+    assert f"{drawn.shown(sampler)} in mismatch_bits, sampler" in sentence
     data = json.loads(drawn.json)
     assert len(data["cells"]) == 2 * len(drawn.rows)
 
