@@ -472,9 +472,8 @@ CHANGES: Mapping[str, Edit] = {
 
 def _named(records: Sequence[Record]) -> str | None:
     """A sentence: the change, or the factors of the terms, or both, that explains all of it."""
-    text = ", or what is the same here: ".join(
-        text for text, edit in {**SCALES, **CHANGES}.items() if _explains(records, edit)
-    )
+    same = [text for text, edit in {**SCALES, **CHANGES}.items() if _explains(records, edit)]
+    text = ", or what is the same here: ".join(same)
     few = sum(step.row.numel() for _, step, _ in records[:4]) <= FEW
     edits: Mapping[str, Edit] = {} if text else {"": {}, **(CHANGES if few else {})}
     for change, edit in edits.items():
@@ -496,7 +495,8 @@ def _fitted(rows: Sequence[Rows]) -> tuple[list[float], str]:
     said = f"its policy term is {policy:.4g} times what it should be"
     factors = [policy]
     for name, factor, column in zip(("KL term", "entropy bonus"), others, terms.T[1:], strict=True):
-        factors.append(factor if bool(column.any()) else policy)  # of what is not in the record nothing is known
+        size = float(column.abs().max())  # of what is not in the record nothing is known, and rounding is no term
+        factors.append(policy if not size else factor if abs(factor) * size > ABSOLUTE else 0.0)
         if not math.isclose(factors[-1], policy, rel_tol=1e-3):
             said += f", and its {name} {round(factors[-1], 4) + 0.0:g} times"
     return factors, said
