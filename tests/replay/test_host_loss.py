@@ -32,6 +32,19 @@ def test_an_error_is_named(error: str) -> None:
         assert ERRORS[error][0] in said.lower()
 
 
+def test_rounding_is_no_part_of_a_term_that_is_missing() -> None:
+    steps = []
+    for number in (1, 2, 3):
+        whole, without = step(number).header.loss, step(number, error="no kl")
+        assert whole is not None
+        assert without.header.loss is not None
+        pairs = zip(whole.values, without.header.loss.values, strict=True)
+        values = [wrong + 6e-4 * (right - wrong) for right, wrong in pairs if right is not None and wrong is not None]
+        steps.append(told(without_coefficients(without), values=values))
+    (said,) = judge(steps).findings
+    assert "KL term 0 times" in said
+
+
 def test_an_error_that_nobody_knows_is_located() -> None:
     steps = [step(1, error="one response")]
     (said,) = judge(steps).findings
