@@ -20,7 +20,7 @@ LEGEND = (
     "A number is the dose that a row tolerates, divided by the dose that the base tolerates: up to there training "
     "keeps half of its healthy gain. Intervals are at 95 %, a bootstrap over seeds; where one includes 1 the cell is "
     "grey. A cell in words has three seeds, which tell nothing finer. The price is what is left of the healthy gain at "
-    "the harmless end of the dial: 1 costs nothing. Large models tolerate other doses than this one."
+    "the harmless end of the dial: 1 costs nothing. Other models tolerate other doses."
 )
 
 
@@ -128,12 +128,12 @@ class Map:
         """Everything, for programs: infinite doses are null, and ``limit`` says beyond what."""
         cells = []
         for (row, place), cell in self.cells.items():
-            scored = {"why": cell.score} if isinstance(cell.score, str) else asdict(cell.score)
+            own = cell.score
+            scored = {"why": own} if isinstance(own, str) else {**asdict(own), "verdict": own.verdict}
             column = {"row": row, "probe": self.columns[place].probe.name, "policy": self.columns[place].policy}
-            verdict = {} if isinstance(cell.score, str) else {"verdict": cell.score.verdict}
             outcomes = {f"{dose:g}": dict(seeds) for dose, seeds in cell.outcomes.items()}
             predicted = {"prediction": cell.prediction, "held": self.held(cell)}
-            cells.append({**column, **scored, **verdict, **predicted, "outcomes": outcomes})
+            cells.append({**column, **scored, **predicted, "outcomes": outcomes})
         return json.dumps(plain({"cells": cells, "remarks": self.remarks}), indent=1) + "\n"
 
 
@@ -156,7 +156,8 @@ def draw_map(
     columns = [
         Column(probe, policy) for probe in suite for policy in (("trainer", "sampler") if probe.name in two else ("",))
     ]
-    names = {**FIXED, **{row: row for row in kinds}}
+    there = {row for probe in suite for row in probe.bench["methods"]}  # on another model not all of them
+    names = {row: title for row, title in FIXED.items() if row in there} | {row: row for row in kinds}
     cells: dict[tuple[str, int], Cell] = {}
     starts: dict[int, float] = {}
     for place, column in enumerate(columns):
