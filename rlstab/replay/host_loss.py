@@ -54,6 +54,7 @@ class Formula(BaseModel):
         low, high: of the clip range, from ``1 - low`` to ``1 + high``.
         cap: the ratio is never above it, before the clip (TRL's ``delta``).
         dual: with a negative advantage the loss is at most ``-A dual``.
+        bound: the ``larger`` of the losses with and without the clip counts, the ``smaller``, or the ``clipped`` one.
         weight: the clipped ratio is a constant weight of the log-prob (CISPO).
         beta: coefficient of the KL term.
         estimator: of the KL term, ``k1``, ``k2``, ``k3`` or ``k3_unbiased``; with ``_reversed`` behind it, the two
@@ -76,6 +77,7 @@ class Formula(BaseModel):
     high: float = 0.2
     cap: float = math.inf
     dual: float = math.inf
+    bound: Literal["larger", "smaller", "clipped"] = "larger"
     weight: bool = False
     beta: float = 0.0
     estimator: str = "k3"
@@ -196,8 +198,9 @@ def _ratio(step: Step, formula: Formula, live: Tensor) -> Tensor:
 def _policy_term(formula: Formula, ratio: Tensor, advantages: Tensor, live: Tensor) -> Tensor:
     if formula.weight:
         return -ratio.clamp(max=formula.high).detach() * advantages * live
-    clipped = ratio.clamp(1 - formula.low, 1 + formula.high)
-    loss = torch.maximum(-advantages * ratio.clamp(max=formula.cap), -advantages * clipped)
+    clipped = -advantages * ratio.clamp(1 - formula.low, 1 + formula.high)
+    free = -advantages * ratio.clamp(max=formula.cap)
+    loss = {"larger": torch.maximum, "smaller": torch.minimum}.get(formula.bound, lambda own, _: own)(clipped, free)
     return torch.where(advantages < 0, torch.minimum(loss, -advantages * formula.dual), loss)
 
 
@@ -330,7 +333,7 @@ def _apart(rows: Rows, factors: Sequence[float] = PLAIN) -> tuple[float, bool]:
     recorded, terms, share = rows
     expected = terms @ torch.tensor(factors, dtype=torch.float64)
     off = (recorded - expected).abs().nan_to_num(math.inf)
-    absolute = ABSOLUTE * max(1e-6, *map(abs, factors))
+    absolute = ABSOLUTE * min(1.0, max(1e-6, *map(abs, factors)))
     beyond = ~(off <= share * torch.maximum(recorded.abs(), expected.abs()) + absolute)
     return float(off.max()) if off.numel() else 0.0, bool(beyond.any())
 
@@ -415,25 +418,21 @@ def _mean(mean: str) -> Edit:
     return {"mean": mean, "tokens": 0.0, "whole": False}
 
 
-#: What trainers were seen to do in place of what they say: to the size of the loss, ...
-SCALES: Mapping[str, Edit] = {
-    "it was divided by the gradient accumulation twice": lambda formula, step: {
-        "scale": formula.scale / step.accumulation
-    },
-    "it was not divided by the gradient accumulation": lambda formula, step: {
-        "scale": formula.scale * step.accumulation
-    },
-    "it was divided by the number of processes once too often": lambda formula, step: {
-        "scale": formula.scale / step.header.ranks
-    },
-    "it was multiplied by the number of processes": lambda formula, step: {"scale": formula.scale * step.header.ranks},
-}
-#: ... to what it reads, to the tokens that count, to what it is divided by, and to its terms. What a factor of a term
-#: explains is found by `_fitted`.
+def _scaled(by: Callable[[Step], float]) -> Edit:
+    return lambda formula, step: {"scale": formula.scale * by(step)}
+
+
+#: What trainers were seen to do in place of what they say: to the size of the loss, to what it reads, to the tokens
+#: that count, to what it is divided by, and to its terms. What a factor of a term explains is found by `_fitted`.
 CHANGES: Mapping[str, Edit] = {
+    "it was divided by the gradient accumulation twice": _scaled(lambda step: 1 / step.accumulation),
+    "it was not divided by the gradient accumulation": _scaled(lambda step: step.accumulation),
+    "it was divided by the number of processes once too often": _scaled(lambda step: 1 / step.header.ranks),
+    "it was multiplied by the number of processes": _scaled(lambda step: step.header.ranks),
     "the sampler's log-probs stand in the ratio in place of the trainer's": lambda _, step: {
         "old_logprobs": step.tensors.get("rollout_logprobs")
     },
+    "the ratio is 1, as if the policy had not moved": lambda _, step: {"old_logprobs": step.live_logprobs},
     "the log-probs in the denominator are shifted back by one token": lambda _, step: {
         "old_logprobs": _shifted(step, "old_logprobs", 1)
     },
@@ -452,6 +451,7 @@ CHANGES: Mapping[str, Edit] = {
     "it is a mean over the tokens of the optimizer step": _mean("step"),
     "it is divided by a constant length": _mean("length"),
     "it is a sum over the tokens of each response": _mean("sum"),
+    "the weights beside its formula do not count": lambda _, step: {"weights": torch.ones_like(step.row)},
     "prompts count in its denominator": lambda _, step: {
         "counts": _by_response(step, step.mask) + step.tensors.get("prompt_lengths", 0),
         "tokens": 0.0,
@@ -462,6 +462,8 @@ CHANGES: Mapping[str, Edit] = {
     "nothing is clipped": dict.fromkeys(("low", "high", "cap", "dual"), math.inf),
     "the clip has no lower bound": {"low": math.inf},
     "the clip has no upper bound": {"high": math.inf},
+    "the clip makes the loss smaller in place of larger": {"bound": "smaller"},
+    "the clipped loss counts, also where the other is larger": {"bound": "clipped"},
     "the upper clip range is the lower one": lambda formula, _: {"high": formula.low},
     "the clip ranges are exchanged": lambda formula, _: {"low": formula.high, "high": formula.low},
     "the ratio has no cap": {"cap": math.inf, "dual": math.inf},
@@ -472,7 +474,7 @@ CHANGES: Mapping[str, Edit] = {
 
 def _named(records: Sequence[Record]) -> str | None:
     """A sentence: the change, or the factors of the terms, or both, that explains all of it."""
-    same = [text for text, edit in {**SCALES, **CHANGES}.items() if _explains(records, edit)]
+    same = [text for text, edit in CHANGES.items() if _explains(records, edit)]
     text = ", or what is the same here: ".join(same)
     few = sum(step.row.numel() for _, step, _ in records[:4]) <= FEW
     edits: Mapping[str, Edit] = {} if text else {"": {}, **(CHANGES if few else {})}

@@ -153,9 +153,8 @@ def joined(ranks: Sequence[Step]) -> Step:
     tensors = {name: torch.cat([rank.tensors[name] for rank in full]) for name in names}
     tensors.setdefault("sequence_ids", torch.arange(len(tensors["lengths"])))
     losses = [rank.header.loss for rank in ranks if rank.header.loss is not None]
-    loss = None
-    if len(losses) == len(ranks):
-        loss = losses[0].model_copy(update={"values": [value for own in losses for value in own.values]})
+    values = [value for own in losses for value in own.values]
+    loss = losses[0].model_copy(update={"values": values}) if len(losses) == len(ranks) else None
     told = {"loss": loss, "ranks": len(ranks), "first": all(rank.header.first for rank in ranks)}
     every = [place for rank in ranks for place in rank.ranks]
     return Step(ranks[0].header.model_copy(update={**told, "parts": len(every)}), tensors, every)

@@ -54,6 +54,7 @@ ERRORS: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
     "prompts in the denominator": ("prompts count", lambda p: {"tokens": p.tokens + p.prompts}),
     "padding in the denominator": ("padding counts", lambda p: {"tokens": p.padded}),
     "sampler": ("sampler's log-probs", lambda p: {"old_logprobs": p.rollout_logprobs}),
+    "live": ("ratio is 1", lambda p: {"old_logprobs": p.logprobs.detach()}),
     "old shifted": (
         "denominator are shifted ahead",
         lambda p: {"old_logprobs": torch.where(p.last, p.old_logprobs, p.old_logprobs.roll(-1, 1))},
@@ -72,8 +73,11 @@ ERRORS: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
     "no clip": ("nothing is clipped", put(low=1e9, high=1e9, cap=1e9)),
     "high none": ("no upper bound", put(high=1e9)),
     "low none": ("no lower bound", put(low=1e9)),
+    "optimistic": ("smaller in place of larger", put(bound=torch.max)),
+    "clipped alone": ("clipped loss counts", put(bound=lambda _, clipped: clipped)),
     "exchanged": ("ranges are exchanged", put(low=0.28, high=0.2)),
     "low for both": ("upper clip range is the lower one", put(high=0.2)),
+    "no weights": ("weights beside its formula", put(weights=1)),
     "no cap": ("no cap", put(cap=1e9)),
     "no kl": ("kl term 0 times", put(beta=0.0)),
     "beta a third": ("kl term 0.3333 times", put(beta=0.05 / 3)),
@@ -119,6 +123,7 @@ def rank(number: int, step: int, *, loss: str = "trl/dapo", first: bool = False)
         "old_logprobs": old,
         "logprobs": old.clone() if first else around(old, 0.25),
         "rollout_logprobs": sampled,
+        "weights": 0.5 + torch.rand(count, generator=draw),
         "ref_logprobs": around(old, 0.3),
         "entropies": 2 * torch.rand(count, generator=draw),
         "prompt_lengths": torch.full((8,), 2) + torch.arange(8) % 3,
@@ -135,15 +140,15 @@ def micro_loss(loss: str, part: dict[str, Any], change: Callable[[Any], dict[str
     p = SimpleNamespace(**part, **{"low": 0.2, "high": 0.28, "beta": 0.05, "factor": 1, "gap": 1, "mean": loss})
     p.cap, p.dual, p.entropy, p.estimator = (1e9, 1.2, 0.01, "k3") if verl else (1.35, 1e9, 0.0, "unbiased")
     p.first, p.last, p.inside, p.mask = place == 0, place == lengths - 1, place < lengths, p.mask.float()
-    p.sequence, p.rounded = False, torch.float32
+    p.sequence, p.rounded, p.bound = False, torch.float32, torch.min
     vars(p).update(change(p))
     log_ratio, adv, mask = p.logprobs - p.old_logprobs, p.advantages, p.mask
     if p.sequence:
         log_ratio = ((log_ratio * mask).sum(1) / mask.sum(1))[:, None].expand_as(log_ratio)
     ratio = log_ratio.exp()
     ratio = ratio + (ratio.to(p.rounded).float() - ratio).detach()
-    per_token = -torch.min(ratio.clamp(max=p.cap) * adv, ratio.clamp(1 - p.low, 1 + p.high) * adv)
-    per_token = torch.where(adv < 0, torch.min(per_token, -adv * p.dual), per_token)
+    per_token = -p.bound(ratio.clamp(max=p.cap) * adv, ratio.clamp(1 - p.low, 1 + p.high) * adv)
+    per_token = torch.where(adv < 0, torch.min(per_token, -adv * p.dual), per_token) * p.weights
     gap = p.gap * (p.ref_logprobs - p.logprobs)
     kl = {"k1": -gap, "k2": gap**2 / 2}.get(p.estimator, gap.exp() - gap - 1)
     kl = kl * ratio if p.estimator == "unbiased" else kl
