@@ -52,7 +52,7 @@ class Score:
 
     Attributes:
         tolerated: the dose at which half of the healthy gain is left; infinite beyond the last one.
-        relative: that dose divided by the base's.
+        relative: that dose divided by the base's, or by the last one where the base's lies beyond it.
         limit: the last dose divided by the base's tolerated one: what an infinite ``relative`` is above.
         price: what is left of the healthy gain at the first dose, where nothing is wrong: 1 is no price.
         harm: the dose from which on training ends below its start; infinite beyond the last one.
@@ -116,8 +116,8 @@ def score(row: Outcomes, base: Outcomes, start: float) -> Score | str:
     resampled = [_measured(both[:, chosen], x, start) for chosen in _resamples(len(seeds))]
     return Score(
         tolerated=own,
-        relative=_interval(_ratio(own, others), [_ratio(a, b) for a, b, _ in resampled]),
-        limit=float(x[-1]) / others if 0 < others < math.inf else math.nan,
+        relative=_interval(_ratio(own, others, x), [_ratio(a, b, x) for a, b, _ in resampled]),
+        limit=float(x[-1]) / min(others, float(x[-1])) if others else math.nan,
         price=_interval(price, [cost for _, _, cost in resampled]),
         harm=crossing(x, means, 0.0),
         doses=doses,
@@ -155,11 +155,11 @@ def crossing(doses: NDArray[np.float64], values: NDArray[np.float64], level: flo
     return float(doses[place - 1] + (doses[place] - doses[place - 1]) * (above - level) / (above - below))
 
 
-def _ratio(own: float, base: float) -> float:
+def _ratio(own: float, base: float, doses: NDArray[np.float64]) -> float:
     """Of two doses; two that lie beyond the last one are alike."""
-    if math.isinf(base):
-        return 1.0 if math.isinf(own) else 0.0
-    return own / base if base else math.nan
+    if math.isinf(own) and math.isinf(base):
+        return 1.0
+    return own / min(base, float(doses[-1])) if base else math.nan
 
 
 def _interval(value: float, resampled: Sequence[float]) -> Interval:
