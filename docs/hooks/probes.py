@@ -39,7 +39,8 @@ def outcomes(page: str) -> str:
             cell = whole.cells[key, place]
             if column.probe.name not in own or key == "base" or not cell.outcomes:
                 continue
-            row_title = ", ".join(filter(None, [title, model and column.probe.name, column.policy]))
+            probe = model and column.probe.name.removeprefix(f"{model}-")
+            row_title = ", ".join(filter(None, [title, probe, column.policy]))
             held = {True: "yes", False: "no", None: ""}[whole.held(cell)]
             price = "" if isinstance(cell.score, str) else str(cell.score.price)
             lines.append(f"| {row_title} | {cell.prediction or ''} | {held} | {whole.shown(cell)} | {price} |")
