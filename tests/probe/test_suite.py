@@ -17,6 +17,7 @@ from rlstab.core.stats import Settled
 from rlstab.errors import ConfigError, Conflict, UnknownName
 from rlstab.models import SHIPPED
 from rlstab.probe import records
+from rlstab.probe.map import draw_map
 from rlstab.probe.records import Record, identity, made, recorded
 from rlstab.probe.rows import Row, row, rows
 from rlstab.probe.run import runs_of
@@ -59,6 +60,8 @@ def test_the_other_model_has_three_doses_of_the_same_dials() -> None:
         assert len(probe.doses) == 3
         assert probe.predictions().keys() >= {"quarter_lr", "random_mask", "control"}
         assert f"]({probe.name}.yaml)" in probe.text
+    # rows that none of these probes has are not on its map
+    assert {*draw_map(probes(model="smollm2"), {}, []).rows} == {*FIXED} - {"half_lr", "no_clip"}
     with pytest.raises(UnknownName, match="staleness"):
         probes(["stalenes"])
     with pytest.raises(UnknownName, match="smollm2"):
