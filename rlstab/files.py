@@ -1,4 +1,4 @@
-"""Files that a user names: whether they are there, whether they may be replaced, and code in them.
+"""Files that a user names: whether they are there, whether they may be replaced and how, and code in them.
 
 Those checks of :class:`pathlib.Path` raise where a name is too long or a folder may not be searched, up to Python 3.13.
 """
@@ -60,6 +60,16 @@ def write_text(path: str | Path, text: str, *marks: bytes) -> None:
         raise ConfigError(f"{path} exists, and stays as it is. Give --out another file.") from error
     except (OSError, ValueError) as error:  # a name with a null character
         raise ConfigError(f"{path}: cannot be written: {reason(error)}. Give --out another file.") from error
+
+
+def replace_file(path: Path, content: str | bytes) -> None:
+    """Make ``path`` hold the content: at any moment, also after a kill, all of the old or all of the new."""
+    writing = path.with_name(f".{path.name}.writing")
+    with writing.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
+    writing.replace(path)
 
 
 def reason(error: Exception) -> str:

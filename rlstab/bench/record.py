@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rlstab.files import replace_file
+
 FILE = "bench.json"
 
 
@@ -21,9 +23,7 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 def write_record(folder: Path, values: Mapping[str, Any]) -> None:
     """Replace the record, so that a kill leaves the old one or the new one."""
-    temporary = folder / f".{FILE}.writing"
-    temporary.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(folder / FILE)
+    replace_file(folder / FILE, json.dumps(values, indent=1) + "\n")
 
 
 def update_record(folder: Path, **values: Any) -> None:

@@ -60,7 +60,7 @@ class Formula(BaseModel):
         estimator: of the KL term, ``k1``, ``k2``, ``k3`` or ``k3_unbiased``; with ``_reversed`` behind it, the two
             policies are exchanged.
         entropy: coefficient of the entropy bonus, a mean over the tokens of each micro-batch, or that of the loss.
-        sequence: the ratio is the geometric mean over the response.
+        sequence: the ratio is the geometric mean over the response; ``product``, the product.
         length: the constant of ``length``.
         tokens: denominator of ``step``; 0 counts the tokens of the step.
         scale: multiplies the whole.
@@ -82,7 +82,7 @@ class Formula(BaseModel):
     beta: float = 0.0
     estimator: str = "k3"
     entropy: float = 0.0
-    sequence: bool = False
+    sequence: bool | Literal["product"] = False
     length: float = 1.0
     tokens: float = 0.0
     scale: float = 1.0
@@ -191,7 +191,8 @@ def _by_response(step: Step, values: Tensor) -> Tensor:
 def _ratio(step: Step, formula: Formula, live: Tensor) -> Tensor:
     log_ratio = live - step.tensors.get("old_logprobs", live.detach()).double()
     if formula.sequence:
-        log_ratio = (_by_response(step, log_ratio) / _by_response(step, step.mask).clamp(min=1))[step.row]
+        count = 1 if formula.sequence == "product" else _by_response(step, step.mask).clamp(min=1)
+        log_ratio = (_by_response(step, log_ratio) / count)[step.row]
     return log_ratio.exp()
 
 
@@ -458,6 +459,7 @@ CHANGES: Mapping[str, Edit] = {
     },
     "padding counts in its denominator": _padded,
     "the ratio is that of the sequence": {"sequence": True},
+    "the ratio is that of the sequence, and not the mean over its tokens": {"sequence": "product"},
     "the ratio is that of the token": {"sequence": False},
     "nothing is clipped": dict.fromkeys(("low", "high", "cap", "dual"), math.inf),
     "the clip has no lower bound": {"low": math.inf},
@@ -468,6 +470,9 @@ CHANGES: Mapping[str, Edit] = {
     "the clip ranges are exchanged": lambda formula, _: {"low": formula.high, "high": formula.low},
     "the ratio has no cap": {"cap": math.inf, "dual": math.inf},
     **{f"its KL term is {kind}": {"estimator": kind} for kind in ("k1", "k2", "k3", "k3_unbiased")},
+    "its KL term is that to the old policy, not to the reference": lambda _, step: {
+        "ref_logprobs": step.tensors.get("old_logprobs")
+    },
     "its KL term has the two policies exchanged": lambda formula, _: {"estimator": f"{formula.estimator}_reversed"},
 }
 

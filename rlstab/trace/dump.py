@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,6 +22,7 @@ from rlstab.core.objective import State, TokenObjective
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.saved_state import dump_state
 from rlstab.errors import ConfigError
+from rlstab.files import replace_file
 
 #: Outputs of the live policy, which a loss is made of.
 LIVE = ("logprobs", "entropies", "log_kept_mass")
@@ -119,19 +119,9 @@ def write_dump(folder: Path, header: Header, tensors: Mapping[str, Tensor]) -> P
     whole = header.model_copy(update={"sha256": hashlib.sha256(data).hexdigest()})
     path = folder / f"step-{header.step:06d}.rank-{header.rank}.json"
     path.unlink(missing_ok=True)  # it would describe other tensors
-    _replace(path.with_suffix(".safetensors"), data)
-    _replace(path, whole.model_dump_json(indent=1).encode())
+    replace_file(path.with_suffix(".safetensors"), data)
+    replace_file(path, whole.model_dump_json(indent=1))
     return path
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """A file that is there only when it is whole."""
-    beside = path.with_name(f"{path.name}.part")
-    with beside.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
 
 
 class Recorder:

@@ -31,6 +31,7 @@ from rlstab.config.objectives import objective_hash
 from rlstab.config.runs import RunConfig, dump_run, run_hash
 from rlstab.config.user_code import changed_files, checksums, portable
 from rlstab.errors import CheckpointError, ConfigError
+from rlstab.files import replace_file
 from rlstab.models.loading import read_json
 from rlstab.tasks.rewards import Rewards
 from rlstab.train import checkpoint
@@ -221,8 +222,8 @@ class RunFolder:
             known = self.identity()
             del known["settings"]  # which config.yaml has
             self._about = {**known, "saved": self.start is not None, **about}
-            _write(self.path / "run.json", json.dumps(self._about, indent=1))
-            _write(self.path / "config.yaml", dump_run(self._run))
+            replace_file(self.path / "run.json", json.dumps(self._about, indent=1))
+            replace_file(self.path / "config.yaml", dump_run(self._run))
 
     def _make_room(self) -> None:
         """Move the run that was here aside, with ``run.json`` last; remove one without a checkpoint or a record."""
@@ -272,7 +273,7 @@ class RunFolder:
         with filesystem_errors(self.path, CheckpointError):
             if not self._about["saved"]:
                 self._about["saved"] = True
-                _write(self.path / "run.json", json.dumps(self._about, indent=1))
+                replace_file(self.path / "run.json", json.dumps(self._about, indent=1))
             paths = [path for path in checkpoint.checkpoints(saved.parent) if checkpoint.owner(path) == self.run_id]
             until = [path for path in paths if checkpoint.number(path) <= checkpoint.number(saved)]
             for path in until[: -self._run.tracking.keep_checkpoints]:
@@ -350,16 +351,6 @@ def _difference(before: Any, now: Any, free: Set[str]) -> tuple[str, Any, Any] |
     return None
 
 
-def _write(path: Path, text: str) -> None:
-    """Make ``path`` hold ``text``: at any moment all of the old or all of the new."""
-    writing = path.with_name(f".{path.name}.writing")
-    with writing.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    writing.replace(path)
-
-
 # -- journals --------------------------------------------------------------------------------------------------------
 
 
@@ -394,9 +385,7 @@ def _cut_after(path: Path, last: int) -> None:
             kept += pending if record["rollout"] <= last else b""
             pending = b""
     if path.is_file() and len(kept) < path.stat().st_size:
-        writing = path.with_name(f".{path.name}.writing")
-        writing.write_bytes(kept)
-        writing.replace(path)
+        replace_file(path, kept)
 
 
 def _lines(path: Path) -> Iterable[bytes]:

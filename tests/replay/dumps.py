@@ -70,6 +70,7 @@ ERRORS: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
     "cut off": ("cut off do not count", lambda p: {"mask": p.mask * (p.truncated == 0)}),
     "float16": ("float16", lambda p: {"logprobs": half(p.logprobs), "old_logprobs": half(p.old_logprobs)}),
     "sequence": ("ratio is that of the sequence", put(sequence=True)),
+    "product": ("not the mean over its tokens", put(sequence="product")),
     "no clip": ("nothing is clipped", put(low=1e9, high=1e9, cap=1e9)),
     "high none": ("no upper bound", put(high=1e9)),
     "low none": ("no lower bound", put(low=1e9)),
@@ -81,6 +82,7 @@ ERRORS: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
     "no cap": ("no cap", put(cap=1e9)),
     "no kl": ("kl term 0 times", put(beta=0.0)),
     "beta a third": ("kl term 0.3333 times", put(beta=0.05 / 3)),
+    "kl to old": ("to the old policy", lambda p: {"ref_logprobs": p.old_logprobs}),
     "kl exchanged": ("two policies exchanged", put(gap=-1)),
     "k1": ("kl term is k1", put(estimator="k1")),
     "k2": ("kl term is k2", put(estimator="k2")),
@@ -144,7 +146,8 @@ def micro_loss(loss: str, part: dict[str, Any], change: Callable[[Any], dict[str
     vars(p).update(change(p))
     log_ratio, adv, mask = p.logprobs - p.old_logprobs, p.advantages, p.mask
     if p.sequence:
-        log_ratio = ((log_ratio * mask).sum(1) / mask.sum(1))[:, None].expand_as(log_ratio)
+        count = 1 if p.sequence == "product" else mask.sum(1)
+        log_ratio = ((log_ratio * mask).sum(1) / count)[:, None].expand_as(log_ratio)
     ratio = log_ratio.exp()
     ratio = ratio + (ratio.to(p.rounded).float() - ratio).detach()
     per_token = -p.bound(ratio.clamp(max=p.cap) * adv, ratio.clamp(1 - p.low, 1 + p.high) * adv)
