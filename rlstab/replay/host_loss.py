@@ -498,7 +498,8 @@ def _explains(records: Sequence[Record], edit: Edit, factors: Sequence[float] = 
 def _fitted(rows: Sequence[Rows]) -> tuple[list[float], str]:
     """By least squares, how often what was recorded has each term of the formula; and that in words."""
     recorded, terms = torch.cat([own[0] for own in rows]), torch.cat([own[1] for own in rows])
-    policy, *others = torch.linalg.lstsq(terms, recorded[:, None]).solution.flatten().tolist()
+    # the default driver reads memory that nobody set, and with a column of zeros it may answer 0
+    policy, *others = torch.linalg.lstsq(terms, recorded[:, None], driver="gelsd").solution.flatten().tolist()
     said = f"its policy term is {policy:.4g} times what it should be"
     factors = [policy]
     for name, factor, column in zip(("KL term", "entropy bonus"), others, terms.T[1:], strict=True):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlstab.replay.host_loss import judge
+from rlstab.replay.host_loss import _fitted, judge
 from rlstab.replay.steps import Step
 from tests.replay.dumps import ERRORS, SETTINGS, step, told, without_coefficients
 
@@ -30,6 +30,15 @@ def test_an_error_is_named(error: str) -> None:
         assert verdict.agrees is False
         (said,) = verdict.findings
         assert ERRORS[error][0] in said.lower()
+
+
+def test_a_fit_without_one_of_the_terms_does_not_depend_on_what_memory_held() -> None:
+    terms = torch.randn(8, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    terms[:, 2] = 0
+    for _ in range(300):
+        held = [torch.tensor([0, 0, 1], dtype=torch.int32) for _ in range(3)]  # where the fit may find it
+        del held
+        assert _fitted([(-terms.sum(1), terms, 0.0)])[0] == pytest.approx([-1, -1, -1])
 
 
 def test_rounding_is_no_part_of_a_term_that_is_missing() -> None:
