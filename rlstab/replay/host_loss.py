@@ -459,7 +459,7 @@ CHANGES: Mapping[str, Edit] = {
     },
     "padding counts in its denominator": _padded,
     "the ratio is that of the sequence": {"sequence": True},
-    "the ratio is that of the sequence, and not the mean over its tokens": {"sequence": "product"},
+    "the ratio is the product over the sequence, not its geometric mean": {"sequence": "product"},
     "the ratio is that of the token": {"sequence": False},
     "nothing is clipped": dict.fromkeys(("low", "high", "cap", "dual"), math.inf),
     "the clip has no lower bound": {"low": math.inf},
@@ -470,7 +470,7 @@ CHANGES: Mapping[str, Edit] = {
     "the clip ranges are exchanged": lambda formula, _: {"low": formula.high, "high": formula.low},
     "the ratio has no cap": {"cap": math.inf, "dual": math.inf},
     **{f"its KL term is {kind}": {"estimator": kind} for kind in ("k1", "k2", "k3", "k3_unbiased")},
-    "its KL term is that to the old policy, not to the reference": lambda _, step: {
+    "its KL term is taken to the old policy, not to the reference": lambda _, step: {
         "ref_logprobs": step.tensors.get("old_logprobs")
     },
     "its KL term has the two policies exchanged": lambda formula, _: {"estimator": f"{formula.estimator}_reversed"},

@@ -70,7 +70,7 @@ ERRORS: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
     "cut off": ("cut off do not count", lambda p: {"mask": p.mask * (p.truncated == 0)}),
     "float16": ("float16", lambda p: {"logprobs": half(p.logprobs), "old_logprobs": half(p.old_logprobs)}),
     "sequence": ("ratio is that of the sequence", put(sequence=True)),
-    "product": ("not the mean over its tokens", put(sequence="product")),
+    "product": ("not its geometric mean", put(sequence="product")),
     "no clip": ("nothing is clipped", put(low=1e9, high=1e9, cap=1e9)),
     "high none": ("no upper bound", put(high=1e9)),
     "low none": ("no lower bound", put(low=1e9)),
