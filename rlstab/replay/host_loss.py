@@ -55,7 +55,7 @@ class Formula(BaseModel):
         cap: the ratio is never above it, before the clip (TRL's ``delta``).
         dual: with a negative advantage the loss is at most ``-A dual``.
         bound: the ``larger`` of the losses with and without the clip counts, the ``smaller``, or the ``clipped`` one.
-        weight: the clipped ratio is a constant weight of the log-prob (CISPO).
+        weight: the clipped ratio is a constant weight of the log-prob (CISPO); ``live``, one that has a gradient.
         beta: coefficient of the KL term.
         estimator: of the KL term, ``k1``, ``k2``, ``k3`` or ``k3_unbiased``; with ``_reversed`` behind it, the two
             policies are exchanged.
@@ -78,7 +78,7 @@ class Formula(BaseModel):
     cap: float = math.inf
     dual: float = math.inf
     bound: Literal["larger", "smaller", "clipped"] = "larger"
-    weight: bool = False
+    weight: bool | Literal["live"] = False
     beta: float = 0.0
     estimator: str = "k3"
     entropy: float = 0.0
@@ -198,7 +198,8 @@ def _ratio(step: Step, formula: Formula, live: Tensor) -> Tensor:
 
 def _policy_term(formula: Formula, ratio: Tensor, advantages: Tensor, live: Tensor) -> Tensor:
     if formula.weight:
-        return -ratio.clamp(max=formula.high).detach() * advantages * live
+        weight = ratio.clamp(max=formula.high)
+        return -(weight if formula.weight == "live" else weight.detach()) * advantages * live
     clipped = -advantages * ratio.clamp(1 - formula.low, 1 + formula.high)
     free = -advantages * ratio.clamp(max=formula.cap)
     loss = {"larger": torch.maximum, "smaller": torch.minimum}.get(formula.bound, lambda own, _: own)(clipped, free)
@@ -386,37 +387,55 @@ def _normalised(formula: Formula, step: Step) -> Mapping[str, Any]:
     return {"advantages": (centred / (deviation + 1e-8))[step.row]}
 
 
-def _padded(formula: Formula, step: Step) -> Mapping[str, Any]:
+def _whitened(formula: Formula, step: Step) -> Mapping[str, Any]:
+    """To mean 0 and standard deviation 1 over the tokens in the loss."""
+    centred, deviation = _centred(step.tensors["advantages"].double(), step.mask.long())
+    return {"advantages": centred / (deviation + 1e-8)}
+
+
+def _padded(step: Step) -> Tensor:
     lengths, part = step.tensors["lengths"].double(), step.tensors["parts"]
-    longest = torch.zeros(len(step.ranks), dtype=torch.float64).scatter_reduce(0, part, lengths, "amax")
-    return {"counts": longest[part], "tokens": 0.0}
+    return torch.zeros(len(step.ranks), dtype=torch.float64).scatter_reduce(0, part, lengths, "amax")[part]
 
 
-def _others(counted: bool) -> Mapping[str, Edit]:
-    """Other tokens in the loss, ``(N,)``; `counted`, the denominator counts as if they were the right ones."""
-    masks: Mapping[str, Callable[[Step], Any]] = {
-        "tokens outside the response mask count": lambda step: torch.ones_like(step.row),
-        "the last token of each response, its end, does not count": lambda step: step.mask & ~_ends(step),
-        "the first token of each response does not count": lambda step: step.mask & ~_ends(step).roll(1),
-        "responses that were cut off do not count": lambda step: (
-            step.mask & (step.tensors.get("truncated", torch.zeros(())) == 0)
-        ),
-        "the mask is shifted back by one token": lambda step: _shifted(step, "mask", 1),
-        "the mask is shifted ahead by one token": lambda step: _shifted(step, "mask", -1),
-    }
+def _with_prompts(step: Step) -> Tensor:
+    return _by_response(step, step.mask) + step.tensors.get("prompt_lengths", 0)
 
-    def edit(mask: Callable[[Step], Any]) -> Edit:
-        return lambda _, step: {
-            "mask": mask(step),
-            "counts": _by_response(step, step.mask) if counted else None,
-        }
 
-    also = ", and its denominator counts as if it were right" if counted else ""
-    return {f"{text}{also}": edit(mask) for text, mask in masks.items()}
+#: Other tokens in the loss, ``(N,)``.
+_MASKS: Mapping[str, Callable[[Step], Tensor | None]] = {
+    "tokens outside the response mask count": lambda step: torch.ones_like(step.row),
+    "the last token of each response, its end, does not count": lambda step: step.mask & ~_ends(step),
+    "the first token of each response does not count": lambda step: step.mask & ~_ends(step).roll(1),
+    "responses that were cut off do not count": lambda step: (
+        step.mask & (step.tensors.get("truncated", torch.zeros(())) == 0)
+    ),
+    "the mask is shifted back by one token": lambda step: _shifted(step, "mask", 1),
+    "the mask is shifted ahead by one token": lambda step: _shifted(step, "mask", -1),
+}
+_UNSEEN = ", and its denominator counts as if it were right"
+
+
+def _masked(formula: Formula, step: Step, by: Callable[[Step], Tensor | None], unseen: bool) -> Mapping[str, Any]:
+    """`unseen`, the denominator counts as if the tokens were the right ones."""
+    return {"mask": by(step), "counts": _by_response(step, step.mask) if unseen else None}
+
+
+def _late(formula: Formula, step: Step, by: int) -> Mapping[str, Any]:
+    return {"old_logprobs": _shifted(step, "old_logprobs", by)}
 
 
 def _mean(mean: str) -> Edit:
     return {"mean": mean, "tokens": 0.0, "whole": False}
+
+
+def _counting(counts: Callable[[Step], Tensor]) -> Edit:
+    """``(S,)`` tokens of each response in the denominator."""
+    return lambda _, step: {"counts": counts(step), "tokens": 0.0}
+
+
+def _weighted(formula: Formula, step: Step, power: int) -> Mapping[str, Any]:
+    return {"weights": step.tensors.get("weights", torch.ones_like(step.row)) ** power}
 
 
 def _scaled(by: Callable[[Step], float]) -> Edit:
@@ -434,33 +453,30 @@ CHANGES: Mapping[str, Edit] = {
         "old_logprobs": step.tensors.get("rollout_logprobs")
     },
     "the ratio is 1, as if the policy had not moved": lambda _, step: {"old_logprobs": step.live_logprobs},
-    "the log-probs in the denominator are shifted back by one token": lambda _, step: {
-        "old_logprobs": _shifted(step, "old_logprobs", 1)
-    },
-    "the log-probs in the denominator are shifted ahead by one token": lambda _, step: {
-        "old_logprobs": _shifted(step, "old_logprobs", -1)
-    },
+    "the log-probs in the denominator are shifted back by one token": partial(_late, by=1),
+    "the log-probs in the denominator are shifted ahead by one token": partial(_late, by=-1),
     "log-probs are rounded to float16 before the ratio": partial(_rounded, kind=torch.float16),
     "log-probs are rounded to bfloat16 before the ratio": partial(_rounded, kind=torch.bfloat16),
     "advantages are of the other sign": lambda _, step: {"advantages": -step.tensors["advantages"]},
     "advantages are normalised again in each micro-batch": _normalised,
-    **_others(counted=False),
-    **_others(counted=True),
+    "advantages are normalised again over the tokens of the optimizer step": _whitened,
+    **{text: partial(_masked, by=mask, unseen=False) for text, mask in _MASKS.items()},
+    **{f"{text}{_UNSEEN}": partial(_masked, by=mask, unseen=True) for text, mask in _MASKS.items()},
     "it is a mean over the tokens of each micro-batch": _mean("part"),
     "it is divided by the tokens of each rank in place of those of all": _mean("rank"),
     "it is a mean over each response, then over the responses of each micro-batch": _mean("response"),
     "it is a mean over the tokens of the optimizer step": _mean("step"),
     "it is divided by a constant length": _mean("length"),
     "it is a sum over the tokens of each response": _mean("sum"),
-    "the weights beside its formula do not count": lambda _, step: {"weights": torch.ones_like(step.row)},
-    "prompts count in its denominator": lambda _, step: {
-        "counts": _by_response(step, step.mask) + step.tensors.get("prompt_lengths", 0),
-        "tokens": 0.0,
-    },
-    "padding counts in its denominator": _padded,
+    "the weights beside its formula do not count": partial(_weighted, power=0),
+    "the weights beside its formula count twice": partial(_weighted, power=2),
+    "tokens outside the response mask count in its denominator": _counting(lambda step: step.tensors["lengths"]),
+    "prompts count in its denominator": _counting(_with_prompts),
+    "padding counts in its denominator": _counting(_padded),
     "the ratio is that of the sequence": {"sequence": True},
     "the ratio is the product over the sequence, not its geometric mean": {"sequence": "product"},
     "the ratio is that of the token": {"sequence": False},
+    "its weights have a gradient": lambda formula, _: {"weight": formula.weight and "live"},
     "nothing is clipped": dict.fromkeys(("low", "high", "cap", "dual"), math.inf),
     "the clip has no lower bound": {"low": math.inf},
     "the clip has no upper bound": {"high": math.inf},

@@ -20,6 +20,7 @@ from rlstab.trace.dump import Header, HostLoss, write_dump
 
 BOTH: dict[str, JsonValue] = {"low": 0.2, "high": 0.28, "beta": 0.05}
 SETTINGS = BOTH | {"cap": 1.35, "estimator": "k3_unbiased", "length": 12}
+CISPO = SETTINGS | {"high": 1.2}
 VERL = BOTH | {"dual": 1.2, "estimator": "k3", "entropy": 0.01}
 RANKS, PARTS, ROWS = 2, 4, 2
 
@@ -52,6 +53,7 @@ ERRORS: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
     "own micro-batch": ("tokens of each micro-batch", lambda p: {"tokens": float(p.mask.sum()) * PARTS * RANKS}),
     "own rank": ("tokens of each rank", lambda p: {"tokens": p.own * RANKS}),
     "prompts in the denominator": ("prompts count", lambda p: {"tokens": p.tokens + p.prompts}),
+    "masked in the denominator": ("outside the response mask count in its", lambda p: {"tokens": p.lasting}),
     "padding in the denominator": ("padding counts", lambda p: {"tokens": p.padded}),
     "sampler": ("sampler's log-probs", lambda p: {"old_logprobs": p.rollout_logprobs}),
     "live": ("ratio is 1", lambda p: {"old_logprobs": p.logprobs.detach()}),
@@ -79,6 +81,7 @@ ERRORS: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
     "exchanged": ("ranges are exchanged", put(low=0.28, high=0.2)),
     "low for both": ("upper clip range is the lower one", put(high=0.2)),
     "no weights": ("weights beside its formula", put(weights=1)),
+    "weights twice": ("weights beside its formula count twice", lambda p: {"weights": p.weights**2}),
     "no cap": ("no cap", put(cap=1e9)),
     "no kl": ("kl term 0 times", put(beta=0.0)),
     "beta a third": ("kl term 0.3333 times", put(beta=0.05 / 3)),
@@ -88,15 +91,20 @@ ERRORS: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
     "k2": ("kl term is k2", put(estimator="k2")),
     "k3": ("kl term is k3.", put(estimator="k3")),
     "normalised": ("normalised again in each micro-batch", normalised),
+    "whitened": (
+        "normalised again over the tokens",
+        lambda p: {"advantages": (p.advantages - p.mean_advantage) / (p.spread + 1e-8)},
+    ),
     "advantage sign": ("advantages are of the other sign", lambda p: {"advantages": -p.advantages}),
     "verl/vanilla entropy sign": ("entropy bonus -1 times", put(entropy=-0.01)),
     "verl/vanilla no entropy": ("entropy bonus 0 times", put(entropy=0.0)),
     "verl/vanilla twice": ("accumulation twice", put(factor=1 / PARTS)),
 }
-#: Errors that no change explains.
+#: Errors that no change explains, and one that only the gradient shows.
 UNKNOWN: dict[str, Callable[[Any], dict[str, Any]]] = {
     "one response": lambda p: {"advantages": p.advantages * (1.0 + (p.sequence_ids[:, None] == 5))},
     "ratio bfloat16": put(rounded=torch.bfloat16),
+    "trl/cispo live": put(held=lambda weight: weight),
 }
 
 
@@ -131,7 +139,7 @@ def rank(number: int, step: int, *, loss: str = "trl/dapo", first: bool = False)
         "prompt_lengths": torch.full((8,), 2) + torch.arange(8) % 3,
     }
     tensors["prompt_ids"] = torch.arange(int(tensors["prompt_lengths"].sum())) % 9 + 1
-    told = HostLoss(name=loss, settings=SETTINGS if loss.startswith("trl") else VERL)
+    told = HostLoss(name=loss, settings={"trl/cispo": CISPO, "verl/vanilla": VERL}.get(loss, SETTINGS))
     header = Header(host="made up", step=step, rank=number, ranks=RANKS, parts=PARTS, first=first, loss=told)
     return rank_of(header, tensors)
 
@@ -142,7 +150,8 @@ def micro_loss(loss: str, part: dict[str, Any], change: Callable[[Any], dict[str
     p = SimpleNamespace(**part, **{"low": 0.2, "high": 0.28, "beta": 0.05, "factor": 1, "gap": 1, "mean": loss})
     p.cap, p.dual, p.entropy, p.estimator = (1e9, 1.2, 0.01, "k3") if verl else (1.35, 1e9, 0.0, "unbiased")
     p.first, p.last, p.inside, p.mask = place == 0, place == lengths - 1, place < lengths, p.mask.float()
-    p.sequence, p.rounded, p.bound = False, torch.float32, torch.min
+    p.sequence, p.rounded, p.bound, p.held = False, torch.float32, torch.min, Tensor.detach
+    p.high = 1.2 if loss == "trl/cispo" else p.high
     vars(p).update(change(p))
     log_ratio, adv, mask = p.logprobs - p.old_logprobs, p.advantages, p.mask
     if p.sequence:
@@ -151,11 +160,12 @@ def micro_loss(loss: str, part: dict[str, Any], change: Callable[[Any], dict[str
     ratio = log_ratio.exp()
     ratio = ratio + (ratio.to(p.rounded).float() - ratio).detach()
     per_token = -p.bound(ratio.clamp(max=p.cap) * adv, ratio.clamp(1 - p.low, 1 + p.high) * adv)
-    per_token = torch.where(adv < 0, torch.min(per_token, -adv * p.dual), per_token) * p.weights
+    per_token = torch.where(adv < 0, torch.min(per_token, -adv * p.dual), per_token)
+    per_token = -p.held(ratio.clamp(max=p.high)) * adv * p.logprobs if loss == "trl/cispo" else per_token
     gap = p.gap * (p.ref_logprobs - p.logprobs)
     kl = {"k1": -gap, "k2": gap**2 / 2}.get(p.estimator, gap.exp() - gap - 1)
     kl = kl * ratio if p.estimator == "unbiased" else kl
-    summed = (per_token + p.beta * kl - p.entropy * p.entropies) * mask
+    summed = (per_token * p.weights + p.beta * kl - p.entropy * p.entropies) * mask
     value: Tensor = {
         "trl/grpo": lambda: (summed.sum(1) / mask.sum(1).clamp(min=1)).mean() / PARTS,
         "trl/bnpo": lambda: summed.sum() / mask.sum().clamp(min=1) / PARTS,
@@ -171,8 +181,12 @@ def ranks_of(number: int, *, error: str = "", loss: str = "trl/dapo", first: boo
     change = UNKNOWN.get(error) or (ERRORS[error][1] if error else put())
     ranks = [rank(place, number, loss=loss, first=first) for place in range(RANKS)]
     counts = [float(own.mask.sum()) for own in ranks]
+    advantages = torch.cat([own.tensors["advantages"][own.mask] for own in ranks])
     whole = {
         "tokens": sum(counts),
+        "lasting": float(sum(own.tensors["lengths"].sum() for own in ranks)),
+        "mean_advantage": advantages.mean(),
+        "spread": advantages.std(),
         "prompts": sum(float(own.tensors["prompt_lengths"].sum()) for own in ranks),
         "padded": sum(float(ROWS * own.tensors["lengths"].view(PARTS, ROWS).amax(1).sum()) for own in ranks),
     }

@@ -10,7 +10,7 @@ from rlstab.replay.host_loss import _fitted, judge
 from rlstab.replay.steps import Step
 from tests.replay.dumps import ERRORS, SETTINGS, step, told, without_coefficients
 
-LOSSES = ["trl/grpo", "trl/bnpo", "trl/dr_grpo", "trl/dapo", "trl/luspo", "verl/vanilla"]
+LOSSES = ["trl/grpo", "trl/bnpo", "trl/dr_grpo", "trl/dapo", "trl/luspo", "trl/cispo", "verl/vanilla"]
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -79,6 +79,8 @@ def test_an_error_of_the_gradient_alone_or_of_some_steps_is_named() -> None:
     (said,) = judge([step(1), divided(step(2)), step(3)]).findings
     assert "accumulation twice" in said
     assert "This is said of its gradient alone. So it is in 1 of 3 steps." in said
+    (said,) = judge([step(number, error="trl/cispo live") for number in (1, 2)]).findings
+    assert "weights have a gradient" in said
 
 
 def silent(given: Step) -> Step:
