@@ -392,11 +392,12 @@ def test_only_the_rows_that_need_it_have_a_signal(tiles):
                 some = law(*again, ids, needs=SIGNAL_NAMES, min_p=MIN_P, rows={name: where})
                 for other in SIGNAL_NAMES - {name}:
                     assert torch.equal(getattr(some, other), getattr(whole, other))
-                assert torch.equal(getattr(some, name), getattr(whole, name) * where)
+                # a product of fewer rows may round otherwise, by the processor
+                torch.testing.assert_close(getattr(some, name), getattr(whole, name) * where, rtol=1e-12, atol=0)
                 if name != "max_logprobs":
                     mine = torch.autograd.grad(getattr(some, name).sum(), again)
                     theirs = torch.autograd.grad((getattr(whole, name) * where).sum(), given)
-                    assert all(map(torch.equal, mine, theirs))
+                    torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-14)
 
 
 def test_what_does_not_fit_is_refused():
