@@ -1,14 +1,20 @@
-"""What came of the probes, from the runs that ship: a table for the page of each, and the map as a page."""
+"""What came of the probes, from the runs that ship: a table for the page of each, and the map as a page.
+
+``python -m docs.hooks.probes`` prints every number of both maps, and how often predictions and quick verdicts held.
+"""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Set
 from functools import cache
 from importlib import resources
 
-from rlstab.probe.map import Map, draw_map
+from rlstab.probe.map import Cell, Column, Map, draw_map
 from rlstab.probe.records import Record
 from rlstab.probe.rows import row
+from rlstab.probe.score import QUICK_SEEDS, Outcomes, score
 from rlstab.probe.suite import FIXED, START, probes
 
 #: By model, the page of its map beside those of its probes; the small model has no name.
@@ -46,3 +52,52 @@ def outcomes(page: str) -> str:
             lines.append(f"| {row_title} | {cell.prediction or ''} | {held} | {whole.shown(cell)} | {price} |")
     rows = "\n".join(lines)
     return f"\n## What came of it\n\n{rows}\n\nSingle runs: [the map]({MAPS[model]}).\n" if whole.columns else ""
+
+
+# -- what predictions and quick verdicts are worth --------------------------------------------------------------------
+
+
+def predictions(whole: Map, rows: Set[str]) -> Counter[tuple[str, bool]]:
+    """How many predictions for some rows held and how many did not, by what was predicted."""
+    told = Counter[tuple[str, bool]]()
+    for (name, _), cell in whole.cells.items():
+        held = whole.held(cell)
+        if name in rows and held is not None and cell.prediction is not None:
+            told[cell.prediction, held] += 1
+    return told
+
+
+def quick_verdicts(whole: Map, rows: Set[str]) -> Counter[tuple[str, str]]:
+    """Cells of some rows by the verdict of a quick map and by that of all doses and seeds, where there are more."""
+    verdicts = Counter[tuple[str, str]]()
+    for (name, place), cell in whole.cells.items():
+        if name not in rows or isinstance(cell.score, str) or cell.score.quick:
+            continue
+        own, base = (_quick(of, whole.columns[place]) for of in (cell, whole.cells["base", place]))
+        quick = score(own, base, whole.starts[place])
+        verdicts[quick if isinstance(quick, str) else quick.verdict, cell.score.verdict] += 1
+    return verdicts
+
+
+def _quick(cell: Cell, column: Column) -> Outcomes:
+    seeds, doses = column.probe.bench["seeds"][:QUICK_SEEDS], set(map(float, column.probe.quick_doses))
+    there = {dose: outcomes for dose, outcomes in cell.outcomes.items() if dose in doses}
+    return {dose: {seed: of[seed] for seed in seeds if seed in of} for dose, of in there.items()}
+
+
+def _print(title: str, whole: Map, rows: Set[str]) -> None:
+    told = predictions(whole, rows)
+    held = sum(count for (_, did), count in told.items() if did)
+    words = sorted({word for word, _ in told})
+    by_word = ", ".join(f"{told[word, True]} of {told[word, True] + told[word, False]} '{word}'" for word in words)
+    print(f"{title}: {held} of {told.total()} predictions held ({by_word}).")
+    for (quick, full), count in sorted(quick_verdicts(whole, rows).items()):
+        print(f"{title}: quick '{quick}', at all doses and seeds '{full}': {count}")
+
+
+if __name__ == "__main__":
+    for model in MAPS:
+        whole = drawn(model)
+        print(whole.markdown)
+        _print("methods", whole, whole.rows.keys() - FIXED.keys())
+        _print("fixed rows", whole, FIXED.keys() - {"base"})
