@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
         return _failed(f"OSError: the output cannot be written: {reason(error)}. Make room, or write it elsewhere.")
     except KeyboardInterrupt as stop:
         if os.environ.get("RANK", "0") == "0":  # the others would say the same
-            _failed(f"{str(stop) or 'stopped; continue with --resume'}{_notes(stop)}")
+            _failed(f"{str(stop) or 'stopped'}{_notes(stop)}")
         return 128 + int(getattr(stop, "number", signal.SIGINT))
 
 

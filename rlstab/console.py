@@ -20,6 +20,10 @@ class Terminal(Console):
     Colours and the movements of a progress bar are rich's own and stay.
     """
 
+    def on_broken_pipe(self) -> None:
+        """Whoever read the output has seen enough: the command line ends as at any other closed pipe."""
+        raise BrokenPipeError
+
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(visible(segment.text, spaces=False), segment.style)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +43,7 @@ class Screen:
         # runs end seldom: the time that is left is told by rollouts, over some minutes
         self._progress = Progress(*columns, console=console, disable=not console.is_terminal, speed_estimate_period=600)
         self._all = self._progress.add_task("rollouts", total=sum(map(_rollouts, queue)), now=self._counts())
-        self._made = 0
+        self._made, self._start = 0, time.monotonic()
         self._tasks: dict[str, TaskID] = {}
 
     def _counts(self) -> str:
@@ -91,8 +93,10 @@ class Screen:
         spent = record.get("cpu_seconds")
         cost = "CPU-seconds unknown" if spent is None else f"{spent:.0f} CPU-seconds"
         reason = (str(record.get("error") or "").splitlines() or ["no reason given"])[-1]
+        to_make = self._progress.tasks[0].total or 0
+        left = timedelta(seconds=round((time.monotonic() - self._start) * (to_make / self._made - 1)))
         count = escape(f"[{self._ended}/{self._total}]")
-        text = f"{count} {escape(run.name)}  {_measured(last_records(run.folder))}  {cost}"
+        text = f"{count} {escape(run.name)}  {_measured(last_records(run.folder))}  {cost}, {left} left"
         text = text if finished else f"{count} [red]failed[/] {escape(run.name)}: {escape(reason)}"
         self._console.print(text, highlight=False, soft_wrap=True)
 

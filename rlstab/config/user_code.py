@@ -19,6 +19,8 @@ import inspect
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -159,17 +161,27 @@ def name_in_yaml(method: Method[Any]) -> str:
 def checksums(run: Any) -> dict[str, str]:
     """Checksums of the files that a resolved run names: code by ``file.py:Name``, data by their names.
 
-    A file that is gone has an empty one.
+    That of code is also over what it imports from its own folder. A file that is gone has an empty one.
     """
     sums: dict[str, str] = {}
 
     def path(text: str, place: Place, name: str = "") -> str:
         if name or (place[0] == "task" and is_file(text)):
-            sums[f"{Path(text).name}{name}"] = checksum(Path(text).read_bytes()) if is_file(text) else ""
+            files = [Path(text), *(_imported(Path(text)) if name else ())] if is_file(text) else []
+            sums[f"{Path(text).name}{name}"] = checksum(b"".join(file.read_bytes() for file in files)) if files else ""
         return text
 
     _changed(run, lambda file, name, place: path(file, place, f":{name}"), path)
     return dict(sorted(sums.items()))
+
+
+def _imported(path: Path) -> list[Path]:
+    """Files of its folder that a file of code imports, or that those do."""
+    finder = ModuleFinder([str(path.parent)])
+    with suppress(SyntaxError):  # whoever loads it says so
+        finder.run_script(str(path))
+    files = (getattr(module, "__file__", None) for module in finder.modules.values())
+    return sorted(Path(file) for file in files if file and Path(file) != path)
 
 
 def portable(data: Any) -> Any:

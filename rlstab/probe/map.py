@@ -108,11 +108,22 @@ class Map:
 
     @property
     def markdown(self) -> str:
-        """A table of doses and one of prices."""
-        lines = ["# Probes", "", LEGEND, "", *self._table("tolerated dose", self.shown), ""]
-        lines += self._table("price", _price)
-        lines += ["", *(f"- {sentence}" for sentence in self.sentences), *(f"- {remark}" for remark in self.remarks)]
-        return "\n".join(lines) + "\n"
+        """Tables of all that a cell has, a sentence for each row, and what is missing."""
+        tables = {
+            "tolerated dose": self.shown,
+            "price": _price,
+            "predicted": self._predicted,
+            "ends below its start from": _harm,
+            "outcomes of single seeds, by dose": _by_dose,
+        }
+        lines = ["# Probes", "", LEGEND, ""]
+        for title, shown in tables.items():
+            lines += [*self._table(title, shown), ""]
+        return "\n".join([*lines, *(f"- {text}" for text in (*self.sentences, *self.remarks))]) + "\n"
+
+    def _predicted(self, cell: Cell) -> str:
+        held = {True: "", False: ", did not hold", None: ", no score"}[self.held(cell)]
+        return f"{cell.prediction}{held}" if cell.prediction else NOTHING
 
     def _table(self, title: str, shown: Any) -> list[str]:
         head = [title, *(column.title for column in self.columns)]
@@ -186,7 +197,19 @@ def told(relative: float, limit: float) -> str:
     """A relative dose in words: beyond the last dose it is only known to be above."""
     if math.isnan(relative):
         return NOTHING
-    return f"> {limit:.2g}" if math.isinf(relative) else f"{relative:.2g}"
+    if math.isinf(relative):
+        return f"> {limit:.2g}"
+    return f"{relative:.2g}" if abs(relative - 1) >= 0.05 else f"{relative:.3g}"  # so that it tells on which side of 1
+
+
+def _harm(cell: Cell) -> str:
+    harm = math.inf if isinstance(cell.score, str) else cell.score.harm
+    return NOTHING if math.isinf(harm) else f"{harm:.3g}"
+
+
+def _by_dose(cell: Cell) -> str:
+    by_dose = ((dose, seeds.values()) for dose, seeds in sorted(cell.outcomes.items()))
+    return "; ".join(f"{dose:g}: {' '.join(f'{value:.3f}' for value in values)}" for dose, values in by_dose)
 
 
 def _price(cell: Cell) -> str:

@@ -108,7 +108,7 @@ def _figure(drawn: Map, row: str, place: int) -> dict[str, Any]:
         survival = start + SURVIVAL * (sum(seeds.values()) / len(seeds) - start)
         levels = [("survival", y(survival)), ("start", y(start))]
     curves = [drawn_of("base", base, -4)] + ([drawn_of("own", cell, 4)] if row != "base" else [])
-    ticks = [(y(value), f"{value:.1f}") for value in (0, top / 2, top)]
+    ticks = [(y(value), f"{value:.2f}") for value in (0, top / 2, top)]
     labels = [(round(at, 1), setting(dose)) for dose, at in x.items()]
     return {"curves": curves, "doses": labels, "levels": levels, "ticks": ticks}
 

@@ -11,7 +11,9 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from rlstab.bench.file import BenchRun
 from rlstab.bench.record import read_record
@@ -31,6 +33,9 @@ from rlstab.report.runs import RunRecord
 #: records are stale then, and have to be made again.
 NUMBERS = 1
 
+#: What was measured: no NaN, which is no outcome.
+Number: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
+
 
 @dataclass(frozen=True)
 class Record:
@@ -49,9 +54,9 @@ class Record:
     row: str
     seed: int
     identity: str
-    trainer: float
-    sampler: float | None = None
-    cpu_seconds: float | None = None
+    trainer: Number
+    sampler: Number | None = None
+    cpu_seconds: Number | None = None
 
 
 def identity(run: BenchRun) -> str:
@@ -110,6 +115,9 @@ def _weights(name: str) -> list[str] | str:
     return [checksum(path.read_bytes()) for path in sorted(folder.glob("*.safetensors"))] or name
 
 
+_ADAPTER = TypeAdapter(Record)
+
+
 def recorded(*files: Path) -> dict[str, Record]:
     """Recorded runs by identity: those that ship, and those of more files.
 
@@ -119,20 +127,23 @@ def recorded(*files: Path) -> dict[str, Record]:
     shipped = sorted(Path(str(resources.files("rlstab.probe") / "recorded")).glob("*.jsonl"))
     records: dict[str, Record] = {}
     for path in (*shipped, *files):
+        place = ""
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-            made = [Record(**json.loads(line)) for line in lines if line.strip()]
-        except (OSError, ValueError, TypeError) as error:
-            raise ReportError(f"{path}: not a file of recorded runs: {error}. Give one that `probe` wrote.") from error
-        records |= {record.identity: record for record in made}
+            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+                place = f", line {number}"
+                record = _ADAPTER.validate_json(line, strict=True)
+                records[record.identity] = record
+        except (OSError, ValueError) as error:
+            why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+            raise ReportError(f"{path}{place}: not a recorded run: {why}. Give a file that `probe` wrote.") from error
     return records
 
 
-def write(path: Path, records: Iterable[Record]) -> None:
-    """Write records, sorted: a second run with the same seeds gives the same lines, but for the time that they took."""
+def as_lines(records: Iterable[Record]) -> str:
+    """Records, sorted: a second run with the same seeds gives the same lines, but for the time that they took."""
     ordered = sorted(records, key=lambda record: (record.probe, float(record.dose), record.row, record.seed))
     kept = ({key: value for key, value in asdict(record).items() if value is not None} for record in ordered)
-    path.write_text("".join(f"{json.dumps(record)}\n" for record in kept), encoding="utf-8")
+    return "".join(f"{json.dumps(record)}\n" for record in kept)
 
 
 def made(run: BenchRun, identity: str) -> Record | str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +11,12 @@ from typing import Any
 from rlstab.bench.file import NAME
 from rlstab.config import Document, load_objective
 from rlstab.config.objectives import at_defaults
+from rlstab.config.runs import RunConfig
 from rlstab.config.user_code import is_user_code, load_class, located
 from rlstab.core.compose import walk
 from rlstab.core.method import Method
 from rlstab.core.objective import TokenObjective
-from rlstab.errors import ConfigError, Conflict, UnknownName, did_you_mean
+from rlstab.errors import ConfigError, Conflict, RlstabError, UnknownName, did_you_mean
 from rlstab.presets import PRESETS
 from rlstab.probe.suite import FIXED, START, Probe
 from rlstab.stages import STAGES
@@ -31,7 +32,7 @@ class Row:
         name: of it, and of its folders.
         objective: items of an objective; empty where it is a stage.
         stages: items of stages.
-        whole: whether the objective stands alone, as a recipe does; else the base's is a part of it.
+        whole: whether the objective stands alone, as a recipe does; else the base's is a part of it, or all.
     """
 
     name: str
@@ -44,7 +45,7 @@ class Row:
         alone = self.name in METHODS.names() and self.objective == ({"name": self.name},)
         return [at_defaults(self.name, length)] if alone else list(self.objective)
 
-    def _methods(self) -> list[TokenObjective]:
+    def methods(self) -> list[TokenObjective]:
         """The methods that it brings."""
         items = self._items(1)
         return [leaf.method for leaf in walk(load_objective({"objective": items}))] if items else []
@@ -52,8 +53,8 @@ class Row:
     @property
     def kinds(self) -> tuple[str, ...]:
         """Names of its methods and stages, then what the methods address: a prediction may be for any of them."""
-        methods = self._methods()
-        stages = [item["name"] if isinstance(item, Mapping) else str(item) for item in self.stages]
+        methods = self.methods()
+        stages = [str(item.get("name") if isinstance(item, Mapping) else item) for item in self.stages]
         addressed = sorted({kind for method in methods for kind in method.about.addresses})
         return (*(method.name for method in methods), *stages, *addressed, *(["stage"] if stages else []))
 
@@ -67,7 +68,7 @@ class Row:
         base, set_here = probe.bench["base"], dict[str, Any]()
         if self.stages:
             set_here["stages"] = list(self.stages)
-        drift = {compared for method in self._methods() for compared in method.reads_drift}
+        drift = {compared for method in self.methods() for compared in method.reads_drift}
         blind = base["optimisation"]["old_logprobs"] == "recompute"
         if blind and "live" in drift and not drift & {"sampler", "start"}:
             set_here["optimisation.old_logprobs"] = "rollout"
@@ -106,21 +107,32 @@ def row(asked: str) -> Row:
         return Row(asked, ({"name": asked},))
     if asked in STAGES.names():
         return Row(asked, (), ({"name": asked},))
-    known = [*PRESETS, *METHODS.names(), *STAGES.names()]
+    known = {*PRESETS, *METHODS.names(), *STAGES.names()}
     raise UnknownName(f"no preset, method or stage is called '{asked}'. {did_you_mean(asked, known)}")
 
 
-def rows(asked: list[str]) -> list[Row]:
+def rows(asked: Sequence[str]) -> list[Row]:
     """See :func:`row`.
 
     Raises:
-        ConfigError: two rows, or a row and a fixed one, have one name.
+        ConfigError: two rows have one name, it is that of a row of every map or names no folder, or the methods of one
+            cannot be made.
     """
-    made = [row(text) for text in asked]
-    for place, line in enumerate(made):
-        if line.name in FIXED or line.name == START or line.name in [other.name for other in made[:place]]:
-            raise ConfigError(f"'{line.name}' is the name of two rows. Leave one out, or rename its file.")
-    return made
+    made = dict[str, Row]()
+    for text in asked:
+        if text in FIXED:
+            raise ConfigError(f"'{text}' is a row of every map. Leave it out.")
+        line = row(text)
+        if line.name in made or line.name in {*FIXED, START}:
+            raise ConfigError(f"{text}: another row is called '{line.name}'. Leave one out, or rename this one.")
+        if not NAME.fullmatch(line.name):
+            raise ConfigError(f"{text}: its name names a folder too. Use letters, digits and _ . + -.")
+        try:
+            line.methods()  # a mistake in them is told here, before any run
+        except RlstabError as error:
+            raise ConfigError(f"{text}: {error}") from error
+        made[line.name] = line
+    return list(made.values())
 
 
 def _of_class(asked: str) -> Row:
@@ -137,11 +149,11 @@ def _of_file(asked: str) -> Row:
     document = located(Document.read(asked))
     data = document.data if isinstance(document.data, Mapping) else {"objective": document.data}
     data = {"objective": data} if data.keys() & {"name", "preset"} else data
-    if "objective" not in data:
-        raise document.error((), "the key `objective` is missing. List the methods to probe there.")
-    name = Path(asked).stem
-    if not NAME.fullmatch(name):
-        raise ConfigError(f"{asked}: its name names a folder too. Use letters, digits and _ . + -.")
-    parts = [data["objective"], data.get("stages") or []]
+    for key in data:
+        if key not in RunConfig.model_fields:
+            raise document.error((key,), f"unknown key '{key}'. {did_you_mean(str(key), RunConfig.model_fields)}")
+    parts = [data.get("objective") or [], data.get("stages") or []]
     objective, stages = (tuple(part) if isinstance(part, list | tuple) else (part,) for part in parts)
-    return Row(name, objective, stages, whole=True)
+    if not objective and not stages:
+        raise document.error((), "the key `objective` is missing. List the methods to probe there.")
+    return Row(Path(asked).stem, objective, stages, whole=bool(objective))

@@ -5,22 +5,35 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
-from rlstab.bench.file import Bench, BenchRun, load_bench
-from rlstab.bench.run import STOPPED, run_bench
+from rlstab.bench.file import Bench, BenchRun, few, load_bench
+from rlstab.bench.record import read_record
+from rlstab.bench.run import STOPPED, plan_of, run_bench
 from rlstab.console import Terminal
-from rlstab.errors import RlstabError
+from rlstab.core.objective import no_fit_warnings
+from rlstab.errors import ConfigError, ModelError, RlstabError
+from rlstab.files import is_dir, is_foreign, reason, replace_file
 from rlstab.probe.map import Map, draw_map
 from rlstab.probe.page import page
-from rlstab.probe.records import Record, identity, made, recorded, write
+from rlstab.probe.records import Record, as_lines, identity, made, recorded
 from rlstab.probe.rows import Row, rows
 from rlstab.probe.score import QUICK_SEEDS
 from rlstab.probe.suite import START, Probe, probes
+from rlstab.report.formatting import listed
+
+#: What is written, and a mark of each: another file of that name is not replaced.
+FILES = {
+    "map.html": b"<title>Probes</title>",
+    "map.md": b"# Probes",
+    "map.json": b'"cells"',
+    "results.jsonl": b'"identity"',
+}
 
 
 def run_probes(
@@ -46,31 +59,38 @@ def run_probes(
         records: files of recorded runs beside those that ship.
         workers: runs at a time; None is one per CPU.
         retry: make failed runs again.
-        console: where to say what happens; None is the terminal.
+        console: where to say everything; None is the terminal, with what came of it on standard output.
 
     Returns:
         0, 1 if a run failed, 130 after Ctrl-C.
 
     Raises:
-        UnknownName, ConfigError: see :func:`rlstab.probe.rows.row` and :func:`rlstab.probe.suite.probes`.
+        UnknownName, ConfigError: see :func:`rlstab.probe.rows.row` and :func:`rlstab.probe.suite.probes`; a row fits no
+            probe, or the folder cannot be written or holds something else.
+        ModelError: the model is not on this machine.
         ReportError: a file of recorded runs cannot be read.
     """
-    console, out = console or Terminal(stderr=True), Path(out)
-    suite, lines = probes(names, model), rows(list(asked))
-    remarks: list[str] = []
-    planned = [run for probe in suite for run in runs_of(probe, lines, quick, out, remarks)]
+    said, console, out = console or Terminal(), console or Terminal(stderr=True), Path(out)
+    with no_fit_warnings():
+        suite, lines = probes(names, model), rows(asked)
+        planned, remarks = _plan(suite, lines, quick, out)
+    _require_own(out)
     of_runs, known = {run.name: identity(run) for run in planned}, recorded(*map(Path, records))
     # two rows may ask for one run: half the rate at twice the dose, or the true reward whatever the dose
     first = {of_runs[run.name]: run for run in reversed(planned)}
     missing = [run for run in planned if of_runs[run.name] not in known and first[of_runs[run.name]] is run]
-    there = sum(of_runs[run.name] in known for run in planned)
-    told = f"{len(planned)} outcomes: {there} are recorded; the others take {len(missing)} runs in {out}."
-    console.print(escape(told), highlight=False, soft_wrap=True)
-    code, broken = 0, False
+    there, plan = sum(of_runs[run.name] in known for run in planned), plan_of(missing, overwrite=True, retry=retry)
+    left = len(plan["anew"] + plan["resumed"])
+    told = f"{len(planned)} outcomes: {there} are recorded, {len(missing)} runs in {out} give the others"
+    console.print(escape(f"{told}, {left} of them are still to make."), highlight=False, soft_wrap=True)
+    code, failures = 0, dict[str, list[str]]()
+    folder = Path(missing[0].config.model.name).expanduser() if left and model else out
+    if not is_dir(folder):  # before all runs fail, one by one
+        raise ModelError(f"there is no model in {folder}. Make it with `python examples/{model}_model.py` in a clone.")
     if missing:
-        given = {"--probe": names, "--records": records, "--model": [model] if model else [], "--out": [out]}
-        options = [text for option, values in given.items() for value in values for text in (option, str(value))]
-        again = shlex.join(["rlstab", "probe", *asked, *["--quick"] * quick, *options])
+        given = {"--probe": names, "--records": records, "--model": [model], "--out": [out], "--workers": [workers]}
+        pairs = [(option, str(value)) for option, values in given.items() for value in values if value is not None]
+        again = shlex.join(["rlstab", "probe", *asked, *["--quick"] * quick, *chain.from_iterable(pairs)])
         bench = _merged(missing, suite[0], out, again)
         code = run_bench(bench, workers=workers, overwrite=True, retry=retry, console=console)
     for run in missing:
@@ -78,16 +98,45 @@ def run_probes(
         if isinstance(result, Record):
             known[result.identity] = result
         elif result is not None:
-            remarks.append(f"{run.name}: {result}")
-            broken = True
+            failures.setdefault(result, []).append(run.name)
+    remarks += [f"{few(runs)}: {why}" for why, runs in failures.items()]
     results = [replace(known[of_runs[run.name]], **_place(run)) for run in planned if of_runs[run.name] in known]
     drawn = draw_map(suite, {line.name: line.kinds for line in lines}, results, remarks=remarks)
-    out.mkdir(parents=True, exist_ok=True)
-    write(out / "results.jsonl", results)
-    for name, text in (("map.html", page(drawn)), ("map.md", drawn.markdown), ("map.json", drawn.json)):
-        (out / name).write_text(text, encoding="utf-8")
-    _say(console, drawn, out)
-    return STOPPED if code == STOPPED else int(broken)  # a policy that is lost is an outcome
+    for name, text in zip(FILES, (page(drawn), drawn.markdown, drawn.json, as_lines(results)), strict=True):
+        replace_file(out / name, text)
+    _say(said, drawn, out)
+    return STOPPED if code == STOPPED else int(bool(failures))  # a policy that is lost is an outcome
+
+
+def _plan(suite: Sequence[Probe], lines: Sequence[Row], quick: bool, out: Path) -> tuple[list[BenchRun], list[str]]:
+    """All runs, and remarks on what of them is missing or differs.
+
+    Raises:
+        ConfigError: a row fits no probe.
+    """
+    remarks: list[str] = []
+    planned = [run for probe in suite for run in runs_of(probe, lines, quick, out, remarks)]
+    there = {run.method for run in planned}
+    for line in lines:
+        if line.name not in there:
+            raise ConfigError(next(remark for remark in remarks if remark.startswith(f"{line.name} cannot")))
+    base = {run.setting: run.config.optimisation.old_logprobs for run in planned if run.method == "base"}
+    own = [run for run in planned if run.method in {line.name for line in lines}]
+    if other := sorted({run.method for run in own if run.config.optimisation.old_logprobs != base[run.setting]}):
+        remarks.append(f"{listed(other)}: where the base's ratio does not see the sampler, theirs does (rollout)")
+    return planned, remarks
+
+
+def _require_own(out: Path) -> None:
+    """Make the folder, and see that nothing else is in it that would be replaced."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written: {reason(error)}. Give another folder with --out.") from error
+    foreign = [name for name, mark in FILES.items() if is_foreign(out / name, mark)]
+    if foreign or read_record(out).get("name", "probe") != "probe":
+        what = f"a {foreign[0]} of something else" if foreign else "another bench"
+        raise ConfigError(f"{out} holds {what}, which stays as it is. Give another folder with --out.")
 
 
 def _place(run: BenchRun) -> dict[str, Any]:

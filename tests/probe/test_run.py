@@ -69,7 +69,7 @@ def test_a_second_time_nothing_is_run(started: Path, tmp_path: Path, capsys: pyt
         "no visible difference",
         1,
     )
-    assert "Mine, tolerated dose against the base's: twice or more in false_positives." in capsys.readouterr().err
+    assert "Mine, tolerated dose against the base's: twice or more in false_positives." in capsys.readouterr().out
     lines = [json.loads(line) for line in (tmp_path / "a" / "results.jsonl").read_text().splitlines()]
     assert len(lines) == (len(FIXED) + 1) * 9 + 1
     started.unlink()
@@ -78,10 +78,13 @@ def test_a_second_time_nothing_is_run(started: Path, tmp_path: Path, capsys: pyt
     assert not started.exists()
     assert (tmp_path / "b" / "results.jsonl").read_text() == (tmp_path / "a" / "results.jsonl").read_text()
     assert cells(tmp_path / "b") == scored
-    records_file = tmp_path / "broken.jsonl"
-    records_file.write_text("{}\n")
-    assert main([*PROBE, "--records", str(records_file)]) == 2
-    assert "broken.jsonl" in capsys.readouterr().err
+    whole, records_file = (tmp_path / "a" / "results.jsonl").read_text(), tmp_path / "broken.jsonl"
+    number = next(json.loads(line)["trainer"] for line in whole.splitlines())
+    for bad in ("{}\n", whole[:-5], whole.replace(f"{number},", "NaN,"), whole.replace(f"{number},", '"0.5",')):
+        records_file.write_text(bad)
+        assert main([*PROBE, "--records", str(records_file)]) == 2
+        line = next(number for number, line in enumerate(bad.splitlines(), 1) if line not in whole.splitlines())
+        assert f"broken.jsonl, line {line}:" in capsys.readouterr().err
 
 
 def test_other_numbers_are_run_again(started: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,6 +112,39 @@ def test_a_lost_policy_counts(started: Path, tmp_path: Path, monkeypatch: pytest
     assert main([*PROBE, "--out", "broken"]) == 1
     assert "why" in cells(tmp_path / "broken")["Mine"]
     assert "OSError: no space" in (tmp_path / "broken" / "map.md").read_text()
+    assert "OSError: no space" in capsys.readouterr().out
+
+
+def test_what_cannot_run_is_told_before_any_run(started: Path, tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "clash.yaml").write_text("objective: [{name: constant_length, length: 3}]\nstages: [overlong]\n")
-    assert main(["probe", "clash.yaml", "--probe", "sparse", "--quick", "--out", "clash"]) == 0
-    assert "clash cannot run in sparse" in capsys.readouterr().err
+    (tmp_path / "typo.yaml").write_text("objective: [s2t]\nstage: [dynamic_sampling]\n")
+    (tmp_path / "setting.yaml").write_text("objective: [{name: s2t, max_porb: 0.1}]\n")
+    (tmp_path / "nameless.yaml").write_text("objective: [s2t]\nstages: [{nme: overlong}]\n")
+    for asked in ("clash.yaml", "typo.yaml", "setting.yaml", "nameless.yaml", "base", "random_mask"):
+        assert main(["probe", asked, *PROBE[1:], "--out", "none"]) == 2
+        assert asked.removesuffix(".yaml") in capsys.readouterr().err
+    assert main(["probe", "--quick", "--model", "smollm2", "--out", "none"]) == 2
+    assert "examples/smollm2_model.py" in capsys.readouterr().err
+    assert not started.exists()
+
+
+@pytest.mark.parametrize(("name", "text"), [("map.html", "mine"), ("bench.json", '{"name": "mybench"}')])
+def test_what_it_did_not_write_stays(started: Path, tmp_path: Path, name: str, text: str) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / name).write_text(text)
+    before = {path.name: path.read_text() for path in own.iterdir()}
+    assert main([*PROBE, "--out", "own"]) == 2
+    assert main(["probe", "--quick", "--probe", "staleness", "--out", f"own/{name}"]) == 2  # a file, not a folder
+    assert {path.name: path.read_text() for path in own.iterdir()} == before
+    assert not started.exists()
+
+
+def test_code_that_ones_code_imports_is_a_part_of_it(started: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(f"import beside\n{OWN}")
+    (tmp_path / "beside.py").write_text("SHARE = 0.5\n")
+    assert main([*PROBE, "--out", "a"]) == 0
+    whole = len(started.read_text().splitlines())
+    (tmp_path / "beside.py").write_text("SHARE = 0.1\n")
+    assert main([*PROBE, "--out", "b", "--records", "a/results.jsonl"]) == 0
+    assert len(started.read_text().splitlines()) == whole + 9

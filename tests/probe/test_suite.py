@@ -223,7 +223,7 @@ def test_a_method_that_has_to_be_told_the_length_is_told_that_of_the_probe() -> 
 def test_what_is_no_row_is_told(tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match="s2t"):
         row("s2tt")
-    (tmp_path / "none.yaml").write_text("stages: [rloo]\n")
+    (tmp_path / "none.yaml").write_text("objective: []\n")
     with pytest.raises(ConfigError, match="objective"):
         row(str(tmp_path / "none.yaml"))
     (tmp_path / "own.py").write_text("class Other:\n    pass\n")

@@ -111,4 +111,4 @@ def probes(names: Sequence[str] = (), model: str | None = None) -> list[Probe]:
     for name in names:
         if name not in known:
             raise UnknownName(f"--probe {name}: there is no such probe. {did_you_mean(name, known)}")
-    return [Probe(f"{before}{name}") for name in names or known]
+    return [Probe(f"{before}{name}") for name in dict.fromkeys(names) or known]
