@@ -125,25 +125,19 @@ def sampler_drift(log: RunLog) -> Sign:
         return Sign("sampler_drift", None, None, f"{', '.join(MISMATCH)} are missing")
     first = float(log.metrics[metric][1][0])
     most = max(DRIFT * MISMATCH[metric], DRIFT_GROWTH * first)
-    ends, means = binned(log, metric)
-    high = means > most
-    if not high.any():
-        return Sign("sampler_drift", False, None, f"{metric} is at most {means.max():.3g} in ten steps")
-    step = _begins(log, metric, int(ends[high.argmax()]), lambda mean: mean > most)
-    return Sign("sampler_drift", True, step, f"{metric} rises from {first:.3g} to {means.max():.3g}")
+    step, highest = _above(log, metric, most)
+    if step is None:
+        return Sign("sampler_drift", False, None, f"{metric} is at most {highest:.3g} in ten steps")
+    return Sign("sampler_drift", True, step, f"{metric} rises from {first:.3g} to {highest:.3g}")
 
 
 @_sign("tokens beyond the trust region", ("ratio/clipped",), "how far the policy leaves the data")
 def clipped(log: RunLog) -> Sign:
     """Many tokens beyond the trust region: their gradient is cut off."""
-    ends, means = binned(log, "ratio/clipped")
-    if not len(means):
+    if "ratio/clipped" not in log.metrics:
         return Sign("clipped", None, None, "ratio/clipped is missing")
-    high = means > CLIPPED
-    text = f"at most {means.max():.3g} of the tokens in ten steps"
-    if not high.any():
-        return Sign("clipped", False, None, text)
-    return Sign("clipped", True, _begins(log, "ratio/clipped", int(ends[high.argmax()]), lambda m: m > CLIPPED), text)
+    step, highest = _above(log, "ratio/clipped", CLIPPED)
+    return Sign("clipped", step is not None, step, f"at most {highest:.3g} of the tokens in ten steps")
 
 
 @_sign(collapse.TITLES["truncation"], ("response/ended",), "whether answers are cut off")
@@ -225,6 +219,14 @@ def reward_fall(log: RunLog) -> Sign:
 
 def _gap(log: RunLog) -> str | None:
     return next((name for name in MISMATCH if name in log.metrics), None)
+
+
+def _above(log: RunLog, metric: str, most: float) -> tuple[int | None, float]:
+    """The step from which the mean of ten steps is above a threshold, None where none is, and the highest mean."""
+    ends, means = binned(log, metric)
+    high = means > most
+    step = _begins(log, metric, int(ends[high.argmax()]), lambda mean: mean > most) if high.any() else None
+    return step, float(means.max())
 
 
 def _first_bin(log: RunLog, metric: str) -> float:
