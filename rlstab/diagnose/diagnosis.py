@@ -90,9 +90,9 @@ def _follows(sign: Sign, there: Mapping[str, Sign], together: int) -> bool:
         # a first line after step 1 is a mean over updates that may have broken the policy: two lines are together then
         late = _step(sign) > (1 if sign.first_line else together)
         near = 2 * together if sign.first_line else together
-        if sign.sudden:  # nothing is left of a policy that an update broke: neither end nor reward
-            return _step(fall) <= _step(sign) + near
-        return late and _step(fall) <= _step(sign) + near and left < EXPLAINED * sign.share
+        # nothing is left of a policy that an update broke: neither end nor reward
+        explains = sign.sudden or (late and left < EXPLAINED * sign.share)
+        return explains and _step(fall) <= _step(sign) + near
     before = [there[name] for name in FOLLOWS.get(sign.name, ()) if name in there]
     return any(_step(other) <= _step(sign) + together for other in before)
 
@@ -138,11 +138,9 @@ class Diagnosis:
 
     def told(self) -> str:
         """One sentence: what came first, and when."""
-        if self.first is None:
-            return "nothing found" if self.looked_at else "nothing found, because nothing could be looked at"
-        remedy = self.remedy
-        assert remedy is not None
-        return f"first, at {self.log.unit} {self.first.sign.step}: {remedy.title}"
+        if self.first and self.remedy:
+            return f"first, at {self.log.unit} {self.first.sign.step}: {self.remedy.title}"
+        return "nothing found" if self.looked_at else "nothing found, because nothing could be looked at"
 
     def as_json(self) -> dict[str, Any]:
         """For machines: see docs/how-to/diagnose.md."""

@@ -51,10 +51,13 @@ SUMS: Mapping[str, tuple[str, ...]] = {
 #: Ours that stand for another where that one is missing: the same quantity, over fewer tokens.
 STAND_INS: Mapping[str, str] = {"sampler/gap": "sampler/gap_live"}
 
-#: Foreign pairs of a largest and a smallest reward of a step. Where they are equal no group has a gradient.
-EXTREMES = (("critic/score/max", "critic/score/min"),)
-#: Foreign standard deviations of all rewards of a step; 0 says the same.
-SPREADS = ("reward_std",)
+#: Ours that only rlstab logs.
+OURS_ALONE = ("gradient/largest_norm", "optimizer_steps/refused")
+
+#: verl's largest and smallest reward of a step. Where they are equal no group has a gradient.
+EXTREMES = ("critic/score/max", "critic/score/min")
+#: TRL's standard deviation of all rewards of a step; 0 says the same.
+SPREAD = "reward_std"
 
 #: What trackers put before a name.
 _PREFIX = re.compile(r"^(train|trainer|metrics?|Train)/")
@@ -82,21 +85,16 @@ def our_metrics(row: Mapping[str, float]) -> dict[str, tuple[str, float]]:
             metrics[ours] = bare[other]
     if "reward/zero_std_groups" not in metrics:
         metrics |= _no_spread(bare)
-    for name in ("gradient/largest_norm", "optimizer_steps/refused"):
-        if name in bare:
-            metrics[name] = bare[name]
-    return metrics
+    return metrics | {name: bare[name] for name in OURS_ALONE if name in bare}
 
 
 def _no_spread(bare: Mapping[str, tuple[str, float]]) -> dict[str, tuple[str, float]]:
     """Whether all rewards of the step are equal, and so those of each group: 1 or 0, a lower bound of the share."""
-    for high, low in EXTREMES:
-        if high in bare and low in bare:
-            equal = bare[high][1] == bare[low][1]
-            return {"reward/zero_std_groups": (f"{bare[high][0]} = {bare[low][0]}", float(equal))}
-    for name in SPREADS:
-        if name in bare:
-            return {"reward/zero_std_groups": (f"{bare[name][0]} = 0", float(bare[name][1] == 0))}
+    high, low = map(bare.get, EXTREMES)
+    if high and low:
+        return {"reward/zero_std_groups": (f"{high[0]} = {low[0]}", float(high[1] == low[1]))}
+    if spread := bare.get(SPREAD):
+        return {"reward/zero_std_groups": (f"{spread[0]} = 0", float(spread[1] == 0))}
     return {}
 
 

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from rlstab.diagnose.diagnosis import Diagnosis, diagnose_paths
+from rlstab.diagnose.diagnosis import Diagnosis, First, diagnose_paths
 from rlstab.diagnose.remedies import Remedy
 from rlstab.diagnose.signs import SIGNS
 from rlstab.report.formatting import counted, listed, setting
@@ -48,7 +48,7 @@ def run_diagnose(paths: Sequence[str | Path], console: Console, *, as_json: bool
 
 def overview(runs: Sequence[Diagnosis]) -> RenderableType:
     """A line for each run, and how often each cause was the first."""
-    table = _grid()
+    table = Table.grid(padding=(0, 2))
     for run in runs:
         table.add_row(_safe(run.log.title), escape(run.told()))
     titles = Counter(run.remedy.title if run.remedy else "nothing found" for run in runs)
@@ -61,8 +61,7 @@ def _grid(*first: bool) -> Table:
     table = Table.grid(padding=(0, 2))
     for right in first:
         table.add_column(justify="right" if right else "left", no_wrap=True)
-    if first:
-        table.add_column(overflow="fold")
+    table.add_column(overflow="fold")
     return table
 
 
@@ -79,17 +78,16 @@ def _told(run: Diagnosis) -> Iterator[RenderableType]:
     for remark in run.remarks:
         yield f"[yellow]note:[/] {_safe(remark)}"
     if run.first:
-        yield _signs(run)
+        yield _signs(run.first, run.log.unit)
     if run.remedy:
         yield from _remedy(run.remedy, run)
     yield from _looked_at(run)
 
 
-def _signs(run: Diagnosis) -> Table:
-    assert run.first is not None
+def _signs(first: First, unit: str) -> Table:
     table = _grid(True, False)
-    for sign in (run.first.sign, *run.first.later):
-        table.add_row(f"{run.log.unit} {sign.step}", SIGNS[sign.name].title, f"[dim]{escape(sign.text)}[/]")
+    for sign in (first.sign, *first.later):
+        table.add_row(f"{unit} {sign.step}", SIGNS[sign.name].title, f"[dim]{escape(sign.text)}[/]")
     return table
 
 

@@ -10,7 +10,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,35 +56,32 @@ def read_logs(path: str | Path) -> list[RunLog]:
     if path.suffix.lower() in (".csv", ".tsv"):
         return _table(path)
     if path.suffix.lower() == ".json":
-        return [_trainer_state(path)]
-    kind = _kind(path)
-    if kind == "results":
-        return _own(path)
-    return [_token_export(path) if kind == "tokens" else _json_lines(path)]
+        return _trainer_state(path)
+    return _reader(path)(path)
 
 
 def _folder(path: Path) -> list[RunLog]:
     # the state of an output folder, else that of the last checkpoint: each holds the whole history until then
     states = [path / STATE] if (path / STATE).is_file() else list(path.glob(f"checkpoint-*/{STATE}"))
     if states:
-        return [_trainer_state(max(states, key=lambda state: last_number(state.parent.name)))]
+        return _trainer_state(max(states, key=lambda state: last_number(state.parent.name)))
     if exports(path):
-        return [_token_export(path)]
+        return _token_export(path)
     try:
         return _own(path)
     except ReportError as error:
         raise ReportError(f"{path}: no log in it. Give {READABLE}.") from error
 
 
-def _kind(path: Path) -> str:
-    """What a file of JSON lines is: ``results`` of benches, ``tokens``, or ``rows`` of metrics."""
+def _reader(path: Path) -> Callable[[Path], list[RunLog]]:
+    """What reads a file of JSON lines: results of benches, tokens, or rows of metrics."""
     for _, data in zip(range(SNIFFED), map(read_object, _read(path).split(b"\n", SNIFFED)), strict=False):
         if data:
             if "curves" in data and "format" in data:
-                return "results"
+                return _own
             is_trace = "token_ids" in data or ("tokens" in data and "sequence_id" in data)
-            return "tokens" if is_trace else "rows"
-    return "rows"
+            return _token_export if is_trace else _json_lines
+    return _json_lines
 
 
 def _read(path: Path) -> bytes:
@@ -97,12 +94,8 @@ def _read(path: Path) -> bytes:
 
 def _values(data: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a row; what was there and not finite is NaN, and JSON's null is what writers of NaN mean by it."""
-    values = {}
-    for name, raw in data.items():
-        value = math.nan if raw is None else as_float(raw)
-        if value is not None:
-            values[name] = value
-    return values
+    values = {name: math.nan if value is None else as_float(value) for name, value in data.items()}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _is_step(value: object) -> bool:
@@ -112,7 +105,7 @@ def _is_step(value: object) -> bool:
 # -- JSON lines --------------------------------------------------------------------------------------------------------
 
 
-def _json_lines(path: Path) -> RunLog:
+def _json_lines(path: Path) -> list[RunLog]:
     """The values beside the step, or under ``data``, where verl's file logger has them."""
     rows: Rows = {}
     damaged: list[int] = []
@@ -136,13 +129,13 @@ def _json_lines(path: Path) -> RunLog:
         )
     remarks = (f"left out {counted(len(damaged), 'damaged line')}: {ranges(damaged)}",) if damaged else ()
     writer = "verl" if verl else "rlstab" if own else "JSON lines"
-    return log_of(rows, title=str(path), writer=writer, unit="rollout" if own else "step", remarks=remarks)
+    return [log_of(rows, title=str(path), writer=writer, unit="rollout" if own else "step", remarks=remarks)]
 
 
 # -- transformers ------------------------------------------------------------------------------------------------------
 
 
-def _trainer_state(path: Path) -> RunLog:
+def _trainer_state(path: Path) -> list[RunLog]:
     try:
         state = json.loads(_read(path).decode("utf-8", errors="replace"))
     except (ValueError, RecursionError) as error:
@@ -157,7 +150,7 @@ def _trainer_state(path: Path) -> RunLog:
         rows.setdefault(entry["step"], {}).update(_values({k: value for k, value in entry.items() if k != "step"}))
     damaged = len(history) - len(entries)
     remarks = (f"log_history: left out {counted(damaged, 'record')} without a step",) if damaged else ()
-    return log_of(rows, title=str(path), writer="TRL", remarks=remarks)
+    return [log_of(rows, title=str(path), writer="TRL", remarks=remarks)]
 
 
 # -- wandb -------------------------------------------------------------------------------------------------------------
@@ -255,7 +248,7 @@ def _own_run(run: RunRecord) -> RunLog:
 # -- tokens ------------------------------------------------------------------------------------------------------------
 
 
-def _token_export(path: Path) -> RunLog:
+def _token_export(path: Path) -> list[RunLog]:
     """Token exports of prime-rl, and our own traces: what each step says of its tokens becomes a row."""
     tokens = read_tokens(path)
     steps: dict[int, list[Sample]] = {}
@@ -267,7 +260,7 @@ def _token_export(path: Path) -> RunLog:
     notes = [note for note in tokens.notes if "tokenizer" not in note]
     if shift:
         notes.append("its steps begin at 0 and are counted from 1 here")
-    return log_of(rows, title=str(path), writer="a token trace", remarks=tuple(notes))
+    return [log_of(rows, title=str(path), writer="a token trace", remarks=tuple(notes))]
 
 
 def _row(samples: list[Sample]) -> dict[str, float]:

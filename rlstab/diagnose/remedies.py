@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import TypeAdapter
+from pydantic.dataclasses import dataclass
 
 from rlstab.core.metadata import SOURCES
 from rlstab.report.formatting import estimate, size
@@ -65,8 +65,7 @@ class Figure:
 @cache
 def figures() -> Mapping[str, tuple[Figure, ...]]:
     """Figures by the key of a comparison: see :func:`key`."""
-    data: dict[str, list[dict[str, Any]]] = json.loads(EVIDENCE.read_text(encoding="utf-8"))
-    return {name: tuple(Figure(**figure) for figure in several) for name, several in data.items()}
+    return TypeAdapter(Mapping[str, tuple[Figure, ...]]).validate_json(EVIDENCE.read_bytes())
 
 
 def key(comparison: Mapping[str, Any]) -> str:
@@ -132,15 +131,9 @@ def _remedy(cause: str, entry: Mapping[str, Any]) -> Remedy:
         for name in METHODS.names()
         if set(entry["sources"]) & METHODS.get(name).about.addresses and name not in entry["methods"]
     ]
-    return Remedy(
-        cause=cause,
-        title=entry["title"],
-        looks=entry["looks"],
-        likely=tuple(entry["likely"]),
-        first=entry["first"],
-        settings={host: tuple(names) for host, names in entry["settings"].items()},
-        sources=tuple(source for source in SOURCES if source in entry["sources"]),
-        methods=(*entry["methods"], *others),
-        stages=tuple(entry["stages"]),
-        evidence=tuple((method, tuple(figures)) for method, figures in _evidence(entry["evidence"])),
-    )
+    found = {
+        "sources": [source for source in SOURCES if source in entry["sources"]],
+        "methods": [*entry["methods"], *others],
+        "evidence": list(_evidence(entry["evidence"])),
+    }
+    return Remedy(cause=cause, **{**entry, **found})

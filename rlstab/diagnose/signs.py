@@ -8,8 +8,9 @@ others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +60,9 @@ class Sign:
     sudden: bool = False
 
 
+_Detect: TypeAlias = Callable[[RunLog], Sign]
+
+
 @dataclass(frozen=True)
 class Detector:
     """How a sign is found.
@@ -73,7 +77,21 @@ class Detector:
     title: str
     reads: tuple[str, ...]
     unseen: str
-    detect: Callable[[RunLog], Sign]
+    detect: _Detect
+
+
+#: By name, in the order in which a reader looks at them.
+SIGNS: dict[str, Detector] = {}
+
+
+def _sign(title: str, reads: Iterable[str], unseen: str) -> Callable[[_Detect], _Detect]:
+    """Enter what looks at a run into :data:`SIGNS`, under its own name."""
+
+    def register(detect: _Detect) -> _Detect:
+        SIGNS[detect.__name__] = Detector(title, tuple(reads), unseen, detect)
+        return detect
+
+    return register
 
 
 def signs(log: RunLog) -> list[Sign]:
@@ -85,6 +103,102 @@ def signs(log: RunLog) -> list[Sign]:
     ]
 
 
+@_sign("sampler and trainer differ from the start", MISMATCH, "whether the sampler is the policy")
+def sampler_mismatch(log: RunLog) -> Sign:
+    """Sampler and trainer differ in the first line of the log, when their weights are the same."""
+    metric = _gap(log)
+    if metric is None:
+        return Sign("sampler_mismatch", None, None, f"{', '.join(MISMATCH)} are missing")
+    steps, values = log.metrics[metric]
+    first, most = float(values[0]), MISMATCH[metric]
+    text = f"{metric} is {first:.3g} in the first line of the log, {most:g} would be much"
+    if steps[0] > 1:
+        text += f"; that is step {steps[0]}, where a sampler may also be behind"
+    return Sign("sampler_mismatch", first > most, int(steps[0]) if first > most else None, text)
+
+
+@_sign("sampler and trainer drift apart", MISMATCH, "whether the samples are older than the policy")
+def sampler_drift(log: RunLog) -> Sign:
+    """Sampler and trainer drift apart: from a small difference at the start to a large one."""
+    metric = _gap(log)
+    if metric is None:
+        return Sign("sampler_drift", None, None, f"{', '.join(MISMATCH)} are missing")
+    first = float(log.metrics[metric][1][0])
+    most = max(DRIFT * MISMATCH[metric], DRIFT_GROWTH * first)
+    step, highest = _above(log, metric, most)
+    if step is None:
+        return Sign("sampler_drift", False, None, f"{metric} is at most {highest:.3g} in ten steps")
+    return Sign("sampler_drift", True, step, f"{metric} rises from {first:.3g} to {highest:.3g}")
+
+
+@_sign("tokens beyond the trust region", ("ratio/clipped",), "how far the policy leaves the data")
+def clipped(log: RunLog) -> Sign:
+    """Many tokens beyond the trust region: their gradient is cut off."""
+    if "ratio/clipped" not in log.metrics:
+        return Sign("clipped", None, None, "ratio/clipped is missing")
+    step, highest = _above(log, "ratio/clipped", CLIPPED)
+    return Sign("clipped", step is not None, step, f"at most {highest:.3g} of the tokens in ten steps")
+
+
+@_sign(collapse.TITLES["truncation"], ("response/ended",), "whether answers are cut off")
+def truncation(log: RunLog) -> Sign:
+    """Fewer answers end than at first, as the report says, or too many are cut off from the first step on."""
+    steps, values = log.metrics.get("response/ended", EMPTY)
+    if len(values) and 1 - values[0] > CUT_OFF:
+        text = f"{1 - values[0]:.2f} of the answers are cut off in the first line of the log"
+        return Sign("truncation", True, int(steps[0]), text, 1.0, first_line=True)
+    start = _first_bin(log, "response/ended")
+    end = min(collapse.ENDED, start - collapse.ENDED_DROP)
+    sign = _of_report(log, "truncation", "response/ended", lambda mean: mean <= end)
+    sudden = bool((values[:-1] - values[1:] > BROKEN).any())
+    return sign if sign.share is None or not start else replace(sign, share=sign.share / start, sudden=sudden)
+
+
+@_sign(collapse.TITLES["zero_std_groups"], ("reward/zero_std_groups",), "whether groups have a gradient at all")
+def zero_std_groups(log: RunLog) -> Sign:
+    """The report's detector."""
+    return _of_report(log, "zero_std_groups", "reward/zero_std_groups", lambda mean: mean > collapse.ZERO_STD)
+
+
+@_sign(collapse.TITLES["entropy_floor"], ("tokens/entropy",), "whether entropy collapses")
+def entropy_floor(log: RunLog) -> Sign:
+    """The report's detector."""
+    least = max(collapse.ENTROPY_FLOOR * _first_bin(log, "tokens/entropy"), collapse.ENTROPY_LEAST)
+    return _of_report(log, "entropy_floor", "tokens/entropy", lambda mean: mean < least)
+
+
+@_sign(collapse.TITLES["entropy_blow_up"], ("tokens/entropy",), "whether entropy blows up")
+def entropy_blow_up(log: RunLog) -> Sign:
+    """The report's detector."""
+    most = collapse.ENTROPY_CEILING * max(_first_bin(log, "tokens/entropy"), collapse.ENTROPY_LEAST)
+    return _of_report(log, "entropy_blow_up", "tokens/entropy", lambda mean: mean > most)
+
+
+@_sign(collapse.TITLES["gradient_spikes"], ("gradient/norm",), "whether single updates are out of proportion")
+def gradient_spikes(log: RunLog) -> Sign:
+    """The report's detector; it begins at the first norm that is so many times the median of those before it."""
+    detection = collapse.gradient_spikes(log)
+    if not detection.fired or detection.rollout is None:
+        return Sign("gradient_spikes", detection.fired, None, detection.text)
+    steps, norms = log.metrics.get("gradient/largest_norm", log.metrics.get("gradient/norm", EMPTY))
+    for place in np.flatnonzero((steps > detection.rollout - WIDTH) & (steps <= detection.rollout)):
+        if norms[place] > collapse.SPIKE * np.median(norms[: place + 1]):
+            return Sign("gradient_spikes", True, int(steps[place]), detection.text)
+    return Sign("gradient_spikes", True, detection.rollout, detection.text)
+
+
+@_sign("NaN or Inf", ("gradient/norm",), "whether gradients are finite")
+def refused_steps(log: RunLog) -> Sign:
+    """The report's detector: of other trainers, a gradient norm that is NaN or infinite."""
+    if "optimizer_steps/refused" not in log.metrics and "gradient/norm" not in log.metrics:
+        return Sign("refused_steps", None, None, "gradient/norm is missing")
+    detection = collapse.refused_steps(log)
+    steps, counts = log.metrics.get("optimizer_steps/refused", EMPTY)
+    first = int(steps[(counts > 0).argmax()]) if detection.fired else None
+    return Sign("refused_steps", detection.fired, first, f"NaN or Inf in {detection.text}")
+
+
+@_sign(collapse.TITLES["reward_fall"], ("reward/mean",), "whether the reward falls")
 def reward_fall(log: RunLog) -> Sign:
     """The report's detector; it begins where five steps are below the share of the peak that is kept.
 
@@ -103,127 +217,16 @@ def reward_fall(log: RunLog) -> Sign:
     return _of_report(log, "reward_fall", "reward/mean", lambda mean: mean < collapse.REWARD_KEPT * peak)
 
 
-def entropy_floor(log: RunLog) -> Sign:
-    """The report's detector."""
-    least = max(collapse.ENTROPY_FLOOR * _first_bin(log, "tokens/entropy"), collapse.ENTROPY_LEAST)
-    return _of_report(log, "entropy_floor", "tokens/entropy", lambda mean: mean < least)
-
-
-def entropy_blow_up(log: RunLog) -> Sign:
-    """The report's detector."""
-    most = collapse.ENTROPY_CEILING * max(_first_bin(log, "tokens/entropy"), collapse.ENTROPY_LEAST)
-    return _of_report(log, "entropy_blow_up", "tokens/entropy", lambda mean: mean > most)
-
-
-def gradient_spikes(log: RunLog) -> Sign:
-    """The report's detector; it begins at the first norm that is so many times the median of those before it."""
-    detection = collapse.gradient_spikes(log)
-    if not detection.fired or detection.rollout is None:
-        return Sign("gradient_spikes", detection.fired, None, detection.text)
-    steps, norms = log.metrics.get("gradient/largest_norm", log.metrics.get("gradient/norm", EMPTY))
-    for place in np.flatnonzero((steps > detection.rollout - WIDTH) & (steps <= detection.rollout)):
-        if norms[place] > collapse.SPIKE * np.median(norms[: place + 1]):
-            return Sign("gradient_spikes", True, int(steps[place]), detection.text)
-    return Sign("gradient_spikes", True, detection.rollout, detection.text)
-
-
-def zero_std_groups(log: RunLog) -> Sign:
-    """The report's detector."""
-    return _of_report(log, "zero_std_groups", "reward/zero_std_groups", lambda mean: mean > collapse.ZERO_STD)
-
-
-def truncation(log: RunLog) -> Sign:
-    """Fewer answers end than at first, as the report says, or too many are cut off from the first step on."""
-    steps, values = log.metrics.get("response/ended", EMPTY)
-    if len(values) and 1 - values[0] > CUT_OFF:
-        text = f"{1 - values[0]:.2f} of the answers are cut off in the first line of the log"
-        return Sign("truncation", True, int(steps[0]), text, 1.0, first_line=True)
-    start = _first_bin(log, "response/ended")
-    end = min(collapse.ENDED, start - collapse.ENDED_DROP)
-    sign = _of_report(log, "truncation", "response/ended", lambda mean: mean <= end)
-    sudden = bool((values[:-1] - values[1:] > BROKEN).any())
-    return sign if sign.share is None or not start else replace(sign, share=sign.share / start, sudden=sudden)
-
-
-def refused_steps(log: RunLog) -> Sign:
-    """The report's detector: of other trainers, a gradient norm that is NaN or infinite."""
-    if "optimizer_steps/refused" not in log.metrics and "gradient/norm" not in log.metrics:
-        return Sign("refused_steps", None, None, "gradient/norm is missing")
-    detection = collapse.refused_steps(log)
-    steps, counts = log.metrics.get("optimizer_steps/refused", EMPTY)
-    first = int(steps[(counts > 0).argmax()]) if detection.fired else None
-    return Sign("refused_steps", detection.fired, first, f"NaN or Inf in {detection.text}")
-
-
-def sampler_mismatch(log: RunLog) -> Sign:
-    """Sampler and trainer differ in the first line of the log, when their weights are the same."""
-    metric = _gap(log)
-    if metric is None:
-        return Sign("sampler_mismatch", None, None, f"{', '.join(MISMATCH)} are missing")
-    steps, values = log.metrics[metric]
-    first, most = float(values[0]), MISMATCH[metric]
-    text = f"{metric} is {first:.3g} in the first line of the log, {most:g} would be much"
-    if steps[0] > 1:
-        text += f"; that is step {steps[0]}, where a sampler may also be behind"
-    return Sign("sampler_mismatch", first > most, int(steps[0]) if first > most else None, text)
-
-
-def sampler_drift(log: RunLog) -> Sign:
-    """Sampler and trainer drift apart: from a small difference at the start to a large one."""
-    metric = _gap(log)
-    if metric is None:
-        return Sign("sampler_drift", None, None, f"{', '.join(MISMATCH)} are missing")
-    first = float(log.metrics[metric][1][0])
-    most = max(DRIFT * MISMATCH[metric], DRIFT_GROWTH * first)
-    ends, means = binned(log, metric)
-    high = means > most
-    if not high.any():
-        return Sign("sampler_drift", False, None, f"{metric} is at most {means.max():.3g} in ten steps")
-    step = _begins(log, metric, int(ends[high.argmax()]), lambda mean: mean > most)
-    return Sign("sampler_drift", True, step, f"{metric} rises from {first:.3g} to {means.max():.3g}")
-
-
-def clipped(log: RunLog) -> Sign:
-    """Many tokens beyond the trust region: their gradient is cut off."""
-    ends, means = binned(log, "ratio/clipped")
-    if not len(means):
-        return Sign("clipped", None, None, "ratio/clipped is missing")
-    high = means > CLIPPED
-    text = f"at most {means.max():.3g} of the tokens in ten steps"
-    if not high.any():
-        return Sign("clipped", False, None, text)
-    return Sign("clipped", True, _begins(log, "ratio/clipped", int(ends[high.argmax()]), lambda m: m > CLIPPED), text)
-
-
-_GAP, _ENTROPY, _NORM, _TITLES = tuple(MISMATCH), ("tokens/entropy",), ("gradient/norm",), collapse.TITLES
-_STD = ("reward/zero_std_groups",)
-#: By name, in the order in which a reader looks at them.
-SIGNS: Mapping[str, Detector] = {
-    "sampler_mismatch": Detector(
-        "sampler and trainer differ from the start", _GAP, "whether the sampler is the policy", sampler_mismatch
-    ),
-    "sampler_drift": Detector(
-        "sampler and trainer drift apart", _GAP, "whether the samples are older than the policy", sampler_drift
-    ),
-    "clipped": Detector(
-        "tokens beyond the trust region", ("ratio/clipped",), "how far the policy leaves the data", clipped
-    ),
-    "truncation": Detector(_TITLES["truncation"], ("response/ended",), "whether answers are cut off", truncation),
-    "zero_std_groups": Detector(
-        _TITLES["zero_std_groups"], _STD, "whether groups have a gradient at all", zero_std_groups
-    ),
-    "entropy_floor": Detector(_TITLES["entropy_floor"], _ENTROPY, "whether entropy collapses", entropy_floor),
-    "entropy_blow_up": Detector(_TITLES["entropy_blow_up"], _ENTROPY, "whether entropy blows up", entropy_blow_up),
-    "gradient_spikes": Detector(
-        _TITLES["gradient_spikes"], _NORM, "whether single updates are out of proportion", gradient_spikes
-    ),
-    "refused_steps": Detector("NaN or Inf", _NORM, "whether gradients are finite", refused_steps),
-    "reward_fall": Detector(_TITLES["reward_fall"], ("reward/mean",), "whether the reward falls", reward_fall),
-}
-
-
 def _gap(log: RunLog) -> str | None:
     return next((name for name in MISMATCH if name in log.metrics), None)
+
+
+def _above(log: RunLog, metric: str, most: float) -> tuple[int | None, float]:
+    """The step from which the mean of ten steps is above a threshold, None where none is, and the highest mean."""
+    ends, means = binned(log, metric)
+    high = means > most
+    step = _begins(log, metric, int(ends[high.argmax()]), lambda mean: mean > most) if high.any() else None
+    return step, float(means.max())
 
 
 def _first_bin(log: RunLog, metric: str) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -144,10 +145,8 @@ def rank_of(header: Header, given: Mapping[str, Tensor]) -> Step:
 
 def joined(ranks: Sequence[Step]) -> Step:
     """The step that all its ranks, in their order, wrote down."""
-    placed: list[Step] = []
-    for rank in ranks:
-        first = sum(len(before.ranks) for before in placed)
-        placed.append(rank.having({"parts": rank.tensors["parts"] + first}))
+    firsts = accumulate((len(rank.ranks) for rank in ranks[:-1]), initial=0)
+    placed = [rank.having({"parts": rank.tensors["parts"] + first}) for rank, first in zip(ranks, firsts, strict=True)]
     full = [rank for rank in placed if rank.tensors["ids"].numel()] or placed
     names = set.intersection(*(set(rank.tensors) for rank in full))
     tensors = {name: torch.cat([rank.tensors[name] for rank in full]) for name in names}

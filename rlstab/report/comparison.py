@@ -228,11 +228,9 @@ def compare(loaded: Loaded, *, baseline: str | None = None, metrics: Sequence[st
 
 
 def _table(runs: Sequence[RunRecord], asked: str | None, outcomes: Sequence[Outcome]) -> Table:
-    by_method: dict[str, list[RunRecord]] = defaultdict(list)
-    for run in runs:
-        by_method[run.method].append(run)
     baseline = _baseline(runs, asked)
-    methods = sorted(by_method, key=lambda name: (name != baseline, name))
+    methods = sorted({run.method for run in runs}, key=lambda name: (name != baseline, name))
+    by_method = {method: [run for run in runs if run.method == method] for method in methods}
     bench, setting = runs[0].bench, runs[0].setting
     where = _title(bench, setting)
     cells: dict[tuple[str, str], Cell] = {}
@@ -259,9 +257,8 @@ def _table(runs: Sequence[RunRecord], asked: str | None, outcomes: Sequence[Outc
         notes.append(
             f"{where}: differences are paired by seed; only one of method and {baseline} finished these seeds: {which}."
         )
-    ordered = {method: by_method[method] for method in methods}
-    collapses = {method: _collapse(own) for method, own in ordered.items()}
-    return Table(bench, setting, baseline, methods, ordered, cells, collapses, notes)
+    collapses = {method: _collapse(own) for method, own in by_method.items()}
+    return Table(bench, setting, baseline, methods, by_method, cells, collapses, notes)
 
 
 def _baseline(runs: Sequence[RunRecord], asked: str | None) -> str | None:

@@ -99,9 +99,8 @@ def _reason(run: RunRecord, item: Mapping[str, Any], place: str) -> str | None:
     if name == "top_entropy":
         _, values = binned(run, f"{place}/share")
         return "every token counted" if len(values) and values.min() >= 1 else None
-    if name == "adaptive_entropy" and {f"{place}/coefficient", f"{place}/value"} & run.metrics.keys():
-        if f"{place}/value" not in run.metrics:
-            return f"the mean entropy never fell below {item.get('target_entropy')} nats"
+    if name == "adaptive_entropy" and f"{place}/coefficient" in run.metrics and f"{place}/value" not in run.metrics:
+        return f"the mean entropy never fell below {item.get('target_entropy')} nats"
     for metric, why in ZERO.get(str(name), ()):
         if _highest(run, f"{place}/{metric}") == 0:
             return why.format(**item)

@@ -6,6 +6,7 @@ import os
 import re
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Group, RenderableType
@@ -85,9 +86,8 @@ def running(folder: Path) -> int | None:
         lock = re.fullmatch(r"process ([1-9][0-9]{0,9}) on (\S{1,255})", (folder / LOCK).read_text(encoding="utf-8"))
         if lock is None or lock[2] != socket.gethostname():
             return None
-        os.kill(int(lock[1]), 0)
-    except PermissionError:  # it is another user's
-        return int(lock[1]) if lock else None
+        with suppress(PermissionError):  # it is another user's
+            os.kill(int(lock[1]), 0)
     except (OSError, ValueError, OverflowError):
         return None
     return int(lock[1])

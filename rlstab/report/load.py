@@ -6,9 +6,9 @@ import json
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import groupby, product
 from pathlib import Path
 from typing import Any
 
@@ -310,47 +310,42 @@ SHOWN = 3
 
 
 def told_apart(runs: Sequence[RunRecord]) -> list[RunRecord]:
-    """The same runs, in the same order, no two of one bench, setting, method and seed.
+    """The same runs, no two of one bench, setting, method and seed.
 
     Benches of one name are told apart by their folders. Runs of ``rlstab train`` are called after their methods alone:
     a setting in which they differ goes into their setting, one of a method into their method, and what is left is told
     by the folder.
     """
-    named = list(runs)
-    for bench, places in _groups(named, range(len(named)), lambda run: run.bench or "").items():
-        if bench and _clashing(named, places):
-            _name_benches(named, places)
-    alone = [place for place, run in enumerate(named) if not run.bench]
-    for places in _groups(named, alone, lambda run: (run.setting, run.method)).values():
-        _name_by_settings(named, places)
-    for places in _clashing(named, range(len(named))):
-        for place, tail in zip(places, _ends([named[place].path for place in places]), strict=True):
-            named[place] = replace(named[place], setting=_joined(named[place].setting, tail))
-    return named
+    named = _renamed(runs, lambda run: run.bench or "", _with_benches)
+    named = _renamed(named, lambda run: (run.bench or "", run.setting, run.method), _with_settings)
+    return _renamed(named, _name, _with_folders)
 
 
 def _name(run: RunRecord) -> tuple[str, str, str, int]:
     return run.bench or "", run.setting, run.method, run.seed
 
 
-def _groups(runs: Sequence[RunRecord], places: Iterable[int], key: Callable[[RunRecord], Any]) -> dict[Any, list[int]]:
-    groups: dict[Any, list[int]] = defaultdict(list)
-    for place in places:
-        groups[key(runs[place])].append(place)
-    return groups
+def _renamed(
+    runs: Sequence[RunRecord], key: Callable[[RunRecord], Any], rename: Callable[[list[RunRecord]], list[RunRecord]]
+) -> list[RunRecord]:
+    """Each group of runs that share a key renamed by itself."""
+    return [run for _, group in groupby(sorted(runs, key=key), key) for run in rename(list(group))]
 
 
-def _clashing(runs: Sequence[RunRecord], places: Iterable[int]) -> list[list[int]]:
-    return [group for group in _groups(runs, places, _name).values() if len(group) > 1]
+def _with_benches(runs: list[RunRecord]) -> list[RunRecord]:
+    """Where benches of one name have the same runs, by the folder of each."""
+    roots = list(dict.fromkeys(_root(run.path) for run in runs))
+    if not runs[0].bench or len(roots) == 1 or len(set(map(_name, runs))) == len(runs):
+        return runs
+    tails = dict(zip(roots, _ends(roots), strict=True))
+    return [replace(run, bench=f"{run.bench} ({tails[_root(run.path)]})") for run in runs]
 
 
-def _name_benches(named: list[RunRecord], places: Sequence[int]) -> None:
-    roots = {place: _root(named[place].path) for place in places}
-    distinct = list(dict.fromkeys(roots.values()))
-    if len(distinct) > 1:
-        tails = dict(zip(distinct, _ends(distinct), strict=True))
-        for place, root in roots.items():
-            named[place] = replace(named[place], bench=f"{named[place].bench} ({tails[root]})")
+def _with_folders(runs: list[RunRecord]) -> list[RunRecord]:
+    if len(runs) == 1:
+        return runs
+    tails = _ends([run.path for run in runs])
+    return [replace(run, setting=_joined(run.setting, tail)) for run, tail in zip(runs, tails, strict=True)]
 
 
 def _root(path: str) -> str:
@@ -361,39 +356,39 @@ def _root(path: str) -> str:
     return str(Path(path).parents[3]) if len(parts) > 4 and parts[-4] == "runs" else path
 
 
-def _name_by_settings(named: list[RunRecord], places: Sequence[int]) -> None:
-    """By the settings in which the runs differ, of those that all of them have."""
-    values = {place: dict(flat(named[place].config)) for place in places}
-    shared = [path for path in set.intersection(*map(set, values.values())) if not _within(path, APART)]
-    differ = sorted(path for path in shared if len({repr(own[path]) for own in values.values()}) > 1)
+def _with_settings(runs: list[RunRecord]) -> list[RunRecord]:
+    """Those of no bench by the settings in which they differ, of those that all of them have."""
+    if runs[0].bench:
+        return runs
+    values = [dict(flat(run.config)) for run in runs]
+    shared = [path for path in set.intersection(*map(set, values)) if not _within(path, APART)]
+    differ = sorted(path for path in shared if len({repr(own[path]) for own in values}) > 1)
     if "stages" in differ:  # only the stages that not all of them have tell anything
-        stages = {place: str(own["stages"]).split(JOINED) for place, own in values.items()}
-        everywhere = set.intersection(*map(set, stages.values()))
-        for place, names in stages.items():
-            values[place]["stages"] = JOINED.join(name for name in names if name not in everywhere) or "none"
+        stages = [str(own["stages"]).split(JOINED) for own in values]
+        everywhere = set.intersection(*map(set, stages))
+        for own, names in zip(values, stages, strict=True):
+            own["stages"] = JOINED.join(name for name in names if name not in everywhere) or "none"
     of_method = [path for path in differ if _within(path, OF_METHOD)]
-    for place, label in _labels(values, of_method).items():
-        named[place] = replace(named[place], method=f"{named[place].method} ({label})")
-    for place, label in _labels(values, [path for path in differ if path not in of_method]).items():
-        named[place] = replace(named[place], setting=_joined(named[place].setting, label))
+    methods = [f" ({label})" if label else "" for label in _labels(values, of_method)]
+    settings = _labels(values, [path for path in differ if path not in of_method])
+    return [
+        replace(run, method=run.method + method, setting=_joined(run.setting, label))
+        for run, method, label in zip(runs, methods, settings, strict=True)
+    ]
 
 
-def _labels(values: Mapping[int, Mapping[str, Any]], paths: Sequence[str]) -> dict[int, str]:
-    """``lr=1e-4, epochs=2`` by run; nothing where nothing differs."""
-    if not paths:
-        return {}
+def _labels(values: Sequence[Mapping[str, Any]], paths: Sequence[str]) -> list[str]:
+    """``lr=1e-4, epochs=2`` of each run; empty where nothing differs."""
     last = [path.rpartition(".")[2] for path in paths]
     names = [name if last.count(name) == 1 else path for name, path in zip(last, paths, strict=True)]
 
-    def labels(count: int) -> dict[int, str]:
+    def labels(count: int) -> list[str]:
         pairs = list(zip(names, paths, strict=True))[:count]
-        return {
-            place: ", ".join(f"{name}={_shown(own[path])}" for name, path in pairs) for place, own in values.items()
-        }
+        return [", ".join(f"{name}={_shown(own[path])}" for name, path in pairs) for own in values]
 
-    distinct = len({repr([own[path] for path in paths]) for own in values.values()})
+    distinct = len({repr([own[path] for path in paths]) for own in values})
     few = labels(SHOWN)
-    return few if len(set(few.values())) == distinct else labels(len(paths))
+    return few if len(set(few)) == distinct else labels(len(paths))
 
 
 def _shown(value: Any) -> str:
@@ -403,6 +398,8 @@ def _shown(value: Any) -> str:
 
 
 def _joined(name: str, label: str) -> str:
+    if not label:
+        return name
     return label if name == "default" else f"{name}, {label}"
 
 

@@ -34,7 +34,7 @@ from rlstab.report.figures import Saved
 from rlstab.report.findings import findings
 from rlstab.report.formatting import axis, counted, decimals, listed, own_title, setting
 from rlstab.report.output import digest, resource, safe_json
-from rlstab.report.runs import WIDTH, RunRecord
+from rlstab.report.runs import WIDTH
 from rlstab.report.safe_read import plain
 from rlstab.report.samples import MOST_SAMPLED, samples_of
 from rlstab.report.statistics import Estimate
@@ -61,38 +61,25 @@ def page(
         figures: shown to a reader without JavaScript.
         source: names what it is a report of; see :func:`rlstab.report.build.make_report`.
     """
-    context = contents(comparison, command, folder) | {"stills": _stills(comparison, figures), "source": source}
-    return render(context, data(comparison))
-
-
-def render(context: Mapping[str, Any], numbers: Mapping[str, Any]) -> str:
-    """The page.
-
-    Args:
-        context: what ``page.html`` shows as text; every string in it is escaped.
-        numbers: what ``page.js`` draws.
-    """
     style, script, without_script = map(resource, ("page.css", "page.js", "without_script.css"))
     plotly = get_plotlyjs()
-    # scripts run by their digest alone: one that came in with the data has none. Plotly writes styles as it draws.
-    policy = (
-        f"default-src 'none'; script-src '{digest(plotly)}' '{digest(script)}'; style-src 'unsafe-inline'; "
-        "img-src data: blob:; base-uri 'none'; form-action 'none'"
-    )
     colours = "\n".join(
         f"{where} {{ {' '.join(f'--m{index}: {colour};' for index, colour in enumerate(theme))} }}"
         for where, theme in ((":root", LIGHT), (':root[data-theme="dark"]', DARK))
     )
     shown = {
-        "policy": Markup(policy),
+        # scripts run by their digest alone: one that came in with the data has none. Plotly writes styles as it draws.
+        "digests": [digest(plotly), digest(script)],
         "style": Markup(f"{colours}\n{style}"),
         "without_script": Markup(without_script),
         "script": Markup(script),
         "plotly": Markup(plotly),
-        "data": Markup(safe_json(plain(numbers))),
+        "data": Markup(safe_json(plain(data(comparison)))),
+        "stills": _stills(comparison, figures),
+        "source": source,
     }
     functions = {"axis": axis, "own_title": own_title, "setting": setting, "decimals": decimals}
-    return rendered(resource("page.html"), functions, {**context, **shown})
+    return rendered(resource("page.html"), functions, contents(comparison, command, folder) | shown)
 
 
 def _stills(comparison: Comparison, figures: Sequence[Saved]) -> Mapping[str, Sequence[Mapping[str, str]]]:
@@ -122,8 +109,8 @@ def contents(comparison: Comparison, command: str = "", folder: Path | None = No
     names = _setting_names(tables)
     panels, lead = panels_of(runs), lead_curve(comparison)
     learning = [name for name in panels.learning if name != lead][:LEARNING]
-    samples = samples_of(runs)
-    samples.sort(key=lambda sample: _order(sample.run, key_of, tables))
+    in_tables = [run for table in tables.values() for some in table.runs.values() for run in some]
+    samples = sorted(samples_of(runs), key=lambda sample: in_tables.index(sample.run))
     first, *others = findings(comparison)
     return {
         **vars(comparison),
@@ -172,11 +159,6 @@ def _tables(comparison: Comparison) -> dict[str, Table]:
 def _setting_names(tables: Mapping[str, Table]) -> dict[str, str]:
     alone = len({table.bench for table in tables.values()}) == 1
     return {key: (table.setting if alone else table.title) or "all runs" for key, table in tables.items()}
-
-
-def _order(run: RunRecord, key_of: Mapping[Any, str], tables: Mapping[str, Table]) -> tuple[int, int, int]:
-    key = key_of[run.bench, run.setting]
-    return list(tables).index(key), tables[key].methods.index(run.method), run.seed
 
 
 def _title(comparison: Comparison, looks: Mapping[str, Look]) -> str:

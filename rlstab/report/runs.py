@@ -6,7 +6,6 @@ Bins of ten rollouts are smooth enough to read, and the same from a run folder a
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -142,12 +141,10 @@ def objective_names(config: Mapping[str, Any]) -> list[str]:
     if not isinstance(items, list):
         return []
     names = [_label(item) for item in items if isinstance(item, Mapping) and "name" in item]
-    total, seen = Counter(names), Counter[str]()
-    numbered = []
-    for name in names:
-        seen[name] += 1
-        numbered.append(f"{name}_{seen[name]}" if total[name] > 1 else name)
-    return numbered
+    return [
+        f"{name}_{names[: place + 1].count(name)}" if names.count(name) > 1 else name
+        for place, name in enumerate(names)
+    ]
 
 
 def _label(item: Mapping[str, Any]) -> str:

@@ -22,6 +22,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -108,11 +109,9 @@ def against_baseline(methods: Mapping[str, Values], baseline: Values) -> dict[st
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
     """Adjusted p-values: the i-th smallest of m times (m - i + 1), never below the one before it, at most 1."""
-    adjusted, highest = {}, 0.0
-    for place, name in enumerate(sorted(p_values, key=p_values.__getitem__)):
-        highest = max(highest, min(1.0, (len(p_values) - place) * p_values[name]))
-        adjusted[name] = highest
-    return adjusted
+    names = sorted(p_values, key=p_values.__getitem__)
+    alone = (min(1.0, (len(names) - place) * p_values[name]) for place, name in enumerate(names))
+    return dict(zip(names, accumulate(alone, max), strict=True))
 
 
 def _student(differences: NDArray[np.float64]) -> tuple[Estimate, float | None]:
@@ -133,14 +132,11 @@ def _student(differences: NDArray[np.float64]) -> tuple[Estimate, float | None]:
 def _judged(difference: Estimate, differences: NDArray[np.float64], p: float | None) -> tuple[Verdict, str]:
     if len(differences) and not differences.any():
         return "identical", f"the same value in each of {len(differences)} seeds"
-    if p is None:
+    if p is None or difference.value is None or difference.low is None or difference.high is None:
         return "too few seeds", difference.how
-    assert difference.value is not None
     side: Verdict = "higher" if difference.value > 0 else "lower"
     if p < 1 - CONFIDENCE:
         return side, ""
-    assert difference.low is not None
-    assert difference.high is not None
     if difference.low > 0 or difference.high < 0:
         return "no visible difference", f"{side} before the correction for several comparisons"
     return "no visible difference", ""

@@ -177,13 +177,9 @@ def _files(path: Path) -> list[Path]:
 def exports(path: Path) -> list[Path]:
     """Files that prime-rl exported below a folder, by step and rank; none where there are none."""
     for pattern in ("rank_*.jsonl", "step_*/rank_*.jsonl", "token_exports/step_*/rank_*.jsonl"):
-        if files := sorted(path.glob(pattern), key=_step_and_rank):
-            return files
+        if files := list(path.glob(pattern)):
+            return sorted(files, key=lambda file: (last_number(file.parent.name), last_number(file.stem)))
     return []
-
-
-def _step_and_rank(file: Path) -> tuple[int, int]:
-    return last_number(file.parent.name), last_number(file.stem)
 
 
 def last_number(name: str) -> int:

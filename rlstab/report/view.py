@@ -6,6 +6,7 @@ import heapq
 import html
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -88,12 +89,9 @@ def page(traces: Tokens, title: str, source: str = "") -> str:
         source: from where they were read; empty shows none.
     """
     style, script = map(resource, ("view.css", "view.js"))
-    policy = (
-        f"default-src 'none'; script-src '{digest(script)}'; style-src '{digest(style)}'; base-uri 'none'; "
-        f"form-action 'none'"
-    )
     return Template(resource("view.html")).substitute(
-        policy=policy,
+        script_digest=digest(script),
+        style_digest=digest(style),
         title=html.escape(_plain(f"Tokens of {title}")),
         style=style,
         script=script,
@@ -252,13 +250,9 @@ def _lines(sample: Sample, done: Mapping[int, list[str]], width: int) -> Iterato
         used += cell_len(shown)
     for row in rows:
         yield Text.assemble(*((shown, _style(sample, place, done)) for shown, place in row), overflow="fold")
-        for level in range(max(len(done.get(place, [])) for _, place in row)):
-            marks = (
-                "".join(ACTION_MARKS[action] for action in done.get(place, [])[level : level + 1]).ljust(
-                    cell_len(shown)
-                )
-                for shown, place in row
-            )
+        widths = [cell_len(shown) for shown, _ in row]
+        for actions in zip_longest(*(done.get(place, []) for _, place in row)):
+            marks = [ACTION_MARKS.get(action, "").ljust(width) for action, width in zip(actions, widths, strict=True)]
             yield Text("".join(marks).rstrip(), "bold", overflow="fold")
     if len(sample.tokens) > MOST_TOKENS:
         yield Text(f"... {len(sample.tokens) - MOST_TOKENS} more tokens", "dim")

@@ -14,7 +14,7 @@ from rlstab.config.settings import TrackingSettings
 from rlstab.core.batch import TokenBatch, layout_of
 from rlstab.core.plan import Plan
 from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.trace.effects import MethodTrace, Trace, trace
+from rlstab.trace.effects import MethodTrace, trace
 from rlstab.trace.token_texts import token_texts
 
 FORMAT = 2
@@ -95,38 +95,34 @@ class Tracer:
         if not rows:
             return
         traced = trace(plan, batch, policy)
-        ids = response_ids.reshape(-1)[layout_of(batch).index]
-        ratio = torch.where(computed, traced.ratio, torch.nan)
-        for row in rows:
-            where = batch.sequence == row
-            line = {"format": FORMAT, "rollout": self._rollout, "optimizer_step": optimizer_step}
-            line |= self._line(batch, traced, ratio, row, where, ids[where].tolist())
-            self.append(json.dumps(line, allow_nan=False) + "\n")
-
-    def _line(
-        self, batch: TokenBatch, traced: Trace, ratio: Tensor, row: int, where: Tensor, ids: list[int]
-    ) -> dict[str, Any]:
-        sequence = int(batch.sequence_ids[row])
-        line: dict[str, Any] = {
-            "sequence_id": sequence,
-            "group_id": int(batch.group_ids[row]),
-            **self._traced[sequence],
-            "tokens": token_texts(self.decode, ids),
-            "ids": ids,
-        }
+        response_ids = response_ids.reshape(-1)[layout_of(batch).index]
         columns = {
             "logprobs": batch.old_logprobs,
             "entropies": batch.entropies,
-            "ratio": ratio,
+            "ratio": torch.where(computed, traced.ratio, torch.nan),
             **{name: getattr(traced, name) for name in ("weight", "kept", "bonus", "unclipped", "clipped", "gate")},
         }
-        line |= {name: _numbers(values[where]) for name, values in columns.items() if values is not None}
-        line["methods"] = {key: _method(method, where) for key, method in traced.methods.items()}
         # inside `within` the key says where a method stands, and not which one it is
         named = {
             key: method.name for key, method in traced.methods.items() if key.rpartition("/")[2] in ("outer", "inner")
         }
-        return line | ({"names": named} if named else {})
+        for row in rows:
+            where, sequence = batch.sequence == row, int(batch.sequence_ids[row])
+            ids = response_ids[where].tolist()
+            line = {
+                "format": FORMAT,
+                "rollout": self._rollout,
+                "optimizer_step": optimizer_step,
+                "sequence_id": sequence,
+                "group_id": int(batch.group_ids[row]),
+                **self._traced[sequence],
+                "tokens": token_texts(self.decode, ids),
+                "ids": ids,
+                **{name: _numbers(values[where]) for name, values in columns.items() if values is not None},
+                "methods": {key: _method(method, where) for key, method in traced.methods.items()},
+                **({"names": named} if named else {}),
+            }
+            self.append(json.dumps(line, allow_nan=False) + "\n")
 
 
 def _method(method: MethodTrace, where: Tensor) -> dict[str, Any]:

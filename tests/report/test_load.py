@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -400,6 +401,12 @@ def test_runs_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str], mon
     for lock in (*wrong, f"process {os.getpid()} on elsewhere", "x", "", "\udcff"):
         (runs / "f" / ".lock").write_text(lock, errors="surrogateescape")
         assert running(runs / "f") is None
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", Mock(side_effect=PermissionError))
+        assert running(runs / "c") is None  # a lock that this user may not read
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "kill", Mock(side_effect=PermissionError))
+        assert running(runs / "c") == os.getpid()  # a process of another user
     assert main(["runs"]) == 0
     assert [re.sub(r" {2,}", "  ", line).rstrip() for line in capsys.readouterr().out.splitlines()] == [
         "runs/a  finished, 60 rollouts",
