@@ -36,7 +36,7 @@ from rlstab.testing.run import Outcome, in_threads, run_chain
 
 #: The laws of stages, in the order of the report.
 STAGE_LAWS: list[Law] = []
-law = add_to(STAGE_LAWS)
+law = partial(add_to, STAGE_LAWS)
 
 #: Groups of the parts of one rank.
 Parts = Sequence[Sequence[int]]
