@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar, get_args
 
 from rich.console import Group, RenderableType
@@ -45,10 +45,10 @@ def listing(words: Sequence[str] = ()) -> RenderableType:
     stages = [STAGES.get(name) for name in STAGES.names()]
     sections: list[tuple[str, list[tuple[str, str]]]] = []
     for source, about in {**SOURCES, "": "against none of these sources"}.items():
-        rows = [_told(cls, _facts(cls)) for cls in methods if _first(cls) == source]
+        rows = [_told(cls, _facts, _sources(cls)[1:]) for cls in methods if _sources(cls)[0] == source]
         sections.append((f"{source or 'others'}: {about}", rows))
     for kind, (_, about) in KINDS.items():
-        rows = [_told(cls, _stage_facts(cls)) for cls in stages if issubclass(cls, kind)]
+        rows = [_told(cls, _stage_facts) for cls in stages if issubclass(cls, kind)]
         sections.append((f"stages: {kind.kind}: {about}", rows))
     sections.append(("presets", [_of_preset(name, preset) for name, preset in PRESETS.items()]))
     named = {kind: [name for name, example in examples().items() if example.kind == kind] for kind in get_args(Kind)}
@@ -80,35 +80,30 @@ def _of_preset(name: str, preset: Preset) -> tuple[str, str]:
     return name, f"{preset.about} {', '.join(parts)}"
 
 
-def _told(cls: type[Method[Any]], facts: str) -> tuple[str, str]:
-    return cls.name, f"{summary(cls)}\n{facts}"
+def _told(cls: type[Made], facts: Callable[[Made], list[str]], also: Sequence[str] = ()) -> tuple[str, str]:
+    """The name, and two lines; without facts where it cannot be made without knowing its settings."""
+    made, papers = sample(cls), card(cls).arxiv
+    told = [] if made is None else facts(made)
+    told += [f"also {', '.join(also)}"] * bool(also) + [f"arXiv {', '.join(papers)}"] * bool(papers)
+    return cls.name, f"{summary(cls)}\n{' · '.join(told)}"
 
 
-def _first(cls: type[TokenObjective]) -> str:
-    """The source under which it is listed."""
-    return next((source for source in SOURCES if source in cls.about.addresses), "")
+def _sources(cls: type[TokenObjective]) -> list[str]:
+    """The source under which it is listed, and the others that it is against."""
+    return [source for source in SOURCES if source in cls.about.addresses] or [""]
 
 
-def _facts(cls: type[TokenObjective]) -> str:
-    """One line; of a method that cannot be made without knowing its settings, only what the class says."""
-    told, method = [], sample(cls)
-    if method is not None:
-        live = [f"live {name}" for name in sorted(method.live_needs)]
-        told = [*_reads_and_keeps(method, live), "; ".join(beyond_free(method)) or "free"]
-    others = [source for source in SOURCES if source in cls.about.addresses and source != _first(cls)]
-    return " · ".join(told + [f"also {', '.join(others)}"] * bool(others) + _arxiv(cls))
+def _facts(method: TokenObjective) -> list[str]:
+    live = [f"live {name}" for name in sorted(method.live_needs)]
+    return [*_reads_and_keeps(method, live), "; ".join(beyond_free(method)) or "free"]
 
 
-def _stage_facts(cls: type[Stage]) -> str:
-    """The same of a stage."""
-    told, stage = [], sample(cls)
-    if stage is not None:
-        costs: dict[str, list[str]] = {}
-        for name in sorted(stage.needs):
-            costs.setdefault(cost(stage, name), []).append(name)
-        told = _reads_and_keeps(stage, [])
-        told += [f"{', '.join(names)}: {price}" for price, names in costs.items() if not price.startswith("free")]
-    return " · ".join(told + _arxiv(cls))
+def _stage_facts(stage: Stage) -> list[str]:
+    costs: dict[str, list[str]] = {}
+    for name in sorted(stage.needs):
+        costs.setdefault(cost(stage, name), []).append(name)
+    told = [f"{', '.join(names)}: {price}" for price, names in costs.items() if not price.startswith("free")]
+    return _reads_and_keeps(stage, []) + told
 
 
 def _reads_and_keeps(method: Method[Any], live: list[str]) -> list[str]:
@@ -117,10 +112,6 @@ def _reads_and_keeps(method: Method[Any], live: list[str]) -> list[str]:
         f"reads {', '.join([*sorted(method.needs - BASICS), *live]) or 'the basics'}",
         f"state: {state}" if state else "no state",
     ]
-
-
-def _arxiv(cls: type) -> list[str]:
-    return [f"arXiv {', '.join(numbers)}"] if (numbers := card(cls).arxiv) else []
 
 
 def sample(cls: type[Made]) -> Made | None:

@@ -74,9 +74,8 @@ def pairs(objective: Composition, pipeline: Pipeline | None = None) -> list[str]
 
 
 def _not_as_published(objective: Composition, pipeline: Pipeline | None) -> list[str]:
-    return unmet(objective) + (
-        stages_unmet(pipeline, [method.name for method in active_methods(objective)]) if pipeline else []
-    )
+    methods = [method.name for method in active_methods(objective)]
+    return unmet(objective) + (stages_unmet(pipeline, methods) if pipeline else [])
 
 
 def repeated(objective: Composition) -> list[str]:
@@ -93,9 +92,8 @@ def repeated(objective: Composition) -> list[str]:
 def _with_several_steps(objective: Composition) -> list[str]:
     """Of an objective without a run: what only compares the live policy with the old one."""
     names = [_compares(f"`{key}`", method) for key, method in objective.keyed.items() if "live" in method.reads_drift]
-    return [f"Only with several optimizer steps per rollout, for else the ratio is 1: {', '.join(names)}."] * bool(
-        names
-    )
+    text = f"Only with several optimizer steps per rollout, for else the ratio is 1: {', '.join(names)}."
+    return [text] if names else []
 
 
 def _compares(name: str, method: TokenObjective) -> str:

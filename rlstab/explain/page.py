@@ -65,9 +65,14 @@ def explain(source: str, overrides: Mapping[str, Any]) -> str:
     Raises:
         ConfigError, Conflict: see :func:`rlstab.config.load_run`.
     """
-    if _are_names(source):
-        return page(source, *_with(_named(source), overrides), note=_also_presets(source))
-    return page(source, *read(source, overrides))
+    names = [name.strip() for name in source.split(",")]
+    if exists(source) or not all(re.fullmatch(r"\w+", name) or is_user_code(name) for name in names):
+        return page(source, *read(source, overrides))
+    # a name that a method and a preset share means the method; the note says where the preset is
+    both = [name for name in names if name in PRESETS and name in METHODS.names()]
+    items = [{"preset" if name in PRESETS and name not in both else "name": name} for name in names]
+    notes = (f"This is the method `{name}`; the preset is `rlstab explain --preset {name}`. " for name in both)
+    return page(source, *_with(items, overrides), note="".join(notes))
 
 
 def explain_preset(name: str, overrides: Mapping[str, Any]) -> str:
@@ -151,25 +156,12 @@ def _where(objective: Composition) -> list[str]:
     lacks = {"rlstab train": [f"`{name}`" for name in sorted(objective.needs - TRAINER_SIGNALS - BASICS)]}
     lacks |= {f"{host.titled} ({host.adapter})": host.lacks(objective) for host in HOSTS.values()}
     able = [where for where, missing in lacks.items() if not missing]
-    needs = sorted(f"`{name}`" for name in objective.needs - BASICS) + sorted(
-        f"live `{name}`" for name in objective.live_needs
-    )
+    needs = sorted(f"`{name}`" for name in objective.needs - BASICS)
+    needs += sorted(f"live `{name}`" for name in objective.live_needs)
     return [
         f"- Your own loop, where it holds {', '.join(['log-probs, old log-probs, advantages', *needs])}.",
         *([f"- Also {', '.join(able)}; `rlstab check FILE --host NAME` says what to set there."] if able else []),
         *(f"- Not {where}: it lacks {', '.join(missing)}." for where, missing in lacks.items() if missing),
-    ]
-
-
-def _are_names(source: str) -> bool:
-    """Words, or classes of files, with commas between, and no file of this name."""
-    return not exists(source) and all(re.fullmatch(r"\w+", name) or is_user_code(name) for name in _names(source))
-
-
-def _named(source: str) -> list[dict[str, str]]:
-    return [
-        {"preset": name} if name in PRESETS and name not in METHODS.names() else {"name": name}
-        for name in _names(source)
     ]
 
 
@@ -179,13 +171,3 @@ def _with(items: list[dict[str, str]], overrides: Mapping[str, Any]) -> tuple[Co
         return build_objective(located(Document.of({"objective": items}))), None
     run = load_run({"objective": items}, overrides)
     return run.composition, run
-
-
-def _names(source: str) -> list[str]:
-    return [name.strip() for name in source.split(",")]
-
-
-def _also_presets(source: str) -> str:
-    """A name that a method and a preset share means the method; this says where the preset is."""
-    both = [name for name in _names(source) if name in PRESETS and name in METHODS.names()]
-    return "".join(f"This is the method `{name}`; the preset is `rlstab explain --preset {name}`. " for name in both)

@@ -38,25 +38,22 @@ def parts(objective: TokenObjective) -> dict[str, Leaf]:
 def recipes(objective: Composition, pipeline: Pipeline | None) -> list[str]:
     """Whether it is a preset, else the nearest ones and every difference."""
     differing = {name: differences(objective, pipeline, recipe) for name, recipe in PRESETS.items()}
+
+    def told(name: str) -> str:
+        return f"`{name}` ({PRESETS[name].about.rstrip('.')}). This one {'; '.join(differing[name])}."
+
     name, *others = _nearest(differing)
-    if differing[name]:
-        lines = [f"- Nearest: `{name}` ({PRESETS[name].about.rstrip('.')}). This one {'; '.join(differing[name])}."]
-    else:
-        lines = [f"- Equals `{name}`: {PRESETS[name].about}"]
+    lines = [f"- Nearest: {told(name)}" if differing[name] else f"- Equals `{name}`: {PRESETS[name].about}"]
     if others:
         lines.append(f"- As near: {in_backticks(others)}.")
     if name in _OURS:
         published, *others = _nearest({key: ends for key, ends in differing.items() if key not in _OURS})
-        about = PRESETS[published].about.rstrip(".")
         as_near = f" As near: {in_backticks(others)}." if others else ""
-        told = "; ".join(differing[published])
-        lines.append(f"- Nearest that is published: `{published}` ({about}). This one {told}.{as_near}")
-    alone = f" An objective alone has no stages; for the advantage `{name}` takes `{PRESETS[name].estimator}`."
-    return [
-        *lines,
-        f"- Compared are the loss and the stages; a preset records no model, data or schedule."
-        f"{alone if pipeline is None else ''}",
-    ]
+        lines.append(f"- Nearest that is published: {told(published)}{as_near}")
+    compared = "- Compared are the loss and the stages; a preset records no model, data or schedule."
+    if pipeline is None:
+        compared += f" An objective alone has no stages; for the advantage `{name}` takes `{PRESETS[name].estimator}`."
+    return [*lines, compared]
 
 
 def _nearest(differing: Mapping[str, list[str]]) -> list[str]:

@@ -53,14 +53,10 @@ def rollout(pipeline: Pipeline, run: RunConfig | None) -> list[str]:
     return [f"{number}. {line}" for number, line in enumerate(lines, 1)]
 
 
-def head_of(cls: type[Stage]) -> tuple[str, str]:
-    """What :data:`KINDS` says of the kind of a stage."""
-    return next(head for kind, head in KINDS.items() if issubclass(cls, kind))
-
-
 def _line(stage: Stage) -> str:
     default = ", the default" if stage in (InOrder(), GRPO()) else ""
-    return f"**{head_of(type(stage))[0]}.** `{stage.name}`{default}: {stage.in_words().rstrip('.')}."
+    head = next(head for kind, (head, _) in KINDS.items() if isinstance(stage, kind))
+    return f"**{head}.** `{stage.name}`{default}: {stage.in_words().rstrip('.')}."
 
 
 def _sampling(run: RunConfig) -> str:

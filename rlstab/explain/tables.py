@@ -34,17 +34,14 @@ def check(objective: Composition, run: RunConfig | None, tried: Sequence[str] = 
     console.print(
         f"no conflict: objective {objective_hash(objective)}" + (f", run {run_hash(run)}" if run else ""), style="bold"
     )
-    for line in tried:
-        console.print(escape(line))
     acting = [*objective.keyed.items(), *((stage.name, stage) for stage in (run.pipeline if run else ()))]
-    for name, method in acting:
-        console.print(f"{name}: {escape(repr(method))}")
+    lines = [*tried, *(f"{name}: {method!r}" for name, method in acting)]
     needed = costs(objective, run)
     if run is not None:
-        console.print(f"ratio against: {run.optimisation.old_logprobs}")
+        lines.append(f"ratio against: {run.optimisation.old_logprobs}")
         needed += stages.needs(run.pipeline)
-    for line in needed:
-        console.print(escape(line.replace("`", "")))
+    for line in [*lines, *(line.replace("`", "") for line in needed)]:
+        console.print(escape(line))
     for note in notes(objective, run):
         console.print(f"[yellow]note:[/] {escape(note)}")
 
@@ -78,27 +75,20 @@ def read(path: str, overrides: Mapping[str, Any]) -> tuple[Composition, RunConfi
 
 def host_table(objective: Composition, host: Host) -> RenderableType:
     """One row per method: what it reads, and where the host gets that from."""
-    rows = []
-    for key, method in objective.keyed.items():
-        whole = any(measures(leaf.method) or "keep" in leaf.method.writes for leaf in walk(method, observed=True))
-        rows.append((key, ", ".join(reads(method)) or "the ratio alone", "yes" if whole else "no", _from(method, host)))
     table = Table(show_lines=True, title=f"{host.titled}, through {host.adapter}")
     for column in ("method", "reads", "decides by the whole step", f"from {host.name}"):
         table.add_column(column, overflow="fold")
-    for row in rows:
+    for key, method in objective.keyed.items():
+        whole = any(measures(leaf.method) or "keep" in leaf.method.writes for leaf in walk(method, observed=True))
+        live = [f"live {name}" for name in sorted(method.live_needs)]
+        evidence = [*sorted(method.needs & BASICS), *sorted(method.needs - BASICS), *live]
+        row = key, ", ".join(evidence) or "the ratio alone", "yes" if whole else "no", _from(method, host)
         table.add_row(*map(escape, row))
     return Group(table, *map(escape, _forwards(objective, host)))
 
 
-def reads(method: TokenObjective) -> list[str]:
-    """The evidence and the live outputs that a method reads beyond the ratio."""
-    live = [f"live {name}" for name in sorted(method.live_needs)]
-    return [*sorted(method.needs & BASICS), *sorted(method.needs - BASICS), *live]
-
-
 def _from(method: TokenObjective, host: Host) -> str:
-    asks = refusal(method) if host.data_level else None
-    if asks is not None:
+    if host.data_level and (asks := refusal(method)) is not None:
         return f"refused: {asks}"
     told = []
     for name in [*sorted(method.needs - BASICS), *sorted(method.live_needs)]:

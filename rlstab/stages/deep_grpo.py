@@ -159,10 +159,9 @@ class DeepGRPO(RolloutExpander):
     def measure(self, part: ResponseBatch) -> Stat:
         branch, success = part.given > 0, self._succeeded(part).double()
         ends = part.select(branch)
-        best = self._best(ends)
         return {
             "place": Grouped.of(ends.group_ids[ends.first], ends.pivot[ends.first]),
-            "success": Grouped.of(ends.group_ids[ends.first], best),
+            "success": Grouped.of(ends.group_ids[ends.first], self._best(ends)),
             "of_prompt": Grouped.of(part.prompt_ids, success),
             "without_branches": Grouped.of(part.prompt_ids, success, ~branch),
         }
@@ -188,9 +187,7 @@ class DeepGRPO(RolloutExpander):
 
     def report(self, responses: ResponseBatch, stat: Settled, state: State) -> dict[str, Mean]:
         branch, both, without = responses.given > 0, stat.grouped("of_prompt"), stat.grouped("without_branches")
-        lengths = responses.lengths.double()
-        fitted = self.fitted(state)
-        ends = responses.select(branch)
+        fitted, ends, lengths = self.fitted(state), responses.select(branch), responses.lengths
         report = {
             "branches": Mean(Mean.of(branch).total, Mean.of(~branch).total),
             "tokens": Mean(Mean.of(lengths, branch).total, Mean.of(lengths, ~branch).total),

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from rlstab.core.method import State
 from rlstab.core.settings import Range
@@ -154,10 +155,8 @@ class GoldilocksTeacher(PromptSelector):
         seen, old = stat.grouped("seen"), state["filled"]
         prompts = torch.cat([state["prompts"][:old], seen.keys])[-self.window :]
         worth = torch.cat([state["worth"][:old], pass_rates.spread(seen.totals / seen.counts)])[-self.window :]
-        filled = len(prompts)
-        rest = (0, self.window - filled)
-        pad = torch.nn.functional.pad
-        return {"prompts": pad(prompts, rest), "worth": pad(worth, rest), "filled": filled}
+        rest = (0, self.window - len(prompts))
+        return {"prompts": pad(prompts, rest), "worth": pad(worth, rest), "filled": len(prompts)}
 
     def report(self, responses: ResponseBatch, stat: Settled, state: State) -> Mapping[str, Mean]:
         return {"window": Mean.scalar(float(state["filled"]))}

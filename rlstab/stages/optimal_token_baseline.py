@@ -130,10 +130,9 @@ class OptimalTokenBaseline(AdvantageEstimator):
         """``(S, T)``: whether there is a token, its baseline, and whether no other of the group has one there."""
         squares = logit_squares(responses.evidence("logprobs"), responses.evidence("sum_p_sq"))
         there = torch.arange(squares.shape[-1]) < responses.lengths.unsqueeze(-1)
-        zeros = torch.zeros(responses.groups, squares.shape[-1], dtype=torch.float64)
 
         def over_group(values: Tensor) -> Tensor:
-            return zeros.index_add(0, responses.group, torch.where(there, values, 0.0))[responses.group]
+            return responses.group_sum(torch.where(there, values, 0.0))
 
         energy, ones = torch.where(there, squares, 0.0).cumsum(-1), torch.ones_like(squares)
         alone = over_group(ones) == 1

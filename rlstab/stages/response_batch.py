@@ -62,10 +62,10 @@ class ResponseBatch:
 
     def __post_init__(self) -> None:
         count = self.rewards.shape[0]
-        for name, values in self._tensors():
+        for name, values in self.tensors().items():
             if values.shape[:1] != (count,):
-                shape = tuple(values.shape)
-                raise ShapeError(f"ResponseBatch: {name} is {shape}, expected {count} responses as rewards.")
+                what = f"{name.removeprefix('extra/')} is {tuple(values.shape)}"
+                raise ShapeError(f"ResponseBatch: {what}, expected {count} responses as rewards.")
 
     def __len__(self) -> int:
         return self.rewards.shape[0]
@@ -92,9 +92,7 @@ class ResponseBatch:
 
     def select(self, where: Tensor) -> ResponseBatch:
         """Some of the responses, by a bool or by their places."""
-        own = {field.name for field in fields(self)}
-        moved: dict[str, Any] = {name: values[where] for name, values in self._tensors() if name in own}
-        return replace(self, **moved, extra={name: values[where] for name, values in self.extra.items()})
+        return self.from_tensors({name: values[where] for name, values in self.tensors().items()}, self.limit)
 
     def reshaped(self, rewards: Tensor) -> ResponseBatch:
         """The same responses with other rewards."""
@@ -116,13 +114,12 @@ class ResponseBatch:
     @cached_property
     def first(self) -> Tensor:
         """``(G,)`` place of the first response of each group, by which what belongs to a group is read off."""
-        places = torch.arange(len(self))
         start = torch.full((self.groups,), len(self), dtype=torch.int64)
-        return start.scatter_reduce(0, self.group, places, "amin")
+        return start.scatter_reduce(0, self.group, torch.arange(len(self)), "amin")
 
     def group_sum(self, values: Tensor) -> Tensor:
-        """``(S,)`` float64 sum of ``(S,)`` values over the group of each response."""
-        zeros = torch.zeros(self.groups, dtype=torch.float64)
+        """``(S,)`` or ``(S, T)`` float64 sum of such values over the group of each response."""
+        zeros = torch.zeros((self.groups, *values.shape[1:]), dtype=torch.float64)
         return zeros.index_add(0, self.group, values.double())[self.group]
 
     def group_mean(self, values: Tensor, weight: Tensor | None = None) -> Tensor:
@@ -149,8 +146,9 @@ class ResponseBatch:
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by name; evidence under ``extra/<name>``."""
-        own = {field.name for field in fields(self)}
-        return {name if name in own else f"extra/{name}": values for name, values in self._tensors()}
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        own = {name: values for name, values in own.items() if isinstance(values, Tensor)}
+        return own | {f"extra/{name}": values for name, values in self.extra.items()}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], limit: int) -> ResponseBatch:
@@ -171,9 +169,3 @@ class ResponseBatch:
                 values = [pad(rows, (0, width - rows.shape[1]), value=PADDING.get(name, 0)) for rows in values]
             joined[name] = torch.cat(values)
         return cls.from_tensors(joined, batches[0].limit)
-
-    def _tensors(self) -> list[tuple[str, Tensor]]:
-        own = [
-            (field.name, getattr(self, field.name)) for field in fields(self) if field.name not in ("limit", "extra")
-        ]
-        return [*own, *self.extra.items()]

@@ -78,7 +78,6 @@ def filled(offer: Offer, ranked: Tensor, random_share: float) -> Tensor:
         sources = [iter(order[: len(slots)].tolist()) for order in (ranked, shuffled(offer, pool, turn))]
         taken: set[int] = set()
         for random in slots:
-            first = next(prompt for prompt in sources[random] if prompt not in taken)
-            taken.add(first)
-            chosen.append(first)
+            chosen.append(next(prompt for prompt in sources[random] if prompt not in taken))
+            taken.add(chosen[-1])
     return torch.tensor(chosen[offer.first :], dtype=torch.int64)

@@ -27,8 +27,7 @@ class Sum:
     terms: tuple[int, ...]
 
     def __str__(self) -> str:
-        first, *rest = self.terms
-        return str(first) + "".join(f"{term:+d}" for term in rest)
+        return "".join(f"{term:+d}" for term in self.terms).removeprefix("+")
 
 
 @dataclass(eq=False)

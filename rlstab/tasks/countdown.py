@@ -109,8 +109,8 @@ def _apply(left: int, op: str, right: int) -> int:
 
 def _solves(problem: Problem, body: str) -> bool:
     pool = list(problem.numbers)
-    steps = [_STEP.fullmatch(text) for text in body.split(",")]
-    for step in steps:
+    for text in body.split(","):
+        step = _STEP.fullmatch(text)
         if step is None:
             return False
         left, op, right, result = int(step[1]), step[2], int(step[3]), int(step[4])

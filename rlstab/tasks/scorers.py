@@ -55,10 +55,8 @@ def find_answer(pattern: str | None, text: str) -> str | None:
     """
     if pattern is None:
         return text.strip()
-    answer: str | None = None
-    for match in re.finditer(pattern, text):
-        answer = match[1]
-    return None if answer is None else answer.strip()
+    answers = [match[1] for match in re.finditer(pattern, text)]
+    return answers[-1].strip() if answers and answers[-1] is not None else None
 
 
 class TextScorer:

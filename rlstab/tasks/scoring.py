@@ -132,8 +132,7 @@ class Workers:
         count = min(self.count, len(jobs))
         with self._lock, ThreadPoolExecutor(max(1, count)) as pool:
             try:
-                for served in [pool.submit(serve, slot) for slot in range(count)]:
-                    served.result()
+                list(pool.map(serve, range(count)))
             except BaseException:
                 given_up.set()
                 raise
@@ -141,7 +140,7 @@ class Workers:
 
     def _worker(self, slot: int, cancelled: Callable[[], bool]) -> _Worker:
         worker = self._workers.get(slot)
-        if worker is None or not worker.alive():
+        if worker is None or worker.process.poll() is not None:
             if worker is not None:
                 worker.end()
             worker = self._workers[slot] = _Worker()
@@ -157,16 +156,12 @@ class _Worker:
     """A process that scores one completion at a time."""
 
     def __init__(self) -> None:
-        self._process = _STARTER.submit(_popen).result()
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._into, self._out = self._process.stdin, self._process.stdout.fileno()
+        self.process = _STARTER.submit(_popen).result()
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._into, self._out = self.process.stdin, self.process.stdout.fileno()
         self._events = select.poll()
         self._events.register(self._out, select.POLLIN)
-
-    def alive(self) -> bool:
-        """Whether the process runs."""
-        return self._process.poll() is None
 
     def ask(self, job: Any, time_limit: float, cancelled: Callable[[], bool]) -> Outcome | None:
         """What it answers, or how it ended; it is killed when its time is up or nobody waits any more, then None."""
@@ -187,9 +182,9 @@ class _Worker:
                 piece = os.read(self._out, LONGEST_LINE)
                 if not piece:
                     with suppress(subprocess.TimeoutExpired):
-                        self._process.wait(1.0)  # what closed its pipe is about to end
+                        self.process.wait(1.0)  # what closed its pipe is about to end
                     self.end()
-                    return _how_ended(self._process.returncode)
+                    return _how_ended(self.process.returncode)
                 line += piece
         with suppress(ValueError, TypeError, RecursionError):
             score, why = json.loads(line)
@@ -200,8 +195,8 @@ class _Worker:
 
     def end(self) -> None:
         """Kill the process, if it runs, and close the pipes."""
-        self._process.kill()
-        with suppress(OSError), self._process:  # waits, and closes the pipes
+        self.process.kill()
+        with suppress(OSError), self.process:  # waits, and closes the pipes
             pass
 
 

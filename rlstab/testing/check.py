@@ -238,7 +238,7 @@ class _MethodCheck(_Check):
         agrees = Law("oracle", "the loss of an independent scalar loop", self._agrees, all_edges=oracle is not None)
         super().__init__(method, examples, [*LAWS, agrees])
         self.oracle = oracle
-        self.extra, self.edges = sorted(method.needs - SIGNALS.keys() - BASICS), edges_of(method)
+        self.extra, self.edges = sorted(method.needs - SIGNALS.keys() - BASICS), tuple(edges_of(method))
 
     def trials(self, law: Law) -> Iterator[Any]:
         yield from super().trials(law)

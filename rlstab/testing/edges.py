@@ -100,12 +100,8 @@ class Edge:
             columns[self.name][place], columns[self.less][place] = (0.0, -gap) if gap > 0 else (gap, 0.0)
 
 
-def edges_of(method: TokenObjective) -> tuple[Edge, ...]:
+def edges_of(method: TokenObjective) -> Iterator[Edge]:
     """What a method may compare, on all numbers that it may compare it with."""
-    return tuple(_edges(method))
-
-
-def _edges(method: TokenObjective) -> Iterator[Edge]:
     needs = method.needs
     read = {"live", "old_logprobs", "logprobs", *needs}
     own = needs - SIGNALS.keys() - BASICS
@@ -175,15 +171,13 @@ def sharpened(step: Step, seed: int, edges: Sequence[Edge] = (), *, every: bool 
         if draw.random() < 0.3:  # two policies agree to the bit on a token, or differ by a factor of up to a thousand
             gap = 0.0 if draw.random() < 0.4 else draw.uniform(-far, far)
             Edge(*draw.choice((_PAIRS[0], *_PAIRS)), gap).put(columns, place)
-    if edges and not every:
-        for places in rows.values():
-            if draw.random() < 0.2:
-                edge = draw.choice(edges)
-                for place in places:
-                    edge.put(columns, place)
-    if every:  # the ratio of the first token of each response
-        for places in rows.values():
+    for places in rows.values():
+        if every:  # the ratio of the first token of each response
             Edge(*_PAIRS[0], 0.0).put(columns, places[0])
+        elif edges and draw.random() < 0.2:
+            edge = draw.choice(edges)
+            for place in places:
+                edge.put(columns, place)
     pulling = [place for place in range(len(step)) if values["advantages"][place] != 0]
     for place, edge in zip(draw.sample(pulling, len(pulling)), edges, strict=False):
         if every:
@@ -191,8 +185,7 @@ def sharpened(step: Step, seed: int, edges: Sequence[Edge] = (), *, every: bool 
         elif draw.random() < 0.4:
             beside = 1 + draw.choice([0.0, 0.0, -1e-4, -1e-9, 1e-9, 1e-4])
             replace(edge, value=edge.value * beside).put(columns, place)
-    likeliest = zip(values["max_logprobs"], values["logprobs"], strict=True)
-    values["max_logprobs"] = [max(pair) for pair in likeliest]
+    values["max_logprobs"] = list(map(max, values["max_logprobs"], values["logprobs"]))
 
     def back(columns: Columns) -> dict[str, Tensor]:
         return {name: in_domain(name, torch.tensor(column, dtype=torch.float64)) for name, column in columns.items()}

@@ -258,9 +258,6 @@ def _kept(method: Method[Any], modules: Sequence[str]) -> dict[str, object]:
 def _pretend() -> None:
     """Be another rank on another machine, a hundred days later; before the modules of methods are imported."""
 
-    def later(clock: Callable[[], float], by: int) -> Callable[[], float]:
-        return lambda: clock() + by
-
     class Date(datetime.date):
         @classmethod
         def today(cls) -> Any:
@@ -278,8 +275,9 @@ def _pretend() -> None:
             return cls.fromtimestamp(time.time(), datetime.UTC).replace(tzinfo=None)
 
     for name in ("time", "monotonic", "perf_counter", "process_time"):
-        setattr(time, name, later(getattr(time, name), LATER))
-        setattr(time, f"{name}_ns", later(getattr(time, f"{name}_ns"), LATER * 10**9))
+        for clock, by in ((name, LATER), (f"{name}_ns", LATER * 10**9)):
+            now = getattr(time, clock)
+            setattr(time, clock, lambda now=now, by=by: now() + by)
     for name in ("gmtime", "localtime"):
         now = getattr(time, name)
         setattr(time, name, lambda seconds=None, now=now: now(time.time() if seconds is None else seconds))

@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -115,22 +116,19 @@ class Law:
     large: bool = False
 
 
-def add_to(laws: list[Law]) -> Callable[..., Callable[[Any], Any]]:
+def add_to(laws: list[Law], **options: Any) -> Callable[[Any], Any]:
     """A decorator that makes a check the next of these laws, called and described as the function is."""
 
-    def law(**options: Any) -> Callable[[Any], Any]:
-        def add(check: Any) -> Any:
-            laws.append(Law(check.__name__.replace("_", " "), str(check.__doc__).rstrip("."), check, **options))
-            return check
+    def add(check: Any) -> Any:
+        laws.append(Law(check.__name__.replace("_", " "), str(check.__doc__).rstrip("."), check, **options))
+        return check
 
-        return add
-
-    return law
+    return add
 
 
 #: The laws of methods, in the order of the report. Where the first is broken, no other one is checked.
 LAWS: list[Law] = []
-law = add_to(LAWS)
+law = partial(add_to, LAWS)
 
 
 class Doubling(TokenObjective):

@@ -119,12 +119,6 @@ class ThreadComm:
     def __init__(self, rank: int, meeting: tuple[threading.Barrier, list[Tensor]]) -> None:
         self.rank, self.meeting = rank, meeting
 
-    @classmethod
-    def of(cls, ranks: int) -> list[ThreadComm]:
-        """One for each of several ranks."""
-        meeting = threading.Barrier(ranks, timeout=30), [torch.zeros(0)] * ranks
-        return [cls(rank, meeting) for rank in range(ranks)]
-
     def sum(self, values: Tensor) -> Tensor:
         """The sum over ranks."""
         return torch.stack(self._exchanged(values)).sum(0)
@@ -151,16 +145,17 @@ def run_ranks(
 
 def in_threads(count: int, work: Callable[[int, Comm], T]) -> list[T]:
     """What each of ``count`` ranks finds, in rank order: one thread each, given its rank and its collectives."""
+    meeting = threading.Barrier(count, timeout=30), [torch.zeros(0)] * count
 
-    def run(comm: ThreadComm) -> T:
+    def run(rank: int) -> T:
         try:
-            return work(comm.rank, comm)
+            return work(rank, ThreadComm(rank, meeting))
         except BaseException:
-            comm.meeting[0].abort()
+            meeting[0].abort()
             raise
 
     with ThreadPoolExecutor(count) as threads:
-        results = [threads.submit(run, comm) for comm in ThreadComm.of(count)]
+        results = [threads.submit(run, rank) for rank in range(count)]
     errors = [error for result in results if (error := result.exception())]
     for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
         raise error

@@ -36,7 +36,7 @@ from rlstab.testing.run import Outcome, in_threads, run_chain
 
 #: The laws of stages, in the order of the report.
 STAGE_LAWS: list[Law] = []
-law = add_to(STAGE_LAWS)
+law = partial(add_to, STAGE_LAWS)
 
 #: Groups of the parts of one rank.
 Parts = Sequence[Sequence[int]]
@@ -219,7 +219,8 @@ def pure(stage: Stage, trial: StageTrial) -> None:
     """No input changes, nothing that the process shares is used or set, the same call gives the same."""
     for rollout, state, outcome in trial.run(stage):
         batch = rollout.whole(choose(stage, rollout.offer, state))
-        with untouched(state, batch, [(f"'{name}' of the responses", values) for name, values in batch._tensors()]):
+        named = [(name.removeprefix("extra/"), values) for name, values in batch.tensors().items()]
+        with untouched(state, batch, [(f"'{name}' of the responses", values) for name, values in named]):
             replace(stage)  # made once more
             stat, _ = measure_all(stage, [batch], state, LocalComm())
             _act(stage, batch, stat, state, rollout.offer)

@@ -102,7 +102,7 @@ def test_workers_that_were_killed_while_idle_or_closed_come_back_and_none_is_lef
     mine = Workers(Acts(), 2, LIMIT)
     for end in ("kill", "close", "forget"):
         assert asked(mine, "say 1", "say 2", "say 3") == [Outcome(1.0), Outcome(2.0), Outcome(3.0)]
-        processes = [worker._process for worker in mine._workers.values()]
+        processes = [worker.process for worker in mine._workers.values()]
         if end == "kill":
             for process in processes:
                 process.kill()
