@@ -52,7 +52,8 @@ def main(arguments: list[str] | None = None) -> int:
         return _failed(f"OSError: the output cannot be written: {reason(error)}. Make room, or write it elsewhere.")
     except KeyboardInterrupt as stop:
         if os.environ.get("RANK", "0") == "0":  # the others would say the same
-            _failed(f"{str(stop) or 'stopped'}{_notes(stop)}")
+            hint = "; continue with --resume" if hasattr(options, "resume") else ""
+            _failed(f"{str(stop) or f'stopped{hint}'}{_notes(stop)}")
         return 128 + int(getattr(stop, "number", signal.SIGINT))
 
 
