@@ -184,6 +184,8 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
         return markdown
     if here == "conformance.md":
         markdown = markdown.replace("<!-- tables -->", "\n".join(conformance.lines()))
+    if here == "results.md" and probes.stated() not in markdown:
+        raise PluginError(f"docs/results.md does not say that {probes.stated()}, as the runs that ship do")
     folder = str(Path(here).parent)
 
     def moved(match: re.Match[str]) -> str:

@@ -81,8 +81,8 @@ def run_probes(
     missing = [run for run in planned if of_runs[run.name] not in known and first[of_runs[run.name]] is run]
     there, plan = sum(of_runs[run.name] in known for run in planned), plan_of(missing, overwrite=True, retry=retry)
     left = len(plan["anew"] + plan["resumed"])
-    told = f"{len(planned)} outcomes: {there} are recorded, {len(missing)} runs in {out} give the others"
-    console.print(escape(f"{told}, {left} of them are still to make."), highlight=False, soft_wrap=True)
+    others = f"; {len(missing)} runs in {out} give the others, {left} of them still to make" if missing else ""
+    console.print(escape(f"{len(planned)} outcomes: {there} are recorded{others}."), highlight=False, soft_wrap=True)
     code, failures = 0, dict[str, list[str]]()
     folder = Path(missing[0].config.model.name).expanduser() if left and model else out
     if not is_dir(folder):  # before all runs fail, one by one
