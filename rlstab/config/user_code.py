@@ -176,9 +176,9 @@ def checksums(run: Any) -> dict[str, str]:
 
 
 def _imported(path: Path) -> list[Path]:
-    """Files of its folder that a file of code imports, or that those do."""
-    finder = ModuleFinder([str(path.parent)])
-    with suppress(SyntaxError):  # whoever loads it says so
+    """Files of its folder that a file of code imports, or that those do; in a clone rlstab itself is none of them."""
+    finder = ModuleFinder([str(path.parent)], excludes=["rlstab"])
+    with suppress(SyntaxError, ValueError, OSError):  # whoever loads it says so
         finder.run_script(str(path))
     files = (getattr(module, "__file__", None) for module in finder.modules.values())
     return sorted(Path(file) for file in files if file and Path(file) != path)

@@ -208,8 +208,8 @@ def _harm(cell: Cell) -> str:
 
 
 def _by_dose(cell: Cell) -> str:
-    by_dose = ((dose, seeds.values()) for dose, seeds in sorted(cell.outcomes.items()))
-    return "; ".join(f"{dose:g}: {' '.join(f'{value:.3f}' for value in values)}" for dose, values in by_dose)
+    by_dose = ((dose, sorted(seeds.items())) for dose, seeds in sorted(cell.outcomes.items()))
+    return "; ".join(f"{dose:g}: {' '.join(f'{value:.3f}' for _, value in values)}" for dose, values in by_dose)
 
 
 def _price(cell: Cell) -> str:

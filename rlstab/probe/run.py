@@ -84,8 +84,8 @@ def run_probes(
     others = f"; {len(missing)} runs in {out} give the others, {left} of them still to make" if missing else ""
     console.print(escape(f"{len(planned)} outcomes: {there} are recorded{others}."), highlight=False, soft_wrap=True)
     code, failures = 0, dict[str, list[str]]()
-    folder = Path(missing[0].config.model.name).expanduser() if left and model else out
-    if not is_dir(folder):  # before all runs fail, one by one
+    # before all runs fail, one by one
+    if left and model is not None and not is_dir(folder := Path(missing[0].config.model.name).expanduser()):
         raise ModelError(f"there is no model in {folder}. Make it with `python examples/{model}_model.py` in a clone.")
     if missing:
         given = {"--probe": names, "--records": records, "--model": [model], "--out": [out], "--workers": [workers]}
@@ -121,9 +121,9 @@ def _plan(suite: Sequence[Probe], lines: Sequence[Row], quick: bool, out: Path) 
         if line.name not in there:
             raise ConfigError(next(remark for remark in remarks if remark.startswith(f"{line.name} cannot")))
     base = {run.setting: run.config.optimisation.old_logprobs for run in planned if run.method == "base"}
-    own = [run for run in planned if run.method in {line.name for line in lines}]
-    if other := sorted({run.method for run in own if run.config.optimisation.old_logprobs != base[run.setting]}):
-        remarks.append(f"{listed(other)}: where the base's ratio does not see the sampler, theirs does (rollout)")
+    unlike = {run.method for run in planned if run.config.optimisation.old_logprobs != base[run.setting]}
+    if own := [line.name for line in lines if line.name in unlike]:
+        remarks.append(f"ratio to the sampler (`old_logprobs: rollout`), unlike the base: {listed(own)}")
     return planned, remarks
 
 

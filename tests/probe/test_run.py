@@ -115,7 +115,10 @@ def test_a_lost_policy_counts(started: Path, tmp_path: Path, monkeypatch: pytest
     assert "OSError: no space" in capsys.readouterr().out
 
 
-def test_what_cannot_run_is_told_before_any_run(started: Path, tmp_path: Path, capsys: Any) -> None:
+def test_what_cannot_run_is_told_before_any_run(
+    started: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))  # where the large model would lie
     (tmp_path / "clash.yaml").write_text("objective: [{name: constant_length, length: 3}]\nstages: [overlong]\n")
     (tmp_path / "typo.yaml").write_text("objective: [s2t]\nstage: [dynamic_sampling]\n")
     (tmp_path / "setting.yaml").write_text("objective: [{name: s2t, max_porb: 0.1}]\n")
@@ -130,12 +133,15 @@ def test_what_cannot_run_is_told_before_any_run(started: Path, tmp_path: Path, c
 
 @pytest.mark.parametrize(("name", "text"), [("map.html", "mine"), ("bench.json", '{"name": "mybench"}')])
 def test_what_it_did_not_write_stays(started: Path, tmp_path: Path, name: str, text: str) -> None:
+    assert main([*PROBE, "--out", "a"]) == 0
+    started.unlink()
     own = tmp_path / "own"
     own.mkdir()
     (own / name).write_text(text)
     before = {path.name: path.read_text() for path in own.iterdir()}
-    assert main([*PROBE, "--out", "own"]) == 2
-    assert main(["probe", "--quick", "--probe", "staleness", "--out", f"own/{name}"]) == 2  # a file, not a folder
+    for out in ("own", f"own/{name}"):  # a folder that holds another's files, and a file
+        assert main([*PROBE, "--out", out]) == 2
+        assert main([*PROBE, "--out", out, "--records", "a/results.jsonl"]) == 2  # with nothing left to run, too
     assert {path.name: path.read_text() for path in own.iterdir()} == before
     assert not started.exists()
 
@@ -145,6 +151,10 @@ def test_code_that_ones_code_imports_is_a_part_of_it(started: Path, tmp_path: Pa
     (tmp_path / "beside.py").write_text("SHARE = 0.5\n")
     assert main([*PROBE, "--out", "a"]) == 0
     whole = len(started.read_text().splitlines())
-    (tmp_path / "beside.py").write_text("SHARE = 0.1\n")
+    (tmp_path / "rlstab").mkdir()  # as in a clone, where rlstab lies beside one's code
+    (tmp_path / "rlstab" / "__init__.py").write_text("RELEASE = 1\n")
     assert main([*PROBE, "--out", "b", "--records", "a/results.jsonl"]) == 0
+    assert len(started.read_text().splitlines()) == whole
+    (tmp_path / "beside.py").write_text("SHARE = 0.1\n")
+    assert main([*PROBE, "--out", "c", "--records", "a/results.jsonl"]) == 0
     assert len(started.read_text().splitlines()) == whole + 9
