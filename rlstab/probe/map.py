@@ -199,7 +199,8 @@ def told(relative: float, limit: float) -> str:
         return NOTHING
     if math.isinf(relative):
         return f"> {limit:.2g}"
-    return f"{relative:.2g}" if abs(relative - 1) >= 0.05 else f"{relative:.3g}"  # so that it tells on which side of 1
+    texts = (f"{relative:.{digits}g}" for digits in (2, 3, 4))
+    return next((text for text in texts if text != "1"), "1")  # what rounds to 1 has to tell on which side of it
 
 
 def _harm(cell: Cell) -> str:
