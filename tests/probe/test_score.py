@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from rlstab.probe.map import draw_map
+from rlstab.probe.map import draw_map, told
 from rlstab.probe.page import page
 from rlstab.probe.records import Record
 from rlstab.probe.score import QUICK_SEEDS, Outcomes, Score, crossing, score
@@ -152,3 +152,7 @@ def test_the_page_opens_a_figure_for_each_cell_and_loads_and_runs_nothing() -> N
     assert text.count('class="own" cx') == 2 * 5 * 8  # a point for each seed and dose of the two other rows
     assert 'class="more' in text
     assert 'class="less' in text
+
+
+def test_what_rounds_to_the_base_s_dose_tells_on_which_side_of_it() -> None:
+    assert [told(value, 3.0) for value in (1.0, 1.0023, 0.9962, 1.031)] == ["1", "1.002", "0.996", "1.03"]
