@@ -1,6 +1,8 @@
 import signal
+import sys
 
 import hypothesis
+import pytest
 import torch
 
 from tests.browser import browser_page, chromium  # noqa: F401 (fixtures for every test of a page)
@@ -18,3 +20,9 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("repeatable")
+
+
+@pytest.fixture(autouse=True)
+def _own_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder of a user's file stays on the path of imports until its process ends: here, until its test does."""
+    monkeypatch.setattr(sys, "path", [*sys.path])

@@ -74,7 +74,6 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     folder.mkdir()
     here.mkdir()
     monkeypatch.chdir(here)
-    monkeypatch.setattr("sys.path", [*__import__("sys").path])
 
     def wrote(name: str, content: Any) -> Path:
         (folder / name).write_text(content if isinstance(content, str) else yaml.safe_dump(content))

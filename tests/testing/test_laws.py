@@ -94,11 +94,10 @@ def test_every_setting_of_a_stage_obeys(stage: Any) -> None:
 @pytest.fixture
 def restored() -> Iterator[None]:
     """What some of them set for the whole process is as it was, for the tests after them."""
-    numpy, environment, path, level = np.geterr(), dict(os.environ), list(sys.path), logging.root.level
+    numpy, environment, level = np.geterr(), dict(os.environ), logging.root.level
     yield
     np.seterr(**numpy)
     logging.root.setLevel(level)
-    sys.path[:] = path
     torch.set_printoptions(profile="default")
     torch.set_default_dtype(torch.float32)
     torch.set_float32_matmul_precision("highest")
