@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 from rlstab import __version__
 from rlstab.errors import ConfigError, RlstabError
 from rlstab.extras import require
-from rlstab.files import exists, is_file, reason, write_text
+from rlstab.files import exists, reason, write_text
 from rlstab.visible import visible
 
 if TYPE_CHECKING:  # each command pays only for what it uses
-    from rlstab.config.bundled_examples import Kind
+    from rlstab.config.document import Kind
     from rlstab.config.runs import RunConfig
 
 
@@ -238,16 +238,12 @@ def _train(options: argparse.Namespace) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    from rlstab.bench.describe import is_bench
     from rlstab.core.objective import no_fit_warnings
     from rlstab.explain import check, check_host
     from rlstab.explain.tables import read
     from rlstab.preflight import preflight
 
     file = _file(options)
-    if is_file(file) and is_bench(file):
-        dry_run = shlex.join(["rlstab", "bench", file, "--dry-run"])
-        raise ConfigError(f"{file}: this is a bench file. Check it by `{dry_run}`.")
     of_memory = options.memory is not None or options.processes != 1
     if options.host is not None and of_memory:
         raise ConfigError("--memory and --processes are for rlstab's own trainer. Leave them out, or --host.")
