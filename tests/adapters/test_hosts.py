@@ -135,7 +135,7 @@ def test_a_state_with_tensors_is_kept(tmp_path: Path) -> None:
 
 def test_doctor_tries_each_adapter(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     lines, well = doctor([OTHER])
-    assert lines[-1].endswith("pip install -e '.[other]'")
+    assert lines[-1].endswith("pip install -c constraints.txt -e '.[other]'")
     assert well
     real = importlib.metadata.version
     monkeypatch.setattr("rlstab.adapters.doctor.version", lambda name: "2.5" if name == OTHER.key else real(name))
