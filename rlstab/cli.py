@@ -129,6 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     probe.add_argument("--out", default="runs/probe", help="folder of the runs and the map (runs/probe)")
     probe.add_argument("--records", action="append", default=[], metavar="FILE.jsonl", help="more recorded runs")
     probe.add_argument("--workers", type=_count, help="runs in parallel, one thread each (one per CPU)")
+    probe.add_argument("--dry-run", action="store_true", help="run nothing; say how much there is to run")
     probe.add_argument("--retry", action="store_true", help="repeat failed runs")
 
     view = command(_view, "write a page of traced tokens and what each method did to them")
