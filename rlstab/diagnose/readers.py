@@ -17,13 +17,13 @@ from typing import Any
 
 from rlstab.diagnose.metric_aliases import known
 from rlstab.diagnose.run_log import RunLog, log_of
-from rlstab.errors import ReportError
+from rlstab.errors import ReportError, reason
 from rlstab.files import exists, is_dir
 from rlstab.report.formatting import counted, ranges
 from rlstab.report.load import find_runs
 from rlstab.report.runs import RunRecord
-from rlstab.report.safe_read import as_float, first_line, read_bytes, read_object
 from rlstab.report.token_traces import Sample, exports, last_number, read_tokens
+from rlstab.safe_read import as_float, read_bytes, read_object
 
 #: In every checkpoint of transformers, and in the output folder where the trainer was asked to save it.
 STATE = "trainer_state.json"
@@ -139,7 +139,7 @@ def _trainer_state(path: Path) -> list[RunLog]:
     try:
         state = json.loads(_read(path).decode("utf-8", errors="replace"))
     except (ValueError, RecursionError) as error:
-        raise ReportError(f"{path}: is not JSON: {first_line(error)}. Give that of a whole checkpoint.") from error
+        raise ReportError(f"{path}: is not JSON: {reason(error)}. Give that of a whole checkpoint.") from error
     history = state.get("log_history") if isinstance(state, dict) else state
     if not isinstance(history, list):
         raise ReportError(f"{path}: has no log_history. Give a trainer_state.json that TRL's trainer has written.")
