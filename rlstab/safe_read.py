@@ -13,7 +13,9 @@ import json
 import math
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,6 +27,8 @@ MOST_BYTES = 2**31
 MOST_DEPTH = 100
 #: Larger numbers count as infinite. No trainer computes in a type that holds them, and their squares would overflow.
 MOST_NUMBER = 1e100
+#: Gaps of a log that are told one by one.
+_GAPS = 10
 #: Read of a file whose size the system does not know, such as those in ``/proc``.
 _UNSIZED = 2**24
 
@@ -139,6 +143,24 @@ def as_step(value: Any) -> int | None:
     """A whole number, also as a float or as text: 61, 61.0, ``"61"``; None where it is none."""
     number = as_number(value)
     return int(number) if number is not None and number.is_integer() else None
+
+
+def gaps(steps: Iterable[int], interval: int | None = None) -> str:
+    """The steps that a log leaves out, in short: ``5-7, 12``. Empty where it leaves out none.
+
+    Args:
+        steps: of its lines.
+        interval: between two lines; None takes the usual one, and a log without one leaves out nothing.
+    """
+    neighbours = list(pairwise(sorted(set(steps))))
+    if interval is None:
+        between = Counter(after - before for before, after in neighbours)
+        interval, count = between.most_common(1)[0] if between else (1, 0)
+        if count < len(neighbours) / 2:
+            return ""
+    missing = [(before + interval, after - interval) for before, after in neighbours if after - before >= 2 * interval]
+    told = [str(first) if first == last else f"{first}-{last}" for first, last in missing[:_GAPS]]
+    return ", ".join([*told, *["..."][: len(missing) - len(told)]])
 
 
 def plain(data: Any) -> Any:

@@ -34,7 +34,7 @@ from rlstab.report.runs import (
     running_total,
     setting_of,
 )
-from rlstab.safe_read import as_float, read_bytes, read_mapping, read_object, read_text, readable
+from rlstab.safe_read import as_float, gaps, read_bytes, read_mapping, read_object, read_text, readable
 
 #: Any of them makes a folder a run folder.
 FILES = ("metrics.jsonl", "config.yaml", "run.json")
@@ -271,6 +271,8 @@ def _records(path: Path, remarks: list[str]) -> dict[int, dict[str, Any]]:
             damaged += 1
     if damaged:
         remarks.append(f"{damaged} damaged line{'s' * (damaged > 1)} of {path.name}")
+    if lost := gaps({0, *records}, 1):
+        remarks.append(f"{path.name} lacks rollout {lost}")
     return dict(sorted(records.items()))
 
 
