@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from rlstab.diagnose.metric_aliases import known, our_metrics
 from rlstab.report.formatting import counted
-from rlstab.report.runs import MOST_ROLLOUTS, Curve, RunRecord, Status, highest
+from rlstab.report.runs import MOST_ROLLOUTS, RunRecord, Status
 from rlstab.safe_read import gaps
 
 #: Values by the names of the log; what was there and not finite is NaN.
@@ -90,11 +90,4 @@ def log_of(
         remarks += (f"left out {counted(beyond, unit)} below 0 or above {MOST_ROLLOUTS:,}",)
     if missing := gaps({step for pairs in points.values() for step, _ in pairs}):
         remarks += (f"no line for {unit} {missing}",)
-    log = RunLog(path=title, writer=writer, unit=unit, metrics=curves, names=names, remarks=remarks, **others)
-    return log if log.largest else replace(log, largest=_largest(log))
-
-
-def _largest(log: RunLog) -> dict[str, Curve]:
-    """Of a log without the largest norm of a step: the norms themselves."""
-    norms = log.metrics.get("gradient/largest_norm", log.metrics.get("gradient/norm"))
-    return {} if norms is None else {"gradient/largest_norm": highest(norms, log.rollouts)}
+    return RunLog(path=title, writer=writer, unit=unit, metrics=curves, names=names, remarks=remarks, **others)

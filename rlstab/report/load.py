@@ -14,23 +14,20 @@ from typing import Any
 
 import numpy as np
 
+from rlstab.bins import EMPTY, Curve, highest, rounded
 from rlstab.config.document import Document
 from rlstab.errors import ReportError, reason
 from rlstab.files import is_dir, is_file
 from rlstab.report.formatting import METRICS, counted, setting
 from rlstab.report.results_file import read_results
 from rlstab.report.runs import (
-    EMPTY,
     JOINED,
     MOST_ROLLOUTS,
-    Curve,
     LeftOut,
     Loaded,
     RunRecord,
     flat,
-    highest,
     objective_names,
-    rounded,
     running_total,
     setting_of,
 )

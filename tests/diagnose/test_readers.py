@@ -148,7 +148,7 @@ def test_a_log_of_few_lines_says_what_it_cannot_show() -> None:
     diagnosis = diagnose(log_of({step: {"reward": 0.5} for step in range(1, 9)}, title="", writer=""))
     assert diagnosis.first is None
     reasons = {sign.name: sign.text for sign in diagnosis.unseen}
-    assert reasons["reward_fall"] == "too short: 1 tens of steps, and it takes 3"
+    assert reasons["reward_fall"] == "8 values in 1 x 10 steps; 3 x 10 are needed"
     assert reasons["entropy_floor"] == "no tokens/entropy"
     assert diagnosis.told() == "nothing found, because nothing could be looked at"
 

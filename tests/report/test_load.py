@@ -17,13 +17,14 @@ import numpy as np
 import pytest
 import yaml
 
+from rlstab.bins import binned
 from rlstab.cli import main
 from rlstab.errors import ReportError
 from rlstab.report.comparison import Comparison, compare
 from rlstab.report.listing import running
 from rlstab.report.load import load_runs
 from rlstab.report.results_file import export_results
-from rlstab.report.runs import Loaded, RunRecord, binned
+from rlstab.report.runs import Loaded, RunRecord
 from rlstab.train.run_folder import RunFolder
 from tests.report.conftest import CLIP, S2T, place_run, write_bench, write_run
 from tests.train.runs import small
