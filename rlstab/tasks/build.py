@@ -15,9 +15,9 @@ from rlstab.files import in_one_line
 from rlstab.tasks.chain import Chain
 from rlstab.tasks.countdown import Countdown
 from rlstab.tasks.reasoning_gym import ReasoningGym
-from rlstab.tasks.scoring import Workers
 from rlstab.tasks.task import Example, Split, Task
 from rlstab.tasks.text_task import TextTask
+from rlstab.tasks.workers import Workers
 
 
 def build_task(settings: TaskSettings) -> Task:

@@ -168,8 +168,7 @@ class Generator:
     @torch.no_grad()
     def _features(self, policy: Policy, numbers: Tensor) -> Tensor:
         """``(n, width)`` float64 mean input embedding of each prompt."""
-        prompts = [example.asked for example in self._draw(numbers.tolist())]
-        ids, mask = policy.encode(prompts, self.run.rollout.max_new_tokens, chat=self.run.rollout.chat)
+        ids, mask = policy.encode(self._draw(numbers.tolist()), self.run.rollout)
         hidden = policy.model.get_input_embeddings()(ids).double() * mask.unsqueeze(-1)
         mean: Tensor = hidden.sum(1) / mask.sum(1, keepdim=True)
         return mean.cpu()
@@ -239,15 +238,15 @@ class Generator:
         """
         run, scoring = self.run, list[Future[Scores]]()
 
-        def score_beside(start: int, texts: list[str]) -> None:
+        def score_beside(start: int, texts: list[str], whole: list[str]) -> None:
             chunk = examples[start : start + len(texts)]
-            job = self.beside.submit(score, self.task, chunk, texts, rewards=self.rewards, stop=self.leaving)
-            scoring.append(job)
+            ask = partial(score, rewards=self.rewards, stop=self.leaving, whole=whole)
+            scoring.append(self.beside.submit(ask, self.task, chunk, texts))
 
         with metrics.phase("sample"):
             rollout = sample(
                 policy,
-                [example.asked for example in examples],
+                examples,
                 known["sequence_ids"],
                 run.rollout,
                 given=given,

@@ -32,6 +32,7 @@ from accelerate.utils import (
 )
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import track
 from torch import Tensor
 
 from rlstab.config.runs import RunConfig, run_hash
@@ -41,6 +42,7 @@ from rlstab.core.objective import active_methods, require_signals
 from rlstab.errors import ConfigError, FitWarning, NonFinite, RlstabError
 from rlstab.extras import require_trackers
 from rlstab.models.policy import load_policy, require_prompts, require_trainable
+from rlstab.models.sampler import Sampler
 from rlstab.signals import TRAINER_SIGNALS
 from rlstab.stages.pipeline import unmet
 from rlstab.tasks import Task
@@ -62,7 +64,7 @@ from rlstab.train.generate import (
 from rlstab.train.learn import Learner, Refusals, reference_logprobs
 from rlstab.train.rollout import Progress, Rollout, of_rank
 from rlstab.train.run_folder import CHECKPOINTS, RunFolder, describe, line, read_records
-from rlstab.train.sampling import Sampler, require_decoding
+from rlstab.train.sampling import require_decoding
 from rlstab.train.tracking import Metrics, ProgressBar, start_trackers, summary_table
 
 T = TypeVar("T")
@@ -187,7 +189,7 @@ class Trainer:
         rank, world = accelerator.process_index, accelerator.num_processes
         comm: Comm = TorchComm(device=accelerator.device) if world > 1 else LocalComm()
         self.task: Task = build_task(run.task) if task is None else require_task(task)
-        self.rewards = build_rewards(run.reward, self.task)
+        self.rewards = build_rewards(run.reward, self.task, getattr(run.task, "environment", None) or ())
         # the first process has the folder, which all have to see
         self.latest: Path | None = broadcast_object_list([folder.start if folder is not None else None])[0]
 
@@ -201,8 +203,11 @@ class Trainer:
         self.engine = build_engine(policy, accelerator, run, comm, sharded=sharded)
         self.policy = self.engine.policy
         with self.engine.gathered_policy() as policy:
-            require_prompts(policy, self.task, run.rollout)
-            require_decoding(policy, run.model.name, self.task.example("train", 0).asked, run.rollout)
+            watch = partial(track, console=console, transient=True, disable=not (self.main and console.is_terminal))
+            for text in require_prompts(policy, self.task, run.rollout, watch):
+                if self.main:
+                    tell(console, "note", text)
+            require_decoding(policy, run.model.name, self.task.example("train", 0), run.rollout)
         reference = None
         if "ref_logprobs" in run.composition.needs:
             gathered = self.engine.gathered_policy  # with the adapter off

@@ -14,7 +14,7 @@ from rlstab.errors import ConfigError, UnknownName
 from rlstab.tasks import Chain, Example
 from rlstab.tasks.build import require_task
 from rlstab.tasks.rewards import GROUP, Rewards, Scores, build_rewards, score
-from rlstab.tasks.scoring import Workers
+from rlstab.tasks.workers import Workers
 from tests.tasks.acts import Acts
 
 FILE = Path(__file__).parent / "acts.py"

@@ -61,11 +61,11 @@ def test_chats(tmp_path):
     task = of(write(tmp_path, rows))
     turns = (Message("system", "Add."), Message("user", "2+3="), Message("assistant", "5"), Message("user", "2+3="))
     assert task.example("eval", 0) == Example("system: Add.\nuser: 2+3=\nassistant: 5\nuser: 2+3=", "5", turns)
-    assert task.example("eval", 0).asked == turns
+    assert task.example("eval", 0).messages == turns
     assert task.example("eval", 1).messages == (Message("user", "1+1="),)  # one chat makes all of them chats
     plain = write(tmp_path, rows[1:], "plain.jsonl")
-    assert of(plain).example("train", 0).asked == "1+1="
-    assert of(plain, eval_path=write(tmp_path, rows)).example("train", 0).asked == (Message("user", "1+1="),)
+    assert not of(plain).example("train", 0).messages
+    assert of(plain, eval_path=write(tmp_path, rows)).example("train", 0).messages == (Message("user", "1+1="),)
     system = of(plain, system="", prompt_template="Q: {prompt}").example("train", 0)
     assert system.messages == (Message("system", ""), Message("user", "Q: 1+1="))
 
