@@ -121,21 +121,20 @@ def _value(where: str, row: Mapping[str, Any], settings: TextSettings, setting: 
 
 
 def _example(where: str, prompt: Any, answer: str, settings: TextSettings, *, chat: bool) -> Example:
+    column = f"{where}: the field {settings.prompt_field!r}"
     if isinstance(prompt, str):
         text = settings.prompt_template.replace("{prompt}", prompt)  # other braces stand for themselves
         turns = [Message("user", text)]
         if not chat:
             return Example(text, answer, where=where)
     elif settings.prompt_template == "{prompt}":
-        turns = _messages(where, prompt)
+        turns = _messages(column, prompt)
     else:
-        raise DataError(f"{where}: a list of messages, which `prompt_template` cannot surround. Use `system`.")
+        raise DataError(f"{column} is a list of messages, which `prompt_template` cannot surround. Use `system`.")
     if settings.system is None:
         return Example.chat(turns, answer, where)
     if turns[0].role == "system":
-        raise DataError(
-            f"{where}: begins with a system message, which the setting `system` is too. Remove one of them."
-        )
+        raise DataError(f"{column} begins with a system message, and so does `system`. Remove one of them.")
     return Example.chat([Message("system", settings.system), *turns], answer, where)
 
 
@@ -146,8 +145,8 @@ def _messages(where: str, prompt: Iterable[Any]) -> list[Message]:
         given = {key: text for key, text in turn.items() if text is not None} if isinstance(turn, Mapping) else {}
         if {*given} != {"role", "content"} or not all(isinstance(text, str) for text in given.values()):
             wanted = f"an object with the texts `role` and `content` alone. Write it like {MESSAGE}"
-            raise DataError(f"{where}: message {number} of the prompt is not {wanted}.")
+            raise DataError(f"{where}: message {number} is not {wanted}.")
         turns.append(Message(**given))
     if not turns or turns[-1].role == "assistant":
-        raise DataError(f"{where}: leaves the policy nothing to answer. End it with a message such as {MESSAGE}.")
+        raise DataError(f"{where} leaves the policy nothing to answer. End it with a message such as {MESSAGE}.")
     return turns

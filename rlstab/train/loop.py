@@ -36,10 +36,12 @@ from rich.progress import track
 from torch import Tensor
 
 from rlstab.config.runs import RunConfig, run_hash
+from rlstab.config.user_code import require_storable
 from rlstab.console import Terminal, command
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.objective import active_methods, require_signals
 from rlstab.errors import ConfigError, FitWarning, NonFinite, RlstabError
+from rlstab.explain.costs import reference as reference_of
 from rlstab.extras import require_trackers
 from rlstab.models.policy import load_policy, require_prompts, require_trainable
 from rlstab.models.sampler import Sampler
@@ -60,6 +62,7 @@ from rlstab.train.generate import (
     SignalProvider,
     require_evidence,
     require_provider_names,
+    reward_evidence,
 )
 from rlstab.train.learn import Learner, Refusals, reference_logprobs
 from rlstab.train.rollout import Progress, Rollout, of_rank
@@ -135,12 +138,12 @@ def train(
     require_provider_names(signals)
     require_signals(
         run.composition,
-        provides=TRAINER_SIGNALS | signals.keys() | {"block_ids"},
+        provides=TRAINER_SIGNALS | signals.keys() | reward_evidence(run) | {"block_ids"},
         live=frozenset({"entropies", "log_kept_mass"}),
         host="the trainer",
         cure=lambda name: "pass rlstab.train.train a function that makes it, in signals",
     )
-    require_evidence(run.pipeline)
+    require_evidence(run.pipeline, reward_evidence(run))
     for text in unmet(run.pipeline, [method.name for method in active_methods(run.composition)]):
         warnings.warn(text, FitWarning, stacklevel=2)
     require_launcher(os.environ, run)
@@ -184,6 +187,7 @@ class Trainer:
         task: Task | None,
         stop: Stop,
     ) -> None:
+        plain_torch()
         self.run, self.accelerator, self.folder, self.console, self.stop = run, accelerator, folder, console, stop
         self.out, self.main = Path(run.tracking.out), accelerator.is_main_process
         rank, world = accelerator.process_index, accelerator.num_processes
@@ -208,12 +212,13 @@ class Trainer:
                 if self.main:
                     tell(console, "note", text)
             require_decoding(policy, run.model.name, self.task.example("train", 0), run.rollout)
-        reference = None
+        reference, self.first_lines = None, list[str]()
         if "ref_logprobs" in run.composition.needs:
+            self.first_lines.append(f"reference of the KL: {reference_of(run)}")
             gathered = self.engine.gathered_policy  # with the adapter off
             if run.model.adapter is None or run.model.reference is not None:
-                name = run.model.reference or run.model.name
-                gathered = self.engine.frozen(load_policy(name, device=device, precision=precision))
+                name, setting = run.model.reference or run.model.name, "model.reference"
+                gathered = self.engine.frozen(load_policy(name, device=device, precision=precision, setting=setting))
             size = run.optimisation.micro_batch_size
             reference = partial(reference_logprobs, gathered, run.rollout.temperature, size)
 
@@ -249,7 +254,7 @@ class Trainer:
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     def _rollouts(self) -> None:
-        run, total = self.run, self.run.optimisation.rollouts
+        run, total, done = self.run, self.run.optimisation.rollouts, self.progress.rollouts
         every, saving = run.evaluation.every, run.tracking.checkpoint_every
         if self.progress.rollouts == 0 and every and run.evaluation.start:
             self._log(self._evaluate(), 0)
@@ -263,6 +268,9 @@ class Trainer:
                     self._trace(rollout, progress)
                 progress, refused = self.learner.learn(rollout, progress, metrics)  # optimizer steps
                 number = progress.rollouts + 1
+                if self.progress.rollouts == done:  # the first states that user code made of real tokens
+                    for name, state in (*progress.objective.items(), *progress.stages.items()):
+                        require_storable(name, "advance", state)
                 self.progress = replace(progress, rollouts=number)
                 self._count_refused(refused)
                 self._write_samples(rollout, number)
@@ -280,6 +288,7 @@ class Trainer:
         ``self.progress`` stays as it is until the rollout is learnt, so that it can be dropped.
         """
         run, progress = self.run, self.progress
+        plain_torch()
         set_seed((run.seed + 7919 * (progress.rollouts + 1) + self.accelerator.process_index) % 2**32)
         while progress.made < min(progress.rollouts + run.rollout.staleness + 1, run.optimisation.rollouts):
             with self.engine.gathered_policy():
@@ -295,7 +304,9 @@ class Trainer:
         on_main_process(self.accelerator, lambda: folder.begin(about) if folder is not None else None)
         if folder is not None:
             self.console.print(f"engine: {self.engine.in_words}", highlight=False)
-        start_trackers(self.accelerator, self.run, self.console)
+            for text in self.first_lines:
+                self.console.print(text, highlight=False, markup=False)
+        start_trackers(self.accelerator, self.run, self.console, "" if folder is None else folder.run_id)
         try:
             self._rollouts()
         except Dropped:
@@ -404,6 +415,13 @@ class Trainer:
                 look = escape(command("view", str(self.out)))
                 self.console.print(f"tokens, and what each method did to them: {look}", soft_wrap=True, highlight=False)
         return result
+
+
+def plain_torch() -> None:
+    """Undo what user code may have set for all of torch: the trainer counts on float32, on gradients and on the CPU."""
+    torch.set_default_dtype(torch.float32)
+    torch.set_default_device(None)
+    torch.set_grad_enabled(True)
 
 
 def tell(console: Console, what: str, text: str) -> None:
