@@ -36,7 +36,8 @@ _DRIFT_COSTS = {
     "step": "one more forward per optimizer step, where a rollout makes several",
 }
 _YOURS = "yours to provide"
-_REWARDS = {
+_WHAT = {
+    **SIGNALS,
     "rewards": "reward of the response on each of its tokens, as the stages shaped it",
     "raw_rewards": "reward of the response on each of its tokens, as it was scored",
 }
@@ -45,7 +46,7 @@ _REWARDS = {
 def costs(objective: Composition, run: RunConfig | None) -> list[str]:
     """Signals, passes, state, statistics: what comes on top of plain GRPO."""
     lines = [
-        f"- `{name}`, for {_readers(objective, 'needs', name)}: {SIGNALS.get(name) or _REWARDS.get(name, 'a user-defined signal')}. "
+        f"- `{name}`, for {_readers(objective, 'needs', name)}: {_WHAT.get(name, 'a user-defined signal')}. "
         f"{_upper(reference(run) if run and name == 'ref_logprobs' else COSTS.get(name, _YOURS))}."
         for name in sorted(objective.needs - BASICS)
     ]

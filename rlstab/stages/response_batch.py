@@ -75,10 +75,8 @@ class ResponseBatch:
     def empty(cls, needs: Iterable[str] = (), limit: int = 1) -> ResponseBatch:
         """No responses, with all evidence of ``needs``: what a rank without responses measures."""
         floats, ids = torch.zeros(0, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)
-        extra = {
-            name: torch.zeros((0,) * EVIDENCE.get(name, (2 - name.startswith("reward/"), ""))[0], dtype=torch.float64)
-            for name in needs
-        }
+        dims = {name: EVIDENCE.get(name, (1 if name.startswith("reward/") else 2, ""))[0] for name in needs}
+        extra = {name: torch.zeros((0,) * count, dtype=torch.float64) for name, count in dims.items()}
         return cls(floats, floats, floats.bool(), ids, ids, ids, ids, floats, limit, extra)
 
     def evidence(self, name: str) -> Tensor:
