@@ -75,7 +75,7 @@ def _tried(run: RunConfig, task: Task) -> list[str]:
     example = task.example("train", 0)
     rewards = build_rewards(run.reward, task, getattr(run.task, "environment", None) or ())
     scores = score(task, [example], [""], rewards=rewards, whole=[""])
-    silent = _never_right(task) if any(reward.workers is None for reward in rewards) else []
+    silent = never_right(task) if any(reward.workers is None for reward in rewards) else []
     for workers in [task.workers, *(reward.workers for reward in rewards)]:
         if workers is not None:
             workers.close()
@@ -90,7 +90,7 @@ def _tried(run: RunConfig, task: Task) -> list[str]:
     ]
 
 
-def _never_right(task: Task) -> list[str]:
+def never_right(task: Task) -> list[str]:
     """What is said of right answers that the task's own scorer does not count as right, so that nothing ever is."""
     right = getattr(task, "right_completion", None)
     if right is None:

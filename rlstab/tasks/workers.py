@@ -42,8 +42,10 @@ START = 120.0
 #: Seconds between looks at whether the answer is still wanted.
 LOOK = 0.1
 
-#: What errors say where the address space of a process was too small.
-_OUT_OF_MEMORY = re.compile(r"MemoryError|failed to map segment|an(no|')t allocate memory|bad_alloc|mmap")
+#: What errors say where a process wanted more address space, a file or a thread.
+_LIMITS = re.compile(
+    r"MemoryError|map segment|an(no|')t allocate|bad_alloc|mmap|File too large|temporary directory|start new thread"
+)
 #: The name of an environment variable in an error, and the error of one that is not there.
 _VARIABLE = re.compile(r"\b[A-Z][A-Z0-9_]{2,}\b")
 _NO_VARIABLE = re.compile(r"KeyError: '([A-Z][A-Z0-9_]{2,})'")
@@ -184,12 +186,15 @@ class Workers:
         """An error, with what to do where the process that scores met one of its limits."""
         if why is None:
             return None
-        if _OUT_OF_MEMORY.search(why):
-            return f"{why}. A process that scores has {self.memory:g} GiB of address space. Raise `memory`."
+        if _LIMITS.search(why):
+            return (
+                f"{why.rstrip('.')}. Once it is loaded, a scorer has {self.memory:g} GiB of address space and writes "
+                f"no file: import what it needs at the top of its file, and raise `memory` where it needs more."
+            )
         hidden = [name for name in _VARIABLE.findall(why) if name in os.environ] + _NO_VARIABLE.findall(why)
         hidden = [name for name in hidden if name not in self.environment]
         if hidden:
-            why += f". A process that scores does not inherit {hidden[0]}. Name it under `environment`."
+            why = f"{why.rstrip('.')}. A process that scores does not inherit {hidden[0]}. Name it under `environment`."
         return why
 
 
