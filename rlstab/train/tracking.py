@@ -96,14 +96,18 @@ class Metrics:
 # -- trackers --------------------------------------------------------------------------------------------------------
 
 
-def start_trackers(accelerator: Accelerator, run: RunConfig, console: Console) -> None:
+def start_trackers(accelerator: Accelerator, run: RunConfig, console: Console, run_id: str) -> None:
     """Open the trackers of a run. wandb follows its own settings; without a login it is offline.
+
+    A run that is resumed continues its run of wandb, unless the environment names another one.
 
     Raises:
         ConfigError: a tracker does not start.
     """
     out, names = Path(run.tracking.out), run.tracking.trackers
     options: dict[str, Any] = {"dir": str(out), "name": out.name}
+    if not os.environ.keys() & {"WANDB_RUN_ID", "WANDB_RESUME"}:
+        options |= {"id": run_id, "resume": "allow"}
     try:
         if "wandb" in names and not _wandb_is_configured():
             options["mode"] = "offline"
