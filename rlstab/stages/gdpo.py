@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -104,7 +104,7 @@ class GDPO(AdvantageEstimator):
 
     name = "gdpo"
     needs = {"reward_parts", "reward_weights"}
-    excludes: ClassVar[Mapping[str, str]] = {"overlong": _SHAPED, "laconic": _SHAPED}
+    excludes = {"overlong": _SHAPED, "laconic": _SHAPED}
 
     whiten: bool = True
     epsilon: Annotated[float, Range(gt=0)] = 1e-4
