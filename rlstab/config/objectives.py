@@ -37,7 +37,7 @@ from pydantic import BaseModel, Field, create_model
 from rlstab.config.document import MAX_DEPTH, Document, Place, kind_of_file, shown
 from rlstab.config.settings import Settings
 from rlstab.config.suggestions import unknown_name
-from rlstab.config.user_code import is_user_code, load_method, located, name_in_yaml, portable
+from rlstab.config.user_code import is_user_code, load_method, located, make, name_in_yaml, portable
 from rlstab.config.validation import require_kind, together, validate
 from rlstab.core.compose import Composition, Observe, Within, compose, observe, walk, within
 from rlstab.core.metadata import docstring
@@ -130,7 +130,7 @@ def _made(document: Document, item: Any, place: Place, registry: Registry[Kind])
 def _of_class(document: Document, cls: type[Kind], settings: Mapping[Any, Any], place: Place) -> Kind:
     checked = validate(document, method_model(cls), {"name": cls.name, **settings}, place)
     with document.at(place):
-        return cls(**{setting.name: getattr(checked, setting.name) for setting in settings_of(cls)})
+        return make(cls, {setting.name: getattr(checked, setting.name) for setting in settings_of(cls)})
 
 
 def settings_as_yaml(method: Method[Any]) -> dict[str, Any]:

@@ -13,14 +13,15 @@ from rlstab.probe.records import Record
 from rlstab.probe.score import Outcomes, Score, score
 from rlstab.probe.suite import FIXED, START, Prediction, Probe
 from rlstab.report.formatting import NOTHING, listed
-from rlstab.report.safe_read import plain
+from rlstab.safe_read import plain
 
 #: What a number on the page means; the docs say more.
 LEGEND = (
     "A number is the dose that a row tolerates, divided by the dose that the base tolerates: up to there training "
-    "keeps half of its healthy gain. Intervals are at 95 %, a bootstrap over seeds; where one includes 1 the cell is "
-    "grey. The base's row has the dose itself. A cell in words has three seeds, which tell nothing finer. The price is what is left of the healthy gain at "
-    "the harmless end of the dial: 1 costs nothing. Other models tolerate other doses."
+    "keeps half of its healthy gain. The base's row has that dose itself. Intervals are at 95 %, by Student's t over "
+    "seeds; where one includes 1 the cell is grey. A cell in words has three seeds, which tell nothing finer. The "
+    "price is what is left of the healthy gain at the harmless end of the dial: 1 costs nothing. Other models tolerate "
+    "other doses."
 )
 
 
