@@ -7,13 +7,14 @@ from collections.abc import Mapping, Set
 import torch
 from torch import Tensor
 
+from rlstab.core.batch import impossible
 from rlstab.errors import MissingSignal
 
 
 def held_signals(
     needs: Set[str], columns: Mapping[str, Tensor], names: Mapping[str, tuple[str, str]], old: Tensor, *, host: str
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """The ``(B, T)`` signals, and ``(B, T)`` bool: log-probs that the sampler could not give, which ``old`` replaces.
+    """The ``(B, T)`` signals, and ``(B, T)`` bool: sampler log-probs that are NaN or above 0, which ``old`` replaces.
 
     Args:
         needs: of the objective.
@@ -34,8 +35,8 @@ def held_signals(
     lost = torch.zeros_like(old, dtype=torch.bool)
     if "rollout_logprobs" in signals:
         sampled = signals["rollout_logprobs"]
-        lost = torch.isnan(sampled)
+        lost = torch.isnan(sampled) | impossible("rollout_logprobs", sampled)
         signals["rollout_logprobs"] = torch.where(lost, old.to(sampled.dtype), sampled)
     if "branch" in needs:
-        signals["branch"] = torch.zeros_like(old)  # no host grows branches; a function of the user's may know of some
+        signals["branch"] = torch.zeros_like(old)  # hosts grow no branches; a user-defined signal may know of some
     return signals, lost

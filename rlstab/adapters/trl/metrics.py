@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from accelerate.utils import gather_object
 
+from rlstab.adapters.trl.reports import REPORTS
 from rlstab.adapters.window import Tallies
 
 #: TRL's names; every other metric is under ``rlstab/``.
@@ -14,6 +15,8 @@ NAMES: Mapping[str, str] = {
     "ratio/clipped_low": "clip_ratio/low_mean",
     "ratio/clipped_high": "clip_ratio/high_mean",
     "kl/value": "kl",
+    "steps/skipped": "rlstab/steps/without_gradient",  # TRL takes them
+    **{name: name for name in REPORTS},
 }
 
 

@@ -1,8 +1,7 @@
 """TRL's ``GRPOTrainer`` with an objective in place of its loss.
 
 Every decision of an optimizer step is made before its first backward pass, from the evidence of all its micro-batches
-on all ranks. A step with NaN or Inf is refused, one in which nothing has a gradient is skipped: both leave weights and
-moments of the optimizer alone.
+on all ranks. A step with NaN or Inf is refused, which leaves weights and moments of the optimizer alone.
 """
 
 from __future__ import annotations
@@ -24,7 +23,18 @@ from rlstab.adapters.host_correction import CORRECTION, HostCorrection
 from rlstab.adapters.trl.forward import forward_for, provided_by
 from rlstab.adapters.trl.metrics import tallies
 from rlstab.adapters.trl.release import check_attributes, check_release
-from rlstab.adapters.trl.responses import Inputs, Provider, batch_of, must_forward, response_mask, stamp
+from rlstab.adapters.trl.reports import entropy_price, trl_report
+from rlstab.adapters.trl.responses import (
+    Inputs,
+    Provider,
+    batch_of,
+    distinct_ids,
+    must_forward,
+    response_mask,
+    stamp,
+    stamp_missing,
+    with_empty_responses,
+)
 from rlstab.adapters.trl.settings import check_engine, check_settings
 from rlstab.adapters.window import Window
 from rlstab.config import load_objective
@@ -42,7 +52,7 @@ logger = logging.get_logger(__name__)
 OnPart: TypeAlias = Callable[[Inputs, TokenBatch, PolicyOutputs, Tensor], None]
 
 
-class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is not there
+class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # mypy cannot resolve trl
     """``GRPOTrainer`` whose loss is an objective; its other arguments are TRL's.
 
     Args:
@@ -74,18 +84,18 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is n
         **kwargs: Any,
     ) -> None:
         check_release()
-        own = compose(objective if isinstance(objective, TokenObjective) else load_objective(objective))
-        check_complete(own)
         given = inspect.signature(GRPOTrainer.__init__).bind_partial(self, *args, **kwargs).arguments
+        chosen = compose(objective if isinstance(objective, TokenObjective) else load_objective(objective))
+        check_complete(chosen)
         if given.get("args") is not None:
-            check_settings(given["args"], own)  # before the model is loaded
+            check_settings(given["args"], chosen)  # before the model is loaded
         super().__init__(*args, **kwargs)
         check_attributes(self)
-        check_settings(self.args, own)
+        check_settings(self.args, chosen)
         check_engine(self.accelerator)
-        self._rlstab_own = own
+        self._rlstab_chosen = chosen
         corrected = self.use_vllm and self.vllm_importance_sampling_correction
-        self.objective: Composition = compose(own, HostCorrection()) if corrected else own
+        self.objective: Composition = compose(chosen, HostCorrection()) if corrected else chosen
         self._rlstab_providers = dict(signals or {})
         provided = {*provided_by(self), *self._rlstab_providers, *({CORRECTION} if corrected else ())}
         self._rlstab_forward = forward_for(self, self.objective, provided, head)
@@ -125,16 +135,17 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is n
     def _open(self, first: Inputs) -> Window:
         """The window that begins with a micro-batch; one of a single micro-batch is planned from its live outputs."""
         count, slices = self.current_gradient_accumulation_steps, self.args.steps_per_generation
-        place = self._step % (slices * self.num_iterations)
+        begins = self._step % (slices * self.num_iterations)
         inputs = [self._buffered_inputs[(self._step + ahead) % slices] for ahead in range(count)]
-        if place + count > slices * self.num_iterations or inputs[0] is not first:
+        if begins + count > slices * self.num_iterations or inputs[0] is not first:
             raise HostError(
-                f"an optimizer step of {count} micro-batches begins at {place} in a generation of {slices} x "
+                f"an optimizer step of {count} micro-batches begins at {begins} in a generation of {slices} x "
                 f"{self.num_iterations}: not all of it is known. Let the data set give whole generations."
             )
         window = Window()
-        if count > 1:
-            self._plan(window, inputs, [self._evidence(part) for part in inputs])
+        if count > 1:  # a step may take its generation several times, with one forward for each micro-batch of it
+            evidence = [self._evidence(part) for part in inputs[:slices]]
+            self._plan(window, inputs, [evidence[index % slices] for index in range(count)])
         return window
 
     def _evidence(self, inputs: Inputs) -> dict[str, Tensor]:
@@ -147,37 +158,42 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is n
         return {name: signals[name] for name in {"logprobs", "entropies", *needs}}
 
     def _plan(self, window: Window, inputs: list[Any], evidence: list[dict[str, Tensor]]) -> None:
+        accelerator = self.accelerator
+        stamp_missing(
+            inputs, step=self.state.global_step, rank=accelerator.process_index, ranks=accelerator.num_processes
+        )
         batches = [
-            batch_of(part, signals, self.objective.needs, self._rlstab_providers, self._rlstab_ends)
-            for part, signals in zip(inputs, evidence, strict=True)
+            batch_of(part, signals, self.objective.needs, self._rlstab_providers, self._rlstab_ends, ids)
+            for part, signals, ids in zip(inputs, evidence, distinct_ids(inputs), strict=True)
         ]
         window.batches, window.unscored = [batch for batch, _ in batches], [lost for _, lost in batches]
         window.make_plan(self.objective, self.objective_state, self._rlstab_comm)
+        if window.plan is not None:
+            window.plan = with_empty_responses(window.plan, window.batches, self._rlstab_comm)
 
     # -- the loss --------------------------------------------------------------------------------------------------
 
     def _compute_loss(self, model: Any, inputs: Any) -> Tensor:
-        """The loss of one micro-batch; over micro-batches and ranks they sum to the loss of the optimizer step."""
+        """The loss of one micro-batch; over micro-batches and ranks they sum to the loss of the optimizer step.
+
+        Outside an optimizer step, in evaluation or called by hand, a micro-batch is a step of its own.
+        """
         train = self.model.training
-        window = self._rlstab_window if train else Window()
-        assert window is not None
-        live: PolicyOutputs | None = None
-        if window.plan is None and window.refusal is None:  # the step is this micro-batch: its outputs are the evidence
-            live, signals, aux = self._all_outputs(model, inputs, window)
-        elif window.plan is not None:
-            live, signals, aux = self._rlstab_forward.outputs(model, inputs, window.plan, window.batches[window.place])
-        else:
-            signals, aux = self._rlstab_forward.signals(model, inputs, frozenset({"logprobs"}))
-        if window.plan is None or live is None:
-            # the same backward on every rank; its gradients are thrown away
+        window = (self._rlstab_window if train else None) or Window()
+        live, signals, aux = self._live_outputs(model, inputs, window)
+        index = window.place
+        if window.plan is None or live is None:  # refused: the same backward on every rank, whose gradients are dropped
             loss = signals["logprobs"].sum() * (0.0 if train else torch.nan)
             window.place += 1
         else:
-            out = window.plan.loss(window.place, live)
-            window.add(out.nonfinite, self._report(inputs, out.report, signals))
+            out = window.plan.loss(index, live)
+            window.add(
+                out.nonfinite,
+                {**self._report(inputs, out.report, signals), **trl_report(window.plan, index, live, out)},
+            )
             loss = out.loss * self.accelerator.num_processes  # ranks average gradients, and denominators are global
             if self.on_part is not None:
-                self.on_part(inputs, window.batches[window.place - 1], live, loss)
+                self.on_part(inputs, window.batches[index], live, loss)
         mode = "train" if train else "eval"
         if aux is not None:
             parts = self.current_gradient_accumulation_steps if train else 1
@@ -187,12 +203,18 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is n
             self._rlstab_tallies["eval"].add_step(window, self.objective)
         return loss
 
-    def _all_outputs(
+    def _live_outputs(
         self, model: Any, inputs: Any, window: Window
     ) -> tuple[PolicyOutputs | None, dict[str, Tensor], Tensor | None]:
-        """Plan a step of one micro-batch from its live outputs."""
+        """Live outputs, None where the step is refused; ``(B, T)`` signals that came with them; the auxiliary loss."""
+        forward = self._rlstab_forward
+        if window.plan is not None:
+            return forward.outputs(model, inputs, window.plan, window.batches[window.place])
+        if window.refusal is not None:
+            return None, *forward.signals(model, inputs, frozenset({"logprobs"}))
+        # the step is this micro-batch: its live outputs are the evidence
         evidence, live = must_forward(inputs, self.objective), {"logprobs", *self.objective.live_needs}
-        signals, aux = self._rlstab_forward.signals(model, inputs, evidence | live)
+        signals, aux = forward.signals(model, inputs, evidence | live)
         values = {name: signals[name].detach() for name in ({"logprobs", "entropies", *evidence} if evidence else ())}
         self._plan(window, [inputs], [values])
         if window.plan is None:
@@ -208,12 +230,15 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is n
     # -- the optimizer step ----------------------------------------------------------------------------------------
 
     def _before_optimizer_step(self) -> None:
-        """Refuse, skip or scale the step; gradients that are None leave weights and moments alone."""
+        """Refuse or scale the step; gradients that are None leave weights and moments alone.
+
+        A step in which nothing has a gradient is TRL's to take: its optimizer moves on by momentum and weight decay.
+        """
         window = self._rlstab_window
         assert window is not None
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         window.refuse_nonfinite(self._rlstab_comm, _norm(parameters))
-        if window.moves_nothing:
+        if window.refusal is not None:
             for parameter in parameters:
                 parameter.grad = None
         self._rlstab_restore_rates = window.scale_rates(self.optimizer)
@@ -231,11 +256,28 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is n
         elif window.plan is not None:
             self.objective_state = window.plan.state
         self._rlstab_tallies["train"].add_step(window, self.objective)
+        price = entropy_price(self.objective, self.objective_state)
+        if price is not None:
+            self.entropy_coef = price
+            self._metrics["train"]["entropy_coef"].append(price)
+
+    # -- the log: TRL's `log` may be called on one rank alone, so metrics are handed over where every rank comes ------
 
     def _collect(self, mode: str) -> None:
-        """Hand TRL the metrics since the last line; every rank comes here. TRL's `log` may be called on one alone."""
+        """Hand TRL the metrics since the last line."""
         for name, value in self._rlstab_tallies[mode].collect().items():
             self._metrics[mode][name].append(value)
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        """TRL's, once all callbacks have said whether a line is due."""
+        if self.control.should_log:
+            self._collect("train")
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+        """TRL's, with what the last line did not have."""
+        self._collect("train")
+        return super()._finalize_training(*args, **kwargs)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         """TRL's, with the metrics of the objective over the whole evaluation."""
@@ -245,14 +287,15 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is n
 
     # -- the checkpoint --------------------------------------------------------------------------------------------
 
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        super()._save_optimizer_and_scheduler(output_dir)
-        if self.args.should_save:
-            keep_state(output_dir, self._rlstab_own, self.objective_state)
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """TRL's; every checkpoint holds the state of the objective, one with ``save_only_model`` too."""
+        super().save_model(output_dir, _internal_call)
+        if _internal_call and output_dir is not None and self.args.should_save:
+            keep_state(output_dir, self._rlstab_chosen, self.objective_state)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
-            self.objective_state = {**self.objective.init_state(), **restore_state(checkpoint, self._rlstab_own)}
+            self.objective_state = {**self.objective.init_state(), **restore_state(checkpoint, self._rlstab_chosen)}
         super()._load_optimizer_and_scheduler(checkpoint)
 
 
@@ -270,12 +313,6 @@ class _AroundTheOptimizer(TrainerCallback):
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer._after_optimizer_step()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if control.should_log:
-            self.trainer._collect("train")
-
-    on_epoch_end = on_step_end
 
 
 def _warn_of_dropout(model: torch.nn.Module, objective: TokenObjective) -> None:
