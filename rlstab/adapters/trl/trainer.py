@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback
 from transformers.utils import logging
-from trl import GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
 from rlstab.adapters.checkpoint import keep_state, restore_state
@@ -35,7 +35,7 @@ from rlstab.adapters.trl.responses import (
     stamp_missing,
     with_empty_responses,
 )
-from rlstab.adapters.trl.settings import check_engine, check_settings
+from rlstab.adapters.trl.settings import check_engine, check_settings, deviations_of, objective_of
 from rlstab.adapters.window import Window
 from rlstab.config import load_objective
 from rlstab.core.batch import TokenBatch
@@ -45,6 +45,7 @@ from rlstab.core.objective import State, TokenObjective, check_complete
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Mean
 from rlstab.errors import HostError
+from rlstab.hosts import own_correction
 from rlstab.signals import SIGNAL_NAMES
 
 logger = logging.get_logger(__name__)
@@ -56,7 +57,9 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # mypy cannot resol
     """``GRPOTrainer`` whose loss is an objective; its other arguments are TRL's.
 
     Args:
-        objective: path of a YAML file, what such a file holds, or a method or composition.
+        objective: path of a YAML file, what such a file holds, or a method or composition. None is
+            :func:`~rlstab.adapters.trl.objective_of` the GRPOConfig: TRL's own loss.
+        base: ``config`` adds the methods of ``objective`` to those that are TRL's own loss.
         head: who makes the signals of the policy. ``trl`` is TRL's fused head: log-probs and entropies. ``rlstab`` has
             every signal, and its backward through the vocabulary takes only the tokens that have a gradient. ``auto``
             is TRL's where the objective reads no more than it gives.
@@ -78,23 +81,35 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # mypy cannot resol
     def __init__(
         self,
         *args: Any,
-        objective: str | Path | Mapping[str, Any] | list[Any] | TokenObjective,
+        objective: str | Path | Mapping[str, Any] | list[Any] | TokenObjective | None = None,
+        base: Literal["config"] | None = None,
         head: Literal["auto", "trl", "rlstab"] = "auto",
         signals: Mapping[str, Provider] | None = None,
         **kwargs: Any,
     ) -> None:
         check_release()
         given = inspect.signature(GRPOTrainer.__init__).bind_partial(self, *args, **kwargs).arguments
-        chosen = compose(objective if isinstance(objective, TokenObjective) else load_objective(objective))
-        check_complete(chosen)
-        if given.get("args") is not None:
-            check_settings(given["args"], chosen)  # before the model is loaded
+
+        def chosen_by(config: GRPOConfig) -> Composition:
+            parts = [] if objective is None else [objective]
+            if derived:
+                parts.insert(0, objective_of(config))
+            loaded = [each if isinstance(each, TokenObjective) else load_objective(each) for each in parts]
+            chosen = compose(*loaded)
+            check_complete(chosen)
+            check_settings(config, chosen, derived=derived)
+            return chosen
+
+        derived = objective is None or base == "config"
+        chosen = None if given.get("args") is None else chosen_by(given["args"])  # before the model is loaded
         super().__init__(*args, **kwargs)
         check_attributes(self)
-        check_settings(self.args, chosen)
+        chosen = chosen_by(self.args) if chosen is None else chosen
         check_engine(self.accelerator)
+        for sentence in deviations_of(self.args) if derived else ():
+            logger.warning(f"the objective of this GRPOConfig is TRL's loss but for one thing. {sentence}")
         self._rlstab_chosen = chosen
-        corrected = self.use_vllm and self.vllm_importance_sampling_correction
+        corrected = self.use_vllm and self.vllm_importance_sampling_correction and own_correction(chosen) is None
         self.objective: Composition = compose(chosen, HostCorrection()) if corrected else chosen
         self._rlstab_providers = dict(signals or {})
         provided = {*provided_by(self), *self._rlstab_providers, *({CORRECTION} if corrected else ())}
