@@ -96,7 +96,8 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # mypy cannot resol
                 parts.insert(0, objective_of(config))
             loaded = [each if isinstance(each, TokenObjective) else load_objective(each) for each in parts]
             chosen = compose(*loaded)
-            check_complete(chosen)
+            if not derived:  # what TRL trains by is what the user asked for
+                check_complete(chosen)
             check_settings(config, chosen, derived=derived)
             return chosen
 
