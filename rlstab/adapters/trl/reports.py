@@ -15,9 +15,6 @@ from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Mean
 from rlstab.core.terms import Constants
 
-#: Names that are TRL's own, as they stand in its log.
-REPORTS = ("policy_loss", "cispo_clip_ratio", "vespo/phi_seq_mean")
-
 
 def entropy_price(objective: Composition, state: State) -> float | None:
     """TRL's ``entropy_coef``: what a nat of entropy pays, in the next step if it adapts; None where nothing pays."""
@@ -31,7 +28,7 @@ def entropy_price(objective: Composition, state: State) -> float | None:
 
 
 def trl_report(plan: Plan, index: int, live: PolicyOutputs, out: LossOutput) -> Mapping[str, Mean]:
-    """The metrics of :data:`REPORTS` that TRL has for this objective, of one micro-batch.
+    """The metrics of one micro-batch that TRL has for this objective, by TRL's names.
 
     ``policy_loss`` is the loss of the optimizer step without its entropy term.
     """
