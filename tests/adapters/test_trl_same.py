@@ -209,7 +209,8 @@ def test_a_generation_taken_twice_in_a_step_is_cut_as_one_pleases(tmp_path: Path
 
 class Asks(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        control.should_log = control.should_save = state.global_step == 2
+        if state.global_step == 2:
+            control.should_log = control.should_save = True
 
 
 def test_no_metric_is_lost_and_every_checkpoint_has_the_state(tmp_path: Path) -> None:
