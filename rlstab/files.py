@@ -73,8 +73,9 @@ def replace_file(path: Path, content: str | bytes) -> None:
 
 
 def reason(error: Exception) -> str:
-    """What the system or Python says is wrong with a path."""
-    return str(getattr(error, "strerror", None) or error).lower()
+    """What the system or Python says is wrong with a file, in one line; the error's class where it says nothing."""
+    system = getattr(error, "strerror", None)
+    return str(system).lower() if system else str(error).partition("\n")[0] or type(error).__name__
 
 
 def checksum(content: bytes) -> str:

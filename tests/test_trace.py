@@ -7,6 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
+from rlstab.report.token_traces import read_tokens
+from rlstab.trace import ACTIONS, Trace, trace
+from rlstab.trace.effects import ALIKE
+from rlstab.trace.token_texts import token_texts
+from rlstab.trace.writer import Tracer
 
 from rlstab import zoo
 from rlstab.core.batch import TokenBatch
@@ -17,12 +22,7 @@ from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Settled
 from rlstab.core.terms import SLOTS, Gate, Terms, merge_terms
 from rlstab.presets import PRESETS
-from rlstab.report.token_traces import read_tokens
 from rlstab.testing.run import run_parts
-from rlstab.trace import ACTIONS, Trace, trace
-from rlstab.trace.effects import ALIKE
-from rlstab.trace.token_texts import token_texts
-from rlstab.trace.writer import Tracer
 from rlstab.train.loop import train
 from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.lp_reg import LpReg

@@ -10,20 +10,24 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from rlstab.diagnose.metric_aliases import known
 from rlstab.diagnose.run_log import RunLog, log_of
 from rlstab.errors import ReportError
-from rlstab.files import exists, is_dir
+from rlstab.files import exists, is_dir, reason
+from rlstab.record import Step, read_dump
+from rlstab.record.foreign import exports
+from rlstab.record.step import DID
 from rlstab.report.formatting import counted, ranges
 from rlstab.report.load import find_runs
 from rlstab.report.runs import RunRecord
-from rlstab.report.safe_read import as_float, first_line, read_bytes, read_object
-from rlstab.report.token_traces import Sample, exports, last_number, read_tokens
+from rlstab.safe_read import as_float, read_bytes, read_object
 
 #: In every checkpoint of transformers, and in the output folder where the trainer was asked to save it.
 STATE = "trainer_state.json"
@@ -64,13 +68,19 @@ def _folder(path: Path) -> list[RunLog]:
     # the state of an output folder, else that of the last checkpoint: each holds the whole history until then
     states = [path / STATE] if (path / STATE).is_file() else list(path.glob(f"checkpoint-*/{STATE}"))
     if states:
-        return _trainer_state(max(states, key=lambda state: last_number(state.parent.name)))
+        return _trainer_state(max(states, key=lambda state: _number_of(state.parent.name)))
     if exports(path):
-        return _token_export(path)
+        return _tokens(path)
     try:
         return _own(path)
     except ReportError as error:
         raise ReportError(f"{path}: no log in it. Give {READABLE}.") from error
+
+
+def _number_of(checkpoint: str) -> int:
+    """Of a checkpoint, by the name of its folder; 0 without one."""
+    digits = checkpoint.rpartition("-")[2]
+    return int(digits) if digits.isdecimal() else 0
 
 
 def _reader(path: Path) -> Callable[[Path], list[RunLog]]:
@@ -80,7 +90,7 @@ def _reader(path: Path) -> Callable[[Path], list[RunLog]]:
             if "curves" in data and "format" in data:
                 return _own
             is_trace = "token_ids" in data or ("tokens" in data and "sequence_id" in data)
-            return _token_export if is_trace else _json_lines
+            return _tokens if is_trace else _json_lines
     return _json_lines
 
 
@@ -88,8 +98,7 @@ def _read(path: Path) -> bytes:
     try:
         return read_bytes(path)
     except OSError as error:
-        reason = error.strerror or error
-        raise ReportError(f"{path}: cannot be read: {reason}. Give a file that you may read.") from error
+        raise ReportError(f"{path}: cannot be read: {reason(error)}. Give a file that you may read.") from error
 
 
 def _values(data: Mapping[str, Any]) -> dict[str, float]:
@@ -139,7 +148,7 @@ def _trainer_state(path: Path) -> list[RunLog]:
     try:
         state = json.loads(_read(path).decode("utf-8", errors="replace"))
     except (ValueError, RecursionError) as error:
-        raise ReportError(f"{path}: is not JSON: {first_line(error)}. Give that of a whole checkpoint.") from error
+        raise ReportError(f"{path}: is not JSON: {reason(error)}. Give that of a whole checkpoint.") from error
     history = state.get("log_history") if isinstance(state, dict) else state
     if not isinstance(history, list):
         raise ReportError(f"{path}: has no log_history. Give a trainer_state.json that TRL's trainer has written.")
@@ -248,35 +257,27 @@ def _own_run(run: RunRecord) -> RunLog:
 # -- tokens ------------------------------------------------------------------------------------------------------------
 
 
-def _token_export(path: Path) -> list[RunLog]:
-    """Token exports of prime-rl, and our own traces: what each step says of its tokens becomes a row."""
-    tokens = read_tokens(path)
-    steps: dict[int, list[Sample]] = {}
-    for sample in tokens.samples:
-        steps.setdefault(sample.rollout, []).append(sample)
+def _tokens(path: Path) -> list[RunLog]:
+    """The export of another trainer: what each step says of its tokens becomes a row."""
+    dump = read_dump(path)
     # prime-rl counts its steps from 0
-    shift = 1 if 0 in steps else 0
-    rows = {step + shift: _row(samples) for step, samples in steps.items()}
-    notes = [note for note in tokens.notes if "tokenizer" not in note]
-    if shift:
-        notes.append("its steps begin at 0 and are counted from 1 here")
+    shift = 1 if any(step.number == 0 for step in dump.steps) else 0
+    rows = {step.number + shift: _row(step) for step in dump.steps}
+    notes = [*dump.notes, *(["its steps begin at 0 and are counted from 1 here"] if shift else [])]
     return [log_of(rows, title=str(path), writer="a token trace", remarks=tuple(notes))]
 
 
-def _row(samples: list[Sample]) -> dict[str, float]:
-    # log of new over old; the ratio is missing where the trainer did not export it
-    gaps = [math.log(ratio) for sample in samples for ratio in sample.ratio if ratio is not None and ratio > 0]
-    means = {
-        "tokens/entropy": _mean(value for sample in samples for value in sample.entropies if value is not None),
-        "response/length": _mean(float(len(sample.tokens)) for sample in samples),
-        "reward/mean": _mean(sample.reward for sample in samples if sample.reward is not None),
-        "ratio/clipped": _mean(float(value) for sample in samples for value in sample.clipped),
-        "mismatch/k3": _mean(math.expm1(gap) - gap for gap in gaps),
-        "sampler/gap": _mean(map(abs, gaps)),
+def _row(step: Step) -> dict[str, float]:
+    batch = step.batch
+    # log of new over old; there is none where the trainer did not write down its own log-probs
+    gaps = (batch.logprobs - batch.old_logprobs).double()
+    values = {
+        "tokens/entropy": batch.entropies,
+        "response/length": step.tensors["lengths"],
+        "reward/mean": step.tensors.get("rewards"),
+        "ratio/clipped": step.tensors.get(f"{DID}trust_region/clipped"),
+        "mismatch/k3": torch.expm1(gaps) - gaps,
+        "sampler/gap": gaps.abs(),
     }
-    return {name: value for name, value in means.items() if value is not None}
-
-
-def _mean(values: Iterable[float]) -> float | None:
-    listed = list(values)
-    return math.fsum(listed) / len(listed) if listed else None
+    finite = {name: of[of.isfinite()] for name, of in values.items() if of is not None}
+    return {name: float(of.double().mean()) for name, of in finite.items() if of.numel()}

@@ -18,10 +18,9 @@ from rlstab.core.objective import State, TokenObjective, no_fit_warnings
 from rlstab.core.plan import make_plan
 from rlstab.errors import RlstabError
 from rlstab.presets import PRESETS
+from rlstab.record import ACTIONS, Step, trace
 from rlstab.replay.host_loss import formula_of, terms_of
-from rlstab.replay.steps import Step
-from rlstab.report.safe_read import plain
-from rlstab.trace.effects import ACTIONS, trace
+from rlstab.safe_read import plain
 from rlstab.zoo import METHODS
 
 #: What an objective has one number of in each step, besides the share of the tokens by action.
@@ -35,7 +34,7 @@ class Effect:
     """What one objective would have done in one optimizer step, of ``n`` tokens.
 
     Attributes:
-        actions: ``(n,)`` bool by action (:data:`rlstab.trace.effects.ACTIONS`), the tokens.
+        actions: ``(n,)`` bool by action (:data:`rlstab.record.ACTIONS`), the tokens.
         weight: ``(n,)``, product of its methods' weights.
         coefficients: ``(n,)`` float64, minus the derivative of its loss by the log-prob of each token.
         numbers: by action the share of the tokens, and the :data:`METRICS`; None where one is not known. ``touched`` is

@@ -11,8 +11,7 @@ from rich.progress import track
 from torch import Tensor
 
 from rlstab.models.policy import Policy, Sequences, load_policy
-from rlstab.replay.dumps import Dump
-from rlstab.replay.steps import Step
+from rlstab.record import Dump, Step
 
 #: What one forward gives, and methods read. The first stands in only where the dump has none.
 ADDED = frozenset({"logprobs", "entropies", "max_logprobs", "sum_p_sq"})

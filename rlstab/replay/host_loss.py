@@ -7,7 +7,6 @@ adapters are tested with.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,11 +17,11 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
-from rlstab.config import load_objective
 from rlstab.core.plan import make_plan
-from rlstab.errors import RlstabError
+from rlstab.errors import ReportError, RlstabError
 from rlstab.estimators import k1, k2
-from rlstab.replay.steps import Step
+from rlstab.record import Step
+from rlstab.record.effects import objective_of
 
 #: Two coefficients agree up to this share of the larger one.
 RELATIVE = 1e-4
@@ -39,6 +38,8 @@ HALF = 0.035
 ALIKE = 3e-4
 #: Tokens up to which changes and factors are tried together: beyond, it would take a minute.
 FEW = 200_000
+#: Micro-batches of a step up to which an objective is planned again: it takes about a millisecond for each.
+MOST_PLANNED = 10_000
 #: Every term once.
 PLAIN = (1.0, 1.0, 1.0)
 
@@ -102,12 +103,7 @@ FORMULAS: Mapping[str, Mapping[str, Any]] = {
     "trl/luspo": {"mean": "sum"},
     "trl/cispo": {"mean": "step", "weight": True},
     "verl/vanilla": {"whole": True, "dual": 3.0},
-    "prime-rl/default": {
-        "objective": [
-            {"name": "dppo", "low": 0.2, "high": 0.2, "cap": 1e9},
-            {"name": "kl", "coefficient": 2e-3, "estimator": "k2", "anchor": "rollout"},
-        ]
-    },
+    "prime-rl/default": {"objective": []},
     "rlstab": {"objective": []},
 }
 
@@ -121,9 +117,8 @@ def formula_of(step: Step) -> Formula | None:
         formula = Formula.model_validate({**FORMULAS[loss.name], **loss.settings})
         if formula.objective is None:
             return formula
-        if ".py:" in json.dumps(formula.objective):
-            return None  # it has methods of the user's own, and a dump never names code that is run
-        return formula.model_copy(update={"objective": load_objective(formula.objective)})
+        objective = objective_of(formula.objective)
+        return None if objective is None else formula.model_copy(update={"objective": objective})
     except (ValidationError, RlstabError):
         return None
 
@@ -152,14 +147,15 @@ def terms_of(formula: Formula, step: Step, kind: str) -> Tensor:
 
 def _planned(step: Step, formula: Formula, live: Tensor) -> list[Tensor]:
     """Of an objective, which is all in the policy term."""
-    chosen = [step.tensors["parts"] == part for part in range(len(step.ranks))]
-    steps = list(map(step.only, chosen))
-    plan = make_plan(formula.objective, [own.batch for own in steps], formula.state, scope=formula.scope)
-    losses = []
-    for part, own in enumerate(steps):
-        outputs = replace(own.live, logprobs=live[step.mask & chosen[part][step.row]])
-        losses.append(plan.loss(part, outputs).loss.double())
-    values = torch.stack(losses)
+    rows = list(step.micro_batches())
+    if len(rows) > MOST_PLANNED:
+        raise ReportError(f"step {step.number} has {len(rows):,} micro-batches, more than {MOST_PLANNED:,}")
+    parts = [step.having({"live_now": live}).only(responses) for _, responses in rows]
+    plan = make_plan(formula.objective, [part.batch for part in parts], formula.state, scope=formula.scope)
+    values = torch.zeros(len(step.ranks), dtype=torch.float64)
+    for index, ((number, _), part) in enumerate(zip(rows, parts, strict=True)):
+        loss = plan.loss(index, replace(part.live, logprobs=part.tensors["live_now"][part.mask])).loss
+        values = values.index_add(0, torch.tensor([number]), loss.double()[None])
     return [formula.scale * step.header.ranks * values, torch.zeros_like(values), torch.zeros_like(values)]
 
 

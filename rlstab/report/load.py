@@ -16,7 +16,7 @@ import numpy as np
 
 from rlstab.config.document import Document
 from rlstab.errors import ReportError
-from rlstab.files import is_dir, is_file
+from rlstab.files import is_dir, is_file, reason
 from rlstab.report.formatting import METRICS, counted, setting
 from rlstab.report.results_file import read_results
 from rlstab.report.runs import (
@@ -34,7 +34,7 @@ from rlstab.report.runs import (
     running_total,
     setting_of,
 )
-from rlstab.report.safe_read import as_float, first_line, read_bytes, read_mapping, read_object, read_text, readable
+from rlstab.safe_read import as_float, read_bytes, read_mapping, read_object, read_text, readable
 
 #: Any of them makes a folder a run folder.
 FILES = ("metrics.jsonl", "config.yaml", "run.json")
@@ -256,7 +256,7 @@ def _records(path: Path, remarks: list[str]) -> dict[int, dict[str, Any]]:
         *lines, rest = read_bytes(path).split(b"\n")
     except OSError as error:
         missing = isinstance(error, FileNotFoundError)
-        remarks.append(f"{path.name} is missing" if missing else f"{path.name} cannot be read: {first_line(error)}")
+        remarks.append(f"{path.name} is missing" if missing else f"{path.name} cannot be read: {reason(error)}")
         return {}
     if rest.strip():
         remarks.append(f"the last line of {path.name} is cut off")

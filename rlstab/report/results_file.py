@@ -19,7 +19,7 @@ from pydantic.dataclasses import dataclass
 from rlstab.report.formatting import ranges
 from rlstab.report.output import refuse_foreign, write_text
 from rlstab.report.runs import MOST_ROLLOUTS, WIDTH, Curve, LeftOut, Loaded, RunFacts, RunRecord, binned, rounded
-from rlstab.report.safe_read import plain, read_bytes
+from rlstab.safe_read import plain, read_bytes
 
 FORMAT = 2
 

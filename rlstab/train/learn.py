@@ -28,9 +28,9 @@ from rlstab.core.stats import Mean
 from rlstab.errors import ConfigError, MethodError, NonFinite
 from rlstab.models.policy import Policy, Sequences
 from rlstab.models.shared_prompts import SharedPrompts, worthwhile
+from rlstab.record.effects import what_methods_did
+from rlstab.record.writer import Recorder, settings_of, tensors_of
 from rlstab.signals import SIGNAL_NAMES
-from rlstab.trace.dump import Recorder, settings_of, tensors_of
-from rlstab.trace.writer import Tracer
 from rlstab.train.engine import Engine
 from rlstab.train.generate import AdvantageProvider, advance, checked_output, provided
 from rlstab.train.rollout import Progress, Rollout
@@ -59,8 +59,7 @@ class Learner:
         provider: makes advantages in place of the configured estimator; None for that.
 
     Attributes:
-        tracer: told of every micro-batch, None where no tokens are traced.
-        recorder: dumps optimizer steps for ``rlstab replay``, None where none are dumped.
+        recorder: records optimizer steps for ``rlstab view`` and ``rlstab replay``, None where none are recorded.
     """
 
     def __init__(
@@ -68,7 +67,6 @@ class Learner:
     ) -> None:
         self.engine, self.run, self.comm, self.main, self.provider = engine, run, comm, main, provider
         self.objective, self.settings, self.temperature = run.composition, run.optimisation, run.rollout.temperature
-        self.tracer: Tracer | None = None
         self.recorder: Recorder | None = None
         self._learning_rate = learning_rate(self.settings)
 
@@ -182,8 +180,7 @@ class Learner:
         # all sizes are read before the first forward: later each read would wait for the kernels of a whole part
         parts = [_Part.of(plan, batch, sequences, self.engine) for sequences, batch in micro_batches]
         tally, step = _Tally(self.engine.policy.device), progress.optimizer_steps
-        every = self.run.tracking.dump_every
-        recorder = self.recorder if every and (step == 1 or step % every == 0) else None
+        recorder = self.recorder if self.recorder is not None and self.recorder.wants(step) else None
         if recorder is not None:
             recorder.begin()
         for part in self.engine.micro_batches(parts):
@@ -196,12 +193,9 @@ class Learner:
                 output.retain_grad()
             out = plan.loss(part.batch, live)
             if recorder is not None:
-                self._record(recorder, rollout, part, live, out.loss)
+                self._record(recorder, rollout, plan, part, live, out.loss)
             self.engine.backward(out.loss if outputs else None)
             tally.add(out.loss.detach(), out.nonfinite, out.report, outputs)
-            if self.tracer is not None:
-                ids = part.sequences.response_ids
-                self.tracer.part(plan, part.batch, live, part.wanted, ids, step)
             if comparing and settings.refresh == "rollout" and part.batch.rollout_logprobs is not None and outputs:
                 tally.gaps.append((live.logprobs.detach() - part.batch.rollout_logprobs)[part.place].abs())
 
@@ -238,9 +232,11 @@ class Learner:
         metrics.highest("gradient/largest_norm", norm)
         return plan.state
 
-    def _record(self, recorder: Recorder, rollout: Rollout, part: _Part, live: PolicyOutputs, loss: Tensor) -> None:
+    def _record(
+        self, recorder: Recorder, rollout: Rollout, plan: Plan, part: _Part, live: PolicyOutputs, loss: Tensor
+    ) -> None:
         sequences, ids, scale = part.sequences, part.batch.sequence_ids.cpu(), self.engine.loss_scale
-        tensors = tensors_of(part.batch, live, sequences.response_ids)
+        tensors = tensors_of(part.batch, live, sequences.response_ids) | what_methods_did(plan, part.batch, live)
         tensors["prompt_ids"] = sequences.prompt_ids[sequences.prompt_mask]
         tensors["prompt_lengths"] = sequences.prompt_mask.sum(1)
         tensors["rewards"] = rollout.rewards[(ids[:, None] == rollout.sequence_ids).nonzero()[:, 1]].float()

@@ -15,8 +15,8 @@ from pydantic import JsonValue
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from rlstab.replay.steps import Step, joined, rank_of
-from rlstab.trace.dump import Header, HostLoss, write_dump
+from rlstab.record import Header, HostLoss, write_dump
+from rlstab.record.step import Step, joined, rank_of
 
 BOTH: dict[str, JsonValue] = {"low": 0.2, "high": 0.28, "beta": 0.05}
 SETTINGS = BOTH | {"cap": 1.35, "estimator": "k3_unbiased", "length": 12}

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from rlstab.report.token_traces import Sample, Tokens, read_tokens
 from tokenizers import Tokenizer, models
 
 from rlstab.cli import main
 from rlstab.errors import ReportError
-from rlstab.report.token_traces import Sample, Tokens, read_tokens
 from rlstab.report.view import choose, page, show, write_view
 from rlstab.visible import visible
 from tests.browser import BrowserPage

@@ -40,8 +40,8 @@ from rlstab.core.compose import Composition, compose
 from rlstab.core.objective import State, TokenObjective, check_complete
 from rlstab.errors import ConfigError, HostError, RlstabError
 from rlstab.hosts import adapted
+from rlstab.record.writer import Recorder, settings_of
 from rlstab.signals import SIGNAL_NAMES
-from rlstab.trace.dump import Recorder, settings_of
 
 logger = logging.getLogger(__name__)
 #: In the environment, the folder that optimizer steps are dumped to.
