@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from rlstab.core.batch import MOST, TokenBatch
 from rlstab.errors import ReportError, RlstabError
+from rlstab.extras import require
 from rlstab.files import exists, is_file, reason
 from rlstab.record.foreign import read_foreign
 from rlstab.record.step import Damaged, Header, Step, joined, rank_of
@@ -130,7 +131,8 @@ def _whole(files: Iterable[Path], notes: list[str]) -> Iterator[Step]:
 
 def _rank(path: Path) -> Step:
     """What one rank wrote: the tensors that belong to a description."""
-    from safetensors import SafetensorError  # of the extras that read and write dumps
+    require("report", "a dump", "safetensors")
+    from safetensors import SafetensorError
     from safetensors.torch import load as load_tensors
 
     try:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rlstab.errors import ReportError, RlstabError
+from rlstab.extras import missing
 from rlstab.files import is_file
 from rlstab.record.effects import ACTIONS, Trace, traces_of
 from rlstab.record.reader import folder_of, read_dump
@@ -125,8 +126,10 @@ def read_responses(
 
 def decoder_of(path: str | Path, tokenizer: str | Path | None) -> Decode | None:
     """What gives the ids of a dump their text: a given tokenizer, or that of the dump; None where it has none."""
-    own = folder_of(path) / "tokenizer.json"
-    return decoder(Path(tokenizer)) if tokenizer else decoder(own) if is_file(own) else None
+    recorded = folder_of(path) / "tokenizer.json"
+    if tokenizer is None and (not is_file(recorded) or missing("train", "tokenizers")):
+        return None
+    return decoder(recorded if tokenizer is None else Path(tokenizer))
 
 
 def _traced(step: Step, notes: list[str]) -> list[tuple[Step, Trace]]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rlstab.errors import ReportError
+from rlstab.extras import require
 from rlstab.safe_read import read_text
 
 Decode = Callable[[list[int]], str]
@@ -24,7 +25,8 @@ def decoder(path: Path) -> Decode:
     Raises:
         ReportError: there is no tokenizer that can be read.
     """
-    from tokenizers import Tokenizer  # comes with transformers; only texts pay for it
+    require("train", "the text of tokens", "tokenizers")
+    from tokenizers import Tokenizer  # comes with transformers
 
     file = path / "tokenizer.json" if path.is_dir() else path
     try:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
+from contextlib import suppress
+from os.path import lexists
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,9 @@ from rlstab.core.saved_state import dump_state
 from rlstab.errors import ConfigError
 from rlstab.files import replace_file
 from rlstab.record.step import BY_TOKEN, Header, HostLoss, together
+
+#: Beside the steps: the tokenizer of the model.
+TOKENIZER = "tokenizer.json"
 
 _NOTHING = {name: torch.zeros(0, dtype=torch.int64) for name in ("lengths", "ids", "mask")}
 _NOTHING |= dict.fromkeys(("advantages", "logprobs"), torch.zeros(0))
@@ -49,6 +54,16 @@ def write_dump(folder: Path, header: Header, tensors: Mapping[str, Tensor]) -> P
     replace_file(path.with_suffix(".safetensors"), data)
     replace_file(path, whole.model_dump_json(indent=1))
     return path
+
+
+def remove_dump(folder: Path) -> None:
+    """Remove the files of a dump, and their folder if nothing else is in it; what a link leads to stays."""
+    if folder.is_symlink():
+        return
+    for path in (*folder.glob("step-*.rank-*.*"), folder / TOKENIZER):
+        path.unlink(missing_ok=True)
+    with suppress(OSError):
+        folder.rmdir()
 
 
 class Recorder:
@@ -99,19 +114,12 @@ class Recorder:
             keep = lambda slope: part.update(coefficients=slope.detach()[where].cpu() * scale)  # noqa: E731
             logprobs.register_hook(keep)
 
-    def write_tokenizer(self, tokenizer: Any, *, fresh: bool = False) -> None:
-        """What texts of tokens are decoded by, where the tokenizer has a fast form and the folder has none.
-
-        Args:
-            tokenizer: of the model.
-            fresh: the folder belongs to the run, which begins anew: the dump of an earlier run in it goes.
-        """
-        for path in self.folder.glob("step-*.rank-*.*") if fresh else ():
-            path.unlink(missing_ok=True)
-        path, backend = self.folder / "tokenizer.json", getattr(tokenizer, "backend_tokenizer", None)
-        if backend is not None and (fresh or not path.exists()):
+    def write_tokenizer(self, tokenizer: Any) -> None:
+        """Write what texts of tokens are decoded by, where the tokenizer has a fast form and the folder has none."""
+        path, backend = self.folder / TOKENIZER, getattr(tokenizer, "backend_tokenizer", None)
+        if backend is not None and not lexists(path):
             self.folder.mkdir(parents=True, exist_ok=True)
-            backend.save(str(path))
+            replace_file(path, backend.to_str(pretty=True))
 
     def write(self, name: str, settings: Mapping[str, Any], **said: object) -> None:
         """Write the step, and forget it; a rank without responses writes that it has none.

@@ -61,7 +61,7 @@ from rlstab.train.generate import (
 )
 from rlstab.train.learn import Learner, Refusals, reference_logprobs
 from rlstab.train.rollout import Progress, Rollout, of_rank
-from rlstab.train.run_folder import CHECKPOINTS, RunFolder, describe, line, read_records
+from rlstab.train.run_folder import CHECKPOINTS, DUMP, RunFolder, describe, line, read_records
 from rlstab.train.sampling import Sampler, require_decoding
 from rlstab.train.tracking import Metrics, ProgressBar, start_trackers, summary_table
 
@@ -221,9 +221,7 @@ class Trainer:
         self.learner = Learner(self.engine, run, comm, main=self.main, provider=advantages)
         if run.tracking.dump_every:
             last = run.optimisation.optimizer_steps
-            self.learner.recorder = Recorder(self.out / "dump", run.tracking.dump_every, last)
-            if self.main:
-                self.learner.recorder.write_tokenizer(self.policy.tokenizer, fresh=self.latest is None)
+            self.learner.recorder = Recorder(self.out / DUMP, run.tracking.dump_every, last)
         self.progress = self.generator.start() if self.latest is None else self._restored(self.latest, rank, world)
         self.refused = 0
 
@@ -285,6 +283,8 @@ class Trainer:
         """Begin the folder, run the loop, and say what came of it; ``about`` is for ``run.json``."""
         folder = self.folder
         on_main_process(self.accelerator, lambda: folder.begin(about) if folder is not None else None)
+        if self.learner.recorder is not None and self.main:
+            self.learner.recorder.write_tokenizer(self.policy.tokenizer)
         if folder is not None:
             self.console.print(f"engine: {self.engine.in_words}", highlight=False)
         start_trackers(self.accelerator, self.run, self.console)
@@ -376,7 +376,7 @@ class Trainer:
             self.folder.keep_newest(self.latest)  # or while an older one was being removed
             self.console.print(summary_table(result.records))
             self.console.print(f"run: {escape(str(self.out))}", soft_wrap=True, highlight=False)
-            if dumped(self.out / "dump"):
+            if dumped(self.out / DUMP):
                 look = escape(command("view", str(self.out)))
                 self.console.print(f"tokens, and what each method did to them: {look}", soft_wrap=True, highlight=False)
         return result
