@@ -237,14 +237,17 @@ def traces_of(step: Step) -> Iterator[tuple[Step, Trace]]:
 
 def _planned_as(loss: HostLoss) -> Any:
     """A recorded loss as an objective: its own, or the clip of the trainer's formula; None where it is neither."""
-    settings, host = loss.settings, loss.name.partition("/")[0]
+    settings = loss.settings
     if "objective" in settings:
         return settings["objective"]
     plain = loss.name in ("trl/grpo", "trl/bnpo", "trl/dr_grpo", "trl/dapo", "verl/vanilla")
-    if not plain or settings.get("sequence") or settings.get("cap") or settings.get("bound"):
+    if not plain or settings.get("sequence") or settings.get("bound"):
         return None
-    dual = {"dual_clip": settings.get("dual", 3.0)} if host == "verl" else {}
-    return [{"name": "clip_higher", "low": settings.get("low", 0.2), "high": settings.get("high", 0.2), **dual}]
+    # a cap of the ratio stops punished tokens where a dual clip does
+    dual = settings.get("cap", settings.get("dual", 3.0 if loss.name.startswith("verl") else None))
+    return [
+        {"name": "clip_higher", "low": settings.get("low", 0.2), "high": settings.get("high", 0.2), "dual_clip": dual}
+    ]
 
 
 def token_ratio(step: Step) -> Tensor:

@@ -167,7 +167,8 @@ def _shown(step: Step, seen: Trace, decode: Decode | None, rows: Iterable[int]) 
     lengths = tensors["lengths"].tolist()
 
     def columns(values: Tensor, fill: float = math.nan) -> Sequence[Tensor]:
-        return torch.full(mask.shape, fill).masked_scatter(mask, values.float()).split(lengths)
+        of_all: Sequence[Tensor] = torch.full(mask.shape, fill).masked_scatter(mask, values.float()).split(lengths)
+        return of_all
 
     sampled = batch.old_logprobs if batch.rollout_logprobs is None else batch.rollout_logprobs
     given = {"surprisal": 0.0 - sampled, "entropy": batch.entropies, "advantage": batch.advantages, "ratio": seen.ratio}

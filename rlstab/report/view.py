@@ -132,7 +132,8 @@ def _response(response: ResponseTrace) -> dict[str, Any]:
         "ids": response.ids,
         "total": float(f"{sum(response.influence):.4g}"),
         "methods": {visible(key): _method(method) for key, method in response.methods.items()},
-        **{name: _column(values) for name, values in {**response.values, "influence": response.influence}.items()},
+        **{name: _column(values) for name, values in response.values.items()},
+        "influence": _column(response.influence),
     }
 
 

@@ -14,6 +14,7 @@ from rlstab.errors import MissingSignal, ModelError, NonFinite
 from rlstab.models.policy import load_policy
 from rlstab.presets import PRESETS
 from rlstab.record import read_dump
+from rlstab.record.response_traces import read_responses
 from rlstab.train.sampling import Sampler
 from tests.train import own
 from tests.train.runs import (
@@ -279,7 +280,7 @@ def test_an_evaluation_is_of_held_out_prompts_and_pass_at_k_is_the_chance_of_a_r
 
 def test_a_stop_text_ends_a_response(tmp_path: Path) -> None:
     go(small(tmp_path, rollout__stop="=", rollout__max_new_tokens=12, **TRACED))
-    texts = ["".join(line["tokens"]) for line in traced(tmp_path)]
+    texts = ["".join(response.tokens) for response in read_responses(tmp_path, step=1, limit=99).responses]
     assert sum("=" in text for text in texts) >= 4
     assert all("=" not in text[:-1] for text in texts)
 
@@ -390,5 +391,6 @@ def test_responses_that_were_cut_off_are_known_to_methods(tmp_path: Path) -> Non
     (record,) = go(small(tmp_path, ["clip_higher", "truncated_mask"], rollout__max_new_tokens=12, **TRACED)).records
     assert 0 < record["truncated_mask/dropped"] < 1
     assert record["tokens/kept"] == pytest.approx(1 - record["truncated_mask/dropped"])
-    for line in traced(tmp_path):
-        assert set(line["kept"]) == {line["ids"][-1] == 19}
+    for response in read_responses(tmp_path, step=1, limit=99).responses:
+        dropped = response.methods["truncated_mask"].actions.get("dropped", [])
+        assert len(dropped) == (0 if response.ids[-1] == 19 else len(response.ids))
