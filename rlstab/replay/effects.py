@@ -40,8 +40,8 @@ class Effect:
         numbers: by action the share of the tokens, and the :data:`METRICS`; None where one is not known. ``touched`` is
             the share of the tokens with any action. ``norm`` is that of the gradient, in logits where their
             probabilities are known and in coefficients else, as a share of that of the plain loss. ``cosine`` compares
-            its coefficients with those of the run. ``entropy`` is what it adds to the mean entropy to first order, per
-            unit of learning rate and token, nats.
+            its coefficients with those of the run. ``entropy`` is what it adds to the mean entropy of the tokens, nats
+            per unit of learning rate; None without a model.
     """
 
     actions: Mapping[str, Tensor]
@@ -184,11 +184,5 @@ def _norm(step: Step, coefficients: Tensor) -> float:
 
 
 def _entropy(step: Step, pull: Tensor) -> float:
-    """Minus the covariance of pull and log-prob (arXiv 2505.22617, section 4.1), with each token's own entropy as mean.
-
-    A token that is likelier than its distribution's mean log-prob loses entropy when it is pulled up.
-    """
-    entropies = step.batch.entropies
-    if entropies is None:
-        return math.nan
-    return -float((pull * (step.batch.logprobs + entropies).double()).sum())
+    slopes = step.tensors.get("entropy_slopes")  # of a model: see rlstab.replay.forward
+    return math.nan if slopes is None else float(pull @ slopes[step.mask].double())

@@ -38,6 +38,8 @@ HALF = 0.035
 ALIKE = 3e-4
 #: Tokens up to which changes and factors are tried together: beyond, it would take a minute.
 FEW = 200_000
+#: Of the size of rewards, by how much their mean may be off in float32: some of its last digits.
+ROUNDING = 2.0**-21
 #: Micro-batches of a step up to which an objective is planned again: it takes about a millisecond for each.
 MOST_PLANNED = 10_000
 #: Every term once.
@@ -481,7 +483,8 @@ CHANGES: Mapping[str, Edit] = {
     "the upper clip range is the lower one": lambda formula, _: {"high": formula.low},
     "the clip ranges are exchanged": lambda formula, _: {"low": formula.high, "high": formula.low},
     "the ratio has no cap": {"cap": math.inf, "dual": math.inf},
-    **{f"its KL term is {kind}": {"estimator": kind} for kind in ("k1", "k2", "k3", "k3_unbiased")},
+    **{f"its KL term is {kind}": {"estimator": kind} for kind in ("k1", "k2", "k3")},
+    **{f"its KL term is {kind} times the ratio": {"estimator": f"{kind}_unbiased"} for kind in ("k1", "k2", "k3")},
     "its KL term is taken to the old policy, not to the reference": lambda _, step: {
         "ref_logprobs": step.tensors.get("old_logprobs")
     },
@@ -574,11 +577,15 @@ def _advantages(steps: Sequence[Step]) -> Iterator[str]:
         if not known or rewards is None or "group_ids" not in step.tensors:
             continue
         centred, deviation = _centred(rewards.double(), step.groups)
-        right = centred / (deviation + 1e-4) if kind == "group" else centred
+        divisor = deviation + 1e-4 if kind == "group" else torch.ones_like(deviation)
+        right, given = centred / divisor, _advantage_of(step)
         whole = (torch.bincount(step.groups) == torch.tensor(size))[step.groups] & (step.tensors["lengths"] > 0)
-        given = _advantage_of(step)
-        off = ((given - right) * whole).abs()
-        if bool(whole.any()) and float(off.max()) > 1e-4 * max(float(right[whole].abs().max()), 1e-3):
+        known = whole & right.isfinite()  # a reward that was not written down makes all of its group unknown
+        # rewards that are equal but for the rounding of their mean in float32 have any advantage of this size
+        rounding = ROUNDING * rewards.double().abs() / divisor
+        largest = max(float(right[known].abs().max()) if bool(known.any()) else 0.0, 1e-3)
+        off = torch.where(known, (given - right).abs(), 0.0)
+        if bool((off > 1e-4 * largest + rounding).any()):
             worst = int(off.argmax())
             yield (
                 f"Its advantages in step {step.number} are not those of its rewards, with scale_rewards '{kind}': that "

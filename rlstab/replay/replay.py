@@ -169,7 +169,7 @@ def sentence(verdict: Verdict) -> str:
     """The verdict on the loss in one sentence."""
     if verdict.agrees is None:
         return f"Whether the loss was what it said cannot be told: {verdict.compared}."
-    digits = math.floor(-math.log10(min(max(verdict.error, 1e-12), 1e12)))
+    digits = math.floor(-math.log10(min(max(1e-12, verdict.error), 1e12)))
     if verdict.agrees:
         return f"The loss is {verdict.name}: {verdict.compared} agree to {counted(digits, 'digit')}."
     if verdict.findings and digits >= 4:

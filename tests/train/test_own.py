@@ -85,7 +85,7 @@ def test_chats_are_written_by_the_template_of_the_model(tmp_path: Path) -> None:
     go(small(tmp_path / "run", **changes))
     traced = {response.prompt for response in read_responses(tmp_path / "run", limit=1000).responses}
     assert traced
-    assert all(re.fullmatch(r"system: 1\nuser: [1-7] 7 8>29", prompt) for prompt in traced)
+    assert all(re.fullmatch(r"\*1[1-7] 7 8>29:", prompt) for prompt in traced)
     with pytest.raises(ModelError, match="chat template"):
         go(small(tmp_path / "plain", **{**changes, "model__name": "countdown-tiny"}))
 
