@@ -1,11 +1,10 @@
-"""Runs a model over the tokens of a dump, for what the dump lacks: entropies, largest log-probs, squared masses; and how
-a pull on each token moves the entropy.
-"""
+"""Runs a model over the tokens of a dump, for the signals that the dump lacks and for the slopes of its entropy."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -40,7 +39,7 @@ def completed(dump: Dump, model: str | Path, console: Console) -> Dump:
         ModelError: the model cannot be loaded.
     """
     policy = load_policy(str(model))
-    vocabulary = policy.model.get_input_embeddings().num_embeddings
+    vocabulary: int = getattr(policy.model.get_input_embeddings(), "num_embeddings", 2**32)
     notes, steps = list(dump.notes), []
     for step in track(dump.steps, description=f"forwards of {model}", console=console, transient=True):
         if not all(map(len, step.prompts)):
@@ -51,7 +50,7 @@ def completed(dump: Dump, model: str | Path, console: Console) -> Dump:
             notes.append(f"step {step.number}: it has token ids beyond the {vocabulary:,} of {model}.")
             steps.append(step)
             continue
-        sequences = _sequences(policy, step)
+        sequences = sequences_of(policy, step)
         added = _evidence(policy, step, sequences)
         added["entropy_slopes"] = entropy_slopes(policy, step, sequences)
         known = step.tensors["logprobs"]
@@ -67,7 +66,8 @@ def completed(dump: Dump, model: str | Path, console: Console) -> Dump:
     return Dump(steps, notes)
 
 
-def _sequences(policy: Policy, step: Step) -> Sequences:
+def sequences_of(policy: Policy, step: Step) -> Sequences:
+    """The prompts and responses of a step, in its order."""
     responses = step.tensors["ids"].split(step.tensors["lengths"].tolist())
     rows = [
         Sequences(*(ids for part in pair for ids in (part[None], torch.ones_like(part[None], dtype=torch.bool))))
@@ -101,20 +101,19 @@ def entropy_slopes(policy: Policy, step: Step, sequences: Sequences) -> Tensor:
         ids, mask = (torch.cat(pair, dim=1) for pair in pairs)
         inputs = {"input_ids": ids, "attention_mask": mask.long(), "position_ids": position_ids(mask)}
         logits = functional_call(model, dict(values), (), {**inputs, "use_cache": False}).logits
-        return logits[:, -part.response_ids.shape[1] - 1 : -1].float().div(temperature).log_softmax(-1)
+        logits = logits[:, -part.response_ids.shape[1] - 1 : -1]
+        return torch.log_softmax(logits.float() / temperature, -1)
 
     with sdpa_kernel(SDPBackend.MATH):  # the others have no forward mode
         for part, counted in zip(parts, counts.split(ROWS), strict=True):
             with torch.enable_grad():
                 of_all = logprobs(part, weights)
-                entropies = -(of_all.exp() * of_all).sum(-1)[counted[:, : of_all.shape[1]]]
-                slopes = torch.autograd.grad(
-                    entropies.sum() / step.mask.sum(), list(weights.values()), allow_unused=True
-                )
+                mean = -(of_all.exp() * of_all).sum(-1)[counted[:, : of_all.shape[1]]].sum() / step.mask.sum()
+                slopes = torch.autograd.grad(mean, list(weights.values()), allow_unused=True)
             for total, slope in zip(along.values(), slopes, strict=True):
                 total += 0 if slope is None else slope
         found = []
         for part in parts:
-            chosen = lambda values, part=part: logprobs(part, values).gather(2, part.response_ids[..., None])[..., 0]
-            found.append(jvp(chosen, (weights,), (along,))[1][part.response_mask])
+            slopes_of_all = jvp(partial(logprobs, part), (weights,), (along,))[1]
+            found.append(slopes_of_all.gather(2, part.response_ids[..., None])[..., 0][part.response_mask])
     return torch.cat(found).detach().cpu()

@@ -580,11 +580,11 @@ def _advantages(steps: Sequence[Step]) -> Iterator[str]:
         divisor = deviation + 1e-4 if kind == "group" else torch.ones_like(deviation)
         right, given = centred / divisor, _advantage_of(step)
         whole = (torch.bincount(step.groups) == torch.tensor(size))[step.groups] & (step.tensors["lengths"] > 0)
-        known = whole & right.isfinite()  # a reward that was not written down makes all of its group unknown
+        given_rewards = whole & right.isfinite()  # a reward that was not written down makes all of its group unknown
         # rewards that are equal but for the rounding of their mean in float32 have any advantage of this size
         rounding = ROUNDING * rewards.double().abs() / divisor
-        largest = max(float(right[known].abs().max()) if bool(known.any()) else 0.0, 1e-3)
-        off = torch.where(known, (given - right).abs(), 0.0)
+        largest = max(float(right[given_rewards].abs().max()) if bool(given_rewards.any()) else 0.0, 1e-3)
+        off = (given - right).abs().where(given_rewards, torch.zeros(()).double())
         if bool((off > 1e-4 * largest + rounding).any()):
             worst = int(off.argmax())
             yield (
