@@ -13,11 +13,13 @@ import json
 import math
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from rlstab.files import reason
+from rlstab.errors import reason
 
 #: Bytes of the largest file that is read: as Python objects it takes many times as much.
 MOST_BYTES = 2**31
@@ -25,6 +27,8 @@ MOST_BYTES = 2**31
 MOST_DEPTH = 100
 #: Larger numbers count as infinite. No trainer computes in a type that holds them, and their squares would overflow.
 MOST_NUMBER = 1e100
+#: Gaps of a log that are told one by one.
+_GAPS = 10
 #: Read of a file whose size the system does not know, such as those in ``/proc``.
 _UNSIZED = 2**24
 
@@ -91,8 +95,8 @@ def parse_json(text: str | bytes) -> Any:
 def _is_deep(data: Any) -> bool:
     level = [data]
     for _ in range(MOST_DEPTH):
-        inside = (value.values() if isinstance(value, dict) else value for value in level)
-        level = [value for values in inside if isinstance(values, list | type({}.values())) for value in values]
+        holders = (value for value in level if isinstance(value, dict | list))
+        level = [inside for value in holders for inside in (value.values() if isinstance(value, dict) else value)]
     return bool(level)
 
 
@@ -120,7 +124,9 @@ def as_float(value: Any) -> float | None:
     """A number, NaN and Inf among them, as which those beyond :data:`MOST_NUMBER` count; None where it is none."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
-    return math.copysign(math.inf, value) if abs(value) > MOST_NUMBER else float(value)
+    if abs(value) > MOST_NUMBER:
+        return math.inf if value > 0 else -math.inf
+    return float(value)
 
 
 def as_number(value: Any) -> float | None:
@@ -137,6 +143,24 @@ def as_step(value: Any) -> int | None:
     """A whole number, also as a float or as text: 61, 61.0, ``"61"``; None where it is none."""
     number = as_number(value)
     return int(number) if number is not None and number.is_integer() else None
+
+
+def gaps(steps: Iterable[int], interval: int | None = None) -> str:
+    """The steps that a log leaves out, in short: ``5-7, 12``. Empty where it leaves out none.
+
+    Args:
+        steps: of its lines.
+        interval: between two lines; None takes the usual one, and a log without one leaves out nothing.
+    """
+    neighbours = list(pairwise(sorted(set(steps))))
+    if interval is None:
+        between = Counter(after - before for before, after in neighbours)
+        interval, count = between.most_common(1)[0] if between else (1, 0)
+        if count < len(neighbours) / 2:
+            return ""
+    missing = [(before + interval, after - interval) for before, after in neighbours if after - before >= 2 * interval]
+    told = [str(first) if first == last else f"{first}-{last}" for first, last in missing[:_GAPS]]
+    return ", ".join([*told, *["..."][: len(missing) - len(told)]])
 
 
 def plain(data: Any) -> Any:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlstab.errors import ReportError
-from rlstab.files import is_file, reason
+from rlstab.errors import ReportError, reason
+from rlstab.files import is_file
 from rlstab.record import nemo_rl, prime_rl, slime
 from rlstab.record.columns import Response
 from rlstab.record.step import Damaged, Header, Step, joined, rank_of, together

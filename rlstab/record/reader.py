@@ -12,9 +12,9 @@ import torch
 from pydantic import ValidationError
 
 from rlstab.core.batch import MOST, TokenBatch
-from rlstab.errors import ReportError, RlstabError
+from rlstab.errors import ReportError, RlstabError, reason
 from rlstab.extras import require
-from rlstab.files import exists, is_file, reason
+from rlstab.files import exists, is_file
 from rlstab.record.foreign import read_foreign
 from rlstab.record.step import Damaged, Header, Step, joined, rank_of
 from rlstab.safe_read import read_bytes

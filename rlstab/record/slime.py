@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlstab.files import reason
+from rlstab.errors import reason
 from rlstab.record.columns import Response, columns_of, tensors_of_response, whole
 from rlstab.record.step import Damaged
 from rlstab.safe_read import as_float, open_file

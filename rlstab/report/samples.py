@@ -90,7 +90,7 @@ def _ends(path: Path) -> tuple[bytes, bytes]:
             tail = file.read()
     except OSError:
         return b"", b""
-    return head[: head.rfind(b"\n") + 1 or None] if tail else head, tail[tail.find(b"\n") + 1 :]
+    return head[: head.rfind(b"\n") + 1] if tail else head, tail[tail.find(b"\n") + 1 :]
 
 
 def _responses(part: bytes) -> Iterator[Response]:

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from rlstab.errors import CheckpointError, ConfigError, ModelError, NonFinite, ShapeError
 from rlstab.record.response_traces import read_responses
-from rlstab.stages.advantages import grpo
+from rlstab.stages.group_relative import grpo
 from rlstab.train import Rollout
 from tests.train import own
 from tests.train.runs import (

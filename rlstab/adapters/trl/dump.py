@@ -109,9 +109,9 @@ class DumpCallback(TrainerCallback):
 
     def _keep_part(self, inputs: Inputs, batch: TokenBatch, live: PolicyOutputs, loss: Tensor) -> None:
         """The adapter's."""
-        window = self.trainer._rlstab_window
-        if self._wanted and window is not None and window.plan is not None:
-            did = what_methods_did(window.plan, batch, live)
+        step = self.trainer._rlstab_step
+        if self._wanted and step is not None and step.plan is not None:
+            did = what_methods_did(step.plan, batch, live)
             self._add(tensors_of(batch, live, inputs["completion_ids"]) | did, inputs, loss, live.logprobs)
 
     def _add(
