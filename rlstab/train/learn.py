@@ -317,7 +317,6 @@ class _MicroBatch:
     Attributes:
         batch, sequences: all of it.
         where: ``(n,)`` bool by live output, the tokens on which the loss reads it.
-        wanted: ``(n,)`` bool, the loss reads some output.
         index: ``(m,)`` int64, the tokens where it does.
         needed: the sequences that have such a token, as far as the last of them; None where there is none.
         index_in_needed: ``(m,)`` int64, the same tokens in the flattened responses of these sequences.
@@ -327,7 +326,6 @@ class _MicroBatch:
     batch: TokenBatch
     sequences: Sequences
     where: Mapping[str, Tensor]
-    wanted: Tensor
     index: Tensor
     needed: Sequences | None
     index_in_needed: Tensor
@@ -340,12 +338,12 @@ class _MicroBatch:
         wanted = torch.stack(list(where.values())).any(0)
         index = wanted.nonzero().squeeze(-1)
         if not index.numel():
-            return cls(batch, sequences, where, wanted, index, None, index)
+            return cls(batch, sequences, where, index, None, index)
         chosen, row = batch.sequence[index].unique(return_inverse=True)
         column = layout_of(batch).index[index] % sequences.response_ids.shape[1]
         needed = sequences.rows(chosen).cut(int(column.max()) + 1)
         index_in_needed = row * needed.response_ids.shape[1] + column
-        return cls(batch, sequences, where, wanted, index, needed, index_in_needed, engine.shared_prompts(needed))
+        return cls(batch, sequences, where, index, needed, index_in_needed, engine.shared_prompts(needed))
 
 
 def _compare_sampler(rollout: Rollout, signals: Mapping[str, Tensor], rows: Tensor, metrics: Metrics) -> None:
