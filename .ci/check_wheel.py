@@ -36,7 +36,7 @@ assert importlib.metadata.version("rlstab") == rlstab.__version__
 """
 SHORT = [
     "rollout.prompts=4", "rollout.group=4", "optimisation.rollouts=2", "optimisation.mini_batches=1",
-    "evaluation.every=0", "tracking.trace_every=1",
+    "evaluation.every=0", "tracking.dump_every=1",
 ]  # fmt: skip
 
 

@@ -34,7 +34,7 @@ MODULES = {
     "rlstab.tasks": "Tasks",
     "rlstab.stages.stage": "Stages",
     "rlstab.testing": "Testing",
-    "rlstab.trace": "Traces",
+    "rlstab.record": "Records",
     "rlstab.explain": "Explaining",
     "rlstab.adapters.trl": "TRL",
     "rlstab.errors": "Errors",

@@ -486,6 +486,4 @@ class TrackingSettings(Settings):
     checkpoint_every: Every = Field(50, description="rollouts between checkpoints, besides the last; 0 is never")
     keep_checkpoints: Count = Field(2, description="so many of the newest stay")
     samples: Every = Field(2, description="responses of each rollout written to samples.jsonl")
-    trace_every: Every = Field(0, description="rollouts between those traced to tokens.jsonl; 0 is never")
-    dump_every: Every = Field(0, description="optimizer steps between those dumped for `rlstab replay`; 0 is never")
-    trace_responses: Count = Field(16, description="responses of a traced rollout, in whole groups, at least one")
+    dump_every: Every = Field(0, description="optimizer steps between those recorded in `dump`; 0 is never")
