@@ -64,7 +64,7 @@ BIASED, UNBIASED = ({"beta": 0.02, "use_bias_correction_kl": on} for on in (True
     ("objective", "changes", "text"),
     [
         ([CLIP], {"epsilon": 0.3}, "epsilon = 0.3 has no effect"),
-        (kl(), {}, "'kl' reads 'ref_logprobs', .*beta=0.02"),
+        (kl(), {}, "'kl' reads 'ref_logprobs' .*beta=0.02"),
         (kl(), {"beta": 0.04}, "beta = 0.04, .*Write beta=0.02"),
         (kl(anchor="old"), {"beta": 0.02}, "beta = 0.02, and no method"),
         ([CLIP], {**SPANS, "num_iterations": 1}, "span generations, .*steps_per_generation=4"),
