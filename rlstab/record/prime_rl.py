@@ -55,5 +55,7 @@ def response_of(record: Mapping[str, Any]) -> Response:
     did = {name: column(record, theirs, count) for name, theirs in ACTIONS.items() if record.get(theirs)}
     host = DEFAULT if column(record, "is_masked", count).isfinite().all() else "prime-rl"
     values |= {f"{DID}{name}": (marks.nan_to_num(0.0) != 0).double() for name, marks in did.items()}
-    step, rank, part = (whole(record.get(name)) for name in ("step", "rank", "micro_step"))
+    step, rank, part = (
+        whole(record.get(name, other)) for name, other in (("step", None), ("rank", 0), ("micro_step", 0))
+    )
     return Response(host, step, 0, rank, tensors_of_response(values, start, part))
