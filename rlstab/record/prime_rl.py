@@ -47,13 +47,16 @@ def response_of(record: Mapping[str, Any]) -> Response:
     """
     values = columns_of(record, NAMES)
     start, count = first(values["mask"]), values["ids"].numel()
-    weights = column(record, "rl_weights", count).nan_to_num(1.0)  # None is a weight of 1
+    unweighted = {"rl_weights": [None] * count}  # None is a weight of 1
+    weights = column(unweighted | dict(record), "rl_weights", count).nan_to_num(1.0)
     values |= {name: values[name] * weights for name in ("mask", "advantages")}
     sampled = column(record, "inference_logprobs", count)
     scored = sampled.isfinite() & (sampled <= MOST["old_logprobs"])
     values["old_logprobs"] = torch.where(scored, sampled, values["logprobs"])
     did = {name: column(record, theirs, count) for name, theirs in ACTIONS.items() if record.get(theirs)}
-    host = DEFAULT if column(record, "is_masked", count).isfinite().all() else "prime-rl"
+    host = DEFAULT if all(value is not None for value in record.get("is_masked") or [None]) else "prime-rl"
     values |= {f"{DID}{name}": (marks.nan_to_num(0.0) != 0).double() for name, marks in did.items()}
-    step, rank, part = (whole(record.get(name)) for name in ("step", "rank", "micro_step"))
+    step, rank, part = (
+        whole(record.get(name, other)) for name, other in (("step", None), ("rank", 0), ("micro_step", 0))
+    )
     return Response(host, step, 0, rank, tensors_of_response(values, start, part))
