@@ -18,13 +18,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 from numpy.typing import NDArray
 
-from rlstab.report.collapse import Sweep
 from rlstab.report.comparison import Comparison
 from rlstab.report.curves import LIGHT, Look, Seeds, looks_of, panels_of, seeds_of
 from rlstab.report.formatting import axis, own_title, setting
 from rlstab.report.output import writing
 from rlstab.report.runs import RunRecord
 from rlstab.report.statistics import NOT_MEASURED, Estimate
+from rlstab.report.sweeps import Sweep
 from rlstab.visible import visible
 
 _DASHES: Any = ("-", (0, (6, 2.5)), (0, (1.5, 1.8)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -68,6 +69,11 @@ def size(value: float | None, low: float | None, high: float | None, unit: str) 
     if value is not None and value < 0:
         value, low, high = -value, None if high is None else -high, None if low is None else -low
     return estimate(value, low, high) + (f" {unit}" if unit else "")
+
+
+def natural(text: str) -> list[tuple[int, str]]:
+    """A key that sorts line 2 before line 10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", text) if part]
 
 
 def listed(names: Iterable[str]) -> str:

@@ -17,7 +17,7 @@ from markupsafe import Markup
 from matplotlib.ticker import MaxNLocator
 from plotly.offline import get_plotlyjs
 
-from rlstab.report.collapse import DEFINITIONS, TITLES, Sweep
+from rlstab.report.collapse import DEFINITIONS, TITLES
 from rlstab.report.comparison import Comparison, Outcome, Table
 from rlstab.report.curves import (
     DARK,
@@ -38,6 +38,7 @@ from rlstab.report.runs import WIDTH
 from rlstab.report.safe_read import plain
 from rlstab.report.samples import MOST_SAMPLED, samples_of
 from rlstab.report.statistics import Estimate
+from rlstab.report.sweeps import Sweep
 from rlstab.report.tables import about_runs, rows_of
 from rlstab.report.template import rendered
 

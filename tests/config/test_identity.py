@@ -116,6 +116,7 @@ def test_what_a_neutral_setting_rounds_otherwise_is_equal_but_for_that(path, bef
         assert value == pytest.approx(before[name], rel=ALIKE, abs=ALIKE), name
 
 
+@pytest.mark.filterwarnings("ignore:scope")
 def test_a_micro_batch_counts_where_statistics_are_of_a_micro_batch(tmp_path):
     scoped = {"optimisation__scope": "microbatch", "objective": ["clip_higher", {"name": "top_entropy", "share": 0.5}]}
     runs = [small(tmp_path / str(size), optimisation__micro_batch_size=size, **scoped) for size in (3, 8)]
