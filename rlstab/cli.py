@@ -216,9 +216,13 @@ def _overrides(pairs: list[str]) -> dict[str, object]:
 
 
 def _train(options: argparse.Namespace) -> None:
+    from rlstab.bench.describe import is_bench
     from rlstab.config import load_run
 
-    run = load_run(_file(options), _overrides(options.set))
+    file = _file(options)
+    if is_file(file) and is_bench(file):
+        raise ConfigError(f"{file}: this is a bench file. Run it with `{shlex.join(['rlstab', 'bench', file])}`.")
+    run = load_run(file, _overrides(options.set))
     require("train", "rlstab train")
     from accelerate import PartialState
 
@@ -247,7 +251,7 @@ def _check(options: argparse.Namespace) -> None:
     file = _file(options)
     if is_file(file) and is_bench(file):
         dry_run = shlex.join(["rlstab", "bench", file, "--dry-run"])
-        raise ConfigError(f"{file}: this is a bench file. Check it by `{dry_run}`.")
+        raise ConfigError(f"{file}: this is a bench file. Check it with `{dry_run}`.")
     of_memory = options.memory is not None or options.processes != 1
     if options.host is not None and of_memory:
         raise ConfigError("--memory and --processes are for rlstab's own trainer. Leave them out, or --host.")

@@ -155,6 +155,10 @@ def load_bench(source: str | Path | Mapping[str, Any], *, out: str | Path | None
     document = Document.read(source) if isinstance(source, str | Path) else Document.of(source)
     if not isinstance(document.data, Mapping):
         raise document.error((), "a bench is a mapping with the keys name, base, methods, settings, seeds, ...")
+    if "objective" in document.data and not document.data.keys() & {"base", "methods", "stack"}:
+        raise document.error(
+            (), "this is a run file. Train it with `rlstab train`, or name it as the `base` of a bench."
+        )
     document = located(document)
     file = document.validate(BenchFile, dict(document.data))
     base = _base(document, file, Path(document.name).parent)

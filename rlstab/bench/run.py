@@ -31,6 +31,7 @@ from rlstab.bench.worker import LOG, last_lines
 from rlstab.config.document import dump
 from rlstab.console import Terminal
 from rlstab.errors import ConfigError
+from rlstab.tasks.rewards import require_callable
 
 #: Seconds between looks at the workers.
 POLL = 0.5
@@ -75,6 +76,7 @@ def run_bench(
     Raises:
         ConfigError: runs have other settings than the file now, no run matches, another process runs it, its folder
             cannot be written or holds another bench.
+        ScorerError: a reward cannot be loaded, or takes other arguments than it is called with.
     """
     console = console or Terminal(stderr=True)
     runs = chosen(bench, only)
@@ -105,14 +107,16 @@ def _run(bench: Bench, runs: Sequence[BenchRun], workers: int, overwrite: bool, 
             f"{bench.out} holds {with_other_settings(bench, changed)}. Make them again with --overwrite, or keep them "
             f"and give another folder with --out."
         )
+    to_make = {run.name for kind in ("anew", "resumed") for run in plan[kind]}
+    queue = [run for run in runs if run.name in to_make]
+    for reward in {run.config.reward: None for run in queue}:
+        require_callable(reward)
     _describe(bench)
     for note in notes_of(bench, plan, others):
         console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
     for run in plan["finished"]:
         if "status" not in read_record(run.folder):  # its record was lost
             write_record(run.folder, _record(bench, run, "finished"))
-    to_make = {run.name for kind in ("anew", "resumed") for run in plan[kind]}
-    queue = [run for run in runs if run.name in to_make]
     try:
         with Screen(console, runs, queue) as screen:
             _make(bench, queue, plan["resumed"], workers, screen)

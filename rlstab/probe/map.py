@@ -19,8 +19,8 @@ from rlstab.report.safe_read import plain
 LEGEND = (
     "A number is the dose that a row tolerates, divided by the dose that the base tolerates: up to there training "
     "keeps half of its healthy gain. Intervals are at 95 %, by Student's t over seeds; where one includes 1 the cell "
-    "is grey. A cell in words has three seeds, which tell nothing finer. The price is what is left of the healthy gain at "
-    "the harmless end of the dial: 1 costs nothing. Other models tolerate other doses."
+    "is grey. A cell in words has three seeds, which tell nothing finer. The price is what is left of the healthy gain "
+    "at the harmless end of the dial: 1 costs nothing. Other models tolerate other doses."
 )
 
 

@@ -164,6 +164,8 @@ def _relative(gains: NDArray[np.float64], doses: NDArray[np.float64], row: float
     value, last = _ratio(row, base, doses), float(doses[-1])
     if gains.shape[1] < MIN_SEEDS or not base:
         return Interval(value)
+    if np.array_equal(*gains):  # the same runs
+        return Interval(value, value, value)
     of_row, of_base = (_fitted(some) - SURVIVAL * gains[1, :, :1] for some in gains)
     dose = min(base, last)
     tried = np.linspace(float(doses[0]), last, TRIED)

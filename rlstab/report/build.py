@@ -39,7 +39,7 @@ def make_report(
 
     Args:
         paths: bench folders, run folders, results files.
-        out: folder for ``report.html``, ``report.md`` and ``figures/``. If nothing is asked for, it is ``report``
+        out: folder for ``report.html`` and ``report.md``. If nothing is asked for, it is ``report``
             inside the folder of the runs, beside a results file, or in the folder that holds several paths.
         export: results file to write.
         markdown_file: Markdown page to write.
@@ -65,7 +65,7 @@ def make_report(
         text = markdown(comparison, title="Results", command=command, source=source)
         written.append(write_text(Path(markdown_file), text, "--markdown"))
     if out is not None:
-        from rlstab.report import figures, page  # Markdown and export do without plotly and matplotlib
+        from rlstab.report import page  # Markdown and export do without plotly
 
         folder = Path(out)
         html_file, markdown_file = folder / "report.html", folder / "report.md"
@@ -73,10 +73,8 @@ def make_report(
         source = _require_ours(paths, folder, [html_file, markdown_file], "--out")
         text = markdown(comparison, command=command, source=source)
         written.append(write_text(markdown_file, text, "--out"))
-        saved = figures.write(comparison, folder)
-        text = page.page(comparison, folder, command, saved, source)
+        text = page.page(comparison, folder, command, source)
         written.append(write_text(html_file, text, "--out"))
-        written += [folder / "figures"] if saved else []
     _say(console, comparison, written)
     return comparison
 

@@ -26,7 +26,7 @@ from rlstab.bench.worker import ORPHANED
 from rlstab.cli import main
 from rlstab.config import dump_run
 from rlstab.config.document import dump
-from rlstab.errors import ConfigError
+from rlstab.errors import ConfigError, ScorerError
 from rlstab.train import checkpoint
 from tests.train.runs import forget_newest
 
@@ -314,6 +314,15 @@ def test_no_work_is_lost_whatever_a_run_was_left_as(tmp_path: Path) -> None:
         where = console()
         dry_run(bench, console=where)
         assert ("optimisation.lr = 0.001, now 0.5" in printed(where)) is edited, FOUND[number]
+
+
+def test_a_reward_with_other_arguments_ends_the_bench_before_its_first_run(tmp_path: Path) -> None:
+    (tmp_path / "rewards.py").write_text("def short(completion):\n    return 1.0\n")
+    file = tiny(tmp_path / "out", {"a": "clip_higher"})
+    file["base"]["reward"] = f"{tmp_path / 'rewards.py'}:short"
+    with pytest.raises(ScorerError, match=r"must take \(prompt, completion, answer\)"):
+        run_bench(load_bench(file), console=console())
+    assert not (tmp_path / "out" / "runs").exists()
 
 
 def test_what_the_file_changed_elsewhere_is_told_with_only(tmp_path: Path) -> None:

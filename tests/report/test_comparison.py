@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rlstab.report import collapse
-from rlstab.report.collapse import DEFINITIONS, DETECTORS, TITLES, collapsed, detect, sweeps_of, swept_key
+from rlstab.report.collapse import DEFINITIONS, DETECTORS, TITLES, collapsed, detect
 from rlstab.report.comparison import Comparison, chosen_outcomes, compare, known_outcomes, outcome_of
 from rlstab.report.findings import findings
 from rlstab.report.formatting import MINUS, decimals, estimate, places, setting
@@ -19,6 +19,7 @@ from rlstab.report.load import load_runs
 from rlstab.report.markdown import markdown
 from rlstab.report.results_file import export_results
 from rlstab.report.runs import Loaded, RunRecord
+from rlstab.report.sweeps import sweeps_of, swept_key
 from tests.report.conftest import CLIP, S2T, STARE, TOP, config, place_run, record, write_bench, write_run
 
 VALUES = {"reward/mean": [0.1] * 20 + [0.5] * 10 + [0.2] * 5}
