@@ -42,8 +42,8 @@ from rlstab.report.safe_read import as_float, first_line, read_bytes, read_mappi
 #: Any of them makes a folder a run folder.
 FILES = ("metrics.jsonl", "config.yaml", "run.json")
 
-#: Folders below a path in which runs are looked for: OUT/runs/<setting>/<method>/seed-<k> and one around it.
-DEPTH = 6
+#: Folders below a path in which runs are looked for.
+DEPTH = 12
 
 #: In a run folder; no run lies there.
 CHECKPOINTS = "checkpoints"
@@ -149,8 +149,8 @@ def _walk(
             yield LeftOut(str(path), "is a link to a place that is not there")
         elif depth and path.is_dir():
             yield from _walk(path, benches, seen, own, depth - 1)
-        elif path.is_dir() and is_run(path):
-            yield LeftOut(str(path), f"lies more than {DEPTH} folders deep. Name a folder that is nearer to it")
+        elif path.is_dir():
+            yield LeftOut(str(path), f"lies more than {DEPTH} folders deep, and was not looked into")
 
 
 def _named(folder: Path) -> tuple[list[str], list[Path]]:

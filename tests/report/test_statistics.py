@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from rlstab.report.statistics import Paired, against_baseline, bound_of, holm, interquartile_mean, summary
+from rlstab.report.statistics import (
+    Paired,
+    _student,
+    _won,
+    against_baseline,
+    bound_of,
+    holm,
+    interquartile_mean,
+    summary,
+)
 
 
 def paired(values: dict[int, float], baseline: dict[int, float]) -> Paired:
@@ -99,7 +108,9 @@ def test_what_seeds_without_a_visible_difference_could_have_shown() -> None:
     assert (pair.verdict, pair.power is None) == ("no visible difference", False)
     shift = pair.power.difference / noise.std(ddof=1)
     bound = stats.t.ppf(0.975, 7)
-    assert stats.nct.sf(bound, 7, shift * 8**0.5) + stats.nct.cdf(-bound, 7, shift * 8**0.5) == pytest.approx(0.8)
+    assert stats.nct.sf(bound, 7, shift * 8**0.5) + stats.nct.cdf(-bound, 7, shift * 8**0.5) == pytest.approx(
+        0.8, abs=1e-3
+    )
     draws = rng.normal(shift, 1, (4000, 8))
     seen = np.abs(draws.mean(1)) / draws.std(1, ddof=1) * 8**0.5 > bound
     assert seen.mean() == pytest.approx(0.8, abs=0.02)
@@ -112,16 +123,18 @@ def test_what_seeds_without_a_visible_difference_could_have_shown() -> None:
 
 @pytest.mark.parametrize("seeds", [3, 5, 8, 20])
 def test_every_interval_of_a_page_holds_what_it_says(seeds: int) -> None:
-    """Of 4,000 draws two standard errors are 0.7 points. The share of wins is a whole number of seeds: more is held."""
+    """Of 2,000 draws two standard errors are one point. The share of wins is a whole number of seeds: more is held."""
     rng, held = np.random.default_rng(seeds), {"value": 0, "difference": 0, "wins": 0}
-    for _ in range(4000):
+    for _ in range(2000):
         own, base = rng.normal(0.3, 1, seeds), rng.normal(0, 1, seeds)
-        pair = paired(dict(enumerate(own)), dict(enumerate(base)))
-        truths = {"value": (summary(dict(enumerate(own))), 0.3), "difference": (pair.difference, 0.3)}
-        truths["wins"] = (pair.wins, stats.norm.cdf(0.3 / 2**0.5))
+        truths = {
+            "value": (summary(dict(enumerate(own))), 0.3),
+            "difference": (_student(own - base)[0], 0.3),
+            "wins": (_won(own - base), stats.norm.cdf(0.3 / 2**0.5)),
+        }
         for name, (estimate, truth) in truths.items():
             held[name] += estimate.low <= truth <= estimate.high
-    seen = {name: count / 4000 for name, count in held.items()}
+    seen = {name: count / 2000 for name, count in held.items()}
     print(f"{seeds} seeds: {seen}")
     assert seen["value"] == pytest.approx(0.95, abs=0.02)
     assert seen["difference"] == pytest.approx(0.95, abs=0.02)
