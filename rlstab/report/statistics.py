@@ -191,7 +191,7 @@ def power_of(differences: NDArray[np.float64], comparisons: int = 1) -> Power:
 
 @cache
 def _deviations(freedom: int) -> NDArray[np.float64]:
-    """Evenly spaced quantiles of a sample's deviation over the true one: scipy's noncentral t is NaN for large shifts."""
+    """Evenly spaced quantiles of a sample's deviation over the true one: scipy's noncentral t may be NaN."""
     shares = (np.arange(QUANTILES) + 0.5) / QUANTILES
     return np.asarray(np.sqrt(stats.chi2.ppf(shares, freedom) / freedom))
 
