@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlstab.errors import ReportError, did_you_mean
-from rlstab.report.collapse import collapsed, detect, last_tenth
+from rlstab.report.collapse import collapsed, detect, last_tenth, reward_fall
 from rlstab.report.formatting import METRICS, counted, natural
 from rlstab.report.idle import Idle, idle_methods
 from rlstab.report.load import settings_between, shown
@@ -132,6 +132,7 @@ class Collapse:
         runs: all of them.
         failed: of them.
         collapsed: whose reward fell, or that failed over NaN or Inf.
+        unjudged: not collapsed, and too short or incomplete to say.
         fired: by detector, in how many it fired.
         judged: by detector, of how many it could say anything.
     """
@@ -139,6 +140,7 @@ class Collapse:
     runs: int
     failed: int
     collapsed: int
+    unjudged: int
     fired: Counter[str]
     judged: Counter[str]
 
@@ -336,6 +338,7 @@ def _collapse(runs: Sequence[RunRecord]) -> Collapse:
         runs=len(runs),
         failed=sum(run.status == "failed" for run in runs),
         collapsed=sum(map(collapsed, runs)),
+        unjudged=sum(not collapsed(run) and reward_fall(run).fired is None for run in runs),
         fired=Counter(detection.detector for detection in detections if detection.fired),
         judged=Counter(detection.detector for detection in detections if detection.fired is not None),
     )

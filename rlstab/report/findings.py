@@ -181,12 +181,12 @@ def _capital(text: str) -> str:
 
 def _collapses(comparison: Comparison) -> str:
     several = len({table.bench for table in comparison.tables}) > 1
-    runs, fell, failed, judged = Counter[str](), Counter[str](), Counter[str](), 0
+    runs, fell, failed, short = Counter[str](), Counter[str](), Counter[str](), 0
     for table in comparison.tables:
         for method, collapse in table.collapses.items():
             name = f"{method} ({table.bench or 'no bench'})" if several else method
             runs[name] += collapse.runs
-            judged += collapse.judged["reward_fall"]
+            short += collapse.unjudged
             fell[name] += collapse.collapsed
             failed[name] += collapse.failed  # a run that failed over NaN or Inf counts as collapsed as well
 
@@ -194,10 +194,10 @@ def _collapses(comparison: Comparison) -> str:
         return listed(f"{count} of {counted(runs[name], 'run')} of {name}" for name, count in counts.items() if count)
 
     none = f"None of the {runs.total()} runs collapsed." if runs.total() > 1 else "The run did not collapse."
-    short = runs.total() - judged
     if short == runs.total():
         none = "Whether a run collapsed cannot be told: none of them is long enough to judge."
     elif short:
-        none = f"None of the {judged} runs that can be judged collapsed; {counted(short, 'run')} cannot be judged."
+        none = f"None of the {runs.total() - short} runs that can be judged collapsed; {counted(short, 'run')} cannot be judged."
     first = f"Collapsed (the reward fell, or NaN or Inf ended the run): {told(fell)}." if fell.total() else none
+    first += f" {short} of {runs.total()} runs cannot be judged." if short and fell.total() else ""
     return f"{first} Failed: {told(failed)}." if failed.total() else first

@@ -180,11 +180,12 @@ def _without_copies(runs: Sequence[tuple[RunRecord, str]]) -> tuple[list[RunReco
     copies: dict[tuple[str, str], list[str]] = defaultdict(list)
     kept: list[RunRecord] = []
     for some in groups.values():
-        best, _ = max(some, key=lambda pair: (pair[0].status == "finished", pair[0].written))
+        # a results file is written after its runs, and holds less than their folders
+        best, _ = max(some, key=lambda pair: (pair[0].status == "finished", pair[0].bin_width == 1, pair[0].written))
         kept.append(best)
         for run, source in some:
             if run.path != best.path:
-                why = "newer" if run.status == best.status else "finished" if best.status == "finished" else "newer"
+                why = "finished" if run.status != best.status == "finished" else "newer"
                 copies[source, why].append(f"{run.title} in {run.path} is also in {best.path}")
     return kept, [
         LeftOut(source, f"{counted(len(some), 'run')} read twice: {some[0]}; the {why} one is kept")

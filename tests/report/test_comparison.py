@@ -362,8 +362,7 @@ def test_what_no_seed_can_tell_is_not_called_alike(compared: Comparison) -> None
     text = " ".join(findings(compared))
     assert "Held-out entropy is higher for 20_entropy (by " in text
     text = " ".join(findings(compare(alone([run for run in compared.loaded.runs if run.seed == 0]))))
-    assert "s2t gave exactly the values of grpo; one seed is too few to tell 20_entropy and stare from grpo" in text
-    assert "Held-out entropy is the same as that of grpo for s2t." in text
+    assert "one seed is too few to tell 20_entropy, s2t and stare from grpo" in text
 
 
 def test_numbers_are_written_as_one_would() -> None:
