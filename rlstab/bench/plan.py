@@ -36,6 +36,9 @@ KINDS = {
 #: What a dry run counts.
 COLUMNS = ("runs", "finished", "rollouts", "optimizer steps", "responses")
 
+#: Columns of a terminal below which the numbers would be cut.
+NARROW = 75
+
 
 def chosen(bench: Bench, only: Sequence[str]) -> tuple[BenchRun, ...]:
     """The runs that match one of some patterns; without a pattern all of them.
@@ -185,7 +188,8 @@ def dry_run(bench: Bench, *, only: Sequence[str] = (), console: Console | None =
     lines += [f"folder: {bench.out}; baseline: {bench.file.baseline}; workers: {bench.workers}"]
     for kind, what in KINDS.items():
         if what and plan[kind] and kind != "measured":
-            lines.append(f"{what}: {', '.join(run.name for run in plan[kind])}")
+            how = few(list(differences(plan[kind][0]).values())) if kind == "changed" else ""
+            lines.append(f"{what}: {', '.join(run.name for run in plan[kind])}" + (f" ({how})" if how else ""))
     lines += [f"note: {note}" for note in notes_of(bench, plan, others)]
     for line in [*lines, *filter(None, [unnamed(bench)])]:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -202,7 +206,7 @@ def _table(rows: Sequence[Sequence[str]], total: Sequence[str], console: Console
         table.add_row(*map(escape, row))
     table.add_section()
     table.add_row(*total)
-    if table.__rich_measure__(console, console.options.update(max_width=10_000)).minimum > console.width:
+    if console.width < NARROW:
         return [f"{'/'.join(filter(None, row[:2]))}: {_in_words(row[2:])}" for row in (*rows, total)]
     console.print(table)
     return []

@@ -197,7 +197,7 @@ def _collapses(comparison: Comparison) -> str:
     if short == runs.total():
         none = "Whether a run collapsed cannot be told: none of them is long enough to judge."
     elif short:
-        none = f"None of the {runs.total() - short} runs that can be judged collapsed; {counted(short, 'run')} cannot be judged."
+        none = f"None of the {runs.total() - short} runs that can be judged collapsed; {short} cannot be."
     first = f"Collapsed (the reward fell, or NaN or Inf ended the run): {told(fell)}." if fell.total() else none
     first += f" {short} of {runs.total()} runs cannot be judged." if short and fell.total() else ""
     return f"{first} Failed: {told(failed)}." if failed.total() else first
