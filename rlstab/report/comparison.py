@@ -291,13 +291,15 @@ def _differs(runs: Mapping[str, Sequence[RunRecord]], baseline: str | None) -> d
 def _resting(run: RunRecord, outcomes: Sequence[Outcome]) -> Iterator[str]:
     """Says which outcomes at the end of a run are a mean over fewer rollouts than a bin has."""
     tenth, width = run.rollouts // 10, min(WIDTH, run.rollouts)
-    for outcome in outcomes if run.bin_width == 1 else ():  # a results file does not say how many
+    for outcome in outcomes:
         metric = "reward/mean" if outcome.name == "reward/last" else outcome.name
         ends, _ = binned(run, metric)
         inside = ends[ends > run.rollouts - max(1, tenth)]
         if metric in run.metrics and len(inside):
             rollouts, values = run.metrics[metric]
             count = int((np.isfinite(values) & (rollouts > (inside[0] - 1) // WIDTH * WIDTH)).sum())
+            if run.bin_width > 1:  # a results file does not say which rollouts of a bin have the metric
+                count = int(bin_weights(run, inside).sum())
             if count < max(width, tenth):
                 what = f"{outcome.name} of {run.method} seed {run.seed}"
                 yield f"{what} is a mean over {counted(count, 'rollout')}, not over {max(width, tenth)}."
