@@ -71,9 +71,10 @@ def size(value: float | None, low: float | None, high: float | None, unit: str) 
     return estimate(value, low, high) + (f" {unit}" if unit else "")
 
 
-def natural(text: str) -> list[tuple[int, str]]:
-    """A key that sorts line 2 before line 10."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", text) if part]
+def natural(text: str) -> list[tuple[bool, int, str]]:
+    """A key that sorts line 2 before line 10, and numbers before letters."""
+    parts = filter(None, re.split(r"([0-9]+)", text))
+    return [(False, int(part), "") if part.isdecimal() else (True, 0, part) for part in parts]
 
 
 def listed(names: Iterable[str]) -> str:
