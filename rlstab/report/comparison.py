@@ -12,12 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rlstab import signs
+from rlstab.bins import WIDTH, bin_weights, binned, last_tenth
 from rlstab.errors import ReportError, did_you_mean
-from rlstab.report.collapse import collapsed, detect, last_tenth, reward_fall
+from rlstab.report.collapse import collapsed, detect
 from rlstab.report.formatting import METRICS, counted, natural
 from rlstab.report.idle import Idle, idle_methods
 from rlstab.report.load import settings_between, shown
-from rlstab.report.runs import WIDTH, Loaded, RunRecord, best_bin, bin_weights, binned
+from rlstab.report.runs import Loaded, RunRecord, best_bin
 from rlstab.report.statistics import Estimate, Paired, against_baseline, summary
 from rlstab.report.sweeps import Sweep, sweeps_of
 
@@ -335,12 +337,12 @@ def _values(runs: Sequence[RunRecord], name: str) -> dict[int, float]:
 
 
 def _collapse(runs: Sequence[RunRecord]) -> Collapse:
-    detections = [detection for run in runs for detection in detect(run)]
+    found = [(name, sign) for run in runs for name, sign in detect(run).items()]
     return Collapse(
         runs=len(runs),
         failed=sum(run.status == "failed" for run in runs),
         collapsed=sum(map(collapsed, runs)),
-        unjudged=sum(not collapsed(run) and reward_fall(run).fired is None for run in runs),
-        fired=Counter(detection.detector for detection in detections if detection.fired),
-        judged=Counter(detection.detector for detection in detections if detection.fired is not None),
+        unjudged=sum(not collapsed(run) and signs.reward_fall.detect(run).fired is None for run in runs),
+        fired=Counter(name for name, sign in found if sign.fired),
+        judged=Counter(name for name, sign in found if sign.fired is not None),
     )

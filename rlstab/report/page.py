@@ -15,6 +15,7 @@ import yaml
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from rlstab.bins import WIDTH
 from rlstab.report.collapse import DEFINITIONS, TITLES
 from rlstab.report.comparison import Comparison, Outcome, Table
 from rlstab.report.curves import (
@@ -31,13 +32,12 @@ from rlstab.report.curves import (
 from rlstab.report.findings import findings
 from rlstab.report.formatting import axis, counted, decimals, listed, own_title, setting
 from rlstab.report.output import digest, resource, safe_json
-from rlstab.report.runs import WIDTH
-from rlstab.report.safe_read import plain
 from rlstab.report.samples import MOST_SAMPLED, samples_of
 from rlstab.report.statistics import Estimate
 from rlstab.report.sweeps import Sweep, highest_stable
 from rlstab.report.tables import about_runs, rows_of
 from rlstab.report.template import rendered
+from rlstab.safe_read import plain
 
 #: Panels of learning curves below the opening picture.
 LEARNING = 4

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from itertools import groupby, takewhile
 from typing import Any
 
+from rlstab import signs
 from rlstab.config.identity import is_neutral
-from rlstab.report.collapse import below_start, collapsed
+from rlstab.report.collapse import collapsed
 from rlstab.report.formatting import setting
 from rlstab.report.runs import RunRecord, flat
 
@@ -151,7 +152,7 @@ def _sweep(bench: str, key: str, runs: Sequence[RunRecord]) -> Sweep:
 
 
 def _point(method: str, value: float, runs: Sequence[RunRecord]) -> SweepPoint:
-    fell, starts = [collapsed(run) for run in runs], [below_start(run).fired for run in runs]
+    fell, starts = [collapsed(run) for run in runs], [signs.below_start.detect(run).fired for run in runs]
     unknown = sum(
         not down and (run.status != "finished" or below is None)
         for run, down, below in zip(runs, fell, starts, strict=True)
