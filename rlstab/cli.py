@@ -290,7 +290,8 @@ def _doctor(options: argparse.Namespace) -> int:
 def _bench(options: argparse.Namespace) -> int:
     require("train", "rlstab bench")
     from rlstab.bench.file import load_bench
-    from rlstab.bench.run import dry_run, run_bench
+    from rlstab.bench.plan import dry_run
+    from rlstab.bench.run import run_bench
 
     bench = load_bench(_file(options), out=options.out)
     if options.dry_run:

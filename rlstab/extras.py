@@ -14,7 +14,7 @@ from rlstab.errors import ConfigError, MissingPackage
 #: it. Of `verl`, what its launch imports first.
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "train": ("transformers", "accelerate", "einops", "safetensors", "filelock"),
-    "report": ("scipy", "matplotlib", "plotly", "jinja2", "safetensors"),
+    "report": ("scipy", "plotly", "jinja2", "safetensors"),
     "tasks": ("reasoning_gym", "math_verify"),
     "lora": ("peft",),
     "datasets": ("datasets",),

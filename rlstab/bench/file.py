@@ -19,7 +19,7 @@ from __future__ import annotations
 import copy
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,7 +31,8 @@ from pydantic import Field, JsonValue
 
 from rlstab.bench.documents import ablations, joined, part, placed
 from rlstab.config.document import Document, Place, shown
-from rlstab.config.runs import RunConfig, build_run, run_hash
+from rlstab.config.identity import run_hash
+from rlstab.config.runs import RunConfig, build_run
 from rlstab.config.settings import Count, Settings
 from rlstab.config.user_code import located
 from rlstab.config.validation import mistakes_of, require_kind, validate
@@ -122,7 +123,8 @@ class Bench:
         source: the file that it came from, or empty.
         workers: runs at a time.
         runs: in the order in which they start: seed by seed, so that a part of a bench is balanced.
-        unequal: what is not set and resolves differently between methods of one setting, in words.
+        notes: what a comparison of these runs should know: settings that follow from the methods and differ, methods
+            or settings that are equal, names that one folder may hold.
         again: what to type to go on, where that is not ``rlstab bench``; there is no file of such a bench.
     """
 
@@ -132,7 +134,7 @@ class Bench:
     source: str
     workers: int
     runs: tuple[BenchRun, ...]
-    unequal: tuple[str, ...]
+    notes: tuple[str, ...]
     again: str = ""
 
     @property
@@ -184,8 +186,8 @@ def load_bench(source: str | Path | Mapping[str, Any], *, out: str | Path | None
         "settings": {name: _plain(values) for name, values in settings.items()},
         "seeds": list(seeds),
     }
-    workers = file.workers or _processors()
-    return Bench(file.model_copy(update=resolved), folder, out is not None, document.name, workers, runs, unequal)
+    workers, notes = file.workers or _processors(), (*unequal, *_alike(methods, settings, loaded))
+    return Bench(file.model_copy(update=resolved), folder, out is not None, document.name, workers, runs, notes)
 
 
 def _plain(values: Mapping[str, Document]) -> dict[str, Any]:
@@ -362,6 +364,28 @@ def _scaled(document: Document, run: Document, key: str, factor: float, place: P
 
 #: What follows from the methods where it is not set: two methods of a bench may then differ in more than themselves.
 FOLLOWING = ("old_logprobs", "refresh")
+
+
+def _alike(
+    methods: Iterable[str], settings: Iterable[str], loaded: Mapping[tuple[str, str], RunConfig]
+) -> Iterator[str]:
+    """Says which settings, and which methods of all settings, are the same, and which names differ in case alone."""
+    hashes = {key: run_hash(config) for key, config in loaded.items()}
+    of_settings = {setting: tuple(hashes[setting, method] for method in methods) for setting in settings}
+    of_methods = {method: tuple(hashes[setting, method] for setting in settings) for method in methods}
+    for kind, contents in (("settings", of_settings), ("methods", of_methods)):
+        for names in _groups(contents, contents.__getitem__):
+            yield f"the {kind} {', '.join(names)} are the same: their runs differ in the name alone."
+        for names in _groups(contents, str.lower):
+            yield f"the {kind} {', '.join(names)} differ in case alone: some file systems keep them in one folder."
+
+
+def _groups(names: Iterable[str], key: Callable[[str], Any]) -> list[list[str]]:
+    """Names of which the key is the same, at least two."""
+    groups: dict[Any, list[str]] = {}
+    for name in names:
+        groups.setdefault(key(name), []).append(name)
+    return [some for some in groups.values() if len(some) > 1]
 
 
 def _unequal(key: str, methods: Mapping[str, Sequence[str]]) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, PrivateAttr, model_validator
 
 from rlstab.config import settings as parts
 from rlstab.config.document import Document, dump, refuse
-from rlstab.config.objectives import build_objective, build_stages, digest, dump_objective, dump_stages, presets_of
-from rlstab.config.user_code import checksums, located, portable
+from rlstab.config.objectives import build_objective, build_stages, dump_objective, dump_stages, presets_of
+from rlstab.config.user_code import located
 from rlstab.config.validation import require_kind, together, validate
 from rlstab.core.compose import Composition, walk
 from rlstab.core.objective import active_methods
@@ -38,8 +38,8 @@ class RunConfig(parts.Settings):
     objective: list[dict[str, Any]]
     optimisation: parts.OptimisationSettings = parts.OptimisationSettings()
     engine: parts.Engine = parts.EngineSettings()
-    evaluation: parts.EvaluationSettings = parts.EvaluationSettings()
-    tracking: parts.TrackingSettings = parts.TrackingSettings()
+    evaluation: Annotated[parts.EvaluationSettings, parts.Neutral()] = parts.EvaluationSettings()
+    tracking: Annotated[parts.TrackingSettings, parts.Neutral()] = parts.TrackingSettings()
     seed: parts.Seed = Field(0, description="of the run: prompts, samples, methods that draw")
 
     _composition: Composition = PrivateAttr()
@@ -130,17 +130,6 @@ def build_run(document: Document) -> RunConfig:
 def dump_run(run: RunConfig) -> str:
     """The resolved run as YAML; loads to an equal run."""
     return dump(run.model_dump(mode="json"))
-
-
-def run_hash(run: RunConfig) -> str:
-    """Twelve hexadecimal digits over everything that can change a result beyond the rounding of float32.
-
-    Of user-defined code and files of data, what counts is their name and what is in them.
-    """
-    settings = run.model_dump(mode="json", exclude={"tracking", "engine"})
-    gather = {} if run.engine.gather == "fp32" else {"gather": run.engine.gather}
-    files = checksums(settings)
-    return digest(portable(settings) | gather | ({"code": files} if files else {}))
 
 
 def _resolved(run: RunConfig, composition: Composition) -> parts.OptimisationSettings:

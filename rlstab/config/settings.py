@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -42,6 +43,21 @@ Positive = Annotated[float, Field(gt=0)]
 #: What torch.manual_seed takes, with room for what a run adds to it.
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 EngineName: TypeAlias = Literal["auto", "ddp", "fsdp2"]
+
+
+@dataclass(frozen=True)
+class Neutral:
+    """Mark on the field of a setting that cannot change what a run learns beyond the rounding of float32.
+
+    Everything that asks whether two runs are comparable reads it by :func:`rlstab.config.identity.is_neutral`.
+
+    Attributes:
+        measured: whether it changes what evaluations measure.
+        unless: a setting and the value of it with which this one counts after all; empty where it never does.
+    """
+
+    measured: bool = False
+    unless: tuple[()] | tuple[str, Any] = ()
 
 
 def _or(key: str, schema: Any) -> BeforeValidator:
@@ -168,7 +184,9 @@ class WorkerSettings(Settings):
     """A scorer that may hang on a completion."""
 
     time_limit: Positive = Field(5.0, description="seconds for a completion; then its reward is 0")
-    workers: Annotated[int, Field(ge=1, le=1024)] = Field(2, description="processes that score, for each that trains")
+    workers: Annotated[int, Field(ge=1, le=1024), Neutral()] = Field(
+        2, description="processes that score, for each that trains"
+    )
     memory: Annotated[float, Field(ge=0.25, le=1e6)] = Field(2.0, description="GiB of address space of each of them")
     environment: Variables | None = Field(None, description="names of environment variables that they may read")
 
@@ -321,7 +339,7 @@ class RolloutSettings(Settings):
     group: Count = Field(8, description="responses per prompt")
     max_new_tokens: Annotated[int, Field(ge=1, le=10**6)] = Field(24, description="then a response is cut off")
     temperature: Annotated[float, Field(ge=1e-3, le=1e3)] = Field(1.0, description="divides logits everywhere")
-    batch_size: Count = Field(128, description="responses sampled at a time on one rank")
+    batch_size: Annotated[Count, Neutral()] = Field(128, description="responses sampled at a time on one rank")
     staleness: Every = Field(0, description="updates by which the sampler's weights are behind, less at the start")
     precision: Precision | None = Field(None, description="of the sampler's weights")
     weight_noise: Annotated[float, Field(ge=0, le=1e3)] = Field(
@@ -393,7 +411,9 @@ class OptimisationSettings(Settings):
     rollouts: Count = Field(200, description="of the run; each gives epochs times mini_batches optimizer steps")
     epochs: Count = Field(1, description="passes over a rollout")
     mini_batches: Count = Field(1, description="optimizer steps per pass; divides the prompts")
-    micro_batch_size: Count = Field(128, description="responses in one forward and backward; does not change the loss")
+    micro_batch_size: Annotated[Count, Neutral(unless=("optimisation.scope", "microbatch"))] = Field(
+        128, description="responses in one forward and backward; does not change the loss"
+    )
     lr: Share = Field(1e-6, description="learning rate")
     warmup_optimizer_steps: Every = Field(0, description="of linear warm-up; then as `schedule` says")
     schedule: Schedule | None = Field(None, description="of transformers; null is constant after the warm-up")
@@ -409,7 +429,7 @@ class OptimisationSettings(Settings):
     )
     scope: Literal["step", "microbatch"] = Field("step", description="of statistics; microbatch is for comparisons")
     precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16 is autocast over float32 weights")
-    gradient_checkpointing: bool = Field(False, description="less memory for more computation")
+    gradient_checkpointing: Annotated[bool, Neutral()] = Field(False, description="less memory for more computation")
 
     @model_validator(mode="after")
     def _fit(self) -> OptimisationSettings:
@@ -439,9 +459,11 @@ class OptimisationSettings(Settings):
 class EngineSettings(Settings):
     """Where the weights are, and how gradients of several processes become one. It does not change what is learnt."""
 
-    name: EngineName = Field("auto", description="all weights in each process, or shards")
+    name: Annotated[EngineName, Neutral()] = Field("auto", description="all weights in each process, or shards")
     gather: Literal["fp32", "bf16"] = Field("fp32", description="fsdp2: dtype of gathered weights in a step")
-    offload: bool = Field(False, description="fsdp2: shards and the optimizer stay in the host's memory")
+    offload: Annotated[bool, Neutral()] = Field(
+        False, description="fsdp2: shards and the optimizer stay in the host's memory"
+    )
 
     @model_validator(mode="after")
     def _of_shards(self) -> EngineSettings:
@@ -460,8 +482,10 @@ class EvaluationSettings(Settings):
     every: Every = Field(50, description="rollouts between evaluations, the end included; 0 is never")
     start: bool = Field(True, description="also before training")
     sampler: bool = Field(False, description="also the sampler's policy, where it is another: eval/sampler/...")
-    prompts: Count = Field(256, description="held-out prompts")
-    samples: Count = Field(4, description="responses per prompt for the mean and pass@k")
+    prompts: Annotated[Count, Neutral(measured=True)] = Field(256, description="held-out prompts")
+    samples: Annotated[Count, Neutral(measured=True)] = Field(
+        4, description="responses per prompt for the mean and pass@k"
+    )
     pass_at: tuple[Count, ...] | None = Field(
         None, strict=False, description="the k of pass@k, each at most samples; null is 4, or samples where it is less"
     )

@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from rlstab.bench.file import Bench, BenchRun, few, load_bench
+from rlstab.bench.plan import plan_of
 from rlstab.bench.record import read_record
-from rlstab.bench.run import STOPPED, plan_of, run_bench
+from rlstab.bench.run import STOPPED, run_bench
 from rlstab.console import Terminal
 from rlstab.core.objective import no_fit_warnings
 from rlstab.errors import ConfigError, ModelError, RlstabError, reason
@@ -180,7 +181,7 @@ def runs_of(probe: Probe, lines: Sequence[Row], quick: bool, out: Path, remarks:
 def _merged(missing: Sequence[BenchRun], probe: Probe, out: Path, again: str) -> Bench:
     """The runs of several probes as those of one bench, whose workers go from one probe to the next."""
     bench = load_bench({**probe.bench, "name": "probe"}, out=out)
-    return replace(bench, runs=tuple(missing), unequal=(), again=again)
+    return replace(bench, runs=tuple(missing), notes=(), again=again)
 
 
 def _say(console: Console, drawn: Map, out: Path) -> None:

@@ -35,8 +35,9 @@ from rich.markup import escape
 from rich.progress import track
 from torch import Tensor
 
-from rlstab.config.runs import RunConfig, run_hash
-from rlstab.config.user_code import require_storable
+from rlstab.config.objectives import digest
+from rlstab.config.runs import RunConfig
+from rlstab.config.user_code import checksums, portable, require_storable
 from rlstab.console import Terminal, command
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.objective import active_methods, require_signals
@@ -445,7 +446,8 @@ def require_processes(run: RunConfig, console: Console) -> None:
     Raises:
         ConfigError: they make different runs or have different engines, or more were launched.
     """
-    answers = gather_object([(run_hash(run), run.engine.model_dump_json())])
+    settings = run.model_dump(mode="json", exclude={"tracking"})
+    answers = gather_object([digest([portable(settings), checksums(settings)])])
     for rank, answer in enumerate(answers):
         if answer != answers[0]:
             raise ConfigError(f"rank {rank} makes run {answer}, rank 0 {answers[0]}. Give all processes one file.")
