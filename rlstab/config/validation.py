@@ -43,8 +43,11 @@ def validate(document: Document, model: type[Model], data: Any, path: Place = ()
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        lines = [_line(document, model, mistake, data, path) for mistake in error.errors(include_url=False)]
-        raise ConfigError(_by_line(lines)) from None
+        lines = dict[tuple[Any, ...], str]()
+        for mistake in error.errors(include_url=False):  # of a value that fits no member of a union, the first alone
+            value = tuple(_steps_in(data, mistake["loc"])) if mistake["type"] != "missing" else mistake["loc"]
+            lines.setdefault(value, _line(document, model, mistake, data, path))
+        raise ConfigError(_by_line(lines.values())) from None
 
 
 def require_kind(document: Document, wanted: Kind) -> None:
