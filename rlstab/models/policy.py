@@ -119,11 +119,6 @@ class Policy:
         length = getattr(self.model.config, "max_position_embeddings", None)
         return length if isinstance(length, int) else None
 
-    @cached_property
-    def vocabulary_size(self) -> int:
-        """Token ids that have an embedding: those below it."""
-        return vocabulary_size(self.model.config)
-
     def autocast(self) -> AbstractContextManager[Any]:
         """The context in which forwards run."""
         if self.precision == "bf16":
@@ -180,14 +175,15 @@ class Policy:
                 the response.
         """
         tokens, room = self._tokens(example, settings), settings.max_new_tokens
+        known = vocabulary_size(self.model.config)
         who = f"{example.where or 'the prompt'}: {example.prompt[:60]!r}"
         if not tokens:
             raise DataError(f"{who} has no token. Give the task a prompt_template with text.")
-        if max(tokens) >= self.vocabulary_size:
+        if max(tokens) >= known:
             number = max(tokens)
             raise DataError(
                 f"{who} has the token {number} ({self.decode([number])!r}), and the model has embeddings for "
-                f"{self.vocabulary_size}. Resize its embeddings, or take the tokenizer that it was trained with."
+                f"{known}. Resize its embeddings, or take the tokenizer that it was trained with."
             )
         if self.context_length is not None and len(tokens) + room > self.context_length:
             raise DataError(
@@ -480,7 +476,7 @@ def _require_stops(policy: Policy, stops: Sequence[str]) -> list[str]:
             written = policy.decode(ids)
         except Exception:  # text outside of the vocabulary
             ids, written = [], ""
-        if stop not in written or max(ids) >= policy.vocabulary_size:
+        if stop not in written or max(ids) >= vocabulary_size(policy.model.config):
             raise ConfigError(
                 f"rollout.stop: the tokenizer of '{policy.tokenizer.name_or_path}' cannot write {stop!r}, so it would "
                 f"end no response. Write it as the model does, or leave it out."

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlstab.errors import OutOfRange, UnknownName, did_you_mean
 from rlstab.extras import require
-from rlstab.tasks.scorers import GymScorer, completion_with
+from rlstab.tasks.scorers import GymScorer
 from rlstab.tasks.task import Example, Split
 from rlstab.tasks.workers import Workers
 
@@ -77,11 +77,6 @@ class ReasoningGym:
         finally:
             random.setstate(before)
         return Example(self._settings.prompt_template.replace("{prompt}", entry["question"]), entry)
-
-    def right_completion(self, example: Example) -> str | None:
-        """A completion that should score 1; None where the data set gives no answer."""
-        answer, pattern = example.answer.get("answer"), self._settings.answer_pattern
-        return completion_with(pattern, answer) if isinstance(answer, str) else None
 
     def score(self, example: Example, completion: str) -> float:
         """Return the data set's score of the answer in a completion.
