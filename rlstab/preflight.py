@@ -157,7 +157,7 @@ def _text_of(parsed: Iterable[Any], answer: str) -> str:
     return text
 
 
-# -- the model ----------------------------------------------------------------------------------------------------------
+# -- the model ---------------------------------------------------------------------------------------------------------
 
 
 def _try_model(run: RunConfig, task: Task | None) -> list[str]:
@@ -177,7 +177,7 @@ def _try_model(run: RunConfig, task: Task | None) -> list[str]:
     _require_safetensors("model.name", name)
     require_pad_token(tokenizer, described.config, name)
     if "ref_logprobs" in run.composition.needs and reference is not None and not _is_on_the_hub(reference):
-        load_part("configuration", reference, AutoConfig.from_pretrained, setting="model.reference")
+        load_part("configuration", reference, AutoConfig.from_pretrained)
         _require_safetensors("model.reference", reference)
     if task is None:
         return []

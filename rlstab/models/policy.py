@@ -336,12 +336,9 @@ class Policy:
 
     @cached_property
     def _plain(self) -> dict[str, bool]:
-        """What undoes settings of a model's configuration that change what a forward returns.
-
-        With router logits, for one, a mixture of experts computes a loss that does not fit decoding.
-        """
-        config, plain = self.model.config.get_text_config(), {"output_router_logits": False, "return_dict": True}
-        return {name: value for name, value in plain.items() if getattr(config, name, value) is not value}
+        """What switches router logits off: with them a mixture of experts computes a loss that fits no decoding."""
+        on = getattr(self.model.config.get_text_config(), "output_router_logits", False)
+        return {"output_router_logits": False} if on else {}
 
     def _keep(self, count: int) -> dict[str, int]:
         return {"logits_to_keep": count} if self._cuts_logits else {}
@@ -378,7 +375,6 @@ def load_policy(
     precision: str = "fp32",
     adapter: AdapterSettings | None = None,
     saved: Path | None = None,
-    setting: str = "model.name",
 ) -> Policy:
     """A causal language model by shipped name, folder or hub name, in float32 and in eval mode.
 
@@ -390,13 +386,12 @@ def load_policy(
         precision: see :class:`Policy`.
         adapter: put on the model, so that it alone is trained.
         saved: a checkpoint, to take the weights from: all of them, or those of the adapter.
-        setting: that names the model, in errors.
 
     Raises:
         ModelError: it cannot be loaded, or has no pad or EOS token.
         MissingPackage: an adapter is asked for, and peft is not installed.
     """
-    model, tokenizer, eos_ids, base = load_model(name, adapter, saved, setting)
+    model, tokenizer, eos_ids, base = load_model(name, adapter, saved)
     nn.Module.to(model, device).eval()
     return Policy(model, tokenizer, int(tokenizer.pad_token_id), eos_ids, precision, base)
 

@@ -217,8 +217,8 @@ class Trainer:
             self.first_lines.append(f"reference of the KL: {reference_of(run)}")
             gathered = self.engine.gathered_policy  # with the adapter off
             if run.model.adapter is None or run.model.reference is not None:
-                name, setting = run.model.reference or run.model.name, "model.reference"
-                gathered = self.engine.frozen(load_policy(name, device=device, precision=precision, setting=setting))
+                name = run.model.reference or run.model.name
+                gathered = self.engine.frozen(load_policy(name, device=device, precision=precision))
             size = run.optimisation.micro_batch_size
             reference = partial(reference_logprobs, gathered, run.rollout.temperature, size)
 
