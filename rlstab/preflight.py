@@ -67,7 +67,7 @@ def preflight(run: RunConfig) -> list[str]:
 
 
 def _is_on_the_hub(name: str) -> bool:
-    """Whether a name of a model or data set is not that of a folder; a path that is not there is no name either."""
+    """Whether a name of a model or data set is not that of a folder; nor is a path that is not there."""
     return not name.startswith((".", "/", "~")) and not Path(name).is_dir()
 
 

@@ -266,7 +266,7 @@ def _matrices(model: PreTrainedModel) -> Mapping[str, Tensor]:
 
 
 def save_adapter(model: PreTrainedModel, folder: Path, base: str) -> None:
-    """Write an adapter as ``PeftModel.save_pretrained`` does, and beside it which model it was trained on."""
+    """Write an adapter as ``PeftModel.save_pretrained`` does, and in a separate file which model it was trained on."""
     weights = {f"{_WRAPPED}{name}": value.detach().contiguous() for name, value in _matrices(model).items()}
     save_file(weights, folder / _ADAPTER_WEIGHTS, metadata={"format": "pt"})
     (name,) = model.active_adapters()

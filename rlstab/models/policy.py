@@ -97,7 +97,7 @@ class Policy:
 
     Attributes:
         precision: ``bf16`` runs forwards in autocast over the float32 weights. Sampling, evidence and the reference
-            forward beside the module that accelerate prepares, so the cast is here and not in accelerate's wrapper.
+            forward without the module that accelerate prepares, so the cast is here and not in accelerate's wrapper.
         base: of a model with an adapter, a checksum of the frozen weights; empty where all weights are trained.
     """
 
@@ -272,17 +272,17 @@ class Policy:
         rows = torch.arange(len(sequences.response_ids)) if rows is None else rows
         shape, device = sequences.response_ids.shape, sequences.response_ids.device
         evidence = {name: torch.zeros(shape, device=device) for name in needs}
-        for places in rows.to(device).split(size):
-            if not len(places):
+        for index_of_rows in rows.to(device).split(size):
+            if not len(index_of_rows):
                 continue
-            part = sequences.rows(places)
+            part = sequences.rows(index_of_rows)
             index = part.response_mask.reshape(-1).nonzero().squeeze(-1)
             signals = self.signals(part, index, needs=needs, shared=self.shared_prompts(part), **asked)
             for name, values in evidence.items():
-                own = getattr(signals, name)
-                flat = torch.zeros(part.response_mask.numel(), dtype=own.dtype, device=device)
-                padded = flat.index_copy(0, index, own).view(part.response_mask.shape)
-                values[places, : padded.shape[1]] = padded
+                given = getattr(signals, name)
+                flat = torch.zeros(part.response_mask.numel(), dtype=given.dtype, device=device)
+                padded = flat.index_copy(0, index, given).view(part.response_mask.shape)
+                values[index_of_rows, : padded.shape[1]] = padded
         return evidence
 
     def _before_each_token(self, sequences: Sequences, shared: SharedPrompts | None) -> Tensor:

@@ -70,7 +70,7 @@ class ReasoningGym:
     def example(self, split: Split, index: int) -> Example:
         """Return example `index` of a split; its `answer` is reasoning-gym's entry (question, answer, metadata)."""
         block, within = self._block(split, index // BLOCK), index % BLOCK
-        before = random.getstate()  # `list_functions` draws from Python's global random numbers beside its own
+        before = random.getstate()  # `list_functions` draws from Python's global random numbers too
         random.seed(f"{self.name} {self._settings.seed} {split} {index}")
         try:
             entry = block[within]

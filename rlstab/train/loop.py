@@ -72,10 +72,10 @@ from rlstab.train.tracking import Metrics, ProgressBar, start_trackers, summary_
 
 T = TypeVar("T")
 
-#: So many refused optimizer steps in a row end a run: the weights do not recover by themselves.
+#: A run ends after this many consecutive refused optimizer steps: the weights do not recover by themselves.
 MAX_REFUSED = 20
 
-#: A process that hears nothing from another for so long ends with an error. It must be longer than the slowest scorer.
+#: How long a process waits for a silent peer before it fails. It must be longer than the slowest scorer takes.
 TIMEOUT = timedelta(minutes=30)
 
 
@@ -448,7 +448,7 @@ def start_processes(run: RunConfig, timeout: timedelta) -> Accelerator:
     with patch_environment(accelerate_use_fsdp="false"):  # engine.py shards, on CPU processes as well
         accelerator = Accelerator(
             cpu=not torch.cuda.is_available(),
-            mixed_precision="no",  # the policy casts: it also forwards beside what accelerate wraps
+            mixed_precision="no",  # the policy casts: it also forwards without what accelerate wraps
             log_with=trackers or None,
             project_dir=run.tracking.out,
             kwargs_handlers=[InitProcessGroupKwargs(timeout=timeout)],
