@@ -19,7 +19,7 @@ from rlstab import STARE, ClipHigher, PolicyOutputs, TokenBatch, TokenObjective,
 from rlstab.config.settings import RolloutSettings
 from rlstab.core.plan import Scope
 from rlstab.models.policy import load_policy
-from rlstab.stages.advantages import grpo
+from rlstab.stages.group_relative import grpo
 from rlstab.tasks import Countdown
 from rlstab.tasks.rewards import score
 from rlstab.train.rollout import Rollout
@@ -38,7 +38,7 @@ def rollout() -> tuple[Rollout, torch.Tensor]:
     examples = [task.example("train", index) for index in range(16) for _ in range(8)]
     drawn = sample(
         policy,
-        [example.prompt for example in examples],
+        examples,
         torch.arange(128),
         RolloutSettings(),
         seed=0,

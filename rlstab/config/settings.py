@@ -20,7 +20,6 @@ from pydantic import (
 
 from rlstab.config.document import misfit, refuse
 from rlstab.config.user_code import is_user_code
-from rlstab.errors import did_you_mean
 
 #: More than any run has of anything that is counted.
 MOST = 10_000_000
@@ -33,43 +32,6 @@ TASK_GROUP = "rlstab.tasks"
 
 #: Metrics `reward/...` that the trainer and the report write themselves.
 TAKEN = frozenset({"area", "best", "last", "mean", "shaped_mean", "true", "zero_std_groups"})
-
-#: What settings of TRL's GRPOConfig are called here.
-TRL_NAMES = {
-    "beta": "objective: [{name: kl, coefficient: ...}]",
-    "epsilon": "objective: [{name: clip_higher, low: ...}]",
-    "epsilon_high": "objective: [{name: clip_higher, high: ...}]",
-    "eval_steps": "evaluation.every",
-    "learning_rate": "optimisation.lr",
-    "loss_type": "objective, for example [token_mean]",
-    "lr_scheduler_type": "optimisation.schedule",
-    "max_completion_length": "rollout.max_new_tokens",
-    "max_steps": "optimisation.rollouts",
-    "model_name_or_path": "model.name",
-    "num_generations": "rollout.group",
-    "num_iterations": "optimisation.epochs",
-    "output_dir": "tracking.out",
-    "per_device_train_batch_size": "optimisation.micro_batch_size",
-    "report_to": "tracking.trackers",
-    "reward_funcs": "reward",
-    "save_steps": "tracking.checkpoint_every",
-    "save_total_limit": "tracking.keep_checkpoints",
-    "scale_rewards": "stages: [{name: grpo, std: ...}]",
-}
-
-#: What others cut or change the distribution of the sampler by.
-CUTS = ("top_p", "top_k", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "repetition_penalty")
-
-#: What an unknown key is answered with where the nearest known one would not help.
-HINTS = {
-    **{name: f"What GRPOConfig calls '{name}' is here: {ours}." for name, ours in TRL_NAMES.items()},
-    **dict.fromkeys(
-        CUTS,
-        "Responses are drawn from the whole distribution: the ratio would divide by the log-probs of another one. "
-        "Remove it; for less random responses lower rollout.temperature, which the loss knows.",
-    ),
-    "dropout": "The ratio compares two policies, not two dropout masks, so there is none. Remove it.",
-}
 
 Count = Annotated[int, Field(ge=1, le=MOST)]
 #: A count that may be 0, which mostly means never.
@@ -97,19 +59,6 @@ class Settings(BaseModel):
     """A part of a run."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known_keys(cls, given: Any) -> Any:
-        for key in given if isinstance(given, Mapping) else ():
-            if key not in cls.model_fields:
-                fields = cls.model_fields.items()
-                owners = [name for name, field in fields if key in getattr(field.annotation, "model_fields", ())]
-                hint = (
-                    f"Write it under `{owners[0]}`." if len(owners) == 1 else did_you_mean(str(key), cls.model_fields)
-                )
-                raise misfit(f"unknown key '{key}'. {HINTS.get(key, hint)}", key)
-        return given
 
     def _leave_out(self, names: Iterable[str], why: str) -> None:
         """Refuse settings that nothing reads, where they differ from their defaults."""
@@ -537,6 +486,4 @@ class TrackingSettings(Settings):
     checkpoint_every: Every = Field(50, description="rollouts between checkpoints, besides the last; 0 is never")
     keep_checkpoints: Count = Field(2, description="so many of the newest stay")
     samples: Every = Field(2, description="responses of each rollout written to samples.jsonl")
-    trace_every: Every = Field(0, description="rollouts between those traced to tokens.jsonl; 0 is never")
-    dump_every: Every = Field(0, description="optimizer steps between those dumped for `rlstab replay`; 0 is never")
-    trace_responses: Count = Field(16, description="responses of a traced rollout, in whole groups, at least one")
+    dump_every: Every = Field(0, description="optimizer steps between those recorded in `dump`; 0 is never")

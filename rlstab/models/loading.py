@@ -31,7 +31,7 @@ from rlstab import hub
 from rlstab.config.settings import AdapterSettings
 from rlstab.config.user_code import SHIPPED_MODELS
 from rlstab.errors import ModelError, did_you_mean
-from rlstab.extras import require
+from rlstab.extras import how_to_install, require
 
 _DATA = Path(__file__).parent.parent / "data"
 
@@ -157,6 +157,9 @@ ADAPTER_CONFIG, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safeten
 #: Beside the adapter: the model that it was trained on, by name and by a checksum of its weights.
 _BASE = "base_model.json"
 
+#: Releases that fit together, those of constraints.txt.
+FIT = "transformers 5.23 with peft 0.21"
+
 #: What peft puts before names when it wraps a model.
 _WRAPPED = "base_model.model."
 
@@ -238,6 +241,8 @@ def _inject(model: PreTrainedModel, config: Any, what: str, fix: str) -> None:
             warnings.simplefilter("ignore")  # of a tied head, which is refused
             model.add_adapter(config)
     except Exception as error:  # peft refuses what it cannot adapt in every way
+        if "version of PEFT" in str(error):  # transformers refuses all of peft
+            fix = f"Install releases that fit together, such as {FIT}: {how_to_install('train', 'lora')}"
         raise ModelError(f"{what}: {hub.first_line(error)}. {fix}.") from error
     ends = model.get_output_embeddings(), model.get_input_embeddings()
     if getattr(model.config, "tie_word_embeddings", False) and any(hasattr(end, "base_layer") for end in ends):

@@ -290,6 +290,7 @@ class Policy:
         length = sequences.response_ids.shape[1]
 
         def forward(**inputs: Any) -> Tensor:
+            inputs = self._with_cache(inputs)
             if self.head is not None:
                 hidden: Tensor = self.model.base_model(**inputs, **self._plain).last_hidden_state
                 return hidden
@@ -332,7 +333,12 @@ class Policy:
 
     def next_logits(self, **inputs: Any) -> Any:
         """One step of decoding: the model's output, its logits for the last position only."""
-        return self.model(**inputs, **self._plain, use_cache=True, **self._keep(1))
+        return self.model(**self._with_cache(inputs), **self._plain, use_cache=True, **self._keep(1))
+
+    def _with_cache(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """The cache under the name that the model has for it: transformers 5.24 renames ``past_key_values``."""
+        renamed = "past_key_values" in inputs and "cache" in self._arguments
+        return {"cache" if renamed and name == "past_key_values" else name: value for name, value in inputs.items()}
 
     @cached_property
     def _plain(self) -> dict[str, bool]:
@@ -341,11 +347,12 @@ class Policy:
         return {"output_router_logits": False} if on else {}
 
     def _keep(self, count: int) -> dict[str, int]:
-        return {"logits_to_keep": count} if self._cuts_logits else {}
+        return {"logits_to_keep": count} if "logits_to_keep" in self._arguments else {}
 
     @cached_property
-    def _cuts_logits(self) -> bool:
-        return "logits_to_keep" in inspect.signature(self.model.forward).parameters
+    def _arguments(self) -> frozenset[str]:
+        """The names of what the model's forward takes."""
+        return frozenset(inspect.signature(self.model.forward).parameters)
 
     def checkpoint_gradients(self) -> None:
         """Recompute the activations of each layer in the backward pass.

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlstab.errors import MissingSignal, ShapeError, did_you_mean
+from rlstab.stages.group_relative import equal_within
 
 #: Evidence beyond the basic fields that a stage may need, by name: how many dimensions it has, and what it is. Names
 #: that are not here are signals of tokens, ``(S, T)``.
@@ -133,14 +134,8 @@ class ResponseBatch:
 
     @cached_property
     def even(self) -> Tensor:
-        """``(S,)`` bool, True where all rewards of the group are equal: there is nothing to compare with.
-
-        By range, not by deviation: the mean of equal numbers can miss them by a rounding.
-        """
-        zeros = torch.zeros(self.groups, dtype=torch.float64)
-        high = zeros.scatter_reduce(0, self.group, self.rewards, "amax", include_self=False)
-        low = zeros.scatter_reduce(0, self.group, self.rewards, "amin", include_self=False)
-        return (high == low)[self.group]
+        """``(S,)`` bool, True where the rewards of the group are equal but for rounding: nothing to compare with."""
+        return equal_within(self.rewards, self.group)
 
     def knowing(self, extra: Mapping[str, Tensor]) -> ResponseBatch:
         """The same responses with more evidence."""

@@ -45,13 +45,13 @@ from rlstab.explain.costs import reference as reference_of
 from rlstab.extras import require_trackers
 from rlstab.models.policy import load_policy, require_prompts, require_trainable
 from rlstab.models.sampler import Sampler
+from rlstab.record.reader import dumped
+from rlstab.record.writer import Recorder
 from rlstab.signals import TRAINER_SIGNALS
 from rlstab.stages.pipeline import unmet
 from rlstab.tasks import Task
 from rlstab.tasks.build import build_task, require_task
 from rlstab.tasks.rewards import build_rewards
-from rlstab.trace.dump import Recorder
-from rlstab.trace.writer import Tracer
 from rlstab.train import checkpoint
 from rlstab.train.engine import build_engine, is_sharded, require_launcher
 from rlstab.train.evaluate import evaluate
@@ -66,7 +66,7 @@ from rlstab.train.generate import (
 )
 from rlstab.train.learn import Learner, Refusals, reference_logprobs
 from rlstab.train.rollout import Progress, Rollout, of_rank
-from rlstab.train.run_folder import CHECKPOINTS, RunFolder, describe, line, read_records
+from rlstab.train.run_folder import CHECKPOINTS, DUMP, RunFolder, describe, line, read_records
 from rlstab.train.sampling import require_decoding
 from rlstab.train.tracking import Metrics, ProgressBar, start_trackers, summary_table
 
@@ -229,13 +229,9 @@ class Trainer:
         )
         self.generator.require_blocks()
         self.learner = Learner(self.engine, run, comm, main=self.main, provider=advantages)
-        if run.tracking.trace_every and folder is not None:
-            append = partial(folder.append, "tokens.jsonl")
-            self.learner.tracer = Tracer(append, run.tracking, run.optimisation.rollouts, self.policy.decode)
         if run.tracking.dump_every:
-            self.learner.recorder = Recorder(Path(run.tracking.out) / "dump")
-            if self.main:
-                self.learner.recorder.write_tokenizer(self.policy.tokenizer, fresh=self.latest is None)
+            last = run.optimisation.optimizer_steps
+            self.learner.recorder = Recorder(self.out / DUMP, run.tracking.dump_every, last)
         self.progress = self.generator.start() if self.latest is None else self._restored(self.latest, rank, world)
         self.refused = 0
 
@@ -265,7 +261,6 @@ class Trainer:
                     rollout, progress = self._next_rollout(metrics)  # choose prompts, sample, score, shape
                 if not rollout.refused:
                     rollout, progress = self.learner.estimate(rollout, progress, metrics)  # advantages
-                    self._trace(rollout, progress)
                 progress, refused = self.learner.learn(rollout, progress, metrics)  # optimizer steps
                 number = progress.rollouts + 1
                 if self.progress.rollouts == done:  # the first states that user code made of real tokens
@@ -302,6 +297,8 @@ class Trainer:
         """Begin the folder, run the loop, and say what came of it; ``about`` is for ``run.json``."""
         folder = self.folder
         on_main_process(self.accelerator, lambda: folder.begin(about) if folder is not None else None)
+        if self.learner.recorder is not None and self.main:
+            self.learner.recorder.write_tokenizer(self.policy.tokenizer)
         if folder is not None:
             self.console.print(f"engine: {self.engine.in_words}", highlight=False)
             for text in self.first_lines:
@@ -366,22 +363,6 @@ class Trainer:
             self.folder.append("metrics.jsonl", line({"rollout": number, **values}))
         self.accelerator.log(dict(values), step=number)
 
-    def _trace(self, rollout: Rollout, progress: Progress) -> None:
-        tracer, advantages, responses = self.learner.tracer, rollout.advantages, rollout.responses
-        if tracer is None or advantages is None:
-            return
-        if advantages.ndim == 2:  # of each response, the mean over its tokens
-            advantages = advantages.sum(-1) / rollout.response_mask.sum(-1).cpu().clamp(min=1)
-
-        def prompt(place: int) -> str:
-            """What a response goes on from."""
-            given = int(responses.given[place])
-            begun = self.policy.decode(rollout.answers()[place][:given]) if given else ""
-            return rollout.examples[place].prompt + begun
-
-        ids, rewards = (responses.sequence_ids, responses.group_ids), responses.evidence("raw_rewards")
-        tracer.begin(progress.rollouts + 1, prompt, *ids, rewards, advantages)
-
     def _write_samples(self, rollout: Rollout, number: int) -> None:
         most, lines = self.run.tracking.samples, ""
         if self.folder is None or not most:
@@ -411,7 +392,7 @@ class Trainer:
             self.folder.keep_newest(self.latest)  # or while an older one was being removed
             self.console.print(summary_table(result.records))
             self.console.print(f"run: {escape(str(self.out))}", soft_wrap=True, highlight=False)
-            if (self.out / "tokens.jsonl").is_file():
+            if dumped(self.out / DUMP):
                 look = escape(command("view", str(self.out)))
                 self.console.print(f"tokens, and what each method did to them: {look}", soft_wrap=True, highlight=False)
         return result

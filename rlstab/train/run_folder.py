@@ -33,17 +33,18 @@ from rlstab.config.user_code import changed_files, checksums, portable
 from rlstab.errors import CheckpointError, ConfigError
 from rlstab.files import replace_file
 from rlstab.models.loading import read_json
+from rlstab.record.writer import remove_dump
 from rlstab.tasks.rewards import Rewards
 from rlstab.train import checkpoint
 from rlstab.train.checkpoint import filesystem_errors
 
 #: Files of one JSON object per line.
-JOURNALS = ("metrics.jsonl", "samples.jsonl", "tokens.jsonl")
+JOURNALS = ("metrics.jsonl", "samples.jsonl")
 
 #: What a run writes beside its checkpoints and the folders of its trackers.
 FILES = ("config.yaml", *JOURNALS, "run.json")
 
-CHECKPOINTS = "checkpoints"
+CHECKPOINTS, DUMP = "checkpoints", "dump"
 LOCK = ".lock"
 
 #: Where a run that is replaced waits for the first checkpoint of the new one.
@@ -222,6 +223,8 @@ class RunFolder:
         with filesystem_errors(self.path):
             if self._fresh:
                 self._make_room()
+            if self.start is None:
+                remove_dump(self.path / DUMP)
             (self.path / CHECKPOINTS).mkdir(exist_ok=True)
             last = -1 if self.start is None else checkpoint.number(self.start)
             for name in JOURNALS:
@@ -248,7 +251,7 @@ class RunFolder:
             if checkpoint.owner(path) is not None:
                 (aside / CHECKPOINTS).mkdir(exist_ok=True)
                 shutil.move(path, aside / CHECKPOINTS / path.name)  # `checkpoints` may lead to another disk
-        for name in FILES:
+        for name in (DUMP, *FILES):
             if lexists(self.path / name):
                 (self.path / name).rename(aside / name)
         self.say(f"the run that was here waits in {aside} for the first checkpoint of this one")
@@ -338,6 +341,7 @@ def clear(folder: Path) -> None:
     shutil.rmtree(inside / ".writing", ignore_errors=True)
     with suppress(OSError):
         inside.rmdir()
+    remove_dump(folder / DUMP)
     for name in FILES:  # run.json last, so that after a kill the rest can be removed
         (folder / name).unlink(missing_ok=True)
 
