@@ -325,9 +325,8 @@ TEMPLATE_TAKEN = frozenset(
 )
 
 #: Texts that end a response.
-Stops: TypeAlias = Annotated[
-    tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False, min_length=1), _or_alone(str)
-]
+_Stop: TypeAlias = Annotated[str, Field(min_length=1)]
+Stops: TypeAlias = Annotated[tuple[_Stop, ...], Field(strict=False, min_length=1), _or_alone(_Stop)]
 
 Precision: TypeAlias = Literal["bf16", "fp8", "int8", "int4", "int3", "int2"]
 

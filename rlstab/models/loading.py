@@ -45,7 +45,7 @@ _GIVE = (
 
 
 def load_model(
-    name: str, adapter: AdapterSettings | None = None, saved: Path | None = None, setting: str = "model.name"
+    name: str, adapter: AdapterSettings | None = None, saved: Path | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, frozenset[int], str]:
     """A causal language model in float32 on the CPU, its tokenizer, and the tokens that end an answer.
 
@@ -55,7 +55,6 @@ def load_model(
         name: of the model.
         adapter: put on the model, so that it alone is trained.
         saved: a checkpoint, to take the weights from: all of them, or those of the adapter.
-        setting: that names the model, in errors.
 
     Raises:
         ModelError: it cannot be loaded, or has no pad or EOS token.
@@ -66,18 +65,17 @@ def load_model(
         adapter = adapter if saved is None else AdapterSettings(path=str(saved))
     elif saved is not None:
         name = str(saved)
-    tokenizer = load_part("tokenizer", name, AutoTokenizer.from_pretrained, setting=setting)
+    tokenizer = load_part("tokenizer", name, AutoTokenizer.from_pretrained)
     model, report = load_part(
         "weights",
         name,
         AutoModelForCausalLM.from_pretrained,
-        setting=setting,
         dtype=torch.float32,
         use_safetensors=True,
         output_loading_info=True,
     )
     if getattr(model, "_hf_peft_config_loaded", False):  # transformers loads an adapter on the hub with its model
-        raise _is_adapter(name, str(model.name_or_path), setting)
+        raise _is_adapter(name, str(model.name_or_path))
     if report["missing_keys"]:
         raise ModelError(
             f"the model '{name}' has no weights for {min(report['missing_keys'])}; they would be random. Give a model "
@@ -116,15 +114,8 @@ def require_pad_token(tokenizer: PreTrainedTokenizerBase, config: PretrainedConf
         )
 
 
-def load_part(what: str, name: str, load: Callable[..., Any], *, setting: str = "model.name", **options: Any) -> Any:
+def load_part(what: str, name: str, load: Callable[..., Any], **options: Any) -> Any:
     """A part of a model by one of transformers' loaders; no code that comes with a model is run.
-
-    Args:
-        what: the part, in errors.
-        name: of the model.
-        load: the loader.
-        setting: that names the model, in errors.
-        options: of the loader.
 
     Raises:
         ModelError: it cannot be loaded, there is no such folder, or it holds an adapter.
@@ -135,7 +126,7 @@ def load_part(what: str, name: str, load: Callable[..., Any], *, setting: str = 
     if (Path(source) / ADAPTER_CONFIG).is_file():
         base = read_json(Path(source) / ADAPTER_CONFIG).get("base_model_name_or_path")
         whole = (Path(source) / "config.json").is_file()
-        raise _is_adapter(name, base if isinstance(base, str) and not whole else "", setting)
+        raise _is_adapter(name, base if isinstance(base, str) and not whole else "")
     offline = "" if Path(source).is_dir() else hub.why_offline()
     try:
         with quiet_transformers():
@@ -235,15 +226,12 @@ def put_adapter(model: PreTrainedModel, name: str, settings: AdapterSettings) ->
     return base
 
 
-def _is_adapter(name: str, base: str, setting: str = "model.name") -> ModelError:
+def _is_adapter(name: str, base: str) -> ModelError:
     of, model = (f" of '{base}'", f"'{base}'") if base else ("", "the model that it was trained on")
-    if setting != "model.name":
-        return ModelError(
-            f"{setting}: '{name}' is an adapter{of}, not a model. Merge it into {model}, and name the result."
-        )
     return ModelError(
         f"'{name}' is an adapter{of}, not a model: taken for a model, none of its weights would be trained. Set "
-        f"model.name to {model} and model.adapter to '{name}', or merge the two and give the folder of the result."
+        f"model.name to {model} and model.adapter to '{name}'; for model.reference, merge the two and give the folder "
+        f"of the result."
     )
 
 
@@ -283,7 +271,7 @@ def _matrices(model: PreTrainedModel) -> Mapping[str, Tensor]:
 
 
 def save_adapter(model: PreTrainedModel, folder: Path, base: str) -> None:
-    """Write an adapter as ``PeftModel.save_pretrained`` does, and beside it which model it was trained on."""
+    """Write an adapter as ``PeftModel.save_pretrained`` does, and in a separate file which model it was trained on."""
     weights = {f"{_WRAPPED}{name}": value.detach().contiguous() for name, value in _matrices(model).items()}
     save_file(weights, folder / _ADAPTER_WEIGHTS, metadata={"format": "pt"})
     (name,) = model.active_adapters()

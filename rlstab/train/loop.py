@@ -73,10 +73,10 @@ from rlstab.train.tracking import Metrics, ProgressBar, start_trackers, summary_
 
 T = TypeVar("T")
 
-#: So many refused optimizer steps in a row end a run: the weights do not recover by themselves.
+#: A run ends after this many consecutive refused optimizer steps: the weights do not recover by themselves.
 MAX_REFUSED = 20
 
-#: A process that hears nothing from another for so long ends with an error. It must be longer than the slowest scorer.
+#: How long a process waits for a silent peer before it fails. It must be longer than the slowest scorer takes.
 TIMEOUT = timedelta(minutes=30)
 
 
@@ -218,8 +218,8 @@ class Trainer:
             self.first_lines.append(f"reference of the KL: {reference_of(run)}")
             gathered = self.engine.gathered_policy  # with the adapter off
             if run.model.adapter is None or run.model.reference is not None:
-                name, setting = run.model.reference or run.model.name, "model.reference"
-                gathered = self.engine.frozen(load_policy(name, device=device, precision=precision, setting=setting))
+                name = run.model.reference or run.model.name
+                gathered = self.engine.frozen(load_policy(name, device=device, precision=precision))
             size = run.optimisation.micro_batch_size
             reference = partial(reference_logprobs, gathered, run.rollout.temperature, size)
 
@@ -430,7 +430,7 @@ def start_processes(run: RunConfig, timeout: timedelta) -> Accelerator:
     with patch_environment(accelerate_use_fsdp="false"):  # engine.py shards, on CPU processes as well
         accelerator = Accelerator(
             cpu=not torch.cuda.is_available(),
-            mixed_precision="no",  # the policy casts: it also forwards beside what accelerate wraps
+            mixed_precision="no",  # the policy casts: it also forwards without what accelerate wraps
             log_with=trackers or None,
             project_dir=run.tracking.out,
             kwargs_handlers=[InitProcessGroupKwargs(timeout=timeout)],
