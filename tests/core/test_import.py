@@ -68,7 +68,7 @@ FLOORS = [
     {"zoo"},
     {"presets"},
     {"config", "hosts"},
-    {"explain", "tasks", "testing", "trace"},
+    {"explain", "record", "tasks", "testing"},
     {"models"},
     {"adapters", "preflight", "train"},
     {"bench", "report"},
