@@ -31,14 +31,14 @@ from rich.table import Table
 from rlstab.cli import main as rlstab
 
 #: Seconds after which a command waits.
-WAITS = 60
+WAITS = 120
 
 RUN = """\
 objective: [clip_higher, s2t]
 rollout: {prompts: 8, group: 8, max_new_tokens: 16}
 optimisation: {rollouts: 2}
 evaluation: {every: 0}
-tracking: {out: run, checkpoint_every: 1, trace_every: 1, dump_every: 1, samples: 2}
+tracking: {out: run, checkpoint_every: 1, dump_every: 1, samples: 2}
 """
 #: In place of a value of JSON or of a cell.
 EXTREMES = (
@@ -64,8 +64,8 @@ COMMANDS: tuple[tuple[int, str, str], ...] = (
     (10, "diagnose run", "run/metrics.jsonl run/config.yaml run/run.json"),
     (8, "diagnose --json results.jsonl", "results.jsonl"),
     (8, "runs run", "run/metrics.jsonl run/config.yaml run/run.json run/.lock"),
-    (12, "view run --terminal", "run/tokens.jsonl run/config.yaml"),
-    (6, "view run --out view.html", "run/tokens.jsonl run/config.yaml"),
+    (12, "view run --terminal", "run/dump/*"),
+    (6, "view run --out view.html", "run/dump/*"),
     (9, "replay run/dump token_mean --out pages", "run/dump/*"),
     (9, "replay foreign/{host} token_mean --out pages", "foreign/*/**/*"),
     (4, "view foreign/prime-rl --terminal", "foreign/prime-rl/**/*"),

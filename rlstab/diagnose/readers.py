@@ -137,7 +137,7 @@ def _left_out(numbers: list[int], what: str) -> tuple[str, ...]:
 # -- lines -------------------------------------------------------------------------------------------------------------
 
 #: A step on verl's console, behind what Ray and progress bars write before it.
-_CONSOLE = re.compile(r"(?<![\w/])step:(\d+) - (.*)")
+_CONSOLE = re.compile(r"(?<![\w/])step:(\d{1,18}) - (.*)")
 #: A number as numpy prints it: ``np.float64(0.2)``.
 _NUMPY = re.compile(r"(?:np|numpy)\.\w+\((.*)\)")
 

@@ -91,8 +91,11 @@ def test_a_token_export_becomes_rows(tmp_path: Path) -> None:
         "loss_mask": [False, True, True, True],
         "advantages": [0.0, 1.0, 1.0, 1.0],
         "entropy": [0.0, 0.1, 0.2, 0.3],
-        "inference_logprobs": [-3.0] * 4,
-        "trainer_logprobs": [-3.0, -2.0, -3.0, -3.0],
+        "rank": 0,
+        "micro_step": 0,
+        "rl_weights": [0.0, 1.0, 1.0, 1.0],
+        "trainer_logprobs": [0.0, -1.0, -1.0, -1.0],
+        "inference_logprobs": [0.0, -2.0, -1.0, -1.0],
         "is_masked": [False, True, False, False],
     }
     (folder / "rank_0.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
