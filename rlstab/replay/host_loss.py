@@ -21,7 +21,7 @@ from torch import Tensor
 from rlstab.config import load_objective
 from rlstab.core.plan import make_plan
 from rlstab.errors import RlstabError
-from rlstab.estimators import k1, k2
+from rlstab.kl_estimators import k1, k2
 from rlstab.replay.steps import Step
 
 #: Two coefficients agree up to this share of the larger one.
