@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 #: What makes training unstable, by the name under which a method says that it is meant against it.
 SOURCES: Mapping[str, str] = {
@@ -51,12 +51,29 @@ ON_POLICY_OLD = NoOpAt(None, f"With anchor 'old', w{ON_POLICY.why[1:]}")
 
 
 @dataclass(frozen=True)
+class IdleSign:
+    """A metric by which a run shows that a method never acted.
+
+    Attributes:
+        metric: its name after that of the method.
+        why: what that says, with settings in braces.
+        at: 0, above which it never rose, or 1, below which it never fell.
+    """
+
+    metric: str
+    why: str
+    at: Literal[0, 1] = 0
+
+
+@dataclass(frozen=True)
 class About:
     """What a method, or a stage, says about itself; nothing of it changes the loss.
 
     Attributes:
         addresses: the sources of instability that it is meant against, of :data:`SOURCES`.
         no_op_at: where it is the identity. The laws check the settings that are named.
+        idle_signs: metrics that show that it never acted, the most telling first; without any, and without a metric
+            that is a share of the tokens that it touched, a report does not tell.
         expects: what it was published with, by name (or a field of Terms that another method fills), each with the
             reason. It works without, and a warning says that it is then not what its source describes.
         exceptions: laws of :mod:`rlstab.testing` that it does not obey, each with the reason.
@@ -64,6 +81,7 @@ class About:
 
     addresses: Set[str] = frozenset()
     no_op_at: tuple[NoOpAt, ...] = ()
+    idle_signs: tuple[IdleSign, ...] = ()
     expects: Mapping[str, str] = field(default_factory=dict)
     exceptions: Mapping[str, str] = field(default_factory=dict)
 

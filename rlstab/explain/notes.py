@@ -6,12 +6,12 @@ import re
 from collections import Counter
 
 from rlstab.config import RunConfig
-from rlstab.config.settings import OptimisationSettings
+from rlstab.config.drift import why_idle
 from rlstab.core.compose import Composition, walk
 from rlstab.core.objective import TokenObjective, active_methods, unmet
+from rlstab.core.settings import settings_of
 from rlstab.explain import stages
 from rlstab.explain.costs import in_backticks
-from rlstab.stages.grpo import GRPO
 from rlstab.stages.pipeline import Pipeline
 from rlstab.stages.pipeline import unmet as stages_unmet
 
@@ -91,33 +91,13 @@ def idle_in_run(objective: Composition, run: RunConfig) -> list[str]:
             "optimisation.refresh = step: with one optimizer step per rollout the policy has not moved, and one more "
             "forward makes the same evidence again."
         )
-    estimator = run.pipeline.estimator
-    if isinstance(estimator, GRPO) and not estimator.std:
-        lines += [
-            f"grpo.{name}: nothing is divided by a standard deviation, so it is not read."
-            for name in ("epsilon", "ddof")
-            if getattr(estimator, name) != getattr(GRPO(), name)
-        ]
+    lines += [
+        f"{stage.name}.{setting.name}: {why}"
+        for stage in run.pipeline
+        for setting in settings_of(type(stage))
+        if (why := stage.unread_settings().get(setting.name)) and getattr(stage, setting.name) != setting.default
+    ]
     return lines
-
-
-def why_idle(drift: str, optimisation: OptimisationSettings) -> str | None:
-    """Why two policies that a method compares are one in a run, with the cure; None where they can differ.
-
-    Args:
-        drift: one of :data:`rlstab.core.validate.DRIFT`.
-        optimisation: settings that leave nothing open.
-    """
-    old, fresh = optimisation.old_logprobs, optimisation.refresh == "step"
-    unmoved = optimisation.optimizer_steps_per_rollout == 1 and old != "rollout"
-    by_drift = {
-        "live": (unmoved, "the ratio is 1 with one optimizer step per rollout. Set epochs, or old_logprobs: rollout."),
-        "step": (unmoved or not fresh, "it compares old_logprobs with itself. Set refresh: step, and epochs above 1."),
-        "sampler": (old != "recompute", "it compares the sampler with itself. Set old_logprobs: recompute."),
-        "start": (old != "recompute" and not fresh, "it compares the sampler with itself. Set refresh: step."),
-    }
-    idle, why = by_drift[drift]
-    return why if idle else None
 
 
 def unsafe(objective: Composition, run: RunConfig) -> list[str]:

@@ -116,8 +116,7 @@ def story(objective: Composition, run: RunConfig | None, pipeline: Pipeline | No
     lines = []
     if pipeline:
         estimator = pipeline.estimator
-        whole = {"blockwise": "block", "optimal_token_baseline": "token"}.get(estimator.name, "response")
-        lines.append(f"**Advantage.** `{estimator.name}`: one for each {whole}.")
+        lines.append(f"**Advantage.** `{estimator.name}`: one for each {estimator.per}.")
     if run:
         lines.append(f"**Ratio.** Against {_RATIOS[str(run.optimisation.old_logprobs)]}.")
     stated = {leaf.name for leaf in walk(objective)}

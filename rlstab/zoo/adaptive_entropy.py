@@ -4,7 +4,7 @@ import math
 from typing import Annotated
 
 from rlstab import Mean, Penalty, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, NoOpAt
+from rlstab.core.metadata import About, IdleSign, NoOpAt
 from rlstab.core.settings import check_order
 
 
@@ -96,6 +96,11 @@ class AdaptiveEntropy(TokenObjective):
             NoOpAt({"target_entropy": 0.0}, "no mean entropy is below 0, so nothing is ever paid."),
             NoOpAt({"initial": 0.0, "low": 0.0, "increment": 0.0}, "the price stays at `initial`, which is 0."),
             NoOpAt({"initial": 0.0, "low": 0.0, "high": 0.0}, "the price stays 0."),
+        ),
+        idle_signs=(
+            IdleSign(
+                "coefficient", "its price was 0 throughout: the mean entropy never fell below {target_entropy} nats"
+            ),
         ),
     )
 

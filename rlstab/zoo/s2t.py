@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rlstab import Mean, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.compare import below
-from rlstab.core.metadata import About, NoOpAt
+from rlstab.core.metadata import About, IdleSign, NoOpAt
 
 
 class S2TMask(TokenObjective):
@@ -112,6 +112,10 @@ class S2TMask(TokenObjective):
         no_op_at=(
             NoOpAt({"quantile": 0.0}, "no candidate is below the smallest entropy of the pool."),
             NoOpAt(None, "Without candidates, and by default with a single one, an optimizer step keeps everything."),
+        ),
+        idle_signs=(
+            IdleSign("candidates", "no token with positive advantage had a probability below {max_prob}"),
+            IdleSign("dropped", "no candidate had an entropy below the threshold"),
         ),
     )
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import torch
 
 from rlstab import Mean, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, NoOpAt
+from rlstab.core.metadata import About, IdleSign, NoOpAt
 from rlstab.core.settings import check_order, percent
 
 
@@ -130,6 +130,9 @@ class STARE(TokenObjective):
             NoOpAt({"boost": 1.0, "variant": "O1", "increment": 0.0}, "every weight is 1."),
             NoOpAt({"boost": 1.0, "damp": 1.0, "increment": 0.0}, "every weight is 1, in variant C2 too."),
             NoOpAt({"target_entropy": 0.0}, "no mean entropy is below 0, so the gate stays closed."),
+        ),
+        idle_signs=(
+            IdleSign("gate", "its gate never opened, the mean entropy stayed at or above {target_entropy} nats"),
         ),
     )
 

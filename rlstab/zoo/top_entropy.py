@@ -3,7 +3,7 @@
 from typing import Annotated, Literal
 
 from rlstab import Mean, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, NoOpAt
+from rlstab.core.metadata import About, IdleSign, NoOpAt
 from rlstab.core.settings import percent
 
 
@@ -101,6 +101,7 @@ class TopEntropyMask(TokenObjective):
             NoOpAt({"share": 1.0}, "the threshold is the smallest entropy, which all tokens reach."),
             NoOpAt(None, "An optimizer step in which all entropies are equal keeps everything."),
         ),
+        idle_signs=(IdleSign("share", "every token counted", at=1),),
     )
 
     name = "top_entropy"
