@@ -31,7 +31,7 @@ class Stage(Method[ResponseBatch]):
     """Settings, needs and state; a kind of stage adds what it does.
 
     Attributes:
-        kind: what kind of stage it is, as one says it.
+        kind: the kind of stage, in plain words.
         excludes: stages and methods of the loss, by name, that it cannot act beside, each with the reason.
     """
 

@@ -61,7 +61,7 @@ class StageTrial:
         return ", ".join(map(repr, self.rollouts))
 
     def may_refuse(self, stage: Stage) -> bool:
-        """``OutOfRange`` is no fault over a task without an end, many prompts, rewards outside of [0, 1]."""
+        """Whether raising ``OutOfRange`` is allowed: unlimited prompts, many prompts, rewards outside of [0, 1]."""
         if isinstance(stage, PromptSelector):  # more than any pool of a small rollout has to hold
             return any(rollout.offer.size is None or rollout.offer.count > 6 for rollout in self.rollouts)
         several = [(rollout.responses.rewards, rollout.responses.evidence("raw_rewards")) for rollout in self.rollouts]
