@@ -17,6 +17,7 @@ from rlstab.errors import MethodError
 from rlstab.stages.pipeline import Pipeline
 from rlstab.stages.stage import RewardShaper
 from rlstab.testing import check_objective
+from rlstab.zoo import METHODS
 from tests.core.steps import batch_of, live_of, random_rows
 
 PAGE = Path(__file__).parents[2] / "docs/how-to/add-a-method.md"
@@ -38,7 +39,7 @@ Forks(shape=0.5)
 
 
 def test_the_names_of_the_package_are_the_public_ones() -> None:
-    methods = {cls.__name__ for cls in map(rlstab.zoo.METHODS.get, rlstab.available())}
+    methods = {cls.__name__ for cls in map(METHODS.get, METHODS.names())}
     assert set(dir(rlstab)) == {*rlstab.__all__, *methods}
     assert all(hasattr(rlstab, name) for name in dir(rlstab))
 
