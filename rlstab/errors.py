@@ -9,6 +9,9 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
+#: Names that are at least so alike may be meant for each other.
+NEAR = 0.62
+
 
 class RlstabError(Exception):
     """Root of the tree: ``except RlstabError`` catches everything that rlstab raises on purpose."""
@@ -84,11 +87,23 @@ class MissingPackage(RlstabError, ImportError):
     """An optional package is needed for what was asked."""
 
 
+def plain(name: str) -> str:
+    """A name without what typing it differently changes: upper case, ``-`` or a blank for ``_``."""
+    return name.strip().lower().replace("-", "_").replace(" ", "_")
+
+
+def likeness(name: str, other: str) -> float:
+    """How near two names are by their letters, about 0 to 1: swapped letters cost little, a common start counts."""
+    one, two = sorted((plain(name), plain(other)), key=len)
+    ratios = [difflib.SequenceMatcher(None, *pair).ratio() for pair in ((one, two), (sorted(one), sorted(two)))]
+    return sum(ratios) / 2 + (0.2 if len(one) >= 3 and two.startswith(one) else 0)
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of an error about an unknown name: the nearest known one, else all of them."""
     known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"Did you mean '{close[0]}'?" if close else f"Known: {', '.join(known)}."
+    close = max(known, key=lambda other: likeness(name, other), default="")
+    return f"Did you mean '{close}'?" if likeness(name, close) >= NEAR else f"Known: {', '.join(known)}."
 
 
 def misspelt(name: str, known: Iterable[str]) -> str | None:
@@ -105,3 +120,9 @@ def kind_of(value: Any) -> str:
     """What a value is, in an error: ``None``, ``an int``, ``a Tensor``."""
     name = type(value).__name__
     return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
+def reason(error: Exception) -> str:
+    """What the system or Python says is wrong with a file, in one line; the error's class where it says nothing."""
+    system = getattr(error, "strerror", None)
+    return str(system).lower() if system else str(error).partition("\n")[0] or type(error).__name__

@@ -7,10 +7,14 @@ import inspect
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from docs.hooks.pictures import KINDS as PICTURE_KINDS
 from docs.hooks.pictures import Picture, method_of, picture, settings_in_words
+from rlstab.config import suggestions
 from rlstab.core.batch import BASICS, SIGNALS
 from rlstab.core.compose import walk
 from rlstab.core.metadata import SOURCES, NoOpAt
@@ -209,6 +213,18 @@ def costs(method: Method[Any]) -> str:
     if isinstance(method, TokenObjective):
         told += beyond_free(method)
     return "; ".join(told) or "nothing"
+
+
+def names_elsewhere() -> str:
+    """What settings of other libraries are called here, from the table that errors answer with."""
+    text = (Path(suggestions.__file__).parent / "other_names.yaml").read_text(encoding="utf-8")
+    libraries = yaml.safe_load(text)["settings"]
+    rows = [
+        [library, f"`{name}`", said if said.endswith(".") else f"`{said}`"]
+        for library, names in libraries.items()
+        for name, said in names.items()
+    ]
+    return table(["library", "there", "here"], rows)
 
 
 # -- pages -------------------------------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ from rlstab.config.document import Document, Place, shown
 from rlstab.config.runs import RunConfig, build_run, run_hash
 from rlstab.config.settings import Count, Settings
 from rlstab.config.user_code import located
+from rlstab.config.validation import mistakes_of, require_kind, validate
 from rlstab.errors import ConfigError, RlstabError, did_you_mean
 from rlstab.tasks.build import require_loadable
 from rlstab.tasks.rewards import require_functions
@@ -151,10 +152,9 @@ def load_bench(source: str | Path | Mapping[str, Any], *, out: str | Path | None
         ConfigError: every mistake of the file and of its runs, with file and line.
     """
     document = Document.read(source) if isinstance(source, str | Path) else Document.of(source)
-    if not isinstance(document.data, Mapping):
-        raise document.error((), "a bench is a mapping with the keys name, base, methods, settings, seeds, ...")
+    require_kind(document, "bench")
     document = located(document)
-    file = document.validate(BenchFile, dict(document.data))
+    file = validate(document, BenchFile, dict(document.data))
     base = _base(document, file, Path(document.name).parent)
     methods = _methods(document, file, base)
     settings = {name: _values(document, ("settings", name)) for name in file.settings} or {DEFAULT: {}}
@@ -235,7 +235,7 @@ def _method(document: Document, name: str, own: Document | None) -> _Method:
     entry = document.data["methods"][name]
     if not isinstance(entry, Mapping) or entry.keys() & {"name", "preset"}:
         return _Method(part(document, place), {}, {}, {})
-    checked = document.validate(MethodEntry, dict(entry), place)
+    checked = validate(document, MethodEntry, dict(entry), place)
     if "objective" in entry:
         objective = part(document, (*place, "objective"))
     elif own is not None:
@@ -314,7 +314,8 @@ def _load_all(
                     if (run.data.get("optimisation") or {}).get(key) is None:
                         followed[key].setdefault(getattr(config.optimisation, key), []).append(name)
             except RlstabError as error:
-                problems.setdefault(str(error), []).append(f"{setting}/{name}")
+                for text in mistakes_of(error):
+                    problems.setdefault(text, []).append(f"{setting}/{name}")
         unequal |= {_unequal(key, by_value): None for key, by_value in followed.items() if len(by_value) > 1}
     if problems:
         every = len(methods) * len(settings)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,10 @@ from rlstab.config.document import Document, dump, refuse
 from rlstab.config.drift import settings_for
 from rlstab.config.objectives import build_objective, build_stages, digest, dump_objective, dump_stages, presets_of
 from rlstab.config.user_code import checksums, located, portable
+from rlstab.config.validation import require_kind, together, validate
 from rlstab.core.compose import Composition, walk
 from rlstab.core.objective import active_methods
-from rlstab.stages.pipeline import Pipeline
+from rlstab.stages.pipeline import Pipeline, check_exclusions
 
 
 class RunConfig(parts.Settings):
@@ -90,8 +91,7 @@ def load_run(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any
         Conflict: the methods of the objective do not fit together.
     """
     document = Document.read(source) if isinstance(source, str | Path) else Document.of(source)
-    if not isinstance(document.data, Mapping):
-        raise document.error((), "a run is a mapping with the keys model, task, rollout, objective, optimisation, ...")
+    require_kind(document, "run")
     for path, value in (overrides or {}).items():
         document = document.replaced(path, value)
     return build_run(document)
@@ -100,12 +100,15 @@ def load_run(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any
 def build_run(document: Document) -> RunConfig:
     """The run of a document that is a mapping; see :func:`load_run`."""
     document = located(document)
-    data = dict(document.data)
-    composition = build_objective(document)
-    pipeline = build_stages(document, presets_of(data["objective"]), [leaf.name for leaf in walk(composition)])
-    data["stages"] = dump_stages(pipeline)
-    data["objective"] = dump_objective(composition)
-    run = document.validate(RunConfig, data)
+    data = {**document.data, "stages": [], "objective": []}
+    checks: list[Callable[[], Any]] = [
+        lambda: build_objective(document),
+        lambda: build_stages(document, presets_of(document.data.get("objective"))),
+        lambda: validate(document, RunConfig, data),
+    ]
+    composition, pipeline, run = together(checks)
+    with document.at(("stages",) if "stages" in document.data else ("objective",)):
+        check_exclusions(list(pipeline), dict.fromkeys((leaf.name for leaf in walk(composition)), "method"))
     if run.rollout.group == 1 and pipeline.estimator.compares and not pipeline.expanders:
         text = f"'{pipeline.estimator.name}' compares responses to one prompt: one alone teaches nothing. Raise it."
         raise document.error(("rollout", "group"), text)
@@ -113,9 +116,10 @@ def build_run(document: Document) -> RunConfig:
         reader = next(stage.name for stage in pipeline if "reward_parts" in stage.needs)
         text = f"'{reader}' compares rewards one by one, and the run has one: list two with a weight, or use 'grpo'."
         raise document.error(("reward",), text)
-    run = run.model_copy(update={"optimisation": _resolved(run, composition)})
-    run._composition, run._pipeline = composition, pipeline
-    return run
+    lists = {"stages": dump_stages(pipeline), "objective": dump_objective(composition)}
+    resolved: RunConfig = run.model_copy(update={**lists, "optimisation": _resolved(run, composition)})
+    resolved._composition, resolved._pipeline = composition, pipeline
+    return resolved
 
 
 def dump_run(run: RunConfig) -> str:

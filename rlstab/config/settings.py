@@ -7,11 +7,19 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    field_serializer,
+    model_validator,
+)
 
 from rlstab.config.document import misfit, refuse
 from rlstab.config.user_code import is_user_code
-from rlstab.errors import did_you_mean
 
 #: More than any run has of anything that is counted.
 MOST = 10_000_000
@@ -24,43 +32,6 @@ TASK_GROUP = "rlstab.tasks"
 
 #: Metrics `reward/...` that the trainer and the report write themselves.
 TAKEN = frozenset({"area", "best", "last", "mean", "shaped_mean", "true", "zero_std_groups"})
-
-#: What settings of TRL's GRPOConfig are called here.
-TRL_NAMES = {
-    "beta": "objective: [{name: kl, coefficient: ...}]",
-    "epsilon": "objective: [{name: clip_higher, low: ...}]",
-    "epsilon_high": "objective: [{name: clip_higher, high: ...}]",
-    "eval_steps": "evaluation.every",
-    "learning_rate": "optimisation.lr",
-    "loss_type": "objective, for example [token_mean]",
-    "lr_scheduler_type": "optimisation.schedule",
-    "max_completion_length": "rollout.max_new_tokens",
-    "max_steps": "optimisation.rollouts",
-    "model_name_or_path": "model.name",
-    "num_generations": "rollout.group",
-    "num_iterations": "optimisation.epochs",
-    "output_dir": "tracking.out",
-    "per_device_train_batch_size": "optimisation.micro_batch_size",
-    "report_to": "tracking.trackers",
-    "reward_funcs": "reward",
-    "save_steps": "tracking.checkpoint_every",
-    "save_total_limit": "tracking.keep_checkpoints",
-    "scale_rewards": "stages: [{name: grpo, std: ...}]",
-}
-
-#: What others cut or change the distribution of the sampler by.
-CUTS = ("top_p", "top_k", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "repetition_penalty")
-
-#: What an unknown key is answered with where the nearest known one would not help.
-HINTS = {
-    **{name: f"What GRPOConfig calls '{name}' is here: {ours}." for name, ours in TRL_NAMES.items()},
-    **dict.fromkeys(
-        CUTS,
-        "Responses are drawn from the whole distribution: the ratio would divide by the log-probs of another one. "
-        "Remove it; for less random responses lower rollout.temperature, which the loss knows.",
-    ),
-    "dropout": "The ratio compares two policies, not two dropout masks, so there is none. Remove it.",
-}
 
 Count = Annotated[int, Field(ge=1, le=MOST)]
 #: A count that may be 0, which mostly means never.
@@ -79,7 +50,7 @@ def _or(key: str, schema: Any) -> BeforeValidator:
 
 
 def _or_alone(item: Any) -> BeforeValidator:
-    """An item may stand for the list of it."""
+    """A single item is accepted where a list is expected."""
     schema = item | Annotated[list[item], Field(min_length=1)]
     return BeforeValidator(lambda given: [given] if isinstance(given, str | Mapping) else given, schema)
 
@@ -88,19 +59,6 @@ class Settings(BaseModel):
     """A part of a run."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known_keys(cls, given: Any) -> Any:
-        for key in given if isinstance(given, Mapping) else ():
-            if key not in cls.model_fields:
-                fields = cls.model_fields.items()
-                owners = [name for name, field in fields if key in getattr(field.annotation, "model_fields", ())]
-                hint = (
-                    f"Write it under `{owners[0]}`." if len(owners) == 1 else did_you_mean(str(key), cls.model_fields)
-                )
-                raise misfit(f"unknown key '{key}'. {HINTS.get(key, hint)}", key)
-        return given
 
     def _leave_out(self, names: Iterable[str], why: str) -> None:
         """Refuse settings that nothing reads, where they differ from their defaults."""
@@ -200,11 +158,19 @@ Pattern = Annotated[str, AfterValidator(_compiles)]
 Template = Annotated[str, AfterValidator(_has_place)]
 
 
+#: Names of environment variables, never their values: a run file is shared.
+Variables: TypeAlias = Annotated[
+    tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...], Field(strict=False), _or_alone(str)
+]
+
+
 class WorkerSettings(Settings):
     """A scorer that may hang on a completion."""
 
     time_limit: Positive = Field(5.0, description="seconds for a completion; then its reward is 0")
     workers: Annotated[int, Field(ge=1, le=1024)] = Field(2, description="processes that score, for each that trains")
+    memory: Annotated[float, Field(ge=0.25, le=1e6)] = Field(2.0, description="GiB of address space of each of them")
+    environment: Variables | None = Field(None, description="names of environment variables that they may read")
 
 
 class ReasoningGymSettings(WorkerSettings):
@@ -230,6 +196,9 @@ class TextSettings(WorkerSettings):
     answer_pattern: Pattern | None = Field(None, description="regular expression whose group 1 is the answer")
     prompt_template: Template = Field("{prompt}", description="must contain {prompt}; not for messages")
     system: str | None = Field(None, description="system message before every prompt; needs rollout.chat")
+    too_long: Literal["error", "skip"] = Field(
+        "error", description="a prompt that does not fit the model: refuse the run, or leave the row out"
+    )
 
 
 class JsonlSettings(TextSettings):
@@ -286,6 +255,7 @@ class RewardSettings(WorkerSettings):
     )
     weight: float = Field(1.0, description="factor in the sum; 0 measures without learning from it")
     name: str = Field("", description="in metrics, `reward/<name>`; that of the function where it is left out")
+    special_tokens: bool = Field(False, description="the completion keeps its special tokens, such as EOS")
 
     @model_validator(mode="before")
     @classmethod
@@ -304,7 +274,8 @@ class RewardSettings(WorkerSettings):
         text = f"'reward/{self.name}' is taken or cannot be a metric. Set another `name`, of letters, digits and _."
         refuse(not valid, "name", text)
         if self.function == TASK:
-            self._leave_out(WorkerSettings.model_fields, "the task's own scorer reads that of `task`, where it has it.")
+            names = (*WorkerSettings.model_fields, "special_tokens")
+            self._leave_out(names, "the task's own scorer reads that of `task`, where it has it.")
         return self
 
 
@@ -329,6 +300,17 @@ Rewards: TypeAlias = Annotated[
 # -- rollout, optimisation ---------------------------------------------------------------------------------------------
 
 
+#: What transformers' apply_chat_template takes beyond the variables of a template.
+TEMPLATE_TAKEN = frozenset(
+    """add_generation_prompt continue_final_message conversation max_length padding return_assistant_tokens_mask
+    return_dict return_tensors tokenize tokenizer_kwargs truncation""".split()
+)
+
+#: Texts that end a response.
+Stops: TypeAlias = Annotated[
+    tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False, min_length=1), _or_alone(str)
+]
+
 Precision: TypeAlias = Literal["bf16", "fp8", "int8", "int4", "int3", "int2"]
 
 
@@ -345,28 +327,52 @@ class RolloutSettings(Settings):
     weight_noise: Annotated[float, Field(ge=0, le=1e3)] = Field(
         0.0, description="on the sampler's matrices, the same in all of a run: a share of each one's standard deviation"
     )
-    stop: Annotated[str, Field(min_length=1)] | None = Field(None, description="text that ends a response, beside EOS")
+    stop: Stops | None = Field(None, description="text that ends a response, as EOS does, or a list of such texts")
     chat: bool = Field(False, description="wrap prompts by the tokenizer's chat template")
+    chat_template: dict[str, JsonValue] | None = Field(
+        None, description="variables of that template, such as {enable_thinking: false}"
+    )
+
+    @model_validator(mode="after")
+    def _of_the_template(self) -> RolloutSettings:
+        text = "only a chat template reads it. Set rollout.chat to true, or leave it out."
+        refuse(self.chat_template is not None and not self.chat, "chat_template", text)
+        for name in sorted(TEMPLATE_TAKEN & (self.chat_template or {}).keys()):
+            refuse(True, f"chat_template.{name}", "rlstab decides it, for it samples token by token. Leave it out.")
+        return self
+
+    @field_serializer("stop")
+    def _stop_alone(self, stop: tuple[str, ...] | None) -> Any:
+        return stop[0] if stop is not None and len(stop) == 1 else stop
 
 
 OldLogprobs: TypeAlias = Literal["live", "rollout", "recompute"]
 Refresh: TypeAlias = Literal["rollout", "step"]
 
 
-class PlainSchedule(Settings):
+class _Schedule(Settings):
+    """A schedule of the learning rate."""
+
+    @property
+    def ends_with_the_run(self) -> bool:
+        """Whether its values depend on how many optimizer steps the run has."""
+        return not str(getattr(self, "name", "")).startswith("constant")
+
+
+class PlainSchedule(_Schedule):
     """Without options; the last two end at 0."""
 
     name: Literal["constant", "constant_with_warmup", "linear", "cosine"]
 
 
-class CosineWithMinLr(Settings):
+class CosineWithMinLr(_Schedule):
     """To a share of lr."""
 
     name: Literal["cosine_with_min_lr"]
     min_lr_rate: Share = Field(description="where it ends, as a share of lr")
 
 
-class WarmupStableDecay(Settings):
+class WarmupStableDecay(_Schedule):
     """Constant, and at the end a decay."""
 
     name: Literal["warmup_stable_decay"]
@@ -456,12 +462,16 @@ class EvaluationSettings(Settings):
     sampler: bool = Field(False, description="also the sampler's policy, where it is another: eval/sampler/...")
     prompts: Count = Field(256, description="held-out prompts")
     samples: Count = Field(4, description="responses per prompt for the mean and pass@k")
-    pass_at: tuple[Count, ...] = Field((4,), strict=False, description="the k of pass@k, each at most samples")
+    pass_at: tuple[Count, ...] | None = Field(
+        None, strict=False, description="the k of pass@k, each at most samples; null is 4, or samples where it is less"
+    )
     greedy: bool = Field(True, description="also the greedy responses")
 
     @model_validator(mode="after")
     def _enough_samples(self) -> EvaluationSettings:
-        for index, k in enumerate(self.pass_at):
+        if self.pass_at is None:
+            object.__setattr__(self, "pass_at", (min(4, self.samples),))
+        for index, k in enumerate(self.pass_at or ()):
             text = f"pass@{k} needs {k} samples per prompt, and evaluation.samples is {self.samples}. Raise that."
             refuse(k > self.samples, f"pass_at.{index}", text)
         return self
@@ -476,6 +486,4 @@ class TrackingSettings(Settings):
     checkpoint_every: Every = Field(50, description="rollouts between checkpoints, besides the last; 0 is never")
     keep_checkpoints: Count = Field(2, description="so many of the newest stay")
     samples: Every = Field(2, description="responses of each rollout written to samples.jsonl")
-    trace_every: Every = Field(0, description="rollouts between those traced to tokens.jsonl; 0 is never")
-    dump_every: Every = Field(0, description="optimizer steps between those dumped for `rlstab replay`; 0 is never")
-    trace_responses: Count = Field(16, description="responses of a traced rollout, in whole groups, at least one")
+    dump_every: Every = Field(0, description="optimizer steps between those recorded in `dump`; 0 is never")

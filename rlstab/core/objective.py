@@ -235,7 +235,7 @@ def check_methods(caller: str, given: Sequence[object]) -> None:
         if isinstance(item, type) and issubclass(item, TokenObjective):
             what, fix = f"the class {item.__name__}", f"Make a method of it: {item.__name__}()"
         elif isinstance(item, str):
-            what, fix = f"the name '{item}'", f"Write load_objective([{{'name': '{item}'}}]), or make the method"
+            what, fix = f"the name '{item}'", f"Write load_objective('{item}'), or make the method"
         elif isinstance(item, Iterable) and not isinstance(item, Mapping):
             fix = "Spread it: compose(*methods)" if caller == "compose" else "Compose it first: compose(*methods)"
         elif isinstance(getattr(item, "objective", None), TokenObjective):

@@ -234,7 +234,7 @@ def make_plan(
     )
 
 
-def member_terms(plan: Plan, which: int | TokenBatch) -> dict[str, Member]:
+def member_terms(plan: Plan, which: int | TokenBatch | Part) -> dict[str, Member]:
     """The terms of each method of a plan on one of its parts, before they are merged; computed again at each call.
 
     Keys are the prefixes of the methods' metrics: those of a composition, inside :func:`within` followed by ``/outer``

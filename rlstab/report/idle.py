@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from rlstab.bins import binned
 from rlstab.core.metadata import About
 from rlstab.report.formatting import listed
-from rlstab.report.runs import RunRecord, binned, objective_names, setting_of
+from rlstab.report.runs import RunRecord, objective_names, setting_of
 from rlstab.zoo import METHODS
 
 #: Last parts of metrics that are shares of the tokens which a method touched.

@@ -32,22 +32,26 @@ from accelerate.utils import (
 )
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import track
 from torch import Tensor
 
 from rlstab.config.runs import RunConfig, run_hash
+from rlstab.config.user_code import require_storable
 from rlstab.console import Terminal, command
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.objective import active_methods, require_signals
 from rlstab.errors import ConfigError, FitWarning, NonFinite, RlstabError
+from rlstab.explain.costs import reference as reference_of
 from rlstab.extras import require_trackers
 from rlstab.models.policy import load_policy, require_prompts, require_trainable
+from rlstab.models.sampler import Sampler
+from rlstab.record.reader import dumped
+from rlstab.record.writer import Recorder
 from rlstab.signals import TRAINER_SIGNALS
 from rlstab.stages.pipeline import unmet
 from rlstab.tasks import Task
 from rlstab.tasks.build import build_task, require_task
 from rlstab.tasks.rewards import build_rewards
-from rlstab.trace.dump import Recorder
-from rlstab.trace.writer import Tracer
 from rlstab.train import checkpoint
 from rlstab.train.engine import build_engine, is_sharded, require_launcher
 from rlstab.train.evaluate import evaluate
@@ -58,11 +62,12 @@ from rlstab.train.generate import (
     SignalProvider,
     require_evidence,
     require_provider_names,
+    reward_evidence,
 )
 from rlstab.train.learn import Learner, Refusals, reference_logprobs
 from rlstab.train.rollout import Progress, Rollout, of_rank
-from rlstab.train.run_folder import CHECKPOINTS, RunFolder, describe, line, read_records
-from rlstab.train.sampling import Sampler, require_decoding
+from rlstab.train.run_folder import CHECKPOINTS, DUMP, RunFolder, describe, line, read_records
+from rlstab.train.sampling import require_decoding
 from rlstab.train.tracking import Metrics, ProgressBar, start_trackers, summary_table
 
 T = TypeVar("T")
@@ -133,12 +138,12 @@ def train(
     require_provider_names(signals)
     require_signals(
         run.composition,
-        provides=TRAINER_SIGNALS | signals.keys() | {"block_ids"},
+        provides=TRAINER_SIGNALS | signals.keys() | reward_evidence(run) | {"block_ids"},
         live=frozenset({"entropies", "log_kept_mass"}),
         host="the trainer",
         cure=lambda name: "pass rlstab.train.train a function that makes it, in signals",
     )
-    require_evidence(run.pipeline)
+    require_evidence(run.pipeline, reward_evidence(run))
     for text in unmet(run.pipeline, [method.name for method in active_methods(run.composition)]):
         warnings.warn(text, FitWarning, stacklevel=2)
     require_launcher(os.environ, run)
@@ -182,12 +187,13 @@ class Trainer:
         task: Task | None,
         stop: Stop,
     ) -> None:
+        plain_torch()
         self.run, self.accelerator, self.folder, self.console, self.stop = run, accelerator, folder, console, stop
         self.out, self.main = Path(run.tracking.out), accelerator.is_main_process
         rank, world = accelerator.process_index, accelerator.num_processes
         comm: Comm = TorchComm(device=accelerator.device) if world > 1 else LocalComm()
         self.task: Task = build_task(run.task) if task is None else require_task(task)
-        self.rewards = build_rewards(run.reward, self.task)
+        self.rewards = build_rewards(run.reward, self.task, getattr(run.task, "environment", None) or ())
         # the first process has the folder, which all have to see
         self.latest: Path | None = broadcast_object_list([folder.start if folder is not None else None])[0]
 
@@ -201,14 +207,18 @@ class Trainer:
         self.engine = build_engine(policy, accelerator, run, comm, sharded=sharded)
         self.policy = self.engine.policy
         with self.engine.gathered_policy() as policy:
-            require_prompts(policy, self.task, run.rollout)
-            require_decoding(policy, run.model.name, self.task.example("train", 0).asked, run.rollout)
-        reference = None
+            watch = partial(track, console=console, transient=True, disable=not (self.main and console.is_terminal))
+            for text in require_prompts(policy, self.task, run.rollout, watch):
+                if self.main:
+                    tell(console, "note", text)
+            require_decoding(policy, run.model.name, self.task.example("train", 0), run.rollout)
+        reference, self.first_lines = None, list[str]()
         if "ref_logprobs" in run.composition.needs:
+            self.first_lines.append(f"reference of the KL: {reference_of(run)}")
             gathered = self.engine.gathered_policy  # with the adapter off
             if run.model.adapter is None or run.model.reference is not None:
-                name = run.model.reference or run.model.name
-                gathered = self.engine.frozen(load_policy(name, device=device, precision=precision))
+                name, setting = run.model.reference or run.model.name, "model.reference"
+                gathered = self.engine.frozen(load_policy(name, device=device, precision=precision, setting=setting))
             size = run.optimisation.micro_batch_size
             reference = partial(reference_logprobs, gathered, run.rollout.temperature, size)
 
@@ -219,13 +229,9 @@ class Trainer:
         )
         self.generator.require_blocks()
         self.learner = Learner(self.engine, run, comm, main=self.main, provider=advantages)
-        if run.tracking.trace_every and folder is not None:
-            append = partial(folder.append, "tokens.jsonl")
-            self.learner.tracer = Tracer(append, run.tracking, run.optimisation.rollouts, self.policy.decode)
         if run.tracking.dump_every:
-            self.learner.recorder = Recorder(Path(run.tracking.out) / "dump")
-            if self.main:
-                self.learner.recorder.write_tokenizer(self.policy.tokenizer, fresh=self.latest is None)
+            last = run.optimisation.optimizer_steps
+            self.learner.recorder = Recorder(self.out / DUMP, run.tracking.dump_every, last)
         self.progress = self.generator.start() if self.latest is None else self._restored(self.latest, rank, world)
         self.refused = 0
 
@@ -244,7 +250,7 @@ class Trainer:
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     def _rollouts(self) -> None:
-        run, total = self.run, self.run.optimisation.rollouts
+        run, total, done = self.run, self.run.optimisation.rollouts, self.progress.rollouts
         every, saving = run.evaluation.every, run.tracking.checkpoint_every
         if self.progress.rollouts == 0 and every and run.evaluation.start:
             self._log(self._evaluate(), 0)
@@ -255,9 +261,11 @@ class Trainer:
                     rollout, progress = self._next_rollout(metrics)  # choose prompts, sample, score, shape
                 if not rollout.refused:
                     rollout, progress = self.learner.estimate(rollout, progress, metrics)  # advantages
-                    self._trace(rollout, progress)
                 progress, refused = self.learner.learn(rollout, progress, metrics)  # optimizer steps
                 number = progress.rollouts + 1
+                if self.progress.rollouts == done:  # the first states that user code made of real tokens
+                    for name, state in (*progress.objective.items(), *progress.stages.items()):
+                        require_storable(name, "advance", state)
                 self.progress = replace(progress, rollouts=number)
                 self._count_refused(refused)
                 self._write_samples(rollout, number)
@@ -275,6 +283,7 @@ class Trainer:
         ``self.progress`` stays as it is until the rollout is learnt, so that it can be dropped.
         """
         run, progress = self.run, self.progress
+        plain_torch()
         set_seed((run.seed + 7919 * (progress.rollouts + 1) + self.accelerator.process_index) % 2**32)
         while progress.made < min(progress.rollouts + run.rollout.staleness + 1, run.optimisation.rollouts):
             with self.engine.gathered_policy():
@@ -288,9 +297,13 @@ class Trainer:
         """Begin the folder, run the loop, and say what came of it; ``about`` is for ``run.json``."""
         folder = self.folder
         on_main_process(self.accelerator, lambda: folder.begin(about) if folder is not None else None)
+        if self.learner.recorder is not None and self.main:
+            self.learner.recorder.write_tokenizer(self.policy.tokenizer)
         if folder is not None:
             self.console.print(f"engine: {self.engine.in_words}", highlight=False)
-        start_trackers(self.accelerator, self.run, self.console)
+            for text in self.first_lines:
+                self.console.print(text, highlight=False, markup=False)
+        start_trackers(self.accelerator, self.run, self.console, "" if folder is None else folder.run_id)
         try:
             self._rollouts()
         except Dropped:
@@ -350,22 +363,6 @@ class Trainer:
             self.folder.append("metrics.jsonl", line({"rollout": number, **values}))
         self.accelerator.log(dict(values), step=number)
 
-    def _trace(self, rollout: Rollout, progress: Progress) -> None:
-        tracer, advantages, responses = self.learner.tracer, rollout.advantages, rollout.responses
-        if tracer is None or advantages is None:
-            return
-        if advantages.ndim == 2:  # of each response, the mean over its tokens
-            advantages = advantages.sum(-1) / rollout.response_mask.sum(-1).cpu().clamp(min=1)
-
-        def prompt(place: int) -> str:
-            """What a response goes on from."""
-            given = int(responses.given[place])
-            begun = self.policy.decode(rollout.answers()[place][:given]) if given else ""
-            return rollout.examples[place].prompt + begun
-
-        ids, rewards = (responses.sequence_ids, responses.group_ids), responses.evidence("raw_rewards")
-        tracer.begin(progress.rollouts + 1, prompt, *ids, rewards, advantages)
-
     def _write_samples(self, rollout: Rollout, number: int) -> None:
         most, lines = self.run.tracking.samples, ""
         if self.folder is None or not most:
@@ -395,10 +392,17 @@ class Trainer:
             self.folder.keep_newest(self.latest)  # or while an older one was being removed
             self.console.print(summary_table(result.records))
             self.console.print(f"run: {escape(str(self.out))}", soft_wrap=True, highlight=False)
-            if (self.out / "tokens.jsonl").is_file():
+            if dumped(self.out / DUMP):
                 look = escape(command("view", str(self.out)))
                 self.console.print(f"tokens, and what each method did to them: {look}", soft_wrap=True, highlight=False)
         return result
+
+
+def plain_torch() -> None:
+    """Undo what user code may have set for all of torch: the trainer counts on float32, on gradients and on the CPU."""
+    torch.set_default_dtype(torch.float32)
+    torch.set_default_device(None)
+    torch.set_grad_enabled(True)
 
 
 def tell(console: Console, what: str, text: str) -> None:

@@ -33,17 +33,18 @@ from rlstab.config.user_code import changed_files, checksums, portable
 from rlstab.errors import CheckpointError, ConfigError
 from rlstab.files import replace_file
 from rlstab.models.loading import read_json
+from rlstab.record.writer import remove_dump
 from rlstab.tasks.rewards import Rewards
 from rlstab.train import checkpoint
 from rlstab.train.checkpoint import filesystem_errors
 
 #: Files of one JSON object per line.
-JOURNALS = ("metrics.jsonl", "samples.jsonl", "tokens.jsonl")
+JOURNALS = ("metrics.jsonl", "samples.jsonl")
 
 #: What a run writes beside its checkpoints and the folders of its trackers.
 FILES = ("config.yaml", *JOURNALS, "run.json")
 
-CHECKPOINTS = "checkpoints"
+CHECKPOINTS, DUMP = "checkpoints", "dump"
 LOCK = ".lock"
 
 #: Where a run that is replaced waits for the first checkpoint of the new one.
@@ -203,6 +204,13 @@ class RunFolder:
                 )
         for text in changed_files(before.get("code", {}), checksums(now["settings"])):
             self.say(text)
+        settings = self._run.optimisation
+        rollouts = before.get("settings", {}).get("optimisation", {}).get("rollouts", settings.rollouts)
+        if rollouts != settings.rollouts and settings.schedule is not None and settings.schedule.ends_with_the_run:
+            self.say(
+                f"the schedule '{settings.schedule.name}' ends with the run, which had {rollouts} rollouts and has "
+                f"{settings.rollouts} now: the learning rate continues from a different point"
+            )
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -215,6 +223,8 @@ class RunFolder:
         with filesystem_errors(self.path):
             if self._fresh:
                 self._make_room()
+            if self.start is None:
+                remove_dump(self.path / DUMP)
             (self.path / CHECKPOINTS).mkdir(exist_ok=True)
             last = -1 if self.start is None else checkpoint.number(self.start)
             for name in JOURNALS:
@@ -241,7 +251,7 @@ class RunFolder:
             if checkpoint.owner(path) is not None:
                 (aside / CHECKPOINTS).mkdir(exist_ok=True)
                 shutil.move(path, aside / CHECKPOINTS / path.name)  # `checkpoints` may lead to another disk
-        for name in FILES:
+        for name in (DUMP, *FILES):
             if lexists(self.path / name):
                 (self.path / name).rename(aside / name)
         self.say(f"the run that was here waits in {aside} for the first checkpoint of this one")
@@ -331,6 +341,7 @@ def clear(folder: Path) -> None:
     shutil.rmtree(inside / ".writing", ignore_errors=True)
     with suppress(OSError):
         inside.rmdir()
+    remove_dump(folder / DUMP)
     for name in FILES:  # run.json last, so that after a kill the rest can be removed
         (folder / name).unlink(missing_ok=True)
 

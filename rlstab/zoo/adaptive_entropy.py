@@ -53,8 +53,10 @@ class AdaptiveEntropy(TokenObjective):
         - From the paper's code: the controller there runs on the driver, with the entropy of the previous optimizer
           step. Here an optimizer step is judged by its own evidence, which is known before the backward pass, and the
           price it moves acts in the next one.
-        - From TRL: below the target means strictly below; there it includes equality. As there, the mean is taken over
-          the whole optimizer step and all ranks, and the state is saved with the checkpoint.
+        - From TRL: below the target means strictly below; there it includes equality. TRL judges an optimizer step by
+          the entropy of the one before, so that its first pays nothing, and its bonus is a mean over the tokens of a
+          micro-batch, whatever the loss averages over. As there, the controller's mean is taken over the whole
+          optimizer step and all ranks, and the state is saved with the checkpoint.
 
     Pitfalls:
         none

@@ -41,7 +41,8 @@ class EntropyBonus(TokenObjective):
     Deviations:
         - From common code: the mean is over all tokens of the optimizer step, all parts and ranks; older verl and its
           forks average inside a micro-batch.
-        - From TRL: its bonus follows its top-entropy mask; here it follows no mask.
+        - From TRL: its bonus follows its top-entropy mask; here it follows no mask. It is a mean over the tokens of a
+          micro-batch, whatever the loss averages over; here it averages as the loss, over the optimizer step.
 
     Pitfalls:
         It raises noise as well as useful alternatives. In the table of arXiv 2510.03222 (``lp_reg``) on-policy GRPO

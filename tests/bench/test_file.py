@@ -209,7 +209,7 @@ def test_all_mistakes_come_at_once_each_with_its_runs(tmp_path: Path) -> None:
         ["b.yaml:4", "objective"],
         "  in one/a, three/a",
         ["b.yaml:8", "optimisation.mini_batches"],
-        "  in three/b",
+        "  in three/a, three/b",
     ]
 
 

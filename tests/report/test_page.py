@@ -248,12 +248,12 @@ def test_the_tokens_are_a_link_where_their_page_is_and_a_command_elsewhere(tmp_p
     assert not samples.traced
     (folder / "view.html").write_text("")
     assert samples.link(tmp_path) is None  # of other tokens, if of any
-    (folder / "tokens.jsonl").write_text("{}\n")
+    (folder / "dump").mkdir()
+    (folder / "dump" / "step-000001.rank-0.json").write_text("{}")
     (samples,) = samples_of([samples.run])
     assert samples.link(tmp_path) == "javascript%3Aa%20b/view.html"
     assert samples.link(tmp_path / "report") == "../javascript%3Aa%20b/view.html"
     (folder / "view.html").unlink()
-    (folder / "tokens.jsonl").write_text("")
     read = parsed(of(samples.run))
     assert [tag for tag, _ in read.elements].count("script") == 3
     assert read.text.count("<script>window.hit=1</script>") == MOST

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from rlstab.errors import CheckpointError, ConfigError, ModelError, NonFinite, ShapeError
+from rlstab.record.response_traces import read_responses
 from rlstab.stages.group_relative import grpo
 from rlstab.train import Rollout
 from tests.train import own
@@ -79,12 +80,12 @@ def test_chats_are_written_by_the_template_of_the_model(tmp_path: Path) -> None:
         "model__name": str(tmp_path / "model"),
         "rollout__chat": True,
         "reward": [{"function": GRADED}],
-        "tracking__trace_every": 1,
+        "tracking__dump_every": 1,
     }
     go(small(tmp_path / "run", **changes))
-    traced = {line["prompt"] for line in lines(tmp_path / "run" / "tokens.jsonl")}
+    traced = {response.prompt for response in read_responses(tmp_path / "run", limit=1000).responses}
     assert traced
-    assert all(re.fullmatch(r"system: 1\nuser: [1-7] 7 8>29", prompt) for prompt in traced)
+    assert all(re.fullmatch(r"\*1[1-7] 7 8>29:", prompt) for prompt in traced)
     with pytest.raises(ModelError, match="chat template"):
         go(small(tmp_path / "plain", **{**changes, "model__name": "countdown-tiny"}))
 
