@@ -30,7 +30,6 @@ __all__ = [
     "Constants",
     "Gate",
     "Grouped",
-    "Interaction",
     "LossOutput",
     "Mean",
     "NoOpAt",

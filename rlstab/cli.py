@@ -241,7 +241,7 @@ def _train(options: argparse.Namespace) -> None:
 def _check(options: argparse.Namespace) -> None:
     from rlstab.core.objective import no_fit_warnings
     from rlstab.explain import check, check_host
-    from rlstab.explain.tables import read
+    from rlstab.explain.check import read
     from rlstab.preflight import preflight
 
     file = _file(options)

@@ -106,6 +106,16 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"Did you mean '{close}'?" if likeness(name, close) >= NEAR else f"Known: {', '.join(known)}."
 
 
+def misspelt(name: str, known: Iterable[str]) -> str | None:
+    """The known name that an unknown one is a slip of the keys away from, a plural included; else None.
+
+    Narrower than :func:`did_you_mean`: for names that a user may also make up, such as those of signals.
+    """
+    forms = {form: word for word in known for form in (word, word.replace("_", ""), word.replace("ies", "y"))}
+    close = difflib.get_close_matches(name, forms, n=1, cutoff=0.9)
+    return forms[close[0]] if close and name not in forms.values() else None
+
+
 def kind_of(value: Any) -> str:
     """What a value is, in an error: ``None``, ``an int``, ``a Tensor``."""
     name = type(value).__name__

@@ -10,18 +10,13 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from rlstab.config import settings as parts
 from rlstab.config.document import Document, dump, refuse
+from rlstab.config.drift import settings_for
 from rlstab.config.objectives import build_objective, build_stages, dump_objective, dump_stages, presets_of
 from rlstab.config.user_code import located
 from rlstab.config.validation import require_kind, together, validate
 from rlstab.core.compose import Composition, walk
 from rlstab.core.objective import active_methods
 from rlstab.stages.pipeline import Pipeline, check_exclusions
-
-#: Estimators whose advantage is 0 for a response without others to the same prompt.
-_IN_GROUPS = frozenset(
-    {"blockwise", "bnpo", "dr_grpo", "gdpo", "grpo", "max_rl", "opo", "opob", "opob_proxy", "optimal_token_baseline"}
-    | {"rloo"}
-)
 
 
 class RunConfig(parts.Settings):
@@ -114,7 +109,7 @@ def build_run(document: Document) -> RunConfig:
     composition, pipeline, run = together(checks)
     with document.at(("stages",) if "stages" in document.data else ("objective",)):
         check_exclusions(list(pipeline), dict.fromkeys((leaf.name for leaf in walk(composition)), "method"))
-    if run.rollout.group == 1 and pipeline.estimator.name in _IN_GROUPS and not pipeline.expanders:
+    if run.rollout.group == 1 and pipeline.estimator.compares and not pipeline.expanders:
         text = f"'{pipeline.estimator.name}' compares responses to one prompt: one alone teaches nothing. Raise it."
         raise document.error(("rollout", "group"), text)
     if "reward_parts" in pipeline.needs and sum(reward.weight != 0 for reward in run.reward or ()) < 2:
@@ -142,10 +137,8 @@ def _resolved(run: RunConfig, composition: Composition) -> parts.OptimisationSet
     drift = frozenset[str]().union(*(method.reads_drift for method in active_methods(composition) if method.writes))
     several = run.optimisation.optimizer_steps_per_rollout > 1
     old: parts.OldLogprobs = "recompute" if several else "live"
-    if drift & {"sampler", "start"}:
-        old = "recompute"  # else old_logprobs are the sampler's own, and nothing is between them
-    elif run.rollout.staleness or run.rollout.precision is not None or run.rollout.weight_noise:
+    if run.rollout.staleness or run.rollout.precision is not None or run.rollout.weight_noise:
         old = "rollout"  # the sampler is another policy by intention, and the ratio is to it
-    refresh = "step" if drift & {"step", "start"} and several else "rollout"
+    wanted = {"old_logprobs": old, "refresh": "rollout", **settings_for(drift, several)}
     given = run.optimisation.model_dump(include={"old_logprobs", "refresh"}, exclude_none=True)
-    return run.optimisation.model_copy(update={"old_logprobs": old, "refresh": refresh, **given})
+    return run.optimisation.model_copy(update={**wanted, **given})

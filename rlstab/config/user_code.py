@@ -71,8 +71,9 @@ def _changed(
 # -- paths -------------------------------------------------------------------------------------------------------------
 
 
-#: Names of models that are not paths.
-SHIPPED_MODELS = ("chain-tiny", "countdown-tiny", "littered-tiny", "shift-tiny")
+_DATA = Path(__file__).parent.parent / "data"
+#: Names of the models that ship with the package, which are not paths.
+SHIPPED_MODELS = tuple(sorted(config.parent.name for config in _DATA.glob("*/config.json")))
 
 
 def located(document: Document) -> Document:

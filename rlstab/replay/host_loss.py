@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rlstab.core.plan import make_plan
 from rlstab.errors import ReportError, RlstabError
-from rlstab.estimators import k1, k2
+from rlstab.kl_estimators import k1, k2
 from rlstab.record import Step
 from rlstab.record.effects import objective_of
 

@@ -4,7 +4,7 @@ import math
 from typing import Annotated
 
 from rlstab import Mean, Penalty, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import EVERY_TOKEN, About, NoOpAt, good, note
+from rlstab.core.metadata import About, IdleSign, NoOpAt
 from rlstab.core.settings import check_order
 
 
@@ -61,6 +61,12 @@ class AdaptiveEntropy(TokenObjective):
     Pitfalls:
         none
 
+    Interacts:
+        - Under ``token_mean`` the bonus of ``adaptive_entropy`` is the mean that its controller measures.
+        - Under ``sequence_mean`` the bonus of ``adaptive_entropy`` is a mean over responses; its controller measures
+          one over tokens.
+        - ``adaptive_entropy`` acts on every token, also on those that a mask drops: penalties ignore masks.
+
     Example:
         Four tokens with a mean entropy of 0.15, below 0.2. The first optimizer step pays 0.001 * 0.15 and raises the
         price by 0.0001, so the second pays 0.0011 * 0.15. Advantages are 0, so the loss is the payment alone.
@@ -93,13 +99,10 @@ class AdaptiveEntropy(TokenObjective):
             NoOpAt({"initial": 0.0, "low": 0.0, "increment": 0.0}, "the price stays at `initial`, which is 0."),
             NoOpAt({"initial": 0.0, "low": 0.0, "high": 0.0}, "the price stays 0."),
         ),
-        interacts=(
-            good("token_mean", "under {other} the bonus of {own} is the mean that its controller measures."),
-            note(
-                "sequence_mean",
-                "under {other} the bonus of {own} is a mean over responses; its controller measures one over tokens.",
+        idle_signs=(
+            IdleSign(
+                "coefficient", "its price was 0 throughout: the mean entropy never fell below {target_entropy} nats"
             ),
-            EVERY_TOKEN,
         ),
     )
 
