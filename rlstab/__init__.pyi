@@ -23,6 +23,7 @@ from rlstab.core.stats import (
     Stat as Stat,
     Threshold as Threshold,
 )
+from rlstab.core.step import OptimizerStep as OptimizerStep
 from rlstab.core.terms import (
     Bounds as Bounds,
     Constants as Constants,

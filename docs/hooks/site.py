@@ -49,6 +49,7 @@ FIRST = (
     "TokenObjective",
     "TokenBatch",
     "PolicyOutputs",
+    "OptimizerStep",
     "make_plan",
     "Plan",
     "LossOutput",
