@@ -40,7 +40,7 @@ TRL_LOSS: Mapping[str, Any] = {
 TRL_OTHER: Mapping[str, Any] = {
     "beta": 0.0,
     "use_bias_correction_kl": True,
-    "max_completion_length": 256,
+    "max_completion_length": 512,
     "use_vllm": False,
     CORRECTION_SETTING: True,
     "gradient_accumulation_steps": 1,

@@ -120,6 +120,7 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # mypy cannot resol
         provided = {*provided_by(self), *self._rlstab_providers, *({CORRECTION} if corrected else ())}
         self._rlstab_forward = forward_for(self, self.objective, provided, head)
         _warn_of_dropout(self.model, self.objective)
+        _warn_of_filters(self.args)
         if self.accelerator.num_processes > 1 and self.is_distributed_loading_by_transformers:
             raise HostError("the model was sharded while it was loaded (tp_plan). Load it whole, for FSDP or DDP.")
         ranks = self.accelerator.num_processes
@@ -346,6 +347,19 @@ def _warn_of_dropout(model: torch.nn.Module, objective: TokenObjective) -> None:
         logger.warning(
             f"the policy has dropout ({dropped[0]} and {len(dropped) - 1} more modules), and methods decide by another "
             f"draw than the one that is trained. Write disable_dropout=True, lora_dropout=0.0, attention_dropout=0.0."
+        )
+
+
+def _warn_of_filters(config: GRPOConfig) -> None:
+    """A filtered sampler draws from fewer tokens, renormalised; log-probs and ratios are of the whole distribution."""
+    off = {"top_p": (None, 1.0), "top_k": (None, 0, -1), "min_p": (None, 0.0)}
+    filters = [
+        f"{name}={getattr(config, name)!r}" for name, values in off.items() if getattr(config, name) not in values
+    ]
+    if filters:
+        logger.warning(
+            f"GRPOConfig.{', '.join(filters)} renormalises the sampler, and the loss takes log-probs of the whole "
+            f"distribution: the policy that is trained is not the one that is sampled. Write top_p=1.0, top_k=0."
         )
 
 
