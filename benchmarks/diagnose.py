@@ -25,7 +25,7 @@ from rich.table import Table
 from rlstab.config import load_run
 from rlstab.diagnose.diagnosis import CAUSES, first_of
 from rlstab.diagnose.readers import read_logs
-from rlstab.diagnose.signs import signs
+from rlstab.signs import signs
 
 CLIP = {"name": "clip_higher", "low": 0.2, "high": 0.2}
 REWARDS = "benchmarks/broken_rewards.py"

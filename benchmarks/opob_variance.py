@@ -43,8 +43,8 @@ from rlstab.core.comm import LocalComm
 from rlstab.core.method import measure_all
 from rlstab.models.policy import Policy, Sequences, load_policy
 from rlstab.report.statistics import Estimate, against_baseline
-from rlstab.stages.advantages import grpo
 from rlstab.stages.dr_grpo import DrGRPO
+from rlstab.stages.group_relative import grpo
 from rlstab.stages.grpo import GRPO
 from rlstab.stages.opo import OPO
 from rlstab.stages.opob import OPOB

@@ -12,7 +12,7 @@ from examples.demonstrations import demonstration
 from rlstab.errors import ScorerError
 from rlstab.tasks import Countdown
 from rlstab.tasks.scorers import GymScorer, Scorer, TextScorer
-from rlstab.tasks.scoring import Job, Workers
+from rlstab.tasks.workers import Job, Workers
 
 PROMPTS, GROUP = 8, 8
 TALK = "First we simplify the expression and collect the terms, and then we divide both sides. " * 4

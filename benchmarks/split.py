@@ -19,7 +19,7 @@ from rlstab import STARE, ClipHigher, PolicyOutputs, TokenBatch, TokenObjective,
 from rlstab.config.settings import RolloutSettings
 from rlstab.core.plan import Scope
 from rlstab.models.policy import load_policy
-from rlstab.stages.advantages import grpo
+from rlstab.stages.group_relative import grpo
 from rlstab.tasks import Countdown
 from rlstab.tasks.rewards import score
 from rlstab.train.rollout import Rollout

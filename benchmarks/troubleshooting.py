@@ -8,21 +8,7 @@ from rlstab.core.metadata import SOURCES
 from rlstab.diagnose.diagnosis import CAUSES, TOGETHER
 from rlstab.diagnose.metric_aliases import ALIASES, SUMS
 from rlstab.diagnose.remedies import Remedy, remedies
-from rlstab.diagnose.signs import CLIPPED, CUT_OFF, DRIFT, DRIFT_GROWTH, MISMATCH, SIGNS
-from rlstab.report import collapse
-
-#: When a sign is there.
-DEFINITIONS: dict[str, str] = {
-    **{name: collapse.DEFINITIONS[name] for name in SIGNS if name in collapse.DEFINITIONS},
-    "refused_steps": "a gradient norm that is NaN or infinite, or an optimizer step refused for it",
-    "truncation": f"{collapse.DEFINITIONS['truncation']}; or more than {CUT_OFF} of them cut off in the first line",
-    "sampler_mismatch": "in the first line of the log, "
-    + ", or ".join(f"`{name}` above {most:g}" for name, most in MISMATCH.items()),
-    "sampler_drift": (
-        f"the same metric, over ten steps, above {DRIFT:g} x that threshold and {DRIFT_GROWTH:g} x its first value"
-    ),
-    "clipped": f"more than {CLIPPED} of the tokens clipped, over ten steps",
-}
+from rlstab.signs import SIGNS
 
 #: The beginning of the page. It is written by a command, like the pages of the methods.
 HEAD = """<!-- Written by `python -m benchmarks evidence` from rlstab/diagnose/remedies.yaml and benchmarks/results. -->
@@ -111,7 +97,7 @@ def _signs() -> Iterator[str]:
     yield "| sign | definition |"
     yield "| --- | --- |"
     for name in SIGNS:
-        yield f"| {SIGNS[name].title} | {DEFINITIONS[name]} |"
+        yield f"| {SIGNS[name].title} | {SIGNS[name].definition} |"
     yield ""
 
 

@@ -77,7 +77,7 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     from rlstab.zoo import METHODS
 
-    return sorted({*globals(), *__all__, *METHODS.shipped_classes()})
+    return sorted({*__all__, *METHODS.shipped_classes()})
 
 
 def load_objective(source: str | Path | Mapping[str, Any] | Sequence[Any]) -> Composition:

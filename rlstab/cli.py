@@ -15,10 +15,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from rlstab import __version__
-from rlstab.errors import ConfigError, RlstabError
+from rlstab.errors import ConfigError, RlstabError, reason
 from rlstab.extras import require
-from rlstab.files import exists, is_file, reason, write_text
-from rlstab.visible import visible
+from rlstab.files import exists, is_file, write_text
+from rlstab.visible import in_error, visible
 
 if TYPE_CHECKING:  # each command pays only for what it uses
     from rlstab.config.bundled_examples import Kind
@@ -58,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _failed(text: str) -> int:
-    print(visible(text, spaces=False), file=sys.stderr)
+    print(in_error(text), file=sys.stderr)
     return 2
 
 

@@ -95,3 +95,9 @@ def kind_of(value: Any) -> str:
     """What a value is, in an error: ``None``, ``an int``, ``a Tensor``."""
     name = type(value).__name__
     return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
+def reason(error: Exception) -> str:
+    """What the system or Python says is wrong with a file, in one line; the error's class where it says nothing."""
+    system = getattr(error, "strerror", None)
+    return str(system).lower() if system else str(error).partition("\n")[0] or type(error).__name__

@@ -13,7 +13,8 @@ import traceback
 from pathlib import Path
 from types import ModuleType
 
-from rlstab.errors import ConfigError, RlstabError
+from rlstab.errors import ConfigError, RlstabError, reason
+from rlstab.safe_read import open_file, read_bytes
 
 
 def exists(path: str | Path) -> bool:
@@ -31,16 +32,24 @@ def is_dir(path: str | Path) -> bool:
     return os.path.isdir(path)  # noqa: PTH112
 
 
+def leads_away(path: str | Path) -> bool:
+    """Whether a link is there that leads out of its folder: what is written there would change a file elsewhere."""
+    path = Path(path)
+    return path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(path.parent))
+
+
 def is_foreign(path: str | Path, *marks: bytes) -> bool:
-    """Whether an ordinary file is there that has something in it and none of the marks: not one of ours to replace.
+    """Whether something is there that must not be replaced: a link to another folder, or a file without a mark.
 
     Args:
         path: to which something is about to be written.
         marks: of what the same command writes; one of them is in its first 4096 bytes.
     """
+    if leads_away(path):
+        return True
     if not is_file(path):
         return False
-    with Path(path).open("rb") as file:
+    with open_file(path) as file:
         head = file.read(4096)
     return bool(head) and not any(mark in head for mark in marks)
 
@@ -72,11 +81,6 @@ def replace_file(path: Path, content: str | bytes) -> None:
     writing.replace(path)
 
 
-def reason(error: Exception) -> str:
-    """What the system or Python says is wrong with a path."""
-    return str(getattr(error, "strerror", None) or error).lower()
-
-
 def checksum(content: bytes) -> str:
     """Twelve hexadecimal digits of the SHA-256."""
     return hashlib.sha256(content).hexdigest()[:12]
@@ -87,7 +91,7 @@ _modules: dict[tuple[Path, str], ModuleType] = {}
 
 def load_module(path: Path) -> ModuleType:
     """The module of a .py file, loaded once for as long as it does not change. Raises whatever the file raises."""
-    content = path.read_bytes()
+    content = read_bytes(path)
     key = path, checksum(content)
     if key not in _modules:
         if str(path.parent) not in sys.path:

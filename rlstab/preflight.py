@@ -6,13 +6,17 @@ loaded, nothing is asked of the network, and the trainer is not imported.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from rich.progress import track
+
 from rlstab.config.runs import RunConfig
 from rlstab.config.settings import DatasetSettings
 from rlstab.config.user_code import SHIPPED_MODELS
+from rlstab.console import Terminal
 from rlstab.errors import ModelError
 from rlstab.extras import how_to_install, missing, require, require_trackers
 from rlstab.signals import slow_bf16
@@ -23,6 +27,9 @@ from rlstab.tasks.task import Task
 
 #: Characters of a prompt that are shown.
 SHOWN = 300
+
+#: Right answers of each split that are scored, from all over it.
+ANSWERS = 64
 
 
 def preflight(run: RunConfig) -> list[str]:
@@ -51,7 +58,7 @@ def preflight(run: RunConfig) -> list[str]:
     elif run.model.name not in SHIPPED_MODELS and _is_on_the_hub(run.model.name):
         unchecked.append(f"the model '{run.model.name}', which is on the hub")
     else:
-        _require_model(run, task)
+        lines += _try_model(run, task)
         unchecked.append("the weights of the model")
     return [*lines, *(f"not checked: {what}" for what in unchecked)]
 
@@ -66,8 +73,9 @@ def _tried(run: RunConfig, task: Task) -> list[str]:
     if any(name.startswith("block_") for name in run.composition.needs | run.pipeline.needs):
         require_blocks(task, "a method or stage")
     example = task.example("train", 0)
-    rewards = build_rewards(run.reward, task)
-    scores = score(task, [example], [""], rewards=rewards)
+    rewards = build_rewards(run.reward, task, getattr(run.task, "environment", None) or ())
+    scores = score(task, [example], [""], rewards=rewards, whole=[""])
+    silent = never_right(task) if any(reward.workers is None for reward in rewards) else []
     for workers in [task.workers, *(reward.workers for reward in rewards)]:
         if workers is not None:
             workers.close()
@@ -78,24 +86,70 @@ def _tried(run: RunConfig, task: Task) -> list[str]:
     return [
         f"task {task.name}: {', '.join(sizes)}; an empty answer {told}",
         f"first prompt: {example.prompt[:SHOWN]!r}",
+        *silent,
     ]
 
 
-def _require_model(run: RunConfig, task: Task | None) -> None:
-    """Read what describes the model, and write the first prompts in its tokens, as training would.
+def never_right(task: Task) -> list[str]:
+    """What is said of right answers that the task's own scorer does not count as right, so that nothing ever is."""
+    right = getattr(task, "right_completion", None)
+    if right is None:
+        return []
+    examples = []
+    for split, size in task.size.items():
+        count = ANSWERS if size is None else size
+        examples += [task.example(split, index * count // min(ANSWERS, count)) for index in range(min(ANSWERS, count))]
+    pairs = [(example, text) for example in examples if (text := right(example)) is not None]
+    scores = score(task, [example for example, _ in pairs], [text for _, text in pairs])
+    wrong = [(pair, given) for pair, given in zip(pairs, scores.rewards.tolist(), strict=True) if given < 1]
+    if not wrong:
+        return [f"right answers: {len(pairs)} tried, all score 1"] if pairs else []
+    (example, text), given = wrong[0]
+    why = f" ({scores.errors[0]})" if scores.errors else ""
+    return [
+        f"note: {len(wrong)} of {len(pairs)} right answers do not score 1, so that the policy cannot be right there: "
+        f"{example.where or example.prompt[:60]!r} has the answer {example.answer!r:.80}, and {text!r:.80} scores "
+        f"{given:g}{why}. Look at the answers, task.scorer and task.answer_pattern."
+    ]
+
+
+def _try_model(run: RunConfig, task: Task | None) -> list[str]:
+    """Read what describes the model, and write the prompts in its tokens, as training would.
 
     Raises:
         ConfigError, DataError, ModelError: the model, its tokenizer or its context do not fit the run.
     """
     from transformers import AutoConfig, AutoTokenizer
 
-    from rlstab.models.loading import SHIPPED, load_part
+    from rlstab.models.loading import load_part, require_pad_token
     from rlstab.models.policy import Policy, require_prompts
 
-    name = run.model.name
+    name, reference = run.model.name, run.model.reference
     tokenizer = load_part("tokenizer", name, AutoTokenizer.from_pretrained)
     described: Any = SimpleNamespace(config=load_part("configuration", name, AutoConfig.from_pretrained))
+    _require_safetensors("model.name", name)
+    require_pad_token(tokenizer, described.config, name)
+    if "ref_logprobs" in run.composition.needs and reference is not None and not _is_on_the_hub(reference):
+        load_part("configuration", reference, AutoConfig.from_pretrained, setting="model.reference")
+        _require_safetensors("model.reference", reference)
+    if task is None:
+        return []
+    policy = Policy(described, tokenizer, 0, frozenset(), "fp32")
+    terminal = Terminal(stderr=True)
+    watch = partial(track, console=terminal, transient=True, disable=not terminal.is_terminal)
+    told = [f"note: {text}" for text in require_prompts(policy, task, run.rollout, watch)]
+    example = task.example("train", 0)
+    last = tokenizer.decode(policy.tokens(example, run.rollout)[-1:])
+    if not run.rollout.chat and last in tokenizer.all_special_tokens and not example.prompt.endswith(last):
+        told.append(
+            f"note: the tokenizer ends each prompt with {last!r}, so responses begin after an end. Switch that off "
+            f"in its tokenizer_config.json, such as add_eos_token: false, and save it anew."
+        )
+    return told
+
+
+def _require_safetensors(setting: str, name: str) -> None:
+    from rlstab.models.loading import SHIPPED
+
     if not any(SHIPPED.get(name, Path(name).expanduser()).glob("*.safetensors")):
-        raise ModelError(f"model.name: '{name}' has no weights in safetensors. Convert them, or give another model.")
-    if task is not None:
-        require_prompts(Policy(described, tokenizer, 0, frozenset(), "fp32"), task, run.rollout)
+        raise ModelError(f"{setting}: '{name}' has no weights in safetensors. Convert them, or give another model.")

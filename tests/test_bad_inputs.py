@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import traceback
@@ -27,6 +28,7 @@ from safetensors.torch import load, save
 import rlstab
 from rlstab import errors
 from rlstab.cli import main
+from rlstab.visible import LINE
 
 #: Seconds after which a row hangs, on a machine that is busy with something else.
 HANGS = 120
@@ -121,6 +123,9 @@ PATHS: dict[str, tuple[str, Prepare]] = {
     "has a name that steers a terminal": (f"{ESC}.yaml", lambda folder: None),
     "has a name that is no UTF-8": (os.fsdecode(b"\xff\xfe.yaml"), lambda folder: None),
     "is a device without end": ("/dev/zero", lambda folder: None),
+    "is a pipe": ("f.yaml", lambda folder: os.mkfifo(folder / "f.yaml")),
+    "is a socket": ("s", lambda folder: os.mknod(folder / "s", stat.S_IFSOCK)),
+    "is the memory of the machine": ("/proc/kcore", lambda folder: None),
 }
 for command in ("check", "explain", "train", "bench"):
     for kind, text in [*TEXTS.items()][: None if command == "check" else 6]:
@@ -321,7 +326,7 @@ EMPTY_FOLDERS: list[dict[str, Text]] = [
     {"d/config.yaml": RUN, "d/run.json": "{}"},
     {"d/config.yaml": RUN, "d/metrics.jsonl": b"\0" * 100},
 ]
-for command in ("view", "view --terminal", "diagnose", "report", "runs"):
+for command in ("view", "view --terminal", "diagnose", "report", "runs", "replay"):
     for kind, (path, prepare) in PATHS.items():
         row([*command.split(), path], f"the file {kind}", prepare=prepare)
     for contents in EMPTY_FOLDERS:
@@ -425,6 +430,8 @@ def faults(case: Row, folder: Path) -> list[str]:
         wrong.append("is not one error")
     if case.names not in said:
         wrong.append(f"does not name {case.names}")
+    if (longest := max(map(len, said.splitlines()), default=0)) > LINE:
+        wrong.append(f"has a line of {longest} characters")
     printed = set(said + out.getvalue()) - {"\n", "\t"}
     if acts := {character for character in printed if unicodedata.category(character) in ("Cc", "Cf", "Cs")}:
         wrong.append(f"would steer a terminal: {acts}")
@@ -472,8 +479,7 @@ AROUND = [
     ("env TERM=zzz LC_ALL=zzz rlstab list", 0, ""),
     ("rlstab check f.yaml >&- 2>&-", 0, ""),
     ("rlstab schema | true; exit ${PIPESTATUS[0]}", 128 + signal.SIGPIPE, ""),
-    # `check` and `explain` look at a file first, and so take no pipe
-    ("rlstab train <(sleep 20; echo 'objective: zzz')", 2, ":1: objective.name: "),
+    ("rlstab train <(sleep 20; echo 'objective: zzz')", 2, "not a regular file"),
 ]
 
 

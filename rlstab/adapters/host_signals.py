@@ -1,12 +1,14 @@
-"""Signals that a host's batch holds beside those of a forward, by the host's names."""
+"""Signals that a host's batch holds without a forward of the policy, by the host's names."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 
 import torch
 from torch import Tensor
 
+from rlstab.core.batch import TokenBatch
+from rlstab.core.stats import Mean
 from rlstab.errors import MissingSignal
 
 
@@ -37,5 +39,19 @@ def held_signals(
         lost = torch.isnan(sampled)
         signals["rollout_logprobs"] = torch.where(lost, old.to(sampled.dtype), sampled)
     if "branch" in needs:
-        signals["branch"] = torch.zeros_like(old)  # no host grows branches; a function of the user's may know of some
+        signals["branch"] = torch.zeros_like(old)  # no host grows branches; a user-defined function may know of some
     return signals, lost
+
+
+def unscored(needs: Set[str], batches: Sequence[tuple[TokenBatch, Tensor]]) -> dict[str, Mean]:
+    """The metric of tokens whose log-prob the sampler could not give; empty where the objective does not read them.
+
+    Args:
+        needs: of the objective.
+        batches: the evidence of each micro-batch, and the number of such tokens in it.
+    """
+    if "rollout_logprobs" not in needs:
+        return {}
+    lost = torch.stack([count.double() for _, count in batches]).sum()
+    tokens = torch.tensor(float(sum(len(batch) for batch, _ in batches)), dtype=torch.float64)
+    return {"sampler/unscored": Mean(lost, tokens)}

@@ -14,8 +14,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticCustomError
 
-from rlstab.errors import ConfigError, Conflict, RlstabError, did_you_mean
-from rlstab.files import reason
+from rlstab.errors import ConfigError, Conflict, RlstabError, did_you_mean, reason
+from rlstab.safe_read import open_file
 
 Place = tuple[str | int, ...]
 Model = TypeVar("Model", bound=BaseModel)
@@ -26,7 +26,7 @@ MAX_NODES = 100_000
 #: Nested deeper than any run file is; stops aliases that contain themselves.
 MAX_DEPTH = 100
 
-#: Bytes; more than any run file has. A device may never end.
+#: Bytes, larger than any run file.
 MAX_BYTES = 2**24
 
 #: YAML 1.2 knows ``1e-3`` as a number; PyYAML, which reads YAML 1.1, takes it for text.
@@ -80,7 +80,7 @@ class Document:
             ConfigError: no such file, not YAML, a repeated key, a tag that would build an object.
         """
         try:
-            with Path(path).open("rb") as file:
+            with open_file(path) as file:
                 content = file.read(MAX_BYTES + 1)
             if len(content) > MAX_BYTES:
                 raise ValueError(f"more than {MAX_BYTES} bytes")

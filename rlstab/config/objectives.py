@@ -35,7 +35,7 @@ from pydantic import BaseModel, Field, create_model
 
 from rlstab.config.document import MAX_DEPTH, Document, Place, shown
 from rlstab.config.settings import Settings
-from rlstab.config.user_code import is_user_code, load_method, located, name_in_yaml, portable
+from rlstab.config.user_code import is_user_code, load_method, located, make, name_in_yaml, portable
 from rlstab.core.compose import Composition, Observe, Within, compose, observe, walk, within
 from rlstab.core.metadata import docstring
 from rlstab.core.method import Method
@@ -125,7 +125,7 @@ def _made(document: Document, item: Mapping[Any, Any], place: Place, registry: R
 def _of_class(document: Document, cls: type[Kind], settings: Mapping[Any, Any], place: Place) -> Kind:
     checked = document.validate(method_model(cls), {"name": cls.name, **settings}, place)
     with document.at(place):
-        return cls(**{setting.name: getattr(checked, setting.name) for setting in settings_of(cls)})
+        return make(cls, {setting.name: getattr(checked, setting.name) for setting in settings_of(cls)})
 
 
 def _require_in_place(document: Document, name: str, place: Place, registry: Registry[Any]) -> None:

@@ -7,7 +7,16 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    field_serializer,
+    model_validator,
+)
 
 from rlstab.config.document import misfit, refuse
 from rlstab.config.user_code import is_user_code
@@ -79,7 +88,7 @@ def _or(key: str, schema: Any) -> BeforeValidator:
 
 
 def _or_alone(item: Any) -> BeforeValidator:
-    """An item may stand for the list of it."""
+    """A single item is accepted where a list is expected."""
     schema = item | Annotated[list[item], Field(min_length=1)]
     return BeforeValidator(lambda given: [given] if isinstance(given, str | Mapping) else given, schema)
 
@@ -200,11 +209,19 @@ Pattern = Annotated[str, AfterValidator(_compiles)]
 Template = Annotated[str, AfterValidator(_has_place)]
 
 
+#: Names of environment variables, never their values: a run file is shared.
+Variables: TypeAlias = Annotated[
+    tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...], Field(strict=False), _or_alone(str)
+]
+
+
 class WorkerSettings(Settings):
     """A scorer that may hang on a completion."""
 
     time_limit: Positive = Field(5.0, description="seconds for a completion; then its reward is 0")
     workers: Annotated[int, Field(ge=1, le=1024)] = Field(2, description="processes that score, for each that trains")
+    memory: Annotated[float, Field(ge=0.25, le=1e6)] = Field(2.0, description="GiB of address space of each of them")
+    environment: Variables | None = Field(None, description="names of environment variables that they may read")
 
 
 class ReasoningGymSettings(WorkerSettings):
@@ -230,6 +247,9 @@ class TextSettings(WorkerSettings):
     answer_pattern: Pattern | None = Field(None, description="regular expression whose group 1 is the answer")
     prompt_template: Template = Field("{prompt}", description="must contain {prompt}; not for messages")
     system: str | None = Field(None, description="system message before every prompt; needs rollout.chat")
+    too_long: Literal["error", "skip"] = Field(
+        "error", description="a prompt that does not fit the model: refuse the run, or leave the row out"
+    )
 
 
 class JsonlSettings(TextSettings):
@@ -286,6 +306,7 @@ class RewardSettings(WorkerSettings):
     )
     weight: float = Field(1.0, description="factor in the sum; 0 measures without learning from it")
     name: str = Field("", description="in metrics, `reward/<name>`; that of the function where it is left out")
+    special_tokens: bool = Field(False, description="the completion keeps its special tokens, such as EOS")
 
     @model_validator(mode="before")
     @classmethod
@@ -304,7 +325,8 @@ class RewardSettings(WorkerSettings):
         text = f"'reward/{self.name}' is taken or cannot be a metric. Set another `name`, of letters, digits and _."
         refuse(not valid, "name", text)
         if self.function == TASK:
-            self._leave_out(WorkerSettings.model_fields, "the task's own scorer reads that of `task`, where it has it.")
+            names = (*WorkerSettings.model_fields, "special_tokens")
+            self._leave_out(names, "the task's own scorer reads that of `task`, where it has it.")
         return self
 
 
@@ -329,6 +351,17 @@ Rewards: TypeAlias = Annotated[
 # -- rollout, optimisation ---------------------------------------------------------------------------------------------
 
 
+#: What transformers' apply_chat_template takes beyond the variables of a template.
+TEMPLATE_TAKEN = frozenset(
+    """add_generation_prompt continue_final_message conversation max_length padding return_assistant_tokens_mask
+    return_dict return_tensors tokenize tokenizer_kwargs truncation""".split()
+)
+
+#: Texts that end a response.
+Stops: TypeAlias = Annotated[
+    tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False, min_length=1), _or_alone(str)
+]
+
 Precision: TypeAlias = Literal["bf16", "fp8", "int8", "int4", "int3", "int2"]
 
 
@@ -345,28 +378,52 @@ class RolloutSettings(Settings):
     weight_noise: Annotated[float, Field(ge=0, le=1e3)] = Field(
         0.0, description="on the sampler's matrices, the same in all of a run: a share of each one's standard deviation"
     )
-    stop: Annotated[str, Field(min_length=1)] | None = Field(None, description="text that ends a response, beside EOS")
+    stop: Stops | None = Field(None, description="text that ends a response, as EOS does, or a list of such texts")
     chat: bool = Field(False, description="wrap prompts by the tokenizer's chat template")
+    chat_template: dict[str, JsonValue] | None = Field(
+        None, description="variables of that template, such as {enable_thinking: false}"
+    )
+
+    @model_validator(mode="after")
+    def _of_the_template(self) -> RolloutSettings:
+        text = "only a chat template reads it. Set rollout.chat to true, or leave it out."
+        refuse(self.chat_template is not None and not self.chat, "chat_template", text)
+        for name in sorted(TEMPLATE_TAKEN & (self.chat_template or {}).keys()):
+            refuse(True, f"chat_template.{name}", "rlstab decides it, for it samples token by token. Leave it out.")
+        return self
+
+    @field_serializer("stop")
+    def _stop_alone(self, stop: tuple[str, ...] | None) -> Any:
+        return stop[0] if stop is not None and len(stop) == 1 else stop
 
 
 OldLogprobs: TypeAlias = Literal["live", "rollout", "recompute"]
 Refresh: TypeAlias = Literal["rollout", "step"]
 
 
-class PlainSchedule(Settings):
+class _Schedule(Settings):
+    """A schedule of the learning rate."""
+
+    @property
+    def ends_with_the_run(self) -> bool:
+        """Whether its values depend on how many optimizer steps the run has."""
+        return not str(getattr(self, "name", "")).startswith("constant")
+
+
+class PlainSchedule(_Schedule):
     """Without options; the last two end at 0."""
 
     name: Literal["constant", "constant_with_warmup", "linear", "cosine"]
 
 
-class CosineWithMinLr(Settings):
+class CosineWithMinLr(_Schedule):
     """To a share of lr."""
 
     name: Literal["cosine_with_min_lr"]
     min_lr_rate: Share = Field(description="where it ends, as a share of lr")
 
 
-class WarmupStableDecay(Settings):
+class WarmupStableDecay(_Schedule):
     """Constant, and at the end a decay."""
 
     name: Literal["warmup_stable_decay"]
@@ -456,12 +513,16 @@ class EvaluationSettings(Settings):
     sampler: bool = Field(False, description="also the sampler's policy, where it is another: eval/sampler/...")
     prompts: Count = Field(256, description="held-out prompts")
     samples: Count = Field(4, description="responses per prompt for the mean and pass@k")
-    pass_at: tuple[Count, ...] = Field((4,), strict=False, description="the k of pass@k, each at most samples")
+    pass_at: tuple[Count, ...] | None = Field(
+        None, strict=False, description="the k of pass@k, each at most samples; null is 4, or samples where it is less"
+    )
     greedy: bool = Field(True, description="also the greedy responses")
 
     @model_validator(mode="after")
     def _enough_samples(self) -> EvaluationSettings:
-        for index, k in enumerate(self.pass_at):
+        if self.pass_at is None:
+            object.__setattr__(self, "pass_at", (min(4, self.samples),))
+        for index, k in enumerate(self.pass_at or ()):
             text = f"pass@{k} needs {k} samples per prompt, and evaluation.samples is {self.samples}. Raise that."
             refuse(k > self.samples, f"pass_at.{index}", text)
         return self

@@ -1,4 +1,4 @@
-"""What a YAML file names beside itself: user-defined classes and functions, by ``path/to/file.py:Name``, and data.
+"""External files that a YAML file refers to: user-defined classes and functions, by ``path/to/file.py:Name``, and data.
 
 ::
 
@@ -15,20 +15,26 @@ user gave to a command, never for those of a run folder that a report or a viewe
 
 from __future__ import annotations
 
+import hashlib
 import inspect
+import json
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from functools import lru_cache
 from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rlstab.config.document import MAX_DEPTH, Document, Place
-from rlstab.core.method import Method
+from rlstab.core.comm import LocalComm
+from rlstab.core.method import Method, State, measure_all
 from rlstab.core.registry import Registry
-from rlstab.errors import did_you_mean, kind_of
-from rlstab.files import checksum, exists, in_one_line, is_file, load_module
+from rlstab.core.saved_state import dump_state
+from rlstab.core.validate import DECLARED, check_mapping
+from rlstab.errors import ConfigError, MethodError, RlstabError, did_you_mean, kind_of
+from rlstab.files import checksum, exists, in_one_line, is_dir, is_file, load_module
 
 Kind = TypeVar("Kind", bound=Method[Any])
 
@@ -155,24 +161,104 @@ def name_in_yaml(method: Method[Any]) -> str:
     return _files_of.get(type(method), method.name)
 
 
+@contextmanager
+def blamed(what: str, fix: str, path: Path | None = None) -> Iterator[None]:
+    """Around user code, which fails in every way: that is one line. An error of rlstab stays as it is.
+
+    Raises:
+        ConfigError: ``what`` raised, with the last line of the file that it came from, and the fix.
+    """
+    try:
+        yield
+    except RlstabError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{what} raised {in_one_line(error, path)}. {fix}.") from error
+
+
+def make(cls: type[Kind], settings: Mapping[str, Any]) -> Kind:
+    """A method or stage. Of one that does not ship, what it declares and its first states are tried.
+
+    Raises:
+        ConfigError: something of it raises.
+        MethodError: a state is something that a checkpoint cannot hold.
+    """
+    if cls.__module__.startswith("rlstab."):
+        return cls(**settings)
+    file, fix = _files_of.get(cls, "").rpartition(":")[0], "Correct the class"
+    path = Path(file) if file else None
+    with blamed(f"'{cls.name}': __init__", fix, path):
+        method = cls(**settings)
+    for name in DECLARED:
+        with blamed(f"'{cls.name}': {name}", fix, path):
+            getattr(method, name, None)
+    with blamed(f"'{cls.name}': init_state", fix, path):
+        state = method.init_state()
+    check_mapping(cls.name, "init_state", state)
+    require_storable(cls.name, "init_state", state)
+    with suppress(Exception):  # what it makes of no tokens is tried where a rank has none
+        state = measure_all(method, [], state, LocalComm())[1]
+    require_storable(cls.name, "advance", state)
+    return method
+
+
+def require_storable(who: str, method: str, state: State) -> None:
+    """Refuse a state that JSON and safetensors do not give back as it was.
+
+    Raises:
+        MethodError: names what returned it, and the key.
+    """
+    for key, value in state.items():
+        try:
+            plain = dump_state({key: value})[0]
+            back = json.loads(json.dumps(plain))
+            same = back == plain or repr(back) == repr(plain)  # NaN is not equal to itself
+            why = "" if same else "JSON gives it back as something else"
+        except Exception as error:  # objects of every kind
+            why = in_one_line(error)
+        if why:
+            raise MethodError(
+                f"'{who}': {method} returned a state whose {key!r} is {kind_of(value)}, which a checkpoint cannot "
+                f"hold: {why}. Make it a number, a bool, a text, a tensor, or a dict of them with texts as keys."
+            )
+
+
 # -- what a run says of them -------------------------------------------------------------------------------------------
 
 
 def checksums(run: Any) -> dict[str, str]:
     """Checksums of the files that a resolved run names: code by ``file.py:Name``, data by their names.
 
-    That of code is also over what it imports from its own folder. A file that is gone has an empty one.
+    That of code is also over what it imports from its own folder; that of a folder of data, over all files in it but
+    hidden ones and caches. A file that is gone has an empty one.
     """
     sums: dict[str, str] = {}
 
     def path(text: str, place: Place, name: str = "") -> str:
-        if name or (place[0] == "task" and is_file(text)):
+        if not name and place[0] == "task" and is_dir(text):
+            sums[Path(text).name] = _sum_of_folder(Path(text))
+        elif name or (place[0] == "task" and is_file(text)):
             files = [Path(text), *(_imported(Path(text)) if name else ())] if is_file(text) else []
             sums[f"{Path(text).name}{name}"] = checksum(b"".join(file.read_bytes() for file in files)) if files else ""
         return text
 
     _changed(run, lambda file, name, place: path(file, place, f":{name}"), path)
     return dict(sorted(sums.items()))
+
+
+def _sum_of_folder(folder: Path) -> str:
+    files = {path.relative_to(folder): path for path in folder.rglob("*") if is_file(path)}
+    kept = {name: files[name] for name in files if not any(part.startswith((".", "cache-")) for part in name.parts)}
+    stats = {name: path.stat() for name, path in sorted(kept.items())}
+    sums = [f"{name} {_sum_of_file(kept[name], stat.st_size, stat.st_mtime_ns)}" for name, stat in stats.items()]
+    return checksum("\n".join(sums).encode())
+
+
+@lru_cache(1024)
+def _sum_of_file(path: Path, size: int, modified: int) -> str:
+    """Of a file as it was last modified: data may be large, and a run asks with each checkpoint."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _imported(path: Path) -> list[Path]:

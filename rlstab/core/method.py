@@ -7,7 +7,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import FrozenInstanceError, dataclass, fields
-from typing import Any, ClassVar, Generic, Self, TypeAlias, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeAlias, TypeVar, dataclass_transform
 
 import torch
 
@@ -94,12 +94,21 @@ class Method(ABC, Generic[Part]):
         chosen = ", ".join(f"{setting.name} = {getattr(self, setting.name)!r}" for setting in settings_of(type(self)))
         return f"{summary(type(self))} ({chosen})" if chosen else summary(type(self))
 
-    # A class attribute in most methods; a property where it depends on a setting.
+    if TYPE_CHECKING:
+        # Class attributes in most methods, properties where they depend on a setting. Any, because no other type lets a
+        # type checker accept both; here, because in a subclass they would be settings to it.
+        needs: Any
+        live_needs: Any
+        writes: Any
+        excludes: Any
+        signal_options: Any
+        reads_drift: Any
+    else:
 
-    @property
-    def needs(self) -> Set[str]:
-        """Signals of the evidence that it reads."""
-        return frozenset()
+        @property
+        def needs(self) -> Set[str]:
+            """Signals of the evidence that it reads."""
+            return frozenset()
 
     def init_state(self) -> State:
         """The first state; its keys are those of every later one."""

@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import permutations
+from typing import TYPE_CHECKING
 
 from rlstab.core.batch import BASICS, TokenBatch
 from rlstab.core.loss import LossOutput
@@ -48,40 +49,40 @@ class TokenObjective(Method[TokenBatch]):
 
     _acts_by = "terms"
 
-    # Each is a class attribute in most methods, and a property where it depends on a setting.
+    if not TYPE_CHECKING:  # see Method
 
-    @property
-    def live_needs(self) -> Set[str]:
-        """Outputs of the live policy that its penalties differentiate, beyond the log-probs."""
-        return frozenset()
+        @property
+        def live_needs(self) -> Set[str]:
+            """Outputs of the live policy that its penalties differentiate, beyond the log-probs."""
+            return frozenset()
 
-    @property
-    def writes(self) -> Set[str]:
-        """Fields of Terms that it may fill."""
-        return frozenset()
+        @property
+        def writes(self) -> Set[str]:
+            """Fields of Terms that it may fill."""
+            return frozenset()
 
-    @property
-    def excludes(self) -> Mapping[str, str]:
-        """Methods, or fields of Terms, with which it cannot be composed, each with the reason."""
-        return {}
+        @property
+        def excludes(self) -> Mapping[str, str]:
+            """Methods, or fields of Terms, with which it cannot be composed, each with the reason."""
+            return {}
 
-    @property
-    def signal_options(self) -> Mapping[str, float]:
-        """Numbers that define a signal it reads, such as ``min_p`` of ``log_kept_mass``."""
-        return {}
+        @property
+        def signal_options(self) -> Mapping[str, float]:
+            """Numbers that define a signal it reads, such as ``min_p`` of ``log_kept_mass``."""
+            return {}
 
-    @property
-    def reads_drift(self) -> Set[str]:
-        """Which policies it compares (:data:`rlstab.core.validate.DRIFT`); it is idle where they are one.
+        @property
+        def reads_drift(self) -> Set[str]:
+            """Which policies it compares (:data:`rlstab.core.validate.DRIFT`); it is idle where they are one.
 
-        Unset settings of a run follow from it. It follows from what is read and written; a penalty that makes its own
-        ratio to the old policy has to say so. From the sampler the live policy differs in every run, already by its
-        kernels: a trust region around what the sampler reported is never idle.
-        """
-        compared = {name for name, pair in _COMPARED.items() if pair <= self.needs}
-        if self.writes & TRUST_REGION and "rollout_logprobs" not in self.needs:
-            compared.add("live")
-        return compared
+            Unset settings of a run follow from it. It follows from what is read and written; a penalty that makes its
+            own ratio to the old policy has to say so. From the sampler the live policy differs in every run, already by
+            its kernels: a trust region around what the sampler reported is never idle.
+            """
+            compared = {name for name, pair in _COMPARED.items() if pair <= self.needs}
+            if self.writes & TRUST_REGION and "rollout_logprobs" not in self.needs:
+                compared.add("live")
+            return compared
 
     def in_words(self) -> Mapping[str, str]:
         """What it does to a token: sentences for each field of Terms that it may fill, with the settings filled in.

@@ -80,8 +80,8 @@ class _Search:
 
     @property
     def running(self) -> bool:
-        """A histogram is wanted."""
-        return self.left > 0 and not self.few
+        """A histogram is wanted: bits are left, and some order statistic was asked for."""
+        return self.left > 0 and not self.few and self.places != []
 
     def selected(self) -> Rounds[OrderStatistics]:
         """When nothing is running; gathers the values if they are few."""

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from rlstab.bins import EMPTY
 from rlstab.diagnose.metric_aliases import ALIASES
 from rlstab.diagnose.readers import read_logs
 from rlstab.diagnose.remedies import Remedy, remedies
 from rlstab.diagnose.run_log import RunLog
-from rlstab.diagnose.signs import SIGNS, Sign, signs
 from rlstab.errors import ReportError
-from rlstab.report.runs import EMPTY
+from rlstab.signs import SIGNS, Sign, signs
 
 #: By sign, the cause that it stands for when it is the first. A reward that falls with nothing before it, a gradient
 #: out of proportion, NaN: the updates themselves are too large.
@@ -176,7 +176,7 @@ def diagnose(log: RunLog) -> Diagnosis:
         log=log,
         first=first_of(every, _interval(log)),
         looked_at=tuple(sign for sign in every if sign.fired is False),
-        unseen=tuple(dataclasses.replace(sign, text=_why(sign, log)) for sign in every if sign.fired is None),
+        unseen=tuple(sign for sign in every if sign.fired is None),
     )
 
 
@@ -208,11 +208,6 @@ def _interval(log: RunLog) -> int:
     """Steps between two lines of the log."""
     gaps = [np.median(np.diff(steps)) for steps, _ in log.metrics.values() if len(steps) > 1]
     return int(min(gaps, default=1))
-
-
-def _why(sign: Sign, log: RunLog) -> str:
-    reads = SIGNS[sign.name].reads
-    return sign.text if any(name in log.metrics for name in reads) else f"no {' or '.join(reads)}"
 
 
 def _wanted() -> str:

@@ -1,8 +1,9 @@
 """What other trainers call the metrics of rlstab, and what has to be done to a value to make it ours.
 
 Sources: `trl/trainer/grpo_trainer.py` of TRL 1.16 (`self._metrics`), and `Trainer.log` of transformers for the norm and
-the learning rate; verl 0.9 at 1dda039 (`verl/trainer/ppo/metric_utils.py`, `core_algos.py`, `rollout_corr_helper.py`,
-`verl/utils/debug/metrics.py`); prime-rl at 559b447 (`docs/training.md`). Names of older releases stand after them.
+the learning rate; ms-swift 3 for `entropy/mean`; verl 0.9 at 1dda039 (`verl/trainer/ppo/metric_utils.py`,
+`core_algos.py`, `rollout_corr_helper.py`, `verl/utils/debug/metrics.py`); prime-rl at 559b447 (`docs/training.md`).
+Names of older releases stand after them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ def _other_share(value: float) -> float:
 ALIASES: Mapping[str, Mapping[str, Turn]] = {
     "reward/mean": dict.fromkeys(("reward", "critic/score/mean", "critic/rewards/mean", "reward/all/mean"), _same),
     "reward/zero_std_groups": {"frac_reward_zero_std": _same},
-    "tokens/entropy": dict.fromkeys(("entropy", "actor/entropy", "actor/entropy_loss", "entropy/all/mean"), _same),
+    "tokens/entropy": dict.fromkeys(
+        ("entropy", "entropy/mean", "actor/entropy", "actor/entropy_loss", "entropy/all/mean"), _same
+    ),
     "gradient/norm": dict.fromkeys(("grad_norm", "actor/grad_norm", "optim/grad_norm"), _same),
     "response/ended": dict.fromkeys(
         ("completions/clipped_ratio", "response_length/clip_ratio", "is_truncated/all/mean"), _other_share

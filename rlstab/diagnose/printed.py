@@ -14,9 +14,9 @@ from rich.table import Table
 
 from rlstab.diagnose.diagnosis import Diagnosis, First, diagnose_paths
 from rlstab.diagnose.remedies import Remedy
-from rlstab.diagnose.signs import SIGNS
 from rlstab.report.formatting import counted, listed, setting
 from rlstab.report.runs import setting_of
+from rlstab.signs import SIGNS
 from rlstab.visible import visible
 
 #: Of more runs than this each has one line.

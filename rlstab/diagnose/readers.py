@@ -1,43 +1,74 @@
 """From a path to the runs that were logged there, whoever wrote them.
 
-Logs of rlstab, ``trainer_state.json`` of transformers (TRL), verl's file logger and other JSON lines, a CSV exported
-from wandb, and token exports of prime-rl. Damaged lines are left out and counted.
+Logs of rlstab, ``trainer_state.json`` of transformers (TRL, ms-swift), verl's file logger and its console, other JSON
+lines, a CSV exported from wandb, and token exports of prime-rl. Damaged lines are left out and counted.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rlstab.diagnose.metric_aliases import known
 from rlstab.diagnose.run_log import RunLog, log_of
-from rlstab.errors import ReportError
-from rlstab.files import exists, is_dir
+from rlstab.errors import ReportError, reason
+from rlstab.files import exists, is_dir, leads_away
 from rlstab.report.formatting import counted, ranges
 from rlstab.report.load import find_runs
 from rlstab.report.runs import RunRecord
-from rlstab.report.safe_read import as_float, first_line, read_bytes, read_object
 from rlstab.report.token_traces import Sample, exports, last_number, read_tokens
+from rlstab.safe_read import as_number, as_step, parse_json, read_bytes, read_object, text_of
 
 #: In every checkpoint of transformers, and in the output folder where the trainer was asked to save it.
 STATE = "trainer_state.json"
 #: What can be read, for errors.
 READABLE = (
-    f"a run folder or results file of rlstab, {STATE} or an output folder of TRL, a file of verl's file logger "
-    f"(.jsonl), a CSV exported from wandb, or token exports of prime-rl"
+    f"a run folder or results file of rlstab, {STATE} or an output folder of TRL, verl's console log or the file of "
+    f"its file logger (.jsonl), a CSV exported from wandb, or token exports of prime-rl"
 )
 #: What trainers and trackers call the number of a step, the likeliest first: wandb's own count is of calls to its log.
-STEPS = ("rollout", "train/global_step", "global_step", "training/global_step", "step", "Step", "_step")
+STEPS = (
+    *("rollout", "train/global_step", "global_step", "training/global_step", "global_step/max_steps"),
+    *("step", "Step", "_step"),
+)
 #: Lines in which one that tells the writer is looked for: the first may be damaged.
 SNIFFED = 20
 
-Rows = dict[int, dict[str, float]]
+
+class _Rows(dict[int, dict[str, float]]):
+    """Values by step and name, added in the order of the log.
+
+    A run that is resumed from an older checkpoint logs steps a second time. The later line counts, and what the first
+    branch logged from there on is dropped.
+    """
+
+    def __init__(self) -> None:
+        self.last = 0
+        self.abandoned: set[int] = set()
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        # a late evaluation of an older step repeats no metric that is known here
+        if step < self.last and known(values.keys() & self.get(step, {}).keys()):
+            branch = {later for later in self if later >= step}
+            self.abandoned |= branch
+            for later in branch:
+                del self[later]
+            self.last = step
+        self.setdefault(step, {}).update(values)
+        self.last = max(self.last, step)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        if not self.abandoned:
+            return ()
+        first = f"the run was resumed from an earlier step, and logs step {min(self.abandoned)} again"
+        return (f"{first}: left out what it had logged of steps {ranges(self.abandoned)} before",)
 
 
 def read_logs(path: str | Path) -> list[RunLog]:
@@ -51,20 +82,22 @@ def read_logs(path: str | Path) -> list[RunLog]:
         return _folder(path)
     if not exists(path):
         raise ReportError(f"{path}: no such file or folder. Give {READABLE}.")
-    if not path.is_file():
-        raise ReportError(f"{path}: is not an ordinary file. Give {READABLE}.")
+    text = _read(path)
     if path.suffix.lower() in (".csv", ".tsv"):
-        return _table(path)
-    if path.suffix.lower() == ".json":
-        return _trainer_state(path)
-    return _reader(path)(path)
+        return _table(path, text)
+    for _, line in zip(range(SNIFFED), text.split("\n", SNIFFED), strict=False):
+        if data := read_object(line):
+            if "curves" in data and "format" in data:
+                return _own(path)
+            if "token_ids" in data or ("tokens" in data and "sequence_id" in data):
+                return _token_export(path)
+            break
+    return _trainer_state(path, text) if path.suffix.lower() == ".json" else _lines(path, text)
 
 
 def _folder(path: Path) -> list[RunLog]:
-    # the state of an output folder, else that of the last checkpoint: each holds the whole history until then
-    states = [path / STATE] if (path / STATE).is_file() else list(path.glob(f"checkpoint-*/{STATE}"))
-    if states:
-        return _trainer_state(max(states, key=lambda state: last_number(state.parent.name)))
+    if (path / STATE).is_file() or any(path.glob(f"checkpoint-*/{STATE}")):
+        return _output_folder(path)
     if exports(path):
         return _token_export(path)
     try:
@@ -73,84 +106,127 @@ def _folder(path: Path) -> list[RunLog]:
         raise ReportError(f"{path}: no log in it. Give {READABLE}.") from error
 
 
-def _reader(path: Path) -> Callable[[Path], list[RunLog]]:
-    """What reads a file of JSON lines: results of benches, tokens, or rows of metrics."""
-    for _, data in zip(range(SNIFFED), map(read_object, _read(path).split(b"\n", SNIFFED)), strict=False):
-        if data:
-            if "curves" in data and "format" in data:
-                return _own
-            is_trace = "token_ids" in data or ("tokens" in data and "sequence_id" in data)
-            return _token_export if is_trace else _json_lines
-    return _json_lines
-
-
-def _read(path: Path) -> bytes:
+def _read(path: Path) -> str:
     try:
-        return read_bytes(path)
+        return text_of(read_bytes(path))
     except OSError as error:
-        reason = error.strerror or error
-        raise ReportError(f"{path}: cannot be read: {reason}. Give a file that you may read.") from error
+        raise ReportError(f"{path}: cannot be read: {reason(error)}. Give {READABLE}.") from error
 
 
-def _values(data: Mapping[str, Any]) -> dict[str, float]:
+def _step(row: Mapping[str, Any]) -> int | None:
+    """The number of a step: 61, 61.0, ``"61"``, or ``"61/500"`` as ms-swift writes it."""
+    values = (row.get(name) for name in STEPS)
+    steps = (as_step(value.partition("/")[0] if isinstance(value, str) else value) for value in values)
+    return next((step for step in steps if step is not None), None)
+
+
+def _values(row: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a row; what was there and not finite is NaN, and JSON's null is what writers of NaN mean by it."""
-    values = {name: math.nan if value is None else as_float(value) for name, value in data.items()}
+    values = {name: math.nan if value is None else as_number(value) for name, value in row.items()}
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _is_step(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _left_out(numbers: list[int], what: str) -> tuple[str, ...]:
+    return (f"left out {counted(len(numbers), what)}: {ranges(numbers)}",) if numbers else ()
 
 
-# -- JSON lines --------------------------------------------------------------------------------------------------------
+# -- lines -------------------------------------------------------------------------------------------------------------
+
+#: A step on verl's console, behind what Ray and progress bars write before it.
+_CONSOLE = re.compile(r"(?<![\w/])step:(\d+) - (.*)")
+#: A number as numpy prints it: ``np.float64(0.2)``.
+_NUMPY = re.compile(r"(?:np|numpy)\.\w+\((.*)\)")
 
 
-def _json_lines(path: Path) -> list[RunLog]:
-    """The values beside the step, or under ``data``, where verl's file logger has them."""
-    rows: Rows = {}
+def _lines(path: Path, text: str) -> list[RunLog]:
+    """Objects of JSON with their values next to the step or, as by verl's file logger, under ``data``; or a console."""
+    rows = _Rows()
     damaged: list[int] = []
-    verl = own = False
-    for number, line in enumerate(_read(path).split(b"\n"), 1):
+    writers: set[str] = set()
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
+        if told := _CONSOLE.search(line):
+            writers.add("verl")
+            rows.log(int(told[1]), dict(_console(told[2])))
+            continue
         data = read_object(line)
-        step = next((data[name] for name in STEPS if _is_step(data.get(name))), None)
+        step = _step(data)
         if step is None:
             damaged.append(number)
             continue
-        own |= "rollout" in data
-        if isinstance(data.get("data"), dict):
-            verl, data = True, data["data"]
-        rows.setdefault(step, {}).update(_values(data))
+        inside = data.get("data")
+        writers.add("verl" if isinstance(inside, dict) else "rlstab" if "rollout" in data else "JSON lines")
+        rows.log(step, _values(inside if isinstance(inside, dict) else data))
     if not any(known(row) for row in rows.values()):
         raise ReportError(
             f"{path}: no line in it has a step and a metric that is known here. Give a file whose lines are those of "
-            f"verl's file logger, or objects with a step and metrics named as in TRL, verl or rlstab."
+            f"verl's console or file logger, or objects with a step and metrics named as in TRL, verl or rlstab."
         )
-    remarks = (f"left out {counted(len(damaged), 'damaged line')}: {ranges(damaged)}",) if damaged else ()
-    writer = "verl" if verl else "rlstab" if own else "JSON lines"
-    return [log_of(rows, title=str(path), writer=writer, unit="rollout" if own else "step", remarks=remarks)]
+    if _CONSOLE.search(text):  # everything else on a console is no damage
+        damaged = []
+    writer = next(name for name in ("verl", "rlstab", "JSON lines") if name in writers)
+    unit = "rollout" if writer == "rlstab" else "step"
+    remarks = (*_left_out(damaged, "damaged line"), *rows.remarks)
+    return [log_of(rows, title=str(path), writer=writer, unit=unit, remarks=remarks)]
+
+
+def _console(text: str) -> Iterator[tuple[str, float]]:
+    """The ``name:value`` of a line of verl's console."""
+    for item in text.strip().split(" - "):
+        name, _, value = item.rpartition(":")
+        number = as_number(wrapped[1] if (wrapped := _NUMPY.fullmatch(value.strip())) else value)
+        if number is not None:
+            yield name, number
 
 
 # -- transformers ------------------------------------------------------------------------------------------------------
 
 
-def _trainer_state(path: Path) -> list[RunLog]:
+def _output_folder(path: Path) -> list[RunLog]:
+    """What holds the longest history: the state of the folder itself, or of the newest checkpoint that can be read."""
+    remarks: list[str] = []
+    found: list[RunLog] = []
+    states = sorted(path.glob(f"checkpoint-*/{STATE}"), key=lambda state: last_number(state.parent.name), reverse=True)
+    for newest in ([path / STATE], states):
+        for state in newest:
+            if not exists(state):
+                continue
+            if leads_away(state) or (state.parent != path and leads_away(state.parent)):
+                remarks.append(f"left out {state}: a link that leads out of the folder")
+                continue
+            try:
+                found += _trainer_state(state, _read(state))
+                break
+            except ReportError as error:
+                remarks.append(f"left out {str(error).rpartition('. ')[0]}")
+    if not found:
+        raise ReportError(f"{path}: no log in it. {'; '.join(remarks)}")
+    log = max(found, key=lambda log: log.rollouts)
+    return [replace(log, remarks=(*log.remarks, *remarks))]
+
+
+def _trainer_state(path: Path, text: str) -> list[RunLog]:
     try:
-        state = json.loads(_read(path).decode("utf-8", errors="replace"))
-    except (ValueError, RecursionError) as error:
-        raise ReportError(f"{path}: is not JSON: {first_line(error)}. Give that of a whole checkpoint.") from error
+        state = parse_json(text)
+    except ValueError as error:
+        if any(_step(read_object(line)) is not None for line in text.split("\n", SNIFFED)[:SNIFFED]):
+            return _lines(path, text)
+        raise ReportError(f"{path}: is not JSON: {reason(error)}. Give that of a whole checkpoint.") from error
     history = state.get("log_history") if isinstance(state, dict) else state
     if not isinstance(history, list):
         raise ReportError(f"{path}: has no log_history. Give a trainer_state.json that TRL's trainer has written.")
-    rows: Rows = {}
-    entries = [entry for entry in history if isinstance(entry, dict) and _is_step(entry.get("step"))]
-    for entry in entries:
-        # those of an evaluation begin with eval_, and the last entry sums up: neither has our names
-        rows.setdefault(entry["step"], {}).update(_values({k: value for k, value in entry.items() if k != "step"}))
-    damaged = len(history) - len(entries)
-    remarks = (f"log_history: left out {counted(damaged, 'record')} without a step",) if damaged else ()
-    return [log_of(rows, title=str(path), writer="TRL", remarks=remarks)]
+    rows = _Rows()
+    damaged = 0
+    for entry in history:
+        step = _step(entry) if isinstance(entry, dict) else None
+        if step is None:
+            damaged += 1
+        else:
+            # those of an evaluation begin with eval_, and the last entry sums up: neither has our names
+            rows.log(step, _values(entry))
+    left_out = (f"log_history: left out {counted(damaged, 'record')} without a step",) if damaged else ()
+    return [log_of(rows, title=str(path), writer="TRL", remarks=(*left_out, *rows.remarks))]
 
 
 # -- wandb -------------------------------------------------------------------------------------------------------------
@@ -159,35 +235,39 @@ def _trainer_state(path: Path) -> list[RunLog]:
 BETWEEN = " - "
 #: A chart writes each curve three times, twice with these ends.
 ENVELOPE = ("__MIN", "__MAX")
+#: Characters of the longest cell: a table of samples among the columns.
+_CELL = 10**7
 
 
-def _table(path: Path) -> list[RunLog]:
+def _table(path: Path, text: str) -> list[RunLog]:
     """The rows of one run, or of a chart with a column for each run."""
-    text = _read(path).decode("utf-8-sig", errors="replace")
-    csv.field_size_limit(10**7)  # a table of samples among the columns
-    lines = csv.reader(io.StringIO(text), delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+    csv.field_size_limit(_CELL)
+    first = text.partition("\n")[0]
     try:
+        lines = csv.reader(io.StringIO(text), delimiter=max(",\t;", key=first.count))
         head, *cells = [line for line in lines if line] or [[]]
     except csv.Error as error:
         raise ReportError(f"{path}: is not a table: {error}. Export it from wandb again.") from error
-    place = next((head.index(name) for name in STEPS if name in head), None)
-    if place is None:
+    if not set(STEPS) & set(head):
         raise ReportError(f"{path}: no column of steps. Export it with one of {', '.join(STEPS)}.")
     columns = [_column(name) for name in head]
-    runs: dict[str, Rows] = {}
+    runs: dict[str, _Rows] = {}
     damaged: list[int] = []
     for number, line in enumerate(cells, 2):
-        step = _cell(line[place]) if len(line) > place else None
-        if step is None or not step.is_integer():
+        step = _step(dict(zip(head, line, strict=False)))
+        if step is None:
             damaged.append(number)
             continue
+        values: dict[str, dict[str, float]] = {}
         for (run, metric), cell in zip(columns, line, strict=False):
-            value = _cell(cell)
+            value = as_number(cell)
             if metric and value is not None:
-                runs.setdefault(run, {}).setdefault(int(step), {})[metric] = value
-    remarks = (f"left out {counted(len(damaged), 'row')} without a step: {ranges(damaged)}",) if damaged else ()
+                values.setdefault(run, {})[metric] = value
+        for run, row in values.items():
+            runs.setdefault(run, _Rows()).log(step, row)
+    left_out = _left_out(damaged, "row without a step")
     logs = [
-        log_of(rows, title=f"{path}: {run}" if run else str(path), writer="wandb", remarks=remarks)
+        log_of(rows, title=f"{path}: {run}" if run else str(path), writer="wandb", remarks=(*left_out, *rows.remarks))
         for run, rows in runs.items()
         if any(known(row) for row in rows.values())
     ]
@@ -207,13 +287,6 @@ def _column(head: str) -> tuple[str, str]:
     return (run, metric) if between else ("", head)
 
 
-def _cell(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
 # -- rlstab ------------------------------------------------------------------------------------------------------------
 
 
@@ -229,7 +302,7 @@ def _own(path: Path) -> list[RunLog]:
 
 
 def _own_run(run: RunRecord) -> RunLog:
-    rows: Rows = {}
+    rows: dict[int, dict[str, float]] = {}
     for name, (rollouts, values) in run.metrics.items():
         for rollout, value in zip(rollouts.tolist(), values.tolist(), strict=True):
             rows.setdefault(rollout, {})[name] = value
@@ -254,13 +327,9 @@ def _token_export(path: Path) -> list[RunLog]:
     steps: dict[int, list[Sample]] = {}
     for sample in tokens.samples:
         steps.setdefault(sample.rollout, []).append(sample)
-    # prime-rl counts its steps from 0
-    shift = 1 if 0 in steps else 0
-    rows = {step + shift: _row(samples) for step, samples in steps.items()}
-    notes = [note for note in tokens.notes if "tokenizer" not in note]
-    if shift:
-        notes.append("its steps begin at 0 and are counted from 1 here")
-    return [log_of(rows, title=str(path), writer="a token trace", remarks=tuple(notes))]
+    rows = {step: _row(samples) for step, samples in steps.items()}
+    notes = tuple(note for note in tokens.notes if "tokenizer" not in note)
+    return [log_of(rows, title=str(path), writer="a token trace", remarks=notes)]
 
 
 def _row(samples: list[Sample]) -> dict[str, float]:

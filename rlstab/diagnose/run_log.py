@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from rlstab.diagnose.metric_aliases import our_metrics
-from rlstab.report.runs import MOST_ROLLOUTS, Curve, RunRecord, Status, highest
+from rlstab.diagnose.metric_aliases import known, our_metrics
+from rlstab.report.formatting import counted
+from rlstab.report.runs import MOST_ROLLOUTS, RunRecord, Status
+from rlstab.safe_read import gaps
 
 #: Values by the names of the log; what was there and not finite is NaN.
 Row = Mapping[str, float]
@@ -45,38 +47,47 @@ class RunLog(RunRecord):
         return self.path
 
 
-def log_of(rows: Mapping[int, Row], *, title: str, writer: str, unit: str = "step", **others: Any) -> RunLog:
+def log_of(
+    rows: Mapping[int, Row],
+    *,
+    title: str,
+    writer: str,
+    unit: str = "step",
+    remarks: tuple[str, ...] = (),
+    **others: Any,
+) -> RunLog:
     """The rows of a log by step, under our names.
 
     Args:
-        rows: by step; those of step 0 and below are of before the training and are left out.
+        rows: by step. Where a step of another trainer has number 0, all steps are counted from 1.
         title: what the reader calls it.
         writer: who wrote it.
         unit: what a step is.
+        remarks: what was left out of it.
         **others: more of it.
     """
     points: dict[str, list[tuple[int, float]]] = {}
     names: dict[str, str] = {}
-    for step, row in sorted(rows.items()):
-        if not 0 < step <= MOST_ROLLOUTS:
-            continue
-        metrics = our_metrics(row)
+    # what rlstab writes at rollout 0 is an evaluation; another trainer that logs a metric of training there trained
+    shift = int(unit == "step" and known(rows.get(0, ())))
+    steps = sorted(step for step in rows if 0 <= step < MOST_ROLLOUTS)
+    for step in steps if shift else filter(None, steps):
+        metrics = our_metrics(rows[step])
         if "gradient/norm" in metrics and "optimizer_steps/refused" not in metrics:
             name, norm = metrics["gradient/norm"]
             metrics["optimizer_steps/refused"] = name, float(not math.isfinite(norm))
         for ours, (name, value) in metrics.items():
             if math.isfinite(value):
                 names.setdefault(ours, name)
-                points.setdefault(ours, []).append((step, value))
+                points.setdefault(ours, []).append((step + shift, value))
     curves = {
         ours: (np.array([step for step, _ in pairs], np.int64), np.array([value for _, value in pairs], np.float64))
         for ours, pairs in points.items()
     }
-    log = RunLog(path=title, writer=writer, unit=unit, metrics=curves, names=names, **others)
-    return log if log.largest else replace(log, largest=_largest(log))
-
-
-def _largest(log: RunLog) -> dict[str, Curve]:
-    """Of a log without the largest norm of a step: the norms themselves."""
-    norms = log.metrics.get("gradient/largest_norm", log.metrics.get("gradient/norm"))
-    return {} if norms is None else {"gradient/largest_norm": highest(norms, log.rollouts)}
+    if shift:
+        remarks += ("its steps begin at 0 and are counted from 1 here",)
+    if beyond := len(rows) - len(steps):
+        remarks += (f"left out {counted(beyond, unit)} below 0 or above {MOST_ROLLOUTS:,}",)
+    if missing := gaps({step for pairs in points.values() for step, _ in pairs}):
+        remarks += (f"no line for {unit} {missing}",)
+    return RunLog(path=title, writer=writer, unit=unit, metrics=curves, names=names, remarks=remarks, **others)

@@ -20,7 +20,9 @@ COSTS = {
     "truncated": "free: the sampler knows it",
     "branch": "free: the sampler knows it",
     "block_ids": "free where the task tells its blocks; else yours to provide",
-    "ref_logprobs": "a second model in memory and one more forward per rollout",
+    "rewards": "free: the scorer gave them",
+    "raw_rewards": "free: the scorer gave them",
+    "ref_logprobs": "one more forward per rollout, and a second model in memory unless an adapter is trained",
 }
 #: What it costs the trainer that ships to differentiate an output of the live policy.
 _LIVE_COSTS = {
@@ -34,13 +36,18 @@ _DRIFT_COSTS = {
     "step": "one more forward per optimizer step, where a rollout makes several",
 }
 _YOURS = "yours to provide"
+_WHAT = {
+    **SIGNALS,
+    "rewards": "reward of the response on each of its tokens, as the stages shaped it",
+    "raw_rewards": "reward of the response on each of its tokens, as it was scored",
+}
 
 
 def costs(objective: Composition, run: RunConfig | None) -> list[str]:
     """Signals, passes, state, statistics: what comes on top of plain GRPO."""
     lines = [
-        f"- `{name}`, for {_readers(objective, 'needs', name)}: {SIGNALS.get(name, 'a user-defined signal')}. "
-        f"{COSTS.get(name, _YOURS).capitalize()}."
+        f"- `{name}`, for {_readers(objective, 'needs', name)}: {_WHAT.get(name, 'a user-defined signal')}. "
+        f"{_upper(reference(run) if run and name == 'ref_logprobs' else COSTS.get(name, _YOURS))}."
         for name in sorted(objective.needs - BASICS)
     ]
     lines += [
@@ -61,6 +68,27 @@ def costs(objective: Composition, run: RunConfig | None) -> list[str]:
             f"{_evidence_of(run)}"
         )
     return lines
+
+
+def _upper(text: str) -> str:
+    """A text that begins a sentence."""
+    return text[:1].upper() + text[1:]
+
+
+def reference(run: RunConfig) -> str:
+    """Which policy the reference of `kl` is, and what it costs."""
+    model, second = run.model, "a second model in memory, and one more forward per rollout"
+    if model.reference is not None:
+        return f"the model '{model.reference}': {second}"
+    if model.adapter is None:
+        return f"the weights at the start: {second}"
+    text = f"'{model.name}' without the adapter: no second model in memory, one more forward per rollout"
+    if model.adapter.path is not None:
+        text += (
+            f". The adapter '{model.adapter.path}' already differs from it, so that the KL begins above 0; to measure "
+            f"it from there, merge the two and name the result as model.reference"
+        )
+    return text
 
 
 def beyond_free(method: TokenObjective) -> list[str]:

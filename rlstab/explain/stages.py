@@ -34,7 +34,7 @@ _OTHERS = {
 }
 #: What evidence costs in the trainer that ships, beyond the signals that its sampler makes.
 _EVIDENCE_COSTS: Mapping[str, str] = {
-    "raw_rewards": "free: the scorer gave them",
+    **dict.fromkeys(("rewards", "raw_rewards"), COSTS["rewards"]),
     **dict.fromkeys(("reward_parts", "reward_weights"), "free: of the run's `reward`"),
     "logprobs": "one more forward of each rollout by the policy that learns",
     "squared_gradient": "one backward for each response, before the rollout is learnt",
@@ -87,6 +87,7 @@ def cost(stage: Stage, name: str) -> str:
     kind, told = _ALONE.get(name, (Stage, ""))
     if not isinstance(stage, kind):
         return f"{_LACKS} for a stage of this kind, only for {told}"
+    name = "rewards" if name.startswith("reward/") else name
     return _EVIDENCE_COSTS.get(name) or (COSTS.get(name) if name in SIGNAL_NAMES else None) or _LACKS
 
 

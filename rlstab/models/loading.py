@@ -18,7 +18,13 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging as transformers_logging
 
 from rlstab import hub
@@ -39,7 +45,7 @@ _GIVE = (
 
 
 def load_model(
-    name: str, adapter: AdapterSettings | None = None, saved: Path | None = None
+    name: str, adapter: AdapterSettings | None = None, saved: Path | None = None, setting: str = "model.name"
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, frozenset[int], str]:
     """A causal language model in float32 on the CPU, its tokenizer, and the tokens that end an answer.
 
@@ -49,6 +55,7 @@ def load_model(
         name: of the model.
         adapter: put on the model, so that it alone is trained.
         saved: a checkpoint, to take the weights from: all of them, or those of the adapter.
+        setting: that names the model, in errors.
 
     Raises:
         ModelError: it cannot be loaded, or has no pad or EOS token.
@@ -59,42 +66,65 @@ def load_model(
         adapter = adapter if saved is None else AdapterSettings(path=str(saved))
     elif saved is not None:
         name = str(saved)
-    tokenizer = load_part("tokenizer", name, AutoTokenizer.from_pretrained)
+    tokenizer = load_part("tokenizer", name, AutoTokenizer.from_pretrained, setting=setting)
     model, report = load_part(
         "weights",
         name,
         AutoModelForCausalLM.from_pretrained,
+        setting=setting,
         dtype=torch.float32,
         use_safetensors=True,
         output_loading_info=True,
     )
     if getattr(model, "_hf_peft_config_loaded", False):  # transformers loads an adapter on the hub with its model
-        raise _is_adapter(name, str(model.name_or_path))
+        raise _is_adapter(name, str(model.name_or_path), setting)
     if report["missing_keys"]:
         raise ModelError(
             f"the model '{name}' has no weights for {min(report['missing_keys'])}; they would be random. Give a model "
             f"that was saved as a causal language model."
         )
-    if tokenizer.pad_token_id is None:
-        raise ModelError(
-            f"the tokenizer of '{name}' has no pad token, and prompts are padded on the left. Set one and save it: "
-            f"tokenizer.pad_token = tokenizer.eos_token; tokenizer.save_pretrained(folder)."
-        )
+    require_pad_token(tokenizer, model.config, name)
     ends = {tokenizer.eos_token_id}
     configured = model.generation_config.eos_token_id if model.generation_config is not None else None
     ends |= set(configured) if isinstance(configured, list | tuple) else {configured}
     ends.discard(None)
+    ends = {int(end) for end in ends if int(end) < vocabulary_size(model.config)}
     if not ends:
         raise ModelError(
-            f"'{name}' has no EOS token, so no response would ever end. Set tokenizer.eos_token to the token that ends "
-            f"an answer and save the tokenizer."
+            f"'{name}' has no EOS token that its embeddings know, so no response would ever end. Set "
+            f"tokenizer.eos_token to the token that ends an answer and save the tokenizer."
         )
     base = "" if adapter is None else put_adapter(model, name, adapter)
-    return model, tokenizer, frozenset(map(int, ends)), base
+    return model, tokenizer, frozenset(ends), base
 
 
-def load_part(what: str, name: str, load: Callable[..., Any], **options: Any) -> Any:
+def vocabulary_size(config: PretrainedConfig) -> int:
+    """Token ids that a model of this configuration has an embedding for: those below it."""
+    return int(config.get_text_config().vocab_size)
+
+
+def require_pad_token(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, name: str) -> None:
+    """Raises ModelError: the tokenizer has no pad token, or one that the model has no embedding for."""
+    pad, known = tokenizer.pad_token_id, vocabulary_size(config)
+    if pad is None or pad >= known:
+        lacks = "no pad token"
+        if pad is not None:
+            lacks = f"the pad token {pad} ({tokenizer.pad_token!r}), and the model has embeddings for {known} tokens"
+        raise ModelError(
+            f"the tokenizer of '{name}' has {lacks}; prompts are padded on the left. Set another one and save it: "
+            f"tokenizer.pad_token = tokenizer.eos_token; tokenizer.save_pretrained(folder)."
+        )
+
+
+def load_part(what: str, name: str, load: Callable[..., Any], *, setting: str = "model.name", **options: Any) -> Any:
     """A part of a model by one of transformers' loaders; no code that comes with a model is run.
+
+    Args:
+        what: the part, in errors.
+        name: of the model.
+        load: the loader.
+        setting: that names the model, in errors.
+        options: of the loader.
 
     Raises:
         ModelError: it cannot be loaded, there is no such folder, or it holds an adapter.
@@ -105,7 +135,7 @@ def load_part(what: str, name: str, load: Callable[..., Any], **options: Any) ->
     if (Path(source) / ADAPTER_CONFIG).is_file():
         base = read_json(Path(source) / ADAPTER_CONFIG).get("base_model_name_or_path")
         whole = (Path(source) / "config.json").is_file()
-        raise _is_adapter(name, base if isinstance(base, str) and not whole else "")
+        raise _is_adapter(name, base if isinstance(base, str) and not whole else "", setting)
     offline = "" if Path(source).is_dir() else hub.why_offline()
     try:
         with quiet_transformers():
@@ -202,8 +232,12 @@ def put_adapter(model: PreTrainedModel, name: str, settings: AdapterSettings) ->
     return base
 
 
-def _is_adapter(name: str, base: str) -> ModelError:
+def _is_adapter(name: str, base: str, setting: str = "model.name") -> ModelError:
     of, model = (f" of '{base}'", f"'{base}'") if base else ("", "the model that it was trained on")
+    if setting != "model.name":
+        return ModelError(
+            f"{setting}: '{name}' is an adapter{of}, not a model. Merge it into {model}, and name the result."
+        )
     return ModelError(
         f"'{name}' is an adapter{of}, not a model: taken for a model, none of its weights would be trained. Set "
         f"model.name to {model} and model.adapter to '{name}', or merge the two and give the folder of the result."

@@ -7,7 +7,8 @@ https://arxiv.org/abs/2106.09685.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -26,11 +27,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlstab.config.settings import AdapterSettings, RolloutSettings
 from rlstab.errors import ConfigError, DataError, ModelError
-from rlstab.models.loading import load_model, quiet_transformers, save_adapter
+from rlstab.models.loading import load_model, quiet_transformers, save_adapter, vocabulary_size
 from rlstab.models.shared_prompts import SharedPrompts, can_share, forward_shared, position_ids
 from rlstab.signals import TokenSignals, token_signals_from_logits
 from rlstab.signals.vocabulary_head import VocabularyHead, find_head
-from rlstab.tasks.task import Message, Prompt, Task, in_words
+from rlstab.tasks.task import Example, Message, Task
+
+#: Prompts of a split that are tried before a run begins, unless rows that do not fit are left out. A larger data set
+#: has its later rows tried when they are asked.
+TRIED = 100_000
 
 
 @dataclass(frozen=True)
@@ -114,6 +119,11 @@ class Policy:
         length = getattr(self.model.config, "max_position_embeddings", None)
         return length if isinstance(length, int) else None
 
+    @cached_property
+    def vocabulary_size(self) -> int:
+        """Token ids that have an embedding: those below it."""
+        return vocabulary_size(self.model.config)
+
     def autocast(self) -> AbstractContextManager[Any]:
         """The context in which forwards run."""
         if self.precision == "bf16":
@@ -144,19 +154,14 @@ class Policy:
     # -- text --------------------------------------------------------------------------------------------------------
 
     def encode(
-        self,
-        prompts: Sequence[Prompt],
-        max_new_tokens: int,
-        *,
-        chat: bool,
-        given: Sequence[Sequence[int]] | None = None,
+        self, examples: Sequence[Example], settings: RolloutSettings, given: Sequence[Sequence[int]] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """``(R, P)`` ids and mask, padded on the left; ``given`` tokens of the answers follow their prompts.
+        """``(R, P)`` ids and mask of prompts, padded on the left; ``given`` tokens of the answers follow their prompts.
 
         Raises:
-            DataError: a prompt is empty, cannot be written in tokens, or does not leave room for the response.
+            DataError: see :meth:`tokens`.
         """
-        rows = self.tokens(prompts, max_new_tokens, chat=chat)
+        rows = [self.tokens(example, settings) for example in examples]
         if given is not None:  # they are tokens of the answer, for which there is room
             rows = [[*tokens, *more] for tokens, more in zip(rows, given, strict=True)]
         width = max(map(len, rows), default=0)
@@ -167,19 +172,30 @@ class Policy:
             mask[row, width - len(tokens) :] = True
         return ids.to(self.device), mask.to(self.device)
 
-    def tokens(self, prompts: Sequence[Prompt], max_new_tokens: int, *, chat: bool) -> list[list[int]]:
-        """The tokens of each prompt. Raises as :meth:`encode` does."""
-        rows = [self._tokens(prompt, chat) for prompt in prompts]
-        for prompt, tokens in zip(prompts, rows, strict=True):
-            if not tokens:
-                raise DataError(f"a prompt has no token: {prompt!r}. Give the task a prompt_template with text.")
-            if self.context_length is not None and len(tokens) + max_new_tokens > self.context_length:
-                raise DataError(
-                    f"a prompt of {len(tokens)} tokens and {max_new_tokens} new tokens exceed the model's context of "
-                    f"{self.context_length}: {in_words(prompt)[:60]!r}... Lower rollout.max_new_tokens, shorten the "
-                    f"prompts, or take a model with a longer context."
-                )
-        return rows
+    def tokens(self, example: Example, settings: RolloutSettings) -> list[int]:
+        """The tokens of a prompt.
+
+        Raises:
+            DataError: it cannot be written in tokens, has none, has one without an embedding, or leaves no room for
+                the response.
+        """
+        tokens, room = self._tokens(example, settings), settings.max_new_tokens
+        who = f"{example.where or 'the prompt'}: {example.prompt[:60]!r}"
+        if not tokens:
+            raise DataError(f"{who} has no token. Give the task a prompt_template with text.")
+        if max(tokens) >= self.vocabulary_size:
+            number = max(tokens)
+            raise DataError(
+                f"{who} has the token {number} ({self.decode([number])!r}), and the model has embeddings for "
+                f"{self.vocabulary_size}. Resize its embeddings, or take the tokenizer that it was trained with."
+            )
+        if self.context_length is not None and len(tokens) + room > self.context_length:
+            raise DataError(
+                f"{who}... has {len(tokens)} tokens, which with {room} new tokens exceed the model's context of "
+                f"{self.context_length}. Lower rollout.max_new_tokens, shorten the prompts, or take a model with a "
+                f"longer context."
+            )
+        return tokens
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool = False) -> str:
         """The text of some tokens of one response."""
@@ -187,22 +203,26 @@ class Policy:
         assert isinstance(text, str)  # a list of texts is the answer to a list of lists
         return text
 
-    def _tokens(self, prompt: Prompt, chat: bool) -> list[int]:
-        if not (chat or isinstance(prompt, str)):
+    def _tokens(self, example: Example, settings: RolloutSettings) -> list[int]:
+        who = f"{example.where or 'the prompt'}: {example.prompt[:60]!r}"
+        if example.messages and not settings.chat:
             raise DataError(
-                f"a prompt is a list of messages, which only a chat template can write as tokens: "
-                f"{in_words(prompt)[:60]!r}. Set rollout.chat to true."
+                f"{who} is a list of messages, which only a chat template writes as tokens. Set rollout.chat to true."
             )
         try:
-            if chat:
-                messages = (Message("user", prompt),) if isinstance(prompt, str) else prompt
-                turns = [{"role": message.role, "content": message.content} for message in messages]
-                return list(self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False))
-            return list(self.tokenizer(prompt)["input_ids"])
+            if not settings.chat:
+                return list(self.tokenizer(example.prompt)["input_ids"])
+            messages = example.messages or (Message("user", example.prompt),)
+            turns = [{"role": message.role, "content": message.content} for message in messages]
+            variables: Any = settings.chat_template or {}
+            ids: Any = self.tokenizer.apply_chat_template(
+                turns, add_generation_prompt=True, return_dict=False, **variables
+            )
+            return list(ids)
         except Exception as error:  # tokenizers raise a bare Exception for text outside their vocabulary
-            cure = "Set rollout.chat to false" if chat and isinstance(prompt, str) else "Change the prompts"
+            cure = "Set rollout.chat to false" if settings.chat and not example.messages else "Change the prompts"
             raise DataError(
-                f"the tokenizer of '{self.tokenizer.name_or_path}' cannot encode the prompt {in_words(prompt)[:60]!r}: "
+                f"{who} cannot be encoded by the tokenizer of '{self.tokenizer.name_or_path}': "
                 f"{str(error).split('!')[0]}. {cure}, or take another model."
             ) from error
 
@@ -275,9 +295,9 @@ class Policy:
 
         def forward(**inputs: Any) -> Tensor:
             if self.head is not None:
-                hidden: Tensor = self.model.base_model(**inputs).last_hidden_state
+                hidden: Tensor = self.model.base_model(**inputs, **self._plain).last_hidden_state
                 return hidden
-            logits: Tensor = self.model(**inputs, **self._keep(length + 1)).logits
+            logits: Tensor = self.model(**inputs, **self._plain, **self._keep(length + 1)).logits
             return logits
 
         prompt = sequences.prompt_ids, sequences.prompt_mask
@@ -316,7 +336,16 @@ class Policy:
 
     def next_logits(self, **inputs: Any) -> Any:
         """One step of decoding: the model's output, its logits for the last position only."""
-        return self.model(**inputs, use_cache=True, **self._keep(1))
+        return self.model(**inputs, **self._plain, use_cache=True, **self._keep(1))
+
+    @cached_property
+    def _plain(self) -> dict[str, bool]:
+        """What undoes settings of a model's configuration that change what a forward returns.
+
+        With router logits, for one, a mixture of experts computes a loss that does not fit decoding.
+        """
+        config, plain = self.model.config.get_text_config(), {"output_router_logits": False, "return_dict": True}
+        return {name: value for name, value in plain.items() if getattr(config, name, value) is not value}
 
     def _keep(self, count: int) -> dict[str, int]:
         return {"logits_to_keep": count} if self._cuts_logits else {}
@@ -353,6 +382,7 @@ def load_policy(
     precision: str = "fp32",
     adapter: AdapterSettings | None = None,
     saved: Path | None = None,
+    setting: str = "model.name",
 ) -> Policy:
     """A causal language model by shipped name, folder or hub name, in float32 and in eval mode.
 
@@ -364,23 +394,37 @@ def load_policy(
         precision: see :class:`Policy`.
         adapter: put on the model, so that it alone is trained.
         saved: a checkpoint, to take the weights from: all of them, or those of the adapter.
+        setting: that names the model, in errors.
 
     Raises:
         ModelError: it cannot be loaded, or has no pad or EOS token.
         MissingPackage: an adapter is asked for, and peft is not installed.
     """
-    model, tokenizer, eos_ids, base = load_model(name, adapter, saved)
+    model, tokenizer, eos_ids, base = load_model(name, adapter, saved, setting)
     nn.Module.to(model, device).eval()
     return Policy(model, tokenizer, int(tokenizer.pad_token_id), eos_ids, precision, base)
 
 
-def require_prompts(policy: Policy, task: Task, rollout: RolloutSettings) -> None:
-    """Encode the first prompt of each split.
+def require_prompts(
+    policy: Policy, task: Task, rollout: RolloutSettings, watch: Callable[[range, str], Iterable[int]]
+) -> list[str]:
+    """Try the prompts of a task before a run begins; of a split without end, the first.
+
+    Rows that do not fit are left out where the task says so by ``too_long``.
+
+    Args:
+        policy: that will be asked. Its model may be a description: ``config`` alone is read.
+        task: whose prompts they are.
+        rollout: how they are asked.
+        watch: goes through a range under a title, and may show how far it is.
+
+    Returns:
+        what a user should know: rows that were left out.
 
     Raises:
-        ConfigError: prompts are lists of messages, and ``rollout.chat`` is false.
-        ModelError: ``rollout.chat`` is true, and the tokenizer has no chat template.
-        DataError: a prompt cannot be written in tokens, or leaves no room for the response.
+        ConfigError: prompts are lists of messages, and ``rollout.chat`` is false; or a stop text cannot be written.
+        ModelError: ``rollout.chat`` is true, and the tokenizer has no chat template, or one that reads other variables.
+        DataError: see :meth:`Policy.tokens`.
     """
     examples = [task.example(split, 0) for split, size in task.size.items() if size != 0]
     if not rollout.chat and any(example.messages for example in examples):
@@ -388,12 +432,64 @@ def require_prompts(policy: Policy, task: Task, rollout: RolloutSettings) -> Non
             f"the prompts of the task '{task.name}' are lists of messages. Set rollout.chat to true, or make the "
             f"prompts text and leave `system` out."
         )
-    if rollout.chat and policy.tokenizer.chat_template is None:
+    if rollout.chat:
+        _require_template(policy.tokenizer, rollout.chat_template or {})
+    told = _require_stops(policy, rollout.stop or ())
+    skip = getattr(task, "too_long", "error") == "skip"
+    for split, size in task.size.items():
+        count = 1 if size is None else size if skip else min(size, TRIED)
+        unfit: dict[int, DataError] = {}
+        for index in watch(range(count), f"prompts in {split}"):
+            try:
+                policy.tokens(task.example(split, index), rollout)
+            except DataError as error:
+                unfit[index] = error
+        if not unfit:
+            continue
+        first = next(iter(unfit.values()))
+        if not skip or len(unfit) == size:
+            more = f" {len(unfit) - 1} more of {count} do not fit either." if len(unfit) > 1 else ""
+            cure = " Or leave such rows out by task.too_long: skip." if hasattr(task, "too_long") and not skip else ""
+            raise DataError(f"{first}{more}{cure}")
+        task.leave_out(split, unfit)  # type: ignore[attr-defined]  # what has `too_long` has it
+        told.append(f"{len(unfit)} of {size} prompts in `{split}` are left out (task.too_long), the first as {first}")
+    return told
+
+
+def _require_template(tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, Any]) -> None:
+    template = variables.get("chat_template") or tokenizer.chat_template
+    if template is None:
         raise ModelError(
-            f"rollout.chat is true, and the tokenizer of '{policy.tokenizer.name_or_path}' has no chat template. Take "
-            f"a model that was trained on chats, or set rollout.chat to false."
+            f"rollout.chat is true, and the tokenizer of '{tokenizer.name_or_path}' has no chat template. Take a model "
+            f"that was trained on chats, or set rollout.chat to false."
         )
-    policy.tokens([example.asked for example in examples], rollout.max_new_tokens, chat=rollout.chat)
+    read = {*re.findall(r"\w+", str(template))}
+    for name in sorted(variables.keys() - read - {"chat_template"}):
+        raise ModelError(
+            f"rollout.chat_template: the template of '{tokenizer.name_or_path}' reads no variable '{name}'. Correct "
+            f"the name, or leave it out."
+        )
+
+
+def _require_stops(policy: Policy, stops: Sequence[str]) -> list[str]:
+    """Refuse a stop text that the tokenizer never writes; say which one looks like a special token and is not."""
+    told = []
+    for stop in stops:
+        try:  # twice: a decoder may strip the blank before the first token
+            ids = policy.tokenizer(stop + stop, add_special_tokens=False)["input_ids"]
+            written = policy.decode(ids)
+        except Exception:  # text outside of the vocabulary
+            ids, written = [], ""
+        if stop not in written or max(ids) >= policy.vocabulary_size:
+            raise ConfigError(
+                f"rollout.stop: the tokenizer of '{policy.tokenizer.name_or_path}' cannot write {stop!r}, so it would "
+                f"end no response. Write it as the model does, or leave it out."
+            )
+        if re.fullmatch(r"<\|[^|]*\|>|\[[A-Z/_]+\]|</?s>", stop) and len(policy.tokenizer.tokenize(stop)) > 1:
+            told.append(
+                f"rollout.stop: {stop!r} is not a token of the model, which has to spell it out to end a response"
+            )
+    return told
 
 
 def require_trainable(policy: Policy, name: str) -> None:

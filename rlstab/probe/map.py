@@ -13,7 +13,7 @@ from rlstab.probe.records import Record
 from rlstab.probe.score import Outcomes, Score, score
 from rlstab.probe.suite import FIXED, START, Prediction, Probe
 from rlstab.report.formatting import NOTHING, listed
-from rlstab.report.safe_read import plain
+from rlstab.safe_read import plain
 
 #: What a number on the page means; the docs say more.
 LEGEND = (

@@ -17,8 +17,8 @@ from rlstab.bench.record import read_record
 from rlstab.bench.run import STOPPED, plan_of, run_bench
 from rlstab.console import Terminal
 from rlstab.core.objective import no_fit_warnings
-from rlstab.errors import ConfigError, ModelError, RlstabError
-from rlstab.files import is_dir, is_foreign, reason, replace_file
+from rlstab.errors import ConfigError, ModelError, RlstabError, reason
+from rlstab.files import is_dir, is_foreign, replace_file
 from rlstab.probe.map import Map, draw_map
 from rlstab.probe.page import page
 from rlstab.probe.records import Record, as_lines, identity, made, recorded

@@ -13,11 +13,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 
 from rlstab.core.batch import TokenBatch
-from rlstab.errors import ReportError, RlstabError
+from rlstab.errors import ReportError, RlstabError, reason
 from rlstab.files import exists, is_file
 from rlstab.replay.foreign import read_foreign
 from rlstab.replay.steps import Damaged, Step, joined, rank_of
-from rlstab.report.safe_read import first_line, read_bytes
+from rlstab.safe_read import read_bytes
 from rlstab.trace.dump import Header
 
 #: What one rank wrote; where the writer was stopped, tensors are there without their description.
@@ -106,6 +106,6 @@ def _rank(path: Path) -> Step:
         where = ".".join(map(str, error.errors()[0]["loc"]))
         raise Damaged(f"{where or 'the file'}: {error.errors()[0]['msg'].lower()}") from error
     except OSError as error:
-        raise Damaged(f"{error.strerror or first_line(error)}".lower()) from error
+        raise Damaged(reason(error)) from error
     except SafetensorError as error:
-        raise Damaged(first_line(error)) from error
+        raise Damaged(reason(error)) from error

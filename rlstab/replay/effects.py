@@ -20,7 +20,7 @@ from rlstab.errors import RlstabError
 from rlstab.presets import PRESETS
 from rlstab.replay.host_loss import formula_of, terms_of
 from rlstab.replay.steps import Step
-from rlstab.report.safe_read import plain
+from rlstab.safe_read import plain
 from rlstab.trace.effects import ACTIONS, trace
 from rlstab.zoo import METHODS
 

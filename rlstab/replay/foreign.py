@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlstab.errors import ReportError
+from rlstab.errors import ReportError, reason
 from rlstab.files import checksum, is_file
 from rlstab.replay.steps import Damaged, Step, joined, rank_of
 from rlstab.report.formatting import counted
-from rlstab.report.safe_read import first_line, read_object
+from rlstab.safe_read import read_object
 from rlstab.trace.dump import REQUIRED, Header, HostLoss
 
 #: Files of each trainer in a folder: the first pattern that matches counts.
@@ -64,7 +64,7 @@ def read_foreign(path: Path, notes: list[str]) -> list[Step]:
             for place, response in _slime(file) if file.suffix == ".pt" else _lines(file, notes):
                 responses.setdefault(place, []).append(response)
         except (Damaged, OSError) as error:
-            notes.append(f"{file.name} is left out: {first_line(error)[:200]}.")
+            notes.append(f"{file.name} is left out: {reason(error)[:200]}.")
     for folder in sorted({file.parent for file in files}):
         if folder.name.startswith("step_") and not is_file(folder / "STABLE"):
             notes.append(f"{folder.name} was not finished: it has no file STABLE.")
@@ -143,7 +143,7 @@ def _slime(file: Path) -> list[_Response]:
             raise Damaged("it has more tokens than bytes")
         return [_sample(sample, saved, places) for sample in samples]
     except (AttributeError, IndexError, KeyError, TypeError) as error:
-        raise Damaged(f"it is not laid out as slime does ({type(error).__name__}: {first_line(error)})") from error
+        raise Damaged(f"it is not laid out as slime does ({type(error).__name__}: {reason(error)})") from error
 
 
 def _places(shard: Mapping[str, Any]) -> Iterator[tuple[int, tuple[int, int]]]:

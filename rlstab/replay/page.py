@@ -13,9 +13,9 @@ from rlstab.replay.dumps import Dump
 from rlstab.replay.effects import METRICS, Effects
 from rlstab.report.formatting import MINUS, NOTHING, counted, decimals, ranges
 from rlstab.report.output import digest, resource
-from rlstab.report.safe_read import plain
 from rlstab.report.template import rendered
 from rlstab.report.token_traces import Method, Sample, Tokens
+from rlstab.safe_read import plain
 from rlstab.trace.effects import ACTIONS
 from rlstab.trace.token_texts import token_texts
 

@@ -24,8 +24,8 @@ from rlstab.replay.page import MARK, actions_in, page, samples_of
 from rlstab.report import view
 from rlstab.report.formatting import counted
 from rlstab.report.output import refuse_foreign, write_text
-from rlstab.report.safe_read import plain
 from rlstab.report.token_traces import decoder
+from rlstab.safe_read import plain
 
 #: Responses on the page of tokens, each with every method.
 RESPONSES = 200

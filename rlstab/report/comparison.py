@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rlstab.bins import bin_weights, binned, last_tenth
 from rlstab.errors import ReportError, did_you_mean
-from rlstab.report.collapse import Sweep, collapsed, detect, last_tenth, sweeps_of
+from rlstab.report.collapse import Sweep, collapsed, detect, sweeps_of
 from rlstab.report.formatting import METRICS
 from rlstab.report.idle import Idle, idle_methods
-from rlstab.report.runs import Loaded, RunRecord, best_bin, bin_weights, binned
+from rlstab.report.runs import Loaded, RunRecord, best_bin
 from rlstab.report.statistics import Estimate, Paired, against_baseline, summary
 
 #: After the name of a metric: its mean over all rollouts.
@@ -291,11 +292,11 @@ def _values(runs: Sequence[RunRecord], name: str) -> dict[int, float]:
 
 
 def _collapse(runs: Sequence[RunRecord]) -> Collapse:
-    detections = [detection for run in runs for detection in detect(run)]
+    signs = [(name, sign) for run in runs for name, sign in detect(run).items()]
     return Collapse(
         runs=len(runs),
         failed=sum(run.status == "failed" for run in runs),
         collapsed=sum(map(collapsed, runs)),
-        fired=Counter(detection.detector for detection in detections if detection.fired),
-        judged=Counter(detection.detector for detection in detections if detection.fired is not None),
+        fired=Counter(name for name, sign in signs if sign.fired),
+        judged=Counter(name for name, sign in signs if sign.fired is not None),
     )

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlstab.bins import WIDTH, Curve, binned
 from rlstab.report.comparison import AREA, DERIVED, Comparison
 from rlstab.report.formatting import METRICS, in_order
-from rlstab.report.runs import WIDTH, Curve, RunRecord, binned
+from rlstab.report.runs import RunRecord
 
 #: Numbers that all curves together may hold: about 7 bytes each in the page.
 BUDGET = 320_000

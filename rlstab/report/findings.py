@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from rlstab.report.collapse import all_below_start
 from rlstab.report.comparison import Comparison, Outcome, Table
 from rlstab.report.curves import curve_of, lead_sweep, seeds_of
 from rlstab.report.formatting import axis, counted, decimals, listed, paragraphs, places, setting, size
@@ -23,6 +24,7 @@ def findings(comparison: Comparison) -> list[str]:
     """Paragraphs, the first about the main outcome, or about the sweep where that is all there is."""
     if not comparison.outcomes:
         return ["No run recorded an evaluation or a reward, so there is nothing to compare.", _collapses(comparison)]
+    sunk = all_below_start(comparison.loaded.runs)
     main, *others = comparison.outcomes
     compared = [table for table in comparison.tables if _paired(table, main)]
     if not compared:
@@ -46,7 +48,7 @@ def findings(comparison: Comparison) -> list[str]:
     ]
     # the first sentence says what the first picture shows
     first = [*sweeps, *first] if lead_sweep(comparison) is not None else [*first, *sweeps]
-    return [*first, _collapses(comparison)]
+    return [*sunk, *first, _collapses(comparison)]
 
 
 def _paired(table: Table, outcome: Outcome) -> dict[str, Paired]:

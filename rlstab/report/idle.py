@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from rlstab.bins import binned
 from rlstab.report.formatting import listed
-from rlstab.report.runs import RunRecord, binned, objective_names, setting_of
+from rlstab.report.runs import RunRecord, objective_names, setting_of
 
 #: Last parts of metrics that are shares of the tokens which a method touched.
 SHARES = ("dropped", "selected", "boosted", "damped")

@@ -14,27 +14,24 @@ from typing import Any
 
 import numpy as np
 
+from rlstab.bins import EMPTY, Curve, highest, rounded
 from rlstab.config.document import Document
-from rlstab.errors import ReportError
+from rlstab.errors import ReportError, reason
 from rlstab.files import is_dir, is_file
 from rlstab.report.formatting import METRICS, counted, setting
 from rlstab.report.results_file import read_results
 from rlstab.report.runs import (
-    EMPTY,
     JOINED,
     MOST_ROLLOUTS,
-    Curve,
     LeftOut,
     Loaded,
     RunRecord,
     flat,
-    highest,
     objective_names,
-    rounded,
     running_total,
     setting_of,
 )
-from rlstab.report.safe_read import as_float, first_line, read_bytes, read_mapping, read_object, read_text, readable
+from rlstab.safe_read import as_float, gaps, read_bytes, read_mapping, read_object, read_text, readable
 
 #: Any of them makes a folder a run folder.
 FILES = ("metrics.jsonl", "config.yaml", "run.json")
@@ -256,7 +253,7 @@ def _records(path: Path, remarks: list[str]) -> dict[int, dict[str, Any]]:
         *lines, rest = read_bytes(path).split(b"\n")
     except OSError as error:
         missing = isinstance(error, FileNotFoundError)
-        remarks.append(f"{path.name} is missing" if missing else f"{path.name} cannot be read: {first_line(error)}")
+        remarks.append(f"{path.name} is missing" if missing else f"{path.name} cannot be read: {reason(error)}")
         return {}
     if rest.strip():
         remarks.append(f"the last line of {path.name} is cut off")
@@ -271,6 +268,8 @@ def _records(path: Path, remarks: list[str]) -> dict[int, dict[str, Any]]:
             damaged += 1
     if damaged:
         remarks.append(f"{damaged} damaged line{'s' * (damaged > 1)} of {path.name}")
+    if lost := gaps({0, *records}, 1):
+        remarks.append(f"{path.name} lacks rollout {lost}")
     return dict(sorted(records.items()))
 
 

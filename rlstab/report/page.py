@@ -17,6 +17,7 @@ from markupsafe import Markup
 from matplotlib.ticker import MaxNLocator
 from plotly.offline import get_plotlyjs
 
+from rlstab.bins import WIDTH
 from rlstab.report.collapse import DEFINITIONS, TITLES, Sweep
 from rlstab.report.comparison import Comparison, Outcome, Table
 from rlstab.report.curves import (
@@ -34,12 +35,11 @@ from rlstab.report.figures import Saved
 from rlstab.report.findings import findings
 from rlstab.report.formatting import axis, counted, decimals, listed, own_title, setting
 from rlstab.report.output import digest, resource, safe_json
-from rlstab.report.runs import WIDTH
-from rlstab.report.safe_read import plain
 from rlstab.report.samples import MOST_SAMPLED, samples_of
 from rlstab.report.statistics import Estimate
 from rlstab.report.tables import about_runs, rows_of
 from rlstab.report.template import rendered
+from rlstab.safe_read import plain
 
 #: Settings whose figures the page holds as images: with all of them, a page of many settings would double.
 MOST_STILLS = 12

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
+from rlstab.bins import WIDTH, Curve, binned, rounded
 from rlstab.report.formatting import ranges
 from rlstab.report.output import refuse_foreign, write_text
-from rlstab.report.runs import MOST_ROLLOUTS, WIDTH, Curve, LeftOut, Loaded, RunFacts, RunRecord, binned, rounded
-from rlstab.report.safe_read import plain, read_bytes
+from rlstab.report.runs import MOST_ROLLOUTS, LeftOut, Loaded, RunFacts, RunRecord
+from rlstab.safe_read import plain, read_bytes
 
 FORMAT = 2
 

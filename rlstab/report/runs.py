@@ -1,22 +1,15 @@
-"""What is known about a run: the records on which everything in ``report`` works, and their curves in bins.
-
-Bins of ten rollouts are smooth enough to read, and the same from a run folder and from a results file.
-"""
+"""What is known about a run: the records on which everything in ``report`` works."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from rlstab.bins import WIDTH, Curve, bin_weights, binned, rounded
 from rlstab.config.user_code import portable
-
-#: Rollouts of one bin. Statistics and detectors read bins, so that a results file gives what its folders gave.
-WIDTH = 10
 
 #: No run is so long: a rollout beyond it is damage, and would not fit into an array either.
 MOST_ROLLOUTS = 10**9
@@ -24,12 +17,7 @@ MOST_ROLLOUTS = 10**9
 #: Between the names of several parts.
 JOINED = " + "
 
-#: Rollouts (int64) and values (float64), of equal length.
-Curve: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
-
 Status: TypeAlias = Literal["finished", "unfinished", "failed"]
-
-EMPTY: Curve = (np.array([], dtype=np.int64), np.array([], dtype=np.float64))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -179,31 +167,6 @@ def flat(data: Any, place: str = "") -> Iterator[tuple[str, Any]]:
         yield place.rstrip("."), str(data) if isinstance(data, list | dict) else data
 
 
-def rounded(value: float) -> float:
-    """To the 6 significant digits of a results file."""
-    return float(f"{value:.6g}")
-
-
-def binned(record: RunRecord, name: str) -> Curve:
-    """Means of a metric over bins of rollouts; a bin without a finite value is left out.
-
-    Returns:
-        ends: last rollout of each bin that the run reached.
-        values: means over the rollouts of the bin that have the metric, of 6 significant digits.
-    """
-    rollouts, values = record.metrics.get(name, EMPTY)
-    if record.bin_width > 1:
-        finite = np.isfinite(values)
-        return rollouts[finite], values[finite]
-    return in_bins((rollouts, values), record.rollouts, lambda some: math.fsum(some.tolist()) / len(some))
-
-
-def bin_weights(record: RunRecord, ends: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Rollouts in each bin that ends at one of ``ends``: the last may have fewer than the others."""
-    width = record.bin_width if record.bin_width > 1 else WIDTH
-    return ((ends - 1) % width + 1).astype(np.float64)
-
-
 def best_bin(record: RunRecord) -> tuple[float, int, int] | None:
     """The highest reward of a bin, its last rollout, and how many it has: the last bin, if shorter, is noisier."""
     ends, values = binned(record, "reward/mean")
@@ -212,24 +175,6 @@ def best_bin(record: RunRecord) -> tuple[float, int, int] | None:
     counts = bin_weights(record, ends)
     place = int(np.where(counts == counts.max(), values, -np.inf).argmax())
     return float(values[place]), int(ends[place]), int(counts[place])
-
-
-def highest(curve: Curve, last: int) -> Curve:
-    """The largest value of each bin."""
-    return in_bins(curve, last, lambda values: float(values.max()))
-
-
-def in_bins(curve: Curve, last: int, summary: Callable[[NDArray[np.float64]], float]) -> Curve:
-    """One value per bin of ``WIDTH`` rollouts, ``last`` ending the run, over finite values; empty bins are left out."""
-    rollouts, values = curve
-    finite = np.isfinite(values)
-    rollouts, values = rollouts[finite], values[finite]
-    places = (rollouts - 1) // WIDTH
-    order = np.argsort(places, kind="stable")  # so each bin is a slice, in the order of the curve
-    kept, starts = np.unique(places[order], return_index=True)
-    ends = np.minimum((kept + 1) * WIDTH, last)
-    summaries = [rounded(summary(inside)) for inside in np.split(values[order], starts[1:])] if len(kept) else []
-    return ends.astype(np.int64), np.array(summaries, dtype=np.float64)
 
 
 def running_total(curve: Curve, last: int) -> Curve | None:

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from pydantic import BaseModel, ConfigDict
 
 from rlstab.report.runs import RunRecord
-from rlstab.report.safe_read import read_object
+from rlstab.safe_read import read_object
 
 #: Responses of one rollout, and runs with samples on a page.
 MOST, MOST_SAMPLED = 2, 60

@@ -18,8 +18,8 @@ from rich.text import Text
 
 from rlstab.errors import ReportError
 from rlstab.report.output import digest, refuse_foreign, resource, safe_json, write_text
-from rlstab.report.safe_read import read_mapping
 from rlstab.report.token_traces import Method, Numbers, Sample, Tokens, read_tokens
+from rlstab.safe_read import read_mapping
 from rlstab.trace.effects import ACTIONS
 from rlstab.visible import visible
 

@@ -10,6 +10,7 @@ from rlstab.core.metadata import About
 from rlstab.core.method import State
 from rlstab.core.settings import Range
 from rlstab.core.stats import Mean, Settled
+from rlstab.stages.group_relative import equal_within
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import AdvantageEstimator
 
@@ -160,6 +161,4 @@ def _mean(values: Tensor, there: Tensor, stratum: Tensor) -> tuple[Tensor, Tenso
     """``(S,)`` mean over those of a response's set that have the block, and whether all of them are equal."""
     zeros = torch.zeros_like(values)
     mean = zeros.index_add(0, stratum, torch.where(there, values, 0.0))[stratum] / _size(there, stratum).clamp(min=1)
-    high = (zeros - torch.inf).scatter_reduce(0, stratum, torch.where(there, values, -torch.inf), "amax")
-    low = (zeros + torch.inf).scatter_reduce(0, stratum, torch.where(there, values, torch.inf), "amin")
-    return mean, (high == low)[stratum]  # by range: the mean of equal numbers can miss them by a rounding
+    return mean, equal_within(values, stratum, there)

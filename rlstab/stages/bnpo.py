@@ -11,13 +11,12 @@ from rlstab.core.method import State
 from rlstab.core.settings import Range
 from rlstab.core.stats import Mean, Pool, Settled, Stat
 from rlstab.errors import OutOfRange
+from rlstab.stages.group_relative import all_alike
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import AdvantageEstimator
 
 #: Weights end here, as in the authors' code.
 MOST = 1e6
-#: Pass rates that are nearer to each other are equal: groups of 10^4 answers would tell more apart.
-ALIKE = 1e-9
 
 
 class BNPO(AdvantageEstimator):
@@ -145,9 +144,8 @@ class BNPO(AdvantageEstimator):
         return {"alpha": Mean.scalar(alpha), "beta": Mean.scalar(beta)}
 
     def _fitted(self, stat: Settled) -> tuple[float, float]:
-        low, high = stat.threshold("low").value, stat.threshold("high").value
         # by range, not by variance: pass rates that differ by a rounding alone would make a very narrow density
-        if low is None or high is None or high - low <= ALIKE:
+        if all_alike(stat.threshold("low"), stat.threshold("high")):
             return 1.0, 1.0
         mean, square = stat.mean("rate").value, stat.mean("square")
         variance = float(square.total) / (float(square.count) - 1)

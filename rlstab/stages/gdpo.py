@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from rlstab.core.method import State
 from rlstab.core.settings import Range
 from rlstab.core.stats import Mean, Settled, Stat
-from rlstab.stages.advantages import grpo
+from rlstab.stages.group_relative import grpo
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import AdvantageEstimator
 
@@ -104,7 +104,7 @@ class GDPO(AdvantageEstimator):
 
     name = "gdpo"
     needs = {"reward_parts", "reward_weights"}
-    excludes: ClassVar[Mapping[str, str]] = {"overlong": _SHAPED, "laconic": _SHAPED}
+    excludes = {"overlong": _SHAPED, "laconic": _SHAPED}
 
     whiten: bool = True
     epsilon: Annotated[float, Range(gt=0)] = 1e-4

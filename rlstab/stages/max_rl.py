@@ -1,8 +1,5 @@
 """The advantage of maximum likelihood reinforcement learning."""
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
@@ -85,7 +82,7 @@ class MaxRL(AdvantageEstimator):
 
     name = "max_rl"
     about = About(addresses={"exploration"})
-    excludes: ClassVar[Mapping[str, str]] = {"overlong": _NEGATIVE, "laconic": _NEGATIVE}
+    excludes = {"overlong": _NEGATIVE, "laconic": _NEGATIVE}
 
     def in_words(self) -> str:
         return "Take the reward less the mean over the answers to the prompt, divided by that mean."

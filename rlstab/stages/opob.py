@@ -11,9 +11,6 @@ from rlstab.core.stats import Mean, Settled
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import AdvantageEstimator
 
-#: Standard deviations of a group from here on are divided by, as in the code of arXiv 2602.17616.
-SPREAD = 1e-8
-
 
 class OPOB(AdvantageEstimator):
     """Subtract the minimum-variance baseline, from importance weights and measured gradient norms (VCPO).
@@ -30,7 +27,7 @@ class OPOB(AdvantageEstimator):
             w_i  = exp sum_t (logprobs_it - rollout_logprobs_it)
             n_i  = || grad sum_t log pi(y_it) ||,   n_i^2 = ``squared_gradient``
             b    = sum_j w_j^2 n_j^2 R_j / sum_j w_j^2 n_j^2
-            A_i  = (R_i - b) / s               s: the standard deviation of the group over n, or 1 below 10^-8
+            A_i  = (R_i - b) / s               s: the standard deviation of the group over n
             A_i  = 0                           where all R_j are equal
 
         Without ``norm_by_std`` s is 1. w is not clipped, and the largest factor is divided out before the exponential.
@@ -140,7 +137,7 @@ class OPOB(AdvantageEstimator):
         if self.norm_by_std:
             deviation = responses.rewards - responses.group_mean(responses.rewards)
             spread = responses.group_mean(deviation.square()).sqrt()
-            advantages = advantages / torch.where(spread > SPREAD, spread, 1.0)
+            advantages = advantages / torch.where(responses.even, 1.0, spread)
         return torch.where(responses.even, 0.0, advantages)
 
     def report(self, responses: ResponseBatch, stat: Settled, state: State) -> Mapping[str, Mean]:

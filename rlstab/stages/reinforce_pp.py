@@ -11,6 +11,7 @@ from rlstab.core.metadata import About
 from rlstab.core.method import State
 from rlstab.core.settings import Range
 from rlstab.core.stats import Mean, Pool, Settled, Stat
+from rlstab.stages.group_relative import all_alike
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import AdvantageEstimator
 
@@ -129,7 +130,7 @@ class ReinforcePP(AdvantageEstimator):
 
     def advantages(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
         # by range, not by variance: the mean of equal numbers can miss them by a rounding
-        if stat.threshold("low").value == stat.threshold("high").value:
+        if all_alike(stat.threshold("low"), stat.threshold("high")):
             return torch.zeros_like(responses.rewards)
         scale = math.sqrt(self._variance(stat) + self.epsilon)
         return (self._values(responses) - stat.mean("value").value) / scale

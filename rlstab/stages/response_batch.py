@@ -12,10 +12,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlstab.errors import MissingSignal, ShapeError, did_you_mean
+from rlstab.stages.group_relative import equal_within
 
 #: Evidence beyond the basic fields that a stage may need, by name: how many dimensions it has, and what it is. Names
 #: that are not here are signals of tokens, ``(S, T)``.
 EVIDENCE: Mapping[str, tuple[int, str]] = {
+    "rewards": (1, "rewards as the stages before have shaped them; always there"),
     "raw_rewards": (1, "rewards as the scorer gave them; always there"),
     "reward_parts": (2, "each of the run's rewards, before its weight, in the order of `reward`, `(S, K)`"),
     "reward_weights": (2, "the weight of each of these rewards, the same in every row, `(S, K)`"),
@@ -74,7 +76,8 @@ class ResponseBatch:
     def empty(cls, needs: Iterable[str] = (), limit: int = 1) -> ResponseBatch:
         """No responses, with all evidence of ``needs``: what a rank without responses measures."""
         floats, ids = torch.zeros(0, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)
-        extra = {name: torch.zeros((0,) * EVIDENCE.get(name, (2, ""))[0], dtype=torch.float64) for name in needs}
+        dims = {name: EVIDENCE.get(name, (1 if name.startswith("reward/") else 2, ""))[0] for name in needs}
+        extra = {name: torch.zeros((0,) * count, dtype=torch.float64) for name, count in dims.items()}
         return cls(floats, floats, floats.bool(), ids, ids, ids, ids, floats, limit, extra)
 
     def evidence(self, name: str) -> Tensor:
@@ -83,6 +86,8 @@ class ResponseBatch:
         Raises:
             MissingSignal: the batch was made without it.
         """
+        if name == "rewards":
+            return self.rewards
         if name not in self.extra:
             hint = did_you_mean(name, self.extra) if self.extra else ""
             raise MissingSignal(
@@ -129,14 +134,8 @@ class ResponseBatch:
 
     @cached_property
     def even(self) -> Tensor:
-        """``(S,)`` bool, True where all rewards of the group are equal: there is nothing to compare with.
-
-        By range, not by deviation: the mean of equal numbers can miss them by a rounding.
-        """
-        zeros = torch.zeros(self.groups, dtype=torch.float64)
-        high = zeros.scatter_reduce(0, self.group, self.rewards, "amax", include_self=False)
-        low = zeros.scatter_reduce(0, self.group, self.rewards, "amin", include_self=False)
-        return (high == low)[self.group]
+        """``(S,)`` bool, True where the rewards of the group are equal but for rounding: nothing to compare with."""
+        return equal_within(self.rewards, self.group)
 
     def knowing(self, extra: Mapping[str, Tensor]) -> ResponseBatch:
         """The same responses with more evidence."""

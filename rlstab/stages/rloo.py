@@ -4,7 +4,7 @@ from torch import Tensor
 
 from rlstab.core.method import State
 from rlstab.core.stats import Settled
-from rlstab.stages.advantages import rloo
+from rlstab.stages.group_relative import rloo
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import AdvantageEstimator
 

@@ -36,7 +36,7 @@ class Stage(Method[ResponseBatch]):
     """
 
     kind: ClassVar[str]
-    excludes: ClassVar[Mapping[str, str]] = {}
+    excludes = {}
 
     def _empty_part(self) -> ResponseBatch:
         """A batch without responses."""

@@ -3,7 +3,7 @@
 from rlstab.tasks.chain import JUNK, Chain
 from rlstab.tasks.countdown import ALPHABET, Countdown
 from rlstab.tasks.reasoning_gym import ReasoningGym
-from rlstab.tasks.task import Block, Example, HasBlocks, Message, Prompt, Split, Task
+from rlstab.tasks.task import Block, Example, HasBlocks, Message, Split, Task
 from rlstab.tasks.text_task import TextTask
 
 __all__ = [
@@ -15,7 +15,6 @@ __all__ = [
     "Example",
     "HasBlocks",
     "Message",
-    "Prompt",
     "ReasoningGym",
     "Split",
     "Task",

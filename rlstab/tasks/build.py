@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, cast, get_args
 
 from rlstab.config.document import Document
 from rlstab.config.settings import TASK_GROUP, TaskSettings, UserTaskSettings
-from rlstab.config.user_code import is_user_code, load_class
-from rlstab.errors import ConfigError, OutOfRange, RlstabError, UnknownName, did_you_mean, kind_of
-from rlstab.files import in_one_line
+from rlstab.config.user_code import blamed, is_user_code, load_class
+from rlstab.errors import ConfigError, OutOfRange, UnknownName, did_you_mean, kind_of
 from rlstab.tasks.chain import Chain
 from rlstab.tasks.countdown import Countdown
 from rlstab.tasks.reasoning_gym import ReasoningGym
-from rlstab.tasks.scoring import Workers
 from rlstab.tasks.task import Example, Split, Task
 from rlstab.tasks.text_task import TextTask
+from rlstab.tasks.workers import Workers
 
 
 def build_task(settings: TaskSettings) -> Task:
@@ -40,7 +38,7 @@ def build_task(settings: TaskSettings) -> Task:
         raise ConfigError(f"task: {error}") from error
     cls = load_task(settings)
     given = ", ".join(f"{name}={value!r}" for name, value in settings.options.items())
-    with _user_code(f"task: {cls.__qualname__}({given})", "Change task.options, or the class"):
+    with blamed(f"task: {cls.__qualname__}({given})", "Change task.options, or the class"):
         return require_task(cls(**settings.options))
 
 
@@ -65,7 +63,7 @@ def load_task(settings: UserTaskSettings) -> type:
         fix = "Name a class with the methods `example` and `score`."
         return load_class(Document.of({}), settings.code, ("task", "name"), "a task", fix)
     point = entry_point(TASK_GROUP, settings.code, "task.code", "path/to/file.py:Name")
-    with _user_code(f"task.code: loading '{settings.code}' ({point.value})", "Correct the package that has it"):
+    with blamed(f"task.code: loading '{settings.code}' ({point.value})", "Correct the package that has it"):
         cls: object = point.load()
     if not isinstance(cls, type):
         raise ConfigError(f"task.code: '{settings.code}' is {kind_of(cls)}, not the class of a task. Name a class.")
@@ -107,7 +105,9 @@ def require_task(task: object) -> Task:
     }
     who, nothing = f"the task {type(task).__qualname__}", object()
     for name, (kind, what) in wanted.items():
-        if not isinstance(value := getattr(task, name, nothing), kind):
+        with blamed(f"{who}: `{name}`", "Correct the class"):
+            value = getattr(task, name, nothing)
+        if not isinstance(value, kind):
             has = "nothing" if value is nothing else kind_of(value)
             raise ConfigError(f"{who} needs `{name}`, {what}; it has {has}. Add it to the class.")
     flaky = getattr(task, "flaky", 0.0)
@@ -120,21 +120,10 @@ def require_task(task: object) -> Task:
         size = checked.size.get(split, 0)
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
             raise ConfigError(f"{who} has size['{split}'] = {size!r}, expected an int of at least 1, or None. Set it.")
-        with _user_code(f"{who}: example('{split}', 0)", "Correct its method `example`"):
+        with blamed(f"{who}: example('{split}', 0)", "Correct its method `example`"):
             example = checked.example(split, 0)
         if not isinstance(example, Example) or not isinstance(example.prompt, str):
             raise ConfigError(
                 f"{who}: example 0 of '{split}' is {kind_of(example)}. Return rlstab.tasks.Example(prompt, answer)."
             )
     return checked
-
-
-@contextmanager
-def _user_code(what: str, fix: str) -> Iterator[None]:
-    """Around user code, which fails in every way: that is one line. What has an error of ours says it itself."""
-    try:
-        yield
-    except RlstabError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise ConfigError(f"{what} raised {in_one_line(error)}. {fix}.") from error

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from rlstab.errors import OutOfRange, UnknownName, did_you_mean
 from rlstab.extras import require
-from rlstab.tasks.scorers import GymScorer
-from rlstab.tasks.scoring import Workers
+from rlstab.tasks.scorers import GymScorer, completion_with
 from rlstab.tasks.task import Example, Split
+from rlstab.tasks.workers import Workers
 
 if TYPE_CHECKING:  # workers import this room without pydantic
     from rlstab.config.settings import ReasoningGymSettings
@@ -65,7 +65,7 @@ class ReasoningGym:
                 f"{error or type(error).__name__}. Change them."
             ) from error
         scorer = GymScorer(self.name, settings.options, settings.answer_pattern, settings.threshold)
-        self.workers = Workers(scorer, settings.workers, settings.time_limit)
+        self.workers = Workers.of(scorer, settings)
 
     def example(self, split: Split, index: int) -> Example:
         """Return example `index` of a split; its `answer` is reasoning-gym's entry (question, answer, metadata)."""
@@ -77,6 +77,11 @@ class ReasoningGym:
         finally:
             random.setstate(before)
         return Example(self._settings.prompt_template.replace("{prompt}", entry["question"]), entry)
+
+    def right_completion(self, example: Example) -> str | None:
+        """A completion that should score 1; None where the data set gives no answer."""
+        answer, pattern = example.answer.get("answer"), self._settings.answer_pattern
+        return completion_with(pattern, answer) if isinstance(answer, str) else None
 
     def score(self, example: Example, completion: str) -> float:
         """Return the data set's score of the answer in a completion.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,8 +18,8 @@ from rlstab.errors import ConfigError, ScorerError
 from rlstab.files import in_one_line
 from rlstab.tasks.build import entry_point
 from rlstab.tasks.scorers import RewardFunction, finite
-from rlstab.tasks.scoring import Outcome, Workers
 from rlstab.tasks.task import Example, Task
+from rlstab.tasks.workers import Outcome, Workers
 from rlstab.visible import visible
 
 #: Entry points of other packages that are rewards.
@@ -36,11 +37,13 @@ class Reward:
         name: in metrics.
         weight: its factor in the sum.
         workers: the processes that score; None for the task's own scorer.
+        special_tokens: it gets completions with their special tokens.
     """
 
     name: str
     weight: float = 1.0
     workers: Workers | None = None
+    special_tokens: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,29 +75,32 @@ class Rewards:
         return {name: TASK if workers is None else str(workers.scorer) for name, workers in parts.items()}
 
 
-def build_rewards(settings: Sequence[RewardSettings] | None, task: Task) -> Rewards:
+def build_rewards(settings: Sequence[RewardSettings] | None, task: Task, environment: Sequence[str] = ()) -> Rewards:
     """The rewards that a configuration describes, each tried once: an empty completion of the first training prompt.
 
     Args:
         settings: None is the task's own scorer alone.
         task: whose first example is tried.
+        environment: variables that every function may read, besides those that its settings name.
 
     Raises:
-        ConfigError: a file is missing, a function cannot be called or does not return a number.
+        ConfigError: a file or a variable is missing, a function cannot be called or does not return a number.
         UnknownName: no such entry point is installed.
     """
     if settings is None:
         return Rewards()
-    rewards = Rewards(tuple(Reward(part.name, part.weight, _workers(part)) for part in settings))
+    rewards = Rewards(
+        tuple(Reward(part.name, part.weight, _workers(part, environment), part.special_tokens) for part in settings)
+    )
     for reward in rewards:
         if reward.workers is not None:
             example = task.example("train", 0)
             try:
                 reward.workers.score_one(example.prompt, "", example.answer)
             except ScorerError as error:
-                raise ConfigError(
-                    f"reward '{reward.name}': {str(error).rstrip('.')}. Score any text, also an empty one."
-                ) from None
+                cured = re.search(r"`(memory|environment|time_limit)`", str(error))
+                cure = "" if cured else " Score any text, also an empty one."
+                raise ConfigError(f"reward '{reward.name}': {str(error).rstrip('.')}.{cure}") from None
     return rewards
 
 
@@ -109,7 +115,7 @@ def require_functions(settings: Sequence[RewardSettings] | None) -> None:
         _workers(part)
 
 
-def _workers(settings: RewardSettings) -> Workers | None:
+def _workers(settings: RewardSettings, environment: Sequence[str] = ()) -> Workers | None:
     if settings.function == TASK:
         return None
     file, colon, function = settings.function.rpartition(":")
@@ -122,7 +128,10 @@ def _workers(settings: RewardSettings) -> Workers | None:
     else:
         point = entry_point(GROUP, function, who, f"`{TASK}`, or path/to/file.py:function")
         scorer = RewardFunction(point.module, point.attr)
-    return Workers(scorer, settings.workers, settings.time_limit)
+    try:
+        return Workers.of(scorer, settings, environment)
+    except ConfigError as error:
+        raise ConfigError(f"{who}: {error}") from None
 
 
 # -- scores ------------------------------------------------------------------------------------------------------------
@@ -163,6 +172,7 @@ def score(
     *,
     rewards: Rewards = Rewards(),  # frozen
     stop: threading.Event | None = None,
+    whole: Sequence[str] | None = None,
 ) -> Scores:
     """Score each text against its example; what raises or takes too long gives 0 and is remembered.
 
@@ -171,10 +181,14 @@ def score(
         examples: one per text.
         texts: the responses.
         rewards: what is measured, and with which weights.
-        stop: once set, nobody waits for the rest any more, which is left out.
+        stop: once set, the scores that are still missing are left out.
+        whole: the responses with their special tokens, for rewards that ask for them; None where there are none.
     """
-    pairs = [*zip(examples, texts, strict=True)]
-    outcomes = {reward.name: _outcomes(reward.workers or task.workers, task, pairs, stop) for reward in rewards}
+    outcomes = {}
+    for reward in rewards:
+        read = texts if whole is None or not reward.special_tokens else whole
+        pairs = [*zip(examples, read, strict=True)]
+        outcomes[reward.name] = _outcomes(reward.workers or task.workers, task, pairs, stop)
     count = min(map(len, outcomes.values()))  # fewer than texts once `stop` is set
     parts = {
         name: torch.tensor([outcome.score for outcome in each[:count]], dtype=torch.float64)

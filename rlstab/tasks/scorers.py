@@ -1,4 +1,4 @@
-"""What scores a completion: small objects that a worker process gets, without the task around them.
+"""Where an answer is compared with the right one: small objects that a worker process gets, without their task.
 
 This module and what it imports stay without torch, as the workers do.
 """
@@ -10,16 +10,17 @@ import inspect
 import math
 import numbers
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from pathlib import Path
+from re import _parser  # type: ignore[attr-defined]
 from typing import Any, Protocol
 
 from rlstab.errors import DataError, ScorerError, did_you_mean
 from rlstab.extras import require
 from rlstab.files import checksum, in_one_line, load_module
 
-#: How a reward function is called; the names are not prescribed, the places are.
+#: How a reward function is called; the order is prescribed, the names are not.
 ARGUMENTS = ("prompt", "completion", "answer")
 
 
@@ -31,7 +32,7 @@ class Scorer(Protocol):
         ...
 
     def score(self, prompt: str, completion: str, answer: Any) -> float:
-        """The score. May raise, hang and take all memory: a worker bears that."""
+        """The score. May raise, hang or exhaust memory: it runs in a worker process."""
         ...
 
 
@@ -57,6 +58,40 @@ def find_answer(pattern: str | None, text: str) -> str | None:
         return text.strip()
     answers = [match[1] for match in re.finditer(pattern, text)]
     return answers[-1].strip() if answers and answers[-1] is not None else None
+
+
+def completion_with(pattern: str | None, answer: str) -> str:
+    """A short completion in which :func:`find_answer` should find an answer, made from the pattern."""
+    return answer if pattern is None else _text_of(_parser.parse(pattern), answer)
+
+
+#: A character for each class that a pattern may name.
+_CHARACTERS = {"DIGIT": "1", "WORD": "x", "NOT_SPACE": "x"}
+
+
+def _text_of(parsed: Iterable[Any], answer: str) -> str:
+    """What a parsed pattern may stand for: the first alternatives, as few repetitions as it allows, the answer."""
+    text = ""
+    for kind, value in parsed:
+        match str(kind):
+            case "SUBPATTERN":
+                text += answer if value[0] == 1 else _text_of(value[-1], answer)
+            case "BRANCH":
+                text += _text_of(value[1][0], answer)
+            case "MAX_REPEAT" | "MIN_REPEAT" | "POSSESSIVE_REPEAT":
+                inside = _text_of(value[2], answer)
+                text += inside if answer in inside else inside * value[0]
+            case "LITERAL":
+                text += chr(value)
+            case "RANGE":
+                text += chr(value[0])
+            case "IN":
+                text += _text_of(value[:1], answer)
+            case "CATEGORY":
+                text += _CHARACTERS.get(str(value).removeprefix("CATEGORY_"), " ")
+            case "ANY" | "NOT_LITERAL" | "NEGATE":
+                text += " "
+    return text
 
 
 class TextScorer:
@@ -86,13 +121,16 @@ class TextScorer:
         return float(answer.strip() == given if self.compare == "exact" else _same_mathematics(answer, given))
 
 
+def as_mathematics(answer: str) -> str:
+    r"""An answer that is marked as mathematics: bare LaTeX is read in part (`2\pi` as 2) or not at all (`\sqrt{2}`)."""
+    return answer if any(mark in answer for mark in ("$", "\\boxed", "\\(", "\\[")) else f"${answer}$"
+
+
 def _same_mathematics(right: str, answer: str) -> bool:
     from math_verify import parse, verify
 
-    # bare LaTeX is read only in part (`2\pi` as 2) or not at all (`\sqrt{2}`) unless it is marked as mathematics
-    marked = any(mark in right for mark in ("$", "\\boxed", "\\(", "\\["))
     # its own limits on time are switched off: they are alarm signals, which do not interrupt a long product
-    gold = parse(right if marked else f"${right}$", parsing_timeout=None)
+    gold = parse(as_mathematics(right), parsing_timeout=None)
     if not gold:
         raise DataError(
             f"math-verify cannot read the right answer {right!r}. Write a number or LaTeX, or set `scorer: exact`."

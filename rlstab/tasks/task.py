@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
-from rlstab.tasks.scoring import Workers
+from rlstab.tasks.workers import Workers
 
 #: Learnt from, or held out.
 Split = Literal["train", "eval"]
@@ -20,13 +20,9 @@ class Message:
     content: str
 
 
-#: What a policy is asked: text, or a chat that its tokenizer's template turns into text.
-Prompt: TypeAlias = str | tuple[Message, ...]
-
-
-def in_words(prompt: Prompt) -> str:
-    """A prompt for people and scorers to read: the messages of a chat one after another."""
-    return prompt if isinstance(prompt, str) else "\n".join(f"{turn.role}: {turn.content}" for turn in prompt)
+def in_words(messages: Iterable[Message]) -> str:
+    """A chat for people and scorers to read: its messages one after another."""
+    return "\n".join(f"{turn.role}: {turn.content}" for turn in messages)
 
 
 @dataclass(frozen=True)
@@ -37,22 +33,19 @@ class Example:
         prompt: the text; of a chat, its messages :func:`in_words`.
         answer: for the scorer.
         messages: the chat, where the prompt is one; make such an example with :meth:`chat`.
+        where: it comes from, in errors: a file and a line.
     """
 
     prompt: str
     answer: Any
     messages: tuple[Message, ...] = ()
+    where: str = field(default="", compare=False, repr=False)
 
     @classmethod
-    def chat(cls, messages: Iterable[Message], answer: Any) -> Example:
+    def chat(cls, messages: Iterable[Message], answer: Any, where: str = "") -> Example:
         """An example that asks with a chat, which needs `rollout.chat`."""
         turns = tuple(messages)
-        return cls(in_words(turns), answer, turns)
-
-    @property
-    def asked(self) -> Prompt:
-        """What the policy gets: the chat, where there is one."""
-        return self.messages or self.prompt
+        return cls(in_words(turns), answer, turns, where)
 
 
 class Task(Protocol):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlstab.errors import DataError, kind_of
 from rlstab.tasks.rows import read_rows
-from rlstab.tasks.scorers import TextScorer, find_answer
-from rlstab.tasks.scoring import Workers
+from rlstab.tasks.scorers import TextScorer, as_mathematics, completion_with, find_answer
 from rlstab.tasks.task import Example, Message, Split
+from rlstab.tasks.workers import Workers
 
 if TYPE_CHECKING:  # workers import this room without pydantic
     from rlstab.config.settings import DatasetSettings, JsonlSettings, TextSettings
@@ -25,8 +25,11 @@ class TextTask:
 
     Example `index` is row `index`, whenever it is asked for. A prompt is text or a list of messages, objects with
     `role` and `content`; where one is, or with `system`, all are chats, and text is a message of the user. An answer is
-    a text or a number. A field `a.b` is `b` of the object `a`. With `scorer: math_verify` the right answer is
-    mathematics alone, such as `\frac{1}{2}`, and the completion may have text around its own.
+    a text or a number, where 42.0 means 42. A field `a.b` is `b` of the object `a`. With `scorer: math_verify` the
+    right answer is mathematics alone, such as `\frac{1}{2}`, and the completion may have text around its own.
+
+    Attributes:
+        too_long: `skip` where rows whose prompt does not fit the model may be left out, else `error`.
 
     Args:
         settings: the rows, how examples are made of them, and how they are scored.
@@ -39,10 +42,10 @@ class TextTask:
     keeps_special_tokens = False
 
     def __init__(self, settings: JsonlSettings | DatasetSettings) -> None:
-        self.name = Path(settings.path).name
+        self.name, self.too_long = Path(settings.path).name, settings.too_long
         self._scorer = TextScorer(settings.scorer, settings.answer_pattern)
         cheap = settings.scorer == "exact" and settings.answer_pattern is None  # and cannot hang
-        self.workers = None if cheap else Workers(self._scorer, settings.workers, settings.time_limit)
+        self.workers = None if cheap else Workers.of(self._scorer, settings)
         train, held_out = ([_read(*row, settings) for row in rows] for rows in read_rows(settings))
         if not held_out:
             train, held_out = train[: -settings.eval_size], train[-settings.eval_size :]
@@ -63,6 +66,17 @@ class TextTask:
         examples = self._examples[split]
         return examples[index % len(examples)]
 
+    def leave_out(self, split: Split, indices: Collection[int]) -> None:
+        """Forget some examples of a split; the others are numbered anew."""
+        examples = self._examples[split]
+        self._examples[split] = [example for index, example in enumerate(examples) if index not in indices]
+        self.size[split] = len(self._examples[split])
+
+    def right_completion(self, example: Example) -> str:
+        """A completion that should score 1: the right answer, as `answer_pattern` finds it and `scorer` reads it."""
+        answer = example.answer if self._scorer.compare == "exact" else as_mathematics(example.answer)
+        return completion_with(self._scorer.pattern, answer)
+
     def score(self, example: Example, completion: str) -> float:
         """Return 1.0 if the completion has the right answer, else 0.0.
 
@@ -74,20 +88,26 @@ class TextTask:
 
 
 def _read(where: str, row: Mapping[str, Any], settings: TextSettings) -> tuple[str, Any, str]:
-    """Of a row, how errors call its prompt, its prompt (a text, or a list of messages), and its answer."""
+    """Of a row, how errors call it, its prompt (a text, or a list of messages), and its answer."""
     prompt, answer = (_value(where, row, settings, setting) for setting in ("prompt_field", "answer_field"))
     if isinstance(answer, bool) or not isinstance(answer, str | int | float):
         kind = f"the field {settings.answer_field!r} is {kind_of(answer)}"
         raise DataError(f"{where}: {kind}, neither a text nor a number. Write the right answer as a text.")
-    pattern = getattr(settings, "right_answer_pattern", None)
-    right = str(answer) if pattern is None else find_answer(pattern, str(answer))
+    pattern, text = getattr(settings, "right_answer_pattern", None), in_digits(answer)
+    right = text if pattern is None else find_answer(pattern, text)
     if right is None:
-        end = str(answer)[-60:]
+        end = text[-60:]
         raise DataError(f"{where}: task.right_answer_pattern finds nothing in the answer {end!r}. Change it.")
-    where = f"{where}: the field {settings.prompt_field!r}"
     if not isinstance(prompt, str | list):
-        raise DataError(f"{where} is {kind_of(prompt)}. Write a text, or a list of messages such as {MESSAGE}.")
+        kind = f"the field {settings.prompt_field!r} is {kind_of(prompt)}"
+        raise DataError(f"{where}: {kind}. Write a text, or a list of messages such as {MESSAGE}.")
     return where, prompt, right
+
+
+def in_digits(answer: str | float) -> str:
+    """An answer as a text: a float that is a whole number has no decimals, for a column of integers may hold floats."""
+    whole = isinstance(answer, float) and answer.is_integer() and abs(answer) < 2**53
+    return str(int(answer) if whole else answer)
 
 
 def _value(where: str, row: Mapping[str, Any], settings: TextSettings, setting: str) -> Any:
@@ -101,20 +121,21 @@ def _value(where: str, row: Mapping[str, Any], settings: TextSettings, setting: 
 
 
 def _example(where: str, prompt: Any, answer: str, settings: TextSettings, *, chat: bool) -> Example:
+    column = f"{where}: the field {settings.prompt_field!r}"
     if isinstance(prompt, str):
         text = settings.prompt_template.replace("{prompt}", prompt)  # other braces stand for themselves
         turns = [Message("user", text)]
         if not chat:
-            return Example(text, answer)
+            return Example(text, answer, where=where)
     elif settings.prompt_template == "{prompt}":
-        turns = _messages(where, prompt)
+        turns = _messages(column, prompt)
     else:
-        raise DataError(f"{where} is a list of messages, which `prompt_template` cannot surround. Use `system`.")
+        raise DataError(f"{column} is a list of messages, which `prompt_template` cannot surround. Use `system`.")
     if settings.system is None:
-        return Example.chat(turns, answer)
+        return Example.chat(turns, answer, where)
     if turns[0].role == "system":
-        raise DataError(f"{where} begins with a system message, and so does the setting `system`. Remove one of them.")
-    return Example.chat([Message("system", settings.system), *turns], answer)
+        raise DataError(f"{column} begins with a system message, and so does `system`. Remove one of them.")
+    return Example.chat([Message("system", settings.system), *turns], answer, where)
 
 
 def _messages(where: str, prompt: Iterable[Any]) -> list[Message]:

@@ -27,7 +27,8 @@ from rlstab.testing.rollouts import draw_run
 from rlstab.testing.stage_laws import STAGE_LAWS, StageTrial
 from rlstab.testing.steps import Step, draw_step, large_step
 
-RUNS = LAWS[0]
+#: The first law of methods and of stages: where it is broken, no other is checked.
+RUNS = "runs"
 #: The loss of an optimizer step, from its tokens as plain numbers (see ``Step.tokens``), written without rlstab.
 Oracle = Callable[[list[list[dict[str, float]]]], float]
 
@@ -71,6 +72,9 @@ class Report:
         return next(result for result in self.results if result.law == law)
 
     def __str__(self) -> str:
+        """A table of all laws; where the first is broken, that alone, with the cause last."""
+        if RUNS in self.failed:
+            return f"{self.method}\nbroken: {RUNS}. No other law is checked until it runs.\n{self[RUNS].detail}\n"
         table = Table(title=escape(self.method), title_justify="left")
         for column in ("law", "", "what it says, what was seen"):
             table.add_column(column, overflow="fold")
@@ -93,7 +97,7 @@ def check_objective(
         method: any :class:`~rlstab.TokenObjective`.
         oracle: the loss of the first optimizer step, computed independently; adds the law *oracle*.
         examples: optimizer steps per law, from small to rich ones; from 4 on, a large step and a long run beside them.
-        laws: names of those to check beside *runs*; None is all.
+        laws: names of those to check, in addition to *runs*; None is all.
 
     Returns:
         A report. The optimizer steps are the same in every call, so a failure can be reproduced.
@@ -102,7 +106,7 @@ def check_objective(
         ProcessError: the process of the law *process* died or did not answer.
         UnknownName: there is no such law.
     """
-    return _MethodCheck(method, examples, oracle).report("check_objective", laws and {RUNS.name, *laws})
+    return _MethodCheck(method, examples, oracle).report("check_objective", laws)
 
 
 def check_stage(stage: Stage, *, examples: int = 20, laws: Collection[str] | None = None) -> Report:
@@ -114,7 +118,7 @@ def check_stage(stage: Stage, *, examples: int = 20, laws: Collection[str] | Non
     Args:
         stage: a prompt selector, a reward shaper, an advantage estimator or a rollout expander.
         examples: runs of three rollouts per law, small ones first; from 4 on, a large and a long one beside them.
-        laws: names of those to check; None is all.
+        laws: names of those to check, in addition to *runs*; None is all.
 
     Returns:
         A report. The runs are the same in every call, so a failure can be reproduced.
@@ -181,7 +185,7 @@ class _Check:
         for name in names or ():
             if name not in known:
                 raise UnknownName(f"{caller}: there is no law '{name}' to check. {did_you_mean(name, known)}")
-        chosen = [law for law in self.laws if names is None or law.name in names]
+        chosen = [law for law in self.laws if names is None or law.name in {RUNS, *names}]
         if any(law.name == "process" for law in chosen):
             with suppress(fresh_process.Unreachable):
                 for which in range(fresh_process.SERVERS):  # by the time that they are asked, they are there
@@ -206,10 +210,10 @@ class _Check:
         raise NotImplementedError
 
     def check(self, law: Law) -> Result:
-        """Check one law; where the first of methods is broken, the others are not checked."""
+        """Check one law; where the first is broken, the others are not checked."""
         said = partial(Result, law.name, law.says)
-        if law is not RUNS and RUNS in self.laws and self.result(RUNS).outcome == "failed":
-            return said("skipped", f"not checked: '{RUNS.name}' is broken, mend that first")
+        if law is not self.laws[0] and self.result(self.laws[0]).outcome == "failed":
+            return said("skipped", f"not checked: '{RUNS}' is broken, fix that first")
         if reason := self.excepted(law):
             return said("excepted", reason)
         silent = ["it is checked from 4 examples on"] if law.once and self.examples < 4 else []
@@ -224,10 +228,10 @@ class _Check:
             except ProcessError:
                 raise
             except BrokenLaw as error:
-                return said("failed", f"{error} Seen on {trial}.")
+                return said("failed", f"On {trial}: {error}")
             except Exception as error:  # a user's method may raise anything; that breaks the law that met it
                 if not (isinstance(error, OutOfRange) and trial.may_refuse(self.method)):
-                    return said("failed", f"it raised {type(error).__name__}: {error} Seen on {trial}.")
+                    return said("failed", f"On {trial}: it raised {type(error).__name__}: {error}")
         return said("silent", silent[0]) if len(silent) == checked else said("passed", "")
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -128,15 +129,17 @@ def leaves_of(data: Any, place: str = "state") -> Iterator[tuple[str, Any]]:
 
 
 def check_state(state: Mapping[str, Any], initial: Mapping[str, Any]) -> None:
-    """A state holds numbers, bools and tensors, and each of them stays of the kind that it had at first.
+    """A state is what a checkpoint can hold, and each entry stays of the kind that it had at first.
+
+    Plain dicts with text as keys, and numbers, bools, text and tensors; of subclasses, such as ``numpy.float64``, a
+    ``defaultdict`` or a tensor with attributes, a checkpoint gives back something else.
 
     Raises:
         BrokenLaw: names the entry.
     """
+    _check_plain(state, "state")
     first = dict(leaves_of(initial))
     for place, value in leaves_of(state):
-        if not isinstance(value, bool | int | float | str | Tensor) and value is not None:
-            raise BrokenLaw(f"{place} is a {type(value).__name__}; a state holds numbers, bools and tensors.")
         before = first.get(place, value)
         was, now = ((kept.dtype, kept.ndim) if isinstance(kept, Tensor) else "no tensor" for kept in (before, value))
         if was != now:
@@ -145,6 +148,56 @@ def check_state(state: Mapping[str, Any], initial: Mapping[str, Any]) -> None:
             raise BrokenLaw(f"{place} is {value}, which is not finite.")
 
 
+def _check_plain(value: Any, place: str) -> None:
+    """See :func:`check_state`."""
+    if type(value) is dict:
+        for key, inside in value.items():
+            if type(key) is not str:
+                raise BrokenLaw(f"{place} has the key {key!r}; a checkpoint has text as keys. Write str(key).")
+            _check_plain(inside, f"{place}['{key}']")
+    elif type(value) not in (bool, int, float, str, Tensor, type(None)):
+        cls = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+        raise BrokenLaw(
+            f"{place} is of {cls}, which a checkpoint does not give back. A state holds plain dicts, numbers, bools, "
+            f"text and tensors: convert it by float(...), int(...), dict(...) or torch.as_tensor(...)."
+        )
+    elif isinstance(value, Tensor) and vars(value):
+        raise BrokenLaw(f"{place} has the attribute '{min(vars(value))}', which a checkpoint loses. Make it an entry.")
+
+
+def size_of(state: State) -> int:
+    """How many numbers and letters a state holds."""
+    sizes = (
+        len(value) if isinstance(value, str) else value.numel()
+        for _, value in leaves_of(state)
+        if isinstance(value, str | Tensor)
+    )
+    return sum(sizes) + sum(1 for _ in leaves_of(state))
+
+
+def check_bounded(sizes: Sequence[int]) -> None:
+    """A state does not grow for ever.
+
+    Args:
+        sizes: of the state after each of many optimizer steps or rollouts, in order.
+
+    Raises:
+        BrokenLaw: it grew in each of the last ten.
+    """
+    late = sizes[-11:]
+    if len(late) == 11 and all(before < after for before, after in pairwise(late)):
+        raise BrokenLaw(
+            f"the state grows: {late[0]} numbers became {late[-1]} in ten more. Keep a window of fixed length, sums or "
+            f"a moving average; nothing by the id of a response."
+        )
+
+
 def reloaded(state: State) -> State:
-    """The state after a checkpoint: JSON, and tensors beside it."""
-    return load_state(*dump_state(state))
+    """The state after a checkpoint: JSON, and tensors in a file of their own.
+
+    Raises:
+        BrokenLaw: it is not what was saved.
+    """
+    restored = load_state(*dump_state(state))
+    same_state("the state that was saved and the state read back", state, restored, 0.0)
+    return restored

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import CodeType
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from rlstab.core.batch import BASICS, MARKS, SIGNALS
+from rlstab.core.method import Method
 from rlstab.core.objective import TokenObjective
 from rlstab.core.settings import settings_of
 from rlstab.testing.fresh_process import methods_of
@@ -72,6 +74,29 @@ def _literals(function: Any) -> Iterator[float]:
             if getattr(value, "__module__", None) == function.__module__ and hasattr(value, "__code__"):
                 pending.append(value.__code__)
             yield from _plain_numbers(value)
+
+
+def words_of(method: Method[Any]) -> frozenset[str]:
+    """Names and texts in the code of a method or stage and of functions beside it, keywords of calls included."""
+    words: set[str] = set()
+    classes = [member for member in type(method).__mro__ if not member.__module__.startswith(("rlstab.core.", "abc"))]
+    functions = [value for member in classes for value in vars(member).values()]
+    functions = [getattr(function, "__func__", function) for function in functions]  # of a static method
+    pending, seen = [function.__code__ for function in functions if hasattr(function, "__code__")], set[CodeType]()
+    shared = {name: value for member in classes for name, value in vars(sys.modules[member.__module__]).items()}
+    while pending:
+        code = pending.pop()
+        if code in seen:
+            continue
+        seen.add(code)
+        words.update(code.co_names)
+        called = (getattr(shared.get(name), "__code__", None) for name in code.co_names)
+        pending += [inner for inner in called if inner is not None]
+        for constant in code.co_consts:
+            several = constant if isinstance(constant, tuple) else (constant,)
+            words.update(word for word in several if isinstance(word, str))
+            pending += [inner for inner in several if isinstance(inner, CodeType)]
+    return frozenset(words)
 
 
 def _plain_numbers(value: object) -> Iterator[float]:

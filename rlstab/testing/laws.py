@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import BASICS, SIGNALS, TokenBatch
+from rlstab.core.batch import BASICS, MARKS, SIGNALS, TokenBatch
 from rlstab.core.comm import LocalComm
 from rlstab.core.compose import compose, observe, walk, within
 from rlstab.core.loss import held_ratio, loss_of_part
@@ -32,6 +32,7 @@ from rlstab.core.terms import Terms
 from rlstab.testing import tolerances
 from rlstab.testing.compare import (
     BrokenLaw,
+    check_bounded,
     check_slopes,
     check_state,
     close,
@@ -40,17 +41,23 @@ from rlstab.testing.compare import (
     reloaded,
     same_state,
     same_summary,
+    size_of,
 )
-from rlstab.testing.edges import with_small
+from rlstab.testing.edges import edges_of, rich_step, with_small, words_of
 from rlstab.testing.fresh_process import PickledMethod, Unreachable, methods_of
+from rlstab.testing.relabel import relabellings, same_draws
 from rlstab.testing.run import Outcome, StepOutcome, joined, run_chain, run_ranks, run_whole
-from rlstab.testing.steps import Step, make_step
+from rlstab.testing.steps import Step, in_domain, large_step, make_step
 from rlstab.testing.watch import NumpyReadOnly, ReadOnly, Shared, Wide
 
 #: Raises :class:`BrokenLaw`, or :class:`NotApplicable`.
 Check: TypeAlias = Callable[[Any, Any], None]
 #: Runs a method or stage; says that two outcomes are the same within a tolerance.
 Run: TypeAlias = Callable[..., Any]
+
+
+#: Optimizer steps or rollouts of a long run, and those after it in which only the state goes on.
+LONG, LONGER = 30, 320
 
 
 class NotApplicable(Exception):
@@ -125,6 +132,9 @@ def add_to(laws: list[Law], **options: Any) -> Callable[[Any], Any]:
 
     return add
 
+
+#: Metrics of rlstab itself, where entropies are there.
+OWN_METRICS = ("tokens/entropy", "tokens/entropy_nonfinite")
 
 #: The laws of methods, in the order of the report. Where the first is broken, no other one is checked.
 LAWS: list[Law] = []
@@ -218,22 +228,31 @@ def check_process(method: Method[Any], trial: Any, run: Run, chain: Sequence[Any
             ) from error
 
 
-def check_long_run(method: Method[Any], chain: Sequence[Any], whole: Run, parts: Run, same: Run) -> State:
-    """Each step or rollout gives the same whole and in parts; the state stays of its kind, and each is a new one.
+def check_long_run(
+    method: Method[Any], chain: Sequence[Any], parts_of: Callable[[Any], Any], whole: Run, parts: Run, same: Run
+) -> None:
+    """Each step or rollout gives the same whole and in parts; the state stays of its kind and size, each a new one.
 
-    Returns:
-        The last state.
+    Raises:
+        BrokenLaw: it does not.
+        NotApplicable: there is no state.
     """
     if not method.init_state():
         raise NotApplicable("it has no state")
     state = initial = method.init_state()
+    sizes = []
     for number, given in enumerate(chain, start=1):
         with untouched_state(state):
             outcome, joint = whole(method, given, state), parts(method, given, state)
         same(f"number {number} of a long run, whole and in parts over 2 ranks", outcome, joint, tolerances.REORDERED)
         check_state(outcome.state, initial)
         state = outcome.state
-    return state
+        sizes.append(size_of(state))
+    for number in range(LONGER):
+        state = measure_all(method, [parts_of(chain[number % len(chain)])], state, LocalComm())[1]
+        sizes.append(size_of(state))
+    check_state(state, initial)
+    check_bounded(sizes)
 
 
 @contextmanager
@@ -337,17 +356,31 @@ def declared(method: TokenObjective, trial: Trial) -> None:
     )
     try:
         less = run_whole(method, bare)
-    except LookupError as error:
-        raise BrokenLaw(f"it reads what it does not declare: {error}") from error
+    except Exception as error:  # a signal that is not there is None, of which user code makes any error
+        read = [name for name in sorted(without) if not _runs_without(method, step, name)]
+        raise BrokenLaw(
+            f"it reads what it does not declare. Add {' and '.join(map(repr, read)) or 'it'} to `needs` or "
+            f"`live_needs`: {type(error).__name__}: {error}"
+        ) from error
     whole = trial.whole(method)
     for outcome in (whole, less):
-        outcome.report.pop("tokens/entropy", None)  # of rlstab itself, where entropies are there
+        for metric in OWN_METRICS:
+            outcome.report.pop(metric, None)
     close("without, and with, signals that it does not declare", less, whole, 0.0)
     _check_policies(method, step)
     batch = bare.batch()
     read = make_plan(method, [batch]).live_rows(batch).keys() - method.live_needs - {"logprobs"}
     if read:
         raise BrokenLaw(f"a penalty reads the live {sorted(read)}, which `live_needs` does not name.")
+
+
+def _runs_without(method: TokenObjective, step: Step, name: str) -> bool:
+    evidence = {other: values for other, values in step.evidence.items() if other != name}
+    try:
+        run_whole(method, replace(step, evidence=evidence))
+    except Exception:
+        return False
+    return True
 
 
 def _check_policies(method: TokenObjective, step: Step) -> None:
@@ -357,6 +390,69 @@ def _check_policies(method: TokenObjective, step: Step) -> None:
         other = replace(batch, **{name: getattr(batch, name).flip(0) - 0.5})
         mine, theirs = (_outcome(make_plan(method, [given]), step.leaves()) for given in (batch, other))
         close(f"with another '{name}', which its `needs` does not name", mine, theirs, 0.0)
+
+
+def other_values(name: str, values: Tensor) -> Tensor:
+    """Values of a signal that it may have, each of another token or response and of another size."""
+    turned = values.flip(0)
+    if not values.is_floating_point() or name in (*MARKS, "block_ids"):
+        return turned
+    return in_domain(name, 0.7 * turned + (0.1 if name == "entropies" else 0.0))
+
+
+@law(once=True)
+def used(method: TokenObjective, trial: Trial) -> None:
+    """What ``needs`` and ``live_needs`` name is read, and what ``writes`` names is filled."""
+    for leaf in methods_of(method):
+        if any(limit.reached(leaf) for limit in leaf.about.no_op_at):
+            continue
+        extra, edges = sorted(leaf.needs - SIGNALS.keys() - BASICS), tuple(edges_of(leaf))
+        steps = [*(rich_step(number, extra, edges) for number in range(3)), trial.first, large_step(extra)]
+        unread, unfilled, undifferentiated = set(leaf.needs), set(leaf.writes), set(leaf.live_needs)
+        state = leaf.init_state()
+        for step in steps:
+            batch = step.batch()
+            plan = make_plan(leaf, [batch], state)
+            unfilled -= plan.terms(0).filled()
+            undifferentiated -= plan.live_rows(0).keys()
+            unread -= {name for name in unread if _depends(leaf, step, state, name)}
+            state = plan.state
+        words = words_of(leaf)  # what is used only at other values is at least named
+        for names, declared, why in (
+            (unread - words, "needs", "nothing reads. A host makes it for nothing, perhaps by one more forward"),
+            (set() if "penalties" in unfilled & words else undifferentiated, "live_needs", "no penalty reads"),
+            (unfilled - words, "writes", "it never fills, so that other methods are refused for nothing"),
+        ):
+            if names:
+                raise BrokenLaw(f"`{declared}` names '{min(names)}', which {why}. Remove it.")
+
+
+def _depends(method: TokenObjective, step: Step, state: State, name: str) -> bool:
+    """Whether the outcome of an optimizer step moves with a signal; the ratio of the loss does not count."""
+    changed = step.given(**{name: other_values(name, step.evidence[name])})
+    outcomes = []
+    for given in (step, changed):
+        batch = replace(given.batch(), live_ratio=name in BASICS)
+        outcome = _outcome(make_plan(method, [batch], state), given.leaves())
+        for metric in OWN_METRICS:
+            outcome.report.pop(metric, None)
+        outcomes.append(outcome)
+    try:
+        close("with other values", *outcomes, 0.0)
+    except BrokenLaw:
+        return True
+    return False
+
+
+@law()
+def ids(method: TokenObjective, trial: Trial) -> None:
+    """Ids only name: under small, odd and even, and very large ones, with the same draws, the outcome is the same."""
+    whole = trial.whole(method)
+    for what, relabelled in relabellings(trial.first):
+        old = torch.cat([trial.first.sequence_ids, trial.first.group_ids])
+        with same_draws(torch.cat([relabelled.sequence_ids, relabelled.group_ids]), old):
+            other = run_whole(method, relabelled)
+        close(f"under {what}", whole, other, tolerances.REORDERED)
 
 
 @law()
@@ -369,23 +465,16 @@ def serialises(method: TokenObjective, trial: Trial) -> None:
     close("resumed", run_whole(method, trial.second, first.state), resumed, 0.0)
 
 
-#: Optimizer steps of a long run, and those after it in which only the state goes on.
-LONG, LONGER = 30, 320
-
-
 @law(once=True)
 def later_steps(method: TokenObjective, trial: Trial) -> None:
-    """Thirty optimizer steps with state: each the same in parts; the state stays of its kind and finite."""
+    """Thirty optimizer steps with state: each the same in parts; the state stays of its kind, finite and bounded."""
     extra = sorted(method.needs - SIGNALS.keys() - BASICS)
     steps = [make_step("mixed", (2, 1, 3), 1, 900 + number, extra) for number in range(LONG)]
 
     def parts(method: TokenObjective, step: Step, state: State) -> StepOutcome:
         return joined(run_ranks(method, step.laid_out(steps.index(step)), [[[0], [2]], [[1]]], state))
 
-    state = check_long_run(method, steps, run_whole, parts, close)
-    for number in range(LONGER):
-        state = measure_all(method, [steps[number % LONG].batch()], state, LocalComm())[1]
-    check_state(state, method.init_state())
+    check_long_run(method, steps, Step.batch, run_whole, parts, close)
 
 
 # -- agreement ---------------------------------------------------------------------------------------------------------

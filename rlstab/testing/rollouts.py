@@ -92,14 +92,21 @@ class Rollout:
         return replace(self, responses=self.responses.select(order), slots=self.slots[order])
 
     def relabelled(self) -> Rollout:
-        """The same responses under other ids of prompts, groups and sequences, in the opposite order of the ids."""
+        """The same responses under other ids of prompts, groups and sequences, in the opposite order of the ids.
+
+        Those of groups and sequences are even and odd, and so large that they meet as float32 and as int32.
+        """
         whole = self.responses
-        groups, own = (uniform(3, ids).mul(10).long() for ids in (whole.group_ids, whole.sequence_ids))
+        noise = uniform(3, whole.group_ids).mul(10).long()
         return self._with(
             prompt_ids=PROMPTS - 1 - whole.prompt_ids,
-            group_ids=10**7 - 11 * whole.group_ids - groups,
-            sequence_ids=10**9 - 11 * whole.sequence_ids - own,
+            group_ids=2**40 - 11 * whole.group_ids - noise,
+            sequence_ids=2**45 - 11 * (whole.sequence_ids // 6) - 2**32 * (whole.sequence_ids % 6 // 3),
         )
+
+    def given(self, name: str, values: Tensor) -> Rollout:
+        """The same responses with other values of one kind of evidence."""
+        return self._with(extra={**self.responses.extra, name: values})
 
     def evened(self) -> Rollout:
         """Every second group with one reward for all members, and no evidence that tells them apart."""
@@ -147,10 +154,10 @@ def draw_run(
         needs: names of token signals of your own, to fill with random numbers.
         groups: at most so many in a rollout, and at most 6.
         extreme: rewards that differ by a rounding, and in half of the runs such of a million.
-        large: up to 20 groups of up to 16 responses of up to 70 tokens, instead of up to 5 responses of up to 12.
+        large: 20 groups of up to 6 responses of up to 1,000 tokens, instead of up to 5 responses of up to 12.
     """
     draw = random.Random(number)
-    most, limit = (16, 70) if large else (5, LIMIT)
+    most, limit = (6, 1000) if large else (5, LIMIT)
     run: dict[str, Any] = {"size": draw.choice([PROMPTS, None]), "seed": draw.randrange(2**31), "limit": limit}
     run["extreme"] = draw.choice([1.0, 1e6]) if extreme else None
     rollouts = []

@@ -14,10 +14,12 @@ from torch import Tensor
 from rlstab.core.comm import Comm, LocalComm
 from rlstab.core.method import Method, State, measure_all
 from rlstab.core.stats import Settled
+from rlstab.errors import OutOfRange
 from rlstab.stages.response_batch import EVIDENCE, ResponseBatch
 from rlstab.stages.stage import AdvantageEstimator, Offer, PromptSelector, RewardShaper, RolloutExpander, Stage
 from rlstab.testing import tolerances
 from rlstab.testing.compare import BrokenLaw, check_state, leaves_of, reloaded, same_report, same_state
+from rlstab.testing.edges import words_of
 from rlstab.testing.fresh_process import PickledMethod
 from rlstab.testing.laws import (
     LONG,
@@ -29,8 +31,10 @@ from rlstab.testing.laws import (
     check_process,
     check_repr,
     dealt,
+    other_values,
     untouched,
 )
+from rlstab.testing.relabel import same_draws
 from rlstab.testing.rollouts import Rollout, make_rollout
 from rlstab.testing.run import Outcome, in_threads, run_chain
 
@@ -207,6 +211,15 @@ def same_rows(what: str, some: Rows, among: Rows, tolerance: float) -> None:
 # -- the laws ----------------------------------------------------------------------------------------------------------
 
 
+@law()
+def runs(stage: Stage, trial: StageTrial) -> None:
+    """Shapes and dtypes of what it gives are those of its kind, and those of its state stay."""
+    for rollout, state, outcome in trial.run(stage):
+        for part in (rollout.whole(outcome.chosen), stage._empty_part()):
+            _check_kind(stage, part, _act(stage, part, outcome.stat, state, rollout.offer))
+        check_state(outcome.state, stage.init_state())
+
+
 @law(draws="extreme")
 def finite(stage: Stage, trial: StageTrial) -> None:
     """Extreme rewards, and rewards that differ by a rounding."""
@@ -243,15 +256,6 @@ def no_gradient(stage: Stage, trial: StageTrial) -> None:
                 raise BrokenLaw(f"{place} requires grad; nothing outside the loss has a gradient.")
 
 
-@law()
-def shapes(stage: Stage, trial: StageTrial) -> None:
-    """Shapes and dtypes of what it gives are those of its kind, and those of its state stay."""
-    for rollout, state, outcome in trial.run(stage):
-        for part in (rollout.whole(outcome.chosen), stage._empty_part()):
-            _check_kind(stage, part, _act(stage, part, outcome.stat, state, rollout.offer))
-        check_state(outcome.state, stage.init_state())
-
-
 @law(large=True)
 def split(stage: Stage, trial: StageTrial) -> None:
     """Any cut into whole groups, over 1 to 6 parts and 1 to 3 ranks, empty ones among them, over three rollouts."""
@@ -270,7 +274,7 @@ def split(stage: Stage, trial: StageTrial) -> None:
 
 @law(once=True)
 def later_rollouts(stage: Stage, trial: StageTrial) -> None:
-    """Thirty rollouts with state: each the same in parts; the state stays of its kind, finite and untouched."""
+    """Thirty rollouts with state: each the same in parts; the state stays of its kind, finite, bounded, untouched."""
     needs = sorted(stage.needs - EVIDENCE.keys())
     rollouts = [
         make_rollout("mixed", (2, 3), number, needs, number=number, size=24, seed=trial.seed) for number in range(LONG)
@@ -279,7 +283,7 @@ def later_rollouts(stage: Stage, trial: StageTrial) -> None:
     def parts(stage: Stage, rollout: Rollout, state: State) -> StageOutcome:
         return joined(run_ranks(stage, rollout, state, [[[0]], [[1]]]))
 
-    check_long_run(stage, rollouts, run_whole, parts, same)
+    check_long_run(stage, rollouts, Rollout.whole, run_whole, parts, same)
 
 
 @law(large=True)
@@ -292,22 +296,22 @@ def permutation(stage: Stage, trial: StageTrial) -> None:
 
 @law(large=True)
 def identity(stage: Stage, trial: StageTrial) -> None:
-    """What a response gets depends on it, its group and settled statistics; ids only name it."""
+    """What a response gets depends on it, its group and settled statistics; ids only name it, and name draws."""
     measures = any(getattr(type(stage), name) is not getattr(Method, name) for name in ("measure", "measure_again"))
-    random_by_id = isinstance(stage, RolloutExpander | PromptSelector) or hasattr(stage, "seed")
-    if isinstance(stage, PromptSelector) or (measures and random_by_id):
-        raise NotApplicable("what it does depends on ids, or on all responses")
+    if isinstance(stage, PromptSelector):
+        raise NotApplicable("what it does depends on the numbers of prompts")
     for rollout, state, outcome in trial.run(stage):
         for group in () if measures else rollout.groups:
             alone = run_parts(stage, rollout, state, [[group]], LocalComm())
             same_rows("without other groups and with them", alone.rows, outcome.rows, tolerances.REORDERED)
-        if not random_by_id:
-            relabelled = rollout.relabelled()
+        relabelled = rollout.relabelled()
+        ids = [side.responses.sequence_ids for side in (rollout, relabelled)]
+        groups = [side.responses.group_ids for side in (rollout, relabelled)]
+        with same_draws(torch.cat([ids[1], groups[1]]), torch.cat([ids[0], groups[0]])):
             other = run_whole(stage, relabelled, state)
-            ids = (side.responses.sequence_ids.tolist() for side in (rollout, relabelled))
-            names = dict(zip(*ids, strict=True))
-            under = {name: {names[own]: row for own, row in rows.items()} for name, rows in outcome.rows.items()}
-            same_rows("under other ids", under, other.rows, tolerances.REORDERED)
+        names = dict(zip(ids[0].tolist(), ids[1].tolist(), strict=True))
+        under = {name: {names[own]: row for own, row in rows.items()} for name, rows in outcome.rows.items()}
+        same_rows("under other ids", under, other.rows, tolerances.REORDERED)
 
 
 @law()
@@ -355,6 +359,32 @@ def declared(stage: Stage, trial: StageTrial) -> None:
         except LookupError as error:
             raise BrokenLaw(f"it reads what it does not declare: {error}") from error
         same("without, and with, evidence that it does not declare", bare, outcome, 0.0)
+
+
+@law(once=True)
+def used(stage: Stage, trial: StageTrial) -> None:
+    """What ``needs`` names is read."""
+    unread, state = set(stage.needs) - {"prompt_features"}, stage.init_state()
+    kinds = ("mixed", "branches", "graded", "cut off")
+    needs = sorted(stage.needs - EVIDENCE.keys())
+    for number, kind in enumerate(kinds * 2):
+        rollout = make_rollout(kind, (2, 4, 3, 1, 4), number, needs, number=number, size=24, seed=trial.seed)
+        outcome = run_whole(stage, rollout, state)
+        unread -= {name for name in unread if _depends(stage, rollout, state, outcome, name)}
+        state = outcome.state
+    unread -= words_of(stage)  # what is used only at other values is at least named
+    if unread:
+        raise BrokenLaw(f"`needs` names '{min(unread)}', which nothing reads. It is made for nothing: remove it.")
+
+
+def _depends(stage: Stage, rollout: Rollout, state: State, outcome: StageOutcome, name: str) -> bool:
+    """Whether what a stage does moves with evidence; to refuse other values is to read them."""
+    try:
+        other = run_whole(stage, rollout.given(name, other_values(name, rollout.responses.extra[name])), state)
+        same("with other values", outcome, other, 0.0)
+    except (BrokenLaw, OutOfRange):
+        return True
+    return False
 
 
 @law()

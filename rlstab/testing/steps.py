@@ -207,10 +207,10 @@ def draw_step(number: int, extra: Sequence[str] = (), *, size: int = 7, extreme:
 
 
 def large_step(extra: Sequence[str] = ()) -> Step:
-    """One of 5,000 tokens in 64 responses, the longest of 300: what is out of reach of small ones."""
+    """One of 10,000 tokens in 64 responses, the longest of 1,000: what is out of reach of small ones."""
     draw = random.Random(5)
-    lengths = [300, *(draw.randint(20, 130) for _ in range(62))]
-    return make_step("mixed", [*lengths, 5000 - sum(lengths)], 4, 5, extra)
+    lengths = [1000, 980, *(draw.randint(40, 200) for _ in range(61))]
+    return make_step("mixed", [*lengths, 10_000 - sum(lengths)], 4, 5, extra)
 
 
 def make_step(

@@ -47,12 +47,23 @@ def evaluate(policy: Policy, task: Task, rewards: Rewards, run: RunConfig, rank:
     def scored(repeat: int, *, greedy: bool) -> tuple[Rollout, Scores]:
         ids = torch.tensor([index * repeat + number for index in mine for number in range(repeat)], dtype=torch.int64)
         repeated = [example for example in examples for _ in range(repeat)]
-        prompts, special = [example.asked for example in repeated], not task.keeps_special_tokens
-        needs = {"entropies"}
+        parts: list[Scores] = []
+
+        def score_batch(start: int, texts: list[str], whole: list[str]) -> None:
+            parts.append(score(task, repeated[start : start + len(texts)], texts, rewards=rewards, whole=whole))
+
         sampled = sample(
-            policy, prompts, ids, run.rollout, seed=SEED, needs=needs, greedy=greedy, skip_special_tokens=special
+            policy,
+            repeated,
+            ids,
+            run.rollout,
+            seed=SEED,
+            needs={"entropies"},
+            greedy=greedy,
+            skip_special_tokens=not task.keeps_special_tokens,
+            on_texts=score_batch,
         )
-        scores = score(task, repeated, sampled.texts, rewards=rewards)
+        scores = Scores.joined(parts, rewards)
         metrics.add("eval/scorer_errors", float(len(scores.errors)))
         metrics.add("eval/scorer_timeouts", float(scores.timed_out.sum()))
         return sampled, scores
@@ -66,7 +77,7 @@ def evaluate(policy: Policy, task: Task, rewards: Rewards, run: RunConfig, rank:
     metrics.mean("eval/length", len(entropies), count)
     metrics.mean("eval/ended", int(sampled.ended.sum()), count)
     correct = (scores.rewards if rewards.correctness is None else scores.parts[rewards.correctness]) >= 1
-    for k in settings.pass_at:
+    for k in settings.pass_at or ():
         metrics.mean(f"eval/pass@{k}", pass_at(correct.view(-1, samples), k) * len(examples), len(examples))
     if settings.greedy:
         metrics.mean("eval/greedy", float(scored(1, greedy=True)[1].rewards.sum()), len(examples))

@@ -168,8 +168,7 @@ class Generator:
     @torch.no_grad()
     def _features(self, policy: Policy, numbers: Tensor) -> Tensor:
         """``(n, width)`` float64 mean input embedding of each prompt."""
-        prompts = [example.asked for example in self._draw(numbers.tolist())]
-        ids, mask = policy.encode(prompts, self.run.rollout.max_new_tokens, chat=self.run.rollout.chat)
+        ids, mask = policy.encode(self._draw(numbers.tolist()), self.run.rollout)
         hidden = policy.model.get_input_embeddings()(ids).double() * mask.unsqueeze(-1)
         mean: Tensor = hidden.sum(1) / mask.sum(1, keepdim=True)
         return mean.cpu()
@@ -239,15 +238,15 @@ class Generator:
         """
         run, scoring = self.run, list[Future[Scores]]()
 
-        def score_beside(start: int, texts: list[str]) -> None:
+        def score_beside(start: int, texts: list[str], whole: list[str]) -> None:
             chunk = examples[start : start + len(texts)]
-            job = self.beside.submit(score, self.task, chunk, texts, rewards=self.rewards, stop=self.leaving)
-            scoring.append(job)
+            ask = partial(score, rewards=self.rewards, stop=self.leaving, whole=whole)
+            scoring.append(self.beside.submit(ask, self.task, chunk, texts))
 
         with metrics.phase("sample"):
             rollout = sample(
                 policy,
-                [example.asked for example in examples],
+                examples,
                 known["sequence_ids"],
                 run.rollout,
                 given=given,
@@ -379,8 +378,9 @@ class Generator:
         needs, responses, mask = self.run.composition.needs, rollout.responses, rollout.response_mask
         signals = dict(rollout.signals)
         rows = {"truncated": ~responses.ended, "branch": responses.given > 0}
+        rows |= {name: responses.evidence(name) for name in reward_evidence(self.run) & needs}
         for name in rows.keys() & needs:
-            signals[name] = (mask & rows[name].to(mask.device).unsqueeze(-1)).float()
+            signals[name] = torch.where(mask, rows[name].float().to(mask.device).unsqueeze(-1), 0.0)
         if self.blocks and "block_ids" in needs:
             signals["block_ids"] = responses.evidence("block_ids").to(mask.device).float()
         if self.reference is not None:
@@ -452,7 +452,7 @@ BLOCKS = frozenset({"block_ids", "block_rewards", "block_outcomes"})
 REWARDS = frozenset({"reward_parts", "reward_weights"})
 
 #: What is known once responses are sampled and scored.
-SAMPLED = (SIGNAL_NAMES - {"logprobs"}) | BLOCKS | {"raw_rewards", *REWARDS, "rollout_logprobs"}
+SAMPLED = (SIGNAL_NAMES - {"logprobs"}) | BLOCKS | {"rewards", "raw_rewards", *REWARDS, "rollout_logprobs"}
 
 #: What only the policy that learns can tell, just before it learns.
 LEARNING = frozenset({"logprobs", "squared_gradient"})
@@ -465,14 +465,23 @@ def given_to(stage: Stage) -> frozenset[str]:
     return SAMPLED | {"prompt_features"} if isinstance(stage, PromptSelector) else SAMPLED
 
 
-def require_evidence(pipeline: Pipeline) -> None:
+def reward_evidence(run: RunConfig) -> frozenset[str]:
+    """What methods and stages can read of the rewards: shaped, as they were scored, and each one by its name."""
+    return frozenset({"rewards", "raw_rewards", *(f"reward/{reward.name}" for reward in run.reward or ())})
+
+
+def require_evidence(pipeline: Pipeline, more: frozenset[str] = frozenset()) -> None:
     """Refuse a stage that reads what the trainer does not have.
+
+    Args:
+        pipeline: the stages.
+        more: evidence that this run has, such as each of its rewards.
 
     Raises:
         MissingSignal: names the stage and the evidence.
     """
     for stage in pipeline:
-        given = given_to(stage)
+        given = given_to(stage) | more
         for name in sorted(stage.needs - given):
             why = (
                 "is known only when a rollout is learnt, and only an advantage estimator can read it. Remove the stage."

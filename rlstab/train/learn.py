@@ -1,14 +1,12 @@
-"""Learning from a rollout: advantages, then optimizer steps whose statistics and denominators span all micro-batches
-and ranks.
-"""
+"""Learning from a rollout: first advantages, then optimizer steps that are planned over all micro-batches and ranks."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Literal
 
 import numpy as np
 import torch
@@ -20,12 +18,12 @@ from rlstab.config.runs import RunConfig
 from rlstab.config.settings import OptimisationSettings
 from rlstab.core.batch import TokenBatch, layout_of
 from rlstab.core.comm import Comm
-from rlstab.core.objective import State
-from rlstab.core.plan import Plan, make_plan
+from rlstab.core.plan import Plan
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.random import uniform
 from rlstab.core.stats import Mean
-from rlstab.errors import ConfigError, MethodError, NonFinite
+from rlstab.core.step import OptimizerStep
+from rlstab.errors import ConfigError, MethodError
 from rlstab.models.policy import Policy, Sequences
 from rlstab.models.shared_prompts import SharedPrompts, worthwhile
 from rlstab.signals import SIGNAL_NAMES
@@ -36,7 +34,7 @@ from rlstab.train.generate import AdvantageProvider, advance, checked_output, pr
 from rlstab.train.rollout import Progress, Rollout
 from rlstab.train.tracking import Metrics
 
-#: Signals that an estimator means of the policy that learns, and not of the sampler, which may be older.
+#: Signals that an estimator reads from the learner, not from the sampler, which may be older.
 FRESH = frozenset({"logprobs", "sum_p_sq"})
 
 
@@ -119,13 +117,14 @@ class Learner:
         with metrics.phase("train"):
             for first, rows in self._mini_batches(rollout.group_ids):
                 progress = replace(progress, optimizer_steps=progress.optimizer_steps + 1)
-                try:
-                    state = self._optimizer_step(rollout, rows, progress, metrics, first=first)
-                    progress = replace(progress, objective=state)
-                except NonFinite as error:
+                step = self._optimizer_step(rollout, rows, progress, metrics, first=first)
+                progress = replace(progress, objective=step.state)
+                if step.refusal is not None:
                     self.engine.zero_grad()
                     metrics.count("optimizer_steps/refused")
-                    refused = Refusals(refused.steps + 1, str(error))
+                    refused = Refusals(refused.steps + 1, step.refusal)
+                elif not step.moves_weights:
+                    metrics.count("optimizer_steps/skipped")
         return progress, refused
 
     def _with_old_logprobs(self, rollout: Rollout, metrics: Metrics) -> Rollout:
@@ -140,6 +139,16 @@ class Learner:
         else:
             signals |= {"old_logprobs": signals["rollout_logprobs"], "logprobs": signals["rollout_logprobs"]}
         return replace(rollout, signals=signals)
+
+    @property
+    def _compared(self) -> Literal["recomputed", "refreshed", "live"]:
+        """The log-probs of the trainer whose gap to the sampler is logged, once in a rollout before it moves weights.
+
+        Live ones are there for the tokens that the loss reads alone.
+        """
+        if self.settings.old_logprobs == "recompute":
+            return "recomputed"
+        return "refreshed" if self.settings.refresh == "step" else "live"
 
     def _mini_batches(self, group_ids: Tensor) -> Iterator[tuple[bool, Tensor]]:
         """For each optimizer step: whether it is the first of the rollout, and the rows of this rank in it.
@@ -157,120 +166,146 @@ class Learner:
 
     def _optimizer_step(
         self, rollout: Rollout, rows: Tensor, progress: Progress, metrics: Metrics, *, first: bool
-    ) -> State:
-        """Plan over all micro-batches, one forward and backward for each, clip, step: the objective's next state."""
-        settings, comparing = self.settings, first and self.settings.old_logprobs != "recompute"
+    ) -> OptimizerStep:
+        """Plan over all micro-batches, one forward and backward for each, clip, and move the weights."""
+        settings, number = self.settings, progress.optimizer_steps
         if settings.refresh == "step":
-            fresh = self._evidence(rollout, rows)
-            signals = {name: values.clone() for name, values in rollout.signals.items()}
-            for name, values in fresh.items():
-                signals[name][rows] = values[rows]
-            rollout = replace(rollout, signals=signals)
-            if comparing:
-                _compare_sampler(rollout, signals, rows, metrics)
-                comparing = False  # of all tokens, not only of the live ones below
-
+            rollout = self._refreshed(rollout, rows)
+            if first and self._compared == "refreshed":
+                _compare_sampler(rollout, rollout.signals, rows, metrics)
         rows = forward_order(rollout, rows, settings.micro_batch_size)
         cuts = [cut for cut in rows.split(settings.micro_batch_size) if len(cut)]
-        micro_batches = [rollout.token_batch(cut, live_ratio=settings.old_logprobs == "live") for cut in cuts]
-        batches = [batch for _, batch in micro_batches]
-        plan = make_plan(self.objective, batches, progress.objective, self.comm, scope=settings.scope)
-        if plan.has_no_gradient:
-            metrics.count("optimizer_steps/skipped")
-            return plan.state
+        evidence = [rollout.token_batch(cut, live_ratio=settings.old_logprobs == "live") for cut in cuts]
+        step = OptimizerStep(self.objective, progress.objective, self.comm)
+        step.make_plan([batch for _, batch in evidence], settings.scope)
+        if step.plan is None or not step.moves_weights:
+            return step
 
-        # all sizes are read before the first forward: later each read would wait for the kernels of a whole part
-        parts = [_Part.of(plan, batch, sequences, self.engine) for sequences, batch in micro_batches]
-        tally, step = _Tally(self.engine.policy.device), progress.optimizer_steps
-        every = self.run.tracking.dump_every
-        recorder = self.recorder if every and (step == 1 or step % every == 0) else None
-        if recorder is not None:
-            recorder.begin()
-        for part in self.engine.micro_batches(parts):
-            if part is None:
-                self.engine.backward(None)
-                continue
-            live = self._live(part)
-            outputs = [output for output in live.present() if output.requires_grad]
-            for output in outputs:
-                output.retain_grad()
-            out = plan.loss(part.batch, live)
-            if recorder is not None:
-                self._record(recorder, rollout, part, live, out.loss)
-            self.engine.backward(out.loss if outputs else None)
-            tally.add(out.loss.detach(), out.nonfinite, out.report, outputs)
-            if self.tracer is not None:
-                ids = part.sequences.response_ids
-                self.tracer.part(plan, part.batch, live, part.wanted, ids, step)
-            if comparing and settings.refresh == "rollout" and part.batch.rollout_logprobs is not None and outputs:
-                tally.gaps.append((live.logprobs.detach() - part.batch.rollout_logprobs)[part.place].abs())
-
-        loss, bad, live_rows = self.comm.sum(tally.sums().cpu()).tolist()
+        # all sizes are read before the first forward: later each read would wait for the kernels of a whole micro-batch
+        micro_batches = [_MicroBatch.of(step.plan, batch, sequences, self.engine) for sequences, batch in evidence]
+        recorder = self._recorder_of(number)
+        compared = first and self._compared == "live"
+        reached, gaps = self._backward(step, micro_batches, rollout, recorder, number, compared=compared)
         norm = self.engine.clip(settings.max_grad_norm)
-        if bad or not math.isfinite(norm):
-            raise NonFinite(
-                f"{int(bad)} live values of the policy, or of gates, are NaN or Inf, the gradient norm is {norm}."
-            )
-        lr = self._learning_rate(step) * plan.lr_scale
+        step.finish(norm)
+        if step.refusal is not None:
+            return step
+        learning_rate = self._learning_rate(number) * step.plan.lr_scale
         if recorder is not None:
             recorder.write(
                 "rlstab",
                 settings_of(self.objective, progress.objective, settings.scope),
                 host=f"rlstab {rlstab.__version__}",
-                step=step,
+                step=number,
                 rank=self.engine.accelerator.process_index,
                 ranks=self.engine.processes,
                 first=first and settings.old_logprobs == "recompute",
-                learning_rate=lr,
+                learning_rate=learning_rate,
                 temperature=self.temperature,
             )
-        self.engine.step(lr)
-        for report in tally.reports:
+        self.engine.step(learning_rate)
+        for report in step.reports:
             metrics.report(report)
-        for gap in tally.gaps:
+        for gap in gaps:
             _report_gap(gap, "_live", metrics)
+        metrics.mean("head/live_fraction", reached, step.plan.everything.tokens if self.main else 0)
         if self.main:
-            metrics.mean("loss", loss, 1)
+            metrics.mean("loss", step.total_loss, 1)
             metrics.mean("gradient/norm", norm, 1)
-            metrics.mean("lr", lr, 1)
-            metrics.mean("tokens/live", plan.live_tokens, plan.everything.tokens)
-            metrics.mean("head/live_fraction", live_rows, plan.everything.tokens)
+            metrics.mean("lr", learning_rate, 1)
+            metrics.mean("tokens/live", step.plan.live_tokens, step.plan.everything.tokens)
         metrics.highest("gradient/largest_norm", norm)
-        return plan.state
+        return step
 
-    def _record(self, recorder: Recorder, rollout: Rollout, part: _Part, live: PolicyOutputs, loss: Tensor) -> None:
-        sequences, ids, scale = part.sequences, part.batch.sequence_ids.cpu(), self.engine.loss_scale
-        tensors = tensors_of(part.batch, live, sequences.response_ids)
+    def _refreshed(self, rollout: Rollout, rows: Tensor) -> Rollout:
+        """The rollout with the evidence of the policy as it is now, on some rows."""
+        signals = {name: values.clone() for name, values in rollout.signals.items()}
+        for name, values in self._evidence(rollout, rows).items():
+            signals[name][rows] = values[rows]
+        return replace(rollout, signals=signals)
+
+    def _recorder_of(self, number: int) -> Recorder | None:
+        """What dumps this optimizer step; None where it is not dumped."""
+        every = self.run.tracking.dump_every
+        return self.recorder if every and (number == 1 or number % every == 0) else None
+
+    def _backward(
+        self,
+        step: OptimizerStep,
+        micro_batches: Sequence[_MicroBatch],
+        rollout: Rollout,
+        recorder: Recorder | None,
+        number: int,
+        *,
+        compared: bool,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """A forward and a backward for each micro-batch.
+
+        Returns:
+            how many tokens of this process a gradient reached, and the gaps between the sampler and the live log-probs
+            where they are ``compared``. Both stay on the device until the step is done: reading waits for kernels.
+        """
+        reached, gaps = torch.zeros((), dtype=torch.int64, device=self.engine.policy.device), list[Tensor]()
+        if recorder is not None:
+            recorder.begin()
+        for micro_batch in self.engine.micro_batches(micro_batches):
+            if micro_batch is None:
+                self.engine.backward(None)
+                continue
+            batch, live = micro_batch.batch, self._live(micro_batch)
+            outputs = [output for output in live.present() if output.requires_grad]
+            for output in outputs:
+                output.retain_grad()
+            loss = step.loss(batch, live).loss
+            if recorder is not None:
+                self._record(recorder, rollout, micro_batch, live, loss)
+            self.engine.backward(loss if outputs else None)
+            # a live output that every term holds constant has no gradient
+            gradients = [output.grad != 0 for output in outputs if output.grad is not None]
+            if gradients:
+                reached += torch.stack(gradients).any(0).count_nonzero()
+            if self.tracer is not None and step.plan is not None:
+                ids = micro_batch.sequences.response_ids
+                self.tracer.part(step.plan, batch, live, micro_batch.wanted, ids, number)
+            if compared and batch.rollout_logprobs is not None and outputs:
+                gaps.append((live.logprobs.detach() - batch.rollout_logprobs)[micro_batch.index].abs())
+        return reached, gaps
+
+    def _record(
+        self, recorder: Recorder, rollout: Rollout, micro_batch: _MicroBatch, live: PolicyOutputs, loss: Tensor
+    ) -> None:
+        batch, sequences, scale = micro_batch.batch, micro_batch.sequences, self.engine.loss_scale
+        tensors, ids = tensors_of(batch, live, sequences.response_ids), batch.sequence_ids.cpu()
         tensors["prompt_ids"] = sequences.prompt_ids[sequences.prompt_mask]
         tensors["prompt_lengths"] = sequences.prompt_mask.sum(1)
         tensors["rewards"] = rollout.rewards[(ids[:, None] == rollout.sequence_ids).nonzero()[:, 1]].float()
         recorder.add(tensors, loss * scale, live.logprobs, self.engine.processes / scale)
 
-    def _live(self, part: _Part) -> PolicyOutputs:
+    def _live(self, micro_batch: _MicroBatch) -> PolicyOutputs:
         """The live outputs of a micro-batch, by one forward over the sequences that need it.
 
-        Elsewhere the outputs hold the evidence, which is what they would be, or zeros.
+        On tokens that the loss does not read they hold the evidence, or zeros.
         """
-        where, place, evidence = part.where, part.place, part.batch.logprobs
+        where, index, evidence = micro_batch.where, micro_batch.index, micro_batch.batch.logprobs
         filler = {name: torch.zeros_like(evidence) for name in where} | {"logprobs": evidence}
-        if part.needed is None:
+        if micro_batch.needed is None:
             return PolicyOutputs(**filler)
         signals = self.engine.forward(
-            part.needed,
-            part.index,
+            micro_batch.needed,
+            micro_batch.index_in_needed,
             temperature=self.temperature,
             needs=where.keys(),
             options=self.objective.signal_options,
-            rows={name: tokens[place] for name, tokens in where.items() if name != "logprobs"},
-            shared=part.shared,
+            rows={name: tokens[index] for name, tokens in where.items() if name != "logprobs"},
+            shared=micro_batch.shared,
         )
         return PolicyOutputs(
-            **{name: values.index_copy(0, place, getattr(signals, name)) for name, values in filler.items()}
+            **{name: values.index_copy(0, index, getattr(signals, name)) for name, values in filler.items()}
         )
 
     def _evidence(self, rollout: Rollout, rows: Tensor) -> dict[str, Tensor]:
         """``(R, T)`` signals by the trainer's own forward, on some rows."""
-        needs = {"logprobs", "entropies"} | (set(self.objective.needs) & SIGNAL_NAMES)
+        needs = {"logprobs", "entropies"} | (self.objective.needs & SIGNAL_NAMES)
         options, size = self.objective.signal_options, self.settings.micro_batch_size
         with self.engine.gathered_policy() as policy:
             return policy.evidence(
@@ -279,16 +314,16 @@ class Learner:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _MicroBatch:
     """A micro-batch, which of its live outputs the loss reads, and the forward that makes them.
 
     Attributes:
         batch, sequences: all of it.
-        where: ``(n,)`` bool by live output.
-        wanted: ``(n,)`` bool, some output is read.
-        place: ``(m,)`` int64, the tokens where that is so.
+        where: ``(n,)`` bool by live output, the tokens on which the loss reads it.
+        wanted: ``(n,)`` bool, the loss reads some output.
+        index: ``(m,)`` int64, the tokens where it does.
         needed: the sequences that have such a token, as far as the last of them; None where there is none.
-        index: ``(m,)`` int64, the tokens in the flattened responses of these sequences.
+        index_in_needed: ``(m,)`` int64, the same tokens in the flattened responses of these sequences.
         shared: prompts that these sequences share.
     """
 
@@ -296,47 +331,24 @@ class _Part:
     sequences: Sequences
     where: Mapping[str, Tensor]
     wanted: Tensor
-    place: Tensor
-    needed: Sequences | None
     index: Tensor
+    needed: Sequences | None
+    index_in_needed: Tensor
     shared: SharedPrompts | None = None
 
     @classmethod
-    def of(cls, plan: Plan, batch: TokenBatch, sequences: Sequences, engine: Engine) -> _Part:
-        """What a plan needs of one of its parts; it synchronises with the device."""
+    def of(cls, plan: Plan, batch: TokenBatch, sequences: Sequences, engine: Engine) -> _MicroBatch:
+        """What the plan reads of a micro-batch; it synchronises with the device."""
         where = plan.live_rows(batch)
         wanted = torch.stack(list(where.values())).any(0)
-        place = wanted.nonzero().squeeze(-1)
-        if not place.numel():
-            return cls(batch, sequences, where, wanted, place, None, place)
-        chosen, row = batch.sequence[place].unique(return_inverse=True)
-        column = layout_of(batch).index[place] % sequences.response_ids.shape[1]
+        index = wanted.nonzero().squeeze(-1)
+        if not index.numel():
+            return cls(batch, sequences, where, wanted, index, None, index)
+        chosen, row = batch.sequence[index].unique(return_inverse=True)
+        column = layout_of(batch).index[index] % sequences.response_ids.shape[1]
         needed = sequences.rows(chosen).cut(int(column.max()) + 1)
-        index = row * needed.response_ids.shape[1] + column
-        return cls(batch, sequences, where, wanted, place, needed, index, engine.shared_prompts(needed))
-
-
-class _Tally:
-    """What is logged of an optimizer step; it stays on the device until that is done, for reading waits for kernels."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.loss = torch.zeros((), device=device)
-        self.nonfinite, self.live = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(2))
-        self.reports: list[Mapping[str, Mean]] = []  # a step that is refused reports nothing: it may hold NaN
-        self.gaps: list[Tensor] = []
-
-    def add(self, loss: Tensor, nonfinite: Tensor, report: Mapping[str, Mean], outputs: list[Tensor]) -> None:
-        self.loss += loss
-        self.nonfinite += nonfinite
-        self.reports.append(report)
-        # a live output that every term holds constant has no gradient
-        reached = [output.grad != 0 for output in outputs if output.grad is not None]
-        if reached:
-            self.live += torch.stack(reached).any(0).count_nonzero()
-
-    def sums(self) -> Tensor:
-        """``(3,)`` float64: loss, values that are not finite, tokens that a gradient reached."""
-        return torch.stack([self.loss.double(), self.nonfinite.double(), self.live.double()])
+        index_in_needed = row * needed.response_ids.shape[1] + column
+        return cls(batch, sequences, where, wanted, index, needed, index_in_needed, engine.shared_prompts(needed))
 
 
 def _compare_sampler(rollout: Rollout, signals: Mapping[str, Tensor], rows: Tensor, metrics: Metrics) -> None:

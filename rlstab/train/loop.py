@@ -32,15 +32,19 @@ from accelerate.utils import (
 )
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import track
 from torch import Tensor
 
 from rlstab.config.runs import RunConfig, run_hash
+from rlstab.config.user_code import require_storable
 from rlstab.console import Terminal, command
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.objective import active_methods, require_signals
 from rlstab.errors import ConfigError, FitWarning, NonFinite, RlstabError
+from rlstab.explain.costs import reference as reference_of
 from rlstab.extras import require_trackers
 from rlstab.models.policy import load_policy, require_prompts, require_trainable
+from rlstab.models.sampler import Sampler
 from rlstab.signals import TRAINER_SIGNALS
 from rlstab.stages.pipeline import unmet
 from rlstab.tasks import Task
@@ -58,11 +62,12 @@ from rlstab.train.generate import (
     SignalProvider,
     require_evidence,
     require_provider_names,
+    reward_evidence,
 )
 from rlstab.train.learn import Learner, Refusals, reference_logprobs
 from rlstab.train.rollout import Progress, Rollout, of_rank
 from rlstab.train.run_folder import CHECKPOINTS, RunFolder, describe, line, read_records
-from rlstab.train.sampling import Sampler, require_decoding
+from rlstab.train.sampling import require_decoding
 from rlstab.train.tracking import Metrics, ProgressBar, start_trackers, summary_table
 
 T = TypeVar("T")
@@ -133,12 +138,12 @@ def train(
     require_provider_names(signals)
     require_signals(
         run.composition,
-        provides=TRAINER_SIGNALS | signals.keys() | {"block_ids"},
+        provides=TRAINER_SIGNALS | signals.keys() | reward_evidence(run) | {"block_ids"},
         live=frozenset({"entropies", "log_kept_mass"}),
         host="the trainer",
         cure=lambda name: "pass rlstab.train.train a function that makes it, in signals",
     )
-    require_evidence(run.pipeline)
+    require_evidence(run.pipeline, reward_evidence(run))
     for text in unmet(run.pipeline, [method.name for method in active_methods(run.composition)]):
         warnings.warn(text, FitWarning, stacklevel=2)
     require_launcher(os.environ, run)
@@ -182,12 +187,13 @@ class Trainer:
         task: Task | None,
         stop: Stop,
     ) -> None:
+        plain_torch()
         self.run, self.accelerator, self.folder, self.console, self.stop = run, accelerator, folder, console, stop
         self.out, self.main = Path(run.tracking.out), accelerator.is_main_process
         rank, world = accelerator.process_index, accelerator.num_processes
         comm: Comm = TorchComm(device=accelerator.device) if world > 1 else LocalComm()
         self.task: Task = build_task(run.task) if task is None else require_task(task)
-        self.rewards = build_rewards(run.reward, self.task)
+        self.rewards = build_rewards(run.reward, self.task, getattr(run.task, "environment", None) or ())
         # the first process has the folder, which all have to see
         self.latest: Path | None = broadcast_object_list([folder.start if folder is not None else None])[0]
 
@@ -201,14 +207,18 @@ class Trainer:
         self.engine = build_engine(policy, accelerator, run, comm, sharded=sharded)
         self.policy = self.engine.policy
         with self.engine.gathered_policy() as policy:
-            require_prompts(policy, self.task, run.rollout)
-            require_decoding(policy, run.model.name, self.task.example("train", 0).asked, run.rollout)
-        reference = None
+            watch = partial(track, console=console, transient=True, disable=not (self.main and console.is_terminal))
+            for text in require_prompts(policy, self.task, run.rollout, watch):
+                if self.main:
+                    tell(console, "note", text)
+            require_decoding(policy, run.model.name, self.task.example("train", 0), run.rollout)
+        reference, self.first_lines = None, list[str]()
         if "ref_logprobs" in run.composition.needs:
+            self.first_lines.append(f"reference of the KL: {reference_of(run)}")
             gathered = self.engine.gathered_policy  # with the adapter off
             if run.model.adapter is None or run.model.reference is not None:
-                name = run.model.reference or run.model.name
-                gathered = self.engine.frozen(load_policy(name, device=device, precision=precision))
+                name, setting = run.model.reference or run.model.name, "model.reference"
+                gathered = self.engine.frozen(load_policy(name, device=device, precision=precision, setting=setting))
             size = run.optimisation.micro_batch_size
             reference = partial(reference_logprobs, gathered, run.rollout.temperature, size)
 
@@ -244,7 +254,7 @@ class Trainer:
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     def _rollouts(self) -> None:
-        run, total = self.run, self.run.optimisation.rollouts
+        run, total, done = self.run, self.run.optimisation.rollouts, self.progress.rollouts
         every, saving = run.evaluation.every, run.tracking.checkpoint_every
         if self.progress.rollouts == 0 and every and run.evaluation.start:
             self._log(self._evaluate(), 0)
@@ -258,6 +268,9 @@ class Trainer:
                     self._trace(rollout, progress)
                 progress, refused = self.learner.learn(rollout, progress, metrics)  # optimizer steps
                 number = progress.rollouts + 1
+                if self.progress.rollouts == done:  # the first states that user code made of real tokens
+                    for name, state in (*progress.objective.items(), *progress.stages.items()):
+                        require_storable(name, "advance", state)
                 self.progress = replace(progress, rollouts=number)
                 self._count_refused(refused)
                 self._write_samples(rollout, number)
@@ -275,6 +288,7 @@ class Trainer:
         ``self.progress`` stays as it is until the rollout is learnt, so that it can be dropped.
         """
         run, progress = self.run, self.progress
+        plain_torch()
         set_seed((run.seed + 7919 * (progress.rollouts + 1) + self.accelerator.process_index) % 2**32)
         while progress.made < min(progress.rollouts + run.rollout.staleness + 1, run.optimisation.rollouts):
             with self.engine.gathered_policy():
@@ -290,7 +304,9 @@ class Trainer:
         on_main_process(self.accelerator, lambda: folder.begin(about) if folder is not None else None)
         if folder is not None:
             self.console.print(f"engine: {self.engine.in_words}", highlight=False)
-        start_trackers(self.accelerator, self.run, self.console)
+            for text in self.first_lines:
+                self.console.print(text, highlight=False, markup=False)
+        start_trackers(self.accelerator, self.run, self.console, "" if folder is None else folder.run_id)
         try:
             self._rollouts()
         except Dropped:
@@ -399,6 +415,13 @@ class Trainer:
                 look = escape(command("view", str(self.out)))
                 self.console.print(f"tokens, and what each method did to them: {look}", soft_wrap=True, highlight=False)
         return result
+
+
+def plain_torch() -> None:
+    """Undo what user code may have set for all of torch: the trainer counts on float32, on gradients and on the CPU."""
+    torch.set_default_dtype(torch.float32)
+    torch.set_default_device(None)
+    torch.set_grad_enabled(True)
 
 
 def tell(console: Console, what: str, text: str) -> None:

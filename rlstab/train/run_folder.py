@@ -203,6 +203,13 @@ class RunFolder:
                 )
         for text in changed_files(before.get("code", {}), checksums(now["settings"])):
             self.say(text)
+        settings = self._run.optimisation
+        rollouts = before.get("settings", {}).get("optimisation", {}).get("rollouts", settings.rollouts)
+        if rollouts != settings.rollouts and settings.schedule is not None and settings.schedule.ends_with_the_run:
+            self.say(
+                f"the schedule '{settings.schedule.name}' ends with the run, which had {rollouts} rollouts and has "
+                f"{settings.rollouts} now: the learning rate continues from a different point"
+            )
 
     # -- writing -----------------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from rlstab.config.document import flat
 from rlstab.config.runs import RunConfig
+from rlstab.core.metrics import RunningMeans, means_over_ranks
 from rlstab.core.stats import Mean
 from rlstab.errors import ConfigError
 from rlstab.hub import first_line
@@ -38,7 +39,7 @@ Values: TypeAlias = Mapping[str, Any]
 class Metrics:
     """Metrics of one rollout by name, which merge over micro-batches, optimizer steps and ranks; seconds by phase."""
 
-    means: dict[str, tuple[Number, Number]] = field(default_factory=dict)
+    means: RunningMeans = field(default_factory=RunningMeans)
     sums: dict[str, float] = field(default_factory=dict)
     largest: dict[str, Number] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
@@ -46,13 +47,11 @@ class Metrics:
 
     def mean(self, name: str, total: Number, count: Number) -> None:
         """Add to a mean."""
-        before = self.means.get(name, (0.0, 0.0))
-        self.means[name] = before[0] + total, before[1] + count
+        self.means.add({name: Mean(*(torch.as_tensor(number, dtype=torch.float64) for number in (total, count)))})
 
     def report(self, report: Mapping[str, Mean]) -> None:
         """Add the report of a loss."""
-        for name, mean in report.items():
-            self.mean(name, mean.total, mean.count)
+        self.means.add(report)
 
     def add(self, name: str, value: float) -> None:
         """Add to a sum over parts and ranks."""
@@ -78,19 +77,15 @@ class Metrics:
 
     def collect(self) -> dict[str, float]:
         """The metrics over all ranks; means nothing was counted for are left out. Every rank calls it."""
-        own_means = {name: (float(total), float(count)) for name, (total, count) in self.means.items()}
-        own_largest = {name: float(value) for name, value in self.largest.items()}
-        whole = Metrics()
-        for means, sums, largest in gather_object([(own_means, self.sums, own_largest)]):
-            for name, (total, count) in means.items():
-                whole.mean(name, total, count)
+        largest_here = {name: float(value) for name, value in self.largest.items()}
+        ranks, whole = gather_object([(self.means.take(), self.sums, largest_here)]), Metrics()
+        for _, sums, largest in ranks:
             for name, value in sums.items():
                 whole.add(name, value)
             for name, value in largest.items():
                 whole.highest(name, value)
-        values = {name: float(total) / float(count) for name, (total, count) in sorted(whole.means.items()) if count}
         return {
-            **values,
+            **means_over_ranks(means for means, _, _ in ranks),
             **whole.sums,
             **{name: float(value) for name, value in whole.largest.items()},
             **self.counts,
@@ -101,14 +96,18 @@ class Metrics:
 # -- trackers --------------------------------------------------------------------------------------------------------
 
 
-def start_trackers(accelerator: Accelerator, run: RunConfig, console: Console) -> None:
+def start_trackers(accelerator: Accelerator, run: RunConfig, console: Console, run_id: str) -> None:
     """Open the trackers of a run. wandb follows its own settings; without a login it is offline.
+
+    A run that is resumed continues its run of wandb, unless the environment names another one.
 
     Raises:
         ConfigError: a tracker does not start.
     """
     out, names = Path(run.tracking.out), run.tracking.trackers
     options: dict[str, Any] = {"dir": str(out), "name": out.name}
+    if not os.environ.keys() & {"WANDB_RUN_ID", "WANDB_RESUME"}:
+        options |= {"id": run_id, "resume": "allow"}
     try:
         if "wandb" in names and not _wandb_is_configured():
             options["mode"] = "offline"

@@ -1,7 +1,6 @@
 """VESPO: every response pulls by a smooth function of its whole importance weight."""
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -105,7 +104,7 @@ class VESPO(Anchored, TokenObjective):
             note(MASK, "the weight of {own} is that of the whole response, with the tokens that {other} drops."),
         ),
     )
-    excludes: ClassVar[Mapping[str, str]] = {
+    excludes = {
         "ratio": "the kernel takes the place of the ratio, and its weight is not normalised by the length.",
         "importance_correction": "the mismatch of the sampler belongs inside the kernel, which bounds it and counts it "
         "once. Anchor 'rollout' puts it there.",

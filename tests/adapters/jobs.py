@@ -73,10 +73,10 @@ def sharded(module: Any) -> bool:
     return any(hasattr(values, "full_tensor") for values in module.parameters())
 
 
-def step_of(module: Any, window: Any) -> dict[str, Any]:
+def step_of(module: Any, step: Any) -> dict[str, Any]:
     """An optimizer step before it is made: its gradients, and its plan where the adapter made one."""
     gradients = {name: whole(values.grad) for name, values in module.named_parameters() if values.grad is not None}
-    plan = None if window is None else window.plan
+    plan = None if step is None else step.plan
     if plan is None:
         return {"gradients": gradients}
     kept, every = plan.kept, plan.everything

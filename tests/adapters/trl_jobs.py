@@ -118,7 +118,7 @@ def recorder(trainer: Any) -> list[dict[str, Any]]:
     class Recorder(TrainerCallback):
         def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
             bare = trainer.accelerator.unwrap_model(trainer.model)
-            steps.append(step_of(bare, getattr(trainer, "_rlstab_window", None)))
+            steps.append(step_of(bare, getattr(trainer, "_rlstab_step", None)))
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
             bare = trainer.accelerator.unwrap_model(trainer.model)

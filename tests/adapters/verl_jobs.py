@@ -153,7 +153,7 @@ def recorder(actor: Any) -> list[dict[str, Any]]:
 
     def optimizer_step(self: Any) -> Any:
         loss = getattr(actor, "_rlstab_loss", None)
-        steps.append(step_of(self.module, None if loss is None else loss.window))
+        steps.append(step_of(self.module, None if loss is None else loss.step))
         steps[-1]["rates"] = [group["lr"] for group in self.optimizer.param_groups]
         return own(self)
 

@@ -236,3 +236,78 @@ def test_an_installed_task(write: Write, tmp_path: Path, monkeypatch: pytest.Mon
     run = load_run(run_of(write, task={"name": "doubling", "most": 3}))
     assert run.task.model_dump() == {"name": "own", "code": "doubling", "options": {"most": 3}}
     assert build_task(run.task).size["train"] == 3
+
+
+MINE = """
+import torch, rlstab, numpy
+from rlstab.stages.stage import RewardShaper
+
+class Mine(rlstab.TokenObjective):
+    'Changes nothing.'
+
+    name, writes = "mine", {"weight"}
+
+    def terms(self, batch, stat, state):
+        return rlstab.Terms(weight=torch.ones_like(batch.old_logprobs))
+
+class Shaper(RewardShaper):
+    'Changes nothing.'
+
+    name = "shaper"
+
+    def shape(self, responses, stat, state):
+        return torch.zeros_like(responses.rewards)
+"""
+
+
+@pytest.mark.parametrize("kind", ["Mine", "Shaper"])
+def test_a_class_that_raises_or_keeps_what_no_checkpoint_holds_is_named(kind: str, write: Write) -> None:
+    def states(first: str, after: str = "state") -> str:
+        return f"def init_state(self): return {first}\n    def advance(self, state, stat): return {after}"
+
+    for body, named in [
+        ("def __post_init__(self): raise ValueError('boom')", "__init__ raised ValueError: boom (methods.py, line "),
+        ("@property\n    def needs(self): return {}['boom']", "needs raised KeyError: 'boom' (methods.py, line "),
+        ("@property\n    def excludes(self): raise SystemExit('bye')", "excludes raised SystemExit: bye"),
+        ("def init_state(self): return 1 / 0", "init_state raised ZeroDivisionError"),
+        (states("[1.0]"), "init_state returned a list"),
+        (states("{'seen': 10**5000}"), "init_state returned a state whose 'seen' is an int"),
+        (states("{'seen': object()}"), "init_state returned a state whose 'seen' is an object"),
+        (states("{'seen': numpy.float32(1)}"), "'seen' is a float32"),
+        (states("{'seen': {1: 0.5}}"), "'seen' is a dict"),
+        (states("{'seen': (1, 2)}"), "'seen' is a tuple"),
+        (states("{'seen': 0}", "{'seen': {1, 2}}"), "advance returned a state whose 'seen' is a set"),
+        (states("{'seen': torch.zeros(2), 'b': [True, None], 'c': {'d': float('nan')}, 'e': 2**70}"), None),
+    ]:
+        code = MINE + "\n" + f"class Bad({kind}):\n    'Bad.'\n    name = 'bad'\n    {body}\n"
+        name = {"name": f"{write('methods.py', code)}:Bad"}
+        data = {"objective": ["clip_higher", *([name] if kind == "Mine" else [])]}
+        data |= {} if kind == "Mine" else {"stages": [name]}
+        if named is None:
+            load_run(data)
+            continue
+        with pytest.raises(ConfigError, match="'bad': ") as caught:
+            load_run(data)
+        assert named in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_folder_of_data_has_a_checksum_over_its_files(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    (folder / "train").mkdir(parents=True)
+    (folder / "train" / "a.parquet").write_bytes(b"one")
+    run = {"task": {"name": "dataset", "path": str(folder)}}
+    before = checksums(run)
+    assert before.keys() == {"data"}
+    (folder / ".cache").write_bytes(b"hidden")
+    (folder / "cache-12.arrow").write_bytes(b"made by a reader")
+    assert checksums(run) == before
+    for change in (
+        lambda: (folder / "train" / "a.parquet").write_bytes(b"two"),
+        lambda: (folder / "b.parquet").write_bytes(b"one"),
+        lambda: (folder / "b.parquet").rename(folder / "c.parquet"),
+        lambda: (folder / "c.parquet").unlink(),
+    ):
+        known = checksums(run)
+        change()
+        assert list(changed_files(known, checksums(run))) == ["data has changed since the run was last started"]

@@ -22,7 +22,7 @@ from rlstab.core.method import measure_all
 from rlstab.core.objective import no_fit_warnings
 from rlstab.core.stats import Settled
 from rlstab.signals import token_signals_from_logits
-from rlstab.stages import advantages as estimators
+from rlstab.stages import group_relative as estimators
 from rlstab.stages.gdpo import GDPO
 from rlstab.stages.optimal_token_baseline import OptimalTokenBaseline
 from rlstab.stages.response_batch import ResponseBatch

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from rlstab import Pool
-from rlstab.stages import advantages as estimators
+from rlstab.stages import group_relative as estimators
 from rlstab.zoo import METHODS
 from tests.conformance.agreements import advantages_of, composed, entropy_of_the_gate, gains, held_by_lp_reg, rows
 from tests.conformance.inputs import load, tensors

@@ -9,6 +9,7 @@ import torch
 from rlstab import M2PO, compose, make_plan
 from rlstab.core.budget import beyond_budget
 from rlstab.core.comm import LocalComm, carried_out
+from rlstab.testing.run import in_threads
 from tests.core.steps import batch_of, token
 
 
@@ -57,3 +58,38 @@ def test_what_travels_for_m2po_does_not_grow_with_the_tokens():
         batch = batch_of(rows)
         assert (make_plan(compose(M2PO()), [batch], comm=sent[-1]).terms(batch).weight == 0).any()
     assert 0 < sum(sent[0].sent) == sum(sent[1].sent) < 64_000
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_many_equal_values_beyond_the_budget(ranks):
+    """More of them than are gathered: none goes where all are equal, all but the smallest where one is smaller."""
+    for other, expected in (
+        ([], (None, 0)),
+        ([0.5], (0.5, 1)),
+        ([0.125], (0.25, 5000)),
+        ([0.125, 0.5], (0.25, 5001)),
+    ):
+        values = torch.cat([torch.full((5000,), 0.25), torch.tensor(other)]).double()
+        value, size, gone = over_ranks([values[rank::ranks] for rank in range(ranks)], 0.04)
+        assert (value, gone) == expected
+        assert size == 5000 + len(other)
+    assert over_ranks([torch.zeros(0)] * ranks, 0.04) == (None, 0, 0)
+    assert over_ranks([torch.full((5000,), 0.03)] * ranks, 0.04) == (None, 5000 * ranks, 0)
+
+
+@pytest.mark.slow
+def test_as_many_equal_values_as_a_large_step_has():
+    for other, expected in (([], (None, 0)), ([0.125], (0.25, 1 << 24))):
+        value, _, gone = over_ranks([torch.cat([torch.full((1 << 24,), 0.25), torch.tensor(other)])], 0.04)
+        assert (value, gone) == expected
+
+
+def over_ranks(shares, budget):
+    """What every rank settles on, each a thread."""
+
+    def settle(rank, comm):
+        return carried_out(beyond_budget(shares[rank], budget, len(shares) == 1), comm)
+
+    first, *others = in_threads(len(shares), settle)
+    assert all(other == first for other in others)
+    return first

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rlstab.core import compare, select
 from rlstab.core.comm import Gather, LocalComm, carried_out
 from rlstab.core.select import selection
+from rlstab.core.stats import Pool
 
 quick = settings(max_examples=40, deadline=None, derandomize=True, database=None)
 KB = 1024
@@ -172,3 +173,28 @@ def test_few_values_are_gathered_after_the_first_sum(monkeypatch, dtype):
     results, sums, gathered = over_ranks(asked)
     assert all((selected["few"].values, selected["many"].values) == ([3.0], [3.0, 4.0]) for selected in results)
     assert (len(sums), gathered) == (3, [80, 0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nothing_is_asked_of_many_values(dtype):
+    many = torch.ones(5000, dtype=dtype)
+    for alone in (False, True):
+        (selected,) = [carried_out(selection(of(many), alone), LocalComm())]
+        assert (selected["set"].size, selected["set"].values) == (5000, [])
+    asked = {"none": of(many)["set"], "some": of(many, 1, 5000)["set"]}
+    assert [selected["some"].values for selected in over_ranks([asked, asked])[0]] == [[1.0, 1.0]] * 2
+
+
+@pytest.mark.parametrize(
+    ("odd", "count"), [(0.0, 5000), (-1.0, 5000), pytest.param(1.0, 1 << 24, marks=pytest.mark.slow)]
+)
+def test_all_values_but_perhaps_one_are_equal(odd, count):
+    values = torch.zeros(count)
+    values[1234] = odd
+    for pool, expected in (
+        (Pool.largest(values, 1), max(odd, 0.0)),
+        (Pool.largest(values, 2), 0.0),
+        (Pool.top(values, 1.0), min(odd, 0.0)),
+        (Pool.quantile(values, 0.5), 0.0),
+    ):
+        assert (pool.threshold().value, pool.threshold().size) == (expected, count)

@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,6 +52,13 @@ def test_the_newest_checkpoint_of_an_output_folder_counts(tmp_path: Path) -> Non
         (folder / "trainer_state.json").write_text(trainer_state(rows("healthy")[:step]), encoding="utf-8")
     assert read(tmp_path).title.endswith("checkpoint-100/trainer_state.json")
     (tmp_path / "trainer_state.json").write_text(trainer_state(rows("healthy")[:30]), encoding="utf-8")
+    assert read(tmp_path).title.endswith("checkpoint-100/trainer_state.json")
+    (tmp_path / "checkpoint-100" / "trainer_state.json").write_text('{"log_history": [')  # killed while it was saved
+    (tmp_path / "checkpoint-200").symlink_to(DATA / "trl_1_16", target_is_directory=True)
+    log = read(tmp_path)
+    assert (Path(log.title).parent.name, len(log.remarks)) == ("checkpoint-60", 2)
+    for step in (20, 100, 60):
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").unlink()
     assert read(tmp_path).rollouts == 30
 
 
@@ -140,7 +148,7 @@ def test_a_log_of_few_lines_says_what_it_cannot_show() -> None:
     diagnosis = diagnose(log_of({step: {"reward": 0.5} for step in range(1, 9)}, title="", writer=""))
     assert diagnosis.first is None
     reasons = {sign.name: sign.text for sign in diagnosis.unseen}
-    assert reasons["reward_fall"] == "too short: 1 tens of steps, and it takes 3"
+    assert reasons["reward_fall"] == "8 values in 1 x 10 steps; 3 x 10 are needed"
     assert reasons["entropy_floor"] == "no tokens/entropy"
     assert diagnosis.told() == "nothing found, because nothing could be looked at"
 
@@ -172,3 +180,82 @@ def test_several_runs_have_a_line_each(command: Command) -> None:
     _, out, _ = command(*(DATA / f"{name}.jsonl" for name in ("healthy", "staleness", "mismatch", "truncation")))
     assert ["at rollout" in line for line in out.splitlines()[:4]] == [False, True, True, True]
     assert "4 runs: " in out
+
+
+#: Ways in which trackers write a step, and a value; each line stands for the first one.
+STEPS_AS: list[Callable[[int], dict[str, Any]]] = [
+    lambda step: {"step": step},
+    lambda step: {"step": float(step)},
+    lambda step: {"step": f"{step}"},
+    lambda step: {"global_step": f"{step}.0"},
+    lambda step: {"global_step/max_steps": f"{step}/60"},
+]
+
+
+def test_numbers_and_steps_are_read_as_json_and_tables_write_them(tmp_path: Path) -> None:
+    norms: list[object] = [0.3, "0.3", "3e-1", "NaN", math.nan, "Infinity", "-inf", 1e308, "1e999", None, 10**400]
+    for number, head in enumerate(STEPS_AS):
+        values = [{**head(step), "reward": 0.5, "grad_norm": norms[step % 11]} for step in range(1, 56)]
+        lines = "".join(json.dumps(row) + "\n" for row in values)
+        history = json.dumps({"log_history": values})
+        columns = ",".join(values[0]) + "\n"
+        cells = "".join(",".join("NaN" if x is None else str(x) for x in row.values()) + "\n" for row in values)
+        for name, text in {"a.jsonl": lines, "a.json": lines, "trainer_state.json": history}.items():
+            (tmp_path / name).write_text(text, encoding=("utf-8", "utf-8-sig", "utf-16")[number % 3])
+        (tmp_path / "a.csv").write_text(columns + cells, encoding="utf-8-sig")
+        (tmp_path / "b.csv").write_text((columns + cells).replace(",", ";"), encoding="utf-16")
+        for name in ("a.jsonl", "a.json", "trainer_state.json", "a.csv", "b.csv"):
+            log = read(tmp_path / name)
+            assert (log.rollouts, log.remarks) == (55, ()), (number, name)
+            assert log.metrics["gradient/norm"][1].tolist() == pytest.approx([0.3] * 15), (number, name)
+            assert log.metrics["optimizer_steps/refused"][1].sum() == 40
+
+
+def console(step: int, reward: float, head: str = "") -> str:
+    told = {"actor/entropy": 0.5, "critic/score/mean": f"np.float64({reward})", "actor/grad_norm": "nan", "x": "[1]"}
+    return f"{head}step:{step} - " + " - ".join(f"{name}:{value}" for name, value in told.items()) + "\n"
+
+
+def test_the_console_of_verl(tmp_path: Path) -> None:
+    heads = ["", "(TaskRunner pid=42) ", "\x1b[36m(TaskRunner pid=42)\x1b[0m ", "Training:  3%| | 3/60 [00:02]\r"]
+    text = "".join(f"noise {step}\n" + console(step, 0.5, heads[step % 4]) for step in range(1, 61))
+    path = tmp_path / "train.log"
+    path.write_text("{'config': 1}\n" + text.replace("step:20 - ", "stxp"), encoding="utf-8")
+    log = read(path)
+    assert (log.writer, log.rollouts, log.remarks) == ("verl", 60, ("no line for step 20",))
+    assert log.metrics["reward/mean"][1].tolist() == [0.5] * 59
+    assert log.metrics["optimizer_steps/refused"][1].sum() == 59
+
+
+def test_what_was_given_up_when_a_run_was_resumed_is_left_out(tmp_path: Path) -> None:
+    def line(step: int, **values: float) -> str:
+        return json.dumps({"step": step, **values}) + "\n"
+
+    first = [line(step, reward=0.1, lr=1.0) for step in range(1, 101)]
+    late = line(100, **{"eval/reward": 1.0, "lr": 1.0})  # an evaluation of an older step is not another branch
+    second = [line(step, reward=0.9) for step in range(71, 81)]
+    third = [line(step, reward=0.7) for step in range(76, 79)]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join([*first, line(101, reward=0.1), late, *second, *third]), encoding="utf-8")
+    log = read(path)
+    assert log.metrics["reward/mean"][1].tolist() == [0.1] * 70 + [0.9] * 5 + [0.7] * 3
+    (remark,) = log.remarks
+    assert "71-101" in remark
+    path.write_text("".join([*first, line(101, reward=0.1), late]), encoding="utf-8")
+    assert (read(path).rollouts, read(path).remarks) == (101, ())
+
+
+def test_lines_that_are_missing_are_told_by_their_steps(tmp_path: Path) -> None:
+    lines = verl_lines(rows("healthy")).splitlines()
+    del lines[20:23], lines[40]
+    lines[10] = "\x00garbled"
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    assert read(path).remarks == ("left out 1 damaged line: 11", "no line for step 11, 21-23, 44")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("objective: [{name: clip_higher}]\nseed: 0\n")
+    (run / "run.json").write_text("{}")
+    own = [json.dumps({"rollout": step, "reward/mean": 0.5}) for step in (0, *range(2, 50), *range(60, 70))]
+    (run / "metrics.jsonl").write_text("\n".join(own) + "\n")
+    assert read(run).remarks[0] == "metrics.jsonl lacks rollout 1, 50-59"

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import yaml
 
+from rlstab.bins import highest
 from rlstab.report.comparison import Comparison, compare
 from rlstab.report.load import load_runs
-from rlstab.report.runs import RunRecord, highest
+from rlstab.report.runs import RunRecord
 
 CLIP = {"name": "clip_higher", "low": 0.2, "high": 0.28, "dual_clip": None}
 S2T = {"name": "s2t", "max_prob": 0.002, "quantile": 0.75, "population": "candidates"}

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlstab.report import collapse
-from rlstab.report.collapse import DEFINITIONS, DETECTORS, TITLES, collapsed, detect, sweeps_of, swept_key
+from rlstab.report.collapse import collapsed, sweeps_of, swept_key
 from rlstab.report.comparison import Comparison, chosen_outcomes, compare, known_outcomes, outcome_of
 from rlstab.report.findings import findings
 from rlstab.report.formatting import MINUS, decimals, estimate, places, setting
@@ -89,76 +88,25 @@ def test_what_is_missing_is_left_out_and_named(bench: Path) -> None:
         assert part in notes
 
 
-LENGTH = 100
-FLAT = [0.3] * LENGTH
-
-
-def noisy(values: Sequence[float], size: float = 0.03) -> list[float]:
-    return (np.array(values) + size * np.random.default_rng(1).normal(size=len(values))).tolist()
-
-
-def ramp(first: float, last: float, start: int = 0) -> list[float]:
-    """``first`` up to a rollout, then straight to ``last``."""
-    return [first] * start + np.linspace(first, last, LENGTH - start).tolist()
-
-
-def norms(values: list[float]) -> dict[str, list[float]]:
-    return {"gradient/norm": values, "gradient/largest_norm": values}
-
-
-SPIKE = norms([31.5 if place == 44 else 0.5 for place in range(LENGTH)])
-EQUAL = [*ramp(0.5, 1.0, start=30)[:60], *[0.99] * 40]
-START = [{"rollout": 0, "eval/mean": 0.35}]
-#: A detector, curves, and the first and last rollout at which it may fire; None where it must not.
-CASES: list[tuple[str, dict[str, Any], tuple[int, int] | None]] = [
-    ("reward_fall", {"reward/mean": noisy([*ramp(0.2, 0.4)[:60], *np.linspace(0.3, 0.05, 40)])}, (70, 90)),
-    ("reward_fall", {"reward/mean": [0.05] * 10 + [0.0] * 90}, (20, 20)),  # died at once
-    ("reward_fall", {"reward/mean": noisy(ramp(0.15, 0.4))}, None),
-    ("reward_fall", {"reward/mean": noisy(FLAT, 0.1)}, None),  # noise has a peak too
-    ("reward_fall", {"reward/mean": [0.0] * LENGTH}, None),  # nothing to fall from
-    # bins jump by as much as the last one is low
-    ("reward_fall", {"reward/mean": [*([0.1, 0.9] * 5 + [0.1] * 10) * 4, *[0.2] * 20]}, None),
-    # 0.25 x the mean of the first ten, 0.383, is passed on the way to 0.02 about rollout 80
-    ("entropy_floor", {"tokens/entropy": ramp(0.4, 0.02)}, (90, 90)),
-    ("entropy_floor", {"tokens/entropy": ramp(0.4, 0.15)}, None),
-    ("entropy_floor", {"tokens/entropy": [0.015] * LENGTH}, (10, 10)),
-    ("entropy_blow_up", {"tokens/entropy": ramp(0.4, 1.0, start=50)}, (60, 80)),
-    ("entropy_blow_up", {"tokens/entropy": ramp(0.4, 0.5)}, None),
-    ("gradient_spikes", SPIKE, (50, 50)),
-    ("gradient_spikes", norms(ramp(0.5, 2.5)), None),
-    ("gradient_spikes", norms([0.5] * 30 + [0.001] * 70), None),  # ordinary norms before the gradient vanished
-    ("zero_std_groups", {"reward/zero_std_groups": EQUAL, "reward/mean": ramp(0.2, 0.0)}, (70, 70)),
-    ("zero_std_groups", {"reward/zero_std_groups": EQUAL, "reward/mean": ramp(0.2, 0.99, start=10)}, None),  # solved
-    ("zero_std_groups", {"reward/zero_std_groups": FLAT, "reward/mean": FLAT}, None),
-    ("truncation", {"response/ended": ramp(1.0, 0.6, start=40)}, (60, 80)),
-    ("truncation", {"response/ended": [0.7] * LENGTH}, None),  # so from the start
-    ("refused_steps", {"optimizer_steps/refused": [2.0 * (place == 33) for place in range(LENGTH)]}, (40, 40)),
-    ("refused_steps", {"reward/mean": FLAT}, None),
-    ("below_start", {"reward/mean": ramp(0.3, 0.2)}, (20, 20)),
-    ("below_start", {"reward/mean": FLAT}, None),
-    # an evaluation has no flaky grader, so what it is compared with has none either
-    ("below_start", {"reward/mean": ramp(0.15, 0.2), "reward/true": ramp(0.3, 0.4), "evaluations": START}, None),
-    ("below_start", {"reward/mean": FLAT, "evaluations": START}, (10, 10)),
-]
-
-
-def test_detectors_fire_where_their_definition_holds_and_nowhere_else() -> None:
-    assert DEFINITIONS.keys() == DETECTORS.keys() == TITLES.keys() == {name for name, *_ in CASES}
-    for name, values, when in CASES:
-        shapes = {key: curve for key, curve in values.items() if key != "evaluations"}
-        detection = DETECTORS[name](record(shapes, evaluations=values.get("evaluations", [])))
-        assert detection.fired is (when is not None), (name, detection)
-        assert detection.rollout is None if when is None else when[0] <= detection.rollout <= when[1], (name, detection)
-    assert collapse.gradient_spikes(record(SPIKE)).value == pytest.approx(63)
-
-
-def test_short_runs_are_not_judged_and_one_without_memory_has_not_collapsed() -> None:
-    short = record({name: [0.1] * 20 for name in ("reward/mean", "tokens/entropy")})
-    fired = {detection.detector: detection.fired for detection in detect(short)}
-    assert fired == {**dict.fromkeys(DETECTORS, None), "refused_steps": False}
-    values = {"reward/mean": noisy(ramp(0.2, 0.4))}
+def test_a_run_has_collapsed_where_its_reward_fell_or_its_numbers_ended_it() -> None:
+    values = {"reward/mean": np.linspace(0.2, 0.4, 100)}
+    assert not collapsed(record(values))
+    assert collapsed(record({"reward/mean": np.linspace(0.4, 0.1, 100)}))
     assert collapsed(record(values, status="failed", error="rlstab.errors.NonFinite: 20 optimizer steps"))
     assert not collapsed(record(values, status="failed", error="torch.OutOfMemoryError"))
+
+
+def test_every_run_below_its_start_is_the_first_sentence() -> None:
+    def told(*ends: float) -> str:
+        runs = [
+            record({"reward/mean": np.linspace(0.4, end, 60)}, bench="b", method=method, seed=seed)
+            for seed, end in enumerate(ends)
+            for method in ("grpo", "s2t")
+        ]
+        return findings(compare(alone(runs)))[0]
+
+    assert told(0.1, 0.2, 0.3).startswith("All 6 runs, those of the baseline too, ended below")
+    assert "ended below" not in told(0.1, 0.2, 0.5)
 
 
 def test_the_highest_stable_value_and_the_counts(sweep: Path) -> None:

@@ -17,13 +17,14 @@ import numpy as np
 import pytest
 import yaml
 
+from rlstab.bins import binned
 from rlstab.cli import main
 from rlstab.errors import ReportError
 from rlstab.report.comparison import Comparison, compare
 from rlstab.report.listing import running
 from rlstab.report.load import load_runs
 from rlstab.report.results_file import export_results
-from rlstab.report.runs import Loaded, RunRecord, binned
+from rlstab.report.runs import Loaded, RunRecord
 from rlstab.train.run_folder import RunFolder
 from tests.report.conftest import CLIP, S2T, place_run, write_bench, write_run
 from tests.train.runs import small
@@ -119,13 +120,14 @@ def test_what_a_kill_or_a_bad_disk_left_is_read_as_far_as_it_goes(tmp_path: Path
     run, loaded = only(folder)
     assert loaded.notes == [f"{title}: {len(damage)} damaged lines of metrics.jsonl."]
     assert run.rollouts == 60
-    # a rollout that was written again counts once; words, NaN and what is beyond all floats count as not there
+    # a rollout that was written again counts once; words count as not there, and what is beyond all floats as infinite
     odd = '{"rollout": 60, "reward/mean": 0.987, "lr": true, "a": NaN, "b": "high", "c": 9' + "9" * 400 + "}\n"
     file.write_text("\n".join(lines) + "\n" + odd)
     run, _ = only(folder)
     assert run.metrics["reward/mean"][0].tolist() == list(range(1, 61))
     assert run.metrics["reward/mean"][1][-1] == 0.987
-    assert not {"lr", "b", "c"} & run.metrics.keys()
+    assert not {"lr", "b"} & run.metrics.keys()
+    assert np.isposinf(run.metrics["c"][1]).all()
     assert all(np.isfinite(binned(run, name)[1]).all() for name in run.metrics)
 
 

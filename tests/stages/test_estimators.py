@@ -10,8 +10,11 @@ import torch
 
 from rlstab.core.stats import Mean, Settled
 from rlstab.errors import Conflict, OutOfRange, ShapeError
-from rlstab.stages import advantages as plain
+from rlstab.stages import group_relative as plain
+from rlstab.stages.blockwise import Blockwise
+from rlstab.stages.bnpo import BNPO
 from rlstab.stages.dr_grpo import DrGRPO
+from rlstab.stages.dynamic_sampling import DynamicSampling
 from rlstab.stages.gdpo import GDPO
 from rlstab.stages.grpo import GRPO
 from rlstab.stages.max_rl import MaxRL
@@ -168,6 +171,50 @@ def test_equal_rewards_or_one_response_give_exactly_nothing() -> None:
                 same = whole.reshaped(torch.full_like(whole.rewards, value))
                 assert not advantages(stage, same)[0].any(), stage
             assert not advantages(stage, lone)[0].any(), stage
+
+
+#: Pairs that are equal but for the rounding of a sum of weighted rewards, and pairs that are not.
+ROUNDED = [
+    (0.1 + 0.2, 0.3),
+    (0.7 + 0.1, 0.8),
+    (0.1 + 0.2 - 0.3, 0.0),
+    (1.1 + 2.2 - 3.3, 0.0),
+    (1e6 + 0.1 + 0.2, 1e6 + 0.3),
+]
+ROUNDED += [(0.30000001192092896, 0.3), (-0.3, -0.1 - 0.2), (1 / 3 + 1 / 3 + 1 / 3, 1.0), (3e-9 + 6e-9, 9e-9)]
+DIFFERENT = [(1.0, 1.00001), (1e-6, 2e-6), (1e6, 1e6 + 1), (0.0, 1e-9), (-1e-12, 1e-12), (0.3, -0.3)]
+
+
+def test_rewards_equal_but_for_rounding_are_equal_to_every_stage_and_to_the_plain_functions() -> None:
+    whole = drawn(1)
+    for pairs, equal in ((ROUNDED, True), (DIFFERENT, False)):
+        for pair in pairs:
+            rewards = torch.tensor(pair, dtype=torch.float64)[torch.arange(len(whole)) % 2]
+            same = whole.reshaped(rewards)
+            two = batch([*pair, *pair], extra={"raw_rewards": [*pair, *pair]})
+            for stage in (DynamicSampling(), DynamicSampling(rewards="raw")):
+                drop = stage.expand(two, *settled(stage, two), seed=0).drop
+                assert drop.tolist() == [equal] * 4
+            for estimator in (plain.grpo, plain.dr_grpo, plain.rloo):
+                assert bool(estimator(two.rewards, two.group_ids).any()) != equal
+            assert bool(two.even.all()) == equal
+            if equal:
+                for stage in itertools.chain.from_iterable(STAGE_EXAMPLES.values()):
+                    if isinstance(stage, AdvantageEstimator) and stage.name not in (
+                        "blockwise",
+                        "gdpo",
+                        "bnpo",
+                        "max_rl",
+                    ):
+                        assert not advantages(stage, same)[0].any(), (stage, pair)
+    third = torch.tensor([0.1, 0.3]) + torch.tensor([0.2, 0.0])  # float32: 0.3 and what 0.1 + 0.2 is there
+    assert not plain.rloo(third.repeat(2), torch.zeros(4)).any()
+    blocks = {"block_rewards": [[0.1 + 0.2], [0.3]], "block_outcomes": [[1], [1]], "block_ids": [[0] * WIDTH] * 2}
+    assert not advantages(Blockwise(), batch([0.3, 0.3], extra=blocks))[0].any()
+    parts = {"reward_parts": [[0.1 + 0.2, 1.0], [0.3, 1.0]], "reward_weights": [[1.0, 1.0]] * 2}
+    assert not advantages(GDPO(), batch([1.3, 1.3], extra=parts))[0].any()
+    rates = batch([0.1 + 0.2, 0.1 + 0.2, 0.3, 0.3, 0.2, 0.4], [0, 0, 1, 1, 2, 2])
+    assert values_of(BNPO().report(rates, *settled(BNPO(), rates)))["alpha"] == 1.0
 
 
 def evidence(squares: list[float]) -> dict[str, object]:

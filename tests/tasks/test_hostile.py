@@ -12,7 +12,7 @@ from rlstab.config.settings import JsonlSettings, ReasoningGymSettings
 from rlstab.tasks import Chain, Countdown, ReasoningGym, Task, TextTask
 from rlstab.tasks.reasoning_gym import EXECUTING
 from rlstab.tasks.rewards import Scores, score
-from rlstab.tasks.scoring import Workers
+from rlstab.tasks.workers import Workers
 from tests.tasks.hostile import BACKTRACKING, FORMATS, NESTED, TERMINAL, AnyDataSet, hostile, payloads
 
 CONTROLS = set(map(chr, [*range(9), *range(11, 32), 127, *range(128, 160)]))

@@ -14,7 +14,7 @@ from rlstab.errors import ConfigError, UnknownName
 from rlstab.tasks import Chain, Example
 from rlstab.tasks.build import require_task
 from rlstab.tasks.rewards import GROUP, Rewards, Scores, build_rewards, score
-from rlstab.tasks.scoring import Workers
+from rlstab.tasks.workers import Workers
 from tests.tasks.acts import Acts
 
 FILE = Path(__file__).parent / "acts.py"
@@ -168,6 +168,37 @@ def test_what_cannot_be_called_or_returns_no_number_is_refused_at_the_start(tmp_
         with pytest.raises(ConfigError, match=r"^reward 'mine'") as caught:
             build({"function": f"{file}:{function}", "name": "mine", "time_limit": 1.0})
         assert named in str(caught.value)
+
+
+def test_limits_of_a_scorer_are_named_and_can_be_raised(tmp_path, monkeypatch):
+    file, allocate = tmp_path / "mine.py", "def f(*_): return len(bytearray(700 * 2**20)) / 2**20"
+    monkeypatch.setenv("JUDGE_KEY", "12345")
+    monkeypatch.setenv("OTHER_KEY", "1")
+    read = "import os\ndef f(*_): return len(os.environ['JUDGE_KEY'])"
+    for code, settings, result in [
+        (read, {}, "`environment`"),
+        (read, {"environment": "OTHER_KEY"}, "`environment`"),
+        (read, {"environment": ["OTHER_KEY", "JUDGE_KEY"]}, 5.0),
+        (read, {"environment": ["NOT_SET"]}, "NOT_SET is not set"),
+        ("import os\nKEY = os.environ['JUDGE_KEY']\ndef f(*_): return 1", {}, "`environment`"),
+        ("def f(*_): raise OSError('set JUDGE_KEY first')", {}, "does not inherit JUDGE_KEY"),
+        ("def f(*_): raise KeyError('NOWHERE')", {}, "does not inherit NOWHERE"),
+        ("def f(*_): raise KeyError('lower')", {}, "also an empty one"),
+        (allocate, {"memory": 0.5}, "0.5 GiB"),
+        (allocate, {"memory": 3.0}, 700.0),
+        ("import tempfile\ndef f(*_): return len(tempfile.gettempdir()) * 0", {}, "writes no file"),
+    ]:
+        file.write_text(code)
+        reward = {"function": f"{file}:f", "time_limit": 30.0, **settings}
+        if isinstance(result, float):
+            assert scored(build(reward), "").rewards.tolist() == [result]
+            continue
+        with pytest.raises(ConfigError, match=r"^reward 'f'") as caught:
+            build(reward)
+        assert result in str(caught.value)
+    file.write_text(read)
+    of_task = build_rewards([RewardSettings.model_validate(f"{file}:f")], Asks(), ["JUDGE_KEY"])
+    assert scored(of_task, "").rewards.tolist() == [5.0]
 
 
 def test_a_file_is_found_from_where_the_run_began_and_may_import_what_lies_beside_it(tmp_path, monkeypatch):

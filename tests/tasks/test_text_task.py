@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from rlstab.config.settings import DatasetSettings, JsonlSettings, ReasoningGymSettings
 from rlstab.errors import DataError, ScorerError
+from rlstab.preflight import never_right
 from rlstab.tasks import Example, Message, TextTask
 
 ROWS = [{"prompt": f"{i}+{i}=", "answer": 2 * i} for i in range(10)]
@@ -49,6 +50,45 @@ def test_exact_scores(tmp_path):
     assert [pattern.score(pattern.example("eval", 0), text) for text in texts] == [1.0, 0.0, 0.0]
 
 
+def test_answers_that_are_whole_floats_are_integers(tmp_path):
+    answers = {
+        42.0: "42",
+        -3.0: "-3",
+        -0.0: "0",
+        1e3: "1000",
+        2.5e-3: "0.0025",
+        1e300: "1e+300",
+        7: "7",
+        "42.0": "42.0",
+    }
+    task = of(write(tmp_path, [{"prompt": "?", "answer": answer} for answer in answers]))
+    for index, text in enumerate(answers.values()):
+        assert task.example("train", index).answer == text
+        assert task.score(task.example("train", index), text) == 1.0
+
+
+def test_right_answers_that_a_pattern_cannot_find_are_noted(tmp_path):
+    file = write(tmp_path, [{"prompt": "?", "answer": answer} for answer in ("5", "12", "-7", "0", "1,000")])
+    for settings, wrong in [
+        ({}, 0),
+        ({"answer_pattern": r"#### (.+)"}, 0),
+        ({"answer_pattern": r"<answer>\s*(.*?)\s*</answer>"}, 0),
+        ({"answer_pattern": r"\\boxed\{([^}]+)\}"}, 0),
+        ({"answer_pattern": r"(?i)(?:final )?(?:answer|result)[: ]+(\S+)$"}, 0),
+        ({"answer_pattern": r"(?:^|x)[^=]*=\s(?P<answer>-?[\d,]+)\W?"}, 0),
+        ({"answer_pattern": r"#### (\d+)"}, 2),
+        ({"answer_pattern": r"#### ([\d,]{2,})"}, 3),
+        ({"answer_pattern": r"#### ([a-z]+)"}, 5),
+    ]:
+        told = never_right(of(file, **settings))
+        assert told[0].startswith(f"note: {2 * wrong} of 10" if wrong else "right answers: 10 tried"), settings
+        assert bool(wrong) == ("task.answer_pattern" in told[0])
+    wrong = write(tmp_path, [{"prompt": "?", "answer": answer} for answer in (r"\frac{1}{2}", " ")], "latex.jsonl")
+    (told,) = never_right(of(wrong, scorer="math_verify"))
+    assert told.startswith("note: 2 of 4 right answers")
+    assert "latex.jsonl, line 2" in told
+
+
 def test_what_editors_write_is_read(tmp_path):
     text = '{"prompt": "ä\u2028b", "answer": "1"}\r\n\r\n{"prompt": "c", "answer": "2"}'
     (tmp_path / "windows.jsonl").write_bytes(b"\xef\xbb\xbf" + text.encode())
@@ -61,11 +101,11 @@ def test_chats(tmp_path):
     task = of(write(tmp_path, rows))
     turns = (Message("system", "Add."), Message("user", "2+3="), Message("assistant", "5"), Message("user", "2+3="))
     assert task.example("eval", 0) == Example("system: Add.\nuser: 2+3=\nassistant: 5\nuser: 2+3=", "5", turns)
-    assert task.example("eval", 0).asked == turns
+    assert task.example("eval", 0).messages == turns
     assert task.example("eval", 1).messages == (Message("user", "1+1="),)  # one chat makes all of them chats
     plain = write(tmp_path, rows[1:], "plain.jsonl")
-    assert of(plain).example("train", 0).asked == "1+1="
-    assert of(plain, eval_path=write(tmp_path, rows)).example("train", 0).asked == (Message("user", "1+1="),)
+    assert not of(plain).example("train", 0).messages
+    assert of(plain, eval_path=write(tmp_path, rows)).example("train", 0).messages == (Message("user", "1+1="),)
     system = of(plain, system="", prompt_template="Q: {prompt}").example("train", 0)
     assert system.messages == (Message("system", ""), Message("user", "Q: 1+1="))
 

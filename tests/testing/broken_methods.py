@@ -738,3 +738,102 @@ rows("split")(
 )
 # It takes what is near to 0 for 0, and how near depends on the dtype.
 rows("precision")(below_rounding=lambda b, s, t: H(b) > torch.finfo(H(b).dtype).eps * 3000)
+
+
+# -- ids are more than names -------------------------------------------------------------------------------------------
+
+
+def by_id(ids, batch):
+    return batch.spread(1 / (1 + ids.double()))
+
+
+rows("ids", needs=())(
+    # the first or every second response is spared: by what its id is, not by what it says
+    even_ids=lambda b, s, t: b.spread(1 + 0.5 * (b.sequence_ids % 2)),
+    odd_groups=lambda b, s, t: b.spread(1 + 0.5 * (b.group_ids % 2)),
+    small_ids=lambda b, s, t: b.spread(1 + (b.sequence_ids < 1010).double()),
+    warm_groups=lambda b, s, t: by_id(b.group_ids, b),
+    last_id=lambda b, s, t: b.spread(1 + (b.sequence_ids == b.sequence_ids.max()).double()) if len(b) else None,
+    # ids that meet: as float32 above 2^24, as int32 above 2^31
+    groups_as_float32=lambda b, s, t: size_by(b.group_ids.float(), b),
+    groups_as_int32=lambda b, s, t: size_by(b.group_ids.int(), b),
+    ids_as_float32=lambda b, s, t: size_by(b.sequence_ids.float(), b),
+    ids_as_int32=lambda b, s, t: size_by(b.sequence_ids.to(torch.int32), b),
+    one_hashed_number=lambda b, s, t: b.spread(1 + (b.sequence_ids * 2654435761 % 97) / 97.0),
+)
+
+
+def size_by(keys, batch):
+    """How many responses share the key, those at hand."""
+    index = keys.unique(return_inverse=True)[1]
+    return batch.spread(torch.bincount(index, minlength=1)[index].double())
+
+
+rows("ids", measure=lambda self, b: {"group": Grouped.of(b.spread(b.group_ids.float().long()), H(b))})(
+    measured_by_float32=lambda b, s, t: 1 / (1 + s.grouped("group").mean(b.spread(b.group_ids.float().long())))
+)
+
+# -- a state that a checkpoint does not give back, or that grows -------------------------------------------------------
+
+
+class Named(dict):
+    """A dict with attributes."""
+
+
+def beginning(seen: Any) -> Any:
+    return lambda self: {"seen": seen}
+
+
+def grown(of: Callable[[Any, Any], Any]) -> Any:
+    return lambda self, state, stat: {"seen": of(state["seen"], stat)}
+
+
+def with_attribute(value: Tensor) -> Tensor:
+    value.steps = 1
+    return value
+
+
+for name, first, after in (
+    ("numpy_scalar", 0.0, lambda seen, stat: np.float64(mean_of(stat))),
+    ("numpy_count", 0, lambda seen, stat: np.int64(1)),
+    ("numpy_array", 0.0, lambda seen, stat: np.zeros(2)),
+    ("default_dict", {}, lambda seen, stat: Named(mean=1.0) if seen == {} else seen),
+    ("number_as_key", {}, lambda seen, stat: {**seen, 1: mean_of(stat)}),
+    ("a_list", 0.0, lambda seen, stat: [mean_of(stat)]),
+    ("a_tuple", 0.0, lambda seen, stat: (mean_of(stat), 1)),
+    ("attribute_of_a_tensor", torch.zeros(2), lambda seen, stat: with_attribute(seen + mean_of(stat))),
+    ("parameter", torch.zeros(2), lambda seen, stat: torch.nn.Parameter(seen + 1, requires_grad=False)),
+    ("enumeration", "", lambda seen, stat: type("Phase", (str,), {})("warm")),
+):
+    rows(
+        "serialises", measure=entropies_of, init_state=lambda self, first=first: {"seen": first}, advance=grown(after)
+    )(**{name: lambda b, s, t: None})
+for name, first, after in (
+    ("history_in_a_tensor", torch.zeros(0), lambda seen, stat: torch.cat([seen, seen.new_full((1,), mean_of(stat))])),
+    ("cache_by_step", {}, lambda seen, stat: {**seen, f"step {len(seen)}": mean_of(stat)}),
+    ("journal", "", lambda seen, stat: seen + f"{mean_of(stat):.2f} "),
+):
+    rows(
+        "later steps", measure=entropies_of, init_state=lambda self, first=first: {"seen": first}, advance=grown(after)
+    )(**{name: lambda b, s, t: None})
+
+# -- declared and never used, or used and not declared -----------------------------------------------------------------
+
+rows("used", needs=("entropies", "ref_logprobs"))(reference_for_nothing=lambda b, s, t: 1 / (1 + H(b)))
+rows("used", needs=("rollout_logprobs",))(forward_for_nothing=lambda b, s, t: 0.5)
+rows("used", needs=("my_signal", "entropies"))(own_signal_for_nothing=lambda b, s, t: 1 / (1 + H(b)))
+rows("used", needs=(), live_needs=frozenset({"entropies"}))(live_entropy_for_nothing=lambda b, s, t: 0.5)
+rows("used", writes=frozenset({"weight", "bounds"}))(slot_for_nothing=lambda b, s, t: 1 / (1 + H(b)))
+rows("declared", needs=())(
+    attribute_not_declared=lambda b, s, t: 1 / (1 + b.entropies),
+    two_not_declared=lambda b, s, t: (b.ref_logprobs - b.rollout_logprobs).exp(),
+    by_name_not_declared=lambda b, s, t: 1 / (1 + b.sum_p_sq),
+    if_it_is_there=lambda b, s, t: 1.0 if b.max_logprobs is None else b.max_logprobs.exp(),
+)
+
+# -- what only a large optimizer step shows ----------------------------------------------------------------------------
+
+rows("split", needs=())(
+    local_from_position_900=lambda b, s, t: torch.where(b.position >= 900, 1 / (1 + (b.position >= 900).sum()), 1.0),
+    local_beyond_9000_tokens=lambda b, s, t: 1 / len(b) if len(b) > 9000 else 1.0,
+)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -224,9 +225,9 @@ rows(AdvantageEstimator, "finite", "even group")(divides_by_the_deviation=by_the
 rows(AdvantageEstimator, "even group")(
     no_baseline=lambda r, stat, state: torch.where(r.group_sum(torch.ones_like(r.rewards)) == 1, r.rewards, 0.0)
 )
-rows(AdvantageEstimator, "shapes")(half_precision=lambda r, stat, state: centred(r).float())
+rows(AdvantageEstimator, "runs")(half_precision=lambda r, stat, state: centred(r).float())
 # It drops the cut-off responses of a group and leaves the rest to be compared without them.
-rows(RolloutExpander, "shapes")(
+rows(RolloutExpander, "runs")(
     drops_a_part=lambda r, seed: Expansion(drop=~r.ended), branches_at_the_end=branch_at_the_end
 )
 # Its state is a parameter, and everything made with it keeps a graph.
@@ -244,3 +245,38 @@ rows(RewardShaper, "padding", needs={"entropies"})(
 rows(RewardShaper, "serialises", init_state=lambda self: {"window": (1, 2)})(foreign_state=nothing)
 # Not broken: what the laws ask of randomness.
 rows(RolloutExpander)(random_by_id=lambda r, seed: Expansion(drop=uniform(seed + 5, r.group_ids) < 0.5))
+
+
+# Ids are more than names: parity, small ones, and such that meet as float32 or int32.
+rows(AdvantageEstimator, "identity")(
+    even_ids=lambda r, stat, state: centred(r) * (1 + r.sequence_ids % 2),
+    small_groups=lambda r, stat, state: centred(r) * (1 + (r.group_ids < 500).double()),
+    ids_as_float32=lambda r, stat, state: centred(r) / shared_by(r.sequence_ids.float()),
+    ids_as_int32=lambda r, stat, state: centred(r) / shared_by(r.sequence_ids.int()),
+)
+rows(RolloutExpander, "identity")(drops_odd_groups=lambda r, seed: Expansion(drop=r.group_ids % 2 == 1))
+# A state that a checkpoint does not give back, or that grows.
+rows(
+    RewardShaper,
+    "runs",
+    init_state=lambda self: {"mean": 0.0},
+    measure=lambda self, r: {"length": Mean.of(r.lengths)},
+    advance=lambda self, state, stat: {"mean": np.float64(mean_of(stat, "length"))},
+)(numpy_scalar=nothing)
+rows(
+    RewardShaper,
+    "later rollouts",
+    init_state=lambda self: {"seen": {}},
+    measure=lambda self, r: {"length": Mean.of(r.lengths)},
+    advance=lambda self, state, stat: {"seen": {**state["seen"], str(len(state["seen"])): mean_of(stat, "length")}},
+)(cache_by_rollout=nothing)
+# A forward for nothing.
+rows(AdvantageEstimator, "used", needs=frozenset({"entropies", "raw_rewards"}))(
+    entropies_for_nothing=lambda r, stat, state: centred(r.reshaped(r.evidence("raw_rewards")))
+)
+
+
+def shared_by(keys: Tensor) -> Tensor:
+    """How many responses have the key."""
+    index = keys.unique(return_inverse=True)[1]
+    return torch.bincount(index, minlength=1)[index].double()

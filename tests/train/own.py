@@ -10,7 +10,7 @@ from torch import Tensor
 import rlstab
 from rlstab.core.stats import Mean
 from rlstab.core.terms import Penalty
-from rlstab.stages.advantages import dr_grpo
+from rlstab.stages.group_relative import dr_grpo
 from rlstab.tasks import Countdown, Example
 from rlstab.train import Rollout
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from rlstab.errors import CheckpointError, ConfigError, ModelError, NonFinite, ShapeError
-from rlstab.stages.advantages import grpo
+from rlstab.stages.group_relative import grpo
 from rlstab.train import Rollout
 from tests.train import own
 from tests.train.runs import (

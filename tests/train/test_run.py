@@ -11,11 +11,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 import rlstab
 from rlstab.errors import MissingSignal, ModelError, NonFinite
+from rlstab.explain.costs import costs
 from rlstab.models.policy import load_policy
+from rlstab.models.sampler import Sampler
+from rlstab.preflight import preflight
 from rlstab.presets import PRESETS
-from rlstab.train.sampling import Sampler
 from tests.train import own
 from tests.train.runs import (
+    ADAPTER,
     ALIKE,
     SHIPPED,
     SMOOTH,
@@ -25,6 +28,7 @@ from tests.train.runs import (
     column,
     go,
     lines,
+    metrics,
     moved,
     number,
     of_user,
@@ -70,9 +74,13 @@ def test_trackers_write_beside_the_metrics(tmp_path: Path, monkeypatch: pytest.M
     pytest.importorskip("tensorboard")
     for name in ("WANDB_API_KEY", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)
-    go(small(tmp_path, tracking__trackers=["tensorboard", "wandb"]))
+    for rollouts in (1, 2):
+        trackers = {"tracking__trackers": ["tensorboard", "wandb"], "optimisation__rollouts": rollouts}
+        go(small(tmp_path, **trackers), resume=rollouts == 2)
     assert any(b"reward/mean" in path.read_bytes() for path in tmp_path.rglob("events.out.tfevents*"))
-    assert list(tmp_path.rglob("offline-run-*")), "wandb is offline unless it is configured"
+    folders = list(tmp_path.rglob("offline-run-*"))  # it is offline unless it is configured
+    assert len(folders) == 2
+    assert {folder.name.rpartition("-")[2] for folder in folders} == {about(tmp_path)["run_id"]}
 
 
 #: Masks, and stages with a stale sampler.
@@ -130,6 +138,45 @@ def test_the_learning_rate_is_that_of_transformers(tmp_path: Path) -> None:
         assert shown == {step: pytest.approx(1e-3 * factor(step - 1)) for step in shown}
 
 
+def test_a_schedule_that_meets_a_run_of_another_length_is_told(tmp_path: Path) -> None:
+    for schedule, told in [("cosine", True), ("linear", True), ("constant_with_warmup", False), (None, False)]:
+        out, console = tmp_path / str(schedule), quiet()
+        changes = {"optimisation__schedule": schedule, "rollout__max_new_tokens": 2}
+        go(small(out, optimisation__rollouts=1, **changes))
+        go(small(out, optimisation__rollouts=2, **changes), resume=True, console=console)
+        text = console.file.getvalue()  # type: ignore[attr-defined]
+        assert ("the schedule" in text and "had 1 rollouts and has 2" in text) == told, schedule
+
+
+def test_what_user_code_sets_for_all_of_torch_changes_nothing(tmp_path: Path) -> None:
+    go(small(tmp_path / "plain"))
+    torch.set_default_dtype(torch.float64)
+    torch.set_grad_enabled(False)
+    go(small(tmp_path / "set", task=of_user("Graded")))
+    assert (torch.get_default_dtype(), torch.is_grad_enabled()) == (torch.float32, True)
+    assert metrics(tmp_path / "set") == metrics(tmp_path / "plain")
+
+
+def test_the_first_lines_say_what_the_reference_is(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    penalised = ["clip_higher", {"name": "kl", "coefficient": 0.1}]
+    console, changes = quiet(), {**ADAPTER, "optimisation__rollouts": 1}
+    go(small(tmp_path / "sft", **changes))
+    (adapter,) = checkpoints(tmp_path / "sft")
+    continued = small(tmp_path / "run", penalised, model__adapter=str(adapter), optimisation__rollouts=1)
+    (record,) = go(continued, console=console).records
+    assert record["kl/value"] > 0, "the reference is the model without its adapter"
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    for text in (said, *costs(continued.composition, continued)[:1]):
+        assert "without the adapter: no second model in memory" in text
+        assert "the KL begins above 0" in text
+    whole = small(tmp_path / "whole", penalised)
+    assert "The weights at the start: a second model in memory" in costs(whole.composition, whole)[0]
+    for refuse in (preflight, go):
+        with pytest.raises(ModelError, match=r"model\.reference: .* is an adapter"):
+            refuse(small(tmp_path / "refused", penalised, model__reference=str(adapter)))
+
+
 def test_a_signal_that_nobody_provides_is_told_before_anything_runs(tmp_path: Path) -> None:
     run = small(tmp_path / "run", ["clip_higher", of_user("WeighPlaces", signal="gradient_norms")])
     with pytest.raises(MissingSignal, match="gradient_norms"):
@@ -183,7 +230,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma2": {**SIZE, "head_dim": 8, "sliding_window": 8, "query_pre_attn_scalar": 8},
     "qwen3": {**SIZE, "head_dim": 8, "tie_word_embeddings": True},
     "granite": {**SIZE, "logits_scaling": 3.0},
-    "mixtral": {**SIZE, "num_local_experts": 4},
+    "mixtral": {**SIZE, "num_local_experts": 4, "output_router_logits": True},
+    "qwen2_moe": {**SIZE, "num_experts": 4, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8}
+    | {"output_router_logits": True, "decoder_sparse_step": 1, "return_dict": False},
 }
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor
 from transformers import TrainerCallback
 from transformers.utils import logging
@@ -21,12 +23,12 @@ from trl.models.utils import disable_gradient_checkpointing
 
 from rlstab.adapters.checkpoint import keep_state, restore_state
 from rlstab.adapters.host_correction import CORRECTION, HostCorrection
+from rlstab.adapters.host_signals import unscored
+from rlstab.adapters.metrics import TRL, HostMetrics
 from rlstab.adapters.trl.forward import forward_for, provided_by
-from rlstab.adapters.trl.metrics import tallies
 from rlstab.adapters.trl.release import check_attributes, check_release
 from rlstab.adapters.trl.responses import Inputs, Provider, batch_of, must_forward, response_mask, stamp
 from rlstab.adapters.trl.settings import check_engine, check_settings
-from rlstab.adapters.window import Window
 from rlstab.config import load_objective
 from rlstab.core.batch import TokenBatch
 from rlstab.core.comm import Comm, LocalComm, TorchComm
@@ -34,6 +36,7 @@ from rlstab.core.compose import Composition, compose
 from rlstab.core.objective import State, TokenObjective, check_complete
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Mean
+from rlstab.core.step import OptimizerStep
 from rlstab.errors import HostError
 from rlstab.signals import SIGNAL_NAMES
 
@@ -42,7 +45,7 @@ logger = logging.get_logger(__name__)
 OnPart: TypeAlias = Callable[[Inputs, TokenBatch, PolicyOutputs, Tensor], None]
 
 
-class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is not there
+class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # mypy cannot resolve trl
     """``GRPOTrainer`` whose loss is an objective; its other arguments are TRL's.
 
     Args:
@@ -95,14 +98,17 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is n
         ranks = self.accelerator.num_processes
         self._rlstab_comm: Comm = TorchComm(device=self.accelerator.device) if ranks > 1 else LocalComm()
         self._rlstab_ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
-        self._rlstab_tallies = {"train": tallies(), "eval": tallies()}
-        self._rlstab_window: Window | None = None
+        self._rlstab_metrics = {
+            mode: HostMetrics(TRL, lambda rank: gather_object([rank])) for mode in ("train", "eval")
+        }
+        self._rlstab_step: OptimizerStep | None = None
+        self._rlstab_scaled = ExitStack()  # the learning rate, around the optimizer
         self.on_part: OnPart | None = None
         self.objective_state: State = self.objective.init_state()
         self.last_refusal: str | None = None
         self.add_callback(_AroundTheOptimizer(self))
 
-    # -- the window ------------------------------------------------------------------------------------------------
+    # -- the plan --------------------------------------------------------------------------------------------------
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         """TRL's, with identities that do not depend on how the responses are cut and shuffled."""
@@ -118,24 +124,27 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is n
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         """TRL's; at the first micro-batch of an optimizer step, plan the step."""
         inputs = super()._prepare_inputs(generation_batch)
-        if self.model.training and self._rlstab_window is None:
-            self._rlstab_window = self._open(inputs)
+        if self.model.training and self._rlstab_step is None:
+            self._rlstab_step = self._begin_step(inputs)
         return inputs
 
-    def _open(self, first: Inputs) -> Window:
-        """The window that begins with a micro-batch; one of a single micro-batch is planned from its live outputs."""
+    def _new_step(self) -> OptimizerStep:
+        return OptimizerStep(self.objective, self.objective_state, self._rlstab_comm)
+
+    def _begin_step(self, first: Inputs) -> OptimizerStep:
+        """The step that begins with a micro-batch; one of a single micro-batch is planned from its live outputs."""
         count, slices = self.current_gradient_accumulation_steps, self.args.steps_per_generation
-        place = self._step % (slices * self.num_iterations)
+        position = self._step % (slices * self.num_iterations)
         inputs = [self._buffered_inputs[(self._step + ahead) % slices] for ahead in range(count)]
-        if place + count > slices * self.num_iterations or inputs[0] is not first:
+        if position + count > slices * self.num_iterations or inputs[0] is not first:
             raise HostError(
-                f"an optimizer step of {count} micro-batches begins at {place} in a generation of {slices} x "
+                f"an optimizer step of {count} micro-batches begins at {position} in a generation of {slices} x "
                 f"{self.num_iterations}: not all of it is known. Let the data set give whole generations."
             )
-        window = Window()
+        step = self._new_step()
         if count > 1:
-            self._plan(window, inputs, [self._evidence(part) for part in inputs])
-        return window
+            self._plan(step, inputs, [self._evidence(part) for part in inputs])
+        return step
 
     def _evidence(self, inputs: Inputs) -> dict[str, Tensor]:
         """``(B, T)`` signals of the policy at the start of the optimizer step; no forward where nothing reads them."""
@@ -146,95 +155,95 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # to mypy, TRL is n
             signals, _ = self._rlstab_forward.signals(self.model, inputs, needs)
         return {name: signals[name] for name in {"logprobs", "entropies", *needs}}
 
-    def _plan(self, window: Window, inputs: list[Any], evidence: list[dict[str, Tensor]]) -> None:
+    def _plan(self, step: OptimizerStep, inputs: list[Any], evidence: list[dict[str, Tensor]]) -> None:
         batches = [
             batch_of(part, signals, self.objective.needs, self._rlstab_providers, self._rlstab_ends)
             for part, signals in zip(inputs, evidence, strict=True)
         ]
-        window.batches, window.unscored = [batch for batch, _ in batches], [lost for _, lost in batches]
-        window.make_plan(self.objective, self.objective_state, self._rlstab_comm)
+        step.make_plan([batch for batch, _ in batches])
+        step.reports.append(unscored(self.objective.needs, batches))
 
     # -- the loss --------------------------------------------------------------------------------------------------
 
     def _compute_loss(self, model: Any, inputs: Any) -> Tensor:
         """The loss of one micro-batch; over micro-batches and ranks they sum to the loss of the optimizer step."""
         train = self.model.training
-        window = self._rlstab_window if train else Window()
-        assert window is not None
+        step = self._rlstab_step if train else self._new_step()
+        assert step is not None
         live: PolicyOutputs | None = None
-        if window.plan is None and window.refusal is None:  # the step is this micro-batch: its outputs are the evidence
-            live, signals, aux = self._all_outputs(model, inputs, window)
-        elif window.plan is not None:
-            live, signals, aux = self._rlstab_forward.outputs(model, inputs, window.plan, window.batches[window.place])
+        if step.plan is not None:
+            batch = step.batches[step.losses]
+            live, signals, aux = self._rlstab_forward.outputs(model, inputs, step.plan, batch)
+        elif step.refusal is None:  # the step is this micro-batch: its outputs are the evidence
+            live, signals, aux = self._all_outputs(model, inputs, step)
         else:
             signals, aux = self._rlstab_forward.signals(model, inputs, frozenset({"logprobs"}))
-        if window.plan is None or live is None:
-            # the same backward on every rank; its gradients are thrown away
+        if live is None:
+            # refused: the same backward on every rank; its gradients are thrown away
             loss = signals["logprobs"].sum() * (0.0 if train else torch.nan)
-            window.place += 1
         else:
-            out = window.plan.loss(window.place, live)
-            window.add(out.nonfinite, self._report(inputs, out.report, signals))
+            batch = step.batches[step.losses]
+            out = step.loss(batch, live)
+            step.reports.append(self._entropy(inputs, out.report, signals))
             loss = out.loss * self.accelerator.num_processes  # ranks average gradients, and denominators are global
             if self.on_part is not None:
-                self.on_part(inputs, window.batches[window.place - 1], live, loss)
+                self.on_part(inputs, batch, live, loss)
         mode = "train" if train else "eval"
         if aux is not None:
             parts = self.current_gradient_accumulation_steps if train else 1
             loss = loss + self.router_aux_loss_coef * aux / parts
             self._metrics[mode]["aux_loss"].append(self.accelerator.gather_for_metrics(aux.detach()).mean().item())
         if not train:
-            self._rlstab_tallies["eval"].add_step(window, self.objective)
+            self._rlstab_metrics["eval"].add(step)
         return loss
 
     def _all_outputs(
-        self, model: Any, inputs: Any, window: Window
+        self, model: Any, inputs: Any, step: OptimizerStep
     ) -> tuple[PolicyOutputs | None, dict[str, Tensor], Tensor | None]:
         """Plan a step of one micro-batch from its live outputs."""
         evidence, live = must_forward(inputs, self.objective), {"logprobs", *self.objective.live_needs}
         signals, aux = self._rlstab_forward.signals(model, inputs, evidence | live)
         values = {name: signals[name].detach() for name in ({"logprobs", "entropies", *evidence} if evidence else ())}
-        self._plan(window, [inputs], [values])
-        if window.plan is None:
+        self._plan(step, [inputs], [values])
+        if step.plan is None:
             return None, signals, aux
-        return PolicyOutputs.from_padded(window.batches[0], **{name: signals[name] for name in live}), signals, aux
+        return PolicyOutputs.from_padded(step.batches[0], **{name: signals[name] for name in live}), signals, aux
 
-    def _report(self, inputs: Inputs, report: Mapping[str, Mean], signals: Mapping[str, Tensor]) -> Mapping[str, Mean]:
-        """With the entropy that TRL logs, where its head made it of every token."""
+    def _entropy(self, inputs: Inputs, report: Mapping[str, Mean], signals: Mapping[str, Tensor]) -> Mapping[str, Mean]:
+        """The entropy that TRL logs, where its head made it of every token and the loss does not report it."""
         if "tokens/entropy" in report or "entropies" not in signals:
-            return report
-        return {**report, "tokens/entropy": Mean.of(signals["entropies"], response_mask(inputs).bool())}
+            return {}
+        return {"tokens/entropy": Mean.of(signals["entropies"], response_mask(inputs).bool())}
 
     # -- the optimizer step ----------------------------------------------------------------------------------------
 
     def _before_optimizer_step(self) -> None:
         """Refuse, skip or scale the step; gradients that are None leave weights and moments alone."""
-        window = self._rlstab_window
-        assert window is not None
+        step = self._rlstab_step
+        assert step is not None
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        window.refuse_nonfinite(self._rlstab_comm, _norm(parameters))
-        if window.moves_nothing:
+        step.finish(_norm(parameters))
+        if not step.moves_weights:
             for parameter in parameters:
                 parameter.grad = None
-        self._rlstab_restore_rates = window.scale_rates(self.optimizer)
+        self._rlstab_scaled.enter_context(step.scaled_learning_rate(self.optimizer))
 
     def _after_optimizer_step(self) -> None:
         """Give the schedule its learning rate back, and settle the step."""
-        window, self._rlstab_window = self._rlstab_window, None
-        assert window is not None
-        self._rlstab_restore_rates()
-        if self.accelerator.optimizer_step_was_skipped and window.refusal is None:
-            window.refusal = "the gradient scaler found gradients that are Inf or NaN, and skipped the optimizer step."
-        if window.refusal is not None:
-            self.last_refusal = window.refusal
-            logger.warning(f"optimizer step {self.state.global_step + 1}: {window.refusal}")
-        elif window.plan is not None:
-            self.objective_state = window.plan.state
-        self._rlstab_tallies["train"].add_step(window, self.objective)
+        step, self._rlstab_step = self._rlstab_step, None
+        assert step is not None
+        self._rlstab_scaled.close()
+        if self.accelerator.optimizer_step_was_skipped and step.refusal is None:
+            step.refusal = "the gradient scaler found gradients that are Inf or NaN, and skipped the optimizer step."
+        if step.refusal is not None:
+            self.last_refusal = step.refusal
+            logger.warning(f"optimizer step {self.state.global_step + 1}: {step.refusal}")
+        self.objective_state = step.state
+        self._rlstab_metrics["train"].add(step)
 
     def _collect(self, mode: str) -> None:
         """Hand TRL the metrics since the last line; every rank comes here. TRL's `log` may be called on one alone."""
-        for name, value in self._rlstab_tallies[mode].collect().items():
+        for name, value in self._rlstab_metrics[mode].collect().items():
             self._metrics[mode][name].append(value)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
@@ -263,7 +272,8 @@ class _AroundTheOptimizer(TrainerCallback):
         self.trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.trainer._rlstab_window = None  # what an exception left of the last run
+        self.trainer._rlstab_step = None  # what an exception left of the last run
+        self.trainer._rlstab_scaled.close()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer._before_optimizer_step()

@@ -1,7 +1,4 @@
-"""What verl's engine calls: with its logits, for signals that it does not make; with its outputs, for the loss.
-
-And metrics under the names that verl has for them.
-"""
+"""What verl's engine calls: with its logits, for signals that it does not make; with its outputs, for the loss."""
 
 from __future__ import annotations
 
@@ -9,16 +6,15 @@ from collections.abc import Mapping, Set
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import no_padding_2_padding
 
 from rlstab.adapters.verl.batch import ROW, MiniBatch, wide_as
-from rlstab.adapters.window import Sums, Tallies, Window
 from rlstab.core.batch import layout_of
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Mean
+from rlstab.core.step import OptimizerStep
 from rlstab.signals import SIGNAL_NAMES, token_signals_from_logits
 from rlstab.trace.dump import Recorder
 
@@ -34,11 +30,11 @@ class PlannedLoss:
     """The loss function of a ``TrainingWorker``, and the processor of its logits.
 
     verl calls a loss function with ``student_logits`` where a batch asks for ``distillation_use_topk``: its way to hand
-    the logits of all tokens, divided by the temperature, to somebody who makes ``(1, N)`` values of them.
+    the logits of all tokens, divided by the temperature, to a function that makes ``(1, N)`` values of them.
 
     Attributes:
         batch: the mini-batch of this rank.
-        window: the optimizer step.
+        step: the optimizer step; None while its evidence is made.
         needs: signals to make of the logits.
         recorder: keeps the micro-batches of an optimizer step that is dumped.
     """
@@ -46,7 +42,7 @@ class PlannedLoss:
     def __init__(self, min_p: float | None) -> None:
         self.min_p = min_p
         self.batch: MiniBatch | None = None
-        self.window: Window | None = None
+        self.step: OptimizerStep | None = None
         self.needs: frozenset[str] = frozenset()
         self.recorder: Recorder | None = None
 
@@ -55,10 +51,10 @@ class PlannedLoss:
     ) -> Any:
         if student_logits is not None:
             rows = student_logits.squeeze(0)
-            nobody = torch.zeros(rows.shape[0], dtype=torch.int64, device=rows.device)
-            made = token_signals_from_logits(rows, nobody, needs=self.needs, min_p=self.min_p)
+            any_ids = torch.zeros(rows.shape[0], dtype=torch.int64, device=rows.device)  # log-probs are verl's own
+            made = token_signals_from_logits(rows, any_ids, needs=self.needs, min_p=self.min_p)
             return {name: getattr(made, name).unsqueeze(0) for name in self.needs}
-        if self.window is None:  # the evidence is made; nobody wants a loss
+        if self.step is None:  # the forward for the evidence has no loss
             return torch.zeros((), device=model_output["log_probs"].device), {}
         return self._loss(model_output, data), {}
 
@@ -84,51 +80,31 @@ class PlannedLoss:
         }
 
     def _loss(self, model_output: Any, data: Any) -> Tensor:
-        window, batch = self.window, self.batch
-        assert window is not None
+        step, batch = self.step, self.batch
+        assert step is not None
         assert batch is not None
-        if window.plan is None:
-            # the same backward on every rank; its gradients are thrown away
-            nothing: Tensor = model_output["log_probs"].values().sum() * 0.0
-            return nothing
-        objective = window.plan.objective
-        piece = window.plan.piece(batch.batch(objective, data[ROW])[0])
+        if step.plan is None:
+            # refused: the same backward on every rank; its gradients are thrown away
+            zero: Tensor = model_output["log_probs"].values().sum() * 0.0
+            return zero
+        objective = step.objective
+        piece = step.plan.piece(batch.batch(objective, data[ROW])[0])
         live = self.signals(model_output, data, frozenset({"logprobs", *objective.live_needs}))
         outputs, ranks = PolicyOutputs.from_padded(piece.batch, **live), int(data["dp_size"])
-        out = window.plan.loss(piece, outputs)
+        out = step.loss(piece, outputs)
+        step.reports.append(self._logged(model_output, data, piece.batch, live, out.report))
         loss = out.loss * ranks  # ranks average gradients, and denominators are global
         if self.recorder is not None:
             self.recorder.add(batch.tensors(piece.batch, outputs, data[ROW]), loss, outputs.logprobs)
-        window.add(out.nonfinite, {**out.report, **self._told(model_output, data, piece.batch, live, out.report)})
         return loss
 
-    def _told(
+    def _logged(
         self, model_output: Any, data: Any, batch: Any, live: Mapping[str, Tensor], report: Mapping[str, Mean]
     ) -> dict[str, Mean]:
-        """What verl logs beside: how far the policy is from the old one, and its entropy where that was made."""
+        """What verl logs as well: how far the policy is from the old one, and its entropy where that was made."""
         now = live["logprobs"].detach().reshape(-1)[layout_of(batch).index]
-        told = {"ratio/drift": Mean.of((batch.old_logprobs - now).clamp(-20.0, 20.0))}
+        logged = {"ratio/drift": Mean.of((batch.old_logprobs - now).clamp(-20.0, 20.0))}
         if "tokens/entropy" not in report and "entropy" in model_output:
             entropies = self.signals(model_output, data, frozenset({"entropies"}))["entropies"]
-            told["tokens/entropy"] = Mean.of(entropies.detach().reshape(-1)[layout_of(batch).index])
-        return told
-
-
-#: verl's names; every other metric is under ``rlstab/``. verl puts ``actor/`` before those that have none.
-NAMES: Mapping[str, str] = {
-    "tokens/entropy": "actor/entropy_loss",
-    "ratio/clipped_dual": "actor/pg_clipfrac_lower",
-    "ratio/drift": "actor/ppo_kl",
-    "kl/value": "actor/kl_loss",
-}
-
-
-def tallies(group: Any) -> Tallies:
-    """Over the ranks of a process group."""
-
-    def over_ranks(own: Sums) -> list[Sums]:
-        ranks: list[Sums] = [own] * dist.get_world_size(group)
-        dist.all_gather_object(ranks, own, group=group)
-        return ranks
-
-    return Tallies(over_ranks, NAMES, "actor/rlstab/", "actor/pg_clipfrac")
+            logged["tokens/entropy"] = Mean.of(entropies.detach().reshape(-1)[layout_of(batch).index])
+        return logged

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,29 +26,33 @@ from verl.workers.utils.losses import ppo_loss
 
 from rlstab.adapters.checkpoint import keep_state, restore_state
 from rlstab.adapters.host_correction import HostCorrection
+from rlstab.adapters.host_signals import unscored
+from rlstab.adapters.metrics import VERL, HostMetrics
 from rlstab.adapters.settings import require_one_correction
 from rlstab.adapters.verl.batch import ROW, WEIGHTS, MiniBatch
-from rlstab.adapters.verl.loss import ENGINES_OWN, FROM_LOGITS, PlannedLoss, tallies
+from rlstab.adapters.verl.loss import ENGINES_OWN, FROM_LOGITS, PlannedLoss
 from rlstab.adapters.verl.loss_mode import objective_file
 from rlstab.adapters.verl.release import check_release
 from rlstab.adapters.verl.settings import check_settings
-from rlstab.adapters.window import Window
 from rlstab.config import load_objective, objective_hash
 from rlstab.core.batch import BASICS
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.compose import Composition, compose
 from rlstab.core.objective import State, TokenObjective, check_complete
+from rlstab.core.step import OptimizerStep
 from rlstab.errors import ConfigError, HostError, RlstabError
 from rlstab.hosts import adapted
 from rlstab.signals import SIGNAL_NAMES
 from rlstab.trace.dump import Recorder, settings_of
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 #: In the environment, the folder that optimizer steps are dumped to.
 DUMP = "RLSTAB_DUMP"
 
 
-class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # to mypy, verl is not there
+class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # mypy cannot resolve verl
     """The actor's ``TrainingWorker`` whose loss is an objective.
 
     Args:
@@ -84,7 +88,7 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # to mypy, ve
             TorchComm(group, torch.device(get_device_id())) if dist.get_world_size(group) > 1 else LocalComm()
         )
         self._rlstab_require_same(group)
-        self._rlstab_tallies = tallies(group)
+        self._rlstab_metrics = HostMetrics(VERL, partial(_from_ranks, group))
         self._rlstab_loss = PlannedLoss(self.objective.signal_options.get("min_p"))
         self._rlstab_ends = _ends(self.model_config)
         if os.environ.get(DUMP):
@@ -94,12 +98,10 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # to mypy, ve
         self.last_refusal: str | None = None
 
     def _rlstab_require_same(self, group: Any) -> None:
-        own = objective_hash(self.objective)
-        ranks: list[str] = [own] * dist.get_world_size(group)
-        dist.all_gather_object(ranks, own, group=group)
-        if len(set(ranks)) > 1:
+        hashes = set(_from_ranks(group, objective_hash(self.objective)))
+        if len(hashes) > 1:
             raise ConfigError(
-                f"ranks read different objectives: {', '.join(sorted(set(ranks)))}. Name one file that all nodes have."
+                f"ranks read different objectives: {', '.join(sorted(hashes))}. Name one file that all nodes have."
             )
 
     def set_loss_fn(self, loss_fn: Any) -> None:
@@ -119,19 +121,19 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # to mypy, ve
             if key not in data.keys():
                 tu.assign_non_tensor(data, **{key: value})
         logged = bool(tu.get(data, key="calculate_entropy", default=False))
-        window = self._rlstab_open(data)
+        step = self._rlstab_begin(data)
         data[ROW] = torch.arange(len(data))
         live = self.objective.live_needs | (ENGINES_OWN if logged else frozenset())
         self._rlstab_loss.ask(data, live, live=True)
         # the engine steps inside `train_batch`: there its step is refused, skipped or scaled
-        self.engine.optimizer_step = partial(self._rlstab_step, window, self.engine.optimizer_step)
+        self.engine.optimizer_step = partial(self._rlstab_take, step, self.engine.optimizer_step)
         try:
             output = super().train_batch(data)
         finally:
-            self._rlstab_loss.window = self._rlstab_loss.batch = None
+            self._rlstab_loss.step = self._rlstab_loss.batch = None
             del self.engine.optimizer_step  # the method of its class again
-        self._rlstab_settle(window)
-        means = self._rlstab_tallies.collect()
+        self._rlstab_settle(step)
+        means = self._rlstab_metrics.collect()
         if output is not None:
             # over the optimizer steps of an update verl takes their mean, whatever their name
             metrics = {name: Metric(AggregationType.MEAN, value) for name, value in means.items()}
@@ -144,7 +146,7 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # to mypy, ve
         keys = {name: getattr(self.engine_config, name) for name in names}
         return {"use_remove_padding": self.model_config.get("use_remove_padding", False), **keys}
 
-    def _rlstab_open(self, data: Any) -> Window:
+    def _rlstab_begin(self, data: Any) -> OptimizerStep:
         """Plan the optimizer step, with verl's weights against the mismatch of the sampler where it made some.
 
         Raises:
@@ -152,20 +154,21 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # to mypy, ve
         """
         objective = self.objective
         if WEIGHTS in data.keys():
-            own = "algorithm.rollout_correction.rollout_is"
-            require_one_correction(objective, own, f"{own}=null")
+            setting = "algorithm.rollout_correction.rollout_is"
+            require_one_correction(objective, setting, f"{setting}=null")
             objective = compose(objective, HostCorrection())
         batch = MiniBatch.of(data, get_device_id(), self._rlstab_ends)
-        loss, window = self._rlstab_loss, Window()
-        loss.batch, loss.window = batch, None
+        loss = self._rlstab_loss
+        loss.batch, loss.step = batch, None
         if loss.recorder is not None:
             loss.recorder.begin()
         batch.evidence = self._rlstab_evidence(data)
-        whole, lost = batch.batch(objective)
-        window.batches, window.unscored = [whole], [lost]
-        window.make_plan(objective, {**objective.init_state(), **self.objective_state}, self._rlstab_comm)
-        loss.window = window
-        return window
+        step = OptimizerStep(objective, {**objective.init_state(), **self.objective_state}, self._rlstab_comm)
+        evidence = batch.batch(objective)
+        step.make_plan([evidence[0]])
+        step.reports.append(unscored(objective.needs, [evidence]))
+        loss.step = step
+        return step
 
     def _rlstab_evidence(self, data: Any) -> dict[str, torch.Tensor]:
         """``(B, T)`` signals of the policy at the start of the optimizer step; no forward where nothing reads them."""
@@ -180,18 +183,18 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # to mypy, ve
         names = frozenset({"logprobs", *needs})
         return {name: values.float() for name, values in loss.signals(outputs, data, names).items()}
 
-    def _rlstab_step(self, window: Window, step: Callable[[], float]) -> float:
-        window.refuse_nonfinite(self._rlstab_comm)
-        if window.moves_nothing:
+    def _rlstab_take(self, step: OptimizerStep, move: Callable[[], float]) -> float:
+        """In the place of the engine's ``optimizer_step``, which is ``move``: the gradient norm."""
+        step.finish()
+        if not step.moves_weights:
             self.engine.optimizer_zero_grad()
-            return 0.0 if window.refusal is None else math.nan
-        restore = window.scale_rates(self.engine.optimizer)
-        if self._rlstab_loss.recorder is not None and window.plan is not None:
-            self._rlstab_dump(self._rlstab_loss.recorder, window.plan.objective)
-        norm = step()
-        restore()
+            return 0.0 if step.refusal is None else math.nan
+        with step.scaled_learning_rate(self.engine.optimizer):
+            if self._rlstab_loss.recorder is not None:
+                self._rlstab_dump(self._rlstab_loss.recorder, step.objective)
+            norm = move()
         if not math.isfinite(norm):
-            window.refusal = f"the gradient norm is {norm}: verl skipped the optimizer step."
+            step.refusal = f"the gradient norm is {norm}: verl skipped the optimizer step."
         return norm
 
     def _rlstab_dump(self, recorder: Recorder, objective: TokenObjective) -> None:
@@ -208,19 +211,18 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # to mypy, ve
             learning_rate=float(engine.optimizer.param_groups[0]["lr"]),
         )
 
-    def _rlstab_settle(self, window: Window) -> None:
-        if window.refusal is not None:
-            self.last_refusal = window.refusal
+    def _rlstab_settle(self, step: OptimizerStep) -> None:
+        if step.refusal is not None:
+            self.last_refusal = step.refusal
             if self.rank == 0:
-                logger.warning(f"an optimizer step was refused: {window.refusal}")
-        elif window.plan is not None:
-            self.objective_state = {key: window.plan.state[key] for key in self.objective.init_state()}
-        self._rlstab_tallies.add_step(window, self.objective)
+                logger.warning(f"an optimizer step was refused: {step.refusal}")
+        self.objective_state = {key: step.state[key] for key in self.objective.init_state()}
+        self._rlstab_metrics.add(step)
 
     # -- the checkpoint --------------------------------------------------------------------------------------------
 
     def save_checkpoint(self, local_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """verl's, with the state of the objective beside it."""
+        """verl's, with the state of the objective in the same folder."""
         saved = super().save_checkpoint(local_path, *args, **kwargs)
         if local_path is not None and self.rank == 0:
             keep_state(local_path, self.objective, self.objective_state)
@@ -252,6 +254,13 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # to mypy, ve
         return state
 
 
+def _from_ranks(group: Any, value: T) -> list[T]:
+    """The value of every rank of a process group, in rank order."""
+    values = [value] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values
+
+
 def require_from(config: Any, objective: Composition) -> None:
     """Refuse an objective that reads what verl does not have with these settings.
 
@@ -275,4 +284,4 @@ def _ends(model_config: Any) -> set[int]:
     """Ids of tokens that end a response, by the model and by its tokenizer."""
     sources = (model_config.generation_config, model_config.hf_config, model_config.tokenizer)
     ends = [getattr(source, "eos_token_id", None) for source in sources]
-    return {int(end) for own in ends if own is not None for end in (own if isinstance(own, list) else [own])}
+    return {int(end) for given in ends if given is not None for end in (given if isinstance(given, list) else [given])}

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from rlstab.errors import ScorerError
-from rlstab.tasks.scoring import Outcome, Workers
+from rlstab.tasks.workers import Outcome, Workers
 from tests.tasks.acts import Acts, NeverReady
 
 LIMIT = 2.0
@@ -117,7 +117,7 @@ def test_workers_that_were_killed_while_idle_or_closed_come_back_and_none_is_lef
 
 PROGRAM = """
 import sys, threading, time
-from rlstab.tasks.scoring import Workers
+from rlstab.tasks.workers import Workers
 from tests.tasks.acts import Acts
 hang = Workers(Acts(), 2, 1000.0)
 assert len(hang.score([("", "say 1", None)] * 50)) == 50

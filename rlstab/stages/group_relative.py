@@ -1,14 +1,53 @@
 """Group-relative advantage estimators: what a response earned beyond the other answers to its prompt.
 
 All take ``(S,)`` rewards and ``(S,)`` integer group ids, complete groups in any order, and give ``(S,)`` advantages in
-float64. A group whose rewards are all equal, or that has one member, gets exactly 0: there is nothing to compare with.
-(verl leaves a lone answer its reward; in verl and TRL the rounding of a mean of equal rewards is divided by epsilon.)
+float64. A group whose rewards are equal but for rounding, or that has one member, gets exactly 0: there is nothing to
+compare with. (verl leaves a lone answer its reward; in verl and TRL the rounding of a mean of equal rewards is divided
+by epsilon.)
 """
+
+import math
 
 import torch
 from torch import Tensor
 
+from rlstab.core.stats import Threshold
 from rlstab.errors import ShapeError
+
+#: Rewards that differ by at most this share of their size are equal: four roundings of float32.
+RELATIVE = 5e-7
+#: Nor do rewards near 0 differ by this much: 0.1 + 0.2 - 0.3 is 6e-17.
+ABSOLUTE = 5e-15
+
+
+def alike(low: Tensor, high: Tensor) -> Tensor:
+    """Bools: whether rewards from ``low`` to ``high`` are equal but for rounding, such as 0.3 and 0.1 + 0.2.
+
+    The one definition of equal rewards: of a group without a signal and of a rollout without one.
+    """
+    return torch.isclose(low, high, rtol=RELATIVE, atol=ABSOLUTE)
+
+
+def all_alike(least: Threshold, greatest: Threshold) -> bool:
+    """The same of a whole rollout, by the 0- and the 1-quantile of its values; True where there are none."""
+    low, high = least.value, greatest.value
+    return low is None or high is None or math.isclose(low, high, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
+
+
+def equal_within(values: Tensor, group: Tensor, where: Tensor | None = None) -> Tensor:
+    """``(S,)`` bool, True where all ``(S,)`` values of the group are :func:`alike`.
+
+    By range, not by deviation: the mean of equal numbers can miss them by a rounding, and AdamW would amplify that.
+
+    Args:
+        values: ``(S,)`` float64.
+        group: ``(S,)`` int64 numbers of groups, from 0.
+        where: ``(S,)`` bool, the values that count; None is all of them.
+    """
+    infinite = values.new_full((int(group.max()) + 1 if group.numel() else 0,), torch.inf)
+    low = infinite.scatter_reduce(0, group, values if where is None else values.where(where, torch.inf), "amin")
+    high = (-infinite).scatter_reduce(0, group, values if where is None else values.where(where, -torch.inf), "amax")
+    return alike(low, high)[group]
 
 
 def grpo(rewards: Tensor, group_ids: Tensor, *, std: bool = True, epsilon: float = 1e-4, ddof: int = 1) -> Tensor:
@@ -52,7 +91,4 @@ def _deviation(rewards: Tensor, group_ids: Tensor) -> tuple[Tensor, Tensor, Tens
     zeros = torch.zeros(groups, dtype=torch.float64, device=rewards.device)
     size = zeros.index_add(0, group, torch.ones_like(rewards))
     mean = zeros.index_add(0, group, rewards) / size
-    high = zeros.scatter_reduce(0, group, rewards, "amax", include_self=False)
-    low = zeros.scatter_reduce(0, group, rewards, "amin", include_self=False)
-    # by range, not by deviation: the mean of equal numbers can miss them by a rounding, and AdamW would amplify that
-    return rewards - mean[group], group, size, (high == low)[group]
+    return rewards - mean[group], group, size, equal_within(rewards, group)

@@ -1,4 +1,4 @@
-"""Scores from worker processes, with a time limit for each completion.
+"""Processes that score, with a time limit for each completion; what they run is :mod:`rlstab.tasks.worker_process`.
 
 Not `multiprocessing` and what is built on it: its workers run the main script again or are copies of a process with
 threads, import torch, inherit every secret of the environment, and their answers are unpickled.
@@ -10,6 +10,7 @@ import json
 import math
 import os
 import pickle
+import re
 import select
 import signal
 import subprocess
@@ -20,23 +21,34 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import rlstab
-from rlstab.errors import ScorerError
+from rlstab.errors import ConfigError, ScorerError
 from rlstab.files import in_one_line
 from rlstab.tasks.scorers import Scorer
-from rlstab.tasks.scoring_worker import LENGTH, LONGEST_LINE, PLAIN
+from rlstab.tasks.worker_process import LENGTH, LONGEST_LINE, PLAIN
 from rlstab.visible import visible
+
+if TYPE_CHECKING:  # workers import this room without pydantic
+    from rlstab.config.settings import WorkerSettings
 
 #: Seconds that a worker may take to start; imports on a cold, busy machine are slow.
 START = 120.0
 
-#: Seconds between looks at whether anybody still waits.
+#: Seconds between looks at whether the answer is still wanted.
 LOOK = 0.1
+
+#: What errors say where a process wanted more address space, a file or a thread.
+_LIMITS = re.compile(
+    r"MemoryError|map segment|an(no|')t allocate|bad_alloc|mmap|File too large|temporary directory|start new thread"
+)
+#: The name of an environment variable in an error, and the error of one that is not there.
+_VARIABLE = re.compile(r"\b[A-Z][A-Z0-9_]{2,}\b")
+_NO_VARIABLE = re.compile(r"KeyError: '([A-Z][A-Z0-9_]{2,})'")
 
 #: What a worker inherits of the environment: no tokens, no passwords.
 _KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "HOME", "PYTHONHOME")
@@ -76,13 +88,30 @@ class Workers:
         scorer: what scores; each process gets a copy.
         count: processes at most.
         time_limit: seconds per completion, by the clock.
+        memory: GiB of address space of each process.
+        environment: names of variables that it inherits, besides those that every program needs.
+
+    Raises:
+        ConfigError: such a variable is not set.
     """
 
-    def __init__(self, scorer: Scorer, count: int, time_limit: float) -> None:
-        self.scorer, self.count, self.time_limit = scorer, count, time_limit
+    def __init__(
+        self, scorer: Scorer, count: int, time_limit: float, memory: float = 2.0, environment: Sequence[str] = ()
+    ) -> None:
+        self.scorer, self.count, self.time_limit, self.memory = scorer, count, time_limit, memory
+        self.environment = (*_KEPT, *environment)
+        for name in environment:
+            if name not in os.environ:
+                raise ConfigError(f"environment: the variable {name} is not set. Set it, or leave its name out.")
         self._workers: dict[int, _Worker] = {}
         self._lock = threading.Lock()  # one question at a time: evaluation and training share a task
         weakref.finalize(self, _end, self._workers)
+
+    @classmethod
+    def of(cls, scorer: Scorer, settings: WorkerSettings, environment: Sequence[str] = ()) -> Workers:
+        """As settings say; ``environment`` is added to theirs."""
+        names = (*(settings.environment or ()), *environment)
+        return cls(scorer, settings.workers, settings.time_limit, settings.memory, names)
 
     def close(self) -> None:
         """End the processes; a later question starts them again."""
@@ -98,7 +127,8 @@ class Workers:
         (outcome,) = self.score([(prompt, completion, answer)])
         if outcome.timed_out:
             raise ScorerError(
-                f"The scorer took longer than {self.time_limit:g} s. Raise `time_limit` if the completion deserves it."
+                f"The scorer took longer than {self.time_limit:g} s. Raise `time_limit`, or do once, where the scorer "
+                f"is loaded, what takes long: imports at the top of a file take no time of a completion."
             )
         if outcome.error is not None:
             raise ScorerError(visible(outcome.error, spaces=False))
@@ -109,25 +139,25 @@ class Workers:
 
         Args:
             jobs: what to score.
-            stop: once set, nobody waits for the rest any more, which is left out.
+            stop: once set, the outcomes that are still missing are left out.
 
         Raises:
             ScorerError: a worker cannot start.
         """
         outcomes: dict[int, Outcome] = {}
-        places, given_up = iter(range(len(jobs))), threading.Event()
+        indices, given_up = iter(range(len(jobs))), threading.Event()
 
         def cancelled() -> bool:
             return given_up.is_set() or (stop is not None and stop.is_set())
 
         def serve(slot: int) -> None:
-            for place in places:  # shared: each place goes to one worker
+            for index in indices:  # shared: each job goes to one worker
                 if cancelled():
                     return
-                outcome = self._worker(slot, cancelled).ask(jobs[place], self.time_limit, cancelled)
+                outcome = self._worker(slot, cancelled).ask(jobs[index], self.time_limit, cancelled)
                 if outcome is None:
                     return
-                outcomes[place] = outcome
+                outcomes[index] = replace(outcome, error=self._explained(outcome.error))
 
         count = min(self.count, len(jobs))
         with self._lock, ThreadPoolExecutor(max(1, count)) as pool:
@@ -136,27 +166,43 @@ class Workers:
             except BaseException:
                 given_up.set()
                 raise
-        return [outcomes[place] for place in takewhile(outcomes.__contains__, range(len(jobs)))]
+        return [outcomes[index] for index in takewhile(outcomes.__contains__, range(len(jobs)))]
 
     def _worker(self, slot: int, cancelled: Callable[[], bool]) -> _Worker:
         worker = self._workers.get(slot)
         if worker is None or worker.process.poll() is not None:
             if worker is not None:
                 worker.end()
-            worker = self._workers[slot] = _Worker()
-            started = worker.ask((os.getpid(), self.scorer, self.time_limit), START, cancelled)
+            worker = self._workers[slot] = _Worker(self.environment)
+            order = os.getpid(), self.scorer, self.time_limit, int(self.memory * 2**30)
+            started = worker.ask(order, START, cancelled)
             if started not in (Outcome(), None):
                 worker.end()
-                why = (started and started.error) or f"it was not ready after {START:g} s"
+                why = (started and self._explained(started.error)) or f"it was not ready after {START:g} s"
                 raise ScorerError(f"No process can be started that scores: {visible(why, spaces=False)}")
         return worker
+
+    def _explained(self, why: str | None) -> str | None:
+        """An error, with what to do where the process that scores met one of its limits."""
+        if why is None:
+            return None
+        if _LIMITS.search(why):
+            return (
+                f"{why.rstrip('.')}. Once it is loaded, a scorer has {self.memory:g} GiB of address space and writes "
+                f"no file: import what it needs at the top of its file, and raise `memory` where it needs more."
+            )
+        hidden = [name for name in _VARIABLE.findall(why) if name in os.environ] + _NO_VARIABLE.findall(why)
+        hidden = [name for name in hidden if name not in self.environment]
+        if hidden:
+            why = f"{why.rstrip('.')}. A process that scores does not inherit {hidden[0]}. Name it under `environment`."
+        return why
 
 
 class _Worker:
     """A process that scores one completion at a time."""
 
-    def __init__(self) -> None:
-        self.process = _STARTER.submit(_popen).result()
+    def __init__(self, environment: Sequence[str]) -> None:
+        self.process = _STARTER.submit(_popen, environment).result()
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self._into, self._out = self.process.stdin, self.process.stdout.fileno()
@@ -164,7 +210,7 @@ class _Worker:
         self._events.register(self._out, select.POLLIN)
 
     def ask(self, job: Any, time_limit: float, cancelled: Callable[[], bool]) -> Outcome | None:
-        """What it answers, or how it ended; it is killed when its time is up or nobody waits any more, then None."""
+        """What it answers, or how it ended. It is killed when its time is up, and when it is cancelled: then None."""
         deadline, line = time.monotonic() + time_limit, b""
         try:
             content = pickle.dumps(job)
@@ -208,12 +254,12 @@ def _how_ended(code: int) -> Outcome:
     return Outcome(error=f"the process that scored it {how}")
 
 
-def _popen() -> subprocess.Popen[bytes]:
-    own = str(Path(rlstab.__file__).parents[1])
-    path = os.pathsep.join([*(folder or str(Path.cwd()) for folder in sys.path), own])
-    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+def _popen(environment: Sequence[str]) -> subprocess.Popen[bytes]:
+    package = str(Path(rlstab.__file__).parents[1])
+    path = os.pathsep.join([*(folder or str(Path.cwd()) for folder in sys.path), package])
+    kept = {name: os.environ[name] for name in environment if name in os.environ}
     return subprocess.Popen(
-        [sys.executable, "-P", "-c", "from rlstab.tasks.scoring_worker import main; main()"],
+        [sys.executable, "-P", "-c", "from rlstab.tasks.worker_process import main; main()"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -32,9 +32,6 @@ LENGTH = struct.Struct("<Q")
 #: What to do with an answer that does not arrive.
 PLAIN = "Make it plain data, such as texts, numbers, lists and dicts"
 
-#: Bytes of address space of a worker; more raises MemoryError.
-MEMORY = 2 * 2**30
-
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
@@ -42,14 +39,14 @@ def main() -> None:
     """Serve until the pipe ends."""
     orders, answers = os.fdopen(os.dup(0), "rb"), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
-    for standard in (0, 1, 2):  # nobody reads what user code prints
+    for standard in (0, 1, 2):  # what user code prints is not read
         os.dup2(null, standard)
     try:
-        parent, scorer, time_limit = pickle.loads(_read(orders))
+        parent, scorer, time_limit, memory = pickle.loads(_read(orders))
         _die_with(parent)
         scorer.prepare()
-        _limit()
-    except BaseException as error:  # whatever it is, the one who waits is told
+        _limit(memory)
+    except BaseException as error:  # whatever it is, the process that waits is told
         return _answer(answers, 0.0, _words(error))
     _answer(answers, 0.0)  # ready
     while job := _read(orders):
@@ -78,15 +75,15 @@ def _die_with(parent: int) -> None:
             os._exit(1)
 
 
-def _limit() -> None:
-    """From now on: no more memory than MEMORY, no file made longer, no core dump, no new process (but for root)."""
-    _lower(resource.RLIMIT_AS, MEMORY, for_good=True)
+def _limit(memory: int) -> None:
+    """From now on: so many bytes of address space, no file made longer, no core dump, no new process (but for root)."""
+    _lower(resource.RLIMIT_AS, memory, for_good=True)
     for which in (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE, resource.RLIMIT_NPROC):
         _lower(which, 0, for_good=True)
 
 
 def _limit_cpu(seconds: float) -> None:
-    """Let the kernel end this process once it has computed so many more seconds, whatever it is doing."""
+    """Let the kernel end this process after this many more seconds of computing, whatever it is doing."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     _lower(resource.RLIMIT_CPU, int(usage.ru_utime + usage.ru_stime + seconds) + 1, for_good=False)
 
@@ -98,8 +95,8 @@ def _lower(which: int, most: int, *, for_good: bool) -> None:
 
 
 def _words(error: BaseException) -> str:
-    own = isinstance(error, ScorerError)
-    return (str(error) if own else f"{type(error).__name__}: {error}")[:LONGEST_ERROR]
+    plain = isinstance(error, ScorerError)
+    return (str(error) if plain else f"{type(error).__name__}: {error}")[:LONGEST_ERROR]
 
 
 def _answer(pipe: int, score: float, error: str | None = None) -> None:

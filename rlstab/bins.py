@@ -1,0 +1,86 @@
+"""Curves of a run, and their means over bins of ten rollouts.
+
+Bins of ten rollouts are smooth enough to read, and the same from a run folder and from a results file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: Rollouts of one bin. Statistics and signs read bins, so that a results file gives what its folders gave.
+WIDTH = 10
+
+#: Rollouts (int64) and values (float64), of equal length.
+Curve: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
+
+EMPTY: Curve = (np.array([], dtype=np.int64), np.array([], dtype=np.float64))
+
+
+class Curves(Protocol):
+    """The curves of a run, finished or not; see :class:`rlstab.report.runs.RunRecord`."""
+
+    @property
+    def metrics(self) -> Mapping[str, Curve]: ...
+    @property
+    def largest(self) -> Mapping[str, Curve]: ...
+    @property
+    def bin_width(self) -> int: ...
+    @property
+    def rollouts(self) -> int: ...
+
+
+def rounded(value: float) -> float:
+    """To the 6 significant digits of a results file."""
+    return float(f"{value:.6g}")
+
+
+def binned(record: Curves, name: str) -> Curve:
+    """Means of a metric over bins of rollouts; a bin without a finite value is left out.
+
+    Returns:
+        ends: last rollout of each bin that the run reached.
+        values: means over the rollouts of the bin that have the metric, of 6 significant digits.
+    """
+    rollouts, values = record.metrics.get(name, EMPTY)
+    if record.bin_width > 1:
+        finite = np.isfinite(values)
+        return rollouts[finite], values[finite]
+    return in_bins((rollouts, values), record.rollouts, lambda some: math.fsum(some.tolist()) / len(some))
+
+
+def bin_weights(record: Curves, ends: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Rollouts in each bin that ends at one of ``ends``: the last may have fewer than the others."""
+    width = record.bin_width if record.bin_width > 1 else WIDTH
+    return ((ends - 1) % width + 1).astype(np.float64)
+
+
+def last_tenth(record: Curves, name: str) -> float | None:
+    """Mean of a metric over the last tenth of the rollouts, rounded up to whole bins of ten."""
+    ends, values = binned(record, name)
+    inside = ends > record.rollouts - max(1, record.rollouts // 10)
+    if not inside.any():
+        return None
+    return float(np.average(values[inside], weights=bin_weights(record, ends)[inside]))
+
+
+def highest(curve: Curve, last: int) -> Curve:
+    """The largest value of each bin."""
+    return in_bins(curve, last, lambda values: float(values.max()))
+
+
+def in_bins(curve: Curve, last: int, summary: Callable[[NDArray[np.float64]], float]) -> Curve:
+    """One value per bin of ``WIDTH`` rollouts, ``last`` ending the run, over finite values; empty bins are left out."""
+    rollouts, values = curve
+    finite = np.isfinite(values)
+    rollouts, values = rollouts[finite], values[finite]
+    places = (rollouts - 1) // WIDTH
+    order = np.argsort(places, kind="stable")  # so each bin is a slice, in the order of the curve
+    kept, starts = np.unique(places[order], return_index=True)
+    ends = np.minimum((kept + 1) * WIDTH, last)
+    summaries = [rounded(summary(inside)) for inside in np.split(values[order], starts[1:])] if len(kept) else []
+    return ends.astype(np.int64), np.array(summaries, dtype=np.float64)

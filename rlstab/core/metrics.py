@@ -1,0 +1,43 @@
+"""Means of metrics over micro-batches, optimizer steps and ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias
+
+from rlstab.core.stats import Mean
+
+#: A sum and a count by name, as they travel between ranks.
+Sums: TypeAlias = dict[str, tuple[float, float]]
+
+
+class RunningMeans:
+    """Means of one rank by name. They stay on the device until they are taken, so that nothing waits for kernels."""
+
+    def __init__(self) -> None:
+        self._means: dict[str, Mean] = {}
+
+    def add(self, report: Mapping[str, Mean]) -> None:
+        """Merge a report, such as that of a loss."""
+        for name, mean in report.items():
+            self._means[name] = self._means[name].merge(mean) if name in self._means else mean
+
+    def take(self) -> Sums:
+        """Sums and counts since the last call."""
+        sums = {name: (float(mean.total), float(mean.count)) for name, mean in self._means.items()}
+        self._means = {}
+        return sums
+
+
+def means_over_ranks(ranks: Iterable[Sums]) -> dict[str, float]:
+    """The mean of each name over all ranks, in the order of the names, without names that counted nothing.
+
+    Args:
+        ranks: what each rank's :meth:`RunningMeans.take` returned, in rank order.
+    """
+    whole: Sums = {}
+    for sums in ranks:
+        for name, (total, count) in sums.items():
+            before = whole.get(name, (0.0, 0.0))
+            whole[name] = before[0] + total, before[1] + count
+    return {name: total / count for name, (total, count) in sorted(whole.items()) if count}

@@ -1,0 +1,183 @@
+"""The one guard for reading files that somebody else wrote: what is read, what is refused, and which numbers are kept.
+
+A reader that opens files here never waits (only regular files are opened), never fills the memory (files above
+:data:`MOST_BYTES` are refused), and never recurses (JSON above :data:`MOST_DEPTH` levels is refused). Numbers come out
+so that sums and squares of them cannot overflow.
+"""
+
+from __future__ import annotations
+
+import codecs
+import errno
+import json
+import math
+import os
+import stat
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from rlstab.errors import reason
+
+#: Bytes of the largest file that is read: as Python objects it takes many times as much.
+MOST_BYTES = 2**31
+#: Levels of nesting in the deepest JSON that is read: no log or export comes close, and all code may recurse into it.
+MOST_DEPTH = 100
+#: Larger numbers count as infinite. No trainer computes in a type that holds them, and their squares would overflow.
+MOST_NUMBER = 1e100
+#: Gaps of a log that are told one by one.
+_GAPS = 10
+#: Read of a file whose size the system does not know, such as those in ``/proc``.
+_UNSIZED = 2**24
+
+
+def open_file(path: str | Path) -> BinaryIO:
+    """Open a regular file for reading, in binary.
+
+    Raises:
+        OSError: there is none; or it is a folder, a pipe, a socket or a device, which might never end; or it is larger
+            than :data:`MOST_BYTES`. Its ``strerror`` says which.
+    """
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116  # before it is opened, which may act on a device
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        file = open(path, "rb", opener=_without_waiting)  # Path.open takes no opener
+    except ValueError as error:
+        raise OSError(errno.EINVAL, "its name has a null character", str(path)) from error
+    if os.fstat(file.fileno()).st_size > MOST_BYTES:
+        file.close()
+        raise OSError(errno.EFBIG, f"larger than {MOST_BYTES:,} bytes", str(path))
+    return file
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    # a pipe may have taken the file's name in the meantime; reads of a regular file never block
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """The bytes of a regular file; see :func:`open_file`."""
+    with open_file(path) as file:
+        return file.read(os.fstat(file.fileno()).st_size or _UNSIZED) or b""
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a regular file in UTF-8; see :func:`open_file`. Raises UnicodeDecodeError where it is not UTF-8."""
+    return read_bytes(path).decode("utf-8-sig")
+
+
+def text_of(content: bytes) -> str:
+    """The text of a file that may be damaged: in UTF-8, or in UTF-16 where a byte order mark says so."""
+    utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return content.decode("utf-16" if utf16 else "utf-8-sig", errors="replace")
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        ValueError: it is not JSON, is nested deeper than :data:`MOST_DEPTH` levels, or has an integer of thousands of
+            digits.
+    """
+    text = text_of(text) if isinstance(text, bytes) else text
+    try:
+        data = json.loads(text)
+        deep = text.count("[") + text.count("{") > MOST_DEPTH and _is_deep(data)
+    except RecursionError:
+        deep = True
+    if deep:
+        raise ValueError(f"nested deeper than {MOST_DEPTH} levels")
+    return data
+
+
+def _is_deep(data: Any) -> bool:
+    level = [data]
+    for _ in range(MOST_DEPTH):
+        holders = (value for value in level if isinstance(value, dict | list))
+        level = [inside for value in holders for inside in (value.values() if isinstance(value, dict) else value)]
+    return bool(level)
+
+
+def read_mapping(path: Path, parse: Callable[[str], Any] = parse_json) -> tuple[dict[str, Any] | None, str]:
+    """The mapping in a file of JSON, or of what ``parse`` reads, or None with the reason."""
+    try:
+        data = plain(parse(read_text(path)))
+    except FileNotFoundError:
+        return None, f"{path.name} is missing"
+    except (OSError, ValueError, RecursionError) as error:
+        return None, f"{path.name} cannot be read: {reason(error)}"
+    return (data, "") if isinstance(data, dict) else (None, f"{path.name} is not a mapping")
+
+
+def read_object(line: str | bytes) -> dict[str, Any]:
+    """The object in a line of JSON; an empty one where it is damaged."""
+    try:
+        data = parse_json(line)
+    except ValueError:
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def as_float(value: Any) -> float | None:
+    """A number, NaN and Inf among them, as which those beyond :data:`MOST_NUMBER` count; None where it is none."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    if abs(value) > MOST_NUMBER:
+        return math.inf if value > 0 else -math.inf
+    return float(value)
+
+
+def as_number(value: Any) -> float | None:
+    """The same, also of a number as text: ``"0.5"``, ``"NaN"``, ``"-Infinity"``."""
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            return None
+    return as_float(value)
+
+
+def as_step(value: Any) -> int | None:
+    """A whole number, also as a float or as text: 61, 61.0, ``"61"``; None where it is none."""
+    number = as_number(value)
+    return int(number) if number is not None and number.is_integer() else None
+
+
+def gaps(steps: Iterable[int], interval: int | None = None) -> str:
+    """The steps that a log leaves out, in short: ``5-7, 12``. Empty where it leaves out none.
+
+    Args:
+        steps: of its lines.
+        interval: between two lines; None takes the usual one, and a log without one leaves out nothing.
+    """
+    neighbours = list(pairwise(sorted(set(steps))))
+    if interval is None:
+        between = Counter(after - before for before, after in neighbours)
+        interval, count = between.most_common(1)[0] if between else (1, 0)
+        if count < len(neighbours) / 2:
+            return ""
+    missing = [(before + interval, after - interval) for before, after in neighbours if after - before >= 2 * interval]
+    told = [str(first) if first == last else f"{first}-{last}" for first, last in missing[:_GAPS]]
+    return ", ".join([*told, *["..."][: len(missing) - len(told)]])
+
+
+def plain(data: Any) -> Any:
+    """The same as JSON can hold it: text gets a mark in place of each lone surrogate, NaN and Inf are None.
+
+    Args:
+        data: mappings, lists, tuples and scalars, without circles.
+    """
+    if isinstance(data, Mapping):
+        return {readable(str(key)): plain(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [plain(value) for value in data]
+    if isinstance(data, float):
+        return data if math.isfinite(data) else None
+    return data if data is None or isinstance(data, int) else readable(str(data))
+
+
+def readable(text: str) -> str:
+    """A text with a mark in place of each lone surrogate, which no file can hold."""
+    return text if text.isascii() else text.encode("utf-8", errors="replace").decode("utf-8")

@@ -1,0 +1,68 @@
+"""Other ids for the same responses, and random numbers that are drawn as if the ids had stayed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlstab.core import random
+from rlstab.testing.steps import Step
+
+#: From the numbers of ids, 0 and up, to ids: small ones in the opposite order; consecutive ones that float32 does not
+#: tell apart; and such that meet as int32.
+_IDS: dict[str, Callable[[Tensor], Tensor]] = {
+    "small ids": lambda number: number.max() - number if number.numel() else number,
+    "ids above 2^24": lambda number: 2**24 + 1 + number,
+    "ids above 2^31": lambda number: 2**33 + 5 * (number // 2) + 2**32 * (number % 2),
+}
+
+
+def relabellings(step: Step) -> Iterator[tuple[str, Step]]:
+    """The optimizer step under other ids of sequences and groups, each with what is special about them."""
+    sequences, groups = (ids.unique(return_inverse=True)[1] for ids in (step.sequence_ids, step.group_ids))
+    for what, make in _IDS.items():
+        others = make(torch.cat([sequences, groups + len(sequences)]))
+        yield what, replace(step, sequence_ids=others[: len(sequences)], group_ids=others[len(sequences) :])
+
+
+@contextmanager
+def same_draws(ids: Tensor, originals: Tensor) -> Iterator[None]:
+    """Inside, random numbers by identity are those of the originals, wherever code of a method imported the functions.
+
+    Args:
+        ids: ``(k,)`` int64, those in use.
+        originals: ``(k,)`` int64, for which numbers are drawn.
+    """
+    known, index = ids.unique(return_inverse=True)
+    first = torch.empty_like(known).index_copy(0, index, originals)
+
+    def original(part: Any) -> Any:
+        if not isinstance(part, Tensor) or part.dtype != torch.int64 or not known.numel():
+            return part
+        found = torch.searchsorted(known, part).clamp(max=known.numel() - 1)
+        return torch.where(known[found] == part, first[found], part)
+
+    drawn: dict[str, Any] = {
+        "uniform": lambda seed, *identity, draw=random.uniform: draw(seed, *map(original, identity)),
+        "uniform_in": lambda seed, group, *rest, draw=random.uniform_in: draw(seed, original(group), *rest),
+    }
+    modules = [module for module in list(sys.modules.values()) if module is not None]
+    patched = [
+        (module, name, value)
+        for name in drawn
+        for module in modules
+        if (value := vars(module).get(name)) is getattr(random, name)
+    ]
+    for module, name, _ in patched:
+        setattr(module, name, drawn[name])
+    try:
+        yield
+    finally:
+        for module, name, value in patched:
+            setattr(module, name, value)
