@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # torch first and by exact version: a range would let another package choose a build
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: train compare test test-slow test-matrix test-trl test-verl coverage check-speed check-wheel lint docs notebooks format clean
+.PHONY: train compare test test-slow test-matrix test-trl test-verl coverage check-speed check-wheel release lint docs notebooks format clean
 
 # 180 rollouts of GRPO with two methods, about a minute; ends with a table and traced tokens. One thread: the
 # model is so small that a second one gains little, and loses much on a machine that is busy.
@@ -52,6 +52,10 @@ check-speed: $(VENV)/.installed-dev
 check-wheel: $(VENV)/.installed-dev
 	$(BIN)/python .ci/check_wheel.py
 
+# what a person then uploads: built, checked, and left in dist/ with the command that uploads it
+release: $(VENV)/.installed-dev
+	$(BIN)/python .ci/check_wheel.py dist
+
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -60,6 +64,7 @@ lint: $(VENV)/.installed-dev
 # the documentation site, into site/; strict: a broken link or an undocumented public name fails
 docs: $(VENV)/.installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "built: open $(CURDIR)/site/index.html"
 
 # run the notebooks of the site again and keep what they print
 notebooks: $(VENV)/.installed-dev

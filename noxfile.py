@@ -2,12 +2,14 @@
 
 Every two values of two columns of ``MATRIX`` meet at least once, in as few runs of the suite as that takes. The
 configurations of one Python and one torch share an environment in `.nox`. torch comes from where pip is told to look:
-its CPU builds are enough.
+its CPU builds are enough. ``nox -s lowest`` and ``nox -s newest`` run the tests at both ends of what pyproject.toml
+allows.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import nox
@@ -20,6 +22,9 @@ MATRIX = [
     ("3.12", "2.9", "avx2", 2),
     ("3.11", "2.13", "avx512", 2),
     ("3.12", "2.9", "avx512", 1),
+    ("3.13", "2.13", "sse4", 1),
+    ("3.13", "2.9", "avx512", 2),
+    ("3.13", "2.13", "avx2", 2),
 ]
 #: What an x86 processor without the later instructions makes of torch, MKL and oneDNN. The last has all of its own.
 INSTRUCTIONS = {
@@ -121,6 +126,54 @@ def verl(session: nox.Session) -> None:
     env = {"OMP_NUM_THREADS": "1", "RLSTAB_REQUIRE_VERL": "1"}
     session.run("rlstab", "doctor", env=env)
     session.run("python", "-m", "pytest", "tests/adapters", "tests/replay/test_verl.py", *session.posargs, env=env)
+
+
+def bound(session: nox.Session, resolution: str) -> None:
+    """The tests with the oldest or the newest releases of everything but torch that pyproject.toml allows."""
+    found = Path(session.create_tmp()) / f"{resolution}.txt"
+    session.install("uv>=0.5", "torch==2.13.0")
+    resolve = "uv", "pip", "compile", "--quiet", "--extra", "dev", "--resolution", resolution, "--no-annotate"
+    session.run(*resolve, "--python", "3.11", "--upgrade", "pyproject.toml", "--output-file", str(found))
+    beside_torch = re.compile(r"(torch|triton|nvidia-.*|cuda-.*)==")  # torch comes from where pip finds it
+    pins = [line for line in found.read_text(encoding="utf-8").splitlines() if not beside_torch.match(line)]
+    found.write_text("\n".join([*pins, "torch==2.13.0"]), encoding="utf-8")
+    session.install("-r", str(found))
+    session.install("--no-deps", "-e", ".")
+    session.run("python", "-m", "pytest", "-n", "auto", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+
+
+@nox.session(python="3.11", default=False)
+def trl_newest(session: nox.Session) -> None:
+    """The tests of the adapter for TRL with TRL's newest release, which the adapter may not know."""
+    session.install("torch==2.13.0", "hypothesis>=6.120", "-e", ".[train,tasks,lora,testing]", "trl")
+    drift(session, "TRL")
+
+
+@nox.session(python="3.11", default=False)
+def verl_newest(session: nox.Session) -> None:
+    """The tests of the adapter for verl with verl's newest release, likewise."""
+    session.install("torch==2.13.0", "hypothesis>=6.120", "-e", ".[train,testing]")
+    session.install("verl", "TransferQueue", "cachetools", "fastapi", "uvicorn")
+    drift(session, "VERL")
+
+
+def drift(session: nox.Session, host: str) -> None:
+    """Say what the adapter makes of an installed host, and run its tests."""
+    env = {"OMP_NUM_THREADS": "1", f"RLSTAB_REQUIRE_{host}": "1"}
+    session.run("rlstab", "doctor", env=env, success_codes=[0, 1])
+    session.run("python", "-m", "pytest", "tests/adapters", *session.posargs, env=env)
+
+
+@nox.session(python="3.11", reuse_venv=True, default=False)
+def lowest(session: nox.Session) -> None:
+    """The tests at the lower bounds of pyproject.toml."""
+    bound(session, "lowest-direct")
+
+
+@nox.session(python="3.11", reuse_venv=True, default=False)
+def newest(session: nox.Session) -> None:
+    """The tests with the newest releases; a failure says what to change before users meet it."""
+    bound(session, "highest")
 
 
 for chosen in dict.fromkeys(row[:2] for row in MATRIX):

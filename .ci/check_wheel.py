@@ -1,13 +1,16 @@
 """`make check-wheel`: build what would be uploaded, check it, and use the wheel far from the clone.
 
-The wheel is built from the sdist, so that a file that the sdist lacks is missed here. It is installed beside the
-environment that runs this, which has all that it needs, and comes before the clone on its path: no network is needed.
+`make release` also keeps what was built, in dist/, and says what a person then does.
+
+The wheel is built from the sdist, so that a file that the sdist lacks is missed here. It is installed into a folder
+that comes before the clone on the path of the environment that runs this, which has all that it needs: no network.
 tests/slow/test_release.py has the same in empty environments, with everything installed by pip.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -16,12 +19,12 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-#: What somebody who unpacks the sdist expects, beside the package.
+#: What is expected in the sdist, apart from the package.
 IN_SDIST = {
     "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "README.md", "SECURITY.md", "constraints.txt",
     "pyproject.toml", "examples/countdown.yaml", "tests/conftest.py",
 }  # fmt: skip
-#: What no import would miss.
+#: Data files, whose absence no import would show.
 IN_WHEEL = {
     "rlstab/py.typed", "rlstab/data/countdown-tiny/model.safetensors", "rlstab/data/examples/countdown.yaml",
     "rlstab/report/page.html", "rlstab/report/view.js",
@@ -33,12 +36,12 @@ assert importlib.metadata.version("rlstab") == rlstab.__version__
 """
 SHORT = [
     "rollout.prompts=4", "rollout.group=4", "optimisation.rollouts=2", "optimisation.mini_batches=1",
-    "evaluation.every=0", "tracking.trace_every=1",
+    "evaluation.every=0", "tracking.dump_every=1",
 ]  # fmt: skip
 
 
-def main() -> None:
-    """Build, check, use; end with what is wrong."""
+def main(keep: Path | None = None) -> None:
+    """Build, check and use sdist and wheel, and copy them to the folder ``keep``; exit with what is wrong."""
     with tempfile.TemporaryDirectory() as folder:
         dist, site, empty = (Path(folder, name) for name in ("dist", "site", "empty"))
         empty.mkdir()
@@ -62,10 +65,16 @@ def main() -> None:
         ):
             run(python, "-m", "rlstab", *command, cwd=empty, **path)
         print(f"{sdist.name} ({sdist.stat().st_size:,} bytes), {wheel.name} ({wheel.stat().st_size:,} bytes): good")
+        if keep is not None:
+            keep.mkdir(exist_ok=True)
+            kept = [shutil.copy2(file, keep) for file in (sdist, wheel)]
+            version = sdist.name.removeprefix("rlstab-").removesuffix(".tar.gz")
+            print(f"Now, by hand: date the section {version} of CHANGELOG.md, and tag the commit: git tag v{version}")
+            print(f"Then upload: {sys.executable} -m twine upload {' '.join(map(str, kept))}")
 
 
 def run(*command: str, cwd: Path = ROOT, **environment: str) -> None:
-    """Run a command; where it fails, end with what it printed."""
+    """Run a command; exit with its output if it fails."""
     done = subprocess.run(
         command,
         cwd=cwd,
@@ -79,10 +88,10 @@ def run(*command: str, cwd: Path = ROOT, **environment: str) -> None:
 
 
 def require(archive: Path, missing: set[str]) -> None:
-    """End where an archive lacks a file."""
+    """Exit if an archive lacks a file."""
     if missing:
         sys.exit(f"{archive.name} lacks {', '.join(sorted(missing))}. See [tool.hatch.build] in pyproject.toml.")
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(Path, sys.argv[1:]))

@@ -22,6 +22,7 @@ NAMES = {
     "verl_adapter": "an objective inside verl's actor against its own loss",
     "opob_variance": "how much the gradient varies under the optimal off-policy baseline, and what that costs",
     "diagnose": "how often `rlstab diagnose` names the right first cause, on runs broken on purpose",
+    "damage": "commands on damaged files and extreme numbers: tracebacks and waits, counted",
     "evidence": "rlstab/diagnose/evidence.json from the results that are kept, and docs/troubleshooting.md",
     "scorers": "scoring in worker processes against scoring in this one",
     "check": "the goals that hold on any machine, on a small shape; exit 1 where a must fails",

@@ -122,10 +122,10 @@ def start(run: RunConfig) -> Progress:
 
 
 def rollout(policy: Policy, task: Countdown, prompts: list[int], group: int, first: int, seed: int) -> Rollout:
-    texts = [task.example("train", prompt).prompt for prompt in prompts for _ in range(group)]
-    ids = first + torch.arange(len(texts))
+    examples = [task.example("train", prompt) for prompt in prompts for _ in range(group)]
+    ids = first + torch.arange(len(examples))
     chosen = RolloutSettings(prompts=len(prompts), group=group, batch_size=256)
-    return sample(policy, texts, ids, chosen, seed=seed, needs={"sum_p_sq"}, skip_special_tokens=False)
+    return sample(policy, examples, ids, chosen, seed=seed, needs={"sum_p_sq"}, skip_special_tokens=False)
 
 
 def rewards(task: Countdown, prompts: list[int], group: int, drawn: Rollout) -> Tensor:

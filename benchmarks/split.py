@@ -38,7 +38,7 @@ def rollout() -> tuple[Rollout, torch.Tensor]:
     examples = [task.example("train", index) for index in range(16) for _ in range(8)]
     drawn = sample(
         policy,
-        [example.prompt for example in examples],
+        examples,
         torch.arange(128),
         RolloutSettings(),
         seed=0,

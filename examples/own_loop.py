@@ -3,7 +3,7 @@
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlstab import ClipHigher, PolicyOutputs, S2TMask, TokenBatch, compose, make_plan
+from rlstab import ClipHigher, OptimizerStep, PolicyOutputs, S2TMask, TokenBatch, compose
 from rlstab.models import SHIPPED
 from rlstab.signals import token_signals_from_logits
 from rlstab.tasks import Countdown
@@ -20,8 +20,8 @@ state = objective.init_state()
 
 def signals(ids, mask, width):
     """Log-probs and entropies of the last `width` tokens, each (B, T)."""
-    places = (mask.cumsum(1) - 1).clamp(min=0)  # prompts are padded on the left
-    logits = model(ids, attention_mask=mask, position_ids=places).logits[:, -width - 1 : -1]
+    positions = (mask.cumsum(1) - 1).clamp(min=0)  # prompts are padded on the left
+    logits = model(ids, attention_mask=mask, position_ids=positions).logits[:, -width - 1 : -1]
     tokens = token_signals_from_logits(logits.flatten(0, 1), ids[:, -width:].flatten())
     return tokens.logprobs.view(-1, width), tokens.entropies.view(-1, width)
 
@@ -42,8 +42,8 @@ for rollout in range(ROLLOUTS):
 
     with torch.no_grad():
         logprobs, entropies = signals(ids, mask, width)
-    for step in torch.randperm(PROMPTS * GROUP).chunk(2):  # two optimizer steps ...
-        cut = step.chunk(4)  # ... of four micro-batches
+    for mini_batch in torch.randperm(PROMPTS * GROUP).chunk(2):  # two optimizer steps ...
+        cut = mini_batch.chunk(4)  # ... of four micro-batches
         parts = [
             TokenBatch.from_padded(
                 response_mask=response_mask[rows],
@@ -54,12 +54,15 @@ for rollout in range(ROLLOUTS):
             )
             for rows in cut
         ]
-        plan = make_plan(objective, parts, state=state)  # thresholds and denominators of the whole optimizer step
+        step = OptimizerStep(objective, state)
+        step.make_plan(parts)  # thresholds and denominators of the whole optimizer step
         for part, rows in zip(parts, cut, strict=True):
             live, _ = signals(ids[rows], mask[rows], width)
-            plan.loss(part, PolicyOutputs.from_padded(part, logprobs=live)).loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+            step.loss(part, PolicyOutputs.from_padded(part, logprobs=live)).loss.backward()
+        step.finish(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+        if step.moves_weights:  # neither refused nor without a gradient
+            with step.scaled_learning_rate(optimizer):
+                optimizer.step()
         optimizer.zero_grad()
-        state = plan.state
+        state = step.state
     print(f"rollout {rollout}: right {rewards.mean():.3f}, entropy {entropies[response_mask].mean():.3f} nats")

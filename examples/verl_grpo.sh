@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # GRPO on GSM8K through verl 0.9.1 with an objective of rlstab: one node with one GPU, vLLM for the rollouts.
 #
-#   pip install -e '.[verl]' 'verl[vllm]==0.9.1'
+#   pip install -c constraints-verl.txt -e '.[verl]' && pip install 'verl[vllm]==0.9.1'
 #   python3 examples/data_preprocess/gsm8k.py --local_save_dir ~/data/gsm8k      # of verl's repository
 #   examples/verl_grpo.sh                                  # further settings of verl may follow
 #

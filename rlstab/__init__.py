@@ -20,7 +20,7 @@ __version__ = "0.2.0"
 
 #: Where the names below are at home, in rlstab. The class of a method is found by the table of the zoo.
 _HOMES = "core.batch core.comm core.compose core.loss core.metadata core.objective core.plan core.policy_outputs"
-_HOMES += " core.settings core.stats core.terms presets signals zoo"
+_HOMES += " core.settings core.stats core.step core.terms presets signals zoo"
 
 __all__ = [
     "NOTHING",
@@ -30,10 +30,10 @@ __all__ = [
     "Constants",
     "Gate",
     "Grouped",
-    "Interaction",
     "LossOutput",
     "Mean",
     "NoOpAt",
+    "OptimizerStep",
     "Penalty",
     "Plan",
     "PolicyOutputs",

@@ -9,7 +9,7 @@ from rlstab.core.batch import TokenBatch as TokenBatch, to_padded as to_padded
 from rlstab.core.comm import TorchComm as TorchComm
 from rlstab.core.compose import Composition as Composition, compose as compose, observe as observe, within as within
 from rlstab.core.loss import LossOutput as LossOutput
-from rlstab.core.metadata import About as About, Interaction as Interaction, NoOpAt as NoOpAt
+from rlstab.core.metadata import About as About, NoOpAt as NoOpAt
 from rlstab.core.objective import State as State, TokenObjective as TokenObjective
 from rlstab.core.plan import Plan as Plan, make_plan as make_plan
 from rlstab.core.policy_outputs import PolicyOutputs as PolicyOutputs
@@ -23,6 +23,7 @@ from rlstab.core.stats import (
     Stat as Stat,
     Threshold as Threshold,
 )
+from rlstab.core.step import OptimizerStep as OptimizerStep
 from rlstab.core.terms import (
     Bounds as Bounds,
     Constants as Constants,

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 from rlstab import __version__
 from rlstab.errors import ConfigError, RlstabError, reason
 from rlstab.extras import require
-from rlstab.files import exists, is_file, write_text
+from rlstab.files import exists, write_text
 from rlstab.visible import in_error, visible
 
 if TYPE_CHECKING:  # each command pays only for what it uses
-    from rlstab.config.bundled_examples import Kind
+    from rlstab.config.document import Kind
     from rlstab.config.runs import RunConfig
 
 
@@ -129,15 +129,16 @@ def _parser() -> argparse.ArgumentParser:
     probe.add_argument("--out", default="runs/probe", help="folder of the runs and the map (runs/probe)")
     probe.add_argument("--records", action="append", default=[], metavar="FILE.jsonl", help="more recorded runs")
     probe.add_argument("--workers", type=_count, help="runs in parallel, one thread each (one per CPU)")
+    probe.add_argument("--dry-run", action="store_true", help="run nothing; say how much there is to run")
     probe.add_argument("--retry", action="store_true", help="repeat failed runs")
 
-    view = command(_view, "write a page of traced tokens and what each method did to them")
-    view.add_argument("source", metavar="RUN_OR_FILE", help="run folder, tokens.jsonl, or a token export of prime-rl")
-    view.add_argument("--out", help="page to write (view.html in the run folder)")
+    view = command(_view, "write a page of recorded tokens and what each method did to them")
+    view.add_argument("source", metavar="RUN_OR_DUMP", help="run folder, dump, or the export of another trainer")
+    view.add_argument("--out", help="page to write (view.html in the folder)")
     view.add_argument("--terminal", action="store_true", help="print a few responses instead")
-    view.add_argument("--rollout", type=int, help="show this rollout only")
+    view.add_argument("--step", type=int, metavar="N", help="show this optimizer step only")
     view.add_argument("--limit", type=int, help="show this many responses, by influence (2000; terminal: 8)")
-    view.add_argument("--tokenizer", metavar="FOLDER", help="tokenizer for a file that has only token ids")
+    view.add_argument("--tokenizer", metavar="FOLDER", help="tokenizer for a dump that has none")
 
     report = command(_report, "compare finished runs: one HTML file, figures, Markdown tables")
     report.add_argument("paths", nargs="+", metavar="RUNS", help="bench folders, run folders, results files (.jsonl)")
@@ -238,16 +239,12 @@ def _train(options: argparse.Namespace) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    from rlstab.bench.describe import is_bench
     from rlstab.core.objective import no_fit_warnings
     from rlstab.explain import check, check_host
-    from rlstab.explain.tables import read
+    from rlstab.explain.check import read
     from rlstab.preflight import preflight
 
     file = _file(options)
-    if is_file(file) and is_bench(file):
-        dry_run = shlex.join(["rlstab", "bench", file, "--dry-run"])
-        raise ConfigError(f"{file}: this is a bench file. Check it by `{dry_run}`.")
     of_memory = options.memory is not None or options.processes != 1
     if options.host is not None and of_memory:
         raise ConfigError("--memory and --processes are for rlstab's own trainer. Leave them out, or --host.")
@@ -293,7 +290,8 @@ def _doctor(options: argparse.Namespace) -> int:
 def _bench(options: argparse.Namespace) -> int:
     require("train", "rlstab bench")
     from rlstab.bench.file import load_bench
-    from rlstab.bench.run import dry_run, run_bench
+    from rlstab.bench.plan import dry_run
+    from rlstab.bench.run import run_bench
 
     bench = load_bench(_file(options), out=options.out)
     if options.dry_run:
@@ -335,11 +333,10 @@ def _view(options: argparse.Namespace) -> None:
         print(visible(str(view.write_view(**_given(options, "terminal"))), spaces=False))
         return
     from rlstab.console import Terminal
-    from rlstab.report.token_traces import read_tokens
-    from rlstab.report.view import show
+    from rlstab.record.response_traces import read_responses
 
     limit = view.TERMINAL_LIMIT if options.limit is None else options.limit
-    show(view.choose(read_tokens(options.source, options.tokenizer), options.rollout, limit), Terminal())
+    view.show(read_responses(options.source, options.tokenizer, step=options.step, limit=limit), Terminal())
 
 
 def _report(options: argparse.Namespace) -> None:

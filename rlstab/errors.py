@@ -9,6 +9,9 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
+#: Names that are at least so alike may be meant for each other.
+NEAR = 0.62
+
 
 class RlstabError(Exception):
     """Root of the tree: ``except RlstabError`` catches everything that rlstab raises on purpose."""
@@ -84,11 +87,33 @@ class MissingPackage(RlstabError, ImportError):
     """An optional package is needed for what was asked."""
 
 
+def plain(name: str) -> str:
+    """A name without what typing it differently changes: upper case, ``-`` or a blank for ``_``."""
+    return name.strip().lower().replace("-", "_").replace(" ", "_")
+
+
+def likeness(name: str, other: str) -> float:
+    """How near two names are by their letters, about 0 to 1: swapped letters cost little, a common start counts."""
+    one, two = sorted((plain(name), plain(other)), key=len)
+    ratios = [difflib.SequenceMatcher(None, *pair).ratio() for pair in ((one, two), (sorted(one), sorted(two)))]
+    return sum(ratios) / 2 + (0.2 if len(one) >= 3 and two.startswith(one) else 0)
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of an error about an unknown name: the nearest known one, else all of them."""
     known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"Did you mean '{close[0]}'?" if close else f"Known: {', '.join(known)}."
+    close = max(known, key=lambda other: likeness(name, other), default="")
+    return f"Did you mean '{close}'?" if likeness(name, close) >= NEAR else f"Known: {', '.join(known)}."
+
+
+def misspelt(name: str, known: Iterable[str]) -> str | None:
+    """The known name that an unknown one is a slip of the keys away from, a plural included; else None.
+
+    Narrower than :func:`did_you_mean`: for names that a user may also make up, such as those of signals.
+    """
+    forms = {form: word for word in known for form in (word, word.replace("_", ""), word.replace("ies", "y"))}
+    close = difflib.get_close_matches(name, forms, n=1, cutoff=0.9)
+    return forms[close[0]] if close and name not in forms.values() else None
 
 
 def kind_of(value: Any) -> str:

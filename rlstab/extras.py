@@ -14,7 +14,7 @@ from rlstab.errors import ConfigError, MissingPackage
 #: it. Of `verl`, what its launch imports first.
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "train": ("transformers", "accelerate", "einops", "safetensors", "filelock"),
-    "report": ("scipy", "matplotlib", "plotly", "jinja2", "safetensors"),
+    "report": ("scipy", "plotly", "jinja2", "safetensors"),
     "tasks": ("reasoning_gym", "math_verify"),
     "lora": ("peft",),
     "datasets": ("datasets",),
@@ -27,7 +27,9 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
 
 def how_to_install(*extras: str) -> str:
     """The sentence that says how to install extras."""
-    return f"In the folder of your clone of rlstab, run: pip install -e '.[{','.join(extras)}]'"
+    pins = "-verl" if "verl" in extras else ""
+    extra = f"'.[{','.join(extras)}]'"
+    return f"In the folder of your clone of rlstab, run: pip install -c constraints{pins}.txt -e {extra}"
 
 
 def missing(extra: str, *packages: str) -> list[str]:

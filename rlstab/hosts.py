@@ -6,8 +6,9 @@ The adapters check themselves against them when a trainer is made; ``rlstab chec
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +33,25 @@ REFUSED: Mapping[str, str] = {
 }
 
 
+#: TRL's correction for the sampler, on by default; it acts where vLLM generates.
+CORRECTION_SETTING = "vllm_importance_sampling_correction"
+
+
+@dataclass(frozen=True)
+class HostSetting:
+    """What a setting of a host has to be beside an objective.
+
+    Attributes:
+        value: to write.
+        fits: whether another value does as well.
+        why: the end of a sentence, for an error.
+    """
+
+    value: Any
+    fits: Callable[[Any], bool]
+    why: str
+
+
 @dataclass(frozen=True)
 class Host:
     """A trainer for which an adapter ships.
@@ -45,6 +65,8 @@ class Host:
         how: signals that it gives only where something is set, with what to set.
         otherwise: what to do about a signal that no setting gives, other than to remove the method; ``{name}`` is it.
         spared: where the evidence of a step costs no forward though a method reads it.
+        section: the host's name of the settings that an objective asks for.
+        settings: those of an objective, by name.
         data_level: its own loss stays, and an objective reaches it through a mask and advantages.
     """
 
@@ -56,6 +78,8 @@ class Host:
     how: Mapping[str, str] = field(default_factory=dict)
     otherwise: str = "use a host that provides it"
     spared: str = ""
+    section: str = ""
+    settings: Callable[[TokenObjective], Mapping[str, HostSetting]] = lambda objective: {}
     data_level: bool = False
 
     @property
@@ -93,6 +117,46 @@ class Host:
         require_signals(objective, provides=self.gives, live=self.live, host=self.titled, cure=self.cure)
 
 
+def kl_settings(objective: TokenObjective, name: str) -> list[Any]:
+    """The values of a setting of every ``kl`` to the reference in the objective, without 0 and None."""
+    methods = (leaf.method for leaf in walk(objective))
+    values = {getattr(kl, name, None) for kl in methods if kl.name == "kl" and "ref_logprobs" in kl.needs}
+    return sorted(value for value in values if value)
+
+
+def own_correction(objective: TokenObjective) -> tuple[str, str] | None:
+    """A method beside which no correction for the sampler can act, and why; None where one can."""
+    for leaf in walk(objective):
+        why = leaf.method.excludes.get("importance_correction")
+        if why is not None:
+            return leaf.name, why
+        # a penalty towards the sampler, or a gate, changes no weight of the policy term
+        if leaf.method.writes - {"lr_scale", "penalties", "gates"} and "rollout_logprobs" in leaf.method.needs:
+            return leaf.name, "both correct for the sampler."
+    return None
+
+
+def trl_settings(objective: TokenObjective) -> dict[str, HostSetting]:
+    """What ``GRPOConfig`` has to say beside an objective, where that is not its default alone."""
+    readers = [leaf.name for leaf in walk(objective, observed=True) if "ref_logprobs" in leaf.method.needs]
+    coefficients, estimators = kl_settings(objective, "coefficient"), kl_settings(objective, "estimator")
+    if not readers:
+        beta = HostSetting(0.0, lambda value: not value, "no method of the objective reads the reference model")
+    else:
+        why = f"'{readers[0]}' reads 'ref_logprobs'" + (f" with the coefficient {coefficients[0]}" * bool(coefficients))
+        wanted = coefficients[0] if coefficients else 0.001
+        beta = HostSetting(wanted, lambda value: value in coefficients if coefficients else bool(value), why)
+    unbiased = [estimator == "k3_unbiased" for estimator in estimators] or [True]
+    why = f"the objective decides: its 'kl' has estimator {estimators[0]}" if estimators else "it acts on 'kl' alone"
+    settings = {"beta": beta, "use_bias_correction_kl": HostSetting(unbiased[0], lambda value: value in unbiased, why)}
+    own = own_correction(objective)
+    if own is not None:
+        settings[CORRECTION_SETTING] = HostSetting(
+            False, lambda value: not value, f"'{own[0]}' excludes it: {own[1].rstrip('.')}"
+        )
+    return settings
+
+
 _GIVEN = SIGNAL_NAMES - {"logprobs"} | {"ref_logprobs", "rollout_logprobs", "truncated", "branch"}
 _LIVE = frozenset({"entropies", "log_kept_mass"})
 _LOGITS = ("max_logprobs", "log_kept_mass", "sum_p_sq")
@@ -114,6 +178,8 @@ HOSTS: Mapping[str, Host] = {
             },
             otherwise="give the trainer signals={{'{name}': function}}, (B, T) values from its batch",
             spared="where an optimizer step is one micro-batch",
+            section="GRPOConfig",
+            settings=trl_settings,
         ),
         Host(
             "verl",

@@ -6,15 +6,17 @@ loaded, nothing is asked of the network, and the trainer is not imported.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
+from re import _parser  # type: ignore[attr-defined]
 from types import SimpleNamespace
 from typing import Any
 
 from rich.progress import track
 
 from rlstab.config.runs import RunConfig
-from rlstab.config.settings import DatasetSettings
+from rlstab.config.settings import DatasetSettings, ReasoningGymSettings, TaskSettings, TextSettings
 from rlstab.config.user_code import SHIPPED_MODELS
 from rlstab.console import Terminal
 from rlstab.errors import ModelError
@@ -23,7 +25,8 @@ from rlstab.signals import slow_bf16
 from rlstab.tasks.blocks import require_blocks
 from rlstab.tasks.build import build_task
 from rlstab.tasks.rewards import build_rewards, require_functions, score
-from rlstab.tasks.task import Task
+from rlstab.tasks.scorers import as_mathematics
+from rlstab.tasks.task import Example, Task
 
 #: Characters of a prompt that are shown.
 SHOWN = 300
@@ -64,7 +67,7 @@ def preflight(run: RunConfig) -> list[str]:
 
 
 def _is_on_the_hub(name: str) -> bool:
-    """Whether a name of a model or data set is not that of a folder; a path that is not there is no name either."""
+    """Whether a name of a model or data set is not that of a folder; nor is a path that is not there."""
     return not name.startswith((".", "/", "~")) and not Path(name).is_dir()
 
 
@@ -75,7 +78,7 @@ def _tried(run: RunConfig, task: Task) -> list[str]:
     example = task.example("train", 0)
     rewards = build_rewards(run.reward, task, getattr(run.task, "environment", None) or ())
     scores = score(task, [example], [""], rewards=rewards, whole=[""])
-    silent = never_right(task) if any(reward.workers is None for reward in rewards) else []
+    silent = never_right(run.task, task) if any(reward.workers is None for reward in rewards) else []
     for workers in [task.workers, *(reward.workers for reward in rewards)]:
         if workers is not None:
             workers.close()
@@ -90,16 +93,15 @@ def _tried(run: RunConfig, task: Task) -> list[str]:
     ]
 
 
-def never_right(task: Task) -> list[str]:
+def never_right(settings: TaskSettings, task: Task) -> list[str]:
     """What is said of right answers that the task's own scorer does not count as right, so that nothing ever is."""
-    right = getattr(task, "right_completion", None)
-    if right is None:
+    if not isinstance(settings, TextSettings | ReasoningGymSettings):
         return []
     examples = []
     for split, size in task.size.items():
         count = ANSWERS if size is None else size
         examples += [task.example(split, index * count // min(ANSWERS, count)) for index in range(min(ANSWERS, count))]
-    pairs = [(example, text) for example in examples if (text := right(example)) is not None]
+    pairs = [(example, text) for example in examples if (text := _right_completion(settings, example)) is not None]
     scores = score(task, [example for example, _ in pairs], [text for _, text in pairs])
     wrong = [(pair, given) for pair, given in zip(pairs, scores.rewards.tolist(), strict=True) if given < 1]
     if not wrong:
@@ -111,6 +113,51 @@ def never_right(task: Task) -> list[str]:
         f"{example.where or example.prompt[:60]!r} has the answer {example.answer!r:.80}, and {text!r:.80} scores "
         f"{given:g}{why}. Look at the answers, task.scorer and task.answer_pattern."
     ]
+
+
+# -- a completion that should be right ---------------------------------------------------------------------------------
+
+
+def _right_completion(settings: TextSettings | ReasoningGymSettings, example: Example) -> str | None:
+    """The right answer as a completion may have it; None where the data set gives none."""
+    answer = example.answer if isinstance(settings, TextSettings) else example.answer.get("answer")
+    if not isinstance(answer, str):
+        return None
+    if isinstance(settings, TextSettings) and settings.scorer == "math_verify":
+        answer = as_mathematics(answer)
+    return answer if settings.answer_pattern is None else _text_of(_parser.parse(settings.answer_pattern), answer)
+
+
+#: A character for each class that a pattern may name.
+_CHARACTERS = {"DIGIT": "1", "WORD": "x", "NOT_SPACE": "x"}
+
+
+def _text_of(parsed: Iterable[Any], answer: str) -> str:
+    """What a parsed pattern may stand for: the first alternatives, as few repetitions as it allows, the answer."""
+    text = ""
+    for kind, value in parsed:
+        match str(kind):
+            case "SUBPATTERN":
+                text += answer if value[0] == 1 else _text_of(value[-1], answer)
+            case "BRANCH":
+                text += _text_of(value[1][0], answer)
+            case "MAX_REPEAT" | "MIN_REPEAT" | "POSSESSIVE_REPEAT":
+                inside = _text_of(value[2], answer)
+                text += inside if answer in inside else inside * value[0]
+            case "LITERAL":
+                text += chr(value)
+            case "RANGE":
+                text += chr(value[0])
+            case "IN":
+                text += _text_of(value[:1], answer)
+            case "CATEGORY":
+                text += _CHARACTERS.get(str(value).removeprefix("CATEGORY_"), " ")
+            case "ANY" | "NOT_LITERAL" | "NEGATE":
+                text += " "
+    return text
+
+
+# -- the model ---------------------------------------------------------------------------------------------------------
 
 
 def _try_model(run: RunConfig, task: Task | None) -> list[str]:
@@ -130,7 +177,7 @@ def _try_model(run: RunConfig, task: Task | None) -> list[str]:
     _require_safetensors("model.name", name)
     require_pad_token(tokenizer, described.config, name)
     if "ref_logprobs" in run.composition.needs and reference is not None and not _is_on_the_hub(reference):
-        load_part("configuration", reference, AutoConfig.from_pretrained, setting="model.reference")
+        load_part("configuration", reference, AutoConfig.from_pretrained)
         _require_safetensors("model.reference", reference)
     if task is None:
         return []

@@ -181,10 +181,20 @@ class Detector:
         return self.judge(run, metric)
 
 
+#: By name, in the order in which a reader looks at them, what can be wrong with a run by itself.
+SIGNS: dict[str, Detector] = {}
+
+
 def _detector(
-    title: str, definition: str, unseen: str, *reads: str, bins: int = MIN_BINS
+    title: str, definition: str, unseen: str, *reads: str, bins: int = MIN_BINS, by_itself: bool = True
 ) -> Callable[[Callable[[Run, Metric], Sign]], Detector]:
-    return lambda judge: Detector(title, definition, unseen, reads, bins, judge)
+    def register(judge: Callable[[Run, Metric], Sign]) -> Detector:
+        detector = Detector(title, definition, unseen, reads, bins, judge)
+        if by_itself:
+            SIGNS[judge.__name__] = detector
+        return detector
+
+    return register
 
 
 def signs(run: Run) -> list[Sign]:
@@ -249,7 +259,7 @@ def clipped(run: Run, metric: Metric) -> Sign:
 _GROWS = f"fewer than {ENDED} of the responses end by themselves over the last tenth, {ENDED_DROP} less than at first"
 
 
-@_detector("truncation", _GROWS, "whether more answers are cut off", "response/ended")
+@_detector("truncation", _GROWS, "whether more answers are cut off", "response/ended", by_itself=False)
 def growing_truncation(run: Run, metric: Metric) -> Sign:
     """Fewer answers end than at first."""
     start, end = float(metric.means[0]), metric.end
@@ -406,6 +416,7 @@ def reward_fall(run: Run, metric: Metric) -> Sign:
     "training reward over the last tenth below that of the policy at the start",
     "whether the run has improved",
     *("reward/true", "reward/mean"),  # an evaluation has no flaky grader, so what it is compared with has none either
+    by_itself=False,
 )
 def below_start(run: Run, metric: Metric) -> Sign:
     """The start is the evaluation at rollout 0, else the first ten rollouts."""
@@ -415,21 +426,6 @@ def below_start(run: Run, metric: Metric) -> Sign:
     step = _first(metric, lambda mean: mean < start) if metric.end < start else None
     where = "held out" if evaluated else "first ten rollouts"
     return _told(step, f"ends at {metric.end:.3g}, began at {start:.3g} ({where})")
-
-
-#: By name, in the order in which a reader looks at them: what can be wrong with a run by itself.
-SIGNS: Mapping[str, Detector] = {
-    "sampler_mismatch": sampler_mismatch,
-    "sampler_drift": sampler_drift,
-    "clipped": clipped,
-    "truncation": truncation,
-    "zero_std_groups": zero_std_groups,
-    "entropy_floor": entropy_floor,
-    "entropy_blow_up": entropy_blow_up,
-    "gradient_spikes": gradient_spikes,
-    "refused_steps": refused_steps,
-    "reward_fall": reward_fall,
-}
 
 
 def _first(metric: Metric, beyond: Callable[[float], bool]) -> int | None:

@@ -20,8 +20,8 @@ from rlstab.bench.file import BenchFile, MethodEntry, load_bench
 from rlstab.cli import main
 from rlstab.config import RunConfig, load_objective, load_run
 from rlstab.core.objective import no_fit_warnings
+from rlstab.explain.check import read
 from rlstab.explain.notes import notes
-from rlstab.explain.tables import read
 from rlstab.stages import STAGES
 from rlstab.zoo import METHODS
 from tests.train.runs import go, small

@@ -61,7 +61,7 @@ def imported(room: str) -> set[str]:
 
 def test_a_room_imports_what_its_installation_has() -> None:
     extras = {"train": "train", "bench": "train", "report": "report"}
-    for room in ("train", "bench", "report", "explain", "config", "tasks", "trace", "diagnose", "cli"):
+    for room in ("train", "bench", "report", "explain", "config", "tasks", "record", "diagnose", "cli"):
         there = BASE | OF.get(extras.get(room, ""), set())
         assert imported(room) <= there | set().union(*(COMES_WITH.get(name, set()) for name in there)), room
 
@@ -79,7 +79,21 @@ def test_every_line_that_installs_rlstab_works_in_a_clone() -> None:
     extras = re.findall(r"-e ['\"]?[\w/]*\.?\[([a-z,]+)\]", "\n".join(installed))
     assert len(extras) >= 5
     assert set(",".join(extras).split(",")) <= PROJECT["optional-dependencies"].keys()
-    assert how_to_install("train", "report").endswith("pip install -e '.[train,report]'")
+    unpinned = [line for line in installed if re.search(r"-e ['\"]?\.\[", line) and "-c constraints" not in line]
+    assert unpinned == [], "without the constraints, releases come that nobody tested"
+    assert how_to_install("train", "report").endswith("pip install -c constraints.txt -e '.[train,report]'")
+    assert how_to_install("verl").endswith("pip install -c constraints-verl.txt -e '.[verl]'")
+
+
+def test_a_peft_that_transformers_refuses_is_answered_with_releases_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("peft", "transformers"):
+        pytest.importorskip(name, reason=f"{name} is not installed")
+    from rlstab.config.settings import AdapterSettings
+    from rlstab.models.loading import FIT, load_model
+
+    monkeypatch.setattr("transformers.integrations.peft.MIN_PEFT_VERSION", "99.0.0")
+    with pytest.raises(rlstab.errors.ModelError, match=f"99.0.0.*{FIT}: .*train,lora"):
+        load_model("countdown-tiny", adapter=AdapterSettings())
 
 
 #: What an install without any extra does, and how it ends. Nothing is there to read for `view` and `runs`.

@@ -53,7 +53,7 @@ def test_a_file_is_written_and_trains(capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["init", "stapo"]) == main(["check", "stapo.yaml"]) == 0
     small = {
         "rollout.prompts": 4, "rollout.group": 2, "optimisation.rollouts": 2, "optimisation.mini_batches": 1,
-        "evaluation.prompts": 4, "evaluation.samples": 1, "evaluation.pass_at": [1], "tracking.trace_every": 0,
+        "evaluation.prompts": 4, "evaluation.samples": 1, "evaluation.pass_at": [1], "tracking.dump_every": 0,
     }  # fmt: skip
     assert [record["rollout"] for record in go(load_run("stapo.yaml", small)).records] == [0, 1, 2]
 
@@ -68,7 +68,7 @@ def test_an_example_is_taken_by_its_name(capsys: pytest.CaptureFixture[str]) -> 
         assert capsys.readouterr().out == by_name
 
 
-def test_the_demo_moves_the_ratio_and_is_traced() -> None:
+def test_the_demo_moves_the_ratio_and_is_recorded() -> None:
     run = load_run(examples()["countdown"].path)
     assert run.optimisation.optimizer_steps_per_rollout > 1
-    assert run.tracking.trace_every
+    assert run.tracking.dump_every

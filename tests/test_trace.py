@@ -1,12 +1,7 @@
 """Traces say what the loss did: they agree with its metrics, and name the method."""
 
-import io
-import json
-from pathlib import Path
-
 import pytest
 import torch
-from rich.console import Console
 
 from rlstab import zoo
 from rlstab.core.batch import TokenBatch
@@ -17,13 +12,10 @@ from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Settled
 from rlstab.core.terms import SLOTS, Gate, Terms, merge_terms
 from rlstab.presets import PRESETS
-from rlstab.report.token_traces import read_tokens
+from rlstab.record import ACTIONS, Trace, trace
+from rlstab.record.effects import ALIKE
+from rlstab.record.token_texts import token_texts
 from rlstab.testing.run import run_parts
-from rlstab.trace import ACTIONS, Trace, trace
-from rlstab.trace.effects import ALIKE
-from rlstab.trace.token_texts import token_texts
-from rlstab.trace.writer import Tracer
-from rlstab.train.loop import train
 from rlstab.zoo.clip_higher import ClipHigher
 from rlstab.zoo.lp_reg import LpReg
 from rlstab.zoo.random_mask import RandomMask
@@ -33,7 +25,6 @@ from rlstab.zoo.stare import STARE
 from rlstab.zoo.top_entropy import TopEntropyMask
 from tests.core.methods import Capped, Scale
 from tests.examples import EXAMPLES
-from tests.train.runs import go, small
 from tests.zoo import watch
 
 ADVANTAGES = torch.tensor([1.5, -0.7] * 3)
@@ -220,72 +211,3 @@ def test_texts_of_tokens_join_to_the_text() -> None:
         assert len(texts) == len(content)
         assert "".join(texts) == content.decode(errors="replace")
     assert token_texts(lambda ids: bytes(ids).decode(errors="replace"), list("naïv".encode())) == [*"na", "", "ï", "v"]
-
-
-def lines(file: Path) -> list[dict]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
-
-
-OBJECTIVE = [{"name": "clip_higher", "low": 0.0, "high": 0.0}, {"name": "s2t", "max_prob": 0.5}, "kl"]
-
-
-def test_a_run_writes_traces_that_agree_with_its_metrics_and_a_continued_one_each_line_once(tmp_path: Path) -> None:
-    changes = {"epochs": 2, "mini_batches": 2, "micro_batch_size": 3}
-    tracking = {"tracking__trace_every": 2, "tracking__trace_responses": 16, "tracking__checkpoint_every": 2}
-    settings = {**tracking, **{f"optimisation__{name}": value for name, value in changes.items()}}
-    go(small(tmp_path, OBJECTIVE, **settings, optimisation__rollouts=2))
-    before = lines(tmp_path / "tokens.jsonl")
-    with (tmp_path / "tokens.jsonl").open("a") as file:
-        file.write(json.dumps({**before[-1], "rollout": 3}) + "\n" + '{"rollout": 3, "tok')
-    run = small(tmp_path, OBJECTIVE, **settings, optimisation__rollouts=5)
-    screen = Console(file=io.StringIO(), width=200, force_terminal=False)
-    train(run, console=screen, resume=True)
-    records = {record["rollout"]: record for record in lines(tmp_path / "metrics.jsonl")}
-    assert isinstance(screen.file, io.StringIO)
-    assert screen.file.getvalue().endswith(f"rlstab view {tmp_path}\n")
-    steps = lines(tmp_path / "tokens.jsonl")
-    assert steps[: len(before)] == before
-    assert {line["rollout"] for line in steps} == {1, 2, 4, 5}
-    for rollout in (1, 2, 4, 5):
-        here, metrics = [line for line in steps if line["rollout"] == rollout], records[rollout]
-        assert len(here) == run.rollout.prompts * run.rollout.group * 2
-        assert {line["optimizer_step"] for line in here} == set(range(4 * rollout - 3, 4 * rollout + 1))
-        tokens, kept = sum(len(line["tokens"]) for line in here), sum(sum(line["kept"]) for line in here)
-        assert tokens == 2 * metrics["response/tokens"]  # each response is in one step of each epoch
-        dropped = sum(len(line["methods"]["s2t"].get("dropped", [])) for line in here)
-        clipped = sum(len(line["methods"]["clip_higher"].get("clipped", [])) for line in here)
-        assert dropped / tokens == pytest.approx(metrics["s2t/dropped"])
-        assert clipped / kept == pytest.approx(metrics["ratio/clipped_high"] + metrics["ratio/clipped_low"])
-        # a line keeps five digits of its reward
-        assert sum(line["reward"] for line in here) / len(here) == pytest.approx(metrics["reward/mean"], rel=1e-4)
-    for name in ("s2t", "clip_higher"):
-        assert any(line["methods"][name] for line in steps)
-    for line in steps:
-        length, clipped = len(line["tokens"]), line["methods"]["clip_higher"].get("clipped", [])
-        for column in ("ids", "logprobs", "entropies", "ratio", "weight", "kept", "clipped"):
-            assert len(line[column]) == length
-        assert line["methods"]["kl"]["regularised"] == list(range(length))
-        assert line["clipped"] == [place in clipped for place in range(length)]
-
-
-def test_whole_groups_are_written_and_read_again_and_what_is_not_finite_or_not_computed_is_null(tmp_path: Path) -> None:
-    batch, outputs, mask = STEP.padded(0)
-    live = PolicyOutputs.from_padded(batch, **outputs)
-    plan, texts = make_plan(compose(Capped(floor=0.7, cap=1.1)), [batch]), list[str]()
-    settings = small(tmp_path, tracking__trace_every=1, tracking__trace_responses=5).tracking
-    tracer = Tracer(texts.append, settings, 1, lambda ids: "x" * len(ids))
-    unknown = torch.full((6,), torch.nan)
-    tracer.begin(1, lambda place: "p", batch.sequence_ids, batch.group_ids, unknown, ADVANTAGES)
-    computed = torch.arange(len(batch)) >= 1
-    tracer.part(plan, batch, live, computed, mask.long(), 1)
-    (tmp_path / "tokens.jsonl").write_text("".join(texts))
-    samples = read_tokens(tmp_path / "tokens.jsonl").samples
-    assert [sample.reward for sample in samples] == [None] * 4  # two groups
-    tokens = sum(len(sample.ratio) for sample in samples)
-    assert [value is None for sample in samples for value in sample.ratio] == [True] + [False] * (tokens - 1)
-    step = trace(plan, batch, live)
-    pull = torch.where(step.ratio < 0.7, 0.0, step.ratio.clamp(max=1.1))
-    moved = ((pull - step.ratio) * batch.advantages).abs()
-    influence = [value for sample in samples for value in sample.influence()]
-    assert influence[1:] == pytest.approx(moved[1:tokens].tolist(), abs=1e-3)
-    assert any(sample.methods["capped"].actions.get("clipped") for sample in samples)

@@ -7,20 +7,23 @@ import inspect
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, get_args
+from pathlib import Path
+from typing import Any
+
+import yaml
 
 from docs.hooks.pictures import KINDS as PICTURE_KINDS
 from docs.hooks.pictures import Picture, method_of, picture, settings_in_words
+from rlstab.config import suggestions
 from rlstab.core.batch import BASICS, SIGNALS
 from rlstab.core.compose import walk
-from rlstab.core.metadata import MASK, SOURCES, Kind, NoOpAt
+from rlstab.core.metadata import SOURCES, NoOpAt
 from rlstab.core.method import Method
 from rlstab.core.objective import Leaf, TokenObjective
 from rlstab.core.settings import settings_of
 from rlstab.core.terms import SLOTS, WRITABLE
 from rlstab.explain.card import card
 from rlstab.explain.costs import beyond_free
-from rlstab.explain.notes import TITLES
 from rlstab.explain.stages import KINDS
 from rlstab.hosts import refusal
 from rlstab.presets import PRESETS
@@ -142,7 +145,7 @@ def excluded(cls: type[TokenObjective]) -> dict[str, str]:
 
 
 def interacts(cls: type[TokenObjective]) -> Iterator[tuple[str, str]]:
-    """Title and sentence: what it cannot be composed with, what it declares of others and others of it."""
+    """Title and sentence: what it cannot be composed with, and what it was published with."""
     writes = written(cls)
     for slot in SLOTS:
         rivals = [name for name in writers(slot) if name != cls.name]
@@ -159,16 +162,6 @@ def interacts(cls: type[TokenObjective]) -> Iterator[tuple[str, str]]:
                 yield "Conflict", f"``{other.name}``: {why}"
     for key, why in cls.about.expects.items():
         yield "Published with", f"{whom(key)}: {why}"
-    facts = [(fact, cls.name, fact.names) for fact in cls.about.interacts]
-    names_of_it = {cls.name, *([MASK] if "keep" in writes else [])}
-    for other in methods():
-        if other is not cls:
-            facts += [
-                (fact, other.name, (cls.name,)) for fact in other.about.interacts if names_of_it & set(fact.names)
-            ]
-    facts.sort(key=lambda told: get_args(Kind).index(told[0].kind))
-    for fact, own, others in facts:
-        yield TITLES[fact.kind], fact.says(own, *others)
 
 
 def limit(cls: type[TokenObjective], declared: NoOpAt) -> str:
@@ -220,6 +213,18 @@ def costs(method: Method[Any]) -> str:
     if isinstance(method, TokenObjective):
         told += beyond_free(method)
     return "; ".join(told) or "nothing"
+
+
+def names_elsewhere() -> str:
+    """What settings of other libraries are called here, from the table that errors answer with."""
+    text = (Path(suggestions.__file__).parent / "other_names.yaml").read_text(encoding="utf-8")
+    libraries = yaml.safe_load(text)["settings"]
+    rows = [
+        [library, f"`{name}`", said if said.endswith(".") else f"`{said}`"]
+        for library, names in libraries.items()
+        for name, said in names.items()
+    ]
+    return table(["library", "there", "here"], rows)
 
 
 # -- pages -------------------------------------------------------------------------------------------------------------

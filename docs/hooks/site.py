@@ -34,7 +34,7 @@ MODULES = {
     "rlstab.tasks": "Tasks",
     "rlstab.stages.stage": "Stages",
     "rlstab.testing": "Testing",
-    "rlstab.trace": "Traces",
+    "rlstab.record": "Records",
     "rlstab.explain": "Explaining",
     "rlstab.adapters.trl": "TRL",
     "rlstab.errors": "Errors",
@@ -49,6 +49,7 @@ FIRST = (
     "TokenObjective",
     "TokenBatch",
     "PolicyOutputs",
+    "OptimizerStep",
     "make_plan",
     "Plan",
     "LossOutput",
@@ -92,7 +93,8 @@ def shown(path: str) -> str:
         return text.split("---\n", 2)[-1] + probes.outcomes(Path(path).stem)
     if path.endswith(".md"):
         return text
-    return f"# {path}\n\n``````{LANGUAGES.get(Path(path).suffix, 'text')}\n{text}``````\n"
+    hidden = "---\nsearch: {exclude: true}\n---\n\n"  # a listing repeats what pages explain, and would come before them
+    return f"{hidden}# {path}\n\n``````{LANGUAGES.get(Path(path).suffix, 'text')}\n{text}``````\n"
 
 
 def notebook(place: str) -> dict[str, str | bytes]:
@@ -184,6 +186,8 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
         return markdown
     if here == "conformance.md":
         markdown = markdown.replace("<!-- tables -->", "\n".join(conformance.lines()))
+    if here == "configuration.md":
+        markdown = markdown.replace("<!-- names elsewhere -->", pages.names_elsewhere())
     if here == "results.md" and probes.stated() not in markdown:
         raise PluginError(f"docs/results.md does not say that {probes.stated()}, as the runs that ship do")
     folder = str(Path(here).parent)

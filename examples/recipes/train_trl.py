@@ -1,6 +1,6 @@
 """A published recipe through TRL, on a data set of mathematics with answers that can be checked.
 
-    pip install -e '.[trl,tasks]'
+    pip install -c constraints.txt -e '.[trl,tasks]'
     accelerate launch --num_processes 8 examples/recipes/train_trl.py --config examples/recipes/stapo/trl.yaml
 
 A `trl.yaml` holds the fields of `Recipe` below and those of TRL's `GRPOConfig`; what follows it replaces its values.

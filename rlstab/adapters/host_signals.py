@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence, Set
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import TokenBatch
+from rlstab.core.batch import TokenBatch, impossible
 from rlstab.core.stats import Mean
 from rlstab.errors import MissingSignal
 
@@ -15,7 +15,7 @@ from rlstab.errors import MissingSignal
 def held_signals(
     needs: Set[str], columns: Mapping[str, Tensor], names: Mapping[str, tuple[str, str]], old: Tensor, *, host: str
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """The ``(B, T)`` signals, and ``(B, T)`` bool: log-probs that the sampler could not give, which ``old`` replaces.
+    """The ``(B, T)`` signals, and ``(B, T)`` bool: sampler log-probs that are NaN or above 0, which ``old`` replaces.
 
     Args:
         needs: of the objective.
@@ -36,7 +36,7 @@ def held_signals(
     lost = torch.zeros_like(old, dtype=torch.bool)
     if "rollout_logprobs" in signals:
         sampled = signals["rollout_logprobs"]
-        lost = torch.isnan(sampled)
+        lost = torch.isnan(sampled) | impossible("rollout_logprobs", sampled)
         signals["rollout_logprobs"] = torch.where(lost, old.to(sampled.dtype), sampled)
     if "branch" in needs:
         signals["branch"] = torch.zeros_like(old)  # no host grows branches; a user-defined function may know of some

@@ -37,6 +37,9 @@ TRL = HostNames(
         "ratio/clipped_low": "clip_ratio/low_mean",
         "ratio/clipped_high": "clip_ratio/high_mean",
         "kl/value": "kl",
+        "steps/skipped": "rlstab/steps/without_gradient",  # TRL takes them
+        # what :mod:`rlstab.adapters.trl.reports` makes for TRL alone
+        **{name: name for name in ("policy_loss", "cispo_clip_ratio", "vespo/phi_seq_mean")},
     },
     prefix="rlstab/",
     clipped="clip_ratio/region_mean",

@@ -9,6 +9,7 @@ from typing import Any
 from rlstab.core.compose import walk
 from rlstab.core.objective import TokenObjective
 from rlstab.errors import ConfigError
+from rlstab.hosts import kl_settings, own_correction
 
 
 def defaults_of(config: type) -> dict[str, Any]:
@@ -74,15 +75,8 @@ def check_reference(
         )
 
 
-def kl_settings(objective: TokenObjective, name: str) -> list[Any]:
-    """The values of a setting of every ``kl`` to the reference in the objective, without 0 and None."""
-    methods = (leaf.method for leaf in walk(objective))
-    values = {getattr(kl, name, None) for kl in methods if kl.name == "kl" and "ref_logprobs" in kl.needs}
-    return sorted(value for value in values if value)
-
-
 def require_one_correction(objective: TokenObjective, setting: str, off: str) -> None:
-    """Refuse an objective that corrects for the sampler where the host does.
+    """Refuse an objective beside which no correction for the sampler can act, where the host has one.
 
     Args:
         objective: usually a composition.
@@ -92,10 +86,6 @@ def require_one_correction(objective: TokenObjective, setting: str, off: str) ->
     Raises:
         ConfigError: names the method.
     """
-    # a penalty towards the sampler changes no weight of the policy term
-    acting = [leaf for leaf in walk(objective) if leaf.method.writes - {"lr_scale", "penalties"}]
-    own = [leaf.name for leaf in acting if "rollout_logprobs" in leaf.method.needs]
-    if own:
-        raise ConfigError(
-            f"'{own[0]}' corrects for the sampler, and so does {setting}. Write {off}, or remove '{own[0]}'."
-        )
+    own = own_correction(objective)
+    if own is not None:
+        raise ConfigError(f"'{own[0]}' and {setting} exclude each other: {own[1]} Write {off}, or remove '{own[0]}'.")

@@ -8,7 +8,8 @@ from typing import Any
 
 from rlstab.bench.file import NAME, BenchFile, MethodEntry, load_bench
 from rlstab.config import Document
-from rlstab.config.schema import json_schema
+from rlstab.config.document import kind_of_file
+from rlstab.config.editor_schema import json_schema
 from rlstab.errors import ConfigError
 from rlstab.explain.page import page
 
@@ -36,9 +37,8 @@ def bench_page(source: str, overrides: Mapping[str, Any]) -> str:
 
 
 def is_bench(source: str) -> bool:
-    """Whether a file says what a bench file says."""
-    data = Document.read(source).data
-    return isinstance(data, Mapping) and "base" in data and bool(data.keys() & {"methods", "stack"})
+    """Whether a file is a bench file."""
+    return kind_of_file(Document.read(source).data) == "bench"
 
 
 def bench_schema() -> dict[str, Any]:

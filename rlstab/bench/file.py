@@ -19,7 +19,7 @@ from __future__ import annotations
 import copy
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,9 +31,11 @@ from pydantic import Field, JsonValue
 
 from rlstab.bench.documents import ablations, joined, part, placed
 from rlstab.config.document import Document, Place, shown
-from rlstab.config.runs import RunConfig, build_run, run_hash
+from rlstab.config.identity import run_hash
+from rlstab.config.runs import RunConfig, build_run
 from rlstab.config.settings import Count, Settings
 from rlstab.config.user_code import located
+from rlstab.config.validation import mistakes_of, require_kind, validate
 from rlstab.errors import ConfigError, RlstabError, did_you_mean
 from rlstab.tasks.build import require_loadable
 from rlstab.tasks.rewards import require_functions
@@ -121,7 +123,8 @@ class Bench:
         source: the file that it came from, or empty.
         workers: runs at a time.
         runs: in the order in which they start: seed by seed, so that a part of a bench is balanced.
-        unequal: what is not set and resolves differently between methods of one setting, in words.
+        notes: what a comparison of these runs should know: settings that follow from the methods and differ, methods
+            or settings that are equal, names that one folder may hold.
         again: what to type to go on, where that is not ``rlstab bench``; there is no file of such a bench.
     """
 
@@ -131,7 +134,7 @@ class Bench:
     source: str
     workers: int
     runs: tuple[BenchRun, ...]
-    unequal: tuple[str, ...]
+    notes: tuple[str, ...]
     again: str = ""
 
     @property
@@ -151,10 +154,9 @@ def load_bench(source: str | Path | Mapping[str, Any], *, out: str | Path | None
         ConfigError: every mistake of the file and of its runs, with file and line.
     """
     document = Document.read(source) if isinstance(source, str | Path) else Document.of(source)
-    if not isinstance(document.data, Mapping):
-        raise document.error((), "a bench is a mapping with the keys name, base, methods, settings, seeds, ...")
+    require_kind(document, "bench")
     document = located(document)
-    file = document.validate(BenchFile, dict(document.data))
+    file = validate(document, BenchFile, dict(document.data))
     base = _base(document, file, Path(document.name).parent)
     methods = _methods(document, file, base)
     settings = {name: _values(document, ("settings", name)) for name in file.settings} or {DEFAULT: {}}
@@ -184,8 +186,8 @@ def load_bench(source: str | Path | Mapping[str, Any], *, out: str | Path | None
         "settings": {name: _plain(values) for name, values in settings.items()},
         "seeds": list(seeds),
     }
-    workers = file.workers or _processors()
-    return Bench(file.model_copy(update=resolved), folder, out is not None, document.name, workers, runs, unequal)
+    workers, notes = file.workers or _processors(), (*unequal, *_alike(methods, settings, loaded))
+    return Bench(file.model_copy(update=resolved), folder, out is not None, document.name, workers, runs, notes)
 
 
 def _plain(values: Mapping[str, Document]) -> dict[str, Any]:
@@ -235,7 +237,7 @@ def _method(document: Document, name: str, own: Document | None) -> _Method:
     entry = document.data["methods"][name]
     if not isinstance(entry, Mapping) or entry.keys() & {"name", "preset"}:
         return _Method(part(document, place), {}, {}, {})
-    checked = document.validate(MethodEntry, dict(entry), place)
+    checked = validate(document, MethodEntry, dict(entry), place)
     if "objective" in entry:
         objective = part(document, (*place, "objective"))
     elif own is not None:
@@ -314,7 +316,8 @@ def _load_all(
                     if (run.data.get("optimisation") or {}).get(key) is None:
                         followed[key].setdefault(getattr(config.optimisation, key), []).append(name)
             except RlstabError as error:
-                problems.setdefault(str(error), []).append(f"{setting}/{name}")
+                for text in mistakes_of(error):
+                    problems.setdefault(text, []).append(f"{setting}/{name}")
         unequal |= {_unequal(key, by_value): None for key, by_value in followed.items() if len(by_value) > 1}
     if problems:
         every = len(methods) * len(settings)
@@ -361,6 +364,28 @@ def _scaled(document: Document, run: Document, key: str, factor: float, place: P
 
 #: What follows from the methods where it is not set: two methods of a bench may then differ in more than themselves.
 FOLLOWING = ("old_logprobs", "refresh")
+
+
+def _alike(
+    methods: Iterable[str], settings: Iterable[str], loaded: Mapping[tuple[str, str], RunConfig]
+) -> Iterator[str]:
+    """Says which settings, and which methods of all settings, are the same, and which names differ in case alone."""
+    hashes = {key: run_hash(config) for key, config in loaded.items()}
+    of_settings = {setting: tuple(hashes[setting, method] for method in methods) for setting in settings}
+    of_methods = {method: tuple(hashes[setting, method] for setting in settings) for method in methods}
+    for kind, contents in (("settings", of_settings), ("methods", of_methods)):
+        for names in _groups(contents, contents.__getitem__):
+            yield f"the {kind} {', '.join(names)} are the same: their runs differ in the name alone."
+        for names in _groups(contents, str.lower):
+            yield f"the {kind} {', '.join(names)} differ in case alone: some file systems keep them in one folder."
+
+
+def _groups(names: Iterable[str], key: Callable[[str], Any]) -> list[list[str]]:
+    """Names of which the key is the same, at least two."""
+    groups: dict[Any, list[str]] = {}
+    for name in names:
+        groups.setdefault(key(name), []).append(name)
+    return [some for some in groups.values() if len(some) > 1]
 
 
 def _unequal(key: str, methods: Mapping[str, Sequence[str]]) -> str:

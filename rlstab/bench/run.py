@@ -14,26 +14,24 @@ import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from fnmatch import fnmatchcase
-from itertools import product
 from pathlib import Path
 from subprocess import PIPE
 from typing import IO, Any
 
 import filelock
 import torch
-from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from rlstab.bench.file import Bench, BenchRun, few
+from rlstab.bench.file import Bench, BenchRun
+from rlstab.bench.plan import chosen, notes_of, plan_of, unnamed, with_other_settings
 from rlstab.bench.progress import Screen
 from rlstab.bench.record import FILE, read_record, update_record, write_record
 from rlstab.bench.worker import LOG, last_lines
 from rlstab.config.document import dump
 from rlstab.console import Terminal
 from rlstab.errors import ConfigError
+from rlstab.tasks.rewards import require_callable
 
 #: Seconds between looks at the workers.
 POLL = 0.5
@@ -68,16 +66,17 @@ def run_bench(
         bench: from :func:`rlstab.bench.file.load_bench`.
         workers: runs at a time; None takes the bench's.
         only: patterns of ``setting/method`` or ``setting/method/seed-0``; empty takes all.
-        overwrite: make finished runs whose settings have changed again.
-        retry: make failed runs again.
+        overwrite: make runs whose settings have changed again.
+        retry: make failed runs again, from the newest whole checkpoint where there is one.
         console: where to show the progress; None is the terminal.
 
     Returns:
         0, 1 if a run failed, 130 after Ctrl-C.
 
     Raises:
-        ConfigError: finished runs have other settings than the file now, no run matches, another process runs it, its
-            folder cannot be written or holds another bench.
+        ConfigError: runs have other settings than the file now, no run matches, another process runs it, its folder
+            cannot be written or holds another bench.
+        ScorerError: a reward cannot be loaded, or takes other arguments than it is called with.
     """
     console = console or Terminal(stderr=True)
     runs = chosen(bench, only)
@@ -89,7 +88,7 @@ def run_bench(
         text = f"{bench.out} is being run by another process. Wait for it, or give another folder with --out."
         raise ConfigError(text) from None
     except OSError as error:
-        text = f"{bench.out} cannot be written: {error}. Mend that, or give another folder with --out."
+        text = f"{bench.out} cannot be written: {error}. Fix that, or give another folder with --out."
         raise ConfigError(text) from error
 
 
@@ -101,14 +100,23 @@ def _run(bench: Bench, runs: Sequence[BenchRun], workers: int, overwrite: bool, 
             f"would be mixed. Give another folder with --out, or call this one '{owner}' too."
         )
     plan = plan_of(runs, overwrite=overwrite, retry=retry)
-    if changed := [run.name for run in plan["changed"]]:
+    asked = {run.name for run in runs}
+    others = plan_of([run for run in bench.runs if run.name not in asked])["changed"]
+    if changed := [*plan["changed"], *([] if overwrite else others)]:
         raise ConfigError(
-            f"{bench.out} holds {len(changed)} finished runs with other settings than {bench.source or 'this'} has "
-            f"now: {few(changed)}. Make them again with --overwrite, or keep them and give another folder with --out."
+            f"{bench.out} holds {with_other_settings(bench, changed)}. Make them again with --overwrite, or keep them "
+            f"and give another folder with --out."
         )
+    to_make = {run.name for kind in ("anew", "resumed") for run in plan[kind]}
+    queue = [run for run in runs if run.name in to_make]
+    for reward in {run.config.reward: None for run in queue}:
+        require_callable(reward)
     _describe(bench)
-    _say_unequal(bench, console)
-    queue = [run for run in runs if run in plan["anew"] or run in plan["resumed"]]
+    for note in notes_of(bench, plan, others):
+        console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
+    for run in plan["finished"]:
+        if "status" not in read_record(run.folder):  # its record was lost
+            write_record(run.folder, _record(bench, run, "finished"))
     try:
         with Screen(console, runs, queue) as screen:
             _make(bench, queue, plan["resumed"], workers, screen)
@@ -122,7 +130,8 @@ def _run(bench: Bench, runs: Sequence[BenchRun], workers: int, overwrite: bool, 
     if failed:
         reasons = f"The reasons in full are in {bench.out}/runs/.../{FILE}."
         _say(console, f"{reasons} Run them again with: {command(bench)} --retry")
-    _say_unnamed(bench, console)
+    if text := unnamed(bench):
+        _say(console, text)
     _say(console, f"{bench.out}: {_summary(runs)}")
     return 1 if failed else 0
 
@@ -131,112 +140,10 @@ def _say(console: Console, text: str) -> None:
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def _say_unequal(bench: Bench, console: Console) -> None:
-    for text in bench.unequal:
-        console.print(f"[yellow]note:[/] {escape(text)}", highlight=False, soft_wrap=True)
-
-
-def _say_unnamed(bench: Bench, console: Console) -> None:
-    """Runs of a method, setting or seed that the file once had; where there is no file, none are missed."""
-    if bench.again:
-        return
-    known, folder = {run.name for run in bench.runs}, bench.out / "runs"
-    names = (path.parent.relative_to(folder).as_posix() for path in sorted(folder.glob(f"*/*/seed-*/{FILE}")))
-    if unnamed := [name for name in names if name not in known]:
-        _say(
-            console,
-            f"{bench.out} also holds runs that {bench.source or 'this bench'} does not name: {few(unnamed)}. A "
-            f"report of the folder shows them too; remove them if that is not wanted.",
-        )
-
-
 def _summary(runs: Sequence[BenchRun]) -> str:
     states = [read_record(run.folder).get("status") for run in runs]
     finished, failed = states.count("finished"), states.count("failed")
     return f"{finished} of {len(runs)} runs finished" + (f", {failed} failed" if failed else "")
-
-
-# -- what to do --------------------------------------------------------------------------------------------------------
-
-
-def chosen(bench: Bench, only: Sequence[str]) -> tuple[BenchRun, ...]:
-    """The runs that match a pattern of ``--only``, in their order.
-
-    Raises:
-        ConfigError: a pattern matches none.
-    """
-
-    def matches(run: BenchRun, pattern: str) -> bool:
-        return any(fnmatchcase(name, pattern) for name in (run.name, f"{run.setting}/{run.method}"))
-
-    for pattern in only:
-        if not any(matches(run, pattern) for run in bench.runs):
-            raise ConfigError(
-                f"--only {pattern}: no run matches. Give setting/method or setting/method/seed-0, with * for any. "
-                f"Settings: {', '.join(bench.file.settings)}. Methods: {', '.join(bench.file.methods)}."
-            )
-    return tuple(run for run in bench.runs if not only or any(matches(run, pattern) for pattern in only))
-
-
-def plan_of(runs: Sequence[BenchRun], *, overwrite: bool, retry: bool) -> dict[str, list[BenchRun]]:
-    """What is to be done with each run, by what its folder holds.
-
-    ``finished`` and ``failed`` stay, ``anew`` and ``resumed`` (from a checkpoint) are made, and ``changed`` finished
-    with other settings than the file has now.
-    """
-    plan: dict[str, list[BenchRun]] = {kind: [] for kind in ("finished", "failed", "anew", "resumed", "changed")}
-    for run in runs:
-        record = read_record(run.folder)
-        status, same = record.get("status"), record.get("run_hash") == run.hash
-        kind = "anew"
-        if status == "finished" and (same or not overwrite):
-            kind = "finished" if same else "changed"
-        elif status == "failed" and same and not retry:
-            kind = "failed"
-        elif status == "running" and same and any((run.folder / "checkpoints").glob("rollout-[0-9]*")):
-            kind = "resumed"
-        plan[kind].append(run)
-    return plan
-
-
-def dry_run(bench: Bench, *, only: Sequence[str] = (), console: Console | None = None) -> None:
-    """Print what a bench would do: runs, rollouts and optimizer steps, and how much of it is finished.
-
-    Raises:
-        ConfigError: no run matches.
-    """
-    console = console or Terminal()
-    runs = chosen(bench, only)
-    plan = plan_of(runs, overwrite=False, retry=False)
-    table = Table("setting", "method", box=box.SIMPLE, pad_edge=False, show_edge=False)
-    for column in table.columns:
-        column.overflow = "fold"  # names that are cut look the same
-    for name in ("runs", "finished", "rollouts", "optimizer steps", "responses"):
-        table.add_column(name, justify="right", min_width=max(map(len, name.split())))  # numbers stay whole
-    totals = [0] * 5
-    for setting, method in product(bench.file.settings, bench.file.methods):
-        some = [run for run in runs if (run.setting, run.method) == (setting, method)]
-        if not some:
-            continue
-        optimisation, rollout = some[0].config.optimisation, some[0].config.rollout
-        rollouts = len(some) * optimisation.rollouts
-        work = [rollouts * optimisation.optimizer_steps_per_rollout, rollouts * rollout.prompts * rollout.group]
-        numbers = [len(some), sum(run in plan["finished"] for run in some), rollouts, *work]
-        totals = list(map(sum, zip(totals, numbers, strict=True)))
-        table.add_row(escape(setting), escape(method), *map(str, numbers))
-    table.add_section()
-    table.add_row("all", "", *map(str, totals))
-    console.print(table)
-    _say(console, f"folder: {bench.out}; baseline: {bench.file.baseline}; workers: {bench.workers}")
-    for kind, what in (
-        ("failed", "failed before, run again with --retry"),
-        ("resumed", "cut off, would go on from a checkpoint"),
-        ("changed", "finished with other settings, need --overwrite"),
-    ):
-        if plan[kind]:
-            _say(console, f"{what}: {', '.join(run.name for run in plan[kind])}")
-    _say_unequal(bench, console)
-    _say_unnamed(bench, console)
 
 
 def command(bench: Bench, run: BenchRun | None = None) -> str:
@@ -368,14 +275,19 @@ def _start(bench: Bench, run: BenchRun, resumed: Sequence[BenchRun], worker: _Wo
     if resume:
         spent = {name: read_record(run.folder).get(name) for name in spent}
     run.folder.mkdir(parents=True, exist_ok=True)
-    record = {"bench": bench.file.name, "setting": run.setting, "method": run.method, "seed": run.seed}
-    record |= {"status": "running", "error": None, "seconds": None, "cpu_seconds": None}
-    write_record(run.folder, record | {"command": command(bench, run), "run_hash": run.hash})
+    write_record(run.folder, _record(bench, run, "running"))
     if not resume:
         (run.folder / LOG).write_bytes(b"")
     order = {"run": run.config.model_dump(mode="json"), "resume": resume, "spent": spent}
     worker.start(run, order | {"keep_checkpoints": bench.file.keep_checkpoints})
     screen.started(run, resume)
+
+
+def _record(bench: Bench, run: BenchRun, status: str) -> dict[str, Any]:
+    """What ``bench.json`` says of a run; how long it took is not known yet."""
+    names = {"bench": bench.file.name, "setting": run.setting, "method": run.method, "seed": run.seed}
+    ended = {"status": status, "error": None, "seconds": None, "cpu_seconds": None}
+    return {**names, **ended, "command": command(bench, run), "run_hash": run.hash}
 
 
 def _how(code: int) -> str:

@@ -1,9 +1,10 @@
 """Configuration: YAML in, checked settings and objectives out, and back."""
 
 from rlstab.config.document import Document
+from rlstab.config.editor_schema import json_schema
+from rlstab.config.identity import run_hash
 from rlstab.config.objectives import dump_objective, load_objective, objective_hash
-from rlstab.config.runs import RunConfig, dump_run, load_run, run_hash
-from rlstab.config.schema import json_schema
+from rlstab.config.runs import RunConfig, dump_run, load_run
 
 __all__ = [
     "Document",

@@ -6,13 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
-from rlstab.config.document import Document, flat
+from rlstab.config.document import Document, Kind, flat, kind_of_file
 from rlstab.errors import UnknownName, did_you_mean
-
-#: What a file describes.
-Kind: TypeAlias = Literal["run", "bench", "objective"]
 
 _PACKAGE = Path(__file__).parents[1]
 
@@ -62,7 +59,7 @@ def example(name: str, *kinds: Kind) -> Example:
 
 def _read(path: Path) -> Example:
     data = Document.read(path).data
-    kind: Kind = "bench" if "base" in data else "run" if data.keys() & {"model", "task"} else "objective"
+    kind: Kind = "objective" if data.keys() == {"objective"} else kind_of_file(data)
     comment = path.read_text(encoding="utf-8").partition("\n\n")[0].replace("\n# ", " ").removeprefix("# ")
     sentence = comment.partition("\n")[0].partition(". ")[0]
     return Example(path, kind, sentence.strip().rstrip(".") + ".", data)

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeAlias
 
 import yaml
-from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticCustomError
 
-from rlstab.errors import ConfigError, Conflict, RlstabError, did_you_mean, reason
+from rlstab.errors import ConfigError, Conflict, RlstabError, reason
 from rlstab.safe_read import open_file
 
 Place = tuple[str | int, ...]
-Model = TypeVar("Model", bound=BaseModel)
+
+#: What a file describes.
+Kind: TypeAlias = Literal["run", "bench", "objective"]
 
 #: More nodes than any run file has; stops aliases that unfold exponentially.
 MAX_NODES = 100_000
@@ -160,43 +161,6 @@ class Document:
         except RlstabError as error:
             raise self.error(place, str(error)) from error
 
-    def validate(self, model: type[Model], data: Any, place: Place = ()) -> Model:
-        """Validate a part of the document.
-
-        Raises:
-            ConfigError: one line per mistake, each with file and line.
-        """
-        try:
-            return model.model_validate(data)
-        except ValidationError as error:
-            lines = [self._line(mistake, data, place) for mistake in error.errors(include_url=False)]
-            raise ConfigError("\n".join(lines)) from None
-
-    def _line(self, mistake: Mapping[str, Any], data: Any, place: Place) -> str:
-        """One mistake that pydantic found, as we say it."""
-        kind, loc, context = mistake["type"], mistake["loc"], mistake.get("ctx", {})
-        inside = (*place, *_steps_in(data, loc))
-        last = loc[-1] if loc else ""
-        if kind == "misfit":
-            return self.text((*inside, *context["place"]), context["text"])
-        if kind == "missing":
-            what = f"the setting `{last}` is missing; it has no default" if isinstance(last, str) else "too few values"
-            return self.text(inside, f"{what}.")
-        if kind == "union_tag_invalid":
-            tags = [tag.strip(" '") for tag in str(context["expected_tags"]).split(",")]
-            hint = did_you_mean(str(context["tag"]), tags)
-            return self.text((*inside, "name"), f"no {last} is called '{context['tag']}'. {hint}")
-        if kind == "union_tag_not_found":
-            return self.text(inside, f"a {last} needs its `name`.")
-        said = re.sub("a valid (dictionary|list|tuple).*", lambda kind: _KINDS[kind[1]], mistake["msg"])
-        if not said.startswith("Input should"):
-            return self.text(inside, f"{said[:1].lower()}{said[1:]}.")
-        return self.text(inside, f"{said.removeprefix('Input ')}, not {shown(mistake['input'])}.")
-
-
-#: What YAML calls the kinds of values that pydantic names.
-_KINDS = {"dictionary": "a mapping", "list": "a list", "tuple": "a list"}
-
 
 def misfit(text: str, *place: str | int) -> PydanticCustomError:
     """What a validator raises.
@@ -217,15 +181,13 @@ def refuse(wrong: object, place: str, text: str) -> None:
         raise misfit(text, *(int(step) if step.isdigit() else step for step in place.split(".") if step))
 
 
-def _steps_in(data: Any, loc: Sequence[str | int]) -> Iterator[str | int]:
-    """The steps of pydantic's ``loc`` that are keys and indices of the data; others name members of unions."""
-    for step in loc:
-        if isinstance(data, Mapping) and step in data:
-            yield step
-            data = data[step]
-        elif isinstance(data, list | tuple) and isinstance(step, int) and step < len(data):
-            yield step
-            data = data[step]
+def kind_of_file(data: Any) -> Kind:
+    """What the data of a file describe, as far as their keys tell."""
+    keys = data.keys() if isinstance(data, Mapping) else {"name"}
+    run = keys & {"model", "task", "objective"}
+    if "base" in keys or (keys & {"methods", "stack"} and not run):
+        return "bench"
+    return "run" if run or not keys & {"name", "preset"} else "objective"
 
 
 def flat(data: Any, place: str = "") -> dict[str, Any]:

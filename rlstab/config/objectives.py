@@ -25,27 +25,31 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, create_model
 
-from rlstab.config.document import MAX_DEPTH, Document, Place, shown
+from rlstab.config.document import MAX_DEPTH, Document, Place, kind_of_file, shown
 from rlstab.config.settings import Settings
+from rlstab.config.suggestions import unknown_name
 from rlstab.config.user_code import is_user_code, load_method, located, make, name_in_yaml, portable
+from rlstab.config.validation import require_kind, together, validate
 from rlstab.core.compose import Composition, Observe, Within, compose, observe, walk, within
 from rlstab.core.metadata import docstring
 from rlstab.core.method import Method
 from rlstab.core.objective import TokenObjective, check_complete
 from rlstab.core.registry import Registry
 from rlstab.core.settings import Setting, settings_of
-from rlstab.errors import Conflict, did_you_mean
-from rlstab.presets import PRESETS, Preset, preset
+from rlstab.errors import ConfigError, Conflict, did_you_mean
+from rlstab.files import exists
+from rlstab.presets import PRESETS, Preset
 from rlstab.stages import STAGES
-from rlstab.stages.pipeline import Pipeline, check_exclusions
+from rlstab.stages.pipeline import Pipeline
 from rlstab.stages.stage import AdvantageEstimator, PromptSelector, Stage
 from rlstab.zoo import METHODS
 
@@ -109,35 +113,24 @@ def _item(document: Document, item: Any, place: Place, registry: Registry[Any]) 
     raise document.error(where, f"expected a {registry.noun}, for example {example}, not {shown(item)}.")
 
 
-def _made(document: Document, item: Mapping[Any, Any], place: Place, registry: Registry[Kind]) -> Kind:
+def _made(document: Document, item: Any, place: Place, registry: Registry[Kind]) -> Kind:
     """The method or stage of an item."""
-    settings = dict(item)
+    settings = dict(_item(document, item, place, registry))
     name = settings.pop("name")
     if is_user_code(name):
         cls = load_method(document, name, (*place, "name"), registry)
     else:
-        _require_in_place(document, name, (*place, "name"), registry)
-        with document.at((*place, "name")):
-            cls = registry.get(name)
+        if name not in registry.names():
+            hint = unknown_name(name, registry.names())
+            raise document.error((*place, "name"), f"no {registry.noun} is called '{name}'. {hint}")
+        cls = registry.get(name)
     return _of_class(document, cls, settings, place)
 
 
 def _of_class(document: Document, cls: type[Kind], settings: Mapping[Any, Any], place: Place) -> Kind:
-    checked = document.validate(method_model(cls), {"name": cls.name, **settings}, place)
+    checked = validate(document, method_model(cls), {"name": cls.name, **settings}, place)
     with document.at(place):
         return make(cls, {setting.name: getattr(checked, setting.name) for setting in settings_of(cls)})
-
-
-def _require_in_place(document: Document, name: str, place: Place, registry: Registry[Any]) -> None:
-    """Refuse a name that has another place in a file."""
-    kinds = {
-        "a stage: list it under `stages`": STAGES.names(),
-        f"a preset: write {{preset: {name}}} under `objective`": PRESETS,
-        "a method of the loss: list it under `objective`": METHODS.names(),
-    }
-    for kind, names in kinds.items():
-        if name in names and name not in registry.names():
-            raise document.error(place, f"no {registry.noun} is called '{name}', it is {kind}.")
 
 
 def settings_as_yaml(method: Method[Any]) -> dict[str, Any]:
@@ -163,8 +156,11 @@ def _plain(setting: Setting, value: Any) -> Any:
 
 def load_objective(source: str | Path | Mapping[str, Any] | Sequence[Any]) -> Composition:
     """See :func:`rlstab.load_objective`."""
+    if isinstance(source, str) and re.fullmatch(r"\w+", source) and not exists(source):
+        source = {"preset" if source in PRESETS else "name": source}
     document = Document.read(source) if isinstance(source, str | Path) else Document.of(source)
-    if not isinstance(document.data, Mapping) or document.data.keys() & {"name", "preset"}:
+    require_kind(document, "objective")
+    if kind_of_file(document.data) == "objective":
         document = document.under("objective")
     return build_objective(located(document))
 
@@ -184,25 +180,24 @@ def build_objective(document: Document) -> Composition:
 
 
 def presets_of(data: Any) -> list[Preset]:
-    """The presets that an objective names, in order."""
+    """The presets that an objective names, in order; names that no preset has are left out."""
     if isinstance(data, list | tuple):
         return [recipe for item in data for recipe in presets_of(item)]
     if not isinstance(data, Mapping):
         return []
     inside = [data[key] for key in ("outer", "inner", "method") if key in data]
-    return ([PRESETS[data["preset"]]] if "preset" in data else []) + presets_of(inside)
+    return ([PRESETS[data["preset"]]] if data.get("preset") in PRESETS else []) + presets_of(inside)
 
 
 def _composed(document: Document, data: Any, place: Place) -> Composition:
     if len(place) > MAX_DEPTH:
         raise document.error(place[:4], f"nested deeper than {MAX_DEPTH} levels.")
-    methods: list[TokenObjective] = []
     items, hint = _listed(data, place), ""
-    for item, place_of_item in items:
-        made = _methods(document, item, place_of_item)
-        methods += made
-        if made and isinstance(item, Mapping) and "preset" in item:
-            brought = [leaf.name for method in made for leaf in walk(method)]
+    made = together(partial(_methods, document, item, place_of_item) for item, place_of_item in items)
+    methods = [method for several in made for method in several]
+    for (item, _), several in zip(items, made, strict=True):
+        if several and isinstance(item, Mapping) and "preset" in item:
+            brought = [leaf.name for method in several for leaf in walk(method)]
             cure = f"{{preset: {item['preset']}, drop: [{brought[0]}]}}, or change it by set: {{{brought[0]}: {{...}}}}"
             hint += f"\n  The preset '{item['preset']}' brings {', '.join(brought)}. Leave one out by {cure}."
     if not methods:
@@ -216,13 +211,13 @@ def _methods(document: Document, item: Any, place: Place) -> list[TokenObjective
     if "preset" in item:
         return _preset(document, item, place)
     if item["name"] == "within":
-        parts = document.validate(WithinItem, dict(item), place)
+        parts = validate(document, WithinItem, dict(item), place)
         outer = _composed(document, parts.outer, (*place, "outer"))
         inner = _composed(document, parts.inner, (*place, "inner"))
         with document.at(place):
             return [within(_single(outer), _single(inner))]
     if item["name"] == "observe":
-        part = document.validate(ObserveItem, dict(item), place)
+        part = validate(document, ObserveItem, dict(item), place)
         members = _composed(document, part.method, (*place, "method")).members
         with document.at(place):
             return [observe(method) for method in members]
@@ -234,15 +229,19 @@ def _single(objective: TokenObjective) -> TokenObjective:
 
 
 def _preset(document: Document, item: Mapping[Any, Any], place: Place) -> list[TokenObjective]:
-    checked = document.validate(PresetItem, dict(item), place)
-    with document.at((*place, "preset")):
-        recipe = preset(checked.preset)
+    checked = validate(document, PresetItem, dict(item), place)
+    if checked.preset not in PRESETS:
+        hint = unknown_name(checked.preset, sorted(PRESETS))
+        raise document.error((*place, "preset"), f"no preset is called '{checked.preset}'. {hint}")
+    recipe = PRESETS[checked.preset]
     names = [leaf.name for leaf in walk(recipe.objective)]
-    changed: dict[Place, str] = {("set", name): name for name in checked.set}
-    for step, name in (changed | {("drop", index): name for index, name in enumerate(checked.drop)}).items():
-        if name not in names:
-            text = f"the preset '{checked.preset}' has no method '{name}'. {did_you_mean(name, names)}"
-            raise document.error((*place, *step), text)
+    changed = {("set", name): name for name in checked.set} | {("drop", n): name for n, name in enumerate(checked.drop)}
+    text = f"the preset '{checked.preset}' has no method"
+    wrong = {(*place, *step): name for step, name in changed.items() if name not in names}
+    if wrong:
+        hints = {name: did_you_mean(name, names) for name in wrong.values()}
+        lines = [document.text(step, f"{text} '{name}'. {hints[name]}") for step, name in wrong.items()]
+        raise ConfigError("\n".join(lines))
     adapted = (_adapted(document, method, checked, place) for method in recipe.objective.members)
     return [method for method in adapted if method is not None]
 
@@ -299,26 +298,21 @@ def digest(data: Any) -> str:
 # -- stages ------------------------------------------------------------------------------------------------------------
 
 
-def build_stages(document: Document, recipes: Sequence[Preset], methods: Iterable[str]) -> Pipeline:
+def build_stages(document: Document, recipes: Sequence[Preset]) -> Pipeline:
     """The stages under the key ``stages`` of a run, and those of its presets.
 
     Args:
         document: a mapping.
         recipes: the presets of its objective; the run's own stages come before theirs.
-        methods: names of the methods in its objective.
 
     Raises:
         ConfigError: with file and line.
         Conflict: stages that do not fit together, or presets that bring different ones.
     """
-    stages = [
-        _made(document, _item(document, item, place, STAGES), place, STAGES)
-        for item, place in _listed(document.data.get("stages"), ("stages",))
-    ]
+    items = _listed(document.data.get("stages"), ("stages",))
+    stages = together(partial(_made, document, item, place, STAGES) for item, place in items)
     with document.at(("stages",) if "stages" in document.data else ("objective",)):
-        pipeline = Pipeline.of(*stages, *_brought(recipes, stages))
-        check_exclusions(list(pipeline), dict.fromkeys(methods, "method"))
-    return pipeline
+        return Pipeline.of(*stages, *_brought(recipes, stages))
 
 
 def dump_stages(pipeline: Pipeline) -> list[dict[str, Any]]:

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, PrivateAttr, model_validator
 
 from rlstab.config import settings as parts
 from rlstab.config.document import Document, dump, refuse
-from rlstab.config.objectives import build_objective, build_stages, digest, dump_objective, dump_stages, presets_of
-from rlstab.config.user_code import checksums, located, portable
+from rlstab.config.drift import settings_for
+from rlstab.config.objectives import build_objective, build_stages, dump_objective, dump_stages, presets_of
+from rlstab.config.user_code import located
+from rlstab.config.validation import require_kind, together, validate
 from rlstab.core.compose import Composition, walk
 from rlstab.core.objective import active_methods
-from rlstab.stages.pipeline import Pipeline
-
-#: Estimators whose advantage is 0 for a response without others to the same prompt.
-_IN_GROUPS = frozenset(
-    {"blockwise", "bnpo", "dr_grpo", "gdpo", "grpo", "max_rl", "opo", "opob", "opob_proxy", "optimal_token_baseline"}
-    | {"rloo"}
-)
+from rlstab.stages.pipeline import Pipeline, check_exclusions
 
 
 class RunConfig(parts.Settings):
@@ -37,8 +33,8 @@ class RunConfig(parts.Settings):
     objective: list[dict[str, Any]]
     optimisation: parts.OptimisationSettings = parts.OptimisationSettings()
     engine: parts.Engine = parts.EngineSettings()
-    evaluation: parts.EvaluationSettings = parts.EvaluationSettings()
-    tracking: parts.TrackingSettings = parts.TrackingSettings()
+    evaluation: Annotated[parts.EvaluationSettings, parts.Neutral()] = parts.EvaluationSettings()
+    tracking: Annotated[parts.TrackingSettings, parts.Neutral()] = parts.TrackingSettings()
     seed: parts.Seed = Field(0, description="of the run: prompts, samples, methods that draw")
 
     _composition: Composition = PrivateAttr()
@@ -95,8 +91,7 @@ def load_run(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any
         Conflict: the methods of the objective do not fit together.
     """
     document = Document.read(source) if isinstance(source, str | Path) else Document.of(source)
-    if not isinstance(document.data, Mapping):
-        raise document.error((), "a run is a mapping with the keys model, task, rollout, objective, optimisation, ...")
+    require_kind(document, "run")
     for path, value in (overrides or {}).items():
         document = document.replaced(path, value)
     return build_run(document)
@@ -105,38 +100,31 @@ def load_run(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any
 def build_run(document: Document) -> RunConfig:
     """The run of a document that is a mapping; see :func:`load_run`."""
     document = located(document)
-    data = dict(document.data)
-    composition = build_objective(document)
-    pipeline = build_stages(document, presets_of(data["objective"]), [leaf.name for leaf in walk(composition)])
-    data["stages"] = dump_stages(pipeline)
-    data["objective"] = dump_objective(composition)
-    run = document.validate(RunConfig, data)
-    if run.rollout.group == 1 and pipeline.estimator.name in _IN_GROUPS and not pipeline.expanders:
+    data = {**document.data, "stages": [], "objective": []}
+    checks: list[Callable[[], Any]] = [
+        lambda: build_objective(document),
+        lambda: build_stages(document, presets_of(document.data.get("objective"))),
+        lambda: validate(document, RunConfig, data),
+    ]
+    composition, pipeline, run = together(checks)
+    with document.at(("stages",) if "stages" in document.data else ("objective",)):
+        check_exclusions(list(pipeline), dict.fromkeys((leaf.name for leaf in walk(composition)), "method"))
+    if run.rollout.group == 1 and pipeline.estimator.compares and not pipeline.expanders:
         text = f"'{pipeline.estimator.name}' compares responses to one prompt: one alone teaches nothing. Raise it."
         raise document.error(("rollout", "group"), text)
     if "reward_parts" in pipeline.needs and sum(reward.weight != 0 for reward in run.reward or ()) < 2:
         reader = next(stage.name for stage in pipeline if "reward_parts" in stage.needs)
         text = f"'{reader}' compares rewards one by one, and the run has one: list two with a weight, or use 'grpo'."
         raise document.error(("reward",), text)
-    run = run.model_copy(update={"optimisation": _resolved(run, composition)})
-    run._composition, run._pipeline = composition, pipeline
-    return run
+    lists = {"stages": dump_stages(pipeline), "objective": dump_objective(composition)}
+    resolved: RunConfig = run.model_copy(update={**lists, "optimisation": _resolved(run, composition)})
+    resolved._composition, resolved._pipeline = composition, pipeline
+    return resolved
 
 
 def dump_run(run: RunConfig) -> str:
     """The resolved run as YAML; loads to an equal run."""
     return dump(run.model_dump(mode="json"))
-
-
-def run_hash(run: RunConfig) -> str:
-    """Twelve hexadecimal digits over everything that can change a result beyond the rounding of float32.
-
-    Of user-defined code and files of data, what counts is their name and what is in them.
-    """
-    settings = run.model_dump(mode="json", exclude={"tracking", "engine"})
-    gather = {} if run.engine.gather == "fp32" else {"gather": run.engine.gather}
-    files = checksums(settings)
-    return digest(portable(settings) | gather | ({"code": files} if files else {}))
 
 
 def _resolved(run: RunConfig, composition: Composition) -> parts.OptimisationSettings:
@@ -149,10 +137,8 @@ def _resolved(run: RunConfig, composition: Composition) -> parts.OptimisationSet
     drift = frozenset[str]().union(*(method.reads_drift for method in active_methods(composition) if method.writes))
     several = run.optimisation.optimizer_steps_per_rollout > 1
     old: parts.OldLogprobs = "recompute" if several else "live"
-    if drift & {"sampler", "start"}:
-        old = "recompute"  # else old_logprobs are the sampler's own, and nothing is between them
-    elif run.rollout.staleness or run.rollout.precision is not None or run.rollout.weight_noise:
+    if run.rollout.staleness or run.rollout.precision is not None or run.rollout.weight_noise:
         old = "rollout"  # the sampler is another policy by intention, and the ratio is to it
-    refresh = "step" if drift & {"step", "start"} and several else "rollout"
+    wanted = {"old_logprobs": old, "refresh": "rollout", **settings_for(drift, several)}
     given = run.optimisation.model_dump(include={"old_logprobs", "refresh"}, exclude_none=True)
-    return run.optimisation.model_copy(update={"old_logprobs": old, "refresh": refresh, **given})
+    return run.optimisation.model_copy(update={**wanted, **given})

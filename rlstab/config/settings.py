@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -20,7 +21,6 @@ from pydantic import (
 
 from rlstab.config.document import misfit, refuse
 from rlstab.config.user_code import is_user_code
-from rlstab.errors import did_you_mean
 
 #: More than any run has of anything that is counted.
 MOST = 10_000_000
@@ -34,43 +34,6 @@ TASK_GROUP = "rlstab.tasks"
 #: Metrics `reward/...` that the trainer and the report write themselves.
 TAKEN = frozenset({"area", "best", "last", "mean", "shaped_mean", "true", "zero_std_groups"})
 
-#: What settings of TRL's GRPOConfig are called here.
-TRL_NAMES = {
-    "beta": "objective: [{name: kl, coefficient: ...}]",
-    "epsilon": "objective: [{name: clip_higher, low: ...}]",
-    "epsilon_high": "objective: [{name: clip_higher, high: ...}]",
-    "eval_steps": "evaluation.every",
-    "learning_rate": "optimisation.lr",
-    "loss_type": "objective, for example [token_mean]",
-    "lr_scheduler_type": "optimisation.schedule",
-    "max_completion_length": "rollout.max_new_tokens",
-    "max_steps": "optimisation.rollouts",
-    "model_name_or_path": "model.name",
-    "num_generations": "rollout.group",
-    "num_iterations": "optimisation.epochs",
-    "output_dir": "tracking.out",
-    "per_device_train_batch_size": "optimisation.micro_batch_size",
-    "report_to": "tracking.trackers",
-    "reward_funcs": "reward",
-    "save_steps": "tracking.checkpoint_every",
-    "save_total_limit": "tracking.keep_checkpoints",
-    "scale_rewards": "stages: [{name: grpo, std: ...}]",
-}
-
-#: What others cut or change the distribution of the sampler by.
-CUTS = ("top_p", "top_k", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "repetition_penalty")
-
-#: What an unknown key is answered with where the nearest known one would not help.
-HINTS = {
-    **{name: f"What GRPOConfig calls '{name}' is here: {ours}." for name, ours in TRL_NAMES.items()},
-    **dict.fromkeys(
-        CUTS,
-        "Responses are drawn from the whole distribution: the ratio would divide by the log-probs of another one. "
-        "Remove it; for less random responses lower rollout.temperature, which the loss knows.",
-    ),
-    "dropout": "The ratio compares two policies, not two dropout masks, so there is none. Remove it.",
-}
-
 Count = Annotated[int, Field(ge=1, le=MOST)]
 #: A count that may be 0, which mostly means never.
 Every = Annotated[int, Field(ge=0, le=MOST)]
@@ -80,6 +43,21 @@ Positive = Annotated[float, Field(gt=0)]
 #: What torch.manual_seed takes, with room for what a run adds to it.
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 EngineName: TypeAlias = Literal["auto", "ddp", "fsdp2"]
+
+
+@dataclass(frozen=True)
+class Neutral:
+    """Mark on the field of a setting that cannot change what a run learns beyond the rounding of float32.
+
+    Everything that asks whether two runs are comparable reads it by :func:`rlstab.config.identity.is_neutral`.
+
+    Attributes:
+        measured: whether it changes what evaluations measure.
+        unless: a setting and the value of it with which this one counts after all; empty where it never does.
+    """
+
+    measured: bool = False
+    unless: tuple[()] | tuple[str, Any] = ()
 
 
 def _or(key: str, schema: Any) -> BeforeValidator:
@@ -97,19 +75,6 @@ class Settings(BaseModel):
     """A part of a run."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known_keys(cls, given: Any) -> Any:
-        for key in given if isinstance(given, Mapping) else ():
-            if key not in cls.model_fields:
-                fields = cls.model_fields.items()
-                owners = [name for name, field in fields if key in getattr(field.annotation, "model_fields", ())]
-                hint = (
-                    f"Write it under `{owners[0]}`." if len(owners) == 1 else did_you_mean(str(key), cls.model_fields)
-                )
-                raise misfit(f"unknown key '{key}'. {HINTS.get(key, hint)}", key)
-        return given
 
     def _leave_out(self, names: Iterable[str], why: str) -> None:
         """Refuse settings that nothing reads, where they differ from their defaults."""
@@ -219,7 +184,9 @@ class WorkerSettings(Settings):
     """A scorer that may hang on a completion."""
 
     time_limit: Positive = Field(5.0, description="seconds for a completion; then its reward is 0")
-    workers: Annotated[int, Field(ge=1, le=1024)] = Field(2, description="processes that score, for each that trains")
+    workers: Annotated[int, Field(ge=1, le=1024), Neutral()] = Field(
+        2, description="processes that score, for each that trains"
+    )
     memory: Annotated[float, Field(ge=0.25, le=1e6)] = Field(2.0, description="GiB of address space of each of them")
     environment: Variables | None = Field(None, description="names of environment variables that they may read")
 
@@ -358,9 +325,8 @@ TEMPLATE_TAKEN = frozenset(
 )
 
 #: Texts that end a response.
-Stops: TypeAlias = Annotated[
-    tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False, min_length=1), _or_alone(str)
-]
+_Stop: TypeAlias = Annotated[str, Field(min_length=1)]
+Stops: TypeAlias = Annotated[tuple[_Stop, ...], Field(strict=False, min_length=1), _or_alone(_Stop)]
 
 Precision: TypeAlias = Literal["bf16", "fp8", "int8", "int4", "int3", "int2"]
 
@@ -372,7 +338,7 @@ class RolloutSettings(Settings):
     group: Count = Field(8, description="responses per prompt")
     max_new_tokens: Annotated[int, Field(ge=1, le=10**6)] = Field(24, description="then a response is cut off")
     temperature: Annotated[float, Field(ge=1e-3, le=1e3)] = Field(1.0, description="divides logits everywhere")
-    batch_size: Count = Field(128, description="responses sampled at a time on one rank")
+    batch_size: Annotated[Count, Neutral()] = Field(128, description="responses sampled at a time on one rank")
     staleness: Every = Field(0, description="updates by which the sampler's weights are behind, less at the start")
     precision: Precision | None = Field(None, description="of the sampler's weights")
     weight_noise: Annotated[float, Field(ge=0, le=1e3)] = Field(
@@ -444,7 +410,9 @@ class OptimisationSettings(Settings):
     rollouts: Count = Field(200, description="of the run; each gives epochs times mini_batches optimizer steps")
     epochs: Count = Field(1, description="passes over a rollout")
     mini_batches: Count = Field(1, description="optimizer steps per pass; divides the prompts")
-    micro_batch_size: Count = Field(128, description="responses in one forward and backward; does not change the loss")
+    micro_batch_size: Annotated[Count, Neutral(unless=("optimisation.scope", "microbatch"))] = Field(
+        128, description="responses in one forward and backward; does not change the loss"
+    )
     lr: Share = Field(1e-6, description="learning rate")
     warmup_optimizer_steps: Every = Field(0, description="of linear warm-up; then as `schedule` says")
     schedule: Schedule | None = Field(None, description="of transformers; null is constant after the warm-up")
@@ -460,7 +428,7 @@ class OptimisationSettings(Settings):
     )
     scope: Literal["step", "microbatch"] = Field("step", description="of statistics; microbatch is for comparisons")
     precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16 is autocast over float32 weights")
-    gradient_checkpointing: bool = Field(False, description="less memory for more computation")
+    gradient_checkpointing: Annotated[bool, Neutral()] = Field(False, description="less memory for more computation")
 
     @model_validator(mode="after")
     def _fit(self) -> OptimisationSettings:
@@ -490,9 +458,11 @@ class OptimisationSettings(Settings):
 class EngineSettings(Settings):
     """Where the weights are, and how gradients of several processes become one. It does not change what is learnt."""
 
-    name: EngineName = Field("auto", description="all weights in each process, or shards")
+    name: Annotated[EngineName, Neutral()] = Field("auto", description="all weights in each process, or shards")
     gather: Literal["fp32", "bf16"] = Field("fp32", description="fsdp2: dtype of gathered weights in a step")
-    offload: bool = Field(False, description="fsdp2: shards and the optimizer stay in the host's memory")
+    offload: Annotated[bool, Neutral()] = Field(
+        False, description="fsdp2: shards and the optimizer stay in the host's memory"
+    )
 
     @model_validator(mode="after")
     def _of_shards(self) -> EngineSettings:
@@ -511,8 +481,10 @@ class EvaluationSettings(Settings):
     every: Every = Field(50, description="rollouts between evaluations, the end included; 0 is never")
     start: bool = Field(True, description="also before training")
     sampler: bool = Field(False, description="also the sampler's policy, where it is another: eval/sampler/...")
-    prompts: Count = Field(256, description="held-out prompts")
-    samples: Count = Field(4, description="responses per prompt for the mean and pass@k")
+    prompts: Annotated[Count, Neutral(measured=True)] = Field(256, description="held-out prompts")
+    samples: Annotated[Count, Neutral(measured=True)] = Field(
+        4, description="responses per prompt for the mean and pass@k"
+    )
     pass_at: tuple[Count, ...] | None = Field(
         None, strict=False, description="the k of pass@k, each at most samples; null is 4, or samples where it is less"
     )
@@ -537,6 +509,4 @@ class TrackingSettings(Settings):
     checkpoint_every: Every = Field(50, description="rollouts between checkpoints, besides the last; 0 is never")
     keep_checkpoints: Count = Field(2, description="so many of the newest stay")
     samples: Every = Field(2, description="responses of each rollout written to samples.jsonl")
-    trace_every: Every = Field(0, description="rollouts between those traced to tokens.jsonl; 0 is never")
-    dump_every: Every = Field(0, description="optimizer steps between those dumped for `rlstab replay`; 0 is never")
-    trace_responses: Count = Field(16, description="responses of a traced rollout, in whole groups, at least one")
+    dump_every: Every = Field(0, description="optimizer steps between those recorded in `dump`; 0 is never")

@@ -55,7 +55,7 @@ def _changed(
     data: Any, code: Callable[[str, str, Place], str], path: Callable[[str, Place], str], place: Place = ()
 ) -> Any:
     """The data with every file and name of user code changed, and every setting that may be a path."""
-    if len(place) > MAX_DEPTH:  # refused by whoever reads it
+    if len(place) > MAX_DEPTH:  # refused where it is read
         return data
     if isinstance(data, Mapping):
         return {key: _changed(value, code, path, (*place, key)) for key, value in data.items()}
@@ -71,8 +71,9 @@ def _changed(
 # -- paths -------------------------------------------------------------------------------------------------------------
 
 
-#: Names of models that are no paths.
-SHIPPED_MODELS = ("chain-tiny", "countdown-tiny", "littered-tiny", "shift-tiny")
+_DATA = Path(__file__).parent.parent / "data"
+#: Names of the models that ship with the package, which are not paths.
+SHIPPED_MODELS = tuple(sorted(config.parent.name for config in _DATA.glob("*/config.json")))
 
 
 def located(document: Document) -> Document:
@@ -264,7 +265,7 @@ def _sum_of_file(path: Path, size: int, modified: int) -> str:
 def _imported(path: Path) -> list[Path]:
     """Files of its folder that a file of code imports, or that those do; in a clone rlstab itself is none of them."""
     finder = ModuleFinder([str(path.parent)], excludes=["rlstab"])
-    with suppress(SyntaxError, ValueError, OSError):  # whoever loads it says so
+    with suppress(SyntaxError, ValueError, OSError):  # loading it says so
         finder.run_script(str(path))
     files = (getattr(module, "__file__", None) for module in finder.modules.values())
     return sorted(Path(file) for file in files if file and Path(file) != path)

@@ -278,7 +278,7 @@ def _ratio(policy: PolicyOutputs, constants: Constants, part: Part) -> Tensor:
 
 
 def _gates(part: Part, ratio: Tensor, constants: Constants, report: dict[str, Mean]) -> Tensor:
-    """``(n,)`` product of the gates that act; 1 where nothing pulls, for there live values need not be there.
+    """``(n,)`` product of the gates that act; 1 where the gradient is zero, since live values may be missing there.
 
     The surrogate is one of them, relative to the ratio whose place it takes.
     """

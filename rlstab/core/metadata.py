@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal, TypeVar
-
-#: ``conflicts``: one undoes what the other does. ``redundant``: both do one thing, or one leaves the other little to
-#: do. ``note``: they do not hinder each other, and what comes of it may surprise. ``good``: known to go well together.
-Kind = Literal["conflicts", "redundant", "note", "good"]
 
 #: What makes training unstable, by the name under which a method says that it is meant against it.
 SOURCES: Mapping[str, str] = {
@@ -23,9 +18,6 @@ SOURCES: Mapping[str, str] = {
     "reference": "a reward that does not measure everything: what it does not measure drifts",
     "off-policy": "a sampler that differs from the policy: different kernels or precision, older weights",
 }
-
-#: Stands for every method that drops tokens.
-MASK = "any mask"
 
 Method = TypeVar("Method")
 
@@ -52,60 +44,25 @@ class NoOpAt:
         return self.settings is not None and all(getattr(method, name) == at for name, at in self.settings.items())
 
 
-@dataclass(frozen=True)
-class Interaction:
-    """What a method and another one do to each other; only one of the two declares it.
-
-    Attributes:
-        kind: see :data:`Kind`.
-        others: name of the other method, or names; or :data:`MASK`.
-        why: one or two sentences, the first without a capital. ``{own}`` and ``{other}`` become the names; with several
-            others that may be "a, b and c".
-        where: holds only for methods with these settings. ``why`` says which.
-        nested: also holds where one of them acts within the other.
-    """
-
-    kind: Kind
-    others: str | tuple[str, ...]
-    why: str
-    where: Callable[[Any, Any], bool] = lambda own, other: True
-    nested: bool = True
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The others, always several."""
-        return (self.others,) if isinstance(self.others, str) else self.others
-
-    def holds(self, own: object, other: Any) -> bool:
-        """Whether it holds between two methods at their settings."""
-        named = other.name in self.names or (MASK in self.names and "keep" in other.writes)
-        return named and self.where(own, other)
-
-    def says(self, own: str, *others: str) -> str:
-        """The sentence about these methods, names in backticks."""
-        *first, last = [name if name == MASK else f"`{name}`" for name in others]
-        return self.why.format(own=f"`{own}`", other=f"{', '.join(first)} and {last}" if first else last)
-
-
-conflicts = partial(Interaction, "conflicts")
-redundant = partial(Interaction, "redundant")
-note = partial(Interaction, "note")
-good = partial(Interaction, "good")
-
 #: Of a method that acts by how far the ratio is from 1.
 ON_POLICY = NoOpAt(None, "Where every ratio is exactly 1, as with one optimizer step per rollout.")
 #: Of one that does so only where it is anchored at the old policy.
 ON_POLICY_OLD = NoOpAt(None, f"With anchor 'old', w{ON_POLICY.why[1:]}")
 
-#: Of a method whose penalty has no mask of its own.
-EVERY_TOKEN = note(
-    MASK,
-    "{own} acts on every token, also on those that {other} drops: penalties ignore masks.",
-    nested=False,
-)
 
-#: Of a method whose divisor does not depend on what is kept.
-FIXED_LENGTH = conflicts(MASK, "{own} divides by a fixed length, so the tokens that {other} drops still count in it.")
+@dataclass(frozen=True)
+class IdleSign:
+    """A metric by which a run shows that a method never acted.
+
+    Attributes:
+        metric: its name after that of the method.
+        why: what that says, with settings in braces.
+        at: 0, above which it never rose, or 1, below which it never fell.
+    """
+
+    metric: str
+    why: str
+    at: Literal[0, 1] = 0
 
 
 @dataclass(frozen=True)
@@ -115,7 +72,8 @@ class About:
     Attributes:
         addresses: the sources of instability that it is meant against, of :data:`SOURCES`.
         no_op_at: where it is the identity. The laws check the settings that are named.
-        interacts: what it and other methods do to each other, where the other one does not say so already.
+        idle_signs: metrics that show that it never acted, the most telling first; without any, and without a metric
+            that is a share of the tokens that it touched, a report does not tell.
         expects: what it was published with, by name (or a field of Terms that another method fills), each with the
             reason. It works without, and a warning says that it is then not what its source describes.
         exceptions: laws of :mod:`rlstab.testing` that it does not obey, each with the reason.
@@ -123,7 +81,7 @@ class About:
 
     addresses: Set[str] = frozenset()
     no_op_at: tuple[NoOpAt, ...] = ()
-    interacts: tuple[Interaction, ...] = ()
+    idle_signs: tuple[IdleSign, ...] = ()
     expects: Mapping[str, str] = field(default_factory=dict)
     exceptions: Mapping[str, str] = field(default_factory=dict)
 

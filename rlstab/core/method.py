@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeAlias, TypeV
 
 import torch
 
+from rlstab.core.batch import BASICS, SIGNALS
 from rlstab.core.comm import Comm, LocalComm, Rounds, carried_out
 from rlstab.core.metadata import About, summary
 from rlstab.core.settings import check_settings, settings_of
@@ -36,6 +37,8 @@ class Method(ABC, Generic[Part]):
 
     name: ClassVar[str]
     about: ClassVar[About] = About()
+    #: What `needs` may name that rlstab knows; other names are signals that a user makes.
+    known_needs: ClassVar[Set[str]] = frozenset({*SIGNALS, *BASICS})
     #: The abstract method that every kind of it has to define.
     _acts_by: ClassVar[str] = ""
 

@@ -229,13 +229,13 @@ def check_methods(caller: str, given: Sequence[object]) -> None:
     for item in given:
         if isinstance(item, TokenObjective):
             for attribute in SETS:
-                check_declared(type(item).__qualname__, attribute, getattr(item, attribute))
+                check_declared(type(item).__qualname__, attribute, getattr(item, attribute), item.known_needs)
             continue
         what = kind_of(item)
         if isinstance(item, type) and issubclass(item, TokenObjective):
             what, fix = f"the class {item.__name__}", f"Make a method of it: {item.__name__}()"
         elif isinstance(item, str):
-            what, fix = f"the name '{item}'", f"Write load_objective([{{'name': '{item}'}}]), or make the method"
+            what, fix = f"the name '{item}'", f"Write load_objective('{item}'), or make the method"
         elif isinstance(item, Iterable) and not isinstance(item, Mapping):
             fix = "Spread it: compose(*methods)" if caller == "compose" else "Compose it first: compose(*methods)"
         elif isinstance(getattr(item, "objective", None), TokenObjective):
@@ -256,7 +256,7 @@ def check_fit(keyed: Mapping[str, TokenObjective]) -> None:
         for slot in sorted(method.writes & set(SLOTS)):
             if slot in owner:
                 raise Conflict(
-                    f"'{owner[slot]}' and '{key}' both define the {slot}, of which there is one.\n  Remove one of them."
+                    f"'{owner[slot]}' and '{key}' both define the {slot}; only one method can.\n  Remove one of them."
                 )
             owner[slot] = key
     options: dict[str, tuple[str, float]] = {}

@@ -1,4 +1,4 @@
-"""One optimizer step that comes in parts: measure, reduce, advance, count, reduce; then a loss for each part.
+"""All decisions of one optimizer step that comes in parts: measure, reduce, advance, count, reduce; then the losses.
 
 The statistics and the denominators belong to the whole optimizer step over all ranks, so the sum of the parts' losses,
 and its gradient, do not depend on how it was cut.
@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -111,7 +111,7 @@ class Plan:
                 )
         with torch.no_grad():
             piece = Part.of(batch, self.settled, terms_of(self.objective, batch.evidence(), self.settled, self.state))
-            return _counted(piece, _tally(piece))
+            return _counted(piece, _Counts(*_counts_of(piece).tolist()))
 
     @cached_property
     def _measured(self) -> dict[int, int]:
@@ -206,35 +206,34 @@ def make_plan(
             )
         planned = []
         for part, evidence in zip(parts, seen, strict=True):
-            own = stat if scope == "step" else measure_all(objective, [evidence], state, LocalComm())[0]
-            planned.append(Part.of(part, own, terms_of(objective, evidence, own, state)))
+            settled = stat if scope == "step" else measure_all(objective, [evidence], state, LocalComm())[0]
+            planned.append(Part.of(part, settled, terms_of(objective, evidence, settled, state)))
         lr_scale = _lr_scale(objective, planned if scope == "step" else [], stat, state)
-        tallies = [_tally(part) for part in planned] or [torch.zeros(7, dtype=torch.float64)]
-        flat = torch.cat([*tallies, _repeated(parts)]).cpu()  # one wait for the device
-        tally = flat[:-1].view(-1, 7)
-        totals = comm.sum(torch.cat([tally.sum(0), flat[-1:]])).tolist()
-        kept_tokens, kept_sequences, tokens, sequences, live, penalised, invalid_count, repeated = totals
+        flat = torch.cat([*map(_counts_of, planned), _repeated(parts)]).cpu()  # one wait for the device
+        by_part = flat[:-1].view(len(planned), len(_Counts._fields))
+        *sums, repeated = comm.sum(torch.cat([by_part.sum(0), flat[-1:]])).tolist()
+    counted = _Counts(*sums)
     if repeated:
         raise OutOfRange(
             f"{int(repeated)} sequences of this optimizer step have the id of one in another part, so that random "
             f"numbers would repeat. Give every response of all parts an id of its own: from_padded(sequence_ids=...)."
         )
-    if invalid_count:
-        raise _misfit(objective, planned, state, int(invalid_count))
+    if counted.invalid:
+        raise _misfit(objective, planned, state, int(counted.invalid))
     return Plan(
         objective=objective,
         state=state,
         settled=stat,
-        parts=tuple(map(_counted, planned, tally)),
-        kept=Totals(kept_tokens, kept_sequences),
-        everything=Totals(tokens, sequences),
-        live_tokens=int(live),
-        penalised=int(penalised),
+        parts=tuple(_counted(part, _Counts(*row)) for part, row in zip(planned, by_part.tolist(), strict=True)),
+        kept=Totals(counted.kept_tokens, counted.kept_sequences),
+        everything=Totals(counted.tokens, counted.sequences),
+        live_tokens=int(counted.live),
+        penalised=int(counted.penalised),
         lr_scale=lr_scale,
     )
 
 
-def member_terms(plan: Plan, which: int | TokenBatch) -> dict[str, Member]:
+def member_terms(plan: Plan, which: int | TokenBatch | Part) -> dict[str, Member]:
     """The terms of each method of a plan on one of its parts, before they are merged; computed again at each call.
 
     Keys are the prefixes of the methods' metrics: those of a composition, inside :func:`within` followed by ``/outer``
@@ -262,7 +261,7 @@ def _checked_parts(parts: Sequence[TokenBatch]) -> list[TokenBatch]:
 
 
 def _lr_scale(objective: TokenObjective, parts: Sequence[Part], stat: Settled, state: State) -> float:
-    """What multiplies the learning rate: what the methods say without a token, for it is the same everywhere.
+    """What multiplies the learning rate: taken from an empty part, since it is the same in every part.
 
     Raises:
         MethodError: a method says otherwise on some part, so ranks would train at different learning rates.
@@ -280,10 +279,28 @@ def _lr_scale(objective: TokenObjective, parts: Sequence[Part], stat: Settled, s
     return 1.0 if lr_scale is None else lr_scale
 
 
-def _tally(part: Part) -> Tensor:
-    """``(7,)`` float64: kept tokens and sequences, all of them, tokens that pull, those under penalties, and
-    values that no loss can take.
+class _Counts(NamedTuple):
+    """What is counted in a part, or in all of them.
+
+    Attributes:
+        kept_tokens, kept_sequences: tokens that are kept, and sequences with at least one of them.
+        tokens, sequences: all of them.
+        live: tokens whose policy term can have a gradient.
+        penalised: tokens under a penalty with a coefficient, summed over penalties.
+        invalid: values of the terms that no loss can take.
     """
+
+    kept_tokens: float
+    kept_sequences: float
+    tokens: float
+    sequences: float
+    live: float
+    penalised: float
+    invalid: float
+
+
+def _counts_of(part: Part) -> Tensor:
+    """``(7,)`` float64 on the device of the tokens, in the order of :class:`_Counts`."""
     whole, zero = counts(part.batch, None), torch.zeros((), dtype=torch.float64, device=part.advantages.device)
     kept = whole if part.terms.keep is None else counts(part.batch, part.terms.keep)
     active = [penalty for penalty in part.terms.penalties.values() if penalty.coefficient != 0]
@@ -294,25 +311,25 @@ def _tally(part: Part) -> Tensor:
     return torch.cat([kept, whole, torch.stack([part.has_gradient.count_nonzero().double(), penalised, invalid])])
 
 
-def _counted(part: Part, tally: Tensor) -> Part:
-    return replace(part, trains=bool(tally[4]), penalised=bool(tally[5]))
+def _counted(part: Part, counted: _Counts) -> Part:
+    return replace(part, trains=bool(counted.live), penalised=bool(counted.penalised))
 
 
 def _repeated(parts: Sequence[TokenBatch]) -> Tensor:
     """``(1,)`` float64: how many sequences with tokens have the id of one in another part of this rank.
 
-    Within a part a host may name equal responses alike: by what they say, the id is the same in every cut.
+    Within a part a host may give equal responses one id, made from their tokens: it is the same in every cut.
     """
     if len(parts) < 2:
         return torch.zeros(1, dtype=torch.float64, device=parts[0].sequence_ids.device if parts else None)
     ids, order = torch.cat([part.sequence_ids for part in parts]).sort(stable=True)
-    place = torch.cat([torch.full_like(part.sequence_ids, place) for place, part in enumerate(parts)])[order]
+    number = torch.cat([torch.full_like(part.sequence_ids, number) for number, part in enumerate(parts)])[order]
     filled = torch.cat([part.lengths for part in parts])[order] > 0
-    return ((ids.diff() == 0) & (place.diff() != 0) & filled[1:] & filled[:-1]).count_nonzero().double().view(1)
+    return ((ids.diff() == 0) & (number.diff() != 0) & filled[1:] & filled[:-1]).count_nonzero().double().view(1)
 
 
 def _misfit(objective: TokenObjective, parts: Sequence[Part], state: State, count: int) -> MethodError:
-    """The error of weights and bonuses that no loss can take; who gave them is looked up now."""
+    """The error of weights and bonuses that no loss can take; which method gave them is looked up now."""
     invalid = [
         (f"'{key}'", int(member.terms.invalid_count))
         for part in parts

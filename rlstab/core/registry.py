@@ -61,6 +61,10 @@ class Registry(Generic[Kind]):
             self._classes[name] = getattr(import_module(module), attribute)
         return self._classes[name]
 
+    def known(self, name: str) -> type[Kind] | None:
+        """The class of this name; None where there is none, as of one that a user's file names."""
+        return self.get(name) if name in self.names() else None
+
     def register(self, cls: type[Kind]) -> type[Kind]:
         """Make a class known by its ``name``, in YAML too; works as a decorator.
 

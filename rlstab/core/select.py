@@ -44,7 +44,8 @@ def selection(asked: Mapping[str, tuple[Tensor, Ranks]], alone: bool) -> Rounds[
     Args:
         asked: for each set its ``(n,)`` values on this rank, float32 or float64, on any device, perhaps none; and
             which order statistics are wanted. The names are those of every rank. -0.0 equals 0.0, and NaN is above
-            every number. Where some ranks hold float32 and others float64, all go on in float64, after one sum in vain.
+            every number. Where some ranks hold float32 and others float64, all go on in float64, after one discarded
+            reduction.
         alone: nothing travels.
     """
     searches = {name: _Search(values, ranks, alone) for name, (values, ranks) in sorted(asked.items())}

@@ -151,5 +151,5 @@ def check_order(owner: object, name: str, *settings: str) -> None:
 
 
 def percent(share: float) -> str:
-    """A share as one says it: 0.07 is ``7 %``."""
+    """A share as a percentage: 0.07 is ``7 %``."""
     return f"{100 * share:.15g} %"  # 15 digits: 100 * 0.07 is 7.000000000000001

@@ -17,7 +17,7 @@ from rlstab.core.batch import TokenBatch, described
 from rlstab.core.metadata import SOURCES, About
 from rlstab.core.stats import Mean, Pool, Stat, Summary
 from rlstab.core.terms import WRITABLE, Bounds, Gate, Penalty, Surrogate, Terms
-from rlstab.errors import MethodError, OutOfRange, did_you_mean, kind_of
+from rlstab.errors import MethodError, OutOfRange, did_you_mean, kind_of, misspelt
 
 #: How far one policy has moved from another, which a method may compare: the live policy from `old_logprobs` (the
 #: ratio); the policy at the start of the optimizer step, `logprobs`, from `old_logprobs`; `old_logprobs` from
@@ -71,7 +71,7 @@ def check_class(cls: type) -> None:
     for attribute in SETS:
         value: object = getattr(cls, attribute, frozenset())  # a stage writes no terms
         if not isinstance(value, property):
-            check_declared(who, attribute, value)
+            check_declared(who, attribute, value, cls.known_needs)  # type: ignore[attr-defined]  # of a Method
     excludes = getattr(cls, "excludes", {})
     reasons = isinstance(excludes, Mapping) and all(isinstance(text, str) for item in excludes.items() for text in item)
     if not reasons and not isinstance(excludes, property):
@@ -82,8 +82,14 @@ def check_class(cls: type) -> None:
     _require_known(f"{who}: about addresses", about.addresses, SOURCES)
 
 
-def check_declared(who: str, attribute: str, value: object) -> None:
+def check_declared(who: str, attribute: str, value: object, signals: Collection[str]) -> None:
     """Refuse a declaration that is not a set of names, or that names something unknown.
+
+    Args:
+        who: the class.
+        attribute: one of :data:`SETS`.
+        value: what is declared.
+        signals: what ``needs`` may name, besides signals that a user makes.
 
     Raises:
         MethodError: with the nearest known name.
@@ -96,6 +102,11 @@ def check_declared(who: str, attribute: str, value: object) -> None:
         )
     if known:
         _require_known(f"{who}: {attribute} names", value, known)
+    for name in sorted(value) if attribute == "needs" else ():
+        if (meant := misspelt(name, signals)) is not None:
+            raise MethodError(
+                f"{who}: needs names '{name}'. Did you mean '{meant}'? A signal of your own needs a name less like it."
+            )
 
 
 def checked_stat(who: str, method: str, stat: object) -> Stat:

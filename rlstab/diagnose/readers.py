@@ -10,19 +10,23 @@ import csv
 import io
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from rlstab.diagnose.metric_aliases import known
 from rlstab.diagnose.run_log import RunLog, log_of
 from rlstab.errors import ReportError, reason
 from rlstab.files import exists, is_dir, leads_away
+from rlstab.record import Step, read_dump
+from rlstab.record.foreign import exports
+from rlstab.record.step import DID
 from rlstab.report.formatting import counted, ranges
 from rlstab.report.load import find_runs
 from rlstab.report.runs import RunRecord
-from rlstab.report.token_traces import Sample, exports, last_number, read_tokens
 from rlstab.safe_read import as_number, as_step, parse_json, read_bytes, read_object, text_of
 
 #: In every checkpoint of transformers, and in the output folder where the trainer was asked to save it.
@@ -90,7 +94,7 @@ def read_logs(path: str | Path) -> list[RunLog]:
             if "curves" in data and "format" in data:
                 return _own(path)
             if "token_ids" in data or ("tokens" in data and "sequence_id" in data):
-                return _token_export(path)
+                return _tokens(path)
             break
     return _trainer_state(path, text) if path.suffix.lower() == ".json" else _lines(path, text)
 
@@ -99,7 +103,7 @@ def _folder(path: Path) -> list[RunLog]:
     if (path / STATE).is_file() or any(path.glob(f"checkpoint-*/{STATE}")):
         return _output_folder(path)
     if exports(path):
-        return _token_export(path)
+        return _tokens(path)
     try:
         return _own(path)
     except ReportError as error:
@@ -133,7 +137,7 @@ def _left_out(numbers: list[int], what: str) -> tuple[str, ...]:
 # -- lines -------------------------------------------------------------------------------------------------------------
 
 #: A step on verl's console, behind what Ray and progress bars write before it.
-_CONSOLE = re.compile(r"(?<![\w/])step:(\d+) - (.*)")
+_CONSOLE = re.compile(r"(?<![\w/])step:(\d{1,18}) - (.*)")
 #: A number as numpy prints it: ``np.float64(0.2)``.
 _NUMPY = re.compile(r"(?:np|numpy)\.\w+\((.*)\)")
 
@@ -183,11 +187,17 @@ def _console(text: str) -> Iterator[tuple[str, float]]:
 # -- transformers ------------------------------------------------------------------------------------------------------
 
 
+def _number_of(checkpoint: str) -> int:
+    """Of a checkpoint, by the name of its folder; 0 without one."""
+    digits = checkpoint.rpartition("-")[2]
+    return int(digits) if digits.isdecimal() else 0
+
+
 def _output_folder(path: Path) -> list[RunLog]:
     """What holds the longest history: the state of the folder itself, or of the newest checkpoint that can be read."""
     remarks: list[str] = []
     found: list[RunLog] = []
-    states = sorted(path.glob(f"checkpoint-*/{STATE}"), key=lambda state: last_number(state.parent.name), reverse=True)
+    states = sorted(path.glob(f"checkpoint-*/{STATE}"), key=lambda state: _number_of(state.parent.name), reverse=True)
     for newest in ([path / STATE], states):
         for state in newest:
             if not exists(state):
@@ -321,31 +331,23 @@ def _own_run(run: RunRecord) -> RunLog:
 # -- tokens ------------------------------------------------------------------------------------------------------------
 
 
-def _token_export(path: Path) -> list[RunLog]:
-    """Token exports of prime-rl, and our own traces: what each step says of its tokens becomes a row."""
-    tokens = read_tokens(path)
-    steps: dict[int, list[Sample]] = {}
-    for sample in tokens.samples:
-        steps.setdefault(sample.rollout, []).append(sample)
-    rows = {step: _row(samples) for step, samples in steps.items()}
-    notes = tuple(note for note in tokens.notes if "tokenizer" not in note)
-    return [log_of(rows, title=str(path), writer="a token trace", remarks=notes)]
+def _tokens(path: Path) -> list[RunLog]:
+    """The export of another trainer: what each step says of its tokens becomes a row."""
+    dump = read_dump(path)
+    rows = {step.number: _row(step) for step in dump.steps}
+    return [log_of(rows, title=str(path), writer="a token trace", remarks=tuple(dump.notes))]
 
 
-def _row(samples: list[Sample]) -> dict[str, float]:
-    # log of new over old; the ratio is missing where the trainer did not export it
-    gaps = [math.log(ratio) for sample in samples for ratio in sample.ratio if ratio is not None and ratio > 0]
-    means = {
-        "tokens/entropy": _mean(value for sample in samples for value in sample.entropies if value is not None),
-        "response/length": _mean(float(len(sample.tokens)) for sample in samples),
-        "reward/mean": _mean(sample.reward for sample in samples if sample.reward is not None),
-        "ratio/clipped": _mean(float(value) for sample in samples for value in sample.clipped),
-        "mismatch/k3": _mean(math.expm1(gap) - gap for gap in gaps),
-        "sampler/gap": _mean(map(abs, gaps)),
+def _row(step: Step) -> dict[str, float]:
+    batch = step.batch
+    gaps = (batch.logprobs - batch.old_logprobs).double()  # log of new over old
+    values = {
+        "tokens/entropy": batch.entropies,
+        "response/length": step.tensors["lengths"],
+        "reward/mean": step.tensors.get("rewards"),
+        "ratio/clipped": step.tensors.get(f"{DID}trust_region/clipped"),
+        "mismatch/k3": torch.expm1(gaps) - gaps,
+        "sampler/gap": gaps.abs(),
     }
-    return {name: value for name, value in means.items() if value is not None}
-
-
-def _mean(values: Iterable[float]) -> float | None:
-    listed = list(values)
-    return math.fsum(listed) / len(listed) if listed else None
+    finite = {name: column[column.isfinite()] for name, column in values.items() if column is not None}
+    return {name: float(column.double().mean()) for name, column in finite.items() if column.numel()}

@@ -11,7 +11,8 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from rlstab.config.bundled_examples import Kind, examples
+from rlstab.config.bundled_examples import examples
+from rlstab.config.document import Kind
 from rlstab.core.batch import BASICS
 from rlstab.core.metadata import SOURCES, summary
 from rlstab.core.method import Method

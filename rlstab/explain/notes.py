@@ -4,36 +4,25 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
-from typing import get_args
 
 from rlstab.config import RunConfig
-from rlstab.config.settings import OptimisationSettings
+from rlstab.config.drift import why_idle
 from rlstab.core.compose import Composition, walk
-from rlstab.core.metadata import Kind
 from rlstab.core.objective import TokenObjective, active_methods, unmet
+from rlstab.core.settings import settings_of
 from rlstab.explain import stages
 from rlstab.explain.costs import in_backticks
-from rlstab.stages.grpo import GRPO
 from rlstab.stages.pipeline import Pipeline
 from rlstab.stages.pipeline import unmet as stages_unmet
 
-#: What a kind of interaction is called.
-TITLES: Mapping[Kind, str] = {
-    "conflicts": "Against each other",
-    "redundant": "Little left to do",
-    "note": "Good to know",
-    "good": "Good together",
-}
 #: Of a method that writes nothing else, nothing is left to act where the ratio is 1.
 _REGION = frozenset({"bounds", "gates", "surrogate", "ratio"})
 
 
 def notes(objective: Composition, run: RunConfig | None) -> list[str]:
-    """For ``rlstab check``: methods that cannot act, and pairs that pull against each other."""
+    """For ``rlstab check``: methods that cannot act, and what is missing beside them."""
     of_run = [*unsafe(objective, run), *idle_in_run(objective, run), *stages.lacking(run.pipeline)] if run else []
-    pulling = [text.replace("`", "") for kind, text in interactions(objective) if kind in ("conflicts", "redundant")]
-    return of_run + repeated(objective) + _not_as_published(objective, run.pipeline if run else None) + pulling
+    return of_run + repeated(objective) + _not_as_published(objective, run.pipeline if run else None)
 
 
 def idle(objective: Composition, run: RunConfig | None) -> list[str]:
@@ -48,28 +37,14 @@ def idle(objective: Composition, run: RunConfig | None) -> list[str]:
     return [f"- {line}" for line in lines] or ["Nothing is known to be idle or unsafe."]
 
 
-def interactions(objective: TokenObjective) -> list[tuple[Kind, str]]:
-    """What the methods do to each other, as their classes declare it: kind and sentence, what matters most first."""
-    leaves = list(walk(objective))
-    declared = {
-        (fact.kind, fact.says(own.name, other.name)): None
-        for own in leaves
-        for fact in own.method.about.interacts
-        for other in leaves
-        if other is not own and fact.holds(own.method, other.method) and (fact.nested or not own.nested(other))
-    }
-    return sorted(declared, key=lambda fact: get_args(Kind).index(fact[0]))
-
-
 def pairs(objective: Composition, pipeline: Pipeline | None = None) -> list[str]:
-    """The same as lines of Markdown, and what the stages of a run say of methods and of each other."""
+    """What methods and stages say of each other, as lines of Markdown."""
     missing = (re.sub(r"'(\w+)'", r"`\1`", text) for text in _not_as_published(objective, pipeline))
     lines = [f"- **Not as published:** {text}" for text in missing]
     for stage in pipeline or ():
         for why in dict.fromkeys(stage.excludes.values()):
             others = in_backticks(sorted(name for name, reason in stage.excludes.items() if reason == why))
             lines.append(f"- **Excluded:** `{stage.name}` cannot act beside {others}: {why}")
-    lines += [f"- **{TITLES[kind]}:** {text}" for kind, text in interactions(objective)]
     return lines or ["Nothing is known."]
 
 
@@ -116,33 +91,13 @@ def idle_in_run(objective: Composition, run: RunConfig) -> list[str]:
             "optimisation.refresh = step: with one optimizer step per rollout the policy has not moved, and one more "
             "forward makes the same evidence again."
         )
-    estimator = run.pipeline.estimator
-    if isinstance(estimator, GRPO) and not estimator.std:
-        lines += [
-            f"grpo.{name}: nothing is divided by a standard deviation, so it is not read."
-            for name in ("epsilon", "ddof")
-            if getattr(estimator, name) != getattr(GRPO(), name)
-        ]
+    lines += [
+        f"{stage.name}.{setting.name}: {why}"
+        for stage in run.pipeline
+        for setting in settings_of(type(stage))
+        if (why := stage.unread_settings().get(setting.name)) and getattr(stage, setting.name) != setting.default
+    ]
     return lines
-
-
-def why_idle(drift: str, optimisation: OptimisationSettings) -> str | None:
-    """Why two policies that a method compares are one in a run, with the cure; None where they can differ.
-
-    Args:
-        drift: one of :data:`rlstab.core.validate.DRIFT`.
-        optimisation: settings that leave nothing open.
-    """
-    old, fresh = optimisation.old_logprobs, optimisation.refresh == "step"
-    unmoved = optimisation.optimizer_steps_per_rollout == 1 and old != "rollout"
-    by_drift = {
-        "live": (unmoved, "the ratio is 1 with one optimizer step per rollout. Set epochs, or old_logprobs: rollout."),
-        "step": (unmoved or not fresh, "it compares old_logprobs with itself. Set refresh: step, and epochs above 1."),
-        "sampler": (old != "recompute", "it compares the sampler with itself. Set old_logprobs: recompute."),
-        "start": (old != "recompute" and not fresh, "it compares the sampler with itself. Set refresh: step."),
-    }
-    idle, why = by_drift[drift]
-    return why if idle else None
 
 
 def unsafe(objective: Composition, run: RunConfig) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,12 +20,11 @@ from rlstab.config.user_code import is_user_code, located
 from rlstab.console import Terminal
 from rlstab.core.batch import BASICS
 from rlstab.core.compose import Composition, walk
-from rlstab.core.objective import Leaf, active_methods
+from rlstab.core.objective import Leaf, TokenObjective, active_methods
 from rlstab.explain import stages
+from rlstab.explain.check import read
 from rlstab.explain.costs import costs
 from rlstab.explain.notes import idle, pairs
-from rlstab.explain.recipes import parts, recipes
-from rlstab.explain.tables import read
 from rlstab.files import exists
 from rlstab.hosts import HOSTS
 from rlstab.presets import PRESETS, Preset, preset
@@ -32,6 +32,7 @@ from rlstab.signals import TRAINER_SIGNALS
 from rlstab.stages.pipeline import Pipeline
 from rlstab.visible import visible
 from rlstab.zoo import METHODS
+from rlstab.zoo.token_mean import TokenMean
 
 #: Fields of Terms in the order in which the loss uses them, and what happens to a token there.
 STORY: Mapping[str, str] = {
@@ -101,7 +102,6 @@ def page(title: str, objective: Composition, run: RunConfig | None, about: Prese
         "What happens in a rollout": stages.rollout(pipeline, run) if pipeline else [],
         "What happens to a token": story(objective, run, pipeline),
         "What it needs and costs": costs(objective, run) + (stages.needs(pipeline) if pipeline else []),
-        "Which recipe it is": recipes(objective, pipeline),
         "What its methods do to each other": pairs(objective, pipeline),
         "What does nothing, and warnings": idle(objective, run),
         "Where it can run": _where(objective),
@@ -116,8 +116,7 @@ def story(objective: Composition, run: RunConfig | None, pipeline: Pipeline | No
     lines = []
     if pipeline:
         estimator = pipeline.estimator
-        whole = {"blockwise": "block", "optimal_token_baseline": "token"}.get(estimator.name, "response")
-        lines.append(f"**Advantage.** `{estimator.name}`: one for each {whole}.")
+        lines.append(f"**Advantage.** `{estimator.name}`: one for each {estimator.per}.")
     if run:
         lines.append(f"**Ratio.** Against {_RATIOS[str(run.optimisation.old_logprobs)]}.")
     stated = {leaf.name for leaf in walk(objective)}
@@ -129,6 +128,22 @@ def story(objective: Composition, run: RunConfig | None, pipeline: Pipeline | No
         ]
         lines += [f"**{head}.** {text}" for text in told or [_otherwise(field, objective)] if text]
     return [f"{number}. {line}" for number, line in enumerate(lines, 1)]
+
+
+def parts(objective: TokenObjective) -> dict[str, Leaf]:
+    """The methods of an objective by name, numbered where one occurs several times.
+
+    A composition without an owner of the aggregation is a token mean, so that is one of its parts.
+    """
+    leaves = list(walk(objective))
+    if "aggregate" not in objective.writes:
+        leaves.append(Leaf(TokenMean()))
+    several, seen = Counter(leaf.name for leaf in leaves), Counter[str]()
+    named = {}
+    for leaf in leaves:
+        seen[leaf.name] += 1
+        named[f"{leaf.name}_{seen[leaf.name]}" if several[leaf.name] > 1 else leaf.name] = leaf
+    return named
 
 
 def _otherwise(field: str, objective: Composition) -> str:

@@ -1,4 +1,4 @@
-"""``rlstab init``: a run file with every setting, and beside each what the code says that it is."""
+"""``rlstab init``: a run file with every setting and a comment on each, from the code."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from rlstab import hub
 from rlstab.config.settings import AdapterSettings
 from rlstab.config.user_code import SHIPPED_MODELS
 from rlstab.errors import ModelError, did_you_mean
-from rlstab.extras import require
+from rlstab.extras import how_to_install, require
 
 _DATA = Path(__file__).parent.parent / "data"
 
@@ -45,7 +45,7 @@ _GIVE = (
 
 
 def load_model(
-    name: str, adapter: AdapterSettings | None = None, saved: Path | None = None, setting: str = "model.name"
+    name: str, adapter: AdapterSettings | None = None, saved: Path | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, frozenset[int], str]:
     """A causal language model in float32 on the CPU, its tokenizer, and the tokens that end an answer.
 
@@ -55,7 +55,6 @@ def load_model(
         name: of the model.
         adapter: put on the model, so that it alone is trained.
         saved: a checkpoint, to take the weights from: all of them, or those of the adapter.
-        setting: that names the model, in errors.
 
     Raises:
         ModelError: it cannot be loaded, or has no pad or EOS token.
@@ -66,18 +65,17 @@ def load_model(
         adapter = adapter if saved is None else AdapterSettings(path=str(saved))
     elif saved is not None:
         name = str(saved)
-    tokenizer = load_part("tokenizer", name, AutoTokenizer.from_pretrained, setting=setting)
+    tokenizer = load_part("tokenizer", name, AutoTokenizer.from_pretrained)
     model, report = load_part(
         "weights",
         name,
         AutoModelForCausalLM.from_pretrained,
-        setting=setting,
         dtype=torch.float32,
         use_safetensors=True,
         output_loading_info=True,
     )
     if getattr(model, "_hf_peft_config_loaded", False):  # transformers loads an adapter on the hub with its model
-        raise _is_adapter(name, str(model.name_or_path), setting)
+        raise _is_adapter(name, str(model.name_or_path))
     if report["missing_keys"]:
         raise ModelError(
             f"the model '{name}' has no weights for {min(report['missing_keys'])}; they would be random. Give a model "
@@ -116,15 +114,8 @@ def require_pad_token(tokenizer: PreTrainedTokenizerBase, config: PretrainedConf
         )
 
 
-def load_part(what: str, name: str, load: Callable[..., Any], *, setting: str = "model.name", **options: Any) -> Any:
+def load_part(what: str, name: str, load: Callable[..., Any], **options: Any) -> Any:
     """A part of a model by one of transformers' loaders; no code that comes with a model is run.
-
-    Args:
-        what: the part, in errors.
-        name: of the model.
-        load: the loader.
-        setting: that names the model, in errors.
-        options: of the loader.
 
     Raises:
         ModelError: it cannot be loaded, there is no such folder, or it holds an adapter.
@@ -135,7 +126,7 @@ def load_part(what: str, name: str, load: Callable[..., Any], *, setting: str = 
     if (Path(source) / ADAPTER_CONFIG).is_file():
         base = read_json(Path(source) / ADAPTER_CONFIG).get("base_model_name_or_path")
         whole = (Path(source) / "config.json").is_file()
-        raise _is_adapter(name, base if isinstance(base, str) and not whole else "", setting)
+        raise _is_adapter(name, base if isinstance(base, str) and not whole else "")
     offline = "" if Path(source).is_dir() else hub.why_offline()
     try:
         with quiet_transformers():
@@ -165,6 +156,9 @@ ADAPTER_CONFIG, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safeten
 
 #: Beside the adapter: the model that it was trained on, by name and by a checksum of its weights.
 _BASE = "base_model.json"
+
+#: Releases that fit together, those of constraints.txt.
+FIT = "transformers 5.23 with peft 0.21"
 
 #: What peft puts before names when it wraps a model.
 _WRAPPED = "base_model.model."
@@ -232,15 +226,12 @@ def put_adapter(model: PreTrainedModel, name: str, settings: AdapterSettings) ->
     return base
 
 
-def _is_adapter(name: str, base: str, setting: str = "model.name") -> ModelError:
+def _is_adapter(name: str, base: str) -> ModelError:
     of, model = (f" of '{base}'", f"'{base}'") if base else ("", "the model that it was trained on")
-    if setting != "model.name":
-        return ModelError(
-            f"{setting}: '{name}' is an adapter{of}, not a model. Merge it into {model}, and name the result."
-        )
     return ModelError(
         f"'{name}' is an adapter{of}, not a model: taken for a model, none of its weights would be trained. Set "
-        f"model.name to {model} and model.adapter to '{name}', or merge the two and give the folder of the result."
+        f"model.name to {model} and model.adapter to '{name}'; for model.reference, merge the two and give the folder "
+        f"of the result."
     )
 
 
@@ -250,6 +241,8 @@ def _inject(model: PreTrainedModel, config: Any, what: str, fix: str) -> None:
             warnings.simplefilter("ignore")  # of a tied head, which is refused
             model.add_adapter(config)
     except Exception as error:  # peft refuses what it cannot adapt in every way
+        if "version of PEFT" in str(error):  # transformers refuses all of peft
+            fix = f"Install releases that fit together, such as {FIT}: {how_to_install('train', 'lora')}"
         raise ModelError(f"{what}: {hub.first_line(error)}. {fix}.") from error
     ends = model.get_output_embeddings(), model.get_input_embeddings()
     if getattr(model.config, "tie_word_embeddings", False) and any(hasattr(end, "base_layer") for end in ends):
@@ -278,7 +271,7 @@ def _matrices(model: PreTrainedModel) -> Mapping[str, Tensor]:
 
 
 def save_adapter(model: PreTrainedModel, folder: Path, base: str) -> None:
-    """Write an adapter as ``PeftModel.save_pretrained`` does, and beside it which model it was trained on."""
+    """Write an adapter as ``PeftModel.save_pretrained`` does, and in a separate file which model it was trained on."""
     weights = {f"{_WRAPPED}{name}": value.detach().contiguous() for name, value in _matrices(model).items()}
     save_file(weights, folder / _ADAPTER_WEIGHTS, metadata={"format": "pt"})
     (name,) = model.active_adapters()

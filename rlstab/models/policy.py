@@ -97,7 +97,7 @@ class Policy:
 
     Attributes:
         precision: ``bf16`` runs forwards in autocast over the float32 weights. Sampling, evidence and the reference
-            forward beside the module that accelerate prepares, so the cast is here and not in accelerate's wrapper.
+            forward without the module that accelerate prepares, so the cast is here and not in accelerate's wrapper.
         base: of a model with an adapter, a checksum of the frozen weights; empty where all weights are trained.
     """
 
@@ -118,11 +118,6 @@ class Policy:
         """Longest prompt and response together, in tokens; None where the model does not say."""
         length = getattr(self.model.config, "max_position_embeddings", None)
         return length if isinstance(length, int) else None
-
-    @cached_property
-    def vocabulary_size(self) -> int:
-        """Token ids that have an embedding: those below it."""
-        return vocabulary_size(self.model.config)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The context in which forwards run."""
@@ -180,14 +175,15 @@ class Policy:
                 the response.
         """
         tokens, room = self._tokens(example, settings), settings.max_new_tokens
+        known = vocabulary_size(self.model.config)
         who = f"{example.where or 'the prompt'}: {example.prompt[:60]!r}"
         if not tokens:
             raise DataError(f"{who} has no token. Give the task a prompt_template with text.")
-        if max(tokens) >= self.vocabulary_size:
+        if max(tokens) >= known:
             number = max(tokens)
             raise DataError(
                 f"{who} has the token {number} ({self.decode([number])!r}), and the model has embeddings for "
-                f"{self.vocabulary_size}. Resize its embeddings, or take the tokenizer that it was trained with."
+                f"{known}. Resize its embeddings, or take the tokenizer that it was trained with."
             )
         if self.context_length is not None and len(tokens) + room > self.context_length:
             raise DataError(
@@ -276,17 +272,17 @@ class Policy:
         rows = torch.arange(len(sequences.response_ids)) if rows is None else rows
         shape, device = sequences.response_ids.shape, sequences.response_ids.device
         evidence = {name: torch.zeros(shape, device=device) for name in needs}
-        for places in rows.to(device).split(size):
-            if not len(places):
+        for index_of_rows in rows.to(device).split(size):
+            if not len(index_of_rows):
                 continue
-            part = sequences.rows(places)
+            part = sequences.rows(index_of_rows)
             index = part.response_mask.reshape(-1).nonzero().squeeze(-1)
             signals = self.signals(part, index, needs=needs, shared=self.shared_prompts(part), **asked)
             for name, values in evidence.items():
-                own = getattr(signals, name)
-                flat = torch.zeros(part.response_mask.numel(), dtype=own.dtype, device=device)
-                padded = flat.index_copy(0, index, own).view(part.response_mask.shape)
-                values[places, : padded.shape[1]] = padded
+                given = getattr(signals, name)
+                flat = torch.zeros(part.response_mask.numel(), dtype=given.dtype, device=device)
+                padded = flat.index_copy(0, index, given).view(part.response_mask.shape)
+                values[index_of_rows, : padded.shape[1]] = padded
         return evidence
 
     def _before_each_token(self, sequences: Sequences, shared: SharedPrompts | None) -> Tensor:
@@ -294,6 +290,7 @@ class Policy:
         length = sequences.response_ids.shape[1]
 
         def forward(**inputs: Any) -> Tensor:
+            inputs = self._with_cache(inputs)
             if self.head is not None:
                 hidden: Tensor = self.model.base_model(**inputs, **self._plain).last_hidden_state
                 return hidden
@@ -336,23 +333,26 @@ class Policy:
 
     def next_logits(self, **inputs: Any) -> Any:
         """One step of decoding: the model's output, its logits for the last position only."""
-        return self.model(**inputs, **self._plain, use_cache=True, **self._keep(1))
+        return self.model(**self._with_cache(inputs), **self._plain, use_cache=True, **self._keep(1))
+
+    def _with_cache(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """The cache under the name that the model has for it: transformers 5.24 renames ``past_key_values``."""
+        renamed = "past_key_values" in inputs and "cache" in self._arguments
+        return {"cache" if renamed and name == "past_key_values" else name: value for name, value in inputs.items()}
 
     @cached_property
     def _plain(self) -> dict[str, bool]:
-        """What undoes settings of a model's configuration that change what a forward returns.
-
-        With router logits, for one, a mixture of experts computes a loss that does not fit decoding.
-        """
-        config, plain = self.model.config.get_text_config(), {"output_router_logits": False, "return_dict": True}
-        return {name: value for name, value in plain.items() if getattr(config, name, value) is not value}
+        """What switches router logits off: with them a mixture of experts computes a loss that fits no decoding."""
+        on = getattr(self.model.config.get_text_config(), "output_router_logits", False)
+        return {"output_router_logits": False} if on else {}
 
     def _keep(self, count: int) -> dict[str, int]:
-        return {"logits_to_keep": count} if self._cuts_logits else {}
+        return {"logits_to_keep": count} if "logits_to_keep" in self._arguments else {}
 
     @cached_property
-    def _cuts_logits(self) -> bool:
-        return "logits_to_keep" in inspect.signature(self.model.forward).parameters
+    def _arguments(self) -> frozenset[str]:
+        """The names of what the model's forward takes."""
+        return frozenset(inspect.signature(self.model.forward).parameters)
 
     def checkpoint_gradients(self) -> None:
         """Recompute the activations of each layer in the backward pass.
@@ -382,7 +382,6 @@ def load_policy(
     precision: str = "fp32",
     adapter: AdapterSettings | None = None,
     saved: Path | None = None,
-    setting: str = "model.name",
 ) -> Policy:
     """A causal language model by shipped name, folder or hub name, in float32 and in eval mode.
 
@@ -394,13 +393,12 @@ def load_policy(
         precision: see :class:`Policy`.
         adapter: put on the model, so that it alone is trained.
         saved: a checkpoint, to take the weights from: all of them, or those of the adapter.
-        setting: that names the model, in errors.
 
     Raises:
         ModelError: it cannot be loaded, or has no pad or EOS token.
         MissingPackage: an adapter is asked for, and peft is not installed.
     """
-    model, tokenizer, eos_ids, base = load_model(name, adapter, saved, setting)
+    model, tokenizer, eos_ids, base = load_model(name, adapter, saved)
     nn.Module.to(model, device).eval()
     return Policy(model, tokenizer, int(tokenizer.pad_token_id), eos_ids, precision, base)
 
@@ -480,7 +478,7 @@ def _require_stops(policy: Policy, stops: Sequence[str]) -> list[str]:
             written = policy.decode(ids)
         except Exception:  # text outside of the vocabulary
             ids, written = [], ""
-        if stop not in written or max(ids) >= policy.vocabulary_size:
+        if stop not in written or max(ids) >= vocabulary_size(policy.model.config):
             raise ConfigError(
                 f"rollout.stop: the tokenizer of '{policy.tokenizer.name_or_path}' cannot write {stop!r}, so it would "
                 f"end no response. Write it as the model does, or leave it out."

@@ -47,7 +47,7 @@ class SharedPrompts:
 
 
 def worthwhile(rows: int, prompts: int, width: int, length: int) -> bool:
-    """Whether so many rows should share their different prompts, of ``width`` tokens, for responses of ``length``."""
+    """Whether ``rows`` should share their different prompts, of ``width`` tokens, for responses of ``length``."""
     return (rows - prompts) * width > WORTH * rows * (width + length)
 
 

@@ -18,9 +18,10 @@ from rlstab.safe_read import plain
 #: What a number on the page means; the docs say more.
 LEGEND = (
     "A number is the dose that a row tolerates, divided by the dose that the base tolerates: up to there training "
-    "keeps half of its healthy gain. Intervals are at 95 %, a bootstrap over seeds; where one includes 1 the cell is "
-    "grey. A cell in words has three seeds, which tell nothing finer. The price is what is left of the healthy gain at "
-    "the harmless end of the dial: 1 costs nothing. Other models tolerate other doses."
+    "keeps half of its healthy gain. The base's row has that dose itself. Intervals are at 95 %, by Student's t over "
+    "seeds; where one includes 1 the cell is grey. A cell in words has three seeds, which tell nothing finer. The "
+    "price is what is left of the healthy gain at the harmless end of the dial: 1 costs nothing. Other models tolerate "
+    "other doses."
 )
 
 
@@ -45,11 +46,13 @@ class Cell:
         score: or why there is none.
         outcomes: by dose and seed.
         prediction: written before the runs.
+        base: whether it is what the others are compared with.
     """
 
     score: Score | str
     outcomes: Outcomes
     prediction: Prediction | None
+    base: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ class Map:
 
     def seen(self, cell: Cell) -> Prediction | None:
         """What a row tolerates, compared with the base; None where it has no score."""
-        if isinstance(cell.score, str):
+        if isinstance(cell.score, str) or cell.base:
             return None
         if not cell.score.visible or cell.score.verdict == "no visible difference":
             return "same"
@@ -83,9 +86,12 @@ class Map:
         return None if None in (cell.prediction, self.seen(cell)) else cell.prediction == self.seen(cell)
 
     def shown(self, cell: Cell) -> str:
-        """A cell in words: one of a quick map has a verdict, and nothing finer."""
+        """A cell in words: the dose of the base; of a quick map the verdict, and nothing finer."""
         if isinstance(cell.score, str):
             return NOTHING
+        if cell.base:
+            dose, last = cell.score.tolerated, cell.score.doses[-1]
+            return f"dose {dose:.3g}" if math.isfinite(dose) else f"dose > {last:g}"
         if cell.score.quick:
             return cell.score.verdict
         number, limit = cell.score.relative, cell.score.limit
@@ -178,7 +184,7 @@ def draw_map(
         for row in names:
             prediction = column.probe.prediction(row, kinds.get(row, ()), column.policy) if row != "base" else None
             scored = score(by_row[row], by_row["base"], starts[place]) if by_row["base"] else "the base has no run"
-            cells[row, place] = Cell(scored, by_row[row], prediction)
+            cells[row, place] = Cell(scored, by_row[row], prediction, row == "base")
     bases = {column.title: cells["base", place].score for place, column in enumerate(columns)}
     missing = [f"{title}: {score}" for title, score in bases.items() if isinstance(score, str)]
     return Map(columns, names, cells, starts, [*remarks, *missing])

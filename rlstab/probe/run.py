@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from rlstab.bench.file import Bench, BenchRun, few, load_bench
+from rlstab.bench.plan import plan_of
 from rlstab.bench.record import read_record
-from rlstab.bench.run import STOPPED, plan_of, run_bench
+from rlstab.bench.run import STOPPED, run_bench
 from rlstab.console import Terminal
 from rlstab.core.objective import no_fit_warnings
 from rlstab.errors import ConfigError, ModelError, RlstabError, reason
@@ -46,6 +47,7 @@ def run_probes(
     records: Sequence[str | Path] = (),
     workers: int | None = None,
     retry: bool = False,
+    dry_run: bool = False,
     console: Console | None = None,
 ) -> int:
     """Make what is not recorded, and write ``map.html``, ``map.md``, ``map.json`` and ``results.jsonl``.
@@ -59,6 +61,7 @@ def run_probes(
         records: files of recorded runs beside those that ship.
         workers: runs at a time; None is one per CPU.
         retry: make failed runs again.
+        dry_run: say what would be made, and make and write nothing.
         console: where to say everything; None is the terminal, with what came of it on standard output.
 
     Returns:
@@ -74,7 +77,8 @@ def run_probes(
     with no_fit_warnings():
         suite, lines = probes(names, model), rows(asked)
         planned, remarks = _plan(suite, lines, quick, out)
-    _require_own(out)
+    if not dry_run:
+        _require_own(out)
     of_runs, known = {run.name: identity(run) for run in planned}, recorded(*map(Path, records))
     # two rows may ask for one run: half the rate at twice the dose, or the true reward whatever the dose
     first = {of_runs[run.name]: run for run in reversed(planned)}
@@ -83,6 +87,14 @@ def run_probes(
     left = len(plan["anew"] + plan["resumed"])
     others = f"; {len(missing)} runs in {out} give the others, {left} of them still to make" if missing else ""
     console.print(escape(f"{len(planned)} outcomes: {there} are recorded{others}."), highlight=False, soft_wrap=True)
+    if left:
+        seconds = [known[of_runs[run.name]].cpu_seconds for run in planned if of_runs[run.name] in known]
+        took = [second for second in seconds if second is not None]
+        rollouts = sum(run.config.optimisation.rollouts for run in plan["anew"] + plan["resumed"])
+        time = f", about {left * sum(took) / len(took) / 60:.0f} CPU-minutes, as recorded runs took" if took else ""
+        console.print(f"To make: {left} runs of {rollouts} rollouts in all{time}.", highlight=False, soft_wrap=True)
+    if dry_run:
+        return 0
     code, failures = 0, dict[str, list[str]]()
     # before all runs fail, one by one
     if left and model is not None and not is_dir(folder := Path(missing[0].config.model.name).expanduser()):
@@ -169,7 +181,7 @@ def runs_of(probe: Probe, lines: Sequence[Row], quick: bool, out: Path, remarks:
 def _merged(missing: Sequence[BenchRun], probe: Probe, out: Path, again: str) -> Bench:
     """The runs of several probes as those of one bench, whose workers go from one probe to the next."""
     bench = load_bench({**probe.bench, "name": "probe"}, out=out)
-    return replace(bench, runs=tuple(missing), unequal=(), again=again)
+    return replace(bench, runs=tuple(missing), notes=(), again=again)
 
 
 def _say(console: Console, drawn: Map, out: Path) -> None:

@@ -5,24 +5,27 @@ healthy gain is ``g(d) = (y(d) - y0) / (y_base(first dose) - y0)``. The tolerate
 mean of ``g`` over seeds (isotonic regression, linear between doses) crosses one half; the harm dose where it crosses 0.
 "Half of the healthy value" instead would let a method survive that freezes the policy.
 
-Intervals are at 95 %, percentiles of a bootstrap over seeds, which a row and the base share (B. Efron, R. Tibshirani,
-"An Introduction to the Bootstrap", 1993). With three seeds they are too narrow, see :mod:`rlstab.report.statistics`.
+Intervals are at 95 %: the values that Student's t does not exclude on differences paired by seed (as E. C. Fieller,
+"Some Problems in Interval Estimation", 1954, for the ratio of two means). A price ``p`` is excluded where the mean of
+``y - y0 - p (y_base - y0)`` at the first dose is not 0. A relative dose ``r`` is excluded where the row at ``r`` times
+the base's tolerated dose has another mean than half of the healthy gain; that the base's dose is itself an estimate
+counts to first order. ``tests/probe/test_score.py`` counts how often they hold with 3, 5, 8 and 20 seeds.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import isotonic_regression
+from scipy.optimize import brentq, isotonic_regression
 
-from rlstab.report.statistics import CONFIDENCE, MIN_SEEDS
+from rlstab.report.statistics import MIN_SEEDS, student_t
 
-#: Of the bootstrap.
-RESAMPLES, SEED = 1000, 0
+#: Relative doses that are tried, evenly over the doses.
+TRIED = 500
 
 #: Seeds of a quick map, the first ones of each probe: with no more, nothing finer than a verdict is told.
 QUICK_SEEDS = 3
@@ -111,36 +114,81 @@ def score(row: Outcomes, base: Outcomes, start: float) -> Score | str:
     both = np.array([[[outcomes[dose][seed] for dose in doses] for seed in seeds] for outcomes in (row, base)])
     if not both[1, :, 0].mean() > start:
         return "the base gains nothing at the first dose"
-    own, others, price = _measured(both, x, start)
-    means = _left(both, start)[0]
-    resampled = [_measured(both[:, chosen], x, start) for chosen in _resamples(len(seeds))]
+    gains = both - start
+    healthy = gains[1, :, 0]
+    means = gains.mean(1) / healthy.mean()
+    tolerated, others = (crossing(x, left, SURVIVAL) for left in means)
     return Score(
-        tolerated=own,
-        relative=_interval(_ratio(own, others, x), [_ratio(a, b, x) for a, b, _ in resampled]),
+        tolerated=tolerated,
+        relative=_relative(gains, x, tolerated, others),
         limit=float(x[-1]) / min(others, float(x[-1])) if others else math.nan,
-        price=_interval(price, [cost for _, _, cost in resampled]),
-        harm=crossing(x, means, 0.0),
+        price=_price(gains[0, :, 0], healthy),
+        harm=crossing(x, means[0], 0.0),
         doses=doses,
         seeds=seeds,
     )
 
 
-def _resamples(count: int) -> NDArray[np.int64]:
-    drawn = np.random.default_rng(SEED).integers(count, size=(RESAMPLES, count))
-    return drawn if count >= MIN_SEEDS else drawn[:0]
+def _price(gains: NDArray[np.float64], healthy: NDArray[np.float64]) -> Interval:
+    """What is left of the healthy gain, and the shares of it that the seeds do not exclude."""
+    value = float(gains.mean() / healthy.mean())
+    if len(gains) < MIN_SEEDS:
+        return Interval(value)
+    if abs(student_t(healthy[:, None])[0]) <= 1:  # the healthy gain may be none, and a share of it anything
+        return Interval(value, -math.inf, math.inf)
+
+    def excluded(share: float) -> float:
+        return float(abs(student_t((gains - share * healthy)[:, None])[0])) - 1
+
+    low, high = (_end(excluded, value, side) for side in (-1, 1))
+    return Interval(value, low, high)
 
 
-def _left(both: NDArray[np.float64], start: float) -> NDArray[np.float64]:
-    """``(2, doses)``: what is left of the healthy gain, of the row and of the base."""
-    means = both.mean(1)
-    left: NDArray[np.float64] = (means - start) / max(means[1, 0] - start, 1e-9)
-    return left
+def _end(excluded: Callable[[float], float], value: float, side: int) -> float:
+    """Where an interval ends to one side of its value."""
+    width = 1e-6
+    while excluded(value + side * width) <= 0:
+        width *= 2
+    return float(brentq(lambda step: excluded(value + side * step), 0.0, width)) * side + value
 
 
-def _measured(both: NDArray[np.float64], doses: NDArray[np.float64], start: float) -> tuple[float, float, float]:
-    """Tolerated doses of the row and the base, and the row's price."""
-    row, base = _left(both, start)
-    return crossing(doses, row, SURVIVAL), crossing(doses, base, SURVIVAL), float(row[0])
+def _relative(gains: NDArray[np.float64], doses: NDArray[np.float64], row: float, base: float) -> Interval:
+    """The ratio of two tolerated doses, and the ratios that the seeds do not exclude.
+
+    Args:
+        gains: ``(2, seeds, doses)``, of the row and the base.
+        doses: ascending.
+        row: its tolerated dose.
+        base: that of the base.
+    """
+    value, last = _ratio(row, base, doses), float(doses[-1])
+    if gains.shape[1] < MIN_SEEDS or not base:
+        return Interval(value)
+    if np.array_equal(*gains):  # the same runs
+        return Interval(value, value, value)
+    of_row, of_base = (_fitted(some) - SURVIVAL * gains[1, :, :1] for some in gains)
+    dose = min(base, last)
+    tried = np.linspace(float(doses[0]), last, TRIED)
+    at = np.array([np.interp(tried, doses, seed) for seed in of_row])
+    if base <= last:  # the base's dose moves with its seeds, and a ratio with it
+        there = np.array([np.interp(dose, doses, seed) for seed in of_base])
+        step = (last - float(doses[0])) / TRIED
+        slope = np.gradient(at.mean(0), step)
+        steepness = np.diff(np.interp([dose - step, dose + step], doses, of_base.mean(0)))[0] / (2 * step)
+        if steepness < 0:
+            at = at - there[:, None] * (slope * tried / dose / steepness)
+    scores = student_t(at)
+    kept = tried[np.abs(scores) <= 1] / dose
+    low = 0.0 if scores[0] <= 1 else float(kept.min(initial=math.inf))
+    high = math.inf if scores[-1] >= -1 else float(kept.max(initial=0.0))
+    return Interval(value, min(low, value), max(high, value))
+
+
+def _fitted(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Seeds, ``(seeds, doses)``, averaged over the doses that the decreasing fit of their mean joins."""
+    blocks = isotonic_regression(values.mean(0), increasing=False).blocks
+    joined = [np.repeat(some.mean(1, keepdims=True), some.shape[1], 1) for some in np.split(values, blocks[1:-1], 1)]
+    return np.concatenate(joined, 1)
 
 
 def crossing(doses: NDArray[np.float64], values: NDArray[np.float64], level: float) -> float:
@@ -160,11 +208,3 @@ def _ratio(own: float, base: float, doses: NDArray[np.float64]) -> float:
     if math.isinf(own) and math.isinf(base):
         return 1.0
     return own / min(base, float(doses[-1])) if base else math.nan
-
-
-def _interval(value: float, resampled: Sequence[float]) -> Interval:
-    if not len(resampled):
-        return Interval(value)
-    ordered, tail = sorted(resampled), (1 - CONFIDENCE) / 2
-    last = len(ordered) - 1
-    return Interval(value, ordered[math.floor(tail * last)], ordered[math.ceil((1 - tail) * last)])

@@ -1,6 +1,5 @@
 """Replay: what the loss of a run was, and what every method would have done to its tokens."""
 
-from rlstab.replay.dumps import Dump, load, read_dump
-from rlstab.replay.steps import Step
+from rlstab.record import Dump, Step, load, read_dump
 
 __all__ = ["Dump", "Step", "load", "read_dump"]

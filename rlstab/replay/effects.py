@@ -18,10 +18,9 @@ from rlstab.core.objective import State, TokenObjective, no_fit_warnings
 from rlstab.core.plan import make_plan
 from rlstab.errors import RlstabError
 from rlstab.presets import PRESETS
+from rlstab.record import ACTIONS, Step, trace
 from rlstab.replay.host_loss import formula_of, terms_of
-from rlstab.replay.steps import Step
 from rlstab.safe_read import plain
-from rlstab.trace.effects import ACTIONS, trace
 from rlstab.zoo import METHODS
 
 #: What an objective has one number of in each step, besides the share of the tokens by action.
@@ -35,14 +34,14 @@ class Effect:
     """What one objective would have done in one optimizer step, of ``n`` tokens.
 
     Attributes:
-        actions: ``(n,)`` bool by action (:data:`rlstab.trace.effects.ACTIONS`), the tokens.
+        actions: ``(n,)`` bool by action (:data:`rlstab.record.ACTIONS`), the tokens.
         weight: ``(n,)``, product of its methods' weights.
         coefficients: ``(n,)`` float64, minus the derivative of its loss by the log-prob of each token.
         numbers: by action the share of the tokens, and the :data:`METRICS`; None where one is not known. ``touched`` is
             the share of the tokens with any action. ``norm`` is that of the gradient, in logits where their
             probabilities are known and in coefficients else, as a share of that of the plain loss. ``cosine`` compares
-            its coefficients with those of the run. ``entropy`` is what it adds to the mean entropy to first order, per
-            unit of learning rate and token, nats.
+            its coefficients with those of the run. ``entropy`` is what it adds to the mean entropy of the tokens, nats
+            per unit of learning rate; None without a model.
     """
 
     actions: Mapping[str, Tensor]
@@ -185,11 +184,5 @@ def _norm(step: Step, coefficients: Tensor) -> float:
 
 
 def _entropy(step: Step, pull: Tensor) -> float:
-    """Minus the covariance of pull and log-prob (arXiv 2505.22617, section 4.1), with each token's own entropy as mean.
-
-    A token that is likelier than its distribution's mean log-prob loses entropy when it is pulled up.
-    """
-    entropies = step.batch.entropies
-    if entropies is None:
-        return math.nan
-    return -float((pull * (step.batch.logprobs + entropies).double()).sum())
+    slopes = step.tensors.get("entropy_slopes")  # of a model: see rlstab.replay.forward
+    return math.nan if slopes is None else float(pull @ slopes[step.mask].double())

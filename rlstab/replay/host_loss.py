@@ -7,7 +7,6 @@ adapters are tested with.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,11 +17,11 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
-from rlstab.config import load_objective
 from rlstab.core.plan import make_plan
-from rlstab.errors import RlstabError
-from rlstab.estimators import k1, k2
-from rlstab.replay.steps import Step
+from rlstab.errors import ReportError, RlstabError
+from rlstab.kl_estimators import k1, k2
+from rlstab.record import Step
+from rlstab.record.effects import objective_of
 
 #: Two coefficients agree up to this share of the larger one.
 RELATIVE = 1e-4
@@ -39,6 +38,10 @@ HALF = 0.035
 ALIKE = 3e-4
 #: Tokens up to which changes and factors are tried together: beyond, it would take a minute.
 FEW = 200_000
+#: Of the size of rewards, by how much their mean may be off in float32: some of its last digits.
+ROUNDING = 2.0**-21
+#: Micro-batches of a step up to which an objective is planned again: it takes about a millisecond for each.
+MOST_PLANNED = 10_000
 #: Every term once.
 PLAIN = (1.0, 1.0, 1.0)
 
@@ -102,12 +105,7 @@ FORMULAS: Mapping[str, Mapping[str, Any]] = {
     "trl/luspo": {"mean": "sum"},
     "trl/cispo": {"mean": "step", "weight": True},
     "verl/vanilla": {"whole": True, "dual": 3.0},
-    "prime-rl/default": {
-        "objective": [
-            {"name": "dppo", "low": 0.2, "high": 0.2, "cap": 1e9},
-            {"name": "kl", "coefficient": 2e-3, "estimator": "k2", "anchor": "rollout"},
-        ]
-    },
+    "prime-rl/default": {"objective": []},
     "rlstab": {"objective": []},
 }
 
@@ -121,9 +119,8 @@ def formula_of(step: Step) -> Formula | None:
         formula = Formula.model_validate({**FORMULAS[loss.name], **loss.settings})
         if formula.objective is None:
             return formula
-        if ".py:" in json.dumps(formula.objective):
-            return None  # it has methods of the user's own, and a dump never names code that is run
-        return formula.model_copy(update={"objective": load_objective(formula.objective)})
+        objective = objective_of(formula.objective)
+        return None if objective is None else formula.model_copy(update={"objective": objective})
     except (ValidationError, RlstabError):
         return None
 
@@ -152,14 +149,15 @@ def terms_of(formula: Formula, step: Step, kind: str) -> Tensor:
 
 def _planned(step: Step, formula: Formula, live: Tensor) -> list[Tensor]:
     """Of an objective, which is all in the policy term."""
-    chosen = [step.tensors["parts"] == part for part in range(len(step.ranks))]
-    steps = list(map(step.only, chosen))
-    plan = make_plan(formula.objective, [own.batch for own in steps], formula.state, scope=formula.scope)
-    losses = []
-    for part, own in enumerate(steps):
-        outputs = replace(own.live, logprobs=live[step.mask & chosen[part][step.row]])
-        losses.append(plan.loss(part, outputs).loss.double())
-    values = torch.stack(losses)
+    rows = list(step.micro_batches())
+    if len(rows) > MOST_PLANNED:
+        raise ReportError(f"step {step.number} has {len(rows):,} micro-batches, more than {MOST_PLANNED:,}")
+    parts = [step.having({"live_now": live}).only(responses) for _, responses in rows]
+    plan = make_plan(formula.objective, [part.batch for part in parts], formula.state, scope=formula.scope)
+    values = torch.zeros(len(step.ranks), dtype=torch.float64)
+    for index, ((number, _), part) in enumerate(zip(rows, parts, strict=True)):
+        loss = plan.loss(index, replace(part.live, logprobs=part.tensors["live_now"][part.mask])).loss
+        values = values.index_add(0, torch.tensor([number]), loss.double()[None])
     return [formula.scale * step.header.ranks * values, torch.zeros_like(values), torch.zeros_like(values)]
 
 
@@ -485,7 +483,8 @@ CHANGES: Mapping[str, Edit] = {
     "the upper clip range is the lower one": lambda formula, _: {"high": formula.low},
     "the clip ranges are exchanged": lambda formula, _: {"low": formula.high, "high": formula.low},
     "the ratio has no cap": {"cap": math.inf, "dual": math.inf},
-    **{f"its KL term is {kind}": {"estimator": kind} for kind in ("k1", "k2", "k3", "k3_unbiased")},
+    **{f"its KL term is {kind}": {"estimator": kind} for kind in ("k1", "k2", "k3")},
+    **{f"its KL term is {kind} times the ratio": {"estimator": f"{kind}_unbiased"} for kind in ("k1", "k2", "k3")},
     "its KL term is taken to the old policy, not to the reference": lambda _, step: {
         "ref_logprobs": step.tensors.get("old_logprobs")
     },
@@ -578,11 +577,15 @@ def _advantages(steps: Sequence[Step]) -> Iterator[str]:
         if not known or rewards is None or "group_ids" not in step.tensors:
             continue
         centred, deviation = _centred(rewards.double(), step.groups)
-        right = centred / (deviation + 1e-4) if kind == "group" else centred
+        divisor = deviation + 1e-4 if kind == "group" else torch.ones_like(deviation)
+        right, given = centred / divisor, _advantage_of(step)
         whole = (torch.bincount(step.groups) == torch.tensor(size))[step.groups] & (step.tensors["lengths"] > 0)
-        given = _advantage_of(step)
-        off = ((given - right) * whole).abs()
-        if bool(whole.any()) and float(off.max()) > 1e-4 * max(float(right[whole].abs().max()), 1e-3):
+        given_rewards = whole & right.isfinite()  # a reward that was not written down makes all of its group unknown
+        # rewards that are equal but for the rounding of their mean in float32 have any advantage of this size
+        rounding = ROUNDING * rewards.double().abs() / divisor
+        largest = max(float(right[given_rewards].abs().max()) if bool(given_rewards.any()) else 0.0, 1e-3)
+        off = (given - right).abs().where(given_rewards, torch.zeros(()).double())
+        if bool((off > 1e-4 * largest + rounding).any()):
             worst = int(off.argmax())
             yield (
                 f"Its advantages in step {step.number} are not those of its rewards, with scale_rewards '{kind}': that "

@@ -7,19 +7,14 @@ from importlib import resources
 from typing import Any
 
 from markupsafe import Markup
-from torch import Tensor
 
-from rlstab.replay.dumps import Dump
-from rlstab.replay.effects import METRICS, Effects
+from rlstab.record import ACTIONS
+from rlstab.replay.effects import METRICS
 from rlstab.report.formatting import MINUS, NOTHING, counted, decimals, ranges
 from rlstab.report.output import digest, resource
 from rlstab.report.template import rendered
-from rlstab.report.token_traces import Method, Sample, Tokens
-from rlstab.safe_read import plain
-from rlstab.trace.effects import ACTIONS
-from rlstab.trace.token_texts import token_texts
 
-#: What a page of ours has in its head.
+#: Marker in the head of a page that rlstab wrote.
 MARK = b'<meta name="rlstab-replay"'
 #: Objectives in the table of overlaps: those that touch most, but not every token.
 MOST_OVERLAPS = 12
@@ -75,65 +70,12 @@ def _curves(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     """By objective, the points of a line over steps for each metric, on a scale that all objectives share."""
     curves: dict[str, list[str]] = {row["name"]: [] for row in rows}
     for metric in METRICS:
-        known = [value for row in rows for value in row["steps"][metric] if value is not None]
-        low, high = min(known, default=0.0), max(known, default=1.0)
+        everything = [value for row in rows for value in row["steps"][metric] if value is not None]
+        low, high = min(everything, default=0.0), max(everything, default=1.0)
         for row in rows:
             values = row["steps"][metric]
             across, up = (CURVE[0] - 4) / (len(values) - 1), (CURVE[1] - 4) / ((high - low) or 1)
-            places = [(place, value) for place, value in enumerate(values) if value is not None]
-            points = [f"{2 + place * across:.1f},{2 + (high - value) * up:.1f}" for place, value in places]
+            known = [(index, value) for index, value in enumerate(values) if value is not None]
+            points = [f"{2 + index * across:.1f},{2 + (high - value) * up:.1f}" for index, value in known]
             curves[row["name"]].append(" ".join(points))
     return curves
-
-
-def samples_of(dump: Dump, effects: Effects, decode: Any, limit: int) -> Tokens:
-    """The responses of a dump for the token viewer, with what every objective would have done; the first ones.
-
-    Args:
-        dump: what was read.
-        effects: of every objective.
-        decode: of a tokenizer, or None.
-        limit: responses.
-    """
-    samples: list[Sample] = []
-    for place, step in enumerate(dump.steps):
-        batch, ids, rewards = step.batch, step.tensors["ids"][step.mask], step.tensors.get("rewards")
-        columns = {
-            "surprisal": -batch.old_logprobs,
-            "advantages": batch.advantages,
-            "ratio": (batch.logprobs - batch.old_logprobs).clamp(-20, 20).exp(),
-            **({} if batch.entropies is None else {"entropies": batch.entropies}),
-        }
-        for row in range(min(batch.num_sequences, limit - len(samples))):
-            where = (batch.sequence == row).nonzero().squeeze(-1)
-            own, prompt = ids[where].tolist(), step.prompts[row].tolist()
-            if not own:
-                continue
-            known = "" if not prompt else f"({len(prompt)} tokens)" if decode is None else decode(prompt)
-            acting = {
-                name: _places(steps[place], where)
-                for name, steps in effects.actions.items()
-                if name not in effects.left_out
-            }
-            samples.append(
-                Sample(
-                    rollout=step.number,
-                    response=str(int(batch.sequence_ids[row])),
-                    group=str(int(batch.group_ids[row])),
-                    prompt=known,
-                    reward=None if rewards is None else plain(float(rewards[row])),
-                    tokens=[""] * len(own) if decode is None else token_texts(decode, own),
-                    ids=own,
-                    methods={name: Method(name, actions) for name, actions in acting.items() if actions},
-                    **{name: plain(values[where].tolist()) for name, values in columns.items()},
-                )
-            )
-    notes = [*dump.notes]
-    if decode is None:
-        notes.append("The dump has token ids and no text. Give the folder of its tokenizer with --tokenizer.")
-    return Tokens(samples, notes)
-
-
-def _places(actions: Mapping[str, Tensor], where: Tensor) -> Mapping[str, list[int]]:
-    touched = {action: tokens[where].nonzero().squeeze(-1).tolist() for action, tokens in actions.items()}
-    return {action: touched[action] for action in ACTIONS if touched.get(action)}

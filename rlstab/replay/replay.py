@@ -8,27 +8,35 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from rlstab.config import load_objective
-from rlstab.core.objective import TokenObjective
+from rlstab.config.objectives import at_defaults
+from rlstab.core.objective import TokenObjective, no_fit_warnings
+from rlstab.errors import ReportError
 from rlstab.extras import require
 from rlstab.files import is_file
-from rlstab.replay.dumps import Dump, read_dump
+from rlstab.presets import PRESETS
+from rlstab.record import Dump, MethodTrace, Trace, read_dump
+from rlstab.record.effects import token_ratio
+from rlstab.record.reader import folder_of
+from rlstab.record.response_traces import ResponseTraces, choose, decoder_of
+from rlstab.record.token_texts import Decode
 from rlstab.replay.effects import Effects, effects_of, every_objective
 from rlstab.replay.host_loss import Verdict, judge
-from rlstab.replay.page import MARK, actions_in, page, samples_of
+from rlstab.replay.page import MARK, actions_in, page
 from rlstab.report import view
 from rlstab.report.formatting import counted
 from rlstab.report.output import refuse_foreign, write_text
-from rlstab.report.token_traces import decoder
 from rlstab.safe_read import plain
+from rlstab.zoo import METHODS
 
-#: Responses on the page of tokens, each with every method.
-RESPONSES = 200
+#: Responses on the page of tokens, each with every method: without another number, and at most.
+RESPONSES, MOST_RESPONSES = 200, 10**6
 #: Rows of the table in the terminal.
 SHOWN = 20
 
@@ -46,7 +54,7 @@ def replay(
     """Replay a dump, print what was found, and write ``replay.html``, ``tokens.html`` and ``replay.json``.
 
     Args:
-        path: of the dump; see :func:`rlstab.replay.dumps.read_dump`.
+        path: of the dump; see :func:`rlstab.record.read_dump`.
         objectives: files, names of methods or presets, or ``file.py:Class``; empty takes all methods and presets.
         out: folder of the pages; None is ``replay`` in the dump's folder.
         tokenizer: folder of a tokenizer, or its ``tokenizer.json``; None takes that of the dump, if it has one.
@@ -61,25 +69,27 @@ def replay(
         ReportError: nothing can be read, or a page cannot be written.
         ConfigError: an objective cannot be used.
     """
-    path = Path(path)
-    folder = path.parent if is_file(path) else path
+    folder, default = folder_of(path), out is None
     out = folder / "replay" if out is None else Path(out)
+    if default and out.is_symlink():
+        raise ReportError(f"{out} is a link. Give --out the folder of the pages.")
     dump = read_dump(path)
     longest = max(int(step.tensors["lengths"].max()) if len(step.batch) else 1 for step in dump.steps)
-    replayed = chosen(objectives, every_objective(longest))
+    replayed = chosen(objectives, longest)
     if model is not None:
         require("train", "rlstab replay --model")
         from rlstab.replay.forward import completed
 
         dump = completed(dump, model, console)
-    most = max(int((step.batch.sequence < responses).sum()) for step in dump.steps)
-    effects = effects_of(dump.steps, replayed, most)
-    results = results_of(dump, judge(dump.steps), effects)
-    beside = folder / "tokenizer.json"
-    decode = decoder(Path(tokenizer)) if tokenizer else decoder(beside) if is_file(beside) else None
+    usable = _usable(dump)
+    responses = min(responses, MOST_RESPONSES)
+    shown = max(int((step.batch.sequence < responses).sum()) for step in usable.steps)
+    effects = effects_of(usable.steps, replayed, shown)
+    results = results_of(usable, judge(dump.steps), effects)
+    tokens = responses_of(usable, effects, decoder_of(path, tokenizer), responses)
     named_as = folder.resolve().name
     files = {
-        "tokens.html": (view.MARK, view.page(samples_of(dump, effects, decode, responses), named_as, str(folder))),
+        "tokens.html": (view.MARK, view.page(tokens, named_as, str(folder))),
         "replay.json": (b'{\n "rlstab_replay"', json.dumps(results, indent=1) + "\n"),
         "replay.html": (MARK, page(results, effects.overlap, source=named_as, tokens="tokens.html")),
     }
@@ -91,13 +101,51 @@ def replay(
     return out / "replay.html"
 
 
-def chosen(names: Sequence[str], known: Mapping[str, TokenObjective]) -> Mapping[str, TokenObjective]:
-    """By the name of a method or preset, the path of a file, or ``file.py:Class``; where no name is given, all."""
-    objectives = {}
-    for name in names:
-        key = name if name in known else f"preset:{name}"
-        objectives[name] = known[key] if key in known else load_objective(name if is_file(name) else {"name": name})
-    return objectives or known
+def _usable(dump: Dump) -> Dump:
+    """The dump without the responses that no method can be asked about."""
+    steps, notes = [], list(dump.notes)
+    for step in dump.steps:
+        kept, lost = step.usable()
+        steps.append(kept)
+        if lost:
+            notes.append(f"step {step.number}: {lost} responses are left out, of which a value is NaN or impossible.")
+    return Dump(steps, notes)
+
+
+def responses_of(dump: Dump, effects: Effects, decode: Decode | None, limit: int) -> ResponseTraces:
+    """The first responses of a dump, with what every objective would have done to their tokens."""
+    traced = []
+    for index, step in enumerate(dump.steps):
+        if limit <= 0:
+            break
+        first = step.only(torch.arange(min(limit, len(step.tensors["lengths"]))))
+        count, methods = len(first.batch), {}
+        for name, actions in effects.actions.items():
+            seen = {} if name in effects.left_out else actions[index]
+            seen = {action: tokens[:count] for action, tokens in seen.items()}
+            if any(bool(tokens.any()) for tokens in seen.values()):
+                methods[name] = MethodTrace(name, seen, None, None)
+        traced.append((first, Trace(token_ratio(first), methods)))
+        limit -= len(first.tensors["lengths"])
+    return choose(traced, decode, MOST_RESPONSES, dump.notes)
+
+
+def chosen(names: Sequence[str], length: int) -> Mapping[str, TokenObjective]:
+    """By the name of a method or preset, the path of a file, or ``file.py:Class``; where no name is given, all.
+
+    Args:
+        names: of objectives.
+        length: tokens of the longest response, for the methods that have to be told.
+    """
+    with no_fit_warnings():  # methods stand alone, without what they were published with
+        return {name: _objective(name, length) for name in names} or every_objective(length)
+
+
+def _objective(name: str, length: int) -> TokenObjective:
+    if name in METHODS.names():
+        return load_objective(at_defaults(name, length))
+    preset = PRESETS.get(name.removeprefix("preset:"))
+    return preset.objective if preset else load_objective(name if is_file(name) else {"name": name})
 
 
 def results_of(dump: Dump, verdict: Verdict, effects: Effects) -> dict[str, Any]:
@@ -121,7 +169,7 @@ def sentence(verdict: Verdict) -> str:
     """The verdict on the loss in one sentence."""
     if verdict.agrees is None:
         return f"Whether the loss was what it said cannot be told: {verdict.compared}."
-    digits = math.floor(-math.log10(min(max(verdict.error, 1e-12), 1e12)))
+    digits = math.floor(-math.log10(min(max(1e-12, verdict.error), 1e12)))
     if verdict.agrees:
         return f"The loss is {verdict.name}: {verdict.compared} agree to {counted(digits, 'digit')}."
     if verdict.findings and digits >= 4:

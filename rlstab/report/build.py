@@ -6,6 +6,7 @@ import hashlib
 import os
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -38,7 +39,7 @@ def make_report(
 
     Args:
         paths: bench folders, run folders, results files.
-        out: folder for ``report.html``, ``report.md`` and ``figures/``. If nothing is asked for, it is ``report``
+        out: folder for ``report.html`` and ``report.md``. If nothing is asked for, it is ``report``
             inside the folder of the runs, beside a results file, or in the folder that holds several paths.
         export: results file to write.
         markdown_file: Markdown page to write.
@@ -55,29 +56,25 @@ def make_report(
     comparison = compare(loaded, baseline=baseline, metrics=metrics)
     if out is None and export is None and markdown_file is None:
         out = _beside(paths)
-    source = _source(paths)
     written = []
     if export is not None:
         written.append(export_results(loaded, export))
     if markdown_file is not None:
         command = _command(paths, metrics, baseline, f"--markdown {shlex.quote(str(markdown_file))}")
-        _refuse_other(Path(markdown_file), source, "--markdown")
+        source = _require_ours(paths, Path(markdown_file).parent, [Path(markdown_file)], "--markdown")
         text = markdown(comparison, title="Results", command=command, source=source)
         written.append(write_text(Path(markdown_file), text, "--markdown"))
     if out is not None:
-        from rlstab.report import figures, page  # Markdown and export do without plotly and matplotlib
+        from rlstab.report import page  # Markdown and export do without plotly
 
         folder = Path(out)
         html_file, markdown_file = folder / "report.html", folder / "report.md"
         command = _command(paths, metrics, baseline, f"--out {shlex.quote(str(out))}")
-        for path in (html_file, markdown_file):  # before anything is written
-            _refuse_other(path, source, "--out")
+        source = _require_ours(paths, folder, [html_file, markdown_file], "--out")
         text = markdown(comparison, command=command, source=source)
         written.append(write_text(markdown_file, text, "--out"))
-        saved = figures.write(comparison, folder)
-        text = page.page(comparison, folder, command, saved, source)
+        text = page.page(comparison, folder, command, source)
         written.append(write_text(html_file, text, "--out"))
-        written += [folder / "figures"] if saved else []
     _say(console, comparison, written)
     return comparison
 
@@ -86,18 +83,31 @@ def _beside(paths: Sequence[str | Path]) -> Path:
     first = Path(paths[0])
     if len(paths) == 1:
         return first.with_name(f"{first.stem}-report") if is_file(first) else first / "report"
-    return Path(os.path.commonpath([os.path.abspath(path) for path in paths])) / "report"  # noqa: PTH100
+    common = Path()
+    with suppress(ValueError):  # two drives
+        common = Path(os.path.commonpath([os.path.abspath(path) for path in paths]))  # noqa: PTH100
+    return Path("report") if common == Path(common.anchor) else common / "report"
 
 
-def _source(paths: Sequence[str | Path]) -> str:
-    """Names what a report is made of: the same paths may replace it, others may not."""
-    places = sorted({os.path.realpath(path) for path in paths})
-    return hashlib.sha256("\0".join(places).encode(errors="surrogateescape")).hexdigest()[:16]
+def _require_ours(paths: Sequence[str | Path], folder: Path, files: Sequence[Path], option: str) -> str:
+    """The name of what a report is made of: the same runs may replace it, others may not, before anything is written.
 
+    It is the way from the folder of the report to the runs, so that both can move together; releases up to 0.3 took the
+    whole path.
 
-def _refuse_other(path: Path, source: str, option: str) -> None:
-    refuse_foreign(path, MARKS, "a report", option)
-    refuse_foreign(path, [mark + source.encode() for mark in MARKS], "a report of these runs", option)
+    Raises:
+        ReportError: a file is no report, or one of other runs.
+    """
+    whole = sorted({os.path.realpath(path) for path in paths})
+    ways = sorted(os.path.relpath(path, os.path.realpath(folder)) for path in whole)
+    names = [
+        hashlib.sha256("\0".join(some).encode(errors="surrogateescape")).hexdigest()[:16] for some in (ways, whole)
+    ]
+    for file in files:
+        refuse_foreign(file, MARKS, "a report", option)
+        ours = [mark + name.encode() for mark in MARKS for name in names]
+        refuse_foreign(file, ours, "a report of these runs", option)
+    return names[0]
 
 
 def _command(paths: Sequence[str | Path], metrics: Sequence[str], baseline: str | None, target: str) -> str:

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from rlstab.bins import bin_weights, binned, last_tenth
+from rlstab import signs
+from rlstab.bins import WIDTH, bin_weights, binned, last_tenth
 from rlstab.errors import ReportError, did_you_mean
-from rlstab.report.collapse import Sweep, collapsed, detect, sweeps_of
-from rlstab.report.formatting import METRICS
+from rlstab.report.collapse import collapsed, detect
+from rlstab.report.formatting import METRICS, counted, natural
 from rlstab.report.idle import Idle, idle_methods
+from rlstab.report.load import settings_between, shown
 from rlstab.report.runs import Loaded, RunRecord, best_bin
 from rlstab.report.statistics import Estimate, Paired, against_baseline, summary
+from rlstab.report.sweeps import Sweep, sweeps_of
 
 #: After the name of a metric: its mean over all rollouts.
 AREA = "/area"
@@ -131,6 +134,7 @@ class Collapse:
         runs: all of them.
         failed: of them.
         collapsed: whose reward fell, or that failed over NaN or Inf.
+        unjudged: not collapsed, and too short or incomplete to say.
         fired: by detector, in how many it fired.
         judged: by detector, of how many it could say anything.
     """
@@ -138,6 +142,7 @@ class Collapse:
     runs: int
     failed: int
     collapsed: int
+    unjudged: int
     fired: Counter[str]
     judged: Counter[str]
 
@@ -150,11 +155,12 @@ class Table:
         bench: its name; None for runs made by ``rlstab train``.
         setting: its name.
         baseline: method that the others are compared with; None if it is not there.
-        methods: the baseline first, the others by name.
+        methods: the baseline first, the others by name, m2 before m10.
         runs: by method, those that the curves are drawn from.
         cells: by method and outcome.
         collapses: by method.
-        notes: what is missing in this table, and why.
+        differs: by method, the settings besides objective and stages in which it differs from the baseline, in words.
+        notes: what is missing in this table, and why; what differs in it besides the methods.
     """
 
     bench: str | None
@@ -164,6 +170,7 @@ class Table:
     runs: dict[str, list[RunRecord]]
     cells: dict[tuple[str, str], Cell]
     collapses: dict[str, Collapse]
+    differs: dict[str, str]
     notes: list[str]
 
     @property
@@ -222,7 +229,10 @@ def compare(loaded: Loaded, *, baseline: str | None = None, metrics: Sequence[st
         groups[run.bench or "", run.setting].append(run)
     sweeps = sweeps_of(loaded.runs)
     swept = {(sweep.bench, point.setting): point.value for sweep in sweeps for point in sweep.points}
-    order = sorted(groups, key=lambda group: (group[0], swept.get(group, 0.0), group[1]))
+    order = sorted(
+        groups,
+        key=lambda group: (group[0], swept.get(group, 0.0), loaded.order.get(group, len(groups)), natural(group[1])),
+    )
     tables = [_table(groups[group], baseline, outcomes) for group in order]
     notes = [*loaded.notes, *(note for table in tables for note in table.notes)]
     return Comparison(loaded, outcomes, tables, idle_methods(loaded.runs), sweeps, notes)
@@ -230,7 +240,7 @@ def compare(loaded: Loaded, *, baseline: str | None = None, metrics: Sequence[st
 
 def _table(runs: Sequence[RunRecord], asked: str | None, outcomes: Sequence[Outcome]) -> Table:
     baseline = _baseline(runs, asked)
-    methods = sorted({run.method for run in runs}, key=lambda name: (name != baseline, name))
+    methods = sorted({run.method for run in runs}, key=lambda name: (name != baseline, natural(name)))
     by_method = {method: [run for run in runs if run.method == method] for method in methods}
     bench, setting = runs[0].bench, runs[0].setting
     where = _title(bench, setting)
@@ -258,8 +268,43 @@ def _table(runs: Sequence[RunRecord], asked: str | None, outcomes: Sequence[Outc
         notes.append(
             f"{where}: differences are paired by seed; only one of method and {baseline} finished these seeds: {which}."
         )
-    collapses = {method: _collapse(own) for method, own in by_method.items()}
-    return Table(bench, setting, baseline, methods, by_method, cells, collapses, notes)
+    differs = _differs(by_method, baseline)
+    notes += [
+        f"{where}: {method} differs from {baseline} in more than its method: {what}. The difference is that of both."
+        for method, what in differs.items()
+    ]
+    notes += [f"{where}: {text}" for run in finished for text in _resting(run, outcomes)]
+    collapses = {method: _collapse(some) for method, some in by_method.items()}
+    return Table(bench, setting, baseline, methods, by_method, cells, collapses, differs, notes)
+
+
+def _differs(runs: Mapping[str, Sequence[RunRecord]], baseline: str | None) -> dict[str, str]:
+    """By method, ``optimisation.lr 0.001 (grpo 0.0001)``: what its runs and those of the baseline do not share."""
+    differs: dict[str, str] = {}
+    for method, some in runs.items() if baseline is not None else ():
+        pair = [next((run for run in many if run.config), None) for many in (some, runs[baseline])]
+        if method != baseline and pair[0] is not None and pair[1] is not None:
+            between = settings_between([pair[0], pair[1]])
+            told = [f"{path} {shown(mine)} ({baseline} {shown(other)})" for path, (mine, other) in between.items()]
+            differs |= {method: ", ".join(told)} if told else {}
+    return differs
+
+
+def _resting(run: RunRecord, outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """Says which outcomes at the end of a run are a mean over fewer rollouts than a bin has."""
+    tenth, width = run.rollouts // 10, min(WIDTH, run.rollouts)
+    for outcome in outcomes:
+        metric = "reward/mean" if outcome.name == "reward/last" else outcome.name
+        ends, _ = binned(run, metric)
+        inside = ends[ends > run.rollouts - max(1, tenth)]
+        if metric in run.metrics and len(inside):
+            rollouts, values = run.metrics[metric]
+            count = int((np.isfinite(values) & (rollouts > (inside[0] - 1) // WIDTH * WIDTH)).sum())
+            if run.bin_width > 1:  # a results file does not say which rollouts of a bin have the metric
+                count = int(bin_weights(run, inside).sum())
+            if count < max(width, tenth):
+                what = f"{outcome.name} of {run.method} seed {run.seed}"
+                yield f"{what} is a mean over {counted(count, 'rollout')}, not over {max(width, tenth)}."
 
 
 def _baseline(runs: Sequence[RunRecord], asked: str | None) -> str | None:
@@ -292,11 +337,12 @@ def _values(runs: Sequence[RunRecord], name: str) -> dict[int, float]:
 
 
 def _collapse(runs: Sequence[RunRecord]) -> Collapse:
-    signs = [(name, sign) for run in runs for name, sign in detect(run).items()]
+    found = [(name, sign) for run in runs for name, sign in detect(run).items()]
     return Collapse(
         runs=len(runs),
         failed=sum(run.status == "failed" for run in runs),
         collapsed=sum(map(collapsed, runs)),
-        fired=Counter(name for name, sign in signs if sign.fired),
-        judged=Counter(name for name, sign in signs if sign.fired is not None),
+        unjudged=sum(not collapsed(run) and signs.reward_fall.detect(run).fired is None for run in runs),
+        fired=Counter(name for name, sign in found if sign.fired),
+        judged=Counter(name for name, sign in found if sign.fired is not None),
     )

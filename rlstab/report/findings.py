@@ -11,11 +11,15 @@ import numpy as np
 from rlstab.report.collapse import all_below_start
 from rlstab.report.comparison import Comparison, Outcome, Table
 from rlstab.report.curves import curve_of, lead_sweep, seeds_of
-from rlstab.report.formatting import axis, counted, decimals, listed, paragraphs, places, setting, size
+from rlstab.report.formatting import axis, counted, decimals, listed, paragraphs, places, size
 from rlstab.report.statistics import Paired, Verdict
+from rlstab.report.sweeps import highest_stable
+from rlstab.report.tables import in_words
 
 #: Settings of which each has a sentence of its own; of more, only what differs is told.
 _FEW_TABLES = 3
+#: Methods without a visible difference of which each is told what its seeds could show; the table has the others.
+_FEW_POWERS = 3
 #: Beside the main outcome, by name: what a policy may have paid for it.
 _BESIDE = ("eval/entropy", "tokens/entropy")
 
@@ -39,10 +43,7 @@ def findings(comparison: Comparison) -> list[str]:
         first += _beside(compared, others)
     sweeps = [
         f"The highest {sweep.key} at which training is stable: "
-        + listed(
-            f"{setting(highest)} for {method}" if highest is not None else f"none of {len(sweep.values)} for {method}"
-            for method, highest in sweep.highest.items()
-        )
+        + listed(f"{highest_stable(sweep, method)} for {method}" for method in sweep.highest)
         + "."
         for sweep in comparison.sweeps
     ]
@@ -94,6 +95,7 @@ def _main(table: Table, outcome: Outcome, comparison: Comparison) -> str:
         parts.append(listed(f"{name} is {paired[name].verdict} by {_size(paired[name], outcome)}" for name in clear))
     if alike:
         parts += [f"{listed(alike)} show{'s' * (len(alike) == 1)} no visible difference", *_nearly(paired, outcome)]
+        parts.append("; ".join(f"for {name}, {in_words(paired[name], outcome)}" for name in alike[:_FEW_POWERS]))
     if same := verdicts.get("identical"):
         parts.append(f"{listed(same)} gave exactly the values of {table.baseline}")
     if few:
@@ -108,6 +110,10 @@ def _main(table: Table, outcome: Outcome, comparison: Comparison) -> str:
     if clear or alike:
         seeds = _range([len(pair.seeds) for pair in paired.values() if pair.seeds])
         head += f" compared with {table.baseline} over {seeds} seed{'s' * (seeds != '1')}"
+    counts = {name: (table.collapses[name].failed, table.collapses[name].runs) for name in table.methods}
+    lost = [f"{failed} of {counted(runs, 'run')} of {name}" for name, (failed, runs) in counts.items() if failed]
+    if lost:
+        parts.append(f"{listed(lost)} failed and take no part")
     return f"{head}: {'; '.join(parts)}."
 
 
@@ -177,11 +183,12 @@ def _capital(text: str) -> str:
 
 def _collapses(comparison: Comparison) -> str:
     several = len({table.bench for table in comparison.tables}) > 1
-    runs, fell, failed = Counter[str](), Counter[str](), Counter[str]()
+    runs, fell, failed, short = Counter[str](), Counter[str](), Counter[str](), 0
     for table in comparison.tables:
         for method, collapse in table.collapses.items():
             name = f"{method} ({table.bench or 'no bench'})" if several else method
             runs[name] += collapse.runs
+            short += collapse.unjudged
             fell[name] += collapse.collapsed
             failed[name] += collapse.failed  # a run that failed over NaN or Inf counts as collapsed as well
 
@@ -189,5 +196,10 @@ def _collapses(comparison: Comparison) -> str:
         return listed(f"{count} of {counted(runs[name], 'run')} of {name}" for name, count in counts.items() if count)
 
     none = f"None of the {runs.total()} runs collapsed." if runs.total() > 1 else "The run did not collapse."
+    if short == runs.total():
+        none = "Whether a run collapsed cannot be told: none of them is long enough to judge."
+    elif short:
+        none = f"None of the {runs.total() - short} runs that can be judged collapsed; {short} cannot be."
     first = f"Collapsed (the reward fell, or NaN or Inf ended the run): {told(fell)}." if fell.total() else none
+    first += f" {short} of {runs.total()} runs cannot be judged." if short and fell.total() else ""
     return f"{first} Failed: {told(failed)}." if failed.total() else first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -68,6 +69,12 @@ def size(value: float | None, low: float | None, high: float | None, unit: str) 
     if value is not None and value < 0:
         value, low, high = -value, None if high is None else -high, None if low is None else -low
     return estimate(value, low, high) + (f" {unit}" if unit else "")
+
+
+def natural(text: str) -> list[tuple[bool, int, str]]:
+    """A key that sorts line 2 before line 10, and numbers before letters."""
+    parts = filter(None, re.split(r"([0-9]+)", text))
+    return [(False, int(part), "") if part.isdecimal() else (True, 0, part) for part in parts]
 
 
 def listed(names: Iterable[str]) -> str:

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rlstab.bins import binned
+from rlstab.core.metadata import About
 from rlstab.report.formatting import listed
 from rlstab.report.runs import RunRecord, objective_names, setting_of
+from rlstab.zoo import METHODS
 
 #: Last parts of metrics that are shares of the tokens which a method touched.
 SHARES = ("dropped", "selected", "boosted", "damped")
-#: By method, the metrics that are 0 where it never acted, and why.
-ZERO: dict[str, tuple[tuple[str, str], ...]] = {
-    "s2t": (
-        ("candidates", "no token with positive advantage had a probability below {max_prob}"),
-        ("dropped", "no candidate had an entropy below the threshold"),
-    ),
-    "stare": (("gate", "its gate never opened, the mean entropy stayed at or above {target_entropy} nats"),),
-    "adaptive_entropy": (("coefficient", "its price was 0 throughout"),),
-}
 
 
 @dataclass(frozen=True)
@@ -92,19 +85,18 @@ def _parts(items: Any, prefix: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _reason(run: RunRecord, item: Mapping[str, Any], place: str) -> str | None:
-    name = item.get("name")
-    if name in ("kl", "entropy_bonus"):
-        return "its coefficient is 0" if item.get("coefficient") == 0 else None
-    if name == "clip_higher":
+    method = METHODS.known(str(item.get("name")))
+    about = method.about if method else About()
+    for limit in about.no_op_at:
+        if limit.settings and all(item.get(name, ...) == value for name, value in limit.settings.items()):
+            return " and ".join(f"its {name} is {value or 0}" for name, value in limit.settings.items())
+    writes = method.writes if method else frozenset()
+    if isinstance(writes, Set) and "bounds" in writes:  # else a property: it depends on settings
         return _unclipped(run)
-    if name == "top_entropy":
-        _, values = binned(run, f"{place}/share")
-        return "every token counted" if len(values) and values.min() >= 1 else None
-    if name == "adaptive_entropy" and f"{place}/coefficient" in run.metrics and f"{place}/value" not in run.metrics:
-        return f"the mean entropy never fell below {item.get('target_entropy')} nats"
-    for metric, why in ZERO.get(str(name), ()):
-        if _highest(run, f"{place}/{metric}") == 0:
-            return why.format(**item)
+    for sign in about.idle_signs:
+        _, values = binned(run, f"{place}/{sign.metric}")
+        if len(values) and (np.max(values) == 0 if sign.at == 0 else np.min(values) >= 1):
+            return sign.why.format(**item)
     shares = [share for metric in SHARES if (share := _highest(run, f"{place}/{metric}")) is not None]
     return "it touched no token" if shares and max(shares) == 0 else None
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby, product
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ import numpy as np
 
 from rlstab.bins import EMPTY, Curve, highest, rounded
 from rlstab.config.document import Document
+from rlstab.config.identity import is_measured, is_neutral
+from rlstab.config.user_code import portable
 from rlstab.errors import ReportError, reason
 from rlstab.files import is_dir, is_file
-from rlstab.report.formatting import METRICS, counted, setting
+from rlstab.report.formatting import METRICS, counted, natural, setting
 from rlstab.report.results_file import read_results
 from rlstab.report.runs import (
     JOINED,
@@ -36,8 +39,11 @@ from rlstab.safe_read import as_float, gaps, read_bytes, read_mapping, read_obje
 #: Any of them makes a folder a run folder.
 FILES = ("metrics.jsonl", "config.yaml", "run.json")
 
-#: Folders below a path in which runs are looked for: OUT/runs/<setting>/<method>/seed-<k> and one around it.
-DEPTH = 6
+#: Folders below a path in which runs are looked for.
+DEPTH = 12
+
+#: In a run folder; no run lies there.
+CHECKPOINTS = "checkpoints"
 
 #: No bench names more: beyond it its file is damaged.
 MOST_RUNS = 100_000
@@ -52,15 +58,17 @@ def load_runs(*paths: str | Path) -> Loaded:
     Raises:
         ReportError: a path does not exist, or nothing usable is there at all.
     """
-    every, left_out, planned = _search(paths)
-    runs, copies = _without_copies(every)
+    every, left_out, benches = _search(paths)
+    kept, copies = _without_copies(every)
+    runs = sorted(told_apart(kept), key=lambda run: (run.bench or "", *_name(run)[1:]))
     behind = [
         f"{name}: {missing} of the {counted(total, 'run')} that its bench.yaml names "
         f"{'has' if missing == 1 else 'have'} not begun."
-        for name, (missing, total) in planned.items()
+        for name, (missing, total) in benches.planned.items()
     ]
-    not_begun = sum(missing for missing, _ in planned.values())
-    return Loaded(runs, [*left_out, *copies], [*behind, *_notes(runs)], not_begun)
+    not_begun = sum(missing for missing, _ in benches.planned.values())
+    notes = [*behind, *_mixed(kept), *_notes(runs)]
+    return Loaded(runs, [*left_out, *copies], notes, not_begun, benches.order)
 
 
 def find_runs(*paths: str | Path) -> tuple[list[RunRecord], list[LeftOut]]:
@@ -70,20 +78,31 @@ def find_runs(*paths: str | Path) -> tuple[list[RunRecord], list[LeftOut]]:
         ReportError: see :func:`load_runs`.
     """
     runs, left_out, _ = _search(paths)
-    return sorted({run.path: run for run, _ in runs}.values(), key=_natural), left_out
+    return sorted({run.path: run for run, _ in runs}.values(), key=lambda run: natural(run.path)), left_out
 
 
-def _search(
-    paths: Sequence[str | Path],
-) -> tuple[list[tuple[RunRecord, str]], list[LeftOut], dict[str, tuple[int, int]]]:
-    """Runs with the path under which each lies, what is left out, and by bench how many runs are missing and named."""
+@dataclass
+class _Benches:
+    """What the files of benches say.
+
+    Attributes:
+        planned: by bench, how many runs are missing, and how many its file names.
+        order: by bench and setting, the place of the setting in the file.
+    """
+
+    planned: dict[str, tuple[int, int]] = field(default_factory=dict)
+    order: dict[tuple[str, str], int] = field(default_factory=dict)
+
+
+def _search(paths: Sequence[str | Path]) -> tuple[list[tuple[RunRecord, str]], list[LeftOut], _Benches]:
+    """Runs with the path under which each lies, what is left out, and what the files of benches say."""
     if not paths:
         raise ReportError("no runs were named. Give bench folders, run folders or results files (.jsonl).")
     items: list[tuple[RunRecord | LeftOut, str]] = []
-    planned: dict[str, tuple[int, int]] = {}
+    benches = _Benches()
     for path in map(Path, paths):
         if is_dir(path):
-            records = list(_walk(path, planned)) or [
+            records = list(_walk(path, benches, set())) or [
                 LeftOut(str(path), "holds no run: no metrics.jsonl, config.yaml or run.json below it")
             ]
         elif is_file(path):
@@ -96,61 +115,101 @@ def _search(
     if not runs:
         reasons = "\n".join(f"  {item.path}: {item.why}" for item in left_out)
         raise ReportError(f"no usable run.\n{reasons}\nGive folders written by `rlstab train` or `rlstab bench`.")
-    return runs, left_out, planned
+    return runs, left_out, benches
 
 
 def _walk(
-    folder: Path, planned: dict[str, tuple[int, int]], bench: Mapping[str, Any] | None = None, depth: int = DEPTH
+    folder: Path, benches: _Benches, seen: set[str], bench: Mapping[str, Any] | None = None, depth: int = DEPTH
 ) -> Iterator[RunRecord | LeftOut]:
+    """Runs in a folder and below it, through links too; no folder is read twice."""
+    if (real := os.path.realpath(folder)) in seen:
+        return
+    seen.add(real)
     if is_run(folder):
         yield read_folder(folder, bench)
-        return
-    own = read_mapping(folder / "bench.json")[0]
-    if own:
-        named = _named(folder)
+        own = bench
+    elif own := read_mapping(folder / "bench.json")[0] or bench:
+        settings, named = _named(folder)
+        name = str(own.get("name") or folder)
+        benches.order |= {(name, setting): number for number, setting in enumerate(settings)}
         if missing := sum(not is_run(run) for run in named):
-            planned[str(own.get("name") or folder)] = (missing, len(named))
-    if depth:
-        for inside in sorted(folder.iterdir()):
-            if inside.is_dir() and not inside.is_symlink() and not inside.name.startswith("."):
-                yield from _walk(inside, planned, own or bench, depth - 1)
+            benches.planned[name] = (missing, len(named))
+    try:
+        inside = sorted(folder.iterdir(), key=lambda path: (path.is_symlink(), path.name))
+    except OSError as error:
+        yield LeftOut(str(folder), f"cannot be read: {error.strerror or error}")
+        return
+    for path in inside:
+        if path.name.startswith(".") or path.name == CHECKPOINTS:
+            continue
+        if path.is_symlink() and not path.exists():
+            yield LeftOut(str(path), "is a link to a place that is not there")
+        elif depth and path.is_dir():
+            yield from _walk(path, benches, seen, own, depth - 1)
+        elif path.is_dir():
+            yield LeftOut(str(path), f"lies more than {DEPTH} folders deep, and was not looked into")
 
 
-def _named(folder: Path) -> list[Path]:
-    """Folders of all runs that the file of a bench names; none where it is not there or damaged."""
+def _named(folder: Path) -> tuple[list[str], list[Path]]:
+    """Settings and folders of all runs that the file of a bench names; none where it is not there or damaged."""
     try:
         data = Document.parse(read_text(folder / "bench.yaml"), "bench.yaml").data
         settings, methods, seeds = (list(data[key]) for key in ("settings", "methods", "seeds"))
         if len(settings) * len(methods) * len(seeds) > MOST_RUNS:
-            return []
+            return [], []
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return []
+        return [], []
     names = product(settings, methods, seeds)
-    return [folder / "runs" / str(setting) / str(method) / f"seed-{seed}" for setting, method, seed in names]
+    folders = [folder / "runs" / str(setting) / str(method) / f"seed-{seed}" for setting, method, seed in names]
+    return list(map(str, settings)), folders
 
 
 def _without_copies(runs: Sequence[tuple[RunRecord, str]]) -> tuple[list[RunRecord], list[LeftOut]]:
-    """Of what was read of one run from several places the first by path stays; those of one source are told together.
+    """Of what was read of one run from several places, the finished one stays, then the newer; of each source a line.
 
-    Runs that only have one name are several runs, and their names are made different.
+    Runs that only have one name are several runs; see :func:`told_apart`.
     """
-    kept: dict[tuple[object, ...], RunRecord] = {}
-    copies: dict[str, list[str]] = defaultdict(list)
-    for run, source in sorted(runs, key=lambda pair: _natural(pair[0])):
-        id = (run.bench, run.seed, str(run.about["run_id"])) if "run_id" in run.about else (run.path,)
-        first = kept.setdefault(id, run)
-        if first.path != run.path:
-            copies[source].append(f"{run.title} in {run.path} is also in {first.path}")
-    unique = sorted(told_apart(list(kept.values())), key=lambda run: (run.bench or "", *_name(run)[1:]))
-    return unique, [
-        LeftOut(source, f"{counted(len(some), 'run')} read twice: {some[0]}; the first by path is kept")
-        for source, some in copies.items()
+    groups: dict[tuple[object, ...], list[tuple[RunRecord, str]]] = defaultdict(list)
+    for run, source in sorted(runs, key=lambda pair: natural(pair[0].path)):
+        groups[(run.bench, run.seed, str(run.about["run_id"])) if "run_id" in run.about else (run.path,)].append(
+            (run, source)
+        )
+    copies: dict[tuple[str, str], list[str]] = defaultdict(list)
+    kept: list[RunRecord] = []
+    for some in groups.values():
+        # a results file is written after its runs, and holds less than their folders
+        best, _ = max(some, key=lambda pair: (pair[0].status == "finished", pair[0].bin_width == 1, pair[0].written))
+        kept.append(best)
+        for run, source in some:
+            if run.path != best.path:
+                why = "finished" if run.status != best.status == "finished" else "newer"
+                copies[source, why].append(f"{run.title} in {run.path} is also in {best.path}")
+    return kept, [
+        LeftOut(source, f"{counted(len(some), 'run')} read twice: {some[0]}; the {why} one is kept")
+        for (source, why), some in copies.items()
     ]
 
 
-def _natural(run: RunRecord) -> list[str | int]:
-    """Line 2 before line 10."""
-    return [int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", run.path)]
+def _mixed(runs: Sequence[RunRecord]) -> Iterator[str]:
+    """Says which runs of one method in one setting of a bench were made, or evaluated, with different settings."""
+    groups: dict[tuple[str, str], dict[str, list[RunRecord]]] = defaultdict(lambda: defaultdict(list))
+    for run in runs:
+        if run.bench:
+            groups[run.bench, run.setting][run.method].append(run)
+    kinds = {False: "made with different settings, and stand apart", True: "evaluated with different settings"}
+    for (bench, group), methods in groups.items():
+        for measured, what in kinds.items():
+            values: dict[str, Counter[str]] = defaultdict(Counter)
+            for some in methods.values():
+                for path, each in settings_between(some, method=True).items():
+                    if is_measured(path) is measured:
+                        values[path].update(map(shown, each))
+            told = "; ".join(
+                f"{path} " + ", ".join(f"{value} ({counted(count, 'run')})" for value, count in counts.items())
+                for path, counts in values.items()
+            )
+            if told:
+                yield f"{bench}, {group}: runs of one method were {what}: {told}."
 
 
 def _notes(runs: Sequence[RunRecord]) -> list[str]:
@@ -208,7 +267,9 @@ def read_folder(folder: Path, bench: Mapping[str, Any] | None = None) -> RunReco
     seed = next((value for value in (place.get("seed"), config.get("seed")) if isinstance(value, int)), None)
     if seed is None:
         remarks.append("no file says its seed; taken for seed 0")
+    file = folder / "metrics.jsonl"
     return RunRecord(
+        written=file.stat().st_mtime if file.is_file() else 0.0,
         bench=_text(place.get("bench")) or _text(bench.get("name")),
         setting=_text(place.get("setting")) or "default",
         method=method,
@@ -282,7 +343,8 @@ def _split(records: Mapping[int, Mapping[str, Any]]) -> tuple[dict[str, Curve], 
     for rollout, record in records.items():
         values = {name: as_float(value) for name, value in {**counts, **record}.items() if name != "rollout"}
         numbers = {name: value for name, value in values.items() if value is not None}
-        if evaluation := {name: rounded(value) for name, value in numbers.items() if name.startswith("eval/")}:
+        held_out = {name: value for name, value in numbers.items() if name.startswith("eval/") and math.isfinite(value)}
+        if evaluation := {name: rounded(value) for name, value in held_out.items()}:
             evaluations.append({"rollout": rollout, **evaluation})
         for name, value in numbers.items():
             if rollout and (name == "seconds/rollout" or not name.startswith(("eval/", "seconds/"))):
@@ -297,11 +359,6 @@ def _text(value: Any) -> str | None:
 
 # -- names -------------------------------------------------------------------------------------------------------------
 
-#: Never part of a name: they say how a run was made, or how long it went on.
-APART = (
-    *("seed", "tracking", "evaluation", "task.time_limit", "task.workers"),
-    *("optimisation.rollouts", "optimisation.micro_batch_size", "rollout.batch_size"),
-)
 #: Parts of a run that belong to its method.
 OF_METHOD = ("objective", "stages")
 #: Values that a name shows; where they do not tell the runs apart, all are shown.
@@ -311,12 +368,12 @@ SHOWN = 3
 def told_apart(runs: Sequence[RunRecord]) -> list[RunRecord]:
     """The same runs, no two of one bench, setting, method and seed.
 
-    Benches of one name are told apart by their folders. Runs of ``rlstab train`` are called after their methods alone:
-    a setting in which they differ goes into their setting, one of a method into their method, and what is left is told
-    by the folder.
+    Benches of one name are told apart by their folders. Where runs of one method and setting, or those of ``rlstab
+    train``, which are called after their methods alone, were made with different settings, these go into their setting,
+    one of a method into their method, and what is left is told by the folder.
     """
     named = _renamed(runs, lambda run: run.bench or "", _with_benches)
-    named = _renamed(named, lambda run: (run.bench or "", run.setting, run.method), _with_settings)
+    named = _renamed(named, lambda run: (run.bench or "", run.setting, "" if run.bench else run.method), _with_settings)
     return _renamed(named, _name, _with_folders)
 
 
@@ -356,24 +413,76 @@ def _root(path: str) -> str:
 
 
 def _with_settings(runs: list[RunRecord]) -> list[RunRecord]:
-    """Those of no bench by the settings in which they differ, of those that all of them have."""
-    if runs[0].bench:
+    """Runs of one setting by the settings in which those of one method differ."""
+    methods: dict[str, list[RunRecord]] = defaultdict(list)
+    for run in runs:
+        methods[run.method].append(run)
+    of_methods = {name: settings_between(some, method=True).keys() for name, some in methods.items()}
+    differ = sorted({path for paths in of_methods.values() for path in paths if not is_measured(path)})
+    if not differ:
         return runs
-    values = [dict(flat(run.config)) for run in runs]
-    shared = [path for path in set.intersection(*map(set, values)) if not _within(path, APART)]
-    differ = sorted(path for path in shared if len({repr(own[path]) for own in values}) > 1)
+    known = [run for run in runs if run.config]
+    flats = map(_flat, known)
+    values = [{path: _value(every, path) for path in differ} for every in flats]
     if "stages" in differ:  # only the stages that not all of them have tell anything
-        stages = [str(own["stages"]).split(JOINED) for own in values]
+        stages = [str(value["stages"]).split(JOINED) for value in values]
         everywhere = set.intersection(*map(set, stages))
-        for own, names in zip(values, stages, strict=True):
-            own["stages"] = JOINED.join(name for name in names if name not in everywhere) or "none"
+        for value, names in zip(values, stages, strict=True):
+            value["stages"] = JOINED.join(name for name in names if name not in everywhere) or "none"
     of_method = [path for path in differ if _within(path, OF_METHOD)]
-    methods = [f" ({label})" if label else "" for label in _labels(values, of_method)]
+    labels = [f" ({label})" for label in _labels(values, of_method)]
     settings = _labels(values, [path for path in differ if path not in of_method])
-    return [
-        replace(run, method=run.method + method, setting=_joined(run.setting, label))
-        for run, method, label in zip(runs, methods, settings, strict=True)
+    named = [
+        replace(
+            run,
+            method=run.method + (label if of_methods[run.method] & {*of_method} else ""),
+            setting=_joined(run.setting, setting),
+        )
+        for run, label, setting in zip(known, labels, settings, strict=True)
     ]
+    # a run that failed before it wrote its settings is counted with most of the others
+    usual = Counter(run.setting for run in named).most_common(1)[0][0]
+    return [*named, *(replace(run, setting=usual) for run in runs if not run.config)]
+
+
+def settings_between(runs: Sequence[RunRecord], *, method: bool = False) -> dict[str, tuple[Any, ...]]:
+    """The settings in which runs differ although they count, by dotted path, with the value of each run.
+
+    Neutral settings and the seed never count; see :class:`rlstab.config.settings.Neutral`. Those that change what an
+    evaluation measures do. A setting that only some runs know is of another release, and left out.
+
+    Args:
+        runs: those without a configuration are left out.
+        method: whether objective and stages count too.
+    """
+    known = [run for run in runs if run.config]
+    if len(known) < 2 or all(run.config == known[0].config for run in known):
+        return {}
+    differ = {}
+    flats = [_flat(run) for run in known]
+    for path in sorted(set().union(*flats)):
+        values = [_value(every, path) for every in flats]
+        counts = path != "seed" and (method or not _within(path, OF_METHOD)) and _MISSING not in values
+        counts = counts and (is_measured(path) or not all(is_neutral(path, every) for every in flats))
+        if counts and len(set(map(repr, values))) > 1:
+            differ[path] = tuple(values)
+    return differ
+
+
+#: What a run does not say.
+_MISSING = "(missing)"
+
+
+def _flat(run: RunRecord) -> dict[str, Any]:
+    return dict(flat(portable(run.config)))
+
+
+def _value(values: Mapping[str, Any], path: str) -> Any:
+    """The value of a setting; of one that is a section, all of it in a line."""
+    if path in values:
+        return values[path]
+    inside = {key.removeprefix(f"{path}."): value for key, value in values.items() if key.startswith(f"{path}.")}
+    return ", ".join(f"{key}={shown(value)}" for key, value in inside.items()) if inside else _MISSING
 
 
 def _labels(values: Sequence[Mapping[str, Any]], paths: Sequence[str]) -> list[str]:
@@ -383,14 +492,15 @@ def _labels(values: Sequence[Mapping[str, Any]], paths: Sequence[str]) -> list[s
 
     def labels(count: int) -> list[str]:
         pairs = list(zip(names, paths, strict=True))[:count]
-        return [", ".join(f"{name}={_shown(own[path])}" for name, path in pairs) for own in values]
+        return [", ".join(f"{name}={shown(value[path])}" for name, path in pairs) for value in values]
 
-    distinct = len({repr([own[path] for path in paths]) for own in values})
+    distinct = len({repr([value[path] for path in paths]) for value in values})
     few = labels(SHOWN)
     return few if len(set(few)) == distinct else labels(len(paths))
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value of a setting as a name shows it."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return setting(value)
     return {None: "null", True: "true", False: "false"}.get(value, str(value))

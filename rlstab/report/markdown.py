@@ -13,6 +13,7 @@ from rlstab.report.formatting import METRICS, NOTHING, paragraphs, setting
 from rlstab.report.output import resource
 from rlstab.report.runs import RunRecord, setting_of
 from rlstab.report.statistics import MIN_SEEDS
+from rlstab.report.sweeps import highest_stable
 from rlstab.report.tables import about_runs, rows_of
 from rlstab.visible import visible
 
@@ -47,6 +48,7 @@ def markdown(comparison: Comparison, *, title: str = "Comparison", command: str 
         titles=TITLES,
         definitions=DEFINITIONS,
         grid=_grid,
+        highest_stable=highest_stable,
     )
     return visible(page.rstrip() + "\n", spaces=False)
 

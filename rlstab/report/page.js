@@ -189,7 +189,7 @@
       });
       const top = points.x.indexOf(points.highest);
       if (top >= 0 && y[top] !== null) traces.push({ x: [x[top]], y: [y[top]], mode: "markers", marker: { size: 18, symbol: "circle-open", color: line.color, line: { width: 2 } }, hoverinfo: "skip", meta: { method: method.key, part: "highest" } });
-      said.push(`${method.name}: highest stable ${points.highest === null ? "none" : one.labels[one.values.indexOf(points.highest)]}`);
+      said.push(`${method.name}: highest stable ${points.told}`);
     });
     const ticks = { tickvals: one.values, ticktext: one.labels.map(plain) };
     const why = traces.length || state.off.size ? undefined : "No run of the sweep has this outcome.";
@@ -227,7 +227,13 @@
     frame.width = state.print ? (panel.closest(".small") ? 325 : 670) : plot.clientWidth;
     frame.height = state.print ? (panel.closest(".small") ? 165 : panel.dataset.figure === "curve" ? 235 : 380) : plot.clientHeight;
     plot.setAttribute("aria-label", `${title}. ${said.join("; ")}.`);
-    Plotly.react(plot, traces, frame, { displayModeBar: false, responsive: false, showTips: false });
+    Plotly.react(plot, traces, frame, {
+      modeBarButtons: [["toImage"]],
+      displaylogo: false,
+      toImageButtonOptions: { format: "svg", filename: panel.dataset.metric || panel.dataset.figure },
+      responsive: false,
+      showTips: false,
+    });
   }
   const panels = all("figure[data-figure]");
   // small panels of methods that do not run in this setting would be empty frames

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import difflib
 import itertools
 import math
@@ -14,11 +13,10 @@ from typing import Any
 
 import yaml
 from markupsafe import Markup
-from matplotlib.ticker import MaxNLocator
 from plotly.offline import get_plotlyjs
 
 from rlstab.bins import WIDTH
-from rlstab.report.collapse import DEFINITIONS, TITLES, Sweep
+from rlstab.report.collapse import DEFINITIONS, TITLES
 from rlstab.report.comparison import Comparison, Outcome, Table
 from rlstab.report.curves import (
     DARK,
@@ -31,34 +29,29 @@ from rlstab.report.curves import (
     looks_of,
     panels_of,
 )
-from rlstab.report.figures import Saved
 from rlstab.report.findings import findings
 from rlstab.report.formatting import axis, counted, decimals, listed, own_title, setting
 from rlstab.report.output import digest, resource, safe_json
 from rlstab.report.samples import MOST_SAMPLED, samples_of
 from rlstab.report.statistics import Estimate
+from rlstab.report.sweeps import Sweep, highest_stable
 from rlstab.report.tables import about_runs, rows_of
 from rlstab.report.template import rendered
 from rlstab.safe_read import plain
 
-#: Settings whose figures the page holds as images: with all of them, a page of many settings would double.
-MOST_STILLS = 12
 #: Panels of learning curves below the opening picture.
 LEARNING = 4
 #: Units of :attr:`RunRecord.spent` as axes.
 SPENT = {"tokens": "tokens sampled", "seconds": "training time"}
 
 
-def page(
-    comparison: Comparison, folder: Path, command: str = "", figures: Sequence[Saved] = (), source: str = ""
-) -> str:
+def page(comparison: Comparison, folder: Path, command: str = "", source: str = "") -> str:
     """The HTML of a report.
 
     Args:
         comparison: what it shows.
         folder: where it will lie: its links go from there.
         command: what makes it again.
-        figures: shown to a reader without JavaScript.
         source: names what it is a report of; see :func:`rlstab.report.build.make_report`.
     """
     style, script, without_script = map(resource, ("page.css", "page.js", "without_script.css"))
@@ -75,22 +68,11 @@ def page(
         "script": Markup(script),
         "plotly": Markup(plotly),
         "data": Markup(safe_json(plain(data(comparison)))),
-        "stills": _stills(comparison, figures),
         "source": source,
     }
     functions = {"axis": axis, "own_title": own_title, "setting": setting, "decimals": decimals}
+    functions["highest_stable"] = highest_stable
     return rendered(resource("page.html"), functions, contents(comparison, command, folder) | shown)
-
-
-def _stills(comparison: Comparison, figures: Sequence[Saved]) -> Mapping[str, Sequence[Mapping[str, str]]]:
-    """The figures as images, by section: the page stays one file, and a script in them could not run."""
-    first = ["", *(table.title for table in comparison.tables[:MOST_STILLS])]
-    stills: dict[str, list[dict[str, str]]] = defaultdict(list)
-    for figure in figures:
-        if figure.path.suffix == ".svg" and (figure.setting in first or figure.section == "sweep"):
-            image = f"data:image/svg+xml;base64,{base64.b64encode(figure.path.read_bytes()).decode()}"
-            stills[figure.section].append({"setting": figure.setting, "src": image})
-    return stills
 
 
 # -- texts -------------------------------------------------------------------------------------------------------------
@@ -123,7 +105,6 @@ def contents(comparison: Comparison, command: str = "", folder: Path | None = No
         "spent": {unit: name for unit, name in SPENT.items() if any(unit in run.spent for run in runs)},
         "spent_everywhere": all(run.spent.keys() == runs[0].spent.keys() for run in runs),
         "settings": names,
-        "still_settings": MOST_STILLS,
         "methods": [(f"m{index}", name) for index, name in enumerate(looks)],
         "looks": looks,
         "tables": [
@@ -299,10 +280,11 @@ class Scale:
         if self.high <= self.low:
             return [{"at": self.at(0.0), "text": "0"}]
         for count in (4, 3, 2):
-            values = MaxNLocator(count, steps=[1, 2, 5, 10]).tick_values(self.low, self.high)
-            step = values[1] - values[0]
+            least = (self.high - self.low) / count
+            power = 10.0 ** math.floor(math.log10(least))
+            step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))
             digits = max(0, -math.floor(math.log10(step) + 1e-9))
-            inside = [float(value) for value in values if self.low <= value <= self.high]
+            inside = [step * k for k in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
             texts = ["0" if abs(value) < step / 2 else decimals(value, digits, signed=True) for value in inside]
             if step / (self.high - self.low) * (FOREST - 2 * MARGIN) >= max(map(len, texts)) * CHARACTER + GAP:
                 break
@@ -349,6 +331,7 @@ def _sweep_data(comparison: Comparison, sweep: Sweep, keys: Mapping[str, str]) -
             "stable": [point.stable for point in points],
             "collapsed": [f"{point.collapsed} of {point.runs}" for point in points],
             "highest": highest,
+            "told": highest_stable(sweep, name),
             "outcomes": outcomes,
         }
     low, high = sweep.values[0], sweep.values[-1]

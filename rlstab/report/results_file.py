@@ -112,7 +112,7 @@ def read_results(path: Path) -> list[RunRecord | LeftOut]:
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
-                records.append(_record(_LINE.validate_json(line), f"{path}:{number}"))
+                records.append(_record(_LINE.validate_json(line), path, number))
             except ValidationError as error:
                 first = error.errors(include_url=False)[0]
                 where = ".".join(map(str, first["loc"]))
@@ -125,12 +125,16 @@ def read_results(path: Path) -> list[RunRecord | LeftOut]:
     return records or [LeftOut(str(path), "empty")]
 
 
-def _record(line: _Line, place: str) -> RunRecord:
+def _record(line: _Line, path: Path, number: int) -> RunRecord:
     rollouts = np.array(line.curves.rollout, dtype=np.int64)
     return RunRecord(
         **{name: getattr(line, name) for name in _FACTS},
-        path=place,
-        evaluations=[{key: value for key, value in record.items() if value is not None} for record in line.evaluations],
+        path=f"{path}:{number}",
+        written=path.stat().st_mtime,
+        evaluations=[
+            {key: value for key, value in record.items() if value is not None and math.isfinite(value)}
+            for record in line.evaluations
+        ],
         metrics={name: _curve(rollouts, values) for name, values in line.curves.__pydantic_extra__.items()},
         bin_width=line.curves.width,
         largest={name: _curve(rollouts, values) for name, values in line.largest.items()},

@@ -71,6 +71,7 @@ class RunRecord(RunFacts):
             of the rollouts themselves, so that neither evaluations nor a pause before a resume count; tokens are those
             sampled. A unit that some rollout did not record is left out.
         remarks: what of this run could not be read, and why.
+        written: when its metrics were last written, in seconds since 1970; of two copies the newer one counts.
     """
 
     path: str
@@ -80,6 +81,7 @@ class RunRecord(RunFacts):
     largest: dict[str, Curve] = field(default_factory=dict)
     spent: dict[str, Curve] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
+    written: float = 0.0
 
     @property
     def rollouts(self) -> int:
@@ -115,12 +117,14 @@ class Loaded:
         left_out: what could not be used.
         notes: what to know about the rest: unfinished or damaged runs, mixed versions, runs that have not begun.
         not_begun: runs that the benches name and that have no folder yet.
+        order: by bench and setting, the place of the setting in the file of the bench.
     """
 
     runs: list[RunRecord]
     left_out: list[LeftOut]
     notes: list[str]
     not_begun: int = 0
+    order: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
 
 def objective_names(config: Mapping[str, Any]) -> list[str]:

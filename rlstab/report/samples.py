@@ -1,4 +1,4 @@
-"""A few responses of each run, from its first and its last rollout, and the way to its tokens."""
+"""A few responses of each run, from its first and its last rollout, and where its tokens are shown."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict
 
+from rlstab.record.reader import dumped, folder_of
 from rlstab.report.runs import RunRecord
-from rlstab.safe_read import read_object
+from rlstab.safe_read import open_file, read_object
 
 #: Responses of one rollout, and runs with samples on a page.
 MOST, MOST_SAMPLED = 2, 60
@@ -40,7 +41,7 @@ class Samples:
     Attributes:
         run: whose they are.
         rollouts: responses by the number of their rollout, the first and the last one that has any; texts are cut.
-        traced: whether it has traces of its tokens.
+        traced: whether it has a dump of its tokens.
     """
 
     run: RunRecord
@@ -63,14 +64,14 @@ class Samples:
 def samples_of(runs: Iterable[RunRecord]) -> list[Samples]:
     """Of the runs that are still in a folder and left any, at most :data:`MOST_SAMPLED`, low seeds first."""
     samples = (
-        Samples(run, _rollouts(Path(run.path) / "samples.jsonl"), (Path(run.path) / "tokens.jsonl").is_file())
+        Samples(run, _rollouts(Path(run.path) / "samples.jsonl"), bool(dumped(folder_of(run.path))))
         for run in sorted(runs, key=lambda run: run.seed)
     )
     return list(itertools.islice((sample for sample in samples if sample.rollouts or sample.traced), MOST_SAMPLED))
 
 
 def _rollouts(path: Path) -> dict[int, list[Response]]:
-    """The first responses of the first and of the last rollout; a damaged line is passed over."""
+    """The first responses of the first and of the last rollout; a damaged line is skipped."""
     head, tail = (list(_responses(part)) for part in _ends(path))
     if not head:
         return {}
@@ -83,18 +84,13 @@ def _rollouts(path: Path) -> dict[int, list[Response]]:
 def _ends(path: Path) -> tuple[bytes, bytes]:
     """The beginning of a file, and its end where that does not hold it all; whole lines."""
     try:
-        if not path.is_file():
-            return b"", b""
-        with path.open("rb") as file:
+        with open_file(path) as file:
             head = file.read(READ)
-            size = file.seek(0, os.SEEK_END)
-            if size <= READ:
-                return head, b""
-            file.seek(max(READ, size - READ))
-            tail = file.read(READ)
+            file.seek(max(READ, os.fstat(file.fileno()).st_size - READ))
+            tail = file.read()
     except OSError:
         return b"", b""
-    return head[: head.rfind(b"\n") + 1], tail[tail.find(b"\n") + 1 :]
+    return head[: head.rfind(b"\n") + 1] if tail else head, tail[tail.find(b"\n") + 1 :]
 
 
 def _responses(part: bytes) -> Iterator[Response]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rlstab.report.comparison import Outcome, Table
+from rlstab.report.comparison import Cell, Outcome, Table
 from rlstab.report.formatting import counted, decimals, places
 from rlstab.report.runs import RunRecord
-from rlstab.report.statistics import Estimate
+from rlstab.report.statistics import MOST_SEEDS, Estimate, Paired
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class Row:
         difference, wins: from the baseline; None for the baseline itself, and where there is none.
         estimate: of the difference, likewise.
         verdict: in words.
-        remark: what the verdict alone hides, or why there is no interval; empty if nothing.
+        remark: what the verdict alone hides, why there is no interval, and which settings differ from those of the
+            baseline; empty if nothing.
     """
 
     method: str
@@ -64,10 +65,29 @@ def rows_of(table: Table, outcome: Outcome) -> list[Row]:
                 wins=_shown(paired.wins, 2) if paired else None,
                 estimate=paired.difference if paired else None,
                 verdict=paired.verdict if paired else "the baseline" if method == table.baseline else "",
-                remark=(paired.remark if paired else "") or (cell.summary.how if cell.summary.low is None else ""),
+                remark="; ".join(filter(None, [_remark(cell, outcome), table.differs.get(method, "")])),
             )
         )
     return rows
+
+
+def _remark(cell: Cell, outcome: Outcome) -> str:
+    """What the verdict alone hides, what the seeds could show, or why there is no interval."""
+    told = [cell.paired.remark, in_words(cell.paired, outcome)] if cell.paired else []
+    return "; ".join(filter(None, told)) or (cell.summary.how if cell.summary.low is None else "")
+
+
+def in_words(paired: Paired, outcome: Outcome) -> str:
+    """What the seeds of a comparison without a visible difference could have shown; empty elsewhere."""
+    power, unit = paired.power, f" {outcome.unit}" if outcome.unit else ""
+    if power is None or paired.difference.value is None:
+        return ""
+    digits = places([power.difference])
+    seeds = f"more than {MOST_SEEDS} seeds" if power.seeds is None else counted(power.seeds, "seed")
+    return (
+        f"{len(paired.seeds)} seeds show a difference of {decimals(power.difference, digits)}{unit} in 8 of 10 "
+        f"repetitions, and one of the size seen takes {seeds}"
+    )
 
 
 def _digits(estimates: Iterable[Estimate]) -> int:

@@ -60,7 +60,7 @@
   const selecting = () => state.method !== "all" || state.action !== "any";
   const hit = (sample, place) => (done(sample).get(place) ?? []).some(matches);
 
-  const state = { quantity: "surprisal", method: "all", action: "any", rollout: "all", reward: "all", order: "influence", page: 0 };
+  const state = { quantity: "surprisal", method: "all", action: "any", step: "all", reward: "all", order: "influence", page: 0 };
   let shown = [], pages = [[]], points = [], focus = null;
 
   // ---- choosing
@@ -78,11 +78,11 @@
     rewardHigh: ["reward, high first", (one) => -(one.reward ?? -Infinity)],
     rewardLow: ["reward, low first", (one) => one.reward ?? Infinity],
     length: ["length", (one) => -one.tokens.length],
-    file: ["as in the file", (one) => one.number],
+    file: ["as recorded", (one) => one.number],
   };
   function choose() {
-    shown = data.samples.filter((one) =>
-      (state.rollout === "all" || String(one.rollout) === state.rollout) &&
+    shown = data.responses.filter((one) =>
+      (state.step === "all" || String(one.step) === state.step) &&
       (state.reward === "all" || String(one.reward) === state.reward) &&
       (!selecting() || touched(one) > 0));
     const value = new Map(shown.map((one) => [one, ORDERS[state.order][1](one)]));
@@ -123,8 +123,7 @@
   function article(sample) {
     const whole = make("article");
     const head = make("h3");
-    const when = known(sample.optimizer) ? `rollout ${sample.rollout}, optimizer step ${sample.optimizer}` : `rollout ${sample.rollout}`;
-    head.append(make("span", "", when), make("span", "", `response ${sample.response}`));
+    head.append(make("span", "", `optimizer step ${sample.step}`), make("span", "", `response ${sample.response}`));
     if (known(sample.group)) head.append(make("span", "", `group ${sample.group}`));
     const told = [["reward", known(sample.reward) ? number(sample.reward) : null]];
     if (typeof sample.advantage === "number") told.push(["advantage", signed(sample.advantage)]);
@@ -140,7 +139,7 @@
     const text = make("div", selecting() ? "text some" : "text");
     text.setAttribute("role", "listbox");
     text.setAttribute("aria-orientation", "horizontal");
-    text.setAttribute("aria-label", `Tokens of response ${sample.response}, rollout ${sample.rollout}`);
+    text.setAttribute("aria-label", `Tokens of response ${sample.response}, optimizer step ${sample.step}`);
     text.sample = sample;
     sample.tokens.forEach((token, place) => {
       const one = make("span", "", token === "" ? `⟨${sample.ids[place] ?? "no text"}⟩` : token);
@@ -196,9 +195,9 @@
     }
     const list = make("ul");
     for (const { key, action } of done(sample).get(place) ?? []) {
-      const own = (sample.methods[key].weights ?? []).find(([at]) => at === place);
-      const added = (sample.methods[key].bonuses ?? []).find(([at]) => at === place);
-      const gated = (sample.methods[key].gates ?? []).find(([at]) => at === place);
+      const own = (sample.methods[key].weight ?? []).find(([at]) => at === place);
+      const added = (sample.methods[key].bonus ?? []).find(([at]) => at === place);
+      const gated = (sample.methods[key].gate ?? []).find(([at]) => at === place);
       const by = [own && `weight ${number(own[1])}`, added && `bonus ${signed(added[1])}`, gated && `gate ${number(gated[1])}`].filter(Boolean);
       const how = (action === "boosted" || action === "damped") && by.length ? `: ${by.join(", ")}` : "";
       const line = make("li");
@@ -212,7 +211,7 @@
     if (!list.childElementCount) list.append(make("li", "note", "No method touched it."));
     const text = sample.tokens[place];
     const id = known(sample.ids[place]) ? `, id ${sample.ids[place]}` : "";
-    panel.replaceChildren(make("div", "shown", text === "" ? "(no text of its own)" : text), make("div", "note", `token ${place + 1} of ${sample.tokens.length}${id}, rollout ${sample.rollout}, response ${sample.response}`), numbers, list);
+    panel.replaceChildren(make("div", "shown", text === "" ? "(no text of its own)" : text), make("div", "note", `token ${place + 1} of ${sample.tokens.length}${id}, optimizer step ${sample.step}, response ${sample.response}`), numbers, list);
     mark(points.find((one) => one.sample === sample && one.place === place) ?? null);
   }
   function go(sample, place) {
@@ -485,15 +484,15 @@
       else choose();
     });
   }
-  const there = (name) => data.samples.some((one) => (Array.isArray(one[name]) ? one[name].length : known(one[name])));
+  const there = (name) => data.responses.some((one) => (Array.isArray(one[name]) ? one[name].length : known(one[name])));
   const quantities = Object.keys(QUANTITIES).filter(there);
   if (!quantities.includes(state.quantity)) state.quantity = quantities[0] ?? "surprisal";
-  data.samples.forEach((one, place) => { one.number = place; });
-  const distinct = (name) => [...new Set(data.samples.map((one) => one[name]))].filter(known).sort((one, other) => one - other);
+  data.responses.forEach((one, place) => { one.number = place; });
+  const distinct = (name) => [...new Set(data.responses.map((one) => one[name]))].filter(known).sort((one, other) => one - other);
   options("quantity", quantities.map((one) => [one, one]));
   options("method", [["all", "all"], ["any", "touched by any method"], ...methods.filter((key) => data.acts[key].length).map((key) => [key, `touched by ${title(key)}`])]);
   options("action", [["any", "any"], ...ACTIONS.filter((one) => data.done.includes(one)).map((one) => [one, one])]);
-  options("rollout", [["all", "all"], ...distinct("rollout").map((one) => [String(one), String(one)])]);
+  options("step", [["all", "all"], ...distinct("step").map((one) => [String(one), String(one)])]);
   options("reward", [["all", "all"], ...distinct("reward").slice(0, 50).map((one) => [String(one), number(one)])]);
   options("order", Object.entries(ORDERS).map(([key, [text]]) => [key, text]));
   for (const one of document.querySelectorAll("[data-go]")) {
@@ -506,8 +505,8 @@
   }
 
   // ---- head
-  const tokens = sum(data.samples.map((one) => one.tokens.length));
-  byId("what").textContent = `${data.source}: ${count(data.samples.length)} responses, ${count(tokens)} tokens, rollouts ${distinct("rollout").join(", ")}. Methods: ${methods.map(title).join(", ") || "none"}.`;
+  const tokens = sum(data.responses.map((one) => one.tokens.length));
+  byId("what").textContent = `${data.source}: ${count(data.responses.length)} responses, ${count(tokens)} tokens, optimizer steps ${distinct("step").join(", ")}. Methods: ${methods.map(title).join(", ") || "none"}.`;
   for (const one of data.notes) byId("notes").append(make("li", "", one));
   for (const one of data.everywhere) {
     const [key, action] = one.split(" ");

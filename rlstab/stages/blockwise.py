@@ -102,6 +102,8 @@ class Blockwise(AdvantageEstimator):
     """
 
     name = "blockwise"
+    compares = True
+    per = "block"
     needs = {"block_rewards", "block_outcomes", "block_ids"}
     about = About(
         expects={

@@ -104,6 +104,7 @@ class BNPO(AdvantageEstimator):
     """
 
     name = "bnpo"
+    compares = True
 
     low: Annotated[float, Range()] = 0.0
     high: Annotated[float, Range()] = 1.0

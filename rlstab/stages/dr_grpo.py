@@ -75,6 +75,7 @@ class DrGRPO(AdvantageEstimator):
     """
 
     name = "dr_grpo"
+    compares = True
 
     def in_words(self) -> str:
         return "Take the reward less the mean over the answers to the prompt."

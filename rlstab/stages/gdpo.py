@@ -103,6 +103,7 @@ class GDPO(AdvantageEstimator):
     """
 
     name = "gdpo"
+    compares = True
     needs = {"reward_parts", "reward_weights"}
     excludes = {"overlong": _SHAPED, "laconic": _SHAPED}
 

@@ -89,6 +89,7 @@ class GRPO(AdvantageEstimator):
     """
 
     name = "grpo"
+    compares = True
 
     std: bool = True
     epsilon: Annotated[float, Range(gt=0)] = 1e-4
@@ -97,6 +98,10 @@ class GRPO(AdvantageEstimator):
     def in_words(self) -> str:
         spread = f", divided by their standard deviation (ddof {self.ddof}) plus {self.epsilon}" if self.std else ""
         return f"Take the reward less the mean over the answers to the prompt{spread}."
+
+    def unread_settings(self) -> dict[str, str]:
+        why = "nothing is divided by a standard deviation, so it is not read."
+        return {} if self.std else dict.fromkeys(("epsilon", "ddof"), why)
 
     def advantages(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
         return grpo(responses.rewards, responses.group_ids, std=self.std, epsilon=self.epsilon, ddof=self.ddof)

@@ -1,4 +1,4 @@
-"""Fitting ``f(x) = sigmoid(w . x) / 2`` to numbers in [0, 1/2] by least squares, in steps without chance.
+"""Fitting ``f(x) = sigmoid(w . x) / 2`` to numbers in [0, 1/2] by least squares, in deterministic steps.
 
 Damped Gauss-Newton from w = 0 with a ridge. What is fitted lies in the span of the examples, so a step solves as many
 equations as there are examples or features, whichever are fewer.

@@ -81,6 +81,7 @@ class MaxRL(AdvantageEstimator):
     """
 
     name = "max_rl"
+    compares = True
     about = About(addresses={"exploration"})
     excludes = {"overlong": _NEGATIVE, "laconic": _NEGATIVE}
 

@@ -83,6 +83,7 @@ class OPO(AdvantageEstimator):
     """
 
     name = "opo"
+    compares = True
     about = About(addresses={"length"})
 
     def in_words(self) -> str:

@@ -112,6 +112,7 @@ class OPOB(AdvantageEstimator):
     """
 
     name = "opob"
+    compares = True
     needs = {"squared_gradient", "logprobs", "rollout_logprobs"}
     about = About(
         addresses={"off-policy"},

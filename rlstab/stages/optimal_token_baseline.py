@@ -101,6 +101,8 @@ class OptimalTokenBaseline(AdvantageEstimator):
     """
 
     name = "optimal_token_baseline"
+    compares = True
+    per = "token"
     needs = {"logprobs", "sum_p_sq"}
 
     zero_tail: bool = True

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlstab.core.method import State
+from rlstab.core.validate import check_declared
 from rlstab.errors import Conflict
 from rlstab.stages.grpo import GRPO
 from rlstab.stages.in_order import InOrder
@@ -35,6 +36,8 @@ class Pipeline:
         Raises:
             Conflict: two of a kind of which a run has one, one stage twice, or two that exclude each other.
         """
+        for stage in stages:
+            check_declared(type(stage).__qualname__, "needs", stage.needs, stage.known_needs)
         names = [stage.name for stage in stages]
         for name in names:
             if names.count(name) > 1:

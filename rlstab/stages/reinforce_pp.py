@@ -112,6 +112,10 @@ class ReinforcePP(AdvantageEstimator):
     baseline: bool = False
     epsilon: Annotated[float, Range(gt=0)] = 1e-8
 
+    @property
+    def compares(self) -> bool:
+        return self.baseline
+
     def in_words(self) -> str:
         what = "the reward less the mean over the answers to the prompt" if self.baseline else "the reward"
         return f"Take {what}, less its mean over all tokens of the rollout, divided by their standard deviation."

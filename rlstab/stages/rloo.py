@@ -76,6 +76,7 @@ class RLOO(AdvantageEstimator):
     """
 
     name = "rloo"
+    compares = True
 
     def in_words(self) -> str:
         return "Take the reward less the mean over the other answers to the prompt."

@@ -14,7 +14,7 @@ from rlstab.stages.stage import Offer
 #: Added to the seed: the order of the pool, that of prompts of equal value, and which slots are filled at random. The
 #: first two have to differ: what a slot takes at random may not depend on which of equal prompts were taken before.
 ORDER, TIES, DICE = 1_000_000_021, 1_000_000_033, 1_000_000_087
-#: Values that differ by less than this many decimals are equal: a rounding of the last bit decides nothing.
+#: Values that agree to this many decimals are equal: a rounding of the last bit decides nothing.
 DECIMALS = 9
 
 

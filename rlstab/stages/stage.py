@@ -24,18 +24,19 @@ from torch import Tensor
 from rlstab.core.method import Method, State
 from rlstab.core.stats import Mean, Settled
 from rlstab.errors import MethodError
-from rlstab.stages.response_batch import ResponseBatch
+from rlstab.stages.response_batch import EVIDENCE, ResponseBatch
 
 
 class Stage(Method[ResponseBatch]):
     """Settings, needs and state; a kind of stage adds what it does.
 
     Attributes:
-        kind: what kind of stage it is, as one says it.
+        kind: the kind of stage, in plain words.
         excludes: stages and methods of the loss, by name, that it cannot act beside, each with the reason.
     """
 
     kind: ClassVar[str]
+    known_needs = Method.known_needs | EVIDENCE.keys() | {"prompt_features"}
     excludes = {}
 
     def _empty_part(self) -> ResponseBatch:
@@ -49,6 +50,10 @@ class Stage(Method[ResponseBatch]):
     def in_words(self) -> str:
         """What it does, one sentence with the settings filled in."""
         return self._summary()
+
+    def unread_settings(self) -> Mapping[str, str]:
+        """Settings that have no effect at the values of the others, each with the reason."""
+        return {}
 
 
 @dataclass(frozen=True)
@@ -98,10 +103,20 @@ class RewardShaper(Stage):
 
 
 class AdvantageEstimator(Stage):
-    """Turns rewards into advantages. Each run has one; the default is ``grpo``."""
+    """Turns rewards into advantages. Each run has one; the default is ``grpo``.
+
+    Attributes:
+        per: what has an advantage of its own: a response, a block of it, or a token.
+    """
 
     kind = "advantages"
     _acts_by = "advantages"
+    per: ClassVar[str] = "response"
+
+    @property
+    def compares(self) -> bool:
+        """Whether it compares the responses to one prompt, so that one alone has the advantage 0."""
+        return False
 
     @abstractmethod
     def advantages(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:

@@ -56,7 +56,7 @@ def block_evidence(
 
     - ``block_ids``: ``(S, T)`` int64, the block of each sampled token, from 0, and -1 for none.
     - ``block_rewards``: ``(S, K)`` float64, 0 where there is no block; K is the most that a response has.
-    - ``block_outcomes``: ``(S, K)`` int64, one more than that of the task, so that 0 is no block.
+    - ``block_outcomes``: ``(S, K)`` int64, one more than that of the task, so that 0 means none.
 
     Args:
         blocks: of each response, by :func:`told_blocks`.
@@ -70,11 +70,11 @@ def block_evidence(
     ids = torch.full((len(blocks), width), -1, dtype=torch.int64)
     rewards = torch.zeros((len(blocks), most), dtype=torch.float64)
     outcomes = torch.zeros((len(blocks), most), dtype=torch.int64)
-    for row, own in enumerate(blocks):
-        sampled = token_blocks(answers[row], texts[row], own, decode)[given[row] :]
+    for row, told in enumerate(blocks):
+        sampled = token_blocks(answers[row], texts[row], told, decode)[given[row] :]
         ids[row, : len(sampled)] = torch.tensor(sampled, dtype=torch.int64)
-        rewards[row, : len(own)] = torch.tensor([block.reward for block in own], dtype=torch.float64)
-        outcomes[row, : len(own)] = torch.tensor([block.outcome + 1 for block in own], dtype=torch.int64)
+        rewards[row, : len(told)] = torch.tensor([block.reward for block in told], dtype=torch.float64)
+        outcomes[row, : len(told)] = torch.tensor([block.outcome + 1 for block in told], dtype=torch.int64)
     return {"block_ids": ids, "block_rewards": rewards, "block_outcomes": outcomes}
 
 
@@ -104,9 +104,9 @@ def token_blocks(
         # a token that goes beyond the start, or the first part of a character that begins there
         beyond, begun = (side(counts, block.start, key=reached) for side in (bisect_right, bisect_left))
         last = len(tokens) if block.stop == len(text) else bisect_left(counts, block.stop, key=reached)
-        for place in range(min(beyond - 1, begun), min(last, len(tokens))):
-            if numbers[place] < 0:
-                numbers[place] = number
+        for index in range(min(beyond - 1, begun), min(last, len(tokens))):
+            if numbers[index] < 0:
+                numbers[index] = number
     return numbers
 
 

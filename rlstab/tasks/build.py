@@ -98,7 +98,7 @@ def require_task(task: object) -> Task:
     wanted: dict[str, tuple[Any, str]] = {
         "name": (str, "a short text for logs"),
         "keeps_special_tokens": (bool, "whether completions are scored with special tokens, such as EOS, in them"),
-        "size": (Mapping, "the number of examples of 'train' and of 'eval', None where there is no end"),
+        "size": (Mapping, "the number of examples of 'train' and of 'eval', None where prompts are unlimited"),
         "workers": (Workers | None, "None, or the Workers that score"),
         "example": (Callable, "a method with the arguments (self, split, index)"),
         "score": (Callable, "a method with the arguments (self, example, completion)"),

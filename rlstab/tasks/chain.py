@@ -13,7 +13,7 @@ JUNK = "()?#~"
 
 # `junk_symbols` counts on from JUNK into a block of Unicode without gaps, where a character is one code point.
 MOST_JUNK = 4096
-_JUNK = JUNK + "".join(chr(0x4E00 + place) for place in range(MOST_JUNK - len(JUNK)))
+_JUNK = JUNK + "".join(chr(0x4E00 + index) for index in range(MOST_JUNK - len(JUNK)))
 
 # One line, ASCII digits without leading zero; at most 18, which int() takes at any setting.
 _ANSWER = re.compile("[^A]*A(0|-?[1-9][0-9]{0,17})")
@@ -82,7 +82,7 @@ class Chain(Generated):
 
     def draw(self, rng: random.Random) -> tuple[Example, str]:
         """A problem and its text; the `answer` is a `Sum`."""
-        first, *rest = (rng.randint(1, self.largest if place else 9) for place in range(self.terms))
+        first, *rest = (rng.randint(1, self.largest if index else 9) for index in range(self.terms))
         problem = Sum((first, *(rng.choice((-1, 1)) * digit for digit in rest)))
         return Example(f"Q{problem}=", problem), str(problem)
 
@@ -125,8 +125,8 @@ class Chain(Generated):
         body, end, _ = completion.partition("$")
         *steps, answer = body.split(";")
         blocks: list[Block] = []
-        for place, step in enumerate(steps):
-            right, total = self._followed(f"{step};".translate(self._without_junk), total, rest[place : place + 1])
+        for index, step in enumerate(steps):
+            right, total = self._followed(f"{step};".translate(self._without_junk), total, rest[index : index + 1])
             right = right and not self._stumbles_in(problem, start, step)
             outcome = int(right and outcome == 1)
             blocks.append(Block(start, start + len(step) + 1, float(right), outcome))

@@ -1,4 +1,4 @@
-"""What generated tasks share: problems without end by seed and index, one in eight of them held out."""
+"""What generated tasks share: unlimited problems by seed and index, one in eight of them held out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import zlib
 from rlstab.errors import OutOfRange
 from rlstab.tasks.task import Example, Split
 
-#: One problem in so many belongs to the eval split.
+#: One problem in this many belongs to the eval split.
 EVAL_SHARE = 8
 
 #: Problems that are drawn for an example before a split is taken to have none.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlstab.errors import OutOfRange, UnknownName, did_you_mean
 from rlstab.extras import require
-from rlstab.tasks.scorers import GymScorer, completion_with
+from rlstab.tasks.scorers import GymScorer
 from rlstab.tasks.task import Example, Split
 from rlstab.tasks.workers import Workers
 
@@ -70,18 +70,13 @@ class ReasoningGym:
     def example(self, split: Split, index: int) -> Example:
         """Return example `index` of a split; its `answer` is reasoning-gym's entry (question, answer, metadata)."""
         block, within = self._block(split, index // BLOCK), index % BLOCK
-        before = random.getstate()  # `list_functions` draws from Python's global random numbers beside its own
+        before = random.getstate()  # `list_functions` draws from Python's global random numbers too
         random.seed(f"{self.name} {self._settings.seed} {split} {index}")
         try:
             entry = block[within]
         finally:
             random.setstate(before)
         return Example(self._settings.prompt_template.replace("{prompt}", entry["question"]), entry)
-
-    def right_completion(self, example: Example) -> str | None:
-        """A completion that should score 1; None where the data set gives no answer."""
-        answer, pattern = example.answer.get("answer"), self._settings.answer_pattern
-        return completion_with(pattern, answer) if isinstance(answer, str) else None
 
     def score(self, example: Example, completion: str) -> float:
         """Return the data set's score of the answer in a completion.

@@ -115,6 +115,17 @@ def require_functions(settings: Sequence[RewardSettings] | None) -> None:
         _workers(part)
 
 
+def require_callable(settings: Sequence[RewardSettings] | None) -> None:
+    """Load the functions of rewards, which executes their files, and check that they take what they are called with.
+
+    Raises:
+        ScorerError: a function cannot be loaded, or takes other arguments.
+    """
+    for part in settings or ():
+        if (workers := _workers(part)) is not None:
+            workers.scorer.prepare()
+
+
 def _workers(settings: RewardSettings, environment: Sequence[str] = ()) -> Workers | None:
     if settings.function == TASK:
         return None

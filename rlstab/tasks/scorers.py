@@ -10,10 +10,9 @@ import inspect
 import math
 import numbers
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from operator import attrgetter
 from pathlib import Path
-from re import _parser  # type: ignore[attr-defined]
 from typing import Any, Protocol
 
 from rlstab.errors import DataError, ScorerError, did_you_mean
@@ -58,40 +57,6 @@ def find_answer(pattern: str | None, text: str) -> str | None:
         return text.strip()
     answers = [match[1] for match in re.finditer(pattern, text)]
     return answers[-1].strip() if answers and answers[-1] is not None else None
-
-
-def completion_with(pattern: str | None, answer: str) -> str:
-    """A short completion in which :func:`find_answer` should find an answer, made from the pattern."""
-    return answer if pattern is None else _text_of(_parser.parse(pattern), answer)
-
-
-#: A character for each class that a pattern may name.
-_CHARACTERS = {"DIGIT": "1", "WORD": "x", "NOT_SPACE": "x"}
-
-
-def _text_of(parsed: Iterable[Any], answer: str) -> str:
-    """What a parsed pattern may stand for: the first alternatives, as few repetitions as it allows, the answer."""
-    text = ""
-    for kind, value in parsed:
-        match str(kind):
-            case "SUBPATTERN":
-                text += answer if value[0] == 1 else _text_of(value[-1], answer)
-            case "BRANCH":
-                text += _text_of(value[1][0], answer)
-            case "MAX_REPEAT" | "MIN_REPEAT" | "POSSESSIVE_REPEAT":
-                inside = _text_of(value[2], answer)
-                text += inside if answer in inside else inside * value[0]
-            case "LITERAL":
-                text += chr(value)
-            case "RANGE":
-                text += chr(value[0])
-            case "IN":
-                text += _text_of(value[:1], answer)
-            case "CATEGORY":
-                text += _CHARACTERS.get(str(value).removeprefix("CATEGORY_"), " ")
-            case "ANY" | "NOT_LITERAL" | "NEGATE":
-                text += " "
-    return text
 
 
 class TextScorer:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlstab.errors import DataError, kind_of
 from rlstab.tasks.rows import read_rows
-from rlstab.tasks.scorers import TextScorer, as_mathematics, completion_with, find_answer
+from rlstab.tasks.scorers import TextScorer, find_answer
 from rlstab.tasks.task import Example, Message, Split
 from rlstab.tasks.workers import Workers
 
@@ -71,11 +71,6 @@ class TextTask:
         examples = self._examples[split]
         self._examples[split] = [example for index, example in enumerate(examples) if index not in indices]
         self.size[split] = len(self._examples[split])
-
-    def right_completion(self, example: Example) -> str:
-        """A completion that should score 1: the right answer, as `answer_pattern` finds it and `scorer` reads it."""
-        answer = example.answer if self._scorer.compare == "exact" else as_mathematics(example.answer)
-        return completion_with(self._scorer.pattern, answer)
 
     def score(self, example: Example, completion: str) -> float:
         """Return 1.0 if the completion has the right answer, else 0.0.

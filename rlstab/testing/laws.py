@@ -91,7 +91,7 @@ class Trial:
         return replace(known, gradients=dict(known.gradients), report=dict(known.report))
 
     def may_refuse(self, method: TokenObjective) -> bool:
-        """Whether ``OutOfRange`` is no fault here."""
+        """Whether raising ``OutOfRange`` is allowed here."""
         return False
 
     def laid_out(self, step: Step) -> Step:
@@ -438,7 +438,7 @@ def _depends(method: TokenObjective, step: Step, state: State, name: str) -> boo
             outcome.report.pop(metric, None)
         outcomes.append(outcome)
     try:
-        close("with other values", *outcomes, 0.0)
+        close("with other values", outcomes[0], outcomes[1], 0.0)
     except BrokenLaw:
         return True
     return False

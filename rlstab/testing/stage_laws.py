@@ -61,7 +61,7 @@ class StageTrial:
         return ", ".join(map(repr, self.rollouts))
 
     def may_refuse(self, stage: Stage) -> bool:
-        """``OutOfRange`` is no fault over a task without an end, many prompts, rewards outside of [0, 1]."""
+        """Whether raising ``OutOfRange`` is allowed: unlimited prompts, many prompts, rewards outside of [0, 1]."""
         if isinstance(stage, PromptSelector):  # more than any pool of a small rollout has to hold
             return any(rollout.offer.size is None or rollout.offer.count > 6 for rollout in self.rollouts)
         several = [(rollout.responses.rewards, rollout.responses.evidence("raw_rewards")) for rollout in self.rollouts]
@@ -213,11 +213,10 @@ def same_rows(what: str, some: Rows, among: Rows, tolerance: float) -> None:
 
 @law()
 def runs(stage: Stage, trial: StageTrial) -> None:
-    """Shapes and dtypes of what it gives are those of its kind, and those of its state stay."""
+    """Shapes and dtypes of what it gives are those of its kind."""
     for rollout, state, outcome in trial.run(stage):
         for part in (rollout.whole(outcome.chosen), stage._empty_part()):
             _check_kind(stage, part, _act(stage, part, outcome.stat, state, rollout.offer))
-        check_state(outcome.state, stage.init_state())
 
 
 @law(draws="extreme")

@@ -170,8 +170,8 @@ def filesystem_errors(path: Path, kind: type[ConfigError | CheckpointError] = Co
     except (OSError, SafetensorError) as error:
         reason = error.strerror.lower() if isinstance(error, OSError) and error.strerror else first_line(error)
         raise kind(
-            f"{getattr(error, 'filename', None) or path} cannot be written: {reason}. Mend that and continue with "
-            f"--resume, or set another tracking.out."
+            f"{getattr(error, 'filename', None) or path} cannot be written: {reason}. Fix that and continue: "
+            f"`rlstab train` with --resume, `rlstab bench` with --retry."
         ) from error
 
 

@@ -1,7 +1,7 @@
 """Makes rollouts: choose prompts, sample, score, shape the rewards, sample more or drop. Then they can be learnt from.
 
 Nothing here changes what the generator holds: a rollout comes with the progress after it, and the loop keeps that once
-the rollout counts. All randomness is by identity: a response's number comes from the place of its prompt in the
+the rollout counts. All randomness is by identity: a response's number comes from the index of its prompt in the
 rollout, a branch's from its parent.
 """
 
@@ -62,8 +62,8 @@ class Generator:
         say: tells the user something.
 
     Attributes:
-        beside: a thread that scores answers. There is only one: a scorer is foreign code and need not be safe for more.
-        leaving: set once nobody waits for scores any more.
+        scoring: a thread that scores answers. There is only one: a scorer is foreign code, perhaps not safe for more.
+        leaving: set once scores are no longer wanted.
     """
 
     run: RunConfig
@@ -77,12 +77,12 @@ class Generator:
     reference: Callable[[Rollout], Tensor] | None
     say: Callable[[str, str], None]
     leaving: Event = field(default_factory=Event)
-    beside: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
+    scoring: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
 
     def close(self) -> None:
         """Wait for what is being scored, and for nothing else."""
         self.leaving.set()
-        self.beside.shutdown(cancel_futures=True)
+        self.scoring.shutdown(cancel_futures=True)
 
     @property
     def stages(self) -> Pipeline:
@@ -181,18 +181,18 @@ class Generator:
     def _answers(self, policy: Policy, progress: Progress, first: int, count: int, metrics: Metrics) -> Rollout:
         """Answers to the next ``count`` prompts, as many as this rank has of them, with shaped rewards."""
         group, chosen = self.run.rollout.group, self._select(policy, progress, first, count)
-        places = torch.arange(count)[(first + torch.arange(count)) % self.world == self.rank]
-        repeats = torch.arange(len(places)).repeat_interleave(group)
-        group_ids = (progress.made * self.slots + first + places)[repeats]
-        examples = self._draw(chosen[places].tolist())
+        indices = torch.arange(count)[(first + torch.arange(count)) % self.world == self.rank]
+        repeats = torch.arange(len(indices)).repeat_interleave(group)
+        group_ids = (progress.made * self.slots + first + indices)[repeats]
+        examples = self._draw(chosen[indices].tolist())
         rollout = self._sample(
             policy,
-            [examples[place] for place in repeats.tolist()],
+            [examples[index] for index in repeats.tolist()],
             metrics,
             None,
-            sequence_ids=group_ids * group + torch.arange(group).repeat(len(places)),
+            sequence_ids=group_ids * group + torch.arange(group).repeat(len(indices)),
             group_ids=group_ids,
-            prompt_ids=chosen[places][repeats],
+            prompt_ids=chosen[indices][repeats],
             pivot=torch.zeros(len(repeats), dtype=torch.float64),
         )
         return self._shape(rollout, progress)
@@ -204,8 +204,8 @@ class Generator:
         none, branches = torch.zeros(0, dtype=torch.int64), more.branches
         parents = none if more.parents is None else more.parents
         pivots = none if more.pivots is None else more.pivots
-        place = {sequence: row for row, sequence in enumerate(whole.sequence_ids.tolist())}
-        rows = [place[sequence] for sequence in kept.sequence_ids[parents].tolist()]
+        row_of = {sequence: row for row, sequence in enumerate(whole.sequence_ids.tolist())}
+        rows = [row_of[sequence] for sequence in kept.sequence_ids[parents].tolist()]
         examples, given = [], []
         for row, pivot in zip(rows, pivots.tolist(), strict=True):
             tokens = whole.response_ids[row][whole.response_mask[row]].tolist()
@@ -236,12 +236,12 @@ class Generator:
             given: for each, the tokens that its answer begins with; None where no answer has any.
             known: ``sequence_ids``, ``group_ids``, ``prompt_ids`` and ``pivot`` of a :class:`ResponseBatch`.
         """
-        run, scoring = self.run, list[Future[Scores]]()
+        run, jobs = self.run, list[Future[Scores]]()
 
-        def score_beside(start: int, texts: list[str], whole: list[str]) -> None:
+        def score_batch(start: int, texts: list[str], whole: list[str]) -> None:
             chunk = examples[start : start + len(texts)]
             ask = partial(score, rewards=self.rewards, stop=self.leaving, whole=whole)
-            scoring.append(self.beside.submit(ask, self.task, chunk, texts))
+            jobs.append(self.scoring.submit(ask, self.task, chunk, texts))
 
         with metrics.phase("sample"):
             rollout = sample(
@@ -254,10 +254,10 @@ class Generator:
                 needs={"entropies"} | ((run.composition.needs | self.stages.needs) & SIGNAL_NAMES - BASICS),
                 options=run.composition.signal_options,
                 skip_special_tokens=not self.task.keeps_special_tokens,
-                on_texts=score_beside,
+                on_texts=score_batch,
             )
         with metrics.phase("score"):
-            scores = Scores.joined([job.result() for job in scoring], self.rewards)
+            scores = Scores.joined([job.result() for job in jobs], self.rewards)
         self._report_scorer(scores, rollout.texts, metrics)
         signals = dict(rollout.signals)
         signals["rollout_logprobs"] = signals.pop("logprobs")
@@ -434,8 +434,8 @@ def provided(provider: Callable[[Rollout], Tensor], who: str, rollout: Rollout, 
     if not len(rollout):  # a rank without responses has nothing to ask about
         return torch.zeros(shapes[-1], device=mask.device)
     # what the function does to tensors in place changes nothing else
-    own = copy.deepcopy(rollout, {id(rollout.examples): rollout.examples})
-    values = checked_output(provider(own), who, shapes, ShapeError).to(mask.device)
+    separate = copy.deepcopy(rollout, {id(rollout.examples): rollout.examples})
+    values = checked_output(provider(separate), who, shapes, ShapeError).to(mask.device)
     values = torch.where(mask, values, 0.0) if values.ndim == 2 else values
     bad = int((~torch.isfinite(values)).sum())
     if bad:

@@ -26,9 +26,9 @@ from rlstab.core.step import OptimizerStep
 from rlstab.errors import ConfigError, MethodError
 from rlstab.models.policy import Policy, Sequences
 from rlstab.models.shared_prompts import SharedPrompts, worthwhile
+from rlstab.record.effects import what_methods_did
+from rlstab.record.writer import Recorder, settings_of, tensors_of
 from rlstab.signals import SIGNAL_NAMES
-from rlstab.trace.dump import Recorder, settings_of, tensors_of
-from rlstab.trace.writer import Tracer
 from rlstab.train.engine import Engine
 from rlstab.train.generate import AdvantageProvider, advance, checked_output, provided
 from rlstab.train.rollout import Progress, Rollout
@@ -57,8 +57,7 @@ class Learner:
         provider: makes advantages in place of the configured estimator; None for that.
 
     Attributes:
-        tracer: told of every micro-batch, None where no tokens are traced.
-        recorder: dumps optimizer steps for ``rlstab replay``, None where none are dumped.
+        recorder: records optimizer steps for ``rlstab view`` and ``rlstab replay``, None where none are recorded.
     """
 
     def __init__(
@@ -66,7 +65,6 @@ class Learner:
     ) -> None:
         self.engine, self.run, self.comm, self.main, self.provider = engine, run, comm, main, provider
         self.objective, self.settings, self.temperature = run.composition, run.optimisation, run.rollout.temperature
-        self.tracer: Tracer | None = None
         self.recorder: Recorder | None = None
         self._learning_rate = learning_rate(self.settings)
 
@@ -183,9 +181,9 @@ class Learner:
 
         # all sizes are read before the first forward: later each read would wait for the kernels of a whole micro-batch
         micro_batches = [_MicroBatch.of(step.plan, batch, sequences, self.engine) for sequences, batch in evidence]
-        recorder = self._recorder_of(number)
+        recorder = self.recorder if self.recorder is not None and self.recorder.wants(number) else None
         compared = first and self._compared == "live"
-        reached, gaps = self._backward(step, micro_batches, rollout, recorder, number, compared=compared)
+        reached, gaps = self._backward(step, micro_batches, rollout, recorder, compared=compared)
         norm = self.engine.clip(settings.max_grad_norm)
         step.finish(norm)
         if step.refusal is not None:
@@ -224,18 +222,12 @@ class Learner:
             signals[name][rows] = values[rows]
         return replace(rollout, signals=signals)
 
-    def _recorder_of(self, number: int) -> Recorder | None:
-        """What dumps this optimizer step; None where it is not dumped."""
-        every = self.run.tracking.dump_every
-        return self.recorder if every and (number == 1 or number % every == 0) else None
-
     def _backward(
         self,
         step: OptimizerStep,
         micro_batches: Sequence[_MicroBatch],
         rollout: Rollout,
         recorder: Recorder | None,
-        number: int,
         *,
         compared: bool,
     ) -> tuple[Tensor, list[Tensor]]:
@@ -258,24 +250,29 @@ class Learner:
                 output.retain_grad()
             loss = step.loss(batch, live).loss
             if recorder is not None:
-                self._record(recorder, rollout, micro_batch, live, loss)
+                self._record(recorder, rollout, step, micro_batch, live, loss)
             self.engine.backward(loss if outputs else None)
             # a live output that every term holds constant has no gradient
             gradients = [output.grad != 0 for output in outputs if output.grad is not None]
             if gradients:
                 reached += torch.stack(gradients).any(0).count_nonzero()
-            if self.tracer is not None and step.plan is not None:
-                ids = micro_batch.sequences.response_ids
-                self.tracer.part(step.plan, batch, live, micro_batch.wanted, ids, number)
             if compared and batch.rollout_logprobs is not None and outputs:
                 gaps.append((live.logprobs.detach() - batch.rollout_logprobs)[micro_batch.index].abs())
         return reached, gaps
 
     def _record(
-        self, recorder: Recorder, rollout: Rollout, micro_batch: _MicroBatch, live: PolicyOutputs, loss: Tensor
+        self,
+        recorder: Recorder,
+        rollout: Rollout,
+        step: OptimizerStep,
+        micro_batch: _MicroBatch,
+        live: PolicyOutputs,
+        loss: Tensor,
     ) -> None:
+        assert step.plan is not None
         batch, sequences, scale = micro_batch.batch, micro_batch.sequences, self.engine.loss_scale
         tensors, ids = tensors_of(batch, live, sequences.response_ids), batch.sequence_ids.cpu()
+        tensors |= what_methods_did(step.plan, batch, live)
         tensors["prompt_ids"] = sequences.prompt_ids[sequences.prompt_mask]
         tensors["prompt_lengths"] = sequences.prompt_mask.sum(1)
         tensors["rewards"] = rollout.rewards[(ids[:, None] == rollout.sequence_ids).nonzero()[:, 1]].float()
@@ -320,7 +317,6 @@ class _MicroBatch:
     Attributes:
         batch, sequences: all of it.
         where: ``(n,)`` bool by live output, the tokens on which the loss reads it.
-        wanted: ``(n,)`` bool, the loss reads some output.
         index: ``(m,)`` int64, the tokens where it does.
         needed: the sequences that have such a token, as far as the last of them; None where there is none.
         index_in_needed: ``(m,)`` int64, the same tokens in the flattened responses of these sequences.
@@ -330,7 +326,6 @@ class _MicroBatch:
     batch: TokenBatch
     sequences: Sequences
     where: Mapping[str, Tensor]
-    wanted: Tensor
     index: Tensor
     needed: Sequences | None
     index_in_needed: Tensor
@@ -343,12 +338,12 @@ class _MicroBatch:
         wanted = torch.stack(list(where.values())).any(0)
         index = wanted.nonzero().squeeze(-1)
         if not index.numel():
-            return cls(batch, sequences, where, wanted, index, None, index)
+            return cls(batch, sequences, where, index, None, index)
         chosen, row = batch.sequence[index].unique(return_inverse=True)
         column = layout_of(batch).index[index] % sequences.response_ids.shape[1]
         needed = sequences.rows(chosen).cut(int(column.max()) + 1)
         index_in_needed = row * needed.response_ids.shape[1] + column
-        return cls(batch, sequences, where, wanted, index, needed, index_in_needed, engine.shared_prompts(needed))
+        return cls(batch, sequences, where, index, needed, index_in_needed, engine.shared_prompts(needed))
 
 
 def _compare_sampler(rollout: Rollout, signals: Mapping[str, Tensor], rows: Tensor, metrics: Metrics) -> None:

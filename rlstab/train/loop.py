@@ -35,8 +35,9 @@ from rich.markup import escape
 from rich.progress import track
 from torch import Tensor
 
-from rlstab.config.runs import RunConfig, run_hash
-from rlstab.config.user_code import require_storable
+from rlstab.config.objectives import digest
+from rlstab.config.runs import RunConfig
+from rlstab.config.user_code import checksums, portable, require_storable
 from rlstab.console import Terminal, command
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.objective import active_methods, require_signals
@@ -45,13 +46,13 @@ from rlstab.explain.costs import reference as reference_of
 from rlstab.extras import require_trackers
 from rlstab.models.policy import load_policy, require_prompts, require_trainable
 from rlstab.models.sampler import Sampler
+from rlstab.record.reader import dumped
+from rlstab.record.writer import Recorder
 from rlstab.signals import TRAINER_SIGNALS
 from rlstab.stages.pipeline import unmet
 from rlstab.tasks import Task
 from rlstab.tasks.build import build_task, require_task
 from rlstab.tasks.rewards import build_rewards
-from rlstab.trace.dump import Recorder
-from rlstab.trace.writer import Tracer
 from rlstab.train import checkpoint
 from rlstab.train.engine import build_engine, is_sharded, require_launcher
 from rlstab.train.evaluate import evaluate
@@ -66,16 +67,16 @@ from rlstab.train.generate import (
 )
 from rlstab.train.learn import Learner, Refusals, reference_logprobs
 from rlstab.train.rollout import Progress, Rollout, of_rank
-from rlstab.train.run_folder import CHECKPOINTS, RunFolder, describe, line, read_records
+from rlstab.train.run_folder import CHECKPOINTS, DUMP, RunFolder, describe, line, read_records
 from rlstab.train.sampling import require_decoding
 from rlstab.train.tracking import Metrics, ProgressBar, start_trackers, summary_table
 
 T = TypeVar("T")
 
-#: So many refused optimizer steps in a row end a run: the weights do not recover by themselves.
+#: A run ends after this many consecutive refused optimizer steps: the weights do not recover by themselves.
 MAX_REFUSED = 20
 
-#: A process that hears nothing from another for so long ends with an error. It must be longer than the slowest scorer.
+#: How long a process waits for a silent peer before it fails. It must be longer than the slowest scorer takes.
 TIMEOUT = timedelta(minutes=30)
 
 
@@ -217,8 +218,8 @@ class Trainer:
             self.first_lines.append(f"reference of the KL: {reference_of(run)}")
             gathered = self.engine.gathered_policy  # with the adapter off
             if run.model.adapter is None or run.model.reference is not None:
-                name, setting = run.model.reference or run.model.name, "model.reference"
-                gathered = self.engine.frozen(load_policy(name, device=device, precision=precision, setting=setting))
+                name = run.model.reference or run.model.name
+                gathered = self.engine.frozen(load_policy(name, device=device, precision=precision))
             size = run.optimisation.micro_batch_size
             reference = partial(reference_logprobs, gathered, run.rollout.temperature, size)
 
@@ -229,13 +230,9 @@ class Trainer:
         )
         self.generator.require_blocks()
         self.learner = Learner(self.engine, run, comm, main=self.main, provider=advantages)
-        if run.tracking.trace_every and folder is not None:
-            append = partial(folder.append, "tokens.jsonl")
-            self.learner.tracer = Tracer(append, run.tracking, run.optimisation.rollouts, self.policy.decode)
         if run.tracking.dump_every:
-            self.learner.recorder = Recorder(Path(run.tracking.out) / "dump")
-            if self.main:
-                self.learner.recorder.write_tokenizer(self.policy.tokenizer, fresh=self.latest is None)
+            last = run.optimisation.optimizer_steps
+            self.learner.recorder = Recorder(self.out / DUMP, run.tracking.dump_every, last)
         self.progress = self.generator.start() if self.latest is None else self._restored(self.latest, rank, world)
         self.refused = 0
 
@@ -265,7 +262,6 @@ class Trainer:
                     rollout, progress = self._next_rollout(metrics)  # choose prompts, sample, score, shape
                 if not rollout.refused:
                     rollout, progress = self.learner.estimate(rollout, progress, metrics)  # advantages
-                    self._trace(rollout, progress)
                 progress, refused = self.learner.learn(rollout, progress, metrics)  # optimizer steps
                 number = progress.rollouts + 1
                 if self.progress.rollouts == done:  # the first states that user code made of real tokens
@@ -302,6 +298,8 @@ class Trainer:
         """Begin the folder, run the loop, and say what came of it; ``about`` is for ``run.json``."""
         folder = self.folder
         on_main_process(self.accelerator, lambda: folder.begin(about) if folder is not None else None)
+        if self.learner.recorder is not None and self.main:
+            self.learner.recorder.write_tokenizer(self.policy.tokenizer)
         if folder is not None:
             self.console.print(f"engine: {self.engine.in_words}", highlight=False)
             for text in self.first_lines:
@@ -366,22 +364,6 @@ class Trainer:
             self.folder.append("metrics.jsonl", line({"rollout": number, **values}))
         self.accelerator.log(dict(values), step=number)
 
-    def _trace(self, rollout: Rollout, progress: Progress) -> None:
-        tracer, advantages, responses = self.learner.tracer, rollout.advantages, rollout.responses
-        if tracer is None or advantages is None:
-            return
-        if advantages.ndim == 2:  # of each response, the mean over its tokens
-            advantages = advantages.sum(-1) / rollout.response_mask.sum(-1).cpu().clamp(min=1)
-
-        def prompt(place: int) -> str:
-            """What a response goes on from."""
-            given = int(responses.given[place])
-            begun = self.policy.decode(rollout.answers()[place][:given]) if given else ""
-            return rollout.examples[place].prompt + begun
-
-        ids, rewards = (responses.sequence_ids, responses.group_ids), responses.evidence("raw_rewards")
-        tracer.begin(progress.rollouts + 1, prompt, *ids, rewards, advantages)
-
     def _write_samples(self, rollout: Rollout, number: int) -> None:
         most, lines = self.run.tracking.samples, ""
         if self.folder is None or not most:
@@ -411,7 +393,7 @@ class Trainer:
             self.folder.keep_newest(self.latest)  # or while an older one was being removed
             self.console.print(summary_table(result.records))
             self.console.print(f"run: {escape(str(self.out))}", soft_wrap=True, highlight=False)
-            if (self.out / "tokens.jsonl").is_file():
+            if dumped(self.out / DUMP):
                 look = escape(command("view", str(self.out)))
                 self.console.print(f"tokens, and what each method did to them: {look}", soft_wrap=True, highlight=False)
         return result
@@ -448,7 +430,7 @@ def start_processes(run: RunConfig, timeout: timedelta) -> Accelerator:
     with patch_environment(accelerate_use_fsdp="false"):  # engine.py shards, on CPU processes as well
         accelerator = Accelerator(
             cpu=not torch.cuda.is_available(),
-            mixed_precision="no",  # the policy casts: it also forwards beside what accelerate wraps
+            mixed_precision="no",  # the policy casts: it also forwards without what accelerate wraps
             log_with=trackers or None,
             project_dir=run.tracking.out,
             kwargs_handlers=[InitProcessGroupKwargs(timeout=timeout)],
@@ -464,7 +446,8 @@ def require_processes(run: RunConfig, console: Console) -> None:
     Raises:
         ConfigError: they make different runs or have different engines, or more were launched.
     """
-    answers = gather_object([(run_hash(run), run.engine.model_dump_json())])
+    settings = run.model_dump(mode="json", exclude={"tracking"})
+    answers = gather_object([digest([portable(settings), checksums(settings)])])
     for rank, answer in enumerate(answers):
         if answer != answers[0]:
             raise ConfigError(f"rank {rank} makes run {answer}, rank 0 {answers[0]}. Give all processes one file.")

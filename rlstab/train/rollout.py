@@ -192,7 +192,7 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come: all that a checkpoint holds beside weights and moments. Randomness derives from it.
+    """How far a run has come: all that a checkpoint holds besides weights and moments. Randomness derives from it.
 
     Attributes:
         rollouts: learnt from so far.
@@ -215,14 +215,14 @@ class Progress:
     def saved(self) -> dict[str, Any]:
         """Plain numbers and tensors of all ranks; every rank calls it."""
         saved = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        waiting = {str(place): _joined(gather_object([rollout.tensors()])) for place, rollout in enumerate(self.queue)}
+        waiting = {str(index): _joined(gather_object([rollout.tensors()])) for index, rollout in enumerate(self.queue)}
         return {**saved, "stages": dict(self.stages), "queue": waiting}
 
     @classmethod
     def restored(cls, saved: Mapping[str, Any], rollout: Callable[[Mapping[str, Tensor]], Rollout]) -> Progress:
         """What :meth:`saved` gave; ``rollout`` makes the rows of this rank a rollout again."""
         queue = saved["queue"]
-        return cls(**{**saved, "queue": tuple(rollout(queue[str(place)]) for place in range(len(queue)))})
+        return cls(**{**saved, "queue": tuple(rollout(queue[str(index)]) for index in range(len(queue)))})
 
 
 def _joined(ranks: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -252,6 +252,6 @@ def of_rank(whole: Mapping[str, Tensor], rank: int, world: int, *, slots: int, g
         group: responses per prompt.
     """
     ids = whole["responses/group_ids"]
-    own = torch.where(ids < BRANCHES, ids, torch.div(ids - BRANCHES, group, rounding_mode="floor"))
-    mine = own % slots % world == rank
+    prompted = torch.where(ids < BRANCHES, ids, torch.div(ids - BRANCHES, group, rounding_mode="floor"))
+    mine = prompted % slots % world == rank
     return {name: values if name == "refused" else values[mine] for name, values in whole.items()}

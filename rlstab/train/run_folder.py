@@ -16,6 +16,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from importlib.metadata import version
 from os.path import lexists
 from pathlib import Path
@@ -27,39 +28,32 @@ from accelerate import Accelerator
 
 import rlstab
 from rlstab.config.document import Document, flat
+from rlstab.config.identity import is_neutral, run_hash
 from rlstab.config.objectives import objective_hash
-from rlstab.config.runs import RunConfig, dump_run, run_hash
+from rlstab.config.runs import RunConfig, dump_run
 from rlstab.config.user_code import changed_files, checksums, portable
 from rlstab.errors import CheckpointError, ConfigError
 from rlstab.files import replace_file
 from rlstab.models.loading import read_json
+from rlstab.record.writer import remove_dump
 from rlstab.tasks.rewards import Rewards
 from rlstab.train import checkpoint
 from rlstab.train.checkpoint import filesystem_errors
 
 #: Files of one JSON object per line.
-JOURNALS = ("metrics.jsonl", "samples.jsonl", "tokens.jsonl")
+JOURNALS = ("metrics.jsonl", "samples.jsonl")
 
 #: What a run writes beside its checkpoints and the folders of its trackers.
 FILES = ("config.yaml", *JOURNALS, "run.json")
 
-CHECKPOINTS = "checkpoints"
+CHECKPOINTS, DUMP = "checkpoints", "dump"
 LOCK = ".lock"
 
 #: Where a run that is replaced waits for the first checkpoint of the new one.
 REPLACED = ".replaced"
 
-#: What a continued run may change.
-MAY_CHANGE = {
-    "tracking",
-    "engine",
-    "evaluation",
-    "task.time_limit",
-    "task.workers",
-    "optimisation.rollouts",
-    "optimisation.micro_batch_size",
-    "rollout.batch_size",
-}
+#: What a continued run may change although it counts: patterns of dotted paths.
+MAY_CHANGE = {"optimisation.rollouts", "engine.gather", "task.time_limit", "reward.*.time_limit"}
 
 
 class RunFolder:
@@ -222,6 +216,8 @@ class RunFolder:
         with filesystem_errors(self.path):
             if self._fresh:
                 self._make_room()
+            if self.start is None:
+                remove_dump(self.path / DUMP)
             (self.path / CHECKPOINTS).mkdir(exist_ok=True)
             last = -1 if self.start is None else checkpoint.number(self.start)
             for name in JOURNALS:
@@ -248,7 +244,7 @@ class RunFolder:
             if checkpoint.owner(path) is not None:
                 (aside / CHECKPOINTS).mkdir(exist_ok=True)
                 shutil.move(path, aside / CHECKPOINTS / path.name)  # `checkpoints` may lead to another disk
-        for name in FILES:
+        for name in (DUMP, *FILES):
             if lexists(self.path / name):
                 (self.path / name).rename(aside / name)
         self.say(f"the run that was here waits in {aside} for the first checkpoint of this one")
@@ -338,6 +334,7 @@ def clear(folder: Path) -> None:
     shutil.rmtree(inside / ".writing", ignore_errors=True)
     with suppress(OSError):
         inside.rmdir()
+    remove_dump(folder / DUMP)
     for name in FILES:  # run.json last, so that after a kill the rest can be removed
         (folder / name).unlink(missing_ok=True)
 
@@ -350,11 +347,12 @@ def _came_far(folder: Path) -> bool:
 
 
 def _difference(before: Any, now: Any, free: Set[str]) -> tuple[str, Any, Any] | None:
-    """The first setting that differs and is not free to: its place, what it was, and what it is."""
+    """The first setting that differs and has to stay: its path, what it was, and what it is."""
     was, wanted = flat(before), flat(now)
-    for place in sorted(was.keys() | wanted.keys()):
-        if was.get(place) != wanted.get(place) and not any(f"{place}.".startswith(f"{name}.") for name in free):
-            return place, was.get(place), wanted.get(place)
+    for path in sorted(was.keys() | wanted.keys()):
+        may_change = is_neutral(path, was) or any(fnmatchcase(path, pattern) for pattern in free)
+        if was.get(path) != wanted.get(path) and not may_change:
+            return path, was.get(path), wanted.get(path)
     return None
 
 

@@ -4,7 +4,7 @@ import math
 from typing import Annotated
 
 from rlstab import Mean, Penalty, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import EVERY_TOKEN, About, NoOpAt, good, note
+from rlstab.core.metadata import About, IdleSign, NoOpAt
 from rlstab.core.settings import check_order
 
 
@@ -53,11 +53,19 @@ class AdaptiveEntropy(TokenObjective):
         - From the paper's code: the controller there runs on the driver, with the entropy of the previous optimizer
           step. Here an optimizer step is judged by its own evidence, which is known before the backward pass, and the
           price it moves acts in the next one.
-        - From TRL: below the target means strictly below; there it includes equality. As there, the mean is taken over
-          the whole optimizer step and all ranks, and the state is saved with the checkpoint.
+        - From TRL: below the target means strictly below; there it includes equality. TRL judges an optimizer step by
+          the entropy of the one before, so that its first pays nothing, and its bonus is a mean over the tokens of a
+          micro-batch, whatever the loss averages over. As there, the controller's mean is taken over the whole
+          optimizer step and all ranks, and the state is saved with the checkpoint.
 
     Pitfalls:
         none
+
+    Interacts:
+        - Under ``token_mean`` the bonus of ``adaptive_entropy`` is the mean that its controller measures.
+        - Under ``sequence_mean`` the bonus of ``adaptive_entropy`` is a mean over responses; its controller measures
+          one over tokens.
+        - ``adaptive_entropy`` acts on every token, also on those that a mask drops: penalties ignore masks.
 
     Example:
         Four tokens with a mean entropy of 0.15, below 0.2. The first optimizer step pays 0.001 * 0.15 and raises the
@@ -91,13 +99,10 @@ class AdaptiveEntropy(TokenObjective):
             NoOpAt({"initial": 0.0, "low": 0.0, "increment": 0.0}, "the price stays at `initial`, which is 0."),
             NoOpAt({"initial": 0.0, "low": 0.0, "high": 0.0}, "the price stays 0."),
         ),
-        interacts=(
-            good("token_mean", "under {other} the bonus of {own} is the mean that its controller measures."),
-            note(
-                "sequence_mean",
-                "under {other} the bonus of {own} is a mean over responses; its controller measures one over tokens.",
+        idle_signs=(
+            IdleSign(
+                "coefficient", "its price was 0 throughout: the mean entropy never fell below {target_entropy} nats"
             ),
-            EVERY_TOKEN,
         ),
     )
 

@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from rlstab import Mean, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, NoOpAt, conflicts, note
+from rlstab.core.metadata import About, NoOpAt
 
 
 class AR(TokenObjective):
@@ -50,6 +50,12 @@ class AR(TokenObjective):
         It does not normalise: the policy gradient shrinks by the mean weight, which is reported. A penalty or a bonus
         becomes that much stronger in comparison.
 
+    Interacts:
+        - ``ar`` damps rare tokens, and with ``high`` above ``low`` ``clip_higher`` leaves them room to rise.
+        - ``ar`` damps rare tokens, and ``stare`` boosts those that were rewarded.
+        - ``ar`` damps rare tokens, and with ``alpha`` above 0 ``maspo`` gives them more room to move than others.
+        - Both soften what happens to rare punished tokens: ``ar`` pushes them less, and ``lp_reg`` holds some.
+
     Example:
         A correct response with tokens of probability 0.9, 0.5 and 0.1. With alpha = 0.3 their weights are 0.97, 0.85
         and 0.73, and the gradient of each is -w / 3.
@@ -77,23 +83,6 @@ class AR(TokenObjective):
     about = About(
         addresses={"token"},
         no_op_at=(NoOpAt({"alpha": 0.0}, "every weight is 1."),),
-        interacts=(
-            conflicts(
-                "clip_higher",
-                "{own} damps rare tokens, and with `high` above `low` {other} leaves them room to rise.",
-                where=lambda ar, clip: clip.high > clip.low,
-            ),
-            conflicts("stare", "{own} damps rare tokens, and {other} boosts those that were rewarded."),
-            conflicts(
-                "maspo",
-                "{own} damps rare tokens, and with `alpha` above 0 {other} gives them more room to move than others.",
-                where=lambda ar, maspo: maspo.alpha > 0,
-            ),
-            note(
-                "lp_reg",
-                "both soften what happens to rare punished tokens: {own} pushes them less, and {other} holds some.",
-            ),
-        ),
     )
 
     name = "ar"

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rlstab import Constants, Mean, Range, Settled, State, Surrogate, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import ON_POLICY, About, conflicts, good, note
+from rlstab.core.metadata import ON_POLICY, About
 from rlstab.core.settings import percent
 
 
@@ -66,6 +66,12 @@ class ASPO(TokenObjective):
         and so does a punished one that rose to three times its probability or more. In a response in which all
         entropies are equal, no token is above the quantile.
 
+    Interacts:
+        - ``aspo`` was published on ``token_mean``.
+        - ``aspo`` inverts the ratio of a rewarded token and stops single tokens; under ``gspo`` all have the mean of
+          their response, which stays near 1: ``aspo`` inverts that, and stops none.
+        - ``aspo`` takes its quantile over all tokens of a response, those that ``top_entropy`` drops too.
+
     Example:
         Ratios 1.3 and 0.5, first rewarded, then punished. In each response the second token has the higher entropy, and
         at share one half it has room 0.4. The rewarded 1.3 is above 1.2, the rewarded 0.5 pulls with 2. The punished
@@ -94,17 +100,6 @@ class ASPO(TokenObjective):
     about = About(
         addresses={"trust region", "exploration"},
         no_op_at=(ON_POLICY,),
-        interacts=(
-            good("token_mean", "{own} was published on {other}."),
-            conflicts(
-                "gspo",
-                "{own} inverts the ratio of a rewarded token and stops single tokens; under {other} all have the mean "
-                "of their response, which stays near 1: {own} inverts that, and stops none.",
-            ),
-            note(
-                "top_entropy", "{own} takes its quantile over all tokens of a response, those that {other} drops too."
-            ),
-        ),
     )
 
     name = "aspo"

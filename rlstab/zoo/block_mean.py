@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from rlstab import Mean, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, NoOpAt, good, note
+from rlstab.core.metadata import About, NoOpAt
 from rlstab.core.terms import Totals
 
 #: Block numbers are below it: a float32 holds whole numbers up to 2^24.
@@ -60,6 +60,11 @@ class BlockMean(TokenObjective):
         token of a short block has a large coefficient, so learning rates do not carry over from ``token_mean``, nor do
         coefficients of penalties. Under a mask, the tokens left in a block share its whole weight.
 
+    Interacts:
+        - ``block_mean`` was published with ``clip_higher`` and ``adaptive_entropy``, without ``kl``.
+        - ``block_mean`` gives each block its own vote, and ``gspo``, ``gmpo`` and ``holder_mean`` one ratio to the
+          whole response: how hard a block pulls also depends on how far the policy has moved in the others.
+
     Example:
         A response of an answer of three tokens, one token of markup and a confidence of one token: the tokens of the
         answer weigh 1 / 3, that of the confidence 1, the markup nothing.
@@ -86,14 +91,6 @@ class BlockMean(TokenObjective):
     about = About(
         addresses={"length"},
         no_op_at=(NoOpAt(None, "Where all responses are one block and keep as many tokens: equal to `token_mean`."),),
-        interacts=(
-            good(("clip_higher", "adaptive_entropy"), "{own} was published with {other}, without `kl`."),
-            note(
-                ("gspo", "gmpo", "holder_mean"),
-                "{own} gives each block its own vote, and {other} one ratio to the whole response: how hard a block "
-                "pulls also depends on how far the policy has moved in the others.",
-            ),
-        ),
     )
 
     name = "block_mean"

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rlstab import Bounds, Constants, Range, Settled, State, Surrogate, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import ON_POLICY, About, NoOpAt, good
+from rlstab.core.metadata import ON_POLICY, About, NoOpAt
 
 
 class CEGPPO(TokenObjective):
@@ -60,6 +60,9 @@ class CEGPPO(TokenObjective):
         At ``pull_high`` 1 nothing stops a rewarded token: its pull is constant beyond the bound, so only the optimizer
         limits its rise. The remaining pull also acts on tokens whose probability has long saturated.
 
+    Interacts:
+        - ``ce_gppo`` was published on ``token_mean``, in the recipe of DAPO.
+
     Example:
         Ratios 1.5 and 0.5, first rewarded, then punished. The rewarded 1.5 pulls with 1.0 * 1.2, the punished 0.5 with
         0.75 * 0.8 = 0.6; the other two with their ratio.
@@ -87,7 +90,6 @@ class CEGPPO(TokenObjective):
             NoOpAt({"low": 1.0, "high": 1e9, "dual_clip": None}, "no ratio, at most e^20, reaches a bound."),
             ON_POLICY,
         ),
-        interacts=(good("token_mean", "{own} was published on {other}, in the recipe of DAPO."),),
     )
 
     name = "ce_gppo"

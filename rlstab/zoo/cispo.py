@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rlstab import Constants, Range, Settled, State, Surrogate, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import ON_POLICY, About, NoOpAt, good
+from rlstab.core.metadata import ON_POLICY, About, NoOpAt
 
 
 class CISPO(TokenObjective):
@@ -66,6 +66,9 @@ class CISPO(TokenObjective):
         over many optimizer steps. A floor makes tokens count that the policy has already abandoned, and most ports have
         one unless it is turned off.
 
+    Interacts:
+        - ``cispo`` was published on ``token_mean``.
+
     Example:
         Ratios 1.5 and 0.5, first rewarded, then punished, and a cap of 1.2. Every token pulls: 1.5 counts as 1.2, 0.5
         as it is. The gradient is -A clip(r) / 4.
@@ -99,7 +102,6 @@ class CISPO(TokenObjective):
             ),
             ON_POLICY,
         ),
-        interacts=(good("token_mean", "{own} was published on {other}."),),
     )
 
     name = "cispo"

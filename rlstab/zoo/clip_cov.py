@@ -7,7 +7,7 @@ from torch import Tensor
 from rlstab import Bounds, Mean, PolicyOutputs, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.compare import places
 from rlstab.core.loss import bounded_exp, token_log_ratio
-from rlstab.core.metadata import MASK, About, NoOpAt, good, note, redundant
+from rlstab.core.metadata import About, NoOpAt
 from rlstab.core.settings import check_order, percent
 from rlstab.zoo.covariant import Covariant
 
@@ -77,6 +77,14 @@ class ClipCov(Covariant, TokenObjective):
         ``low`` and ``high`` are in nats times advantages divided by their standard deviation. Other advantages need
         other bounds: with those of Dr. GRPO, at most 1, hardly any token is a candidate.
 
+    Interacts:
+        - ``clip_cov`` was published on ``clip_higher`` and ``token_mean``, the clip at 1.0 on both sides.
+        - ``clip_cov`` may hit a token that ``clip_higher`` stops already, for its ``clip_low`` and ``clip_high`` are
+          not the bounds of ``clip_higher``.
+        - Both restrain tokens whose log-prob and advantage covary: ``kl_cov`` holds those of the largest covariance,
+          ``clip_cov`` silences some of those between its bounds, and one that both choose is only pulled back.
+        - A token that a mask drops still counts in the means and the share of ``clip_cov``, and may be hit.
+
     Example:
         A correct response with tokens of probability 0.9 and 0.1, and a wrong one with 0.8 and 0.2. Their covariances
         are 0.95, -1.24, -0.84 and 0.55; two lie between 0.5 and 5, and a share of a quarter of four tokens hits one of
@@ -107,26 +115,6 @@ class ClipCov(Covariant, TokenObjective):
         no_op_at=(
             NoOpAt({"low": 0.0, "high": 0.0}, "no covariance lies strictly between."),
             NoOpAt(None, "An optimizer step in which all advantages are equal, or all log-probs, has no candidate."),
-        ),
-        interacts=(
-            good(("clip_higher", "token_mean"), "{own} was published on {other}, the clip at 1.0 on both sides."),
-            note(
-                "clip_higher",
-                "{own} may hit a token that {other} stops already, for its `clip_low` and `clip_high` are not the "
-                "bounds of {other}.",
-                where=lambda cov, clip: (cov.clip_low, cov.clip_high) != (clip.low, clip.high),
-            ),
-            redundant(
-                "kl_cov",
-                "both restrain tokens whose log-prob and advantage covary: {other} holds those of the largest "
-                "covariance, {own} silences some of those between its bounds, and one that both choose is only "
-                "pulled back.",
-            ),
-            note(
-                MASK,
-                "a token that {other} drops still counts in the means and the share of {own}, and may be hit.",
-                nested=False,
-            ),
         ),
         exceptions={"replication": "a copy of a sequence is another sequence, and its tokens are drawn again"},
     )

@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from rlstab import Bounds, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, NoOpAt, good, redundant
+from rlstab.core.metadata import About, NoOpAt
 
 
 class ClipHigher(TokenObjective):
@@ -53,6 +53,11 @@ class ClipHigher(TokenObjective):
     Pitfalls:
         ``low`` is an entropy knob as well: a smaller one is reported to raise entropy (arXiv 2509.26114).
 
+    Interacts:
+        - ``clip_higher`` and ``token_mean`` are the loss of DAPO.
+        - ``sapo`` and ``maspo`` was published in place of ``clip_higher``, which stops a token before ``sapo`` and
+          ``maspo`` damps it by a twentieth.
+
     Example:
         Ratios 1.5 and 0.5, first rewarded, then punished. The rewarded 1.5 is stopped at 1.28, the punished 0.5 at 0.8;
         the other two pull. The loss is (-1.28 - 0.5 + 1.5 + 0.8) / 4 = 0.13, the gradient -A r / 4 where a token pulls.
@@ -82,14 +87,6 @@ class ClipHigher(TokenObjective):
             NoOpAt({"low": 1.0, "high": 1e9, "dual_clip": None}, "no ratio, at most e^20, reaches a bound."),
             NoOpAt({"low": 1.0, "high": 1e9, "dual_clip": 1e9}, "no ratio reaches the dual clip either."),
             NoOpAt(None, "Where every ratio is exactly 1, as with one optimizer step per rollout (`stare`'s script)."),
-        ),
-        interacts=(
-            good("token_mean", "{own} and {other} are the loss of DAPO."),
-            redundant(
-                ("sapo", "maspo"),
-                "{other} was published in place of {own}, which stops a token before {other} damps it by a twentieth.",
-                where=lambda clip, soft: max(clip.low, clip.high) <= 0.3,
-            ),
         ),
     )
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rlstab import Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import FIXED_LENGTH, About, NoOpAt, good, note
+from rlstab.core.metadata import About, NoOpAt
 from rlstab.core.terms import Totals
 
 
@@ -54,6 +54,12 @@ class ConstantLength(TokenObjective):
     Pitfalls:
         none
 
+    Interacts:
+        - ``constant_length`` with ``clip_higher`` at 0.2 on both sides, and advantages without deviation, is Dr. GRPO.
+        - ``constant_length`` divides by a fixed length, so the tokens that a mask drops still count in it.
+        - ``constant_length`` shrinks the penalty of ``kl`` with the loss: at a mean length of a tenth of ``length``
+          both are ten times smaller than in a token mean.
+
     Example:
         A correct response of three tokens and a wrong one of one token, length 4: (-3 / 4 + 1 / 4) / 2 = -0.25, and
         every token weighs 1 / 8.
@@ -78,17 +84,6 @@ class ConstantLength(TokenObjective):
     about = About(
         addresses={"length"},
         no_op_at=(NoOpAt(None, "Where responses keep `length` tokens on average: equal to `token_mean`."),),
-        interacts=(
-            good(
-                "clip_higher", "{own} with {other} at 0.2 on both sides, and advantages without deviation, is Dr. GRPO."
-            ),
-            FIXED_LENGTH,
-            note(
-                "kl",
-                "{own} shrinks the penalty of {other} with the loss: at a mean length of a tenth of `length` both are "
-                "ten times smaller than in a token mean.",
-            ),
-        ),
     )
 
     name = "constant_length"

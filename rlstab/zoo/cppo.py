@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 from torch import Tensor
 
 from rlstab import Constants, Gate, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import MASK, ON_POLICY_OLD, About, NoOpAt, good, note, redundant
-from rlstab.estimators import probability
+from rlstab.core.metadata import ON_POLICY_OLD, About, NoOpAt
+from rlstab.kl_estimators import probability
 from rlstab.zoo.anchored import Anchored
 
 
@@ -74,6 +74,15 @@ class CPPO(Anchored, TokenObjective):
         In a short response, the quantile rests on few tokens. The live log-probs of whole responses are read, so a mask
         saves no forward pass in a response that still pulls.
 
+    Interacts:
+        - ``cppo`` and ``dppo`` stop a token by the probability that it moved: at a ``min_weight`` of 1 and equal bounds
+          ``cppo`` stops all that ``dppo`` stops.
+        - ``cppo`` bounds the probability that moved, ``sapo`` and ``maspo`` the ratio: rare tokens are held back by
+          ``sapo`` and ``maspo`` alone, and of those above one half ``cppo`` stops all that ``sapo`` and ``maspo`` would
+          damp by a twentieth.
+        - A token that a mask drops still spends the budget of ``cppo``, and may stop a later one that is left.
+        - ``cppo`` was published on ``constant_length``, with advantages that have no std.
+
     Example:
         One rewarded response. Its tokens, sampled with probability 0.5, have 0.62, 0.6 and 0.6 now: Z is 0.12, 0.09 and
         0.08, and db 0.04. The bounds are 0.15, 0.15 + 0.04 - 0.12 = 0.07 and 0.15 + 0.076 - 0.21 = 0.016: only the
@@ -102,26 +111,6 @@ class CPPO(Anchored, TokenObjective):
     about = About(
         addresses={"trust region", "off-policy"},
         no_op_at=(NoOpAt({"delta": 1e9}, "no response moves that many probabilities."), ON_POLICY_OLD),
-        interacts=(
-            redundant(
-                "dppo",
-                "{own} and {other} stop a token by the probability that it moved: at a `min_weight` of 1 and equal "
-                "bounds {own} stops all that {other} stops.",
-            ),
-            note(
-                ("sapo", "maspo"),
-                "{own} bounds the probability that moved, {other} the ratio: rare tokens are held back by {other} "
-                "alone, and of those above one half {own} stops all that {other} would damp by a twentieth.",
-                where=lambda cppo, soft: cppo.delta <= 0.15,
-            ),
-            note(
-                MASK,
-                "a token that {other} drops still spends the budget of {own}, and may stop a later one that is left.",
-                where=lambda cppo, mask: mask.name != "truncated_mask",  # of which none is left
-                nested=False,
-            ),
-            good("constant_length", "{own} was published on {other}, with advantages that have no std."),
-        ),
     )
 
     name = "cppo"

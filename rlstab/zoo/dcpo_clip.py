@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from rlstab import Bounds, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import ON_POLICY, About, good
+from rlstab.core.metadata import ON_POLICY, About
 
 #: 1 / q is at most e to this, so that it and its products with settings are numbers.
 MAX_SURPRISAL = 700.0
@@ -61,6 +61,9 @@ class DCPOClip(TokenObjective):
         token has less room than a rewarded one. The defaults look narrower than those of ``clip_higher`` and are not:
         below q = 0.56 there is more room upwards than 1.28.
 
+    Interacts:
+        - ``dcpo_clip`` was published on ``sequence_mean``, up to a factor, and its own advantages.
+
     Example:
         Tokens of probability 0.9, 0.2 and 0.01 that were rewarded, with ratios 1.1, 1.7 and 4: the upper bounds are
         1.187, 1.618 and 5, so the second is stopped. Punished, at ratios 0.75, 0.6 and 0.4, the first and the last are
@@ -85,7 +88,6 @@ class DCPOClip(TokenObjective):
     about = About(
         addresses={"trust region", "exploration"},
         no_op_at=(ON_POLICY,),
-        interacts=(good("sequence_mean", "{own} was published on {other}, up to a factor, and its own advantages."),),
     )
 
     name = "dcpo_clip"

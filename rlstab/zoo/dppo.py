@@ -8,8 +8,8 @@ from torch import Tensor
 
 from rlstab import Constants, Range, Settled, State, Surrogate, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import MAX_LOG_RATIO
-from rlstab.core.metadata import ON_POLICY_OLD, About, NoOpAt, good
-from rlstab.estimators import probability
+from rlstab.core.metadata import ON_POLICY_OLD, About, NoOpAt
+from rlstab.kl_estimators import probability
 from rlstab.zoo.anchored import Anchored
 
 
@@ -81,6 +81,9 @@ class DPPO(Anchored, TokenObjective):
         DPPO's own, so ``old_logprobs`` do not matter: ``old_logprobs: rollout`` saves their forward pass. The mismatch
         between sampler and trainer is already corrected, up to the cap.
 
+    Interacts:
+        - ``dppo`` was published on ``constant_length``.
+
     Example:
         A rewarded and a punished response, both of tokens sampled with probability 0.5 and 0.01. From 0.5 they moved by
         0.2, beyond 0.15, and are stopped. The rare tokens have ratios 5 and 0.2, moved by 0.04 and 0.008, and pull.
@@ -116,7 +119,6 @@ class DPPO(Anchored, TokenObjective):
             ),
             ON_POLICY_OLD,
         ),
-        interacts=(good("constant_length", "{own} was published on {other}."),),
     )
 
     name = "dppo"

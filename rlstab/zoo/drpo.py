@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 from torch import Tensor
 
 from rlstab import Constants, Gate, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import ON_POLICY_OLD, About, NoOpAt, conflicts, good, redundant
-from rlstab.estimators import probability
+from rlstab.core.metadata import ON_POLICY_OLD, About, NoOpAt
+from rlstab.kl_estimators import probability
 from rlstab.zoo.anchored import Anchored
 
 
@@ -59,6 +59,15 @@ class DRPO(Anchored, TokenObjective):
         ``dppo``, and then the way back is steep: a token that went from 0.05 to 0.5 has gate -2 and coefficient -20.
         The gate is bounded and the ratio is not: a rare token may pull with a ratio of thousands.
 
+    Interacts:
+        - ``drpo`` pulls a token back that has moved beyond its ``delta``, and ``cppo`` and ``dppo`` stops it.
+        - Both restrain a token by the probability that it has moved: ``drpo`` damps what ``cppo`` and ``dppo`` leaves.
+        - ``drpo`` pulls a token back that has moved beyond its ``delta``, and ``clip_higher`` leaves no gradient beyond
+          its bounds: what both act on stays where it is.
+        - ``drpo`` pulls a token back that has moved beyond its ``delta``, and under ``sapo`` and ``maspo`` this pull is
+          damped as well, the more the larger the ratio.
+        - ``drpo`` was published on ``constant_length``, with advantages that have no std.
+
     Example:
         At delta 0.2, tokens sampled with probability 0.5. Rewarded ones now have 0.6, 0.7 and 0.8: gates 0.5, 0 and
         -0.5, times ratios 1.2, 1.4 and 1.6. A punished one that rose to 0.6 has gate 1.5.
@@ -87,30 +96,6 @@ class DRPO(Anchored, TokenObjective):
         no_op_at=(
             NoOpAt({"delta": 1e18}, "no probability moves by more than 1, and 1 minus 1e-18 is 1."),
             ON_POLICY_OLD,
-        ),
-        interacts=(
-            conflicts(
-                ("cppo", "dppo"),
-                "{own} pulls a token back that has moved beyond its `delta`, and {other} stops it.",
-                where=lambda drpo, hard: drpo.delta < 1,
-            ),
-            redundant(
-                ("cppo", "dppo"),
-                "both restrain a token by the probability that it has moved: {own} damps what {other} leaves.",
-                where=lambda drpo, hard: drpo.delta >= 1,
-            ),
-            conflicts(
-                "clip_higher",
-                "{own} pulls a token back that has moved beyond its `delta`, and {other} leaves no gradient beyond its "
-                "bounds: what both act on stays where it is.",
-            ),
-            conflicts(
-                ("sapo", "maspo"),
-                "{own} pulls a token back that has moved beyond its `delta`, and under {other} this pull is damped as "
-                "well, the more the larger the ratio.",
-                where=lambda drpo, soft: drpo.delta < 1,
-            ),
-            good("constant_length", "{own} was published on {other}, with advantages that have no std."),
         ),
     )
 

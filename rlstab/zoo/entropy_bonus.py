@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from rlstab import Penalty, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import EVERY_TOKEN, About, NoOpAt, redundant
+from rlstab.core.metadata import About, NoOpAt
 
 
 class EntropyBonus(TokenObjective):
@@ -41,11 +41,17 @@ class EntropyBonus(TokenObjective):
     Deviations:
         - From common code: the mean is over all tokens of the optimizer step, all parts and ranks; older verl and its
           forks average inside a micro-batch.
-        - From TRL: its bonus follows its top-entropy mask; here it follows no mask.
+        - From TRL: its bonus follows its top-entropy mask; here it follows no mask. It is a mean over the tokens of a
+          micro-batch, whatever the loss averages over; here it averages as the loss, over the optimizer step.
 
     Pitfalls:
         It raises noise as well as useful alternatives. In the table of arXiv 2510.03222 (``lp_reg``) on-policy GRPO
         falls from 48.56 to 23.32 at 32B when an entropy bonus is added.
+
+    Interacts:
+        - ``entropy_bonus`` and ``adaptive_entropy`` pay for the same thing, and the controller does not know of the
+          other's price.
+        - ``entropy_bonus`` acts on every token, also on those that a mask drops: penalties ignore masks.
 
     Example:
         Four tokens with entropies 0.2, 0.4, 0.6, 0.8, mean 0.5, and a coefficient of 0.1: the loss is -0.05 and its
@@ -71,13 +77,6 @@ class EntropyBonus(TokenObjective):
     about = About(
         addresses={"exploration"},
         no_op_at=(NoOpAt({"coefficient": 0.0}, "0 times the entropy, which is still computed."),),
-        interacts=(
-            redundant(
-                "adaptive_entropy",
-                "{own} and {other} pay for the same thing, and the controller does not know of the other's price.",
-            ),
-            EVERY_TOKEN,
-        ),
     )
 
     name = "entropy_bonus"

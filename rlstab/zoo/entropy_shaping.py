@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from rlstab import Mean, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, NoOpAt, note
+from rlstab.core.metadata import About, NoOpAt
 
 
 class EntropyShaping(TokenObjective):
@@ -49,6 +49,17 @@ class EntropyShaping(TokenObjective):
         pull makes it surer. It makes chains of thought longer. The bonus is never negative, so the advantages of a
         group no longer cancel. Other methods that read the size of the advantage see it without the bonus.
 
+    Interacts:
+        - The entropy itself is raised by ``entropy_bonus`` and ``adaptive_entropy``. ``entropy_shaping`` only says
+          which tokens learn more, and may lower it.
+        - The size of the advantage, by which ``kl_cov``, ``clip_cov`` and ``steer`` would judge a token, is read
+          without the bonus of ``entropy_shaping``.
+        - ``entropy_shaping`` gives the tokens of a response advantages of their own, and ``fipo``, ``gmpo``, ``gspo``,
+          ``holder_mean`` and ``vespo``, as published, had one for all of them. No advantage changes its sign, so the
+          factors of ``fipo``, ``gmpo``, ``gspo``, ``holder_mean`` and ``vespo`` stay as they are.
+        - The bound of ``maspo`` is wider under the bonus of ``entropy_shaping``, for it reads the advantage with its
+          size.
+
     Example:
         A correct and a wrong response, entropies 0.5 and 5: alpha H is 0.2 and 2, and |A| / kappa is 0.5. The
         advantages become 1.2 and 1.5, and -0.8 and -0.5.
@@ -77,26 +88,6 @@ class EntropyShaping(TokenObjective):
         no_op_at=(
             NoOpAt({"alpha": 0.0}, "every bonus is 0."),
             NoOpAt(None, "An optimizer step in which every entropy is 0."),
-        ),
-        interacts=(
-            note(
-                ("entropy_bonus", "adaptive_entropy"),
-                "the entropy itself is raised by {other}. {own} only says which tokens learn more, and may lower it.",
-            ),
-            note(
-                ("kl_cov", "clip_cov", "steer"),
-                "the size of the advantage, by which {other} would judge a token, is read without the bonus of {own}.",
-            ),
-            note(
-                ("fipo", "gmpo", "gspo", "holder_mean", "vespo"),
-                "{own} gives the tokens of a response advantages of their own, and {other}, as published, had one for "
-                "all of them. No advantage changes its sign, so the factors of {other} stay as they are.",
-            ),
-            note(
-                "maspo",
-                "the bound of {other} is wider under the bonus of {own}, for it reads the advantage with its size.",
-                where=lambda shaping, maspo: maspo.positive > 0 or maspo.negative > 0,
-            ),
         ),
     )
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from torch import Tensor
 
 from rlstab import Mean, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, NoOpAt, good
+from rlstab.core.metadata import About, NoOpAt
 
 
 class ESSScale(TokenObjective):
@@ -65,6 +65,10 @@ class ESSScale(TokenObjective):
         That is what ``base`` is for. In the later optimizer steps of a rollout the evidence is
         that of the first, unless the run has ``refresh: step``.
 
+    Interacts:
+        - ``ess_scale`` was published with ``importance_correction`` at level 'sequence', truncated at 8.
+        - ``ess_scale`` acts on the effective sample size that ``mismatch`` reports.
+
     Example:
         Four responses, of which the third became eight times as likely: (1 + 1 + 8 + 1)^2 / (4 * 67) = 0.4515, and the
         learning rate is multiplied by its root. Only observed, it stays.
@@ -97,10 +101,6 @@ class ESSScale(TokenObjective):
         no_op_at=(
             NoOpAt({"power": 0.0}, "the scale is 1."),
             NoOpAt(None, "An optimizer step whose effective sample size is at least `base`."),
-        ),
-        interacts=(
-            good("importance_correction", "{own} was published with {other} at level 'sequence', truncated at 8."),
-            good("mismatch", "{own} acts on the effective sample size that {other} reports."),
         ),
     )
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from rlstab import Constants, Gate, Range, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.compare import less
 from rlstab.core.loss import MAX_LOG_RATIO, token_log_ratio
-from rlstab.core.metadata import ON_POLICY, About, NoOpAt, good
+from rlstab.core.metadata import ON_POLICY, About, NoOpAt
 
 
 class FIPO(TokenObjective):
@@ -67,6 +67,10 @@ class FIPO(TokenObjective):
         it is 0.467, and all weights are at their bound. At the default ``low`` it only ever boosts, so the gradient
         grows with the drift.
 
+    Interacts:
+        - ``fipo`` was published on ``clip_higher`` and ``token_mean``, the base of DAPO (0.2, 0.28), with a dual clip
+          of 10.
+
     Example:
         A correct response with log-ratios 0.1, -0.2, 0.3 and 0: F is 0.1916, 0.0936, 0.3 and 0, and f is 1.2, 1.0981,
         1.2 and 1. The gradient of each token is -f r / 4.
@@ -95,12 +99,6 @@ class FIPO(TokenObjective):
     about = About(
         addresses={"token"},
         no_op_at=(NoOpAt({"low": 1.0, "high": 1.0}, "every factor is 1."), ON_POLICY),
-        interacts=(
-            good(
-                ("clip_higher", "token_mean"),
-                "{own} was published on {other}, the base of DAPO (0.2, 0.28), with a dual clip of 10.",
-            ),
-        ),
     )
 
     name = "fipo"

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from rlstab import Constants, PolicyOutputs, Range, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import token_log_ratio
-from rlstab.core.metadata import ON_POLICY, About, NoOpAt, good, redundant
-from rlstab.zoo.response_ratio import EXPECTS, MEAN_OF_KEPT, gradient_of, kept_mean
+from rlstab.core.metadata import ON_POLICY, About, NoOpAt
+from rlstab.zoo.response_ratio import EXPECTS, gradient_of, kept_mean
 
 
 class GMPO(TokenObjective):
@@ -59,6 +59,12 @@ class GMPO(TokenObjective):
         The range is in nats: 0.4 is [0.67, 1.49], and PPO's 0.2 would be [0.82, 1.22]. A clipped token has no gradient,
         but its clipped log-ratio still scales the pull of all others in its response.
 
+    Interacts:
+        - ``gmpo`` was published on ``sequence_mean``.
+        - ``gmpo`` clips each token itself; ``clip_higher`` and ``dcpo_clip`` would clip the mean over the response,
+          which stays near 1.
+        - The mean of ``gmpo`` is over the kept tokens, so dropping some tokens changes the ratio of the others.
+
     Example:
         Ratios 1.5 and 0.5, log-ratios 0.405 and -0.693. Rewarded, the first is clipped to 0.4: rho = exp(-0.147) =
         0.8637. Punished, the second is clipped to -0.4: rho = exp(0.003) = 1.0027. The other two tokens pull with rho /
@@ -85,14 +91,6 @@ class GMPO(TokenObjective):
     about = About(
         addresses={"trust region", "token"},
         no_op_at=(NoOpAt(None, "Where every response keeps one token whose log-ratio is within the range."), ON_POLICY),
-        interacts=(
-            good("sequence_mean", "{own} was published on {other}."),
-            redundant(
-                ("clip_higher", "dcpo_clip"),
-                "{own} clips each token itself; {other} would clip the mean over the response, which stays near 1.",
-            ),
-            MEAN_OF_KEPT,
-        ),
         expects=EXPECTS,
     )
 

@@ -4,8 +4,8 @@ from torch import Tensor
 
 from rlstab import Constants, PolicyOutputs, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import token_log_ratio
-from rlstab.core.metadata import ON_POLICY, About, good, note, redundant
-from rlstab.zoo.response_ratio import EXPECTS, MEAN_OF_KEPT, ONE_TOKEN, gradient_of, kept_mean
+from rlstab.core.metadata import ON_POLICY, About
+from rlstab.zoo.response_ratio import EXPECTS, ONE_TOKEN, gradient_of, kept_mean
 
 
 class GSPO(TokenObjective):
@@ -58,6 +58,14 @@ class GSPO(TokenObjective):
         learning. Log-probs in bfloat16 have errors larger than the range. A single outlier in a long response goes
         unnoticed.
 
+    Interacts:
+        - ``gspo`` was published on ``clip_higher`` and ``sequence_mean``, the clip at 3e-4 and 4e-4.
+        - The ratio of ``gspo`` is a mean and stays near 1, where ``clip_higher``, ``dcpo_clip``, ``cispo``, ``sapo``
+          and ``maspo`` with settings for tokens never acts.
+        - ``cppo``, ``drpo`` and ``fipo`` judges a token by its own log-prob and not by the ratio of ``gspo``: tokens of
+          one response pull unequally, which ``gspo`` is there to prevent, and are restrained twice.
+        - The mean of ``gspo`` is over the kept tokens, so dropping some tokens changes the ratio of the others.
+
     Example:
         Ratios 1.5 and 0.75 in a rewarded and in a punished response: s = sqrt(1.125) = 1.0607. The rewarded response is
         beyond 1.0004 and stopped; the punished one is not below 0.9997, and its tokens pull with 1.0607 / (2 * 2).
@@ -83,20 +91,6 @@ class GSPO(TokenObjective):
     about = About(
         addresses={"trust region", "off-policy"},
         no_op_at=(ONE_TOKEN, ON_POLICY),
-        interacts=(
-            good(("clip_higher", "sequence_mean"), "{own} was published on {other}, the clip at 3e-4 and 4e-4."),
-            note(
-                ("clip_higher", "dcpo_clip", "cispo", "sapo", "maspo"),
-                "the ratio of {own} is a mean and stays near 1, where {other} with settings for tokens never acts.",
-                where=lambda gspo, other: other.name != "clip_higher" or other.high > 0.01,
-            ),
-            redundant(
-                ("cppo", "drpo", "fipo"),
-                "{other} judges a token by its own log-prob and not by the ratio of {own}: tokens of one response pull "
-                "unequally, which {own} is there to prevent, and are restrained twice.",
-            ),
-            MEAN_OF_KEPT,
-        ),
         expects=EXPECTS,
     )
 

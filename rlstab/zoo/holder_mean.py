@@ -7,8 +7,8 @@ from torch import Tensor
 
 from rlstab import Constants, Mean, PolicyOutputs, Range, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import token_log_ratio
-from rlstab.core.metadata import ON_POLICY, About, good
-from rlstab.zoo.response_ratio import EXPECTS, MEAN_OF_KEPT, ONE_TOKEN, gradient_of
+from rlstab.core.metadata import ON_POLICY, About
+from rlstab.zoo.response_ratio import EXPECTS, ONE_TOKEN, gradient_of
 
 
 class HolderMean(TokenObjective):
@@ -66,6 +66,11 @@ class HolderMean(TokenObjective):
         ``ratio/clipped_high`` as the power passes 0. A run that is shorter than ``steps`` never sees the end of the
         schedule.
 
+    Interacts:
+        - ``holder_mean`` was published on ``clip_higher`` and ``sequence_mean``, the clip at 0.2.
+        - The mean of ``holder_mean`` is over the kept tokens, so dropping some tokens changes the ratio of the
+          others.
+
     Example:
         Ratios 1.5 and 0.5 in the first step, so p = 2: rho = sqrt((2.25 + 0.25) / 2) = 1.118. The larger ratio has nine
         tenths of the gradient: 1.118 * 2.25 / 2.5 = 1.0062, over two responses 0.5031.
@@ -92,10 +97,6 @@ class HolderMean(TokenObjective):
     about = About(
         addresses={"trust region", "token"},
         no_op_at=(ONE_TOKEN, ON_POLICY),
-        interacts=(
-            good(("clip_higher", "sequence_mean"), "{own} was published on {other}, the clip at 0.2."),
-            MEAN_OF_KEPT,
-        ),
         expects=EXPECTS,
     )
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rlstab import NOTHING, Mean, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import MAX_LOG_RATIO
-from rlstab.core.metadata import About, NoOpAt, good, note, redundant
+from rlstab.core.metadata import About, NoOpAt
 from rlstab.core.settings import check_order
 
 #: Distance of a token from the sampler, by the log-ratio.
@@ -126,6 +126,14 @@ class ImportanceCorrection(TokenObjective):
         different distribution. Truncation makes the mean weight less than 1, so the gradient is smaller than without
         it. Penalties are not weighted: they are means over what the sampler drew.
 
+    Interacts:
+        - ``importance_correction`` corrects what lies between sampler and old policy, ``clip_higher`` what comes after.
+        - The weight of ``importance_correction``, where it is not truncated, turns the ratio into the one to the
+          sampler, as in the published loss of ``cppo``, ``drpo`` and ``m2po``. The mismatch counts once: no other such
+          ratio comes from ``cppo``, ``drpo`` and ``m2po``.
+        - ``importance_correction`` restrains a response by its mismatch with the sampler, and ``cppo`` its tokens by
+          the same.
+
     Example:
         Ratios 0.75, 1, 1.5 and 8 of the old policy over the sampler. TIS truncates the last one at 2; IcePop gives it
         the weight 0.
@@ -164,22 +172,6 @@ class ImportanceCorrection(TokenObjective):
         no_op_at=(
             NoOpAt({"min_weight": 1.0, "max_weight": 1.0, **dict.fromkeys(_REJECTS)}, "every weight is 1, none is 0."),
             NoOpAt(None, "Where the sampler is the policy that the ratio divides by, as with `old_logprobs: rollout`."),
-        ),
-        interacts=(
-            good("clip_higher", "{own} corrects what lies between sampler and old policy, {other} what comes after."),
-            note(
-                ("cppo", "drpo", "m2po"),
-                "the weight of {own}, where it is not truncated, turns the ratio into the one to the sampler, as in "
-                "the published loss of {other}. The mismatch counts once: no other such ratio comes from {other}.",
-                where=lambda own, other: (
-                    (own.level, own.normalize, getattr(other, "anchor", "rollout")) == ("token", False, "rollout")
-                ),
-            ),
-            redundant(
-                "cppo",
-                "{own} restrains a response by its mismatch with the sampler, and {other} its tokens by the same.",
-                where=lambda own, cppo: own.level != "token" and cppo.anchor == "rollout",
-            ),
         ),
     )
 

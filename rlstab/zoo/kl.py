@@ -7,8 +7,8 @@ from torch import Tensor
 
 from rlstab import Penalty, PolicyOutputs, Range, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import bounded_exp, token_log_ratio
-from rlstab.core.metadata import EVERY_TOKEN, About, NoOpAt, conflicts, good
-from rlstab.estimators import k1, k2, k3
+from rlstab.core.metadata import About, NoOpAt
+from rlstab.kl_estimators import k1, k2, k3
 from rlstab.zoo.anchored import Anchored
 
 
@@ -79,6 +79,13 @@ class KLPenalty(Anchored, TokenObjective):
         Advantages that are not divided by their standard deviation (Dr. GRPO, with ``constant_length``) need a
         different coefficient.
 
+    Interacts:
+        - ``kl`` to a reference was first published with ``clip_higher``, in GRPO.
+        - prime-rl's default loss is ``dppo`` with ``kl`` to the sampler.
+        - ``kl`` pulls back to a reference that is sure of itself, and ``entropy_bonus`` and ``adaptive_entropy`` would
+          pull away from it: the bonus carries the policy less far.
+        - ``kl`` acts on every token, also on those that a mask drops: penalties ignore masks.
+
     Example:
         Four tokens of probability 0.2 with reference 0.1, 0.2, 0.4, 0.8: e^d is 0.5, 1, 2, 4 and k3 is 0.1931, 0,
         0.3069, 1.6137, mean 0.5284. With beta = 0.5 the loss is 0.2642, and the gradient 0.5 (1 - e^d) / 4. Advantages
@@ -114,25 +121,6 @@ class KLPenalty(Anchored, TokenObjective):
         no_op_at=(
             NoOpAt({"coefficient": 0.0}, "0 times the estimate; the anchor is still evaluated."),
             NoOpAt(None, "With anchor 'old' and any estimator but 'k1', where every ratio is exactly 1."),
-        ),
-        interacts=(
-            good(
-                "clip_higher",
-                "{own} to a reference was first published with {other}, in GRPO.",
-                where=lambda kl, clip: kl.anchor == "reference",
-            ),
-            good(
-                "dppo",
-                "prime-rl's default loss is {other} with {own} to the sampler.",
-                where=lambda kl, dppo: kl.anchor == "rollout",
-            ),
-            conflicts(
-                ("entropy_bonus", "adaptive_entropy"),
-                "{own} pulls back to a reference that is sure of itself, and {other} would pull away from it: the "
-                "bonus carries the policy less far.",
-                where=lambda kl, bonus: kl.anchor == "reference",
-            ),
-            EVERY_TOKEN,
         ),
     )
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from rlstab import Mean, Penalty, PolicyOutputs, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import token_log_ratio
-from rlstab.core.metadata import MASK, ON_POLICY, About, NoOpAt, conflicts, good, note
+from rlstab.core.metadata import ON_POLICY, About, NoOpAt
 from rlstab.core.settings import percent
 from rlstab.zoo.covariant import Covariant
 
@@ -69,6 +69,13 @@ class KLCov(Covariant, TokenObjective):
         loss has no clip at all. ``coefficient`` is meant for advantages divided by their standard deviation, about 1 in
         size: against those of Dr. GRPO, below 1, the penalty outweighs the pull of nearly every token that it selects.
 
+    Interacts:
+        - ``kl_cov`` was published on ``token_mean``.
+        - ``kl_cov`` was published without a clip. ``clip_higher`` and ``dcpo_clip`` also stops tokens that ``kl_cov``
+          leaves free, and one that ``kl_cov`` holds is only pulled back where ``clip_higher`` and ``dcpo_clip`` stops
+          it.
+        - A token that a mask drops keeps the penalty of ``kl_cov``, and counts in its means and its share.
+
     Example:
         A correct response with tokens of probability 0.9 and 0.1, and a wrong one with 0.8 and 0.2. Their covariances
         are 0.95, -1.24, -0.84 and 0.55; a share of a quarter is the first. Its ratio is 0.95 / 0.9, so its gradient is
@@ -97,19 +104,6 @@ class KLCov(Covariant, TokenObjective):
     about = About(
         addresses={"exploration"},
         no_op_at=(NoOpAt({"coefficient": 0.0}, "only the penalty acts, and its coefficient is 0."), ON_POLICY),
-        interacts=(
-            good("token_mean", "{own} was published on {other}."),
-            conflicts(
-                ("clip_higher", "dcpo_clip"),
-                "{own} was published without a clip. {other} also stops tokens that {own} leaves free, and one that "
-                "{own} holds is only pulled back where {other} stops it.",
-            ),
-            note(
-                MASK,
-                "a token that {other} drops keeps the penalty of {own}, and counts in its means and its share.",
-                nested=False,
-            ),
-        ),
     )
 
     name = "kl_cov"

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from rlstab import Bounds, Mean, Penalty, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.compare import places
-from rlstab.core.metadata import About, NoOpAt, good, note
+from rlstab.core.metadata import About, NoOpAt
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.settings import percent
-from rlstab.estimators import k3
+from rlstab.kl_estimators import k3
 
 
 class LpReg(TokenObjective):
@@ -99,6 +99,13 @@ class LpReg(TokenObjective):
         On-policy the paper's pull is weak: it moves only the mass 1 - Z that the filter removes, and 0.02 leaves Z near
         1. Off-policy it is not the best method of its own table at 32B (50.60; ``top_entropy`` has 51.49).
 
+    Interacts:
+        - ``lp_reg`` was published on ``token_mean``.
+        - The tokens that ``lp_reg`` selects in form 'code' pull with their ratio: ``clip_higher``, ``cispo``, ``sapo``,
+          ``maspo`` and ``vespo`` does not affect them.
+        - The tokens that ``lp_reg`` selects in form 'code' are clipped by ``gmpo`` all the same.
+        - A token that ``top_entropy`` drops keeps the penalty of ``lp_reg``: penalties ignore masks.
+
     Example:
         One wrong response, share one half: the tokens of probability 0.05 and 0.01 are the lowest two. With kappa =
         0.02 the first survives (0.05 >= 0.02 * 0.6), the second does not (0.01 < 0.02 * 0.8). The policy term is 1, the
@@ -137,24 +144,6 @@ class LpReg(TokenObjective):
             ),
             NoOpAt(None, "An optimizer step without punished tokens selects none."),
             NoOpAt(None, "In form 'code' an optimizer step with fewer than 2 / `share` punished tokens selects none."),
-        ),
-        interacts=(
-            good("token_mean", "{own} was published on {other}."),
-            note(
-                ("clip_higher", "cispo", "sapo", "maspo", "vespo"),
-                "the tokens that {own} selects in form 'code' pull with their ratio: {other} does not affect them.",
-                where=lambda lp_reg, region: lp_reg.form == "code",
-            ),
-            note(
-                "gmpo",
-                "the tokens that {own} selects in form 'code' are clipped by {other} all the same.",
-                where=lambda lp_reg, gmpo: lp_reg.form == "code",
-            ),
-            note(
-                "top_entropy",
-                "a token that {other} drops keeps the penalty of {own}: penalties ignore masks.",
-                nested=False,
-            ),
         ),
     )
 

@@ -5,7 +5,7 @@ from typing import Annotated
 from torch import Tensor
 
 from rlstab import Mean, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, NoOpAt, good, note, redundant
+from rlstab.core.metadata import About, NoOpAt
 
 
 class M2PO(TokenObjective):
@@ -66,6 +66,11 @@ class M2PO(TokenObjective):
         one. Movement within the optimizer step is not bounded. The budget is a mean over X alone, so a few far tokens
         are dropped easily when X is small.
 
+    Interacts:
+        - ``m2po`` was published on ``token_mean``.
+        - ``m2po`` and ``dppo`` both stop tokens that moved away from the sampler, each by its own bound.
+        - ``m2po`` was published in the place of ``clip_higher``, which also stops tokens that ``m2po`` keeps.
+
     Example:
         A rewarded response. Three tokens rose, by 0.1, 0.2 and 0.6 nats: squares 0.01, 0.04 and 0.36, mean 0.137 >
         0.04. Without the last the mean is 0.025. The token that fell by 1 nat is not in X.
@@ -101,15 +106,6 @@ class M2PO(TokenObjective):
         no_op_at=(
             NoOpAt({"budget": 1e9}, "no log-prob is tens of thousands of nats away from another."),
             NoOpAt(None, "An optimizer step in which the mean is within the budget keeps everything."),
-        ),
-        interacts=(
-            good("token_mean", "{own} was published on {other}."),
-            redundant(
-                "dppo", "{own} and {other} both stop tokens that moved away from the sampler, each by its own bound."
-            ),
-            note(
-                "clip_higher", "{own} was published in the place of {other}, which also stops tokens that {own} keeps."
-            ),
         ),
     )
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rlstab import Constants, Gate, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import ON_POLICY, About, NoOpAt, good
+from rlstab.core.metadata import ON_POLICY, About, NoOpAt
 from rlstab.core.settings import check_order
 
 
@@ -64,6 +64,9 @@ class MASPO(TokenObjective):
         without ``cap``. It reads the size of the advantage, not only its sign, so a bonus or another estimator of
         advantages moves the width.
 
+    Interacts:
+        - ``maspo`` was published on ``token_mean``.
+
     Example:
         Two tokens of old probability 0.4, now 0.8 and 0.2, so ratios 2 and 0.5; base = 0.4^-0.3 = 1.3163. Rewarded, the
         first moves away: width = 1.3163 * 1.03, g = exp(-1 / (2 * 1.3558^2)) = 0.7619. Punished, the second does: width
@@ -95,7 +98,6 @@ class MASPO(TokenObjective):
             ),
             ON_POLICY,
         ),
-        interacts=(good("token_mean", "{own} was published on {other}."),),
     )
 
     name = "maspo"

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from rlstab import Mean, Pool, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import MAX_LOG_RATIO
-from rlstab.core.metadata import About, NoOpAt, good
+from rlstab.core.metadata import About, NoOpAt
 from rlstab.errors import OutOfRange
-from rlstab.estimators import k1, k3
+from rlstab.kl_estimators import k1, k3
 
 
 class Mismatch(TokenObjective):
@@ -70,6 +70,9 @@ class Mismatch(TokenObjective):
         policies: their metrics are then under ``mismatch_1`` and ``mismatch_2``, in the order in which a printed
         composition shows them.
 
+    Interacts:
+        - ``mismatch`` measures what ``importance_correction`` is there to correct.
+
     Example:
         Two responses of two tokens; the trainer finds one token half as likely as the sampler said, and one twice. The
         responses weigh 1 / 2 and 2: (2.5)^2 / (2 * 4.25) = 0.7353 of them count.
@@ -103,7 +106,6 @@ class Mismatch(TokenObjective):
     about = About(
         addresses={"off-policy"},
         no_op_at=(NoOpAt({}, "It only reports."),),
-        interacts=(good("importance_correction", "{own} measures what {other} is there to correct."),),
     )
 
     name = "mismatch"

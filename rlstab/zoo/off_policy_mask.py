@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from torch import Tensor
 
 from rlstab import Constants, Gate, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, NoOpAt, good
+from rlstab.core.metadata import About, NoOpAt
 from rlstab.zoo.anchored import Anchored
 
 
@@ -62,6 +62,10 @@ class OffPolicyMask(Anchored, TokenObjective):
         one response may be negative. The live policy is that of the loss, so responses are stopped one by one as the
         optimizer steps proceed; with one optimizer step per rollout, the gap shows only the mismatch.
 
+    Interacts:
+        - ``off_policy_mask`` was published beside ``clip_higher``: it stops responses, ``clip_higher`` tokens.
+        - ``off_policy_mask`` stops responses that are off, ``importance_correction`` weighs those that are left.
+
     Example:
         Two punished responses and a rewarded one. The first fell by ln 3 and ln 1: 0.5493 nats per token, above 0.5.
         The second fell by ln 2 and ln 1, 0.3466, and pulls; so does the rewarded one, whatever it did.
@@ -91,10 +95,6 @@ class OffPolicyMask(Anchored, TokenObjective):
         no_op_at=(
             NoOpAt({"max_gap": 1e9}, "no response is that unlikely."),
             NoOpAt(None, "An optimizer step without punished tokens stops none."),
-        ),
-        interacts=(
-            good("clip_higher", "{own} was published beside {other}: it stops responses, {other} tokens."),
-            good("importance_correction", "{own} stops responses that are off, {other} weighs those that are left."),
         ),
     )
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from rlstab import Mean, Range, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.compare import less
-from rlstab.core.metadata import About, NoOpAt, redundant
+from rlstab.core.metadata import About, NoOpAt
 from rlstab.core.settings import percent
 
 #: Added to the seed. A sampler may draw tokens by (seed, sequence, position) too, with the seed of a run, which is
@@ -61,6 +61,10 @@ class RandomMask(TokenObjective):
     Pitfalls:
         none
 
+    Interacts:
+        - A token dropped by ``s2t`` and ``top_entropy`` is dropped whatever ``random_mask`` draws, so ``random_mask``
+          is a control only in its place.
+
     Example:
         A rewarded response of four tokens and share one half. With seed 2 the second and the last are dropped, and the
         mean runs over the two that are left; seed 3 drops others.
@@ -89,12 +93,6 @@ class RandomMask(TokenObjective):
         no_op_at=(
             NoOpAt({"share": 0.0}, "no number is below it."),
             NoOpAt(None, "With sign 'positive', an optimizer step without rewarded tokens keeps everything."),
-        ),
-        interacts=(
-            redundant(
-                ("s2t", "top_entropy"),
-                "a token dropped by {other} is dropped whatever {own} draws, so {own} is a control only in its place.",
-            ),
         ),
         exceptions={"replication": "a copy of a sequence is another sequence, and its tokens are drawn again"},
     )

@@ -3,12 +3,8 @@
 from torch import Tensor
 
 from rlstab import Constants, NoOpAt, PolicyOutputs, TokenBatch
-from rlstab.core.metadata import MASK, note
 
 ONE_TOKEN = NoOpAt(None, "Where every response keeps one token, or all its ratios are equal.")
-MEAN_OF_KEPT = note(
-    MASK, "the mean of {own} is over what {other} keeps, so dropping some tokens changes the ratio of the others."
-)
 EXPECTS = {
     "sequence_mean": "its ratio is that of a response, so responses should have equal votes. Under a token mean a long "
     "one outvotes the others."

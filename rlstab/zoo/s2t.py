@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rlstab import Mean, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.compare import below
-from rlstab.core.metadata import About, NoOpAt, conflicts, good, note, redundant
+from rlstab.core.metadata import About, IdleSign, NoOpAt
 
 
 class S2TMask(TokenObjective):
@@ -71,6 +71,15 @@ class S2TMask(TokenObjective):
         sqrt(2). Once more than a share q of the pool has exactly the threshold's entropy (0, after a collapse), no
         token is below it and none is dropped.
 
+    Interacts:
+        - ``s2t`` was published on ``clip_higher`` and ``token_mean``, without ``kl`` or a bonus.
+        - ``s2t`` and ``stare`` act in opposite directions on the same tokens, rare ones that were rewarded: ``s2t``
+          drops them, ``stare`` pulls harder at them. ``s2t`` wins, and ``stare``'s share still counts the tokens that
+          ``s2t`` drops. `within(S2TMask(), STARE())` takes the share among the live ones.
+        - With population 'all' and a quantile of at most 1 - share, ``top_entropy`` drops all that ``s2t`` would drop.
+        - ``top_entropy`` drops every token below its own entropy threshold: ``s2t`` decides only about those above it.
+        - Both choose rare tokens, and never the same one: ``s2t`` rewarded, ``lp_reg`` punished ones.
+
     Example:
         One correct response. Three tokens are candidates, with entropies 0.1, 0.2 and 2.0; the 0.75-quantile lies at
         index 0.75 * 2 = 1.5 among them: (0.2 + 2.0) / 2 = 1.1. The first two are dropped, and the mean runs over two
@@ -104,27 +113,9 @@ class S2TMask(TokenObjective):
             NoOpAt({"quantile": 0.0}, "no candidate is below the smallest entropy of the pool."),
             NoOpAt(None, "Without candidates, and by default with a single one, an optimizer step keeps everything."),
         ),
-        interacts=(
-            good(("clip_higher", "token_mean"), "{own} was published on {other}, without `kl` or a bonus."),
-            conflicts(
-                "stare",
-                "{own} and {other} act in opposite directions on the same tokens, rare ones that were rewarded: {own} "
-                "drops them, {other} pulls harder at them. {own} wins, and {other}'s share still counts the tokens "
-                "that {own} drops. `within(S2TMask(), STARE())` takes the share among the live ones.",
-                nested=False,
-            ),
-            redundant(
-                "top_entropy",
-                "with population 'all' and a quantile of at most 1 - share, {other} drops all that {own} would drop.",
-                where=lambda s2t, top: _leaves_none(s2t, top.share),
-                nested=False,
-            ),
-            redundant(
-                "top_entropy",
-                "{other} drops every token below its own entropy threshold: {own} decides only about those above it.",
-                where=lambda s2t, top: not _leaves_none(s2t, top.share),
-            ),
-            note("lp_reg", "both choose rare tokens, and never the same one: {own} rewarded, {other} punished ones."),
+        idle_signs=(
+            IdleSign("candidates", "no token with positive advantage had a probability below {max_prob}"),
+            IdleSign("dropped", "no candidate had an entropy below the threshold"),
         ),
     )
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rlstab import Constants, Gate, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import ON_POLICY, About, NoOpAt, good, redundant
+from rlstab.core.metadata import ON_POLICY, About, NoOpAt
 
 
 class SAPO(TokenObjective):
@@ -58,6 +58,10 @@ class SAPO(TokenObjective):
         a clip at 0.2 it hardly bounds anything. It damps both directions: a token that moves back towards the data
         pulls less too.
 
+    Interacts:
+        - ``sapo`` was published on ``sequence_mean``.
+        - ``sapo`` and ``maspo`` both damp a token by how far its ratio is from 1, and their factors multiply.
+
     Example:
         Ratios 2 and 0.5, first rewarded, then punished. Rewarded, g is 1 / cosh(0.5)^2 = 0.7864 at 2; punished it is 1
         / cosh(0.525)^2 = 0.7683. The gradient is -g r A / 4.
@@ -82,13 +86,6 @@ class SAPO(TokenObjective):
     about = About(
         addresses={"trust region"},
         no_op_at=(NoOpAt({"positive": 0.0, "negative": 0.0}, "the slope is 1 everywhere."), ON_POLICY),
-        interacts=(
-            good("sequence_mean", "{own} was published on {other}."),
-            redundant(
-                "maspo",
-                "{own} and {other} both damp a token by how far its ratio is from 1, and their factors multiply.",
-            ),
-        ),
     )
 
     name = "sapo"

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from rlstab import Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import MASK, About, NoOpAt, good, note
+from rlstab.core.metadata import About, NoOpAt
 from rlstab.core.terms import Totals
 
 
@@ -48,6 +48,12 @@ class SequenceMean(TokenObjective):
         Compared with ``token_mean``, the weight of a token depends on the length of its response, so learning rates do
         not carry over.
 
+    Interacts:
+        - ``sequence_mean`` was first published with ``clip_higher`` and ``kl``, in GRPO.
+        - Under ``sequence_mean`` the kept tokens of a response share its whole weight.
+        - ``sequence_mean`` averages the penalty of ``kl``, ``entropy_bonus`` and ``lp_reg`` per response, like the
+          policy term, so a coefficient found under a token mean does not carry over.
+
     Example:
         A correct response of three tokens and a wrong one of one token: (-1 + 1) / 2 = 0; the tokens weigh 1 / 6 and 1
         / 2.
@@ -72,15 +78,6 @@ class SequenceMean(TokenObjective):
     about = About(
         addresses={"length"},
         no_op_at=(NoOpAt(None, "Where every response keeps the same number of tokens: equal to `token_mean`."),),
-        interacts=(
-            good(("clip_higher", "kl"), "{own} was first published with {other}, in GRPO."),
-            note(MASK, "under {own} the tokens of a response that {other} keeps share its whole weight."),
-            note(
-                ("kl", "entropy_bonus", "lp_reg"),
-                "{own} averages the penalty of {other} per response, like the policy term, so a coefficient found "
-                "under a token mean does not carry over.",
-            ),
-        ),
     )
 
     name = "sequence_mean"

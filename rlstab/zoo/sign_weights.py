@@ -5,7 +5,7 @@ from typing import Annotated
 import torch
 
 from rlstab import Mean, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, NoOpAt, redundant
+from rlstab.core.metadata import About, NoOpAt
 
 
 class SignWeights(TokenObjective):
@@ -63,6 +63,10 @@ class SignWeights(TokenObjective):
         1 and -1 in your own loop. Punishment alone is reported to harm the format if kept up for long and, later,
         accuracy.
 
+    Interacts:
+        - With ``positive`` 0, ``sign_weights`` takes the gradient from every token that ``s2t`` and ``stare`` would act
+          on, punished ones aside.
+
     Example:
         A correct and a wrong response of one token each, advantages 1 and -1. W-REINFORCE weighs them 0.1 and 1, NSR 0
         and 1; both tokens count in the divisor.
@@ -91,14 +95,6 @@ class SignWeights(TokenObjective):
         no_op_at=(
             NoOpAt({"positive": 1.0, "negative": 1.0}, "every weight is 1."),
             NoOpAt(None, "An optimizer step in which every advantage is 0 has no weight but 1."),
-        ),
-        interacts=(
-            redundant(
-                ("s2t", "stare"),
-                "with `positive` 0, {own} takes the gradient from every token that {other} would act on, punished ones "
-                "aside.",
-                where=lambda signs, other: signs.positive == 0,
-            ),
         ),
     )
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import torch
 
 from rlstab import Mean, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, NoOpAt, conflicts, good, note
+from rlstab.core.metadata import About, IdleSign, NoOpAt
 from rlstab.core.settings import check_order, percent
 
 
@@ -85,6 +85,18 @@ class STARE(TokenObjective):
     Pitfalls:
         In the paper the gate matters more than the gain.
 
+    Interacts:
+        - ``stare`` was published on ``clip_higher`` and ``token_mean``, the base of its official script (0.2, 0.28,
+          dual clip 10).
+        - ``entropy_bonus`` and ``adaptive_entropy`` raises the mean entropy and so keeps ``stare``'s gate closed: where
+          both have a target, the one with the lower seldom acts.
+        - ``top_entropy`` drops rare tokens at places where the policy was sure, and ``stare``'s share still counts
+          them.
+        - The weight of ``stare`` multiplies the clipped policy term, so a token that ``clip_higher`` stops stays
+          stopped.
+        - ``stare`` in variant C2 damps and ``lp_reg`` holds the same tokens, rare ones that were punished, so the
+          effects add up.
+
     Example:
         A correct and a wrong response of two tokens each, share one half: one token in each pool. The mean entropy is
         0.2, below 0.3, so the gate is open. The rewarded token of probability 0.1 weighs 1.1, the punished one of 0.05
@@ -119,31 +131,8 @@ class STARE(TokenObjective):
             NoOpAt({"boost": 1.0, "damp": 1.0, "increment": 0.0}, "every weight is 1, in variant C2 too."),
             NoOpAt({"target_entropy": 0.0}, "no mean entropy is below 0, so the gate stays closed."),
         ),
-        interacts=(
-            good(
-                ("clip_higher", "token_mean"),
-                "{own} was published on {other}, the base of its official script (0.2, 0.28, dual clip 10).",
-            ),
-            conflicts(
-                ("entropy_bonus", "adaptive_entropy"),
-                "{other} raises the mean entropy and so keeps {own}'s gate closed: where both have a target, the one "
-                "with the lower seldom acts.",
-            ),
-            conflicts(
-                "top_entropy",
-                "{other} drops rare tokens at places where the policy was sure, and {own}'s share still counts them.",
-                nested=False,
-            ),
-            note(
-                "clip_higher",
-                "the weight of {own} multiplies the clipped policy term, so a token that {other} stops stays stopped.",
-            ),
-            note(
-                "lp_reg",
-                "{own} in variant C2 damps and {other} holds the same tokens, rare ones that were punished, so the "
-                "effects add up.",
-                where=lambda stare, lp_reg: stare.variant == "C2",
-            ),
+        idle_signs=(
+            IdleSign("gate", "its gate never opened, the mean entropy stayed at or above {target_entropy} nats"),
         ),
     )
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rlstab import Mean, PolicyOutputs, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import bounded_exp, token_log_ratio
-from rlstab.core.metadata import About, NoOpAt, conflicts, good, redundant
+from rlstab.core.metadata import About, NoOpAt
 
 #: In the exponential form the largest change counts as at least this, so that a calm step is left alone.
 FLOOR = 0.02
@@ -70,6 +70,13 @@ class STEER(TokenObjective):
         up, by almost ``high`` where most changes are small. Through the logit of the token alone, the first-order
         change of entropy has one more factor p than Omega: as published, rare tokens count for more.
 
+    Interacts:
+        - ``steer`` was published on ``clip_higher`` and ``token_mean``, the base of its official scripts (0.2, 0.28,
+          dual clip 10).
+        - ``steer`` damps the tokens that change entropy the most, either way, and ``stare`` boosts some of them.
+        - Both restrain rare tokens that were punished: ``steer`` damps all a little, ``kl_cov`` and ``clip_cov`` acts
+          on a few.
+
     Example:
         A correct response, on-policy: (1 - p) |ln p + H| is 0.0195, 0.0034 and 0.9923. The last token weighs 0.8, the
         first 0.8^(0.0195 / 0.9923) = 0.9956, and 1.1935 in the linear form, where the second has 1.2. The gradient of
@@ -102,20 +109,6 @@ class STEER(TokenObjective):
         no_op_at=(
             NoOpAt({"low": 1.0, "high": 1.0}, "every weight is 1."),
             NoOpAt(None, "In form 'exponential', an optimizer step in which every advantage is 0."),
-        ),
-        interacts=(
-            good(
-                ("clip_higher", "token_mean"),
-                "{own} was published on {other}, the base of its official scripts (0.2, 0.28, dual clip 10).",
-            ),
-            conflicts(
-                "stare",
-                "{own} damps the tokens that change entropy the most, either way, and {other} boosts some of them.",
-            ),
-            redundant(
-                ("kl_cov", "clip_cov"),
-                "both restrain rare tokens that were punished: {own} damps all a little, {other} acts on a few.",
-            ),
         ),
     )
 

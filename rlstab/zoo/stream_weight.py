@@ -6,7 +6,7 @@ import torch
 
 from rlstab import Mean, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.compare import greater
-from rlstab.core.metadata import MASK, About, NoOpAt, good, note
+from rlstab.core.metadata import About, NoOpAt
 
 
 class StreamWeight(TokenObjective):
@@ -57,6 +57,15 @@ class StreamWeight(TokenObjective):
         The policy term grows: its weights add up to (1 + lambda) N when both streams are present. In an optimizer step
         without responses from the prompt, every token has the weight lambda, because the mean over nothing is 0.
 
+    Interacts:
+        - Under ``token_mean`` both streams of ``stream_weight`` are exact means.
+        - ``stream_weight`` counts every token of a stream, also those that a mask drops, so a stream that loses more
+          of them weighs less. Put ``stream_weight`` within the mask to count what is left.
+        - ``stream_weight`` divides by counts of tokens. Under ``sequence_mean`` and ``block_mean``, where tokens of
+          long responses weigh less, the streams are not in the proportion 1 to lambda.
+        - The penalty of ``kl`` and ``entropy_bonus`` has no part in the two streams of ``stream_weight``: it stays one
+          mean over all tokens.
+
     Example:
         An answer of three tokens and a branch of one: 4 / 3 on each of the three, 4 on the one, divided by four.
 
@@ -83,24 +92,6 @@ class StreamWeight(TokenObjective):
     about = About(
         addresses={"sample"},
         no_op_at=(NoOpAt(None, "An optimizer step without branches has no weight but 1."),),
-        interacts=(
-            good("token_mean", "under {other} both streams of {own} are exact means."),
-            note(
-                MASK,
-                "{own} counts every token of a stream, also those that {other} drops, so a stream that loses more of "
-                "them weighs less. Put {own} within the mask to count what is left.",
-                nested=False,
-            ),
-            note(
-                ("sequence_mean", "block_mean"),
-                "{own} divides by counts of tokens. Under {other}, where tokens of long responses weigh less, the "
-                "streams are not in the proportion 1 to lambda.",
-            ),
-            note(
-                ("kl", "entropy_bonus"),
-                "the penalty of {other} has no part in the two streams of {own}: it stays one mean over all tokens.",
-            ),
-        ),
     )
 
     name = "stream_weight"

@@ -3,7 +3,7 @@
 from typing import Annotated, Literal
 
 from rlstab import Mean, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, NoOpAt, good
+from rlstab.core.metadata import About, IdleSign, NoOpAt
 from rlstab.core.settings import percent
 
 
@@ -64,6 +64,9 @@ class TopEntropyMask(TokenObjective):
         everything is kept: look at the reported share. In TRL, this kind of mask also applies to the entropy bonus but
         not to the KL; here both act on all tokens.
 
+    Interacts:
+        - ``top_entropy`` was published on ``clip_higher`` and ``token_mean`` (DAPO, 0.2 and 0.28, no ``kl``).
+
     Example:
         Entropies 0.1, 0.2, 1.0, 2.0 and share one half: the median is (0.2 + 1.0) / 2 = 0.6, and the last two are kept.
         Their weight is 1 / 2 each when the kept tokens are counted, 1 / 4 when all are.
@@ -98,9 +101,7 @@ class TopEntropyMask(TokenObjective):
             NoOpAt({"share": 1.0}, "the threshold is the smallest entropy, which all tokens reach."),
             NoOpAt(None, "An optimizer step in which all entropies are equal keeps everything."),
         ),
-        interacts=(
-            good(("clip_higher", "token_mean"), "{own} was published on {other} (DAPO, 0.2 and 0.28, no `kl`)."),
-        ),
+        idle_signs=(IdleSign("share", "every token counted", at=1),),
     )
 
     name = "top_entropy"

@@ -4,7 +4,7 @@ from typing import Literal
 
 from rlstab import Mean, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.compare import greater
-from rlstab.core.metadata import About, NoOpAt, good
+from rlstab.core.metadata import About, NoOpAt
 
 
 class TruncatedMask(TokenObjective):
@@ -51,6 +51,9 @@ class TruncatedMask(TokenObjective):
         hardly anything is left to learn from, and nothing teaches the policy to be brief: look at
         ``truncated_mask/dropped``, and raise the limit. Penalties ignore masks, so they still act on every token.
 
+    Interacts:
+        - ``truncated_mask`` was published on ``clip_higher`` and ``token_mean``, without ``kl``.
+
     Example:
         Two responses, the second cut off. The mean runs over the three tokens of the first; with 'all' over all five.
 
@@ -81,7 +84,6 @@ class TruncatedMask(TokenObjective):
     about = About(
         addresses={"sample"},
         no_op_at=(NoOpAt(None, "An optimizer step in which no response was cut off keeps everything."),),
-        interacts=(good(("clip_higher", "token_mean"), "{own} was published on {other}, without `kl`."),),
     )
 
     name = "truncated_mask"

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rlstab import Constants, Range, Settled, State, Surrogate, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import MAX_LOG_RATIO
-from rlstab.core.metadata import MASK, ON_POLICY_OLD, About, good, note, redundant
+from rlstab.core.metadata import ON_POLICY_OLD, About
 from rlstab.zoo.anchored import Anchored
 
 
@@ -69,6 +69,12 @@ class VESPO(Anchored, TokenObjective):
         response contributes nothing. Look at ``ratio/surrogate``. phi is not bounded by 1: it reaches 1.21 and 1.24.
         Responses that the policy has abandoned fade out for either sign, punished ones sooner.
 
+    Interacts:
+        - ``vespo`` was published on ``token_mean``.
+        - ``vespo`` fades out what the policy has left, by the weight of the whole response, and ``off_policy_mask`` and
+          ``m2po`` takes the gradient from some of it once more.
+        - The weight of ``vespo`` is that of the whole response, with the tokens that a mask drops.
+
     Example:
         Ratios 1.5 and 0.75 in a rewarded and in a punished response: W = 1.125. Rewarded, phi = 1.125^2 exp(3 (1 -
         1.125)) = 0.8698; punished, phi = 1.125^3 exp(2 (1 - 1.125)) = 1.1089. The gradient is -phi A / 4.
@@ -94,15 +100,6 @@ class VESPO(Anchored, TokenObjective):
     about = About(
         addresses={"trust region", "off-policy"},
         no_op_at=(ON_POLICY_OLD,),
-        interacts=(
-            good("token_mean", "{own} was published on {other}."),
-            redundant(
-                ("off_policy_mask", "m2po"),
-                "{own} fades out what the policy has left, by the weight of the whole response, and {other} takes the "
-                "gradient from some of it once more.",
-            ),
-            note(MASK, "the weight of {own} is that of the whole response, with the tokens that {other} drops."),
-        ),
     )
     excludes = {
         "ratio": "the kernel takes the place of the ratio, and its weight is not normalised by the length.",

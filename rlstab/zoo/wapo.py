@@ -5,7 +5,7 @@ from typing import Annotated
 from torch import Tensor
 
 from rlstab import Grouped, Mean, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import FIXED_LENGTH, About, NoOpAt, good, note, redundant
+from rlstab.core.metadata import About, NoOpAt
 from rlstab.core.terms import Totals
 
 
@@ -60,6 +60,14 @@ class WAPO(TokenObjective):
         in many would count for more. A group pulls in proportion to its winners. Entropy still falls if all winners are
         alike. It needs ``group_ids``: without them it is refused.
 
+    Interacts:
+        - ``wapo`` was published on ``clip_higher``, ``low`` at 1.0 and ``high`` at 9.0.
+        - ``wapo`` leaves punished tokens no weight, so of ``sign_weights`` only ``positive`` acts, which scales the
+          policy term.
+        - ``wapo`` divides by a fixed length, so the tokens that a mask drops still count in it.
+        - ``wapo`` divides the penalty of ``kl`` by the groups with a winner as well: the fewer have one, the stronger
+          it is.
+
     Example:
         Two groups of two responses with two tokens each; only the first has a winner. With length 4 each of its tokens
         weighs 1 / (1 * 2 * 4), and nothing else pulls.
@@ -94,20 +102,6 @@ class WAPO(TokenObjective):
                 None,
                 "Where every token is rewarded, all groups are of one size, and the responses have `length` tokens on "
                 "average: equal to `token_mean`.",
-            ),
-        ),
-        interacts=(
-            good("clip_higher", "{own} was published on {other}, `low` at 1.0 and `high` at 9.0."),
-            redundant(
-                "sign_weights",
-                "{own} leaves punished tokens no weight, so of {other} only `positive` acts, which scales the policy "
-                "term.",
-            ),
-            FIXED_LENGTH,
-            note(
-                "kl",
-                "{own} divides the penalty of {other} by the groups with a winner as well: the fewer have one, the "
-                "stronger it is.",
             ),
         ),
     )

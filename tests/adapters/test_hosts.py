@@ -14,10 +14,10 @@ from rlstab import ClipHigher, ImportanceCorrection, KLPenalty, S2TMask, TokenOb
 from rlstab.adapters.checkpoint import RECORD, keep_state, restore_state
 from rlstab.adapters.doctor import doctor
 from rlstab.adapters.releases import check_methods, checksum
-from rlstab.adapters.settings import check_reference, kl_settings, require_one_correction
+from rlstab.adapters.settings import check_reference, require_one_correction
 from rlstab.cli import main
 from rlstab.errors import CheckpointError, ConfigError, HostError, MissingSignal, UnknownName
-from rlstab.hosts import Host, adapted
+from rlstab.hosts import Host, adapted, kl_settings
 from tests.adapters.jobs import ROOT
 from tests.core.methods import PassRate
 
@@ -39,7 +39,7 @@ def test_only_a_penalty_towards_the_reference_needs_its_model() -> None:
             check(both, "beta = 0.002", 0.002)
         assert kl_settings(both, "estimator") == ["k3_unbiased"]
         require_one_correction(both, "its correction", "off")
-        with pytest.raises(ConfigError, match="'importance_correction' corrects"):
+        with pytest.raises(ConfigError, match="'importance_correction' and its correction exclude each other"):
             require_one_correction(compose(other, ImportanceCorrection()), "its correction", "off")
 
 
@@ -135,7 +135,7 @@ def test_a_state_with_tensors_is_kept(tmp_path: Path) -> None:
 
 def test_doctor_tries_each_adapter(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     lines, well = doctor([OTHER])
-    assert lines[-1].endswith("pip install -e '.[other]'")
+    assert lines[-1].endswith("pip install -c constraints.txt -e '.[other]'")
     assert well
     real = importlib.metadata.version
     monkeypatch.setattr("rlstab.adapters.doctor.version", lambda name: "2.5" if name == OTHER.key else real(name))

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from rlstab.bench.file import Bench, load_bench
+from rlstab.cli import main
 from rlstab.config import load_run, run_hash
 from rlstab.config.document import dump
 from rlstab.errors import ConfigError
@@ -67,11 +68,32 @@ def test_a_method_scales_or_overrides_what_the_setting_says(tmp_path: Path) -> N
 def test_what_follows_from_the_methods_and_differs_is_told(tmp_path: Path) -> None:
     methods = {"clip": "clip_higher", "correct": ["clip_higher", "importance_correction"]}
     file = tiny(tmp_path, methods, seeds=1)
-    [text] = load_bench(file).unequal
+    [text] = load_bench(file).notes
     assert "optimisation.old_logprobs is not set" in text
     assert "live for clip; recompute for correct" in text
     settings = {"set": {"optimisation.old_logprobs": "recompute"}}
-    assert load_bench({**file, "settings": settings}).unequal == ()
+    assert load_bench({**file, "settings": settings}).notes == ()
+
+
+def test_what_is_the_same_or_has_one_folder_is_told(tmp_path: Path) -> None:
+    file = tiny(tmp_path, {"a": "clip_higher", "A": "s2t", "again": "clip_higher"}, seeds=1)
+    values = {"optimisation.lr": 1e-4}
+    notes = load_bench({**file, "settings": {"one": values, "two": {"optimisation.lr": 1e-3}, "One": values}}).notes
+    assert [note.split(":")[0] for note in notes] == [
+        "the settings one, One are the same",
+        "the settings one, One differ in case alone",
+        "the methods a, again are the same",
+        "the methods a, A differ in case alone",
+    ]
+
+
+@pytest.mark.parametrize("command", ["bench", "train"])
+def test_a_file_of_the_other_kind_is_named(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = {"objective": "clip_higher", "model": {"name": "countdown-tiny"}}
+    (tmp_path / "f.yaml").write_text(dump(run if command == "bench" else tiny(tmp_path / "out", {"a": "s2t"})))
+    assert main([command, str(tmp_path / "f.yaml")]) == 2
+    other = "a run file" if command == "bench" else "a bench file"
+    assert f"this is {other}" in capsys.readouterr().err
 
 
 def test_the_base_may_be_a_file_beside_and_wants_checkpoints_or_not(tmp_path: Path) -> None:
@@ -209,7 +231,7 @@ def test_all_mistakes_come_at_once_each_with_its_runs(tmp_path: Path) -> None:
         ["b.yaml:4", "objective"],
         "  in one/a, three/a",
         ["b.yaml:8", "optimisation.mini_batches"],
-        "  in three/b",
+        "  in three/a, three/b",
     ]
 
 

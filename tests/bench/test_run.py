@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,15 @@ from rich.console import Console
 from rlstab.bench import progress
 from rlstab.bench import run as running
 from rlstab.bench.file import load_bench
+from rlstab.bench.plan import dry_run, plan_of
 from rlstab.bench.progress import Screen, last_records
-from rlstab.bench.run import dry_run, plan_of, run_bench
+from rlstab.bench.run import run_bench
 from rlstab.bench.worker import ORPHANED
 from rlstab.cli import main
+from rlstab.config import dump_run
 from rlstab.config.document import dump
-from rlstab.errors import ConfigError
+from rlstab.errors import ConfigError, ScorerError
+from rlstab.train import checkpoint
 from tests.train.runs import forget_newest
 
 #: Writes what a run of this length would, without a model. `meet` waits until another worker is there as well.
@@ -163,7 +167,7 @@ def test_changed_runs_need_a_word(tmp_path: Path) -> None:
     file = tiny(tmp_path, {"a": "clip_higher", "b": "s2t"})
     run_bench(load_bench(file), console=console())
     changed = load_bench({**file, "methods": {"a": "clip_higher", "b": {"name": "s2t", "max_prob": 0.5}}})
-    with pytest.raises(ConfigError, match=r"1 finished runs .*: default/b/seed-0\. .*--overwrite"):
+    with pytest.raises(ConfigError, match=r"1 run with other settings .*: default/b/seed-0\. .*--overwrite"):
         run_bench(changed, console=console())
     assert record(tmp_path, "default/b/seed-0")["run_hash"] == load_bench(file).runs[1].hash
     where = console()
@@ -241,10 +245,10 @@ def test_a_run_that_was_cut_off_goes_on_from_its_checkpoint(tmp_path: Path) -> N
     run_bench(bench, console=console())
     for run, seconds in zip(bench.runs, (10.0, 10.0, None, 0.0), strict=True):
         values = {**record(tmp_path, run.name), "status": "running", "cpu_seconds": seconds}
-        (run.folder / "bench.json").write_text("{" if run.method == "d" else json.dumps(values))  # a damaged record
+        (run.folder / "bench.json").write_text(json.dumps(values))
         if run.method != "b":
-            (run.folder / "checkpoints" / "rollout-000001").mkdir(parents=True)
-    assert [run.method for run in plan_of(bench.runs, overwrite=False, retry=False)["resumed"]] == ["a", "c"]
+            with_checkpoint(run.folder, whole=run.method != "d")
+    assert [run.method for run in plan_of(bench.runs)["resumed"]] == ["a", "c"]
     where = console()
     assert run_bench(bench, console=where) == 0
     lines = sorted(line for line in printed(where).splitlines() if line.startswith(("resume", "start")))
@@ -255,6 +259,91 @@ def test_a_run_that_was_cut_off_goes_on_from_its_checkpoint(tmp_path: Path) -> N
     assert resumed == {"a": "True", "b": "False", "c": "True", "d": "False"}
     spent = {run.method: record(tmp_path, run.name)["cpu_seconds"] for run in bench.runs}
     assert spent == {"a": 11.0, "b": 1.0, "c": None, "d": 1.0}
+
+
+def with_checkpoint(folder: Path, *, whole: bool = True) -> None:
+    """Write what a checkpoint of the first rollout looks like."""
+    inside = folder / "checkpoints" / "rollout-000001"
+    inside.mkdir(parents=True)
+    index = {"rollout": 1, "run": {"run_id": "a"}, "files": {} if whole else {"lost": ""}}
+    (inside / "trainer.json").write_text(json.dumps({**index, "sha256": checkpoint._sum(index)}))
+
+
+def begun(bench: Any, status: str | None, *, record: bool = True, whole: bool | None = True) -> None:
+    """The only run of a bench as a kill may leave it, with its settings, records of one rollout and a checkpoint."""
+    (run,) = bench.runs
+    run.folder.mkdir(parents=True)
+    (run.folder / "config.yaml").write_text(dump_run(run.config))
+    (run.folder / "metrics.jsonl").write_text('{"rollout": 1}\n')
+    if record:
+        (run.folder / "bench.json").write_text(json.dumps({"status": status, "run_hash": run.hash}))
+    if whole is not None:
+        with_checkpoint(run.folder, whole=whole)
+
+
+#: What a bench finds (status, whether its record, a checkpoint, a whole one is there), whether the learning rate was
+#: edited since, the options, and what it does with the run.
+FOUND = [
+    ("running", True, True, False, {}, "resumed"),
+    ("failed", True, True, False, {}, "failed"),
+    ("failed", True, True, False, {"retry": True}, "resumed"),
+    ("failed", True, False, False, {"retry": True}, "anew"),
+    ("failed", True, None, False, {"retry": True}, "anew"),
+    ("running", True, None, False, {}, "anew"),
+    (None, False, True, False, {}, "resumed"),
+    ("running", True, True, True, {}, "changed"),
+    ("running", True, None, True, {}, "changed"),
+    ("failed", True, True, True, {}, "changed"),
+    ("failed", True, True, True, {"retry": True}, "changed"),
+    ("failed", True, None, True, {"retry": True}, "anew"),
+    ("running", True, True, True, {"overwrite": True}, "anew"),
+    (None, False, True, True, {}, "changed"),
+    ("finished", True, None, True, {"retry": True}, "changed"),
+    ("finished", True, None, False, {"overwrite": True}, "finished"),
+]
+
+
+def test_no_work_is_lost_whatever_a_run_was_left_as(tmp_path: Path) -> None:
+    for number, (status, kept, whole, edited, options, what) in enumerate(FOUND):
+        file = tiny(tmp_path / str(number), {"a": "clip_higher"})
+        begun(load_bench(file), status, record=kept, whole=whole)
+        file["settings"] = {"default": {"optimisation.lr": 0.5}} if edited else {}
+        bench = load_bench(file)
+        found = plan_of(bench.runs, **options)
+        assert [kind for kind, runs in found.items() if runs] == [what], FOUND[number]
+        where = console()
+        dry_run(bench, console=where)
+        assert ("optimisation.lr = 0.001, now 0.5" in printed(where)) is edited, FOUND[number]
+
+
+def test_a_reward_with_other_arguments_ends_the_bench_before_its_first_run(tmp_path: Path) -> None:
+    (tmp_path / "rewards.py").write_text("def short(completion):\n    return 1.0\n")
+    file = tiny(tmp_path / "out", {"a": "clip_higher"})
+    file["base"]["reward"] = f"{tmp_path / 'rewards.py'}:short"
+    with pytest.raises(ScorerError, match=r"must take \(prompt, completion, answer\)"):
+        run_bench(load_bench(file), console=console())
+    assert not (tmp_path / "out" / "runs").exists()
+
+
+def test_what_the_file_changed_elsewhere_is_told_with_only(tmp_path: Path) -> None:
+    file = tiny(tmp_path, {"a": "clip_higher", "b": "s2t"})
+    first = load_bench(file)
+    for run in first.runs[:1]:
+        begun(replace(first, runs=(run,)), "finished", whole=None)
+    file["base"]["optimisation"]["lr"] = 0.5
+    with pytest.raises(ConfigError, match=r"1 run with other settings .*: default/a/seed-0 \(optimisation.lr = 0.001"):
+        run_bench(load_bench(file), only=["*/b"], console=console())
+
+
+def test_a_run_of_an_earlier_release_is_known_by_its_settings(tmp_path: Path) -> None:
+    """And settings that change no result are not looked at; those of an evaluation are told."""
+    file = tiny(tmp_path, {"a": "clip_higher"})
+    begun(bench := load_bench(file), "finished", whole=None)
+    (bench.runs[0].folder / "bench.json").write_text('{"status": "finished", "run_hash": "of another kind"}')
+    neutral = {"optimisation.micro_batch_size": 3, "rollout.batch_size": 7, "evaluation.every": 5}
+    for values, kind in ((neutral, "finished"), ({"evaluation.prompts": 3}, "measured")):
+        plan = plan_of(load_bench({**file, "settings": {"default": values}}).runs)
+        assert [name for name, runs in plan.items() if runs] == [kind]
 
 
 #: A worker whose runs end as their settings say, without a model.
@@ -301,6 +390,9 @@ def test_only_takes_patterns_and_a_dry_run_writes_nothing(tmp_path: Path) -> Non
     rows = [line.split()[-5:] for line in printed(where).splitlines() if line.endswith(("32", "64", "96"))]
     assert rows == [["1", "0", "2", "2", "32"], ["2", "0", "4", "4", "64"], ["3", "0", "6", "6", "96"]]
     assert printed(where).count("Y") == 1  # a name is not cut on a narrow screen
+    where = Console(file=io.StringIO(), force_terminal=False, width=40)
+    dry_run(bench, only=["default/a/seed-1"], console=where)
+    assert "default/a: 1 runs, 0 finished, 2 rollouts, 2 optimizer steps, 32 responses" in printed(where)
     assert not (tmp_path / "b").exists()
     with pytest.raises(ConfigError, match=r"--only default/c: .*Methods: a, a-name"):
         dry_run(bench, only=["default/c"])

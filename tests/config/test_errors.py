@@ -1,9 +1,17 @@
 """A mistake in a file is an error with the file, its line and the setting that is wrong."""
 
-import pytest
+import re
+from pathlib import Path
 
-from rlstab.config import load_objective, load_run
+import pytest
+import yaml
+
+from rlstab.bench.file import load_bench
+from rlstab.config import RunConfig, load_objective, load_run, suggestions
+from rlstab.core.settings import settings_of
 from rlstab.errors import ConfigError, Conflict
+from rlstab.stages import STAGES
+from rlstab.zoo import METHODS
 
 #: A file, and where its error points: line and setting. A file without an objective has `s2t` at its end. The schema
 #: refuses these too.
@@ -104,13 +112,52 @@ CONFLICTS = [
 #: An unknown key, and what its error names instead.
 HINTS = {
     "optimisation: {lrr: 1}": "'lr'",
+    "optimisation: {Lr: 1}": "'lr'",
     "optimization: {lr: 1}": "'optimisation'",
     "optimisation: {learning_rate: 1}": "optimisation.lr",
+    "optimisation: {learnig_rate: 1}": "optimisation.lr",
+    "optimisation: {ppo_mini_batch_size: 64}": "optimisation.mini_batches",
+    "optimisation: {warmup: 5}": "optimisation.warmup_optimizer_steps",
+    "optimisation: {temperature: 1}": "`rollout.temperature`",
+    "optimisation: {schedule: {name: cosine, min_lr_rate: 0.1}}": "{name: cosine_with_min_lr, min_lr_rate: ...}",
     "rollout: {num_generations: 8}": "rollout.group",
-    "max_completion_length: 9": "rollout.max_new_tokens",
+    "rollout: {use_vllm: true}": "the model that trains",
     "rollout: {top_p: 0.9}": "rollout.temperature",
-    "lr: 1e-5": "`optimisation`",
+    "rollout: {kl_loss_coef: 0.1}": "{name: kl, coefficient: ...}",
+    "rollout: {epochs: 2}": "`optimisation.epochs`",
+    "max_completion_length: 9": "rollout.max_new_tokens",
+    "lr: 1e-5": "`optimisation.lr`",
+    "out: runs/a": "`tracking.out`",
+    "dapo: {}": "{preset: dapo}",
+    "s2t: {max_prob: 0.1}": "list it under `objective`",
+    "model: {rank: 8}": "model.adapter.r",
+    "model: {r: 8}": "`model.adapter.r`",
+    "model: {adapter: {lora_alpha: 8}}": "model.adapter.alpha",
+    "model: {adapter: {target_modules: [q_proj]}}": "model.adapter.targets",
+    "task: {name: jsonl, path: a, subset: main}": "{name: dataset, subset: ...}",
     "task: {name: reasoning_gym, dataset: a, execute_completions: true}": "execute_completions",
+    "objective: [{name: clip_higher, epsilon: 0.2}]": "{name: clip_higher, low: ...}",
+    "objective: [{name: clip_higher, max_prob: 0.2}]": "the method `s2t`",
+    "objective: [{name: kl, coef: 0.2}]": "'coefficient'",
+    "objective: [{name: s2t, lr: 0.2}]": "`optimisation.lr`",
+}
+
+#: A name of a method or stage that is not one, and what its error names instead.
+NAMES = {
+    "objective: [dpao]": "{preset: dapo}",
+    "objective: DAPO": "{preset: dapo}",
+    "objective: {preset: DAPO}": "'dapo'",
+    "objective: {preset: s2t}": "a method of the loss",
+    "objective: [clip]": "'clip_higher'",
+    "objective: [ppo_clip]": "'clip_higher'",
+    "objective: [Clip-Higher]": "'clip_higher'",
+    "objective: [kl_loss]": "'kl'",
+    "objective: [staer]": "'stare'",
+    "objective: [overlong]": "`stages`",
+    "objective: [qqq]": "Known: ",
+    "stages: [grop]": "'grpo'",
+    "stages: [dapo]": "{preset: dapo}",
+    "stages: [dynamic_filtering]": "'dynamic_sampling'",
 }
 
 
@@ -150,6 +197,44 @@ def test_an_unknown_key_is_answered_with_what_was_meant(file):
         assert hint in told
 
 
+def test_an_unknown_name_is_answered_with_the_nearest_and_with_what_that_is(file):
+    for text, hint in NAMES.items():
+        assert hint in said(ConfigError, file(text)).partition(" is called ")[2], text
+    for name in ("dapo", "s2t"):
+        assert load_objective(name) == load_objective({"preset" if name == "dapo" else "name": name})
+
+
+def test_names_of_other_libraries_lead_to_settings_methods_and_stages_that_exist(file):
+    table = yaml.safe_load((Path(suggestions.__file__).parent / "other_names.yaml").read_text(encoding="utf-8"))
+    assert set(suggestions.SECTIONS) == RunConfig.model_fields.keys() - {"objective", "stages", "seed"}
+    assert set(table["methods"].values()) <= {*METHODS.names(), *STAGES.names()}
+    settings = [f"{section}.{key}" for section in ("model", "rollout", "optimisation", "evaluation", "tracking")
+                for key in suggestions.SECTIONS[section].model_fields]  # fmt: skip
+    for name, answer in ((name, text) for names in table["settings"].values() for name, text in names.items()):
+        for path in re.findall(r"(?:model|rollout|optimisation|evaluation|tracking)\.[a-z_]+", answer):
+            assert path in [*settings, "rollout.chat_template"], name
+        for item in re.findall(r"(?:objective|stages): (\[.*\])", answer):
+            for leaf in yaml.safe_load(item.replace("...", "1")):
+                leaf = {"name": leaf} if isinstance(leaf, str) else leaf
+                registry = METHODS if answer.startswith("objective") else STAGES
+                assert leaf.keys() - {"name"} <= {one.name for one in settings_of(registry.get(leaf["name"]))}, name
+
+
+def test_a_file_of_another_kind_is_told_what_takes_it(file):
+    bench = "name: b\nbase: {objective: s2t}\nmethods: {a: s2t}\n# objective\n"
+    for text, load, hint in (
+        (bench, load_run, "rlstab bench run.yaml"),
+        (bench, load_objective, "rlstab bench run.yaml"),
+        ("seed: 1", load_bench, "rlstab train run.yaml"),
+        ("- s2t", load_run, "`objective`"),
+        ("model: countdown-tiny", load_run, "model: {name: countdown-tiny}"),
+        ("task: countdown", load_run, "task: {name: countdown}"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            load(file(text))
+        assert hint in str(caught.value)
+
+
 def test_a_conflict_is_named_with_its_line_and_the_way_out(file):
     for text, where, named in CONFLICTS:
         told = said(Conflict, file(text))
@@ -157,9 +242,18 @@ def test_a_conflict_is_named_with_its_line_and_the_way_out(file):
         assert named in told
 
 
-def test_mistakes_in_several_sections_are_named_at_once(file):
-    told = said(ConfigError, file("seed: 1.5\nrollout:\n  group: a\nmodel: {nme: 1}"))
-    assert [line.split(": ")[0] for line in sorted(told.splitlines())] == ["run.yaml:1", "run.yaml:3", "run.yaml:4"]
+def test_all_mistakes_of_a_file_are_named_at_once_in_its_order(file):
+    told = said(
+        ConfigError,
+        file(
+            "seed: 1.5\nrollout:\n  group: a\n  grop: 1\nmodel: {nme: 1}\nobjective:\n  - dpao\n"
+            "  - {name: s2t, quantile: 2,\n     max_prb: 1}\n  - preset: dapo\n    drop: [a,\n      b]\n"
+            "stages:\n  - grop"
+        ),
+    )
+    assert [line.split(": ")[0] for line in told.splitlines()] == [
+        f"run.yaml:{line}" for line in (1, 3, 4, 5, 7, 8, 9, 11, 12, 14)
+    ]
 
 
 def test_a_file_is_read_whole_or_refused(file, monkeypatch):

@@ -91,7 +91,11 @@ def test_a_token_export_becomes_rows(tmp_path: Path) -> None:
         "loss_mask": [False, True, True, True],
         "advantages": [0.0, 1.0, 1.0, 1.0],
         "entropy": [0.0, 0.1, 0.2, 0.3],
-        "importance_ratio": [1.0, math.e, 1.0, 1.0],
+        "rank": 0,
+        "micro_step": 0,
+        "rl_weights": [0.0, 1.0, 1.0, 1.0],
+        "trainer_logprobs": [0.0, -1.0, -1.0, -1.0],
+        "inference_logprobs": [0.0, -2.0, -1.0, -1.0],
         "is_masked": [False, True, False, False],
     }
     (folder / "rank_0.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")

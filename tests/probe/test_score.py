@@ -74,6 +74,26 @@ def test_less_than_twice_is_told_by_more_than_a_few_seeds_alone() -> None:
     assert (few.visible, few.verdict) == (True, "no visible difference")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [3, 5, 8, 20])
+def test_intervals_hold_what_they_say(seeds: int) -> None:
+    """Of 400 draws two standard errors are 2.2 points."""
+    rng, doses = np.random.default_rng(seeds), np.array([0.0, 1, 2, 3, 4, 6, 8])
+    curves = [left / (1 + (doses / at) ** 3) for left, at in ((0.4, 3.0), (0.5, 2.0))]
+    row, base = (crossing(doses, curve / 0.5, 0.5) for curve in curves)
+    held = {"relative": 0, "price": 0}
+    for _ in range(400):
+        of_seeds = rng.normal(0, 0.02, (1, seeds))
+        ends = [curve[:, None] + of_seeds + rng.normal(0, 0.02, (len(doses), seeds)) for curve in curves]
+        drawn = score(*({d: dict(enumerate(e)) for d, e in zip(doses, some, strict=True)} for some in ends), 0.0)
+        assert isinstance(drawn, Score)
+        held["relative"] += drawn.relative.low <= row / base <= drawn.relative.high
+        held["price"] += drawn.price.low <= 0.8 <= drawn.price.high
+    print(f"{seeds} seeds: {held}")
+    assert min(held.values()) / 400 >= 0.92
+    assert max(held.values()) / 400 <= 0.98
+
+
 def test_price_and_harm_are_those_of_the_row() -> None:
     frozen = scored(outcomes(99, healthy=START), outcomes(2))
     assert frozen.price.value == pytest.approx(0, abs=0.05)

@@ -15,8 +15,8 @@ from pydantic import JsonValue
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from rlstab.replay.steps import Step, joined, rank_of
-from rlstab.trace.dump import Header, HostLoss, write_dump
+from rlstab.record import Header, HostLoss, write_dump
+from rlstab.record.step import Step, joined, rank_of
 
 BOTH: dict[str, JsonValue] = {"low": 0.2, "high": 0.28, "beta": 0.05}
 SETTINGS = BOTH | {"cap": 1.35, "estimator": "k3_unbiased", "length": 12}
@@ -90,6 +90,8 @@ ERRORS: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
     "k1": ("kl term is k1", put(estimator="k1")),
     "k2": ("kl term is k2", put(estimator="k2")),
     "k3": ("kl term is k3.", put(estimator="k3")),
+    "k1, corrected": ("kl term is k1 times the ratio", put(estimator="k1 unbiased")),
+    "k2, corrected": ("kl term is k2 times the ratio", put(estimator="k2 unbiased")),
     "normalised": ("normalised again in each micro-batch", normalised),
     "whitened": (
         "normalised again over the tokens",
@@ -163,8 +165,8 @@ def micro_loss(loss: str, part: dict[str, Any], change: Callable[[Any], dict[str
     per_token = torch.where(adv < 0, torch.min(per_token, -adv * p.dual), per_token)
     per_token = -p.held(ratio.clamp(max=p.high)) * adv * p.logprobs if loss == "trl/cispo" else per_token
     gap = p.gap * (p.ref_logprobs - p.logprobs)
-    kl = {"k1": -gap, "k2": gap**2 / 2}.get(p.estimator, gap.exp() - gap - 1)
-    kl = kl * ratio if p.estimator == "unbiased" else kl
+    kl = {"k1": -gap, "k2": gap**2 / 2}.get(p.estimator[:2], gap.exp() - gap - 1)
+    kl = kl * ratio if "unbiased" in p.estimator else kl
     summed = (per_token * p.weights + p.beta * kl - p.entropy * p.entropies) * mask
     value: Tensor = {
         "trl/grpo": lambda: (summed.sum(1) / mask.sum(1).clamp(min=1)).mean() / PARTS,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rlstab.cli import main
+from rlstab.record.step import BY_RESPONSE, BY_TOKEN, Header
 from rlstab.replay import read_dump
-from rlstab.trace.dump import BY_RESPONSE, BY_TOKEN, Header
 from tests.browser import BrowserPage
 from tests.replay.dumps import write
 

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-import rlstab.trace.dump as dump
+import rlstab.record.writer as dump
 from rlstab.cli import main
 from rlstab.errors import ConfigError, ReportError
 from rlstab.replay import load, read_dump

@@ -23,9 +23,9 @@ from rlstab.core.objective import TokenObjective
 from rlstab.core.plan import Plan
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.models import SHIPPED
+from rlstab.record import ACTIONS, trace
 from rlstab.replay import Step, read_dump
 from rlstab.replay.effects import effect_of, every_objective, run_coefficients
-from rlstab.trace.effects import ACTIONS, trace
 from rlstab.train import train
 from rlstab.zoo.kl import KLPenalty
 from rlstab.zoo.lp_reg import LpReg

@@ -1,13 +1,14 @@
 """The loss of a dump again: sound ones agree, and every error is named or located, by token and by micro-batch."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from rlstab.record import Step
 from rlstab.replay.host_loss import _fitted, judge
-from rlstab.replay.steps import Step
 from tests.replay.dumps import ERRORS, SETTINGS, step, told, without_coefficients
 
 LOSSES = ["trl/grpo", "trl/bnpo", "trl/dr_grpo", "trl/dapo", "trl/luspo", "trl/cispo", "verl/vanilla"]
@@ -116,6 +117,20 @@ def test_advantages_that_are_not_those_of_the_rewards_are_told(words: str, chang
     findings = judge([told(given, settings=SETTINGS | {"rewards": "group", "group": 4})]).findings
     assert len(findings) == bool(words)
     assert words in "".join(findings)
+
+
+@pytest.mark.parametrize("value", [1.2, -1.2, 0.1, 1e-3, 7.3, 1e4, 1e21, 3e-9])
+def test_rounding_of_equal_rewards_and_missing_rewards_are_not_errors(value: float) -> None:
+    """TRL's mean in float32 leaves rests, which the standard deviation of equal rewards divides by itself."""
+    given = silent(step(1, first=True))
+    rewards = torch.full((2, 8), value)
+    rewards[1] = torch.arange(8) % 3
+    centred = rewards - rewards.sum(1, keepdim=True) * torch.tensor(1 / 8).nextafter(torch.tensor(1.0))
+    values = (centred / (rewards.std(1, keepdim=True) + 1e-4)).flatten()
+    for changed in (rewards, rewards.index_fill(1, torch.tensor(3), math.nan)):
+        made = given.having({"rewards": changed.flatten(), "advantages": values[given.row]})
+        made = made.having({"group_ids": torch.arange(16) // 8})
+        assert judge([told(made, settings=SETTINGS | {"rewards": "group", "group": 8})]).findings == ()
 
 
 def test_without_a_name_or_a_record_nothing_is_claimed() -> None:

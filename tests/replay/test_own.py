@@ -1,5 +1,6 @@
 """Dumps of our own trainer: its loss, its state and its decisions again, on one rank and on two."""
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -8,9 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from rlstab import PolicyOutputs, Terms, TokenBatch, TokenObjective
+from rlstab.core.plan import Plan
+from rlstab.models.policy import load_policy
+from rlstab.record import trace
+from rlstab.record.response_traces import read_responses
 from rlstab.replay import Dump, load, read_dump
 from rlstab.replay.effects import effect_of, run_coefficients
-from rlstab.replay.forward import completed
+from rlstab.replay.forward import completed, entropy_slopes, sequences_of
 from rlstab.replay.host_loss import formula_of, judge
 from tests.train.forks import Forks
 from tests.train.runs import file_of, go, quiet, small
@@ -27,7 +33,7 @@ CHANGES = {"epochs": 2, "mini_batches": 2, "micro_batch_size": 3, "rollouts": 3,
 
 def dumping(folder: Path, objective: Any = OBJECTIVE, **changes: Any) -> Any:
     settings = {f"optimisation__{name}": value for name, value in {**CHANGES, **changes.pop("learning", {})}.items()}
-    return small(folder, objective, **{"tracking__dump_every": 1, "tracking__trace_every": 1, **settings, **changes})
+    return small(folder, objective, **{"tracking__dump_every": 1, **settings, **changes})
 
 
 def agreed(folder: Path, ranks: int) -> list[Any]:
@@ -40,30 +46,87 @@ def agreed(folder: Path, ranks: int) -> list[Any]:
     return dump.steps
 
 
-@pytest.mark.parametrize("refresh", ["step", "rollout"])
-def test_what_a_run_did_is_replayed(refresh: str, tmp_path: Path) -> None:
-    """Token by token: what the trace of the run says that each method dropped, clipped and weighted."""
-    go(dumping(tmp_path, learning={"refresh": refresh}))
-    steps = agreed(tmp_path, 1)
-    assert [step.number for step in steps] == list(range(1, 13))
-    lines = [json.loads(line) for line in (tmp_path / "tokens.jsonl").read_text().splitlines()]
-    compared = 0
-    for step, after in zip(steps, [*steps[1:], None], strict=True):
-        formula = formula_of(step)
-        assert formula is not None
-        effect, state = effect_of(step, formula.objective, formula.state, run_coefficients(step))
-        assert effect.numbers["cosine"] == pytest.approx(1, abs=1e-9)
-        told = after and after.header.loss
-        assert told is None or told.settings["state"] == json.loads(json.dumps(state))
-        for line in (line for line in lines if line["optimizer_step"] == step.number):
-            own = (step.batch.sequence_ids == line["sequence_id"])[step.batch.sequence]
-            assert step.tensors["ids"][step.mask][own].tolist() == line["ids"]
-            assert effect.weight[own].tolist() == pytest.approx(line["weight"], rel=1e-4)
-            for action, tokens in effect.actions.items():
-                places = {place for method in line["methods"].values() for place in method.get(action, [])}
-                assert set(tokens[own].nonzero()[:, 0].tolist()) == places
-                compared += len(places)
-    assert compared > 100
+class Rare(TokenObjective):
+    """User-defined: a record cannot name its code, and has to say what it did."""
+
+    name = "rare"
+    needs = {"logprobs"}
+    writes = {"keep", "weight"}
+
+    def terms(self, batch: TokenBatch, stat: object, state: object) -> Terms:
+        return Terms(keep=batch.logprobs > -3.0, weight=torch.where(batch.logprobs < -1.0, 0.5, 1.0))
+
+
+def seen_by_the_loss(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Plan, dict[tuple[str, int], Any]]]:
+    """By optimizer step, and by response and position of a token: its ratio, weight and actions in the loss."""
+    steps: list[tuple[Plan, dict[tuple[str, int], Any]]] = []
+    loss = Plan.loss
+
+    def keep(plan: Plan, which: Any, live: PolicyOutputs, **more: Any) -> Any:
+        if not steps or steps[-1][0] is not plan:
+            steps.append((plan, {}))
+        part, seen = plan.part(which), trace(plan, which, live)
+        batch, weight = part.batch, part.terms.weight
+        ratio = (live.logprobs.detach() - batch.old_logprobs).clamp(-20, 20).exp()
+        read = torch.stack(list(plan.live_rows(part).values())).any(0)
+        for index, (row, position) in enumerate(zip(batch.sequence.tolist(), batch.position.tolist(), strict=True)):
+            did = {
+                (key, action)
+                for key, method in seen.methods.items()
+                for action, where in method.actions.items()
+                if where[index]
+            }
+            steps[-1][1][str(int(batch.sequence_ids[row])), position] = (
+                float(ratio[index]) if read[index] else None,
+                1.0 if weight is None else float(weight[index]),
+                did,
+            )
+        return loss(plan, which, live, **more)
+
+    monkeypatch.setattr(Plan, "loss", keep)
+    return steps
+
+
+@pytest.mark.parametrize("kind", ["step", "rollout", "user-defined"])
+def test_a_record_says_of_each_token_what_the_loss_did(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Live ratios included: with `refresh: rollout` the evidence of later optimizer steps is older than the policy."""
+    seen, objective = seen_by_the_loss(monkeypatch), OBJECTIVE
+    if kind == "user-defined":
+        objective = [*OBJECTIVE, f"{__file__}:Rare"]
+    go(dumping(tmp_path, objective, learning={"refresh": "step" if kind == "step" else "rollout"}))
+    monkeypatch.undo()
+    if kind != "user-defined":
+        steps = agreed(tmp_path, 1)
+        assert [step.number for step in steps] == list(range(1, 13))
+        for step, after in itertools.pairwise(steps):
+            formula = formula_of(step)
+            assert formula is not None
+            effect, state = effect_of(step, formula.objective, formula.state, run_coefficients(step))
+            assert effect.numbers["cosine"] == pytest.approx(1, abs=1e-9)
+            assert after.header.loss is not None
+            assert after.header.loss.settings["state"] == json.loads(json.dumps(state))
+    moved, acted = 0, 0
+    responses = read_responses(tmp_path, limit=10**6).responses
+    assert sum(len(response.tokens) for response in responses) == sum(len(tokens) for _, tokens in seen) > 250
+    for response in responses:
+        marks = [
+            (index, key, action)
+            for key, method in response.methods.items()
+            for action, indices in method.actions.items()
+            for index in indices
+        ]
+        for position in range(len(response.tokens)):
+            ratio, weight, did = seen[response.step - 1][1][response.response, position]
+            if ratio is not None:
+                assert response.values["ratio"][position] == pytest.approx(ratio, rel=1e-4)
+                moved += abs(ratio - 1) > 0.01
+            assert response.values["weight"][position] == pytest.approx(weight, rel=1e-4)
+            assert {(key, action) for index, key, action in marks if index == position} == did
+            acted += len(did)
+    assert acted > 100
+    assert moved > 20
 
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
@@ -81,7 +144,7 @@ def test_every_so_many_steps_are_dumped_and_a_new_run_forgets_the_old_dump(tmp_p
     run = dumping(tmp_path, tracking__dump_every=5)
     go(run, overwrite=True)
     steps = agreed(tmp_path, 1)
-    assert [step.number for step in steps] == [1, 5, 10]
+    assert [step.number for step in steps] == [1, 5, 10, 12]
     assert all(len(prompt) for step in steps for prompt in step.prompts)
     assert steps[0].tensors["rewards"].unique().numel() > 1
     # and what it lacks, the model of the run adds
@@ -90,3 +153,29 @@ def test_every_so_many_steps_are_dumped_and_a_new_run_forgets_the_old_dump(tmp_p
     added = completed(Dump([bare]), run.model.name, quiet())
     assert added.notes == []
     assert torch.allclose(added.steps[0].tensors["entropies"], known, atol=1e-4)
+
+
+def test_what_a_pull_adds_to_the_entropy_is_what_a_step_adds(tmp_path: Path) -> None:
+    """By a small step of the model along the gradient of some tokens' log-probs, forth and back."""
+    go(dumping(tmp_path, learning={"rollouts": 1, "epochs": 1, "mini_batches": 1}))
+    (step,), policy = read_dump(tmp_path).steps, load_policy(str(small(tmp_path).model.name))
+    sequences, temperature = sequences_of(policy, step), step.header.temperature
+    assert temperature is not None
+    pull = torch.linspace(-1, 1, len(step.mask))
+    expected = float(pull @ entropy_slopes(policy, step, sequences))
+    index = sequences.response_mask.reshape(-1).nonzero().squeeze(-1)
+    signals = policy.signals(sequences, index, needs={"logprobs"}, temperature=temperature)
+    assert signals.logprobs is not None
+    weights = [weight for weight in policy.model.parameters() if weight.requires_grad]
+    gradients = torch.autograd.grad((signals.logprobs * pull).sum(), weights)
+
+    def entropy_after(size: float) -> float:
+        with torch.no_grad():
+            for weight, gradient in zip(weights, gradients, strict=True):
+                weight += size * gradient
+        entropies = policy.evidence(sequences, {"entropies"}, 8, temperature=temperature)["entropies"]
+        return float(entropies[sequences.response_mask].double().mean())
+
+    size = 0.01 / abs(expected)
+    after, before = entropy_after(size), entropy_after(-2 * size)
+    assert (after - before) / (2 * size) == pytest.approx(expected, rel=0.05)

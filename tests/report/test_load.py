@@ -208,8 +208,7 @@ NAMES: list[tuple[list[dict[str, Any]], list[tuple[str, str]]]] = [
         [("default", " (pool=256)"), ("default", " (pool=64)")],
     ),
     ([{}, {}], [("0", ""), ("1", "")]),  # nothing: their folders
-    ([{"seed": 0}, {"seed": 1, "rollouts": 70}], [("default", "")] * 2),  # nor does their length
-    ([{}, {"rollouts": 70}], [("0", ""), ("1", "")]),
+    ([{"seed": 0}, {"seed": 1, "rollouts": 70}], [("rollouts=60", ""), ("rollouts=70", "")]),  # their length counts
 ]
 
 

@@ -8,15 +8,13 @@ import json
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from PIL import Image
 from plotly.offline import get_plotlyjs
 
 from rlstab.cli import main
-from rlstab.report import figures, page
+from rlstab.report import page
 from rlstab.report.build import make_report
 from rlstab.report.comparison import Comparison, compare
 from rlstab.report.curves import curve_of, lead_curve, lead_sweep
@@ -67,9 +65,9 @@ def of(*runs: RunRecord) -> Comparison:
     return compare(Loaded(list(runs), [], []))
 
 
-def saved(comparison: Comparison, folder: Path, saved_figures: Any = ()) -> Path:
+def saved(comparison: Comparison, folder: Path) -> Path:
     path = folder / "page.html"
-    path.write_text(page.page(comparison, folder, figures=saved_figures), encoding="utf-8")
+    path.write_text(page.page(comparison, folder), encoding="utf-8")
     return path
 
 
@@ -188,12 +186,11 @@ def test_numbers_of_curves_are_neither_steps_nor_too_many(monkeypatch: pytest.Mo
     assert len(data(comparison)["grids"][0]) <= 30
 
 
-def test_odd_runs_have_a_page(tmp_path: Path) -> None:
+def test_odd_runs_have_a_page() -> None:
     read = parsed(of(record({"reward/mean": [0.1, 0.2], "lr": [1e-4, 1e-4]})))
     assert [attributes["data-metric"] for attributes in read.having("data-metric")] == ["reward/mean"]
     failed = of(record({}, status="failed", error="OutOfMemoryError", config={}))
     assert "1 run (1 failed)" in parsed(failed).text
-    assert figures.write(failed, tmp_path) == []
 
 
 def test_the_page_opens_with_the_curve_of_the_main_outcome_or_the_sweep(compared: Any, swept: Any) -> None:
@@ -248,59 +245,19 @@ def test_the_tokens_are_a_link_where_their_page_is_and_a_command_elsewhere(tmp_p
     assert not samples.traced
     (folder / "view.html").write_text("")
     assert samples.link(tmp_path) is None  # of other tokens, if of any
-    (folder / "tokens.jsonl").write_text("{}\n")
+    (folder / "dump").mkdir()
+    (folder / "dump" / "step-000001.rank-0.json").write_text("{}")
     (samples,) = samples_of([samples.run])
     assert samples.link(tmp_path) == "javascript%3Aa%20b/view.html"
     assert samples.link(tmp_path / "report") == "../javascript%3Aa%20b/view.html"
     (folder / "view.html").unlink()
-    (folder / "tokens.jsonl").write_text("")
     read = parsed(of(samples.run))
     assert [tag for tag, _ in read.elements].count("script") == 3
     assert read.text.count("<script>window.hit=1</script>") == MOST
     assert f"rlstab view '{folder}'" in read.text
 
 
-def text_of(path: Path) -> str:
-    return "".join(ElementTree.parse(path).getroot().itertext())
-
-
-def test_each_figure_is_a_png_and_an_svg_and_stands_in_the_page(tmp_path: Path) -> None:
-    nasty = "a<b>&$x_1$"
-    runs = [record(curves(60, seed), method=name, seed=seed) for name in ("grpo", nasty) for seed in range(3)]
-    for seed, run in enumerate(runs[:3]):
-        run.metrics["s2t/threshold"] = (np.array([10 * seed + 7]), np.array([0.4]))
-    comparison = of(*runs)
-    written = figures.write(comparison, tmp_path)
-    sections = ["learning-curves", "entropy-and-reward", "gradient-norms", "touched"]
-    assert [figure.path.stem for figure in written if figure.path.suffix == ".svg"] == sections
-    assert sorted(figure.path for figure in written) == sorted((tmp_path / "figures").iterdir())
-    for figure in written:
-        if figure.path.suffix == ".png":
-            with Image.open(figure.path) as image:
-                assert min(image.size) > 200
-        else:  # text stays text, and a name is neither markup nor mathematics
-            assert nasty in text_of(figure.path)
-    touched = " ".join(text_of(tmp_path / "figures" / "touched.svg").split())
-    for words in ("0 throughout", "never recorded in half", "s2t/threshold, nats"):
-        assert words in touched
-    text = page.page(comparison, tmp_path, figures=written)
-    assert text.count("<noscript><img") == len(sections)
-    # equal runs give equal files
-    again = figures.write(comparison, tmp_path / "again")
-    assert [figure.path.read_bytes() for figure in again] == [figure.path.read_bytes() for figure in written]
-    assert page.page(comparison, tmp_path, figures=again) == text
-
-
-@pytest.mark.slow
-def test_settings_and_sweeps_have_figures_of_their_own(swept: Comparison, tmp_path: Path) -> None:
-    names = [figure.path.name for figure in figures.write(swept, tmp_path)]
-    curve_files = {f"learning-curves-stability-lr_{lr}.svg" for lr in ("1e-4", "2e-4", "4e-4")}
-    assert {"sweep-stability.svg", *curve_files} <= set(names)
-    assert len(names) == len(set(names))
-
-
 def test_no_other_report_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setattr(figures, "write", lambda comparison, out: [])  # they have tests of their own
     monkeypatch.chdir(tmp_path)
     for folder, seed in (("all/a/run-0", 0), ("all/a/run-1", 1), ("all/b", 5)):
         write_run(Path(folder), seed=seed, rollouts=20, about={"run_id": folder})
@@ -426,14 +383,10 @@ def test_hostile_texts_are_inert_in_a_browser(hostile: Comparison, tmp_path: Pat
 
 @pytest.mark.slow
 def test_without_a_script_everything_is_there(compared: Comparison, tmp_path: Path, chromium: Any) -> None:
-    stills = figures.write(compared, tmp_path)
-    written = saved(compared, tmp_path, stills)
+    written = saved(compared, tmp_path)
     context = chromium.new_context(java_script_enabled=False)
     tab = context.new_page()
     tab.goto(written.resolve().as_uri())
-    images = tab.locator("img.still").all()
-    assert len(images) == len(stills) / 2 == 4  # a PNG and an SVG of each
-    assert all(image.is_visible() and image.bounding_box()["height"] > 100 for image in images)
     # the outcomes that the controls would choose from stand one after the other
     assert len(tab.locator(".first caption").all_inner_texts()) == len(compared.outcomes)
     assert not tab.locator(".bar").is_visible()

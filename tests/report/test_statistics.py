@@ -2,9 +2,18 @@
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from rlstab.report import statistics
-from rlstab.report.statistics import Paired, against_baseline, holm, interquartile_mean, summary
+from rlstab.report.statistics import (
+    Paired,
+    _student,
+    _won,
+    against_baseline,
+    bound_of,
+    holm,
+    interquartile_mean,
+    summary,
+)
 
 
 def paired(values: dict[int, float], baseline: dict[int, float]) -> Paired:
@@ -21,15 +30,19 @@ def test_the_interquartile_mean_cuts_whole_quarters() -> None:
         assert interquartile_mean(np.array(values)) == pytest.approx(expected)
 
 
-def test_a_summary_has_a_bootstrap_interval_that_holds_its_value_and_repeats() -> None:
+def test_a_summary_has_an_interval_around_its_value_that_repeats() -> None:
     six = dict(enumerate([0.1, 0.2, 0.3, 0.4, 0.5, 9.0]))
     estimate = summary(six)
     assert estimate.value == pytest.approx(0.35)
-    assert estimate.low < estimate.value < estimate.high
-    assert (estimate.how, summary(six)) == ("BCa bootstrap", estimate)
-    # 61 of 64 equal: every jackknifed and nearly every resampled interquartile mean is the same
-    estimate = summary({seed: float(seed < 3) for seed in range(64)})
-    assert (estimate.value, estimate.how) == (0.0, "percentile bootstrap")
+    assert estimate.high - estimate.value == pytest.approx(estimate.value - estimate.low)
+    assert (estimate.how, summary(six)) == ("trimmed t", estimate)
+    # winsorised 0.2, 0.2, 0.3, 0.4, 0.5, 0.5: standard deviation 0.137840; a sixth is cut at each end
+    error = 0.137840 / (2 / 3 * 6**0.5)
+    assert estimate.high - estimate.value == pytest.approx(bound_of(6) * error, rel=1e-5)
+    assert bound_of(3) == pytest.approx(4.30265, rel=1e-5)  # Student's t of 2 degrees of freedom: nothing is cut
+    most_equal = summary({seed: float(seed < 3) for seed in range(64)})
+    assert (most_equal.value, most_equal.low) == (0.0, None)
+    assert summary({0: 1.7e308, 1: -1.7e308, 2: 1e308}).low is None
 
 
 def test_few_seeds_and_equal_values_have_no_interval_and_say_so() -> None:
@@ -67,9 +80,10 @@ def test_verdicts() -> None:
     assert noise.difference.low < 0 < noise.difference.high
     for values in ({}, {0: 5.0}, {0: 5.0, 1: 6.0}, {7: 1.0, 8: 2.0, 9: 3.0}):
         assert paired(values, baseline).verdict == "too few seeds"
-    constant = paired({0: 1.5, 1: 2.5, 2: 3.5}, baseline)  # no certainty either
-    assert constant.verdict == "too few seeds"
+    constant = paired({0: 1.5, 1: 2.5, 2: 3.5}, baseline)
+    assert (constant.verdict, constant.power) == ("higher", None)
     assert constant.difference.how == "no interval: all 3 differences are equal"
+    assert paired({0: 1.0}, baseline).verdict == "too few seeds"  # one equal seed says as little as one other
 
 
 def test_many_comparisons_take_more_than_one_interval_that_excludes_zero() -> None:
@@ -86,14 +100,42 @@ def test_many_comparisons_take_more_than_one_interval_that_excludes_zero() -> No
     assert "higher before the correction" in among.remark
 
 
-@pytest.mark.parametrize(
-    ("seeds", "least", "most"), [(3, 0.66, 0.79), (5, 0.83, 0.94), pytest.param(12, 0.89, 0.97, marks=pytest.mark.slow)]
-)
-def test_the_interval_of_a_value_covers_less_with_few_seeds(
-    seeds: int, least: float, most: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As the pages say. Of 300 draws two standard errors are 0.05 at 72 %, 0.03 at 93 %."""
-    monkeypatch.setattr(statistics, "RESAMPLES", 499)
-    rng = np.random.default_rng(7)
-    draws = [summary(dict(enumerate(rng.normal(size=seeds)))) for _ in range(300)]
-    assert least < sum(drawn.low <= 0.0 <= drawn.high for drawn in draws) / 300 < most
+def test_what_seeds_without_a_visible_difference_could_have_shown() -> None:
+    """Against the noncentral t of scipy, and by repetitions."""
+    rng = np.random.default_rng(5)
+    noise = rng.normal(size=8)
+    pair = paired(dict(enumerate(noise - noise.mean() + 0.1 * noise.std(ddof=1))), dict.fromkeys(range(8), 0.0))
+    assert (pair.verdict, pair.power is None) == ("no visible difference", False)
+    shift = pair.power.difference / noise.std(ddof=1)
+    bound = stats.t.ppf(0.975, 7)
+    assert stats.nct.sf(bound, 7, shift * 8**0.5) + stats.nct.cdf(-bound, 7, shift * 8**0.5) == pytest.approx(
+        0.8, abs=1e-3
+    )
+    draws = rng.normal(shift, 1, (4000, 8))
+    seen = np.abs(draws.mean(1)) / draws.std(1, ddof=1) * 8**0.5 > bound
+    assert seen.mean() == pytest.approx(0.8, abs=0.02)
+    # a tenth of a deviation: (1.96 + 0.84)^2 / 0.01 is 785 by the normal distribution, and two more by the t
+    assert pair.power.seeds == pytest.approx(787, abs=1)
+    assert paired({0: 1.0, 1: -1.0, 2: 0.0001}, dict.fromkeys(range(3), 0.0)).power.seeds is None
+    three = against_baseline({name: dict(enumerate(noise)) for name in "abc"}, dict.fromkeys(range(8), 0.0))
+    assert three["a"].power.difference > pair.power.difference  # three verdicts share the level
+
+
+@pytest.mark.parametrize("seeds", [3, 5, 8, 20])
+def test_every_interval_of_a_page_holds_what_it_says(seeds: int) -> None:
+    """Of 2,000 draws two standard errors are one point. The share of wins is a whole number of seeds: more is held."""
+    rng, held = np.random.default_rng(seeds), {"value": 0, "difference": 0, "wins": 0}
+    for _ in range(2000):
+        own, base = rng.normal(0.3, 1, seeds), rng.normal(0, 1, seeds)
+        truths = {
+            "value": (summary(dict(enumerate(own))), 0.3),
+            "difference": (_student(own - base)[0], 0.3),
+            "wins": (_won(own - base), stats.norm.cdf(0.3 / 2**0.5)),
+        }
+        for name, (estimate, truth) in truths.items():
+            held[name] += estimate.low <= truth <= estimate.high
+    seen = {name: count / 2000 for name, count in held.items()}
+    print(f"{seeds} seeds: {seen}")
+    assert seen["value"] == pytest.approx(0.95, abs=0.02)
+    assert seen["difference"] == pytest.approx(0.95, abs=0.02)
+    assert seen["wins"] >= 0.93

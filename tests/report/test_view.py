@@ -1,21 +1,22 @@
-"""The token viewer: what it reads, the page in a real browser, the terminal; and that text stays text."""
+"""The token viewer: the page in a real browser, the terminal; and that text stays text."""
 
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
-from tokenizers import Tokenizer, models
 
 from rlstab.cli import main
-from rlstab.errors import ReportError
-from rlstab.report.token_traces import Sample, Tokens, read_tokens
-from rlstab.report.view import choose, page, show, write_view
+from rlstab.record.response_traces import MethodMarks, ResponseTrace, ResponseTraces
+from rlstab.report.view import page as render
+from rlstab.report.view import show, write_view
 from rlstab.visible import visible
 from tests.browser import BrowserPage
+from tests.replay.dumps import write as write_dump
 
 HOSTILE = [
     "</script><script>window.hacked = 1</script>",
@@ -32,176 +33,44 @@ HOSTILE = [
 ]
 
 
-def line(sequence: int = 0, tokens: list[str] | None = None, **changes: Any) -> dict[str, Any]:
-    """A line of four tokens: dropped, boosted, clipped, and untouched."""
+def response(number: int = 0, tokens: list[str] | None = None, **changes: Any) -> ResponseTrace:
+    """A response of four tokens: dropped, boosted, clipped, and untouched."""
     tokens = ["a", " b", "c\n", "$"] if tokens is None else tokens
     count = len(tokens)
-    return {
-        "rollout": 1,
-        "optimizer_step": 1,
-        "sequence_id": sequence,
-        "group_id": sequence // 2,
-        "prompt": f"prompt {sequence}",
-        "reward": float(sequence % 2),
-        "advantage": 1.0 if sequence % 2 else -1.0,
-        "tokens": tokens,
-        "ids": list(range(count)),
-        "logprobs": [-8.0, -3.0, -0.5, -0.01][:count] + [-0.2] * (count - 4),
-        "entropies": [0.1] * count,
-        "ratio": [1.0, 1.0, 1.5, 1.0][:count] + [1.0] * (count - 4),
-        "weight": [1.0, 1.2, 1.0, 1.0][:count] + [1.0] * (count - 4),
-        "kept": [False] + [True] * (count - 1),
-        "clipped": [False, False, True, False][:count] + [False] * (count - 4),
-        "methods": {
-            "clip_higher": {"clipped": [2]},
-            "kl": {"regularised": list(range(count))},
-            "token_mean": {},
-            "within/inner": {"boosted": [1], "weight": [[1, 1.2]]},
-            "within/outer": {"dropped": [0]},
-        },
-        "names": {"within/inner": "stare", "within/outer": "s2t"},
-        **changes,
+
+    def padded(*values: float) -> list[float | None]:
+        return [*values[:count], *values[-1:] * (count - len(values))]
+
+    reward = float(number % 2)
+    values = {"surprisal": padded(8.0, 3.0, 0.5, 0.01), "entropy": padded(0.1), "advantage": padded(2 * reward - 1)}
+    values |= {"ratio": padded(1.0, 1.0, 1.5, 1.0), "weight": padded(1.0, 1.2, 1.0)}
+    methods = {
+        "clip_higher": MethodMarks("clip_higher", {"clipped": [2]}),
+        "kl": MethodMarks("kl", {"regularised": list(range(count))}),
+        "token_mean": MethodMarks("token_mean", {}),
+        "within/inner": MethodMarks("stare", {"boosted": [1]}, {"weight": {1: 1.2}}),
+        "within/outer": MethodMarks("s2t", {"dropped": [0]}),
     }
-
-
-def untouched(sequence: int, **changes: Any) -> dict[str, Any]:
-    """A line on which no method acted."""
-    plain = {"weight": [1.0] * 4, "kept": [True] * 4, "clipped": [False] * 4, "ratio": [1.0] * 4}
-    return line(sequence, **{**plain, "methods": {"clip_higher": {}, "kl": {"regularised": [0, 1, 2, 3]}}, **changes})
-
-
-def write(path: Path, *lines: Any) -> Path:
-    path.write_text(
-        "".join(f"{entry if isinstance(entry, str) else json.dumps(entry)}\n" for entry in lines), encoding="utf-8"
+    made = ResponseTrace(
+        step=1,
+        response=str(number),
+        tokens=tokens,
+        ids=list(range(count)),
+        group=str(number // 2),
+        prompt=f"prompt {number}",
+        reward=reward,
+        values=values,
+        influence=[1.0, 0.2, 1.5, 0.0][:count] + [0.0] * (count - 4),
+        methods=methods,
     )
-    return path
+    return replace(made, **changes)
 
 
-def sample_of(path: Path, *lines: Any) -> Sample:
-    (sample,) = read_tokens(write(path / "tokens.jsonl", *lines)).samples
-    return sample
-
-
-def test_a_line_of_ours_is_read(tmp_path: Path) -> None:
-    sample = sample_of(tmp_path, line(1))
-    assert (sample.rollout, sample.response, sample.group, sample.reward) == (1, "1", "0", 1.0)
-    assert sample.surprisal == [8.0, 3.0, 0.5, 0.01]
-    assert sample.advantages == [1.0] * 4
-    assert {key: (method.name, dict(method.actions)) for key, method in sample.methods.items()} == {
-        "clip_higher": ("clip_higher", {"clipped": [2]}),
-        "kl": ("kl", {"regularised": [0, 1, 2, 3]}),
-        "token_mean": ("token_mean", {}),
-        "within/inner": ("stare", {"boosted": [1]}),
-        "within/outer": ("s2t", {"dropped": [0]}),
-    }
-    assert sample.methods["within/inner"].weight == {1: 1.2}
-    # missing values are not invented
-    sample = sample_of(tmp_path, {"rollout": 1, "sequence_id": 0, "tokens": ["a", "b"]})
-    assert [sample.surprisal, sample.entropies, sample.advantages, sample.ratio, sample.weight] == [[]] * 5
-    assert sample.influence() == [0.0, 0.0]
-
-
-def test_influence_is_how_far_the_pull_moved(tmp_path: Path) -> None:
-    # dropped: all of A; weight 1.2 on A; clipped: all of A r; a bonus of -0.25
-    sample = sample_of(tmp_path, line(1, bonus=[0.0, 0.0, 0.0, -0.25]))
-    assert sample.influence() == pytest.approx([1.0, 0.2, 1.5, 0.25])
-    gated = {"sapo": {"damped": [2], "gate": [[2, 0.75]]}}
-    sample = sample_of(tmp_path, untouched(1, gate=[1.0, 1.0, 0.75, 1.0], methods=gated))
-    assert sample.influence() == pytest.approx([0.0, 0.0, 0.25, 0.0])
-    assert sample.methods["sapo"].gate == {2: 0.75}
-
-
-DAMAGED = [
-    '{"rollout": 1, "tok',
-    "{}",
-    line(0, logprobs=[-1.0]),
-    line(0, gate=[1.0]),
-    line(0, ratio=[1.0, 1.0, float("nan"), 1.0]),
-    line(0, methods={"s2t": {"dropped": [4]}}),
-    line(0, methods={"s2t": {"dropped": [-1]}}),
-    line(0, tokens=["a", 1, "b", "c"]),
-    line(0, []),
-    line(0, ratio=[1e300] * 4, weight=[1e300] * 4),
-    "[" * 100_000,
-]
-
-
-def test_damaged_lines_are_left_out_and_named(tmp_path: Path) -> None:
-    traces = read_tokens(write(tmp_path / "tokens.jsonl", line(0), *DAMAGED, line(1)))
-    assert [sample.response for sample in traces.samples] == ["0", "1"]
-    assert traces.notes == [f"tokens.jsonl: left out {len(DAMAGED)} damaged lines: 2, 3, 4, 5, 6, ...."]
-    path = write(tmp_path / "tokens.jsonl", line(0))
-    path.write_bytes(path.read_bytes() + b"\xff\xfe\x00\n")
-    assert len(read_tokens(path).samples) == 1
-
-
-def test_a_rollout_and_the_largest_influence_are_chosen(tmp_path: Path) -> None:
-    traces = read_tokens(write(tmp_path / "t.jsonl", untouched(0), line(1), untouched(2, rollout=50), line(3)))
-    assert [sample.response for sample in choose(traces, 50, 10).samples] == ["2"]
-    few = choose(traces, None, 2)
-    assert [sample.response for sample in few.samples] == ["1", "3"]
-    assert "4 responses were read; here are the 2" in few.notes[0]
-
-
-def exported(**changes: Any) -> dict[str, Any]:
-    """A sequence of prime-rl's token export: two tokens of prompt, then four of which the third is a tool's."""
-    return {
-        "schema_version": 1,
-        "step": 3,
-        "rank": 1,
-        "export_sequence_idx": 4,
-        "env_name": "math",
-        "token_ids": [0, 1, 2, 3, 4, 5],
-        "loss_mask": [False, False, True, True, False, True],
-        "advantages": [0.5] * 6,
-        "inference_logprobs": [0.0, 0.0, -1.0, -2.0, 0.0, -3.0],
-        "trainer_logprobs": [0.0, 0.0, -1.1, -2.1, 0.0, -2.9],
-        "entropy": [0.1, 0.1, 0.2, 0.3, 0.4, None],
-        "importance_ratio": [1.0, 1.0, 0.9, 0.9, 1.0, 1.1],
-        "is_masked": [False, False, False, True, False, False],
-        "rl_weights": [None] * 6,
-        "ref_kl_weights": [0.0, 0.0, 0.0, 0.0, 0.0, 0.1],
-        **changes,
-    }
-
-
-def test_the_token_export_of_prime_rl_is_read(tmp_path: Path) -> None:
-    odd = [exported(loss_mask=[True]), *(exported(token_ids=[0, 1, number, 3, 4, 5]) for number in (2**32, -1))]
-    for step in (10, 9):
-        folder = tmp_path / "token_exports" / f"step_{step}"
-        folder.mkdir(parents=True)
-        write(folder / "rank_1.jsonl", exported(step=step), *odd)
-    vocabulary = {word: place for place, word in enumerate(["Q", ":", "x", " y", "<tool>", "z"])}
-    Tokenizer(models.WordLevel(vocabulary, unk_token="Q")).save(str(tmp_path / "tokenizer.json"))
-    for path in (tmp_path, tmp_path / "token_exports"):
-        assert [sample.rollout for sample in read_tokens(path).samples] == [9, 10]
-    traces = read_tokens(tmp_path / "token_exports" / "step_9", tmp_path)
-    assert traces.notes == ["rank_1.jsonl: left out 3 damaged lines: 2, 3, 4."]
-    (sample,) = traces.samples
-    assert (sample.response, sample.group, sample.reward, sample.optimizer_step) == ("1-4", "math", None, None)
-    assert "".join(sample.tokens).replace(" ", "") == "xy<tool>z"
-    assert sample.prompt.replace(" ", "") == "Q:"
-    assert sample.surprisal == [1.0, 2.0, 0.0, 3.0]
-    assert sample.entropies == [0.2, 0.3, 0.4, None]
-    assert sample.ratio == [0.9, 0.9, 1.0, 1.1]
-    assert sample.weight == []
-    assert sample.kept == [True, True, False, True]
-    assert {key: dict(method.actions) for key, method in sample.methods.items()} == {
-        "loss_mask": {"dropped": [2]},
-        "trust_region": {"clipped": [1]},
-        "ref_kl": {"regularised": [3]},
-    }
-    # an id beyond this vocabulary costs nothing
-    assert page(read_tokens(write(tmp_path / "x.jsonl", exported(token_ids=[0, 1, 10**9, 3, 4, 5])), tmp_path), "x")
-
-
-def test_an_export_without_a_tokenizer_shows_ids_and_says_how_to_get_text(tmp_path: Path) -> None:
-    traces = read_tokens(write(tmp_path / "rank_0.jsonl", exported(is_masked=[None] * 6)))
-    assert traces.samples[0].ids == [2, 3, 4, 5]
-    assert "--tokenizer" in traces.notes[0]
-    assert "⟨2⟩⟨3⟩⟨4⟩⟨5⟩" in printed(traces)
-    with pytest.raises(ReportError, match="not a tokenizer"):
-        read_tokens(tmp_path / "rank_0.jsonl", tmp_path)
+def untouched(number: int, **changes: Any) -> ResponseTrace:
+    """A response on which no method acted."""
+    methods = {"clip_higher": MethodMarks("clip_higher", {}), "kl": MethodMarks("kl", {"regularised": [0, 1, 2, 3]})}
+    values = response(number).values | {"ratio": [1.0] * 4, "weight": [1.0] * 4}
+    return response(number, **{"methods": methods, "values": values, "influence": [0.0] * 4, **changes})
 
 
 def test_what_has_no_shape_is_made_visible() -> None:
@@ -211,29 +80,27 @@ def test_what_has_no_shape_is_made_visible() -> None:
     assert visible("naïve 日本 😀", spaces=False) == "naïve 日本 😀"
 
 
-def printed(traces: Tokens, **options: Any) -> str:
+def printed(*responses: ResponseTrace, **options: Any) -> str:
     console = Console(file=io.StringIO(), width=100, **options)
-    show(traces, console)
+    show(ResponseTraces(list(responses)), console)
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_the_terminal_shows_marks_below_the_tokens(tmp_path: Path) -> None:
-    lines = printed(read_tokens(write(tmp_path / "t.jsonl", untouched(0), line(1)))).splitlines()
+def test_the_terminal_shows_marks_below_the_tokens() -> None:
+    lines = printed(untouched(0), response(1)).splitlines()
     assert all(len(entry) <= 100 for entry in lines)
     at = lines.index("a·bc↵")
     assert lines[at + 1] == "x^ #"
     assert lines[at + 2] == "$"
     assert lines[at + 3] == "clip_higher clipped 1, stare (within/inner) boosted 1, s2t (within/outer) dropped 1"
     assert any("kl: every token is regularised" in entry for entry in lines)
-    assert next(entry for entry in lines if entry.startswith("rollout")).startswith(
-        "rollout 1, optimizer step 1  response 1"
-    )
+    assert "optimizer step 1  response 1  reward 1  advantage +1  influence 2.7" in lines
 
 
-def test_hostile_text_is_inert_in_a_terminal(tmp_path: Path) -> None:
+def test_hostile_text_is_inert_in_a_terminal() -> None:
     text = "".join(HOSTILE)
-    bad = line(0, HOSTILE, prompt=text, methods={text: {"dropped": [0]}})
-    out = printed(read_tokens(write(tmp_path / "t.jsonl", bad)), force_terminal=True, color_system="truecolor")
+    bad = response(0, HOSTILE, prompt=text, methods={text: MethodMarks("stare", {"dropped": [0]})})
+    out = printed(bad, force_terminal=True, color_system="truecolor")
     assert "\x1b[" in out  # rich's own colours, and nothing but them
     assert "\x1b" not in re.sub(r"\x1b\[[0-9;]*m", "", out)
     assert not set("\x07\x9b\u202e\u2066\x00\x7f\u200b") & set(out)
@@ -242,29 +109,30 @@ def test_hostile_text_is_inert_in_a_terminal(tmp_path: Path) -> None:
     assert "␛[31mred" in plain
 
 
-def test_the_command_writes_a_page_beside_the_traces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = tmp_path / "seed-3"
-    folder.mkdir()
-    traces = write(folder / "tokens.jsonl", line(0), line(1))
+def test_the_command_writes_a_page_in_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_dump(tmp_path / "seed-3" / "dump").parent
     assert main(["view", str(folder)]) == 0
     assert capsys.readouterr().out.strip() == str(folder / "view.html")
-    assert main(["view", str(traces), "--out", str(tmp_path / "other.html"), "--limit", "1"]) == 0
+    assert main(["view", str(folder / "dump"), "--out", str(tmp_path / "other.html"), "--limit", "1"]) == 0
     assert (tmp_path / "other.html").stat().st_size > 10_000
-    assert main(["view", str(folder), "--terminal", "--limit", "1"]) == 0
-    assert capsys.readouterr().out.count("influence") == 2  # the response, and the note about the other one
+    assert main(["view", str(folder), "--terminal", "--limit", "1", "--step", "2"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert out.count("optimizer step 2") == out.count("response ") == 1
     place = json.dumps({"bench": "<b>", "setting": "slow", "method": "s2t", "seed": 3})
     named, unnamed = "&lt;b&gt;, slow, s2t, seed 3", "seed-3"  # as the bench calls it, or as its folder
-    for text, source, title in ((place, folder, named), (place, traces, named), ("{", folder, unnamed)):
+    for text, title in ((place, named), ("{", unnamed)):
         (folder / "bench.json").write_text(text)
-        assert f"<title>Tokens of {title}</title>" in write_view(source).read_text(encoding="utf-8")
+        assert f"<title>Tokens of {title}</title>" in write_view(folder).read_text(encoding="utf-8")
 
 
 @pytest.fixture
 def opened(browser_page: BrowserPage, tmp_path: Path) -> Any:
-    """Writes lines, opens their page; gives playwright's page."""
+    """Opens the page of some responses; gives playwright's page."""
 
-    def open_page(*lines: Any) -> Any:
-        return browser_page.open(write_view(write(tmp_path / "tokens.jsonl", *lines)))
+    def open_page(*responses: ResponseTrace) -> Any:
+        file = tmp_path / "view.html"
+        file.write_text(render(ResponseTraces(list(responses)), "responses"), encoding="utf-8")
+        return browser_page.open(file)
 
     yield open_page
     browser_page.assert_clean()
@@ -278,7 +146,7 @@ def classes(page: Any, response: int = 0) -> list[list[str]]:
 
 
 def test_the_page_marks_what_was_done_and_tells_it(opened: Any) -> None:
-    page = opened(line(1), line(0))
+    page = opened(response(1), response(0))
     assert page.locator("article").count() == 2
     marks = [{"dropped", "boosted", "clipped", "regularised"} & set(each) for each in classes(page)]
     assert marks == [{"dropped"}, {"boosted"}, {"clipped"}, set()]
@@ -294,7 +162,7 @@ def test_the_page_marks_what_was_done_and_tells_it(opened: Any) -> None:
 
 @pytest.mark.slow
 def test_the_colour_follows_the_quantity_and_the_theme(opened: Any) -> None:
-    page = opened(line(1))
+    page = opened(response(1))
     shades = {}
     for name in ("surprisal", "entropy", "advantage", "ratio", "weight"):
         page.select_option("#quantity", name)
@@ -323,7 +191,8 @@ def test_the_colour_follows_the_quantity_and_the_theme(opened: Any) -> None:
 
 @pytest.mark.slow
 def test_choices_and_order(opened: Any) -> None:
-    page = opened(untouched(0), line(1), untouched(2, rollout=5), line(3, rollout=5, ratio=[1.0, 1.0, 3.0, 1.0]))
+    influential = response(3, step=5, influence=[1.0, 0.2, 3.0, 0.0])
+    page = opened(untouched(0), response(1), untouched(2, step=5), influential)
 
     def responses() -> list[str]:
         return re.findall(r"response (\d+)", " ".join(page.locator("article h3").all_inner_texts()))
@@ -339,19 +208,19 @@ def test_choices_and_order(opened: Any) -> None:
     assert "No response matches" in page.locator("#list").inner_text()
     page.select_option("#action", "any")
     page.select_option("#method", "all")
-    page.select_option("#rollout", "5")
+    page.select_option("#step", "5")
     assert sorted(responses()) == ["2", "3"]
     page.select_option("#reward", "0")
     assert responses() == ["2"]
     page.select_option("#reward", "all")
-    page.select_option("#rollout", "all")
+    page.select_option("#step", "all")
     page.select_option("#order", "file")
     assert responses() == ["0", "1", "2", "3"]
 
 
 @pytest.mark.slow
 def test_a_click_on_a_point_goes_to_its_token(opened: Any) -> None:
-    page = opened(line(1), line(0))
+    page = opened(response(1), response(0))
     # the only rewarded token of surprisal 8 is far right in the upper half
     box = page.locator("#plot").bounding_box()
     right, top = box["x"] + box["width"] - 14, box["y"] + 16
@@ -374,12 +243,12 @@ def test_a_click_on_a_point_goes_to_its_token(opened: Any) -> None:
 
 def test_hostile_text_stays_text(browser_page: BrowserPage, tmp_path: Path) -> None:
     text = "".join(HOSTILE)
-    name = "</script><b>run&$title"
-    bad = line(0, HOSTILE, prompt=text, methods={text: {"dropped": [0]}, "__proto__": {"boosted": [1]}})
-    bad["names"] = {text: text}
-    folder = tmp_path / name.replace("/", "_")
-    folder.mkdir()
-    page = browser_page.open(write_view(write(folder / "tokens.jsonl", bad, line(1)).parent))
+    methods = {text: MethodMarks(text, {"dropped": [0]}), "__proto__": MethodMarks("__proto__", {"boosted": [1]})}
+    bad = response(0, HOSTILE, prompt=text, methods=methods)
+    file = tmp_path / "view.html"
+    html = render(ResponseTraces([bad, response(1)], [text]), "</script><b>run&$title", text)
+    file.write_text(html, encoding="utf-8", errors="replace")
+    page = browser_page.open(file)
     assert page.evaluate("() => window.hacked") is None
     assert page.locator("script").count() == 2
     assert page.locator("img, a[href^='javascript'], #list script, #list b b").count() == 0
@@ -400,7 +269,7 @@ def test_hostile_text_stays_text(browser_page: BrowserPage, tmp_path: Path) -> N
 @pytest.mark.slow
 def test_many_responses_come_by_pages(opened: Any) -> None:
     words = [f" w{place}" for place in range(40)]
-    page = opened(*(line(number, words) for number in range(1999)), line(1999, [" token"] * 1000))
+    page = opened(*(response(number, words) for number in range(1999)), response(1999, [" token"] * 1000))
     assert page.locator("article").count() == 25
     assert "of 2,000" in page.locator(".place").first.inner_text()
     page.select_option("#order", "length")

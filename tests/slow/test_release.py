@@ -106,7 +106,7 @@ def test_the_wheel_in_an_empty_environment(tmp_path: Path) -> None:
     assert "'.[train]'" in told
 
     run(*install, f"{wheel}[train,testing]", cwd=empty)
-    run(bin / "rlstab", "train", "--example", "countdown", "--set", "tracking.trace_every=100", cwd=empty)
+    run(bin / "rlstab", "train", "--example", "countdown", "--set", "tracking.dump_every=100", cwd=empty)
     run(bin / "rlstab", "view", "runs/countdown", cwd=empty)
     assert (empty / "runs" / "countdown" / "view.html").is_file()
     assert "'.[report]'" in run(bin / "rlstab", "report", "runs/countdown", cwd=empty, code=2)

@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from rlstab.config import load_run
 from rlstab.core.stats import Mean, Settled
-from rlstab.errors import Conflict, OutOfRange, ShapeError
+from rlstab.errors import ConfigError, Conflict, OutOfRange, ShapeError
 from rlstab.stages import group_relative as plain
 from rlstab.stages.blockwise import Blockwise
 from rlstab.stages.bnpo import BNPO
@@ -299,3 +300,18 @@ def test_plain_rewards_are_whole_numbers_or_of_any_precision_and_one_for_each_gr
     for shapes in (((3,), (2,)), ((2, 2), (2, 2))):
         with pytest.raises(ShapeError, match=r"rewards are .* and group_ids .*; expected"):
             estimator(*map(torch.zeros, shapes))
+
+
+def test_a_group_of_one_is_refused_for_every_estimator_that_compares(tmp_path) -> None:
+    """Those of a user that derive from one of them, too."""
+    file = tmp_path / "mine.py"
+    file.write_text("from rlstab.stages.rloo import RLOO\n\n\nclass Mine(RLOO):\n    name = 'mine'\n")
+    whole = drawn(1)
+    for several in STAGE_EXAMPLES.values():
+        for stage in several:
+            if isinstance(stage, AdvantageEstimator) and stage.name != "blockwise":
+                ones = whole.select(whole.first)
+                assert stage.compares == (not advantages(stage, ones)[0].any()), stage
+    for name in ("rloo", f"{file}:Mine"):
+        with pytest.raises(ConfigError, match="teaches nothing"):
+            load_run({"objective": ["clip_higher"], "stages": [name], "rollout": {"group": 1}})

@@ -67,6 +67,11 @@ def test_answers_that_are_whole_floats_are_integers(tmp_path):
         assert task.score(task.example("train", index), text) == 1.0
 
 
+def never_right_of(path: str, **settings: Any) -> list[str]:
+    told = JsonlSettings(path=path, eval_path=path, **settings)
+    return never_right(told, TextTask(told))
+
+
 def test_right_answers_that_a_pattern_cannot_find_are_noted(tmp_path):
     file = write(tmp_path, [{"prompt": "?", "answer": answer} for answer in ("5", "12", "-7", "0", "1,000")])
     for settings, wrong in [
@@ -80,11 +85,11 @@ def test_right_answers_that_a_pattern_cannot_find_are_noted(tmp_path):
         ({"answer_pattern": r"#### ([\d,]{2,})"}, 3),
         ({"answer_pattern": r"#### ([a-z]+)"}, 5),
     ]:
-        told = never_right(of(file, **settings))
+        told = never_right_of(file, **settings)
         assert told[0].startswith(f"note: {2 * wrong} of 10" if wrong else "right answers: 10 tried"), settings
         assert bool(wrong) == ("task.answer_pattern" in told[0])
     wrong = write(tmp_path, [{"prompt": "?", "answer": answer} for answer in (r"\frac{1}{2}", " ")], "latex.jsonl")
-    (told,) = never_right(of(wrong, scorer="math_verify"))
+    (told,) = never_right_of(wrong, scorer="math_verify")
     assert told.startswith("note: 2 of 4 right answers")
     assert "latex.jsonl, line 2" in told
 

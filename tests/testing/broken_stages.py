@@ -258,7 +258,7 @@ rows(RolloutExpander, "identity")(drops_odd_groups=lambda r, seed: Expansion(dro
 # A state that a checkpoint does not give back, or that grows.
 rows(
     RewardShaper,
-    "runs",
+    "serialises",
     init_state=lambda self: {"mean": 0.0},
     measure=lambda self, r: {"length": Mean.of(r.lengths)},
     advance=lambda self, state, stat: {"mean": np.float64(mean_of(stat, "length"))},

@@ -108,7 +108,7 @@ class Campaign:
         assert self._train() == FINISHED, self.log.read_text()
         self.seconds, self.events = time.monotonic() - began, int(self.log.read_text().split()[-1])
         self.whole = left(self.out)
-        assert self.whole["tokens.jsonl"], "it traced nothing, so it learnt nothing"
+        assert self.whole["dump"], "it recorded nothing, so it learnt nothing"
         shutil.rmtree(self.out)
         assert self._train(seed=1) == FINISHED, self.log.read_text()  # a finished run of another seed, to be replaced
         (self.out / "notes.txt").write_text("mine")

@@ -11,6 +11,7 @@ import rlstab
 from rlstab.core.stats import Mean
 from rlstab.core.terms import Penalty
 from rlstab.stages.group_relative import dr_grpo
+from rlstab.stages.stage import RewardShaper
 from rlstab.tasks import Countdown, Example
 from rlstab.train import Rollout
 
@@ -107,6 +108,17 @@ class WeighPlaces(rlstab.TokenObjective):
 
     def terms(self, batch: rlstab.TokenBatch, stat: Any, state: Any) -> rlstab.Terms:
         return rlstab.Terms(weight=self.place(batch) / stat["mean"].value)
+
+
+class Halved(RewardShaper):
+    """Take half of each reward away, by what it reads of them."""
+
+    name = "halved"
+    needs = frozenset({"rewards", "reward/graded"})
+
+    def shape(self, responses: Any, stat: Any, state: Any) -> Tensor:
+        assert (responses.evidence("reward/graded") <= responses.evidence("rewards")).all()
+        return -0.5 * responses.evidence("rewards")
 
 
 def places(responses: Rollout) -> Tensor:

@@ -65,8 +65,7 @@ def long(out: Path, objective: Any = STATED, **changes: Any) -> RunConfig:
         "optimisation__rollouts": 4,
         "optimisation__mini_batches": 2,
         "tracking__checkpoint_every": 2,
-        "tracking__trace_every": 2,
-        "tracking__trace_responses": 4,
+        "tracking__dump_every": 3,
         "evaluation__every": 2,
     }
     return small(out, **{"objective": objective, **settings, **changes})
@@ -140,8 +139,8 @@ def about(out: Path) -> dict[str, Any]:
 def left(out: Path) -> dict[str, Any]:
     """What a run leaves that depends on no clock, id or restart: records, texts, the tensors of its checkpoints."""
     remains: dict[str, Any] = {"metrics": metrics(out)}
-    for name in ("samples.jsonl", "tokens.jsonl"):
-        remains[name] = (out / name).read_text() if (out / name).exists() else ""
+    remains["samples.jsonl"] = (out / "samples.jsonl").read_text() if (out / "samples.jsonl").exists() else ""
+    remains["dump"] = {file.name: file.read_bytes() for file in sorted((out / "dump").glob("step-*"))}
     for path in checkpoints(out):
         for file in path.glob("*.safetensors"):
             # values alone: in which order a state lists its tensors is left to the process

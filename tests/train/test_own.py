@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from rlstab.errors import CheckpointError, ConfigError, ModelError, NonFinite, ShapeError
+from rlstab.errors import CheckpointError, ConfigError, MissingSignal, ModelError, NonFinite, ShapeError
+from rlstab.record.response_traces import read_responses
 from rlstab.stages.group_relative import grpo
 from rlstab.train import Rollout
 from tests.train import own
@@ -79,12 +80,12 @@ def test_chats_are_written_by_the_template_of_the_model(tmp_path: Path) -> None:
         "model__name": str(tmp_path / "model"),
         "rollout__chat": True,
         "reward": [{"function": GRADED}],
-        "tracking__trace_every": 1,
+        "tracking__dump_every": 1,
     }
     go(small(tmp_path / "run", **changes))
-    traced = {line["prompt"] for line in lines(tmp_path / "run" / "tokens.jsonl")}
+    traced = {response.prompt for response in read_responses(tmp_path / "run", limit=1000).responses}
     assert traced
-    assert all(re.fullmatch(r"system: 1\nuser: [1-7] 7 8>29", prompt) for prompt in traced)
+    assert all(re.fullmatch(r"\*1[1-7] 7 8>29:", prompt) for prompt in traced)
     with pytest.raises(ModelError, match="chat template"):
         go(small(tmp_path / "plain", **{**changes, "model__name": "countdown-tiny"}))
 
@@ -141,6 +142,27 @@ def test_a_signal_of_the_user_reaches_the_method_token_by_token(tmp_path: Path) 
 
     go(weighing(tmp_path / "rude", "places"), advantages=own.fading, signals={"places": rude})
     assert apart(tmp_path / "rude", tmp_path / "given") == 0, "it changed what others get"
+
+
+def test_rewards_are_evidence_of_methods_and_stages(tmp_path: Path) -> None:
+    reward = [{"function": "task"}, {"function": GRADED, "weight": 2.0}]
+    by_name = {
+        "rewards": lambda responses: responses.rewards,
+        "reward/graded": lambda responses: responses.responses.evidence("reward/graded"),
+    }
+    stages = [of_user("Halved")]  # a shaper, so that rewards differ from those that were scored
+    for index, (name, rewards) in enumerate(by_name.items()):
+
+        def given(responses: Rollout, rewards: Any = rewards) -> Tensor:
+            return rewards(responses).float().unsqueeze(-1).expand(responses.response_mask.shape)
+
+        changes = {"reward": reward, "stages": stages}
+        go(weighing(tmp_path / f"{index}", name, **changes))
+        go(weighing(tmp_path / f"{index} given", "given", **changes), signals={"given": given})
+        assert apart(tmp_path / f"{index}", tmp_path / f"{index} given") == 0
+    assert apart(tmp_path / "0", tmp_path / "1") > 1e-6
+    with pytest.raises(MissingSignal, match="reward/grade'"):
+        go(weighing(tmp_path / "none", "reward/grade", reward=reward))
 
 
 def test_advantages_of_a_response_are_those_of_its_tokens_and_of_the_configured_estimator(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_a_run_that_lost_its_newest_checkpoint_ends_as_the_whole_one(kind: str, 
     go(long(out, **settings), resume=True)
     assert differences(out, whole) == []
     assert [record["rollout"] for record in metrics(out)][-3:] == [2, 3, 4]
-    assert whole["tokens.jsonl"]
+    assert whole["dump"]
 
 
 @pytest.mark.parametrize(

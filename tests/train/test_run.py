@@ -16,6 +16,8 @@ from rlstab.models.policy import load_policy
 from rlstab.models.sampler import Sampler
 from rlstab.preflight import preflight
 from rlstab.presets import PRESETS
+from rlstab.record import read_dump
+from rlstab.record.response_traces import read_responses
 from tests.train import own
 from tests.train.runs import (
     ADAPTER,
@@ -173,7 +175,7 @@ def test_the_first_lines_say_what_the_reference_is(tmp_path: Path) -> None:
     whole = small(tmp_path / "whole", penalised)
     assert "The weights at the start: a second model in memory" in costs(whole.composition, whole)[0]
     for refuse in (preflight, go):
-        with pytest.raises(ModelError, match=r"model\.reference: .* is an adapter"):
+        with pytest.raises(ModelError, match=r"is an adapter.*model\.reference"):
             refuse(small(tmp_path / "refused", penalised, model__reference=str(adapter)))
 
 
@@ -186,12 +188,16 @@ def test_a_signal_that_nobody_provides_is_told_before_anything_runs(tmp_path: Pa
 
 # -- what is sampled -------------------------------------------------------------------------------------------------
 
-TRACED: dict[str, Any] = {"tracking__trace_every": 1, "tracking__trace_responses": 100, "optimisation__rollouts": 1}
+TRACED: dict[str, Any] = {"tracking__dump_every": 1, "optimisation__rollouts": 1}
 
 
 def traced(out: Path) -> list[dict[str, Any]]:
-    """The traced responses of the first optimizer step."""
-    return [line for line in lines(out / "tokens.jsonl") if line["optimizer_step"] == 1]
+    """The recorded responses of the first optimizer step."""
+    step = read_dump(out).steps[0]
+    lengths, tensors = step.tensors["lengths"].tolist(), step.tensors
+    columns = {name: tensors[name].split(lengths) for name in ("ids", "logprobs", "entropies")}
+    known = {"sequence_id": tensors["sequence_ids"], "prompt": step.prompts}
+    return [{name: values[row].tolist() for name, values in (columns | known).items()} for row in range(len(lengths))]
 
 
 def assert_of_model(out: Path, model: Any, tokenizer: Any, temperature: float) -> int:
@@ -199,7 +205,7 @@ def assert_of_model(out: Path, model: Any, tokenizer: Any, temperature: float) -
     count, eos = 0, tokenizer.eos_token_id
     for line in traced(out):
         assert eos not in line["ids"][:-1]
-        prompt = tokenizer(line["prompt"])["input_ids"]
+        prompt = line["prompt"]
         ids = torch.tensor([prompt + line["ids"]])
         with torch.no_grad():
             logits = model(ids).logits[0, len(prompt) - 1 : -1].float() / temperature
@@ -232,7 +238,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "granite": {**SIZE, "logits_scaling": 3.0},
     "mixtral": {**SIZE, "num_local_experts": 4, "output_router_logits": True},
     "qwen2_moe": {**SIZE, "num_experts": 4, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8}
-    | {"output_router_logits": True, "decoder_sparse_step": 1, "return_dict": False},
+    | {"output_router_logits": True, "decoder_sparse_step": 1},
 }
 
 
@@ -277,10 +283,10 @@ def test_a_response_depends_on_its_identity_and_not_on_its_batch(tmp_path: Path)
 
 def test_tokens_are_drawn_with_their_probabilities(tmp_path: Path) -> None:
     """400 first tokens of one prompt; the bound is passed by chance once in ten thousand times."""
-    settings = {**TRACED, "rollout__prompts": 1, "rollout__group": 400, "tracking__trace_responses": 400}
+    settings = {**TRACED, "rollout__prompts": 1, "rollout__group": 400}
     go(small(tmp_path, rollout__max_new_tokens=1, **settings))
-    (prompt,) = {line["prompt"] for line in traced(tmp_path)}
-    ids = AutoTokenizer.from_pretrained(SHIPPED)(prompt, return_tensors="pt")["input_ids"]
+    (prompt,) = {tuple(line["prompt"]) for line in traced(tmp_path)}
+    ids = torch.tensor([prompt])
     with torch.no_grad():
         expected = AutoModelForCausalLM.from_pretrained(SHIPPED)(ids).logits[0, -1].double().softmax(-1) * 400
     drawn = Counter(line["ids"][0] for line in traced(tmp_path))
@@ -323,7 +329,7 @@ def test_an_evaluation_is_of_held_out_prompts_and_pass_at_k_is_the_chance_of_a_r
 
 def test_a_stop_text_ends_a_response(tmp_path: Path) -> None:
     go(small(tmp_path, rollout__stop="=", rollout__max_new_tokens=12, **TRACED))
-    texts = ["".join(line["tokens"]) for line in traced(tmp_path)]
+    texts = ["".join(response.tokens) for response in read_responses(tmp_path, step=1, limit=99).responses]
     assert sum("=" in text for text in texts) >= 4
     assert all("=" not in text[:-1] for text in texts)
 
@@ -434,5 +440,6 @@ def test_responses_that_were_cut_off_are_known_to_methods(tmp_path: Path) -> Non
     (record,) = go(small(tmp_path, ["clip_higher", "truncated_mask"], rollout__max_new_tokens=12, **TRACED)).records
     assert 0 < record["truncated_mask/dropped"] < 1
     assert record["tokens/kept"] == pytest.approx(1 - record["truncated_mask/dropped"])
-    for line in traced(tmp_path):
-        assert set(line["kept"]) == {line["ids"][-1] == 19}
+    for response in read_responses(tmp_path, step=1, limit=99).responses:
+        dropped = response.methods["truncated_mask"].actions.get("dropped", [])
+        assert len(dropped) == (0 if response.ids[-1] == 19 else len(response.ids))

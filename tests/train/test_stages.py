@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rlstab.record import read_dump
 from tests.train.runs import ALIKE, GRADED, apart, column, go, lines, metrics, of_user, small
 
 DEEP = {"name": "deep_grpo", "branches": 3, "warmup": 4, "window": 16}
@@ -106,13 +107,14 @@ def test_selectors_draw_from_their_pool_and_refills_are_of_other_prompts(tmp_pat
 def test_a_stale_sampler_is_behind_by_as_many_updates_as_it_is_told(tmp_path: Path) -> None:
     """With a learning rate that moves much, the policy of the first rollouts is recognised by what it samples."""
     settings: dict[str, Any] = {"optimisation__rollouts": 4, "optimisation__lr": 3e-3, "task": of_user("Graded")}
-    settings |= {"tracking__trace_every": 1, "tracking__trace_responses": 99}
+    settings |= {"tracking__dump_every": 1}
     sampled = {}
     # what a policy that never moves samples is what the first policy samples: the first three rollouts of the stale run
     still = {"optimisation__lr": 0.0}
     for name, changes in {"still": still, "live": {}, "stale": {"rollout__staleness": 2}}.items():
         run(tmp_path / name, [], **{**settings, **changes})
-        traced = lines(tmp_path / name / "tokens.jsonl")
-        sampled[name] = [[line["ids"] for line in traced if line["rollout"] == number] for number in (1, 2, 3, 4)]
+        steps = read_dump(tmp_path / name).steps
+        assert [step.number for step in steps] == [1, 2, 3, 4]
+        sampled[name] = [step.tensors["ids"].tolist() for step in steps]
     for name, of_first in {"stale": [True, True, True, False], "live": [True, False, False, False]}.items():
         assert [mine == theirs for mine, theirs in zip(sampled[name], sampled["still"], strict=True)] == of_first, name

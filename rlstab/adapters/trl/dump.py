@@ -19,7 +19,8 @@ from rlstab.adapters.trl.trainer import RLStabGRPOTrainer
 from rlstab.core.batch import TokenBatch
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.errors import ConfigError
-from rlstab.trace.dump import Recorder, settings_of, tensors_of
+from rlstab.record.effects import what_methods_did
+from rlstab.record.writer import Recorder, settings_of, tensors_of
 
 REWARDS = "rlstab_rewards"
 
@@ -29,7 +30,7 @@ class DumpCallback(TrainerCallback):
 
     What the trainer computes for its loss is kept as it passes: log-probs, entropies, the loss of each micro-batch, and
     the derivative of what it backpropagates by each log-prob. There is no further forward. Each rank writes its own
-    files (:mod:`rlstab.trace.dump`), and the first one the tokenizer.
+    files (:mod:`rlstab.record.writer`), and the first one the tokenizer.
 
     Args:
         trainer: TRL's own, or the adapter's.
@@ -48,7 +49,7 @@ class DumpCallback(TrainerCallback):
             raise ConfigError(f"DumpCallback: every = {every}, expected 1 or more.")
         if trainer.args.use_liger_kernel:
             raise ConfigError("GRPOConfig.use_liger_kernel keeps nothing of the tokens. Write use_liger_kernel=False.")
-        self.trainer, self.every, self.recorder = trainer, every, Recorder(folder)
+        self.trainer, self.recorder = trainer, Recorder(folder, every)
         self.ends = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
         self._seen: tuple[Tensor, Tensor | None] | None = None
         _also(trainer, "_generate_and_score_completions", self._stamp)
@@ -87,7 +88,7 @@ class DumpCallback(TrainerCallback):
     @property
     def _wanted(self) -> bool:
         step = self.trainer.state.global_step + 1
-        return bool(self.trainer.model.training) and (step == 1 or step % self.every == 0)
+        return bool(self.trainer.model.training) and self.recorder.wants(step)
 
     def _keep_loss(self, loss: Tensor, model: Any, inputs: Inputs) -> None:
         """TRL's own."""
@@ -108,8 +109,10 @@ class DumpCallback(TrainerCallback):
 
     def _keep_part(self, inputs: Inputs, batch: TokenBatch, live: PolicyOutputs, loss: Tensor) -> None:
         """The adapter's."""
-        if self._wanted:
-            self._add(tensors_of(batch, live, inputs["completion_ids"]), inputs, loss, live.logprobs)
+        step = self.trainer._rlstab_step
+        if self._wanted and step is not None and step.plan is not None:
+            did = what_methods_did(step.plan, batch, live)
+            self._add(tensors_of(batch, live, inputs["completion_ids"]) | did, inputs, loss, live.logprobs)
 
     def _add(
         self, tensors: dict[str, Tensor], inputs: Inputs, loss: Tensor, logprobs: Tensor, where: Any = ...

@@ -7,11 +7,13 @@ import inspect
 import types
 from collections.abc import Mapping, Set
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.utils import logging
+from trl import GRPOTrainer
 
 from rlstab.adapters.trl.responses import Inputs, response_mask
 from rlstab.core.batch import BASICS, TokenBatch, layout_of, to_padded
@@ -23,8 +25,11 @@ from rlstab.hosts import adapted
 from rlstab.signals import SIGNAL_NAMES, TokenSignals
 from rlstab.signals.vocabulary_head import find_head
 
-if TYPE_CHECKING:
-    from trl import GRPOTrainer
+logger = logging.get_logger(__name__)
+#: TRL's method for log-probs and entropies, which a subclass may override.
+_FORWARD = "_get_per_token_logps_and_entropies"
+#: What a text model may be given beside its tokens.
+_TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids")
 
 
 class TRLForward:
@@ -40,9 +45,16 @@ class TRLForward:
 
     def __init__(self, trainer: GRPOTrainer) -> None:
         self.trainer = trainer
-        names = inspect.signature(inspect.unwrap(type(trainer)._get_per_token_logps_and_entropies)).parameters
-        #: what TRL hands through from a micro-batch to the model, such as images
-        self.passed = [name for name in names if name not in ("self", "model", "input_ids", "attention_mask")]
+        #: what TRL hands through from a micro-batch to the model, such as images; an override may take **kwargs
+        self.passed = sorted(
+            {
+                name
+                for each in type(trainer).__mro__
+                if _FORWARD in vars(each)
+                for name in inspect.signature(inspect.unwrap(vars(each)[_FORWARD])).parameters
+                if name not in ("self", "model", "input_ids", "attention_mask")
+            }
+        )
 
     def signals(self, model: Any, inputs: Inputs, needs: Set[str]) -> tuple[dict[str, Tensor], Tensor | None]:
         """``(B, T)`` signals by name, and the load-balancing loss of a mixture of experts."""
@@ -88,6 +100,8 @@ class OwnForward:
                 f"the logits of {whose} are more than a product of hidden states and a weight. Write head='trl', which "
                 f"has log-probs and entropies, and remove methods that read more; or {fix}."
             )
+        if getattr(type(trainer), _FORWARD) is not getattr(GRPOTrainer, _FORWARD):
+            logger.warning(f"{type(trainer).__name__} overrides {_FORWARD}, which only head='trl' calls.")
         self.trainer, self.options = trainer, dict(options)
 
     def signals(self, model: Any, inputs: Inputs, needs: Set[str]) -> tuple[dict[str, Tensor], Tensor | None]:
@@ -125,6 +139,7 @@ class OwnForward:
             signals = model(
                 input_ids=torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
                 attention_mask=torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
+                **{name: inputs[name] for name in _TOKEN_TYPES if inputs.get(name) is not None},
                 rlstab={
                     "length": where.shape[1],
                     "index": index,

@@ -1,4 +1,4 @@
-"""Whether the installed TRL is one that the adapter knows: its version, its private parts, and nobody's patch."""
+"""Whether the adapter knows the installed TRL: its release, the methods in use, and that nothing patched them."""
 
 from __future__ import annotations
 
@@ -29,9 +29,12 @@ METHODS: Mapping[str, tuple[str, str]] = {
         "self model input_ids attention_mask logits_to_keep batch_size compute_entropy compute_aux_loss",
         "3a8a45615a71",
     ),
-    "_save_optimizer_and_scheduler": ("self output_dir", "085badefbd74"),
     "_load_optimizer_and_scheduler": ("self checkpoint", "f0236c69fcf3"),
     "training_step": ("self model inputs num_items_in_batch", "96c133253ca1"),
+    "save_model": ("self output_dir _internal_call", "367583b4b2cf"),
+    "_save_checkpoint": ("self model trial", "96c508fc0fca"),
+    "_maybe_log_save_evaluate": ("self", "d8571f120c82"),
+    "_finalize_training": ("self", "96bc675177f3"),
     "_run_epoch": ("self model epoch train_dataloader", "00466c2a085d"),  # the callbacks around the optimizer
 }
 #: What the adapter reads of a trainer that is made.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Set
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -11,7 +13,9 @@ from torch import Tensor
 from rlstab.adapters.host_correction import CORRECTION
 from rlstab.adapters.host_signals import held_signals
 from rlstab.core.batch import BASICS, SIGNALS, TokenBatch
+from rlstab.core.comm import Comm
 from rlstab.core.objective import TokenObjective
+from rlstab.core.plan import Plan
 from rlstab.errors import ShapeError, kind_of
 from rlstab.signals import SIGNAL_NAMES
 
@@ -27,6 +31,8 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
 }
 #: The keys under which the adapter stamps identities on a generation, before TRL shuffles it.
 SEQUENCE_IDS, GROUP_IDS = "rlstab_sequence_ids", "rlstab_group_ids"
+#: Bits of an id below the number of the visit; no run has as many responses.
+_VISIT = 48
 
 
 def response_mask(inputs: Inputs) -> Tensor:
@@ -36,14 +42,49 @@ def response_mask(inputs: Inputs) -> Tensor:
 
 
 def stamp(generated: dict[str, Any], *, first: int, rank: int, ranks: int, group: int) -> dict[str, Any]:
-    """Give a generation its identities: by the place of a response among those of all ranks, from ``first`` on."""
+    """Give a generation its identities: the index of a response among those of all ranks, from ``first`` on."""
     ids = generated["completion_ids"]
     rows = ids.shape[0]
-    place = rank * rows + torch.arange(rows, device=ids.device)
+    index = rank * rows + torch.arange(rows, device=ids.device)
     start = first * rows * ranks
-    generated[SEQUENCE_IDS] = start + place
-    generated[GROUP_IDS] = start + place // group * group
+    generated[SEQUENCE_IDS] = start + index
+    generated[GROUP_IDS] = start + index // group * group
     return generated
+
+
+def stamp_missing(parts: Sequence[Any], *, step: int, rank: int, ranks: int) -> None:
+    """Give identities to micro-batches of an optimizer step that a subclass made without those of :func:`stamp`.
+
+    Responses are numbered in their order, and those to equal prompts on a rank are a group.
+    """
+    number = (step * ranks + rank) * sum(len(part["completion_ids"]) for part in parts)
+    groups: dict[tuple[int, ...], int] = {}
+    for part in parts:
+        if SEQUENCE_IDS in part:
+            continue
+        ids = torch.arange(number, number + len(part["completion_ids"]), device=part["completion_ids"].device)
+        prompts = (part["prompt_ids"] * part["prompt_mask"] - (1 - part["prompt_mask"])).tolist()  # padding is -1
+        keys = [tuple(token for token in prompt if token >= 0) for prompt in prompts]
+        part[SEQUENCE_IDS], number = ids, number + len(keys)
+        part[GROUP_IDS] = ids.new_tensor(
+            [groups.setdefault(key, id) for key, id in zip(keys, ids.tolist(), strict=True)]
+        )
+
+
+def distinct_ids(parts: Sequence[Inputs]) -> list[Tensor]:
+    """``(B,)`` int64 for each micro-batch of an optimizer step: the ids of its responses, no two alike.
+
+    A response that a step holds twice, since it takes its generation more than once, is another one each time.
+    """
+    seen: Counter[int] = Counter()
+    ids = []
+    for part in parts:
+        rows = []
+        for number in part[SEQUENCE_IDS].tolist():
+            rows.append(number + (seen[number] << _VISIT))
+            seen[number] += 1
+        ids.append(part[SEQUENCE_IDS].new_tensor(rows))
+    return ids
 
 
 def truncated(inputs: Inputs, ends: Collection[int]) -> Tensor:
@@ -71,6 +112,7 @@ def batch_of(
     needs: Set[str],
     providers: Mapping[str, Provider],
     ends: Collection[int],
+    ids: Tensor | None = None,
 ) -> tuple[TokenBatch, Tensor]:
     """The evidence about one micro-batch, and how many log-probs the sampler could not give.
 
@@ -80,6 +122,7 @@ def batch_of(
         needs: of the objective.
         providers: signals of the user's own.
         ends: the ids of tokens that end a response.
+        ids: ``(B,)`` integers, of its responses; None is what they were stamped with.
 
     Raises:
         MissingSignal: TRL does not have a signal that was promised when the trainer was made.
@@ -108,10 +151,22 @@ def batch_of(
         advantages=inputs["advantages"],
         old_logprobs=anchor,
         logprobs=now,
-        sequence_ids=inputs[SEQUENCE_IDS],
+        sequence_ids=inputs[SEQUENCE_IDS] if ids is None else ids,
         group_ids=inputs[GROUP_IDS],
         live_ratio=old is None,
         extra=extra,
         **named,
     )
     return batch, (lost & mask.bool()).count_nonzero()
+
+
+def with_empty_responses(plan: Plan, batches: Sequence[TokenBatch], comm: Comm) -> Plan:
+    """A plan whose means over responses count those without tokens, as TRL's do; every rank calls it.
+
+    Such are the responses of ``mask_truncated_completions``: the mean over tokens leaves them out, that over responses
+    does not.
+    """
+    every = torch.tensor(float(sum(batch.num_sequences for batch in batches)), dtype=torch.float64)
+    empty = float(comm.sum(every)) - plan.everything.sequences
+    kept, everything = (replace(totals, sequences=totals.sequences + empty) for totals in (plan.kept, plan.everything))
+    return replace(plan, kept=kept, everything=everything)

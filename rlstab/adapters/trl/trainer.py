@@ -1,8 +1,7 @@
 """TRL's ``GRPOTrainer`` with an objective in place of its loss.
 
 Every decision of an optimizer step is made before its first backward pass, from the evidence of all its micro-batches
-on all ranks. A step with NaN or Inf is refused, one in which nothing has a gradient is skipped: both leave weights and
-moments of the optimizer alone.
+on all ranks. A step with NaN or Inf is refused, which leaves weights and moments of the optimizer alone.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from accelerate.utils import gather_object
 from torch import Tensor
 from transformers import TrainerCallback
 from transformers.utils import logging
-from trl import GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
 from rlstab.adapters.checkpoint import keep_state, restore_state
@@ -27,8 +26,19 @@ from rlstab.adapters.host_signals import unscored
 from rlstab.adapters.metrics import TRL, HostMetrics
 from rlstab.adapters.trl.forward import forward_for, provided_by
 from rlstab.adapters.trl.release import check_attributes, check_release
-from rlstab.adapters.trl.responses import Inputs, Provider, batch_of, must_forward, response_mask, stamp
-from rlstab.adapters.trl.settings import check_engine, check_settings
+from rlstab.adapters.trl.reports import entropy_price, trl_report
+from rlstab.adapters.trl.responses import (
+    Inputs,
+    Provider,
+    batch_of,
+    distinct_ids,
+    must_forward,
+    response_mask,
+    stamp,
+    stamp_missing,
+    with_empty_responses,
+)
+from rlstab.adapters.trl.settings import check_engine, check_settings, deviations_of, objective_of
 from rlstab.config import load_objective
 from rlstab.core.batch import TokenBatch
 from rlstab.core.comm import Comm, LocalComm, TorchComm
@@ -38,6 +48,7 @@ from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Mean
 from rlstab.core.step import OptimizerStep
 from rlstab.errors import HostError
+from rlstab.hosts import own_correction
 from rlstab.signals import SIGNAL_NAMES
 
 logger = logging.get_logger(__name__)
@@ -49,7 +60,9 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # mypy cannot resol
     """``GRPOTrainer`` whose loss is an objective; its other arguments are TRL's.
 
     Args:
-        objective: path of a YAML file, what such a file holds, or a method or composition.
+        objective: path of a YAML file, what such a file holds, or a method or composition. None is
+            :func:`~rlstab.adapters.trl.objective_of` the GRPOConfig: TRL's own loss.
+        base: ``config`` adds the methods of ``objective`` to those that are TRL's own loss.
         head: who makes the signals of the policy. ``trl`` is TRL's fused head: log-probs and entropies. ``rlstab`` has
             every signal, and its backward through the vocabulary takes only the tokens that have a gradient. ``auto``
             is TRL's where the objective reads no more than it gives.
@@ -71,24 +84,37 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # mypy cannot resol
     def __init__(
         self,
         *args: Any,
-        objective: str | Path | Mapping[str, Any] | list[Any] | TokenObjective,
+        objective: str | Path | Mapping[str, Any] | list[Any] | TokenObjective | None = None,
+        base: Literal["config"] | None = None,
         head: Literal["auto", "trl", "rlstab"] = "auto",
         signals: Mapping[str, Provider] | None = None,
         **kwargs: Any,
     ) -> None:
         check_release()
-        own = compose(objective if isinstance(objective, TokenObjective) else load_objective(objective))
-        check_complete(own)
         given = inspect.signature(GRPOTrainer.__init__).bind_partial(self, *args, **kwargs).arguments
-        if given.get("args") is not None:
-            check_settings(given["args"], own)  # before the model is loaded
+
+        def chosen_by(config: GRPOConfig) -> Composition:
+            parts = [] if objective is None else [objective]
+            if derived:
+                parts.insert(0, objective_of(config))
+            loaded = [each if isinstance(each, TokenObjective) else load_objective(each) for each in parts]
+            chosen = compose(*loaded)
+            if not derived:  # what TRL trains by is what the user asked for
+                check_complete(chosen)
+            check_settings(config, chosen, derived=derived)
+            return chosen
+
+        derived = objective is None or base == "config"
+        chosen = None if given.get("args") is None else chosen_by(given["args"])  # before the model is loaded
         super().__init__(*args, **kwargs)
         check_attributes(self)
-        check_settings(self.args, own)
+        chosen = chosen_by(self.args) if chosen is None else chosen
         check_engine(self.accelerator)
-        self._rlstab_own = own
-        corrected = self.use_vllm and self.vllm_importance_sampling_correction
-        self.objective: Composition = compose(own, HostCorrection()) if corrected else own
+        for sentence in deviations_of(self.args) if derived else ():
+            logger.warning(f"the objective of this GRPOConfig is TRL's loss but for one thing. {sentence}")
+        self._rlstab_chosen = chosen
+        corrected = self.use_vllm and self.vllm_importance_sampling_correction and own_correction(chosen) is None
+        self.objective: Composition = compose(chosen, HostCorrection()) if corrected else chosen
         self._rlstab_providers = dict(signals or {})
         provided = {*provided_by(self), *self._rlstab_providers, *({CORRECTION} if corrected else ())}
         self._rlstab_forward = forward_for(self, self.objective, provided, head)
@@ -142,8 +168,9 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # mypy cannot resol
                 f"{self.num_iterations}: not all of it is known. Let the data set give whole generations."
             )
         step = self._new_step()
-        if count > 1:
-            self._plan(step, inputs, [self._evidence(part) for part in inputs])
+        if count > 1:  # a step may take its generation several times, with one forward for each micro-batch of it
+            evidence = [self._evidence(part) for part in inputs[:slices]]
+            self._plan(step, inputs, [evidence[index % slices] for index in range(count)])
         return step
 
     def _evidence(self, inputs: Inputs) -> dict[str, Tensor]:
@@ -156,38 +183,36 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # mypy cannot resol
         return {name: signals[name] for name in {"logprobs", "entropies", *needs}}
 
     def _plan(self, step: OptimizerStep, inputs: list[Any], evidence: list[dict[str, Tensor]]) -> None:
+        rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
+        stamp_missing(inputs, step=self.state.global_step, rank=rank, ranks=ranks)
         batches = [
-            batch_of(part, signals, self.objective.needs, self._rlstab_providers, self._rlstab_ends)
-            for part, signals in zip(inputs, evidence, strict=True)
+            batch_of(part, signals, self.objective.needs, self._rlstab_providers, self._rlstab_ends, ids)
+            for part, signals, ids in zip(inputs, evidence, distinct_ids(inputs), strict=True)
         ]
         step.make_plan([batch for batch, _ in batches])
+        if step.plan is not None:
+            step.plan = with_empty_responses(step.plan, step.batches, self._rlstab_comm)
         step.reports.append(unscored(self.objective.needs, batches))
 
     # -- the loss --------------------------------------------------------------------------------------------------
 
     def _compute_loss(self, model: Any, inputs: Any) -> Tensor:
-        """The loss of one micro-batch; over micro-batches and ranks they sum to the loss of the optimizer step."""
+        """The loss of one micro-batch; over micro-batches and ranks they sum to the loss of the optimizer step.
+
+        Outside an optimizer step, in evaluation or called by hand, a micro-batch is a step of its own.
+        """
         train = self.model.training
-        step = self._rlstab_step if train else self._new_step()
-        assert step is not None
-        live: PolicyOutputs | None = None
-        if step.plan is not None:
-            batch = step.batches[step.losses]
-            live, signals, aux = self._rlstab_forward.outputs(model, inputs, step.plan, batch)
-        elif step.refusal is None:  # the step is this micro-batch: its outputs are the evidence
-            live, signals, aux = self._all_outputs(model, inputs, step)
-        else:
-            signals, aux = self._rlstab_forward.signals(model, inputs, frozenset({"logprobs"}))
-        if live is None:
-            # refused: the same backward on every rank; its gradients are thrown away
+        step = (self._rlstab_step if train else None) or self._new_step()
+        index = step.losses
+        live, signals, aux = self._live_outputs(model, inputs, step, index)
+        if step.plan is None or live is None:  # refused: every rank runs the same backward, whose gradients are dropped
             loss = signals["logprobs"].sum() * (0.0 if train else torch.nan)
         else:
-            batch = step.batches[step.losses]
-            out = step.loss(batch, live)
-            step.reports.append(self._entropy(inputs, out.report, signals))
+            out = step.loss(index, live)
+            step.reports += [self._entropy(inputs, out.report, signals), trl_report(step.plan, index, live, out)]
             loss = out.loss * self.accelerator.num_processes  # ranks average gradients, and denominators are global
             if self.on_part is not None:
-                self.on_part(inputs, batch, live, loss)
+                self.on_part(inputs, step.batches[index], live, loss)
         mode = "train" if train else "eval"
         if aux is not None:
             parts = self.current_gradient_accumulation_steps if train else 1
@@ -197,12 +222,18 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # mypy cannot resol
             self._rlstab_metrics["eval"].add(step)
         return loss
 
-    def _all_outputs(
-        self, model: Any, inputs: Any, step: OptimizerStep
+    def _live_outputs(
+        self, model: Any, inputs: Any, step: OptimizerStep, index: int
     ) -> tuple[PolicyOutputs | None, dict[str, Tensor], Tensor | None]:
-        """Plan a step of one micro-batch from its live outputs."""
+        """Live outputs, None where the step is refused; ``(B, T)`` signals that came with them; the auxiliary loss."""
+        forward = self._rlstab_forward
+        if step.plan is not None:
+            return forward.outputs(model, inputs, step.plan, step.batches[index])
+        if step.refusal is not None:
+            return None, *forward.signals(model, inputs, frozenset({"logprobs"}))
+        # the step is this micro-batch: its live outputs are the evidence
         evidence, live = must_forward(inputs, self.objective), {"logprobs", *self.objective.live_needs}
-        signals, aux = self._rlstab_forward.signals(model, inputs, evidence | live)
+        signals, aux = forward.signals(model, inputs, evidence | live)
         values = {name: signals[name].detach() for name in ({"logprobs", "entropies", *evidence} if evidence else ())}
         self._plan(step, [inputs], [values])
         if step.plan is None:
@@ -218,12 +249,15 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # mypy cannot resol
     # -- the optimizer step ----------------------------------------------------------------------------------------
 
     def _before_optimizer_step(self) -> None:
-        """Refuse, skip or scale the step; gradients that are None leave weights and moments alone."""
+        """Refuse or scale the step; gradients that are None leave weights and moments alone.
+
+        A step in which nothing has a gradient is TRL's to take: its optimizer moves on by momentum and weight decay.
+        """
         step = self._rlstab_step
         assert step is not None
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         step.finish(_norm(parameters))
-        if not step.moves_weights:
+        if step.refusal is not None:
             for parameter in parameters:
                 parameter.grad = None
         self._rlstab_scaled.enter_context(step.scaled_learning_rate(self.optimizer))
@@ -240,11 +274,28 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # mypy cannot resol
             logger.warning(f"optimizer step {self.state.global_step + 1}: {step.refusal}")
         self.objective_state = step.state
         self._rlstab_metrics["train"].add(step)
+        price = entropy_price(self.objective, self.objective_state)
+        if price is not None:
+            self.entropy_coef = price
+            self._metrics["train"]["entropy_coef"].append(price)
+
+    # -- the log: TRL's `log` may be called on one rank alone, so metrics are handed over where every rank comes ------
 
     def _collect(self, mode: str) -> None:
-        """Hand TRL the metrics since the last line; every rank comes here. TRL's `log` may be called on one alone."""
+        """Hand TRL the metrics since the last line."""
         for name, value in self._rlstab_metrics[mode].collect().items():
             self._metrics[mode][name].append(value)
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        """TRL's, once all callbacks have said whether a line is due."""
+        if self.control.should_log:
+            self._collect("train")
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+        """TRL's, with what the last line did not have."""
+        self._collect("train")
+        return super()._finalize_training(*args, **kwargs)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         """TRL's, with the metrics of the objective over the whole evaluation."""
@@ -254,14 +305,15 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # mypy cannot resol
 
     # -- the checkpoint --------------------------------------------------------------------------------------------
 
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        super()._save_optimizer_and_scheduler(output_dir)
-        if self.args.should_save:
-            keep_state(output_dir, self._rlstab_own, self.objective_state)
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """TRL's; every checkpoint holds the state of the objective, one with ``save_only_model`` too."""
+        super().save_model(output_dir, _internal_call)
+        if _internal_call and output_dir is not None and self.args.should_save:
+            keep_state(output_dir, self._rlstab_chosen, self.objective_state)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
-            self.objective_state = {**self.objective.init_state(), **restore_state(checkpoint, self._rlstab_own)}
+            self.objective_state = {**self.objective.init_state(), **restore_state(checkpoint, self._rlstab_chosen)}
         super()._load_optimizer_and_scheduler(checkpoint)
 
 
@@ -280,12 +332,6 @@ class _AroundTheOptimizer(TrainerCallback):
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer._after_optimizer_step()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if control.should_log:
-            self.trainer._collect("train")
-
-    on_epoch_end = on_step_end
 
 
 def _warn_of_dropout(model: torch.nn.Module, objective: TokenObjective) -> None:

@@ -17,7 +17,7 @@ from rlstab.adapters.host_signals import held_signals
 from rlstab.core.batch import TokenBatch
 from rlstab.core.objective import TokenObjective
 from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.trace.dump import tensors_of
+from rlstab.record.writer import tensors_of
 
 #: The column by which a row of a micro-batch is traced back to its place in the mini-batch.
 ROW = "rlstab_row"

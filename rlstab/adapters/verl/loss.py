@@ -15,8 +15,9 @@ from rlstab.core.batch import layout_of
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Mean
 from rlstab.core.step import OptimizerStep
+from rlstab.record.effects import what_methods_did
+from rlstab.record.writer import Recorder
 from rlstab.signals import SIGNAL_NAMES, token_signals_from_logits
-from rlstab.trace.dump import Recorder
 
 #: Signals that verl's engine makes itself, also by its fused kernels, which form no logits.
 ENGINES_OWN = frozenset({"entropies"})
@@ -95,7 +96,8 @@ class PlannedLoss:
         step.reports.append(self._logged(model_output, data, piece.batch, live, out.report))
         loss = out.loss * ranks  # ranks average gradients, and denominators are global
         if self.recorder is not None:
-            self.recorder.add(batch.tensors(piece.batch, outputs, data[ROW]), loss, outputs.logprobs)
+            tensors = batch.tensors(piece.batch, outputs, data[ROW]) | what_methods_did(step.plan, piece, outputs)
+            self.recorder.add(tensors, loss, outputs.logprobs)
         return loss
 
     def _logged(

@@ -42,8 +42,8 @@ from rlstab.core.objective import State, TokenObjective, check_complete
 from rlstab.core.step import OptimizerStep
 from rlstab.errors import ConfigError, HostError, RlstabError
 from rlstab.hosts import adapted
+from rlstab.record.writer import Recorder, settings_of
 from rlstab.signals import SIGNAL_NAMES
-from rlstab.trace.dump import Recorder, settings_of
 
 T = TypeVar("T")
 

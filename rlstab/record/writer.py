@@ -1,7 +1,7 @@
-"""The dump of an optimizer step: what the loss of a trainer saw of its tokens, in two files per rank.
+"""Writes the record of an optimizer step: two files per rank.
 
 ``step-000012.rank-0.safetensors`` has the tensors, ``step-000012.rank-0.json`` says what they are. The second is
-written last, and each appears only when it is whole: a rank that was killed between them has no dump of the step.
+written last, and each appears only when it is whole: a rank that was killed between them has no record of the step.
 """
 
 from __future__ import annotations
@@ -9,96 +9,28 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
+from contextlib import suppress
+from os.path import lexists
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from torch import Tensor
 
 from rlstab.config import dump_objective
-from rlstab.core.batch import SIGNALS, TokenBatch, layout_of
+from rlstab.core.batch import TokenBatch, layout_of
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.saved_state import dump_state
 from rlstab.errors import ConfigError
 from rlstab.files import replace_file
+from rlstab.record.step import BY_TOKEN, Header, HostLoss, together
 
-#: Outputs of the live policy, which a loss is made of.
-LIVE = ("logprobs", "entropies", "log_kept_mass")
-#: Tensors by response: ``(S,)``, those of `REQUIRED` in every dump.
-BY_RESPONSE: Mapping[str, str] = {
-    "lengths": "tokens of the response, int64",
-    "prompt_lengths": "tokens of its prompt, int64",
-    "sequence_ids": "stable identity, int64",
-    "group_ids": "identity of its prompt, int64",
-    "parts": "number of its micro-batch on this rank, int64",
-    "rewards": "reward of the response",
-}
-#: Tensors by token: ``(n,)``, the tokens of the responses one after another. Log-probs and entropies are in nats.
-BY_TOKEN: Mapping[str, str] = {
-    "ids": "the token, int64",
-    "mask": "1 where the token counts in the loss, else 0 (what a tool answered), uint8",
-    "advantages": "advantage",
-    "logprobs": "log-prob under the policy at the start of the optimizer step, which decisions are made from",
-    "old_logprobs": "log-prob under the policy that the ratio divides by; missing where that is the live one",
-    **SIGNALS,
-    **{f"live_{name}": f"`{name}` in the forward of the loss, where they are others" for name in LIVE},
-    "weights": "factor of the policy term that the trainer has beside its formula",
-    "coefficients": "derivative of what the trainer backpropagated by the log-prob of the token",
-}
-#: Without these there is nothing to look at. ``prompt_ids``, ``(m,)`` int64, has the tokens of all prompts.
-REQUIRED = ("lengths", "ids", "mask", "advantages", "logprobs")
+#: Beside the steps: the tokenizer of the model.
+TOKENIZER = "tokenizer.json"
 
 _NOTHING = {name: torch.zeros(0, dtype=torch.int64) for name in ("lengths", "ids", "mask")}
 _NOTHING |= dict.fromkeys(("advantages", "logprobs"), torch.zeros(0))
-_Name = Annotated[str, Field(max_length=200)]
-
-
-class HostLoss(BaseModel):
-    """The loss that a trainer says it has.
-
-    Attributes:
-        name: of the formula, such as ``trl/dapo``; see :mod:`rlstab.replay.host_loss`. ``rlstab`` is an objective.
-        settings: of the formula, by the names of :class:`rlstab.replay.host_loss.Formula`; of ``rlstab``,
-            ``objective`` and the ``state`` before the step.
-        values: by micro-batch of this rank, what was backpropagated; None where it was not finite.
-    """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-    name: _Name
-    settings: dict[str, JsonValue] = {}
-    values: list[float | None] = []
-
-
-class Header(BaseModel):
-    """What ``step-N.rank-R.json`` says.
-
-    Attributes:
-        host: the trainer and its version.
-        step: number of the optimizer step, from 1.
-        rank: of the process that wrote this.
-        ranks: how many wrote; the gradient is the mean over them.
-        parts: micro-batches of this rank in this optimizer step.
-        first: no weight has changed since the responses were sampled, so every ratio is 1.
-        learning_rate: of this optimizer step.
-        temperature: that of the log-probs.
-        loss: what the trainer says it minimises, None where it does not.
-        sha256: of the tensors' file, hexadecimal.
-    """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-    format: Literal[1] = 1
-    host: _Name
-    step: Annotated[int, Field(ge=0)]
-    rank: Annotated[int, Field(ge=0)] = 0
-    ranks: Annotated[int, Field(ge=1)] = 1
-    parts: Annotated[int, Field(ge=0, le=10**6)] = 1
-    first: bool = False
-    learning_rate: Annotated[float, Field(ge=0)] | None = None
-    temperature: Annotated[float, Field(gt=0)] | None = None
-    loss: HostLoss | None = None
-    sha256: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")] = ""
 
 
 def write_dump(folder: Path, header: Header, tensors: Mapping[str, Tensor]) -> Path:
@@ -124,20 +56,36 @@ def write_dump(folder: Path, header: Header, tensors: Mapping[str, Tensor]) -> P
     return path
 
 
+def remove_dump(folder: Path) -> None:
+    """Remove the files of a dump, and their folder if nothing else is in it; what a link leads to stays."""
+    if folder.is_symlink():
+        return
+    for path in (*folder.glob("step-*.rank-*.*"), folder / TOKENIZER):
+        path.unlink(missing_ok=True)
+    with suppress(OSError):
+        folder.rmdir()
+
+
 class Recorder:
     """Keeps the micro-batches of an optimizer step of this rank as they pass, and writes them at its end.
 
     Args:
         folder: of the dump.
+        every: optimizer steps from one record to the next.
+        last: number of the last optimizer step, 0 where it is not known.
 
     Attributes:
         parts: the tensors of each micro-batch.
         values: what was backpropagated of each.
     """
 
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: str | Path, every: int = 1, last: int = 0) -> None:
+        self.folder, self.every, self.last = Path(folder), every, last
         self.begin()
+
+    def wants(self, step: int) -> bool:
+        """Whether an optimizer step is recorded: every ``every``-th, the first and the last; numbers begin with 1."""
+        return step in (1, self.last) or step % self.every == 0
 
     def begin(self) -> None:
         """Forget what there is, also what an exception left of another step."""
@@ -166,19 +114,12 @@ class Recorder:
             keep = lambda slope: part.update(coefficients=slope.detach()[where].cpu() * scale)  # noqa: E731
             logprobs.register_hook(keep)
 
-    def write_tokenizer(self, tokenizer: Any, *, fresh: bool = False) -> None:
-        """What ``rlstab replay`` decodes by, where a tokenizer has such a form and the folder has none.
-
-        Args:
-            tokenizer: of the model.
-            fresh: the folder is that of the run, which begins anew: an earlier dump in it goes.
-        """
-        for path in self.folder.glob("step-*.rank-*.*") if fresh else ():
-            path.unlink(missing_ok=True)
-        path, backend = self.folder / "tokenizer.json", getattr(tokenizer, "backend_tokenizer", None)
-        if backend is not None and (fresh or not path.exists()):
+    def write_tokenizer(self, tokenizer: Any) -> None:
+        """Write what texts of tokens are decoded by, where the tokenizer has a fast form and the folder has none."""
+        path, backend = self.folder / TOKENIZER, getattr(tokenizer, "backend_tokenizer", None)
+        if backend is not None and not lexists(path):
             self.folder.mkdir(parents=True, exist_ok=True)
-            backend.save(str(path))
+            replace_file(path, backend.to_str(pretty=True))
 
     def write(self, name: str, settings: Mapping[str, Any], **said: object) -> None:
         """Write the step, and forget it; a rank without responses writes that it has none.
@@ -199,13 +140,11 @@ class Recorder:
         loss = HostLoss(
             name=name, settings=dict(settings), values=[value if math.isfinite(value) else None for value in values]
         )
-        names = set.intersection(*map(set, parts)) if parts else set()
-        tensors = {name: torch.cat([part[name] for part in parts]) for name in names} or dict(_NOTHING)
-        write_dump(self.folder, header.model_copy(update={"loss": loss}), tensors)
+        write_dump(self.folder, header.model_copy(update={"loss": loss}), together(parts) if parts else _NOTHING)
 
 
 def tensors_of(batch: TokenBatch, live: PolicyOutputs, response_ids: Tensor) -> dict[str, Tensor]:
-    """The tensors of a micro-batch of a trainer whose loss is an objective.
+    """The tensors of a micro-batch; :func:`rlstab.record.effects.what_methods_did` adds to them.
 
     Args:
         batch: the evidence, built from padded tensors.
@@ -228,7 +167,7 @@ def tensors_of(batch: TokenBatch, live: PolicyOutputs, response_ids: Tensor) -> 
 
 
 def settings_of(objective: TokenObjective, state: State, scope: str = "step") -> dict[str, Any]:
-    """The settings of the loss ``rlstab``; a state with tensors, which is that of a method of the user's, is left out.
+    """The settings of the loss ``rlstab``; a state with tensors, which only a user-defined method has, is left out.
 
     Args:
         objective: its methods.

@@ -57,6 +57,9 @@ def check_host(objective: Composition, name: str) -> None:
     console, host = Terminal(), adapted(name)
     console.print(host_table(objective, host))
     host.require(objective)
+    settings = ", ".join(f"{name}={wanted.value!r}" for name, wanted in host.settings(objective).items())
+    if settings:
+        console.print(escape(f"{host.section}: {settings}"), soft_wrap=True)  # to be pasted
     verb = "express" if host.data_level else "train"
     console.print(f"objective {objective_hash(objective)}: {host.name} can {verb} it")
 

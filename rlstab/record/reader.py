@@ -1,4 +1,4 @@
-"""Reads the optimizer steps of a dump."""
+"""Reads the optimizer steps of a dump, or of what another trainer wrote."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from pydantic import ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
 
-from rlstab.core.batch import TokenBatch
+from rlstab.core.batch import MOST, TokenBatch
 from rlstab.errors import ReportError, RlstabError, reason
+from rlstab.extras import require
 from rlstab.files import exists, is_file
-from rlstab.replay.foreign import read_foreign
-from rlstab.replay.steps import Damaged, Step, joined, rank_of
+from rlstab.record.foreign import read_foreign
+from rlstab.record.step import Damaged, Header, Step, joined, rank_of
 from rlstab.safe_read import read_bytes
-from rlstab.trace.dump import Header
 
 #: What one rank wrote; where the writer was stopped, tensors are there without their description.
 _NAME = re.compile(r"step-\d+\.rank-\d+\.(json|safetensors)")
+#: What reads the token traces of runs from before they were dumps.
+READS_TRACES = "rlstab 0.2.0 up to commit 62ee1c68"
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ def read_dump(path: str | Path) -> Dump:
     """Read a dump, or the export of another trainer.
 
     Args:
-        path: a folder with the files of :mod:`rlstab.trace.dump`, or what :mod:`rlstab.replay.foreign` reads.
+        path: a folder with the files of :mod:`rlstab.record.writer`, one of these files, the folder of a run, which has
+            them in ``dump``, or what :func:`rlstab.record.foreign.read_foreign` reads.
 
     Raises:
         ReportError: no such path, or nothing in it that can be read.
@@ -61,19 +63,52 @@ def read_dump(path: str | Path) -> Dump:
     if not exists(path):
         raise ReportError(f"{path}: no such file or folder. Give the folder of a dump.")
     notes: list[str] = []
-    files = [path] if is_file(path) else path.glob("step-*")
-    own = sorted({file.with_suffix(".json") for file in files if _NAME.fullmatch(file.name)})
+    files = dumped(path if is_file(path) else folder_of(path))
     steps = []
-    for step in _whole(own, notes) if own else read_foreign(path, notes):
+    for step in _whole(files, notes) if files else read_foreign(path, notes):
         try:
             assert step.batch is not None  # made here, so that what does not fit is told
-            steps.append(step)
+            steps.append(_with_sampler(step, notes))
         except RlstabError as error:
             notes.append(f"step {step.number} is left out: {error}")
     if not steps:
         why = f" {' '.join(notes[:3])}" if notes else ""
-        raise ReportError(f"{path}: no optimizer step in it that can be read.{why} Give the folder of a dump.")
+        raise ReportError(f"{path}: no optimizer step in it that can be read.{why} {_advice(path)}")
     return Dump(steps, notes)
+
+
+def folder_of(path: str | Path) -> Path:
+    """The folder of the files that :func:`read_dump` reads; the tokenizer lies in it."""
+    path = Path(path)
+    folder = path.parent if is_file(path) else path
+    return folder / "dump" if not dumped(folder) and dumped(folder / "dump") else folder
+
+
+def dumped(path: Path) -> list[Path]:
+    """The descriptions of a dump in a folder, or of one file of it; none where there is no dump."""
+    files = [path] if is_file(path) else path.glob("step-*")
+    return sorted({file.with_suffix(".json") for file in files if _NAME.fullmatch(file.name)})
+
+
+def _advice(path: Path) -> str:
+    trace = path if path.name == "tokens.jsonl" else path / "tokens.jsonl"
+    if is_file(trace):
+        return f"{trace.name} is a token trace in the format of {READS_TRACES}, which reads it."
+    return "Give the folder of a dump, or of a run with tracking.dump_every."
+
+
+def _with_sampler(step: Step, notes: list[str]) -> Step:
+    """The step with the old log-prob wherever the sampler gave none, or one that is above 0: as in the adapters."""
+    sampled = step.tensors.get("rollout_logprobs")
+    if sampled is None:
+        return step
+    unscored = ~(sampled.isfinite() & (sampled <= MOST["rollout_logprobs"]))
+    if count := int((unscored & step.mask).sum()):
+        notes.append(
+            f"step {step.number}: the sampler has no log-prob for {count} tokens; the old one stands in for it."
+        )
+    old = step.tensors.get("old_logprobs", step.tensors["logprobs"])
+    return step.having({"rollout_logprobs": torch.where(unscored, old, sampled)})
 
 
 def _whole(files: Iterable[Path], notes: list[str]) -> Iterator[Step]:
@@ -96,6 +131,10 @@ def _whole(files: Iterable[Path], notes: list[str]) -> Iterator[Step]:
 
 def _rank(path: Path) -> Step:
     """What one rank wrote: the tensors that belong to a description."""
+    require("report", "a dump", "safetensors")
+    from safetensors import SafetensorError
+    from safetensors.torch import load as load_tensors
+
     try:
         header = Header.model_validate_json(read_bytes(path))
         data = read_bytes(path.with_suffix(".safetensors"))
@@ -105,7 +144,5 @@ def _rank(path: Path) -> Step:
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"]))
         raise Damaged(f"{where or 'the file'}: {error.errors()[0]['msg'].lower()}") from error
-    except OSError as error:
-        raise Damaged(reason(error)) from error
-    except SafetensorError as error:
+    except (OSError, SafetensorError) as error:
         raise Damaged(reason(error)) from error

@@ -1,0 +1,51 @@
+"""What TRL logs of a loss, and no other host: computed from a planned micro-batch and its live outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from rlstab.core.compose import Composition, walk
+from rlstab.core.loss import LossOutput, held_ratio, token_mean
+from rlstab.core.objective import State
+from rlstab.core.plan import Plan
+from rlstab.core.policy_outputs import PolicyOutputs
+from rlstab.core.stats import Mean
+from rlstab.core.terms import Constants
+
+
+def entropy_price(objective: Composition, state: State) -> float | None:
+    """TRL's ``entropy_coef``: what a nat of entropy pays, in the next step if it adapts; None where nothing pays."""
+    for key, method in objective.keyed.items():
+        if method.name == "adaptive_entropy":
+            return float(state[key]["next_coefficient"])
+        if method.name == "entropy_bonus":
+            coefficient: Any = getattr(method, "coefficient", None)
+            return float(coefficient)
+    return None
+
+
+def trl_report(plan: Plan, index: int, live: PolicyOutputs, out: LossOutput) -> Mapping[str, Mean]:
+    """The metrics of one micro-batch that TRL has for this objective, by TRL's names.
+
+    ``policy_loss`` is the loss of the optimizer step without its entropy term.
+    """
+    part, constant, report = plan.part(index), live.constant(), {}
+    batch, methods = part.batch, {leaf.method.name: leaf.method for leaf in walk(plan.objective)}
+    cap: Any = getattr(methods.get("cispo"), "cap", None)
+    if cap is not None:
+        report["cispo_clip_ratio"] = Mean.of((held_ratio(part, constant) > cap) & batch.rewarded)
+    if "vespo" in methods and part.terms.surrogate is not None:
+        kernel = part.terms.surrogate.fn(held_ratio(part, constant), Constants(constant, part.advantages, part.kept))
+        report["vespo/phi_seq_mean"] = Mean.of(batch.sequence_mean(kernel), batch.lengths > 0)
+    paid = [penalty for penalty in part.terms.penalties.values() if "entropies" in penalty.reads]
+    if methods.keys() & {"entropy_bonus", "adaptive_entropy"} and plan.everything.tokens:
+        everyone = torch.ones_like(part.kept)
+        aggregate = part.terms.aggregate or token_mean
+        share = aggregate(batch.sequence, everyone, batch.num_sequences, plan.everything)
+        bonus = [penalty.coefficient * (penalty.fn(constant, constant) * share).sum() for penalty in paid]
+        parts = torch.tensor(len(batch) / plan.everything.tokens, dtype=torch.float64)  # they sum to one step
+        report["policy_loss"] = Mean(out.loss.detach().double() - sum(bonus), parts)
+    return report

@@ -1,0 +1,216 @@
+"""What a bench would do with each of its runs, by what its folder holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from rlstab.bench.file import Bench, BenchRun, few
+from rlstab.bench.progress import last_records
+from rlstab.bench.record import FILE, read_record
+from rlstab.config.document import Document, flat
+from rlstab.config.identity import is_measured, is_neutral, settings_hash
+from rlstab.config.user_code import portable
+from rlstab.console import Terminal
+from rlstab.errors import ConfigError
+from rlstab.models.loading import read_json
+
+#: What may be done with a run, and what a dry run says of it.
+KINDS = {
+    "finished": "",
+    "anew": "",
+    "failed": "failed before, run again with --retry",
+    "resumed": "cut off, would go on from a checkpoint",
+    "changed": "made with other settings, need --overwrite",
+    "measured": "evaluated with other settings, need --overwrite to be made again",
+}
+
+#: What a dry run counts.
+COLUMNS = ("runs", "finished", "rollouts", "optimizer steps", "responses")
+
+#: Columns of a terminal below which the numbers would be cut.
+NARROW = 75
+
+
+def chosen(bench: Bench, only: Sequence[str]) -> tuple[BenchRun, ...]:
+    """The runs that match one of some patterns; without a pattern all of them.
+
+    Raises:
+        ConfigError: no run matches a pattern.
+    """
+
+    def matches(run: BenchRun, pattern: str) -> bool:
+        return fnmatchcase(run.name, pattern) or fnmatchcase(f"{run.setting}/{run.method}", pattern)
+
+    for pattern in only:
+        if not any(matches(run, pattern) for run in bench.runs):
+            raise ConfigError(
+                f"--only {pattern}: no run matches. Give setting/method or setting/method/seed-0, with * for any. "
+                f"Settings: {', '.join(bench.file.settings)}. Methods: {', '.join(bench.file.methods)}."
+            )
+    return tuple(run for run in bench.runs if not only or any(matches(run, pattern) for pattern in only))
+
+
+def plan_of(runs: Sequence[BenchRun], *, overwrite: bool = False, retry: bool = False) -> dict[str, list[BenchRun]]:
+    """What is to be done with each run, by what its folder holds.
+
+    ``finished``, ``measured`` (finished, and the file has another evaluation now) and ``failed`` stay, ``anew`` and
+    ``resumed`` (from a whole checkpoint) are made, and ``changed`` were begun with other settings than the file has.
+    """
+    plan: dict[str, list[BenchRun]] = {kind: [] for kind in KINDS}
+    for run in runs:
+        plan[_kind(run, overwrite, retry)].append(run)
+    return plan
+
+
+def _kind(run: BenchRun, overwrite: bool, retry: bool) -> str:
+    record, records = read_record(run.folder), last_records(run.folder)
+    status, resumable = record.get("status"), (run.folder / "checkpoints").is_dir() and _has_checkpoint(run.folder)
+    same = record.get("run_hash") == run.hash
+    if status != "finished" and not records and not resumable:  # nothing is lost with it
+        return "failed" if status == "failed" and same and not retry else "anew"
+    same = same or _hash(run.folder) == run.hash
+    if not same:
+        again = status == "failed" and retry and not resumable
+        return "anew" if overwrite or again else "changed"
+    if status is None and records and records[-1]["rollout"] >= run.config.optimisation.rollouts:
+        status = "finished"  # its record was lost
+    if status == "finished":
+        measured = any(is_measured(path) for path in differences(run))
+        return "finished" if not measured else "anew" if overwrite else "measured"
+    if status == "failed" and not retry:
+        return "failed"
+    return "resumed" if resumable else "anew"
+
+
+def _has_checkpoint(folder: Path) -> bool:
+    from rlstab.train import checkpoint  # loads transformers
+
+    return any(checkpoint.read(path) is not None for path in checkpoint.checkpoints(folder / "checkpoints"))
+
+
+def _hash(folder: Path) -> str | None:
+    """The hash of the run that a folder holds, by its settings: releases have computed it in several ways."""
+    settings = _settings(folder)
+    return settings_hash(settings, read_json(folder / "run.json").get("code") or {}) if settings else None
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    """The settings with which a run was begun; empty where they cannot be read."""
+    try:
+        settings = Document.read(folder / "config.yaml").data
+    except ConfigError:
+        return {}
+    return settings if isinstance(settings, dict) else {}
+
+
+def differences(run: BenchRun) -> dict[str, str]:
+    """Settings that change training or an evaluation and differ between a run's folder and the file, in words."""
+    before, now = flat(portable(_settings(run.folder))), flat(portable(run.config.model_dump(mode="json")))
+    paths = [path for path in now if path in before and before[path] != now[path]]
+    counting = [path for path in paths if is_measured(path) or not is_neutral(path, now)]
+    return {path: f"{path} = {before[path]}, now {now[path]}" for path in counting}
+
+
+def with_other_settings(bench: Bench, runs: Sequence[BenchRun]) -> str:
+    """``2 runs with other settings than FILE has now: ... (optimisation.lr = 0.1, now 0.2)``."""
+    names, how = few([run.name for run in runs]), few(list(differences(runs[0]).values()))
+    count = f"{len(runs)} run{'s' * (len(runs) > 1)}"
+    what = f"{count} with other settings than {bench.source or 'the bench'} has now: {names}"
+    return f"{what} ({how})" if how else what
+
+
+def notes_of(bench: Bench, plan: Mapping[str, Sequence[BenchRun]], others: Sequence[BenchRun]) -> list[str]:
+    """What to know before the runs are made.
+
+    Args:
+        bench: of which.
+        plan: of the chosen runs.
+        others: that were not chosen and have other settings than the file.
+    """
+    notes = list(bench.notes)
+    if others:
+        notes.append(f"{bench.out} holds {with_other_settings(bench, others)}. --only leaves them as they are.")
+    if measured := plan["measured"]:
+        how = few(list(differences(measured[0]).values()))
+        notes.append(f"{KINDS['measured']}: {few([run.name for run in measured])} ({how}).")
+    return notes
+
+
+def unnamed(bench: Bench) -> str:
+    """Says which runs are of a method, setting or seed that the file once had; empty where there are none."""
+    if bench.again:  # a bench without a file
+        return ""
+    known, folder = {run.name for run in bench.runs}, bench.out / "runs"
+    names = (path.parent.relative_to(folder).as_posix() for path in sorted(folder.glob(f"*/*/seed-*/{FILE}")))
+    names_left = [name for name in names if name not in known]
+    if not names_left:
+        return ""
+    return (
+        f"{bench.out} also holds runs that {bench.source or 'this bench'} does not name: {few(names_left)}. A report "
+        f"of the folder shows them too; remove them if that is not wanted."
+    )
+
+
+def dry_run(bench: Bench, *, only: Sequence[str] = (), console: Console | None = None) -> None:
+    """Print what a bench would do: runs, rollouts and optimizer steps, and how much of it is finished.
+
+    Raises:
+        ConfigError: no run matches.
+    """
+    console = console or Terminal()
+    runs = chosen(bench, only)
+    plan = plan_of(runs)
+    asked = {run.name for run in runs}
+    others = plan_of([run for run in bench.runs if run.name not in asked])["changed"]
+    rows: list[list[str]] = []
+    finished = {run.name for kind in ("finished", "measured") for run in plan[kind]}
+    totals = [0] * 5
+    for setting, method in product(bench.file.settings, bench.file.methods):
+        some = [run for run in runs if (run.setting, run.method) == (setting, method)]
+        if not some:
+            continue
+        optimisation, rollout = some[0].config.optimisation, some[0].config.rollout
+        rollouts = len(some) * optimisation.rollouts
+        work = [rollouts * optimisation.optimizer_steps_per_rollout, rollouts * rollout.prompts * rollout.group]
+        numbers = [len(some), sum(run.name in finished for run in some), rollouts, *work]
+        totals = list(map(sum, zip(totals, numbers, strict=True)))
+        rows.append([setting, method, *map(str, numbers)])
+    lines = _table(rows, ["all", "", *map(str, totals)], console)
+    lines += [f"folder: {bench.out}; baseline: {bench.file.baseline}; workers: {bench.workers}"]
+    for kind, what in KINDS.items():
+        if what and plan[kind] and kind != "measured":
+            how = few(list(differences(plan[kind][0]).values())) if kind == "changed" else ""
+            lines.append(f"{what}: {', '.join(run.name for run in plan[kind])}" + (f" ({how})" if how else ""))
+    lines += [f"note: {note}" for note in notes_of(bench, plan, others)]
+    for line in [*lines, *filter(None, [unnamed(bench)])]:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _table(rows: Sequence[Sequence[str]], total: Sequence[str], console: Console) -> list[str]:
+    """Print the rows as a table; where the terminal is too narrow for one, return them as lines instead."""
+    table = Table("setting", "method", box=box.SIMPLE, pad_edge=False, show_edge=False)
+    for column in table.columns:
+        column.overflow = "fold"  # names that are cut look the same
+    for name in COLUMNS:
+        table.add_column(name, justify="right", min_width=max(map(len, name.split())))  # numbers stay whole
+    for row in rows:
+        table.add_row(*map(escape, row))
+    table.add_section()
+    table.add_row(*total)
+    if console.width < NARROW:
+        return [f"{'/'.join(filter(None, row[:2]))}: {_in_words(row[2:])}" for row in (*rows, total)]
+    console.print(table)
+    return []
+
+
+def _in_words(numbers: Sequence[str]) -> str:
+    return ", ".join(f"{number} {name}" for number, name in zip(numbers, COLUMNS, strict=True))

@@ -1,0 +1,76 @@
+"""When two policies that a method compares can differ in a run: which settings let them, and why they do not.
+
+One table, read in two directions: to fill in what a run leaves open, and to tell which methods cannot act.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from rlstab.config.settings import OptimisationSettings
+
+
+@dataclass(frozen=True)
+class _Drift:
+    """One pair of policies of :data:`rlstab.core.validate.DRIFT`.
+
+    Attributes:
+        differs: whether the two can differ, from ``old_logprobs``, whether ``refresh`` is ``step``, and whether a
+            rollout makes several optimizer steps.
+        why: they are one otherwise, with the cure.
+        settings: with which they differ, where the run leaves these settings open.
+    """
+
+    differs: Callable[[str, bool, bool], bool]
+    why: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+#: By the names of :data:`rlstab.core.validate.DRIFT`.
+_DRIFTS: Mapping[str, _Drift] = {
+    "live": _Drift(
+        lambda old, fresh, several: several or old == "rollout",
+        "the ratio is 1 with one optimizer step per rollout. Set epochs, or old_logprobs: rollout.",
+    ),
+    "step": _Drift(
+        lambda old, fresh, several: fresh and (several or old == "rollout"),
+        "it compares old_logprobs with itself. Set refresh: step, and epochs above 1.",
+        {"refresh": "step"},
+    ),
+    "sampler": _Drift(
+        lambda old, fresh, several: old == "recompute",
+        "it compares the sampler with itself. Set old_logprobs: recompute.",
+        {"old_logprobs": "recompute"},
+    ),
+    "start": _Drift(
+        lambda old, fresh, several: old == "recompute" or fresh,
+        "it compares the sampler with itself. Set refresh: step.",
+        {"old_logprobs": "recompute", "refresh": "step"},
+    ),
+}
+
+
+def why_idle(drift: str, optimisation: OptimisationSettings) -> str | None:
+    """Why two policies that a method compares are one in a run, with the cure; None where they can differ.
+
+    Args:
+        drift: one of :data:`rlstab.core.validate.DRIFT`.
+        optimisation: settings that leave nothing open.
+    """
+    several = optimisation.optimizer_steps_per_rollout > 1
+    differs = _DRIFTS[drift].differs(str(optimisation.old_logprobs), optimisation.refresh == "step", several)
+    return None if differs else _DRIFTS[drift].why
+
+
+def settings_for(drifts: Iterable[str], several: bool) -> dict[str, str]:
+    """The cheapest settings with which these policies can differ.
+
+    Args:
+        drifts: of :data:`rlstab.core.validate.DRIFT`.
+        several: a rollout makes several optimizer steps; with one, a refresh at each step makes the same evidence.
+    """
+    wanted: dict[str, str] = {}
+    for drift in drifts:
+        wanted |= _DRIFTS[drift].settings
+    return wanted if several else {name: value for name, value in wanted.items() if name != "refresh"}

@@ -1,0 +1,77 @@
+"""When two runs are the same run: their settings agree, but for those whose field has the mark ``Neutral``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from functools import cache
+from typing import Any, get_args
+
+from pydantic import BaseModel
+
+from rlstab.config.document import flat
+from rlstab.config.objectives import digest
+from rlstab.config.runs import RunConfig
+from rlstab.config.settings import Neutral
+from rlstab.config.user_code import checksums, portable
+
+
+def run_hash(run: RunConfig) -> str:
+    """Twelve hexadecimal digits over everything that can change what a run learns beyond the rounding of float32.
+
+    Of user-defined code and files of data, what counts is their name and what is in them.
+    """
+    settings = run.model_dump(mode="json")
+    return settings_hash(settings, checksums(settings))
+
+
+def settings_hash(settings: Mapping[str, Any], code: Mapping[str, str]) -> str:
+    """The hash of a run whose resolved settings and checksums of files were stored; see :func:`run_hash`."""
+    values = flat(portable(settings))
+    counting = {path: value for path, value in values.items() if not is_neutral(path, values)}
+    return digest(counting | ({"code": dict(code)} if code else {}))
+
+
+def is_neutral(path: str, values: Mapping[str, Any]) -> bool:
+    """Whether a setting cannot change what a run learns beyond the rounding of float32.
+
+    Args:
+        path: dotted, such as ``optimisation.micro_batch_size``; an item of a list stands by its index or its name.
+        values: of the run, by dotted path.
+    """
+    mark = _mark(path)
+    return mark is not None and not (mark.unless and values.get(mark.unless[0]) == mark.unless[1])
+
+
+def is_measured(path: str) -> bool:
+    """Whether a setting changes what evaluations measure and nothing else."""
+    mark = _mark(path)
+    return mark is not None and mark.measured
+
+
+@cache
+def _mark(path: str) -> Neutral | None:
+    """The mark of a setting, or of the section that it is in."""
+    found = [mark for pattern, mark in _marks() if fnmatchcase(path, pattern) or fnmatchcase(path, f"{pattern}.*")]
+    return found[-1] if found else None
+
+
+@cache
+def _marks() -> tuple[tuple[str, Neutral], ...]:
+    """Patterns of dotted paths with their marks, sections before what is in them."""
+    return tuple(_marks_of(RunConfig, ""))
+
+
+def _marks_of(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, Neutral]]:
+    for name, field in model.model_fields.items():
+        yield from ((prefix + name, mark) for mark in field.metadata if isinstance(mark, Neutral))
+        for inside, depth in _models(field.annotation):
+            yield from _marks_of(inside, f"{prefix}{name}.{depth}")
+
+
+def _models(annotation: Any, depth: str = "") -> Iterator[tuple[type[BaseModel], str]]:
+    """Models in an annotation, with ``*.`` for those that are items of a tuple."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation, depth
+    for argument in get_args(annotation):
+        yield from _models(argument, "*." if getattr(annotation, "__origin__", None) is tuple else depth)

@@ -1,0 +1,128 @@
+"""What an unknown key or name in a YAML file was meant as: a name here, another heading, or the nearest by letters.
+
+``other_names.yaml`` has the names that TRL, verl, PEFT and papers use.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel
+
+from rlstab.config import settings
+from rlstab.core.settings import settings_of
+from rlstab.errors import NEAR, did_you_mean, likeness, plain
+from rlstab.presets import PRESETS
+from rlstab.stages import STAGES
+from rlstab.zoo import METHODS
+
+#: The headings of a run that have settings, each with the models of what it holds.
+SECTIONS: Mapping[str, Any] = {
+    "model": settings.ModelSettings,
+    "task": settings.TaskSettings,
+    "reward": settings.Rewards,
+    "rollout": settings.RolloutSettings,
+    "optimisation": settings.OptimisationSettings,
+    "engine": settings.EngineSettings,
+    "evaluation": settings.EvaluationSettings,
+    "tracking": settings.TrackingSettings,
+}
+#: A key that stands in more places than this could be meant for any of them.
+MOST_HOMES = 3
+#: A key that is like no setting of its heading, and so like one of another heading or library, is that one misspelt.
+MISSPELT = 0.85
+
+
+def unknown_key(key: str, model: type[BaseModel]) -> str:
+    """What to say of a key that ``model``, a part of a file, does not have."""
+    known, others = list(model.model_fields), {**_homes(), **_answers()}
+    wanted = plain(key)
+    if wanted not in {*others, *_kinds()} and max(likeness(key, name) for name in known) < NEAR:
+        wanted = max((name for name in others if likeness(key, name) >= MISSPELT), default=wanted)
+    if wanted in known:
+        return did_you_mean(key, known)
+    if wanted in _answers():
+        return _answers()[wanted]
+    if wanted in _kinds():
+        return f"'{wanted}' is {_kinds()[wanted]}."
+    beyond = "{name:" if "preset" in known or tag_of(model) in METHODS.names() else "the method"  # of another level
+    homes = [home for home in _homes().get(wanted, ()) if beyond not in home]
+    return f"It belongs to {' or '.join(homes)}." if 0 < len(homes) <= MOST_HOMES else did_you_mean(key, known)
+
+
+def unknown_name(name: str, known: Sequence[str]) -> str:
+    """What to say of a name where that of a method, a stage or a preset is expected, of which some are ``known``."""
+    meant = _table()["methods"].get(plain(name), plain(name))
+    # of two that are equally near, the one that is expected
+    close = max({*known, *_kinds()}, key=lambda other: (likeness(meant, other), other in known, other))
+    if close in known or likeness(meant, close) < NEAR:
+        return did_you_mean(meant, known)
+    return f"{'It' if close == name else f'Perhaps {close}, which'} is {_kinds()[close]}."
+
+
+@cache
+def _kinds() -> dict[str, str]:
+    """What each name is, and where it is written."""
+    return {
+        **dict.fromkeys(METHODS.names(), "a method of the loss: list it under `objective`"),
+        **dict.fromkeys(STAGES.names(), "a stage: list it under `stages`"),
+        **{name: f"a preset: write {{preset: {name}}} under `objective`" for name in PRESETS},
+    }
+
+
+@cache
+def _table() -> dict[str, dict[str, Any]]:
+    text = (Path(__file__).parent / "other_names.yaml").read_text(encoding="utf-8")
+    return dict(yaml.safe_load(text))
+
+
+@cache
+def _answers() -> dict[str, str]:
+    """What to say of a setting by the name that another library has for it."""
+    return {
+        name: text if text.endswith(".") else f"'{name}' ({library}) is here: {text}."
+        for library, names in _table()["settings"].items()
+        for name, text in names.items()
+    }
+
+
+@cache
+def _homes() -> dict[str, list[str]]:
+    """Where each setting of a run and of a method stands, by its name."""
+    homes = defaultdict[str, list[str]](list)
+    for section, models in SECTIONS.items():
+        for key, home in _inside(models, section):
+            homes[key] += [home] if home not in homes[key] else []
+    for name in METHODS.names():
+        for setting in settings_of(METHODS.get(name)):
+            homes[setting.name].append(f"the method `{name}`")
+    return homes
+
+
+def _inside(annotation: Any, heading: str) -> Iterator[tuple[str, str]]:
+    """Settings in the models of a type, each with its dotted path; where models differ by their name, with that too."""
+    for model in models_in(annotation):
+        for key, field in model.model_fields.items():
+            tag = tag_of(model)
+            yield key, f"`{heading}: {{name: {tag}, {key}: ...}}`" if tag else f"`{heading}.{key}`"
+            yield from _inside(field.annotation, f"{heading}.{key}")
+
+
+def tag_of(model: type[BaseModel]) -> str | None:
+    """The one `name` that a member of a union may have."""
+    name = model.model_fields.get("name")
+    names = () if name is None else get_args(name.annotation)
+    return names[0] if len(names) == 1 else None
+
+
+def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The pydantic models that a type names, such as the members of a union."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from models_in(part)

@@ -1,0 +1,136 @@
+"""Where the keys and values of a YAML file are checked: against the pydantic models of ``settings``.
+
+Each mistake is one line with the file, its line and the setting; all mistakes of a file are told at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from rlstab.config.document import Document, Kind, Place, flow, kind_of_file, shown
+from rlstab.config.suggestions import SECTIONS, models_in, tag_of, unknown_key
+from rlstab.errors import ConfigError, Conflict, RlstabError, did_you_mean
+
+Model = TypeVar("Model", bound=BaseModel)
+Result = TypeVar("Result")
+
+#: What a file is, and what it is for.
+_USE: Mapping[Kind, str] = {
+    "bench": "a bench file. Run it by `rlstab bench {}`; --dry-run tries it",
+    "run": "a run file. Train it by `rlstab train {}`, or name it as the `base` of a bench file",
+    "objective": "an objective alone. Write it under the key `objective` of a run file",
+}
+#: What YAML calls the kinds of values that pydantic names.
+_KINDS = {"dictionary": "a mapping", "list": "a list", "tuple": "a list"}
+
+
+def validate(document: Document, model: type[Model], data: Any, path: Place = ()) -> Model:
+    """A part of a document as a model; unknown keys, missing keys and values out of range are mistakes.
+
+    Args:
+        document: for files and lines.
+        model: what the part should be.
+        data: the part.
+        path: of the part in the document.
+
+    Raises:
+        ConfigError: one line per mistake, each with file and line, in the order of the file.
+    """
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        lines = dict[tuple[Any, ...], str]()
+        for mistake in error.errors(include_url=False):  # of a value that fits no member of a union, the first alone
+            value = tuple(_steps_in(data, mistake["loc"])) if mistake["type"] != "missing" else mistake["loc"]
+            lines.setdefault(value, _line(document, model, mistake, data, path))
+        raise ConfigError(_by_line(lines.values())) from None
+
+
+def require_kind(document: Document, wanted: Kind) -> None:
+    """Refuse the file of something else. A run file is one of an objective too.
+
+    Raises:
+        ConfigError: says what it is, and what takes it.
+    """
+    kind = kind_of_file(document.data)
+    if kind != wanted and (kind, wanted) != ("run", "objective"):
+        raise document.error((), f"this is {_USE[kind].format(document.name or 'FILE')}.")
+
+
+def together(checks: Iterable[Callable[[], Result]]) -> list[Result]:
+    """The results of several checks of one file; errors of any are raised together, in the order of the file."""
+    results, errors = list[Result](), list[RlstabError]()
+    for check in checks:
+        try:
+            results.append(check())
+        except (ConfigError, Conflict) as error:
+            errors.append(error)
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise ConfigError(_by_line(line for error in errors for line in mistakes_of(error)))
+    return results
+
+
+def mistakes_of(error: RlstabError) -> list[str]:
+    """The mistakes that an error names, one by one; what follows a mistake on lines of its own is indented."""
+    return re.split(r"\n(?=\S)", str(error))
+
+
+def _by_line(lines: Iterable[str]) -> str:
+    found = {line: re.match(r"(.*?):(\d+): ", line) for line in lines}
+    return "\n".join(sorted(found, key=lambda line: (at[1], int(at[2])) if (at := found[line]) else ("", 0)))
+
+
+def _line(document: Document, model: type[BaseModel], mistake: Mapping[str, Any], data: Any, path: Place) -> str:
+    """A mistake that pydantic found, in the words of a YAML file."""
+    kind, loc, context = mistake["type"], mistake["loc"], mistake.get("ctx", {})
+    inside = (*path, *_steps_in(data, loc))
+    last = loc[-1] if loc else ""
+    if kind == "misfit":
+        return document.text((*inside, *context["place"]), context["text"])
+    if kind == "extra_forbidden":
+        return document.text(inside, f"unknown key '{last}'. {unknown_key(str(last), _model_at(model, loc))}")
+    if kind == "missing":
+        what = f"the setting `{last}` is missing; it has no default" if isinstance(last, str) else "too few values"
+        return document.text(inside, f"{what}.")
+    if kind == "union_tag_invalid":
+        tags = [tag.strip(" '") for tag in str(context["expected_tags"]).split(",")]
+        hint = did_you_mean(str(context["tag"]), tags)
+        return document.text((*inside, "name"), f"no {last} is called '{context['tag']}'. {hint}")
+    if kind == "union_tag_not_found":
+        return document.text(inside, f"a {last} needs its `name`.")
+    said = re.sub("a valid (dictionary|list|tuple).*", lambda kind: _KINDS[kind[1]], mistake["msg"])
+    if not said.startswith("Input should"):
+        return document.text(inside, f"{said[:1].lower()}{said[1:]}.")
+    text = f"{said.removeprefix('Input ')}, not {shown(mistake['input'])}."
+    if kind.startswith("model_") and (section := next(models_in(SECTIONS.get(str(last))), None)) is not None:
+        key, field = next(iter(section.model_fields.items()))
+        given = mistake["input"] if isinstance(mistake["input"], str) else field.get_default()
+        text += f" Write for example {last}: {flow({key: given})}."
+    return document.text(inside, text)
+
+
+def _model_at(model: type[BaseModel], loc: Sequence[str | int]) -> type[BaseModel]:
+    """The model that has an unknown key, by pydantic's ``loc`` of it: steps are keys, indices and tags of unions."""
+    models = [model]
+    for step in loc[:-1]:
+        fields = [one.model_fields[str(step)] for one in models if step in one.model_fields]
+        inside = [inner for field in fields for inner in models_in(field.annotation)]
+        models = inside or [one for one in models if tag_of(one) == step] or models
+    return models[0]
+
+
+def _steps_in(data: Any, loc: Sequence[str | int]) -> Iterator[str | int]:
+    """The steps of pydantic's ``loc`` that are keys and indices of the data; others name members of unions."""
+    for step in loc:
+        if isinstance(data, Mapping) and step in data:
+            yield step
+            data = data[step]
+        elif isinstance(data, list | tuple) and isinstance(step, int) and step < len(data):
+            yield step
+            data = data[step]

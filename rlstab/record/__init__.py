@@ -1,0 +1,25 @@
+"""The record of an optimizer step: written by every trainer, read by every page.
+
+``step`` is the container; ``writer`` and ``reader`` write and read its two files per rank. ``foreign``, with
+``prime_rl``, ``nemo_rl`` and ``slime``, reads what other trainers write. ``effects`` is what each method did to each
+token, and ``response_traces`` the same as a page shows it.
+"""
+
+from rlstab.record.effects import ACTIONS, MethodTrace, Trace, trace
+from rlstab.record.reader import Dump, load, read_dump
+from rlstab.record.step import Header, HostLoss, Step
+from rlstab.record.writer import write_dump
+
+__all__ = [
+    "ACTIONS",
+    "Dump",
+    "Header",
+    "HostLoss",
+    "MethodTrace",
+    "Step",
+    "Trace",
+    "load",
+    "read_dump",
+    "trace",
+    "write_dump",
+]

@@ -1,0 +1,116 @@
+"""The values that other trainers write of a response, as tensors by the names of a record."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlstab.files import checksum
+from rlstab.record.step import MOST_IDS, REQUIRED, Damaged
+from rlstab.safe_read import as_float
+
+
+@dataclass(frozen=True, eq=False)
+class Response:
+    """One response that another trainer wrote down.
+
+    Attributes:
+        host: the trainer.
+        rollout: its number.
+        order: number of the optimizer step in the rollout.
+        rank: of the process.
+        tensors: by the names of a record.
+    """
+
+    host: str
+    rollout: int
+    order: int
+    rank: int
+    tensors: Mapping[str, Tensor]
+
+
+def columns_of(record: Mapping[str, Any], names: Mapping[str, str], count: int | None = None) -> dict[str, Tensor]:
+    """``(n,)`` float64 values by token, by the names of a record, of those that are there.
+
+    Args:
+        record: of a trainer.
+        names: its own names, by those of a record.
+        count: how many each has to have; None is as many as ids.
+
+    Raises:
+        Damaged: one is not a list of so many numbers, or one of :data:`REQUIRED` is missing.
+    """
+    values = {"ids": column(record, names["ids"])}
+    for name, theirs in names.items():
+        if name != "ids" and (name in REQUIRED or record.get(theirs) is not None):
+            values[name] = column(record, theirs, count or values["ids"].numel())
+    return values
+
+
+def column(record: Mapping[str, Any], name: str, count: int | None = None) -> Tensor:
+    """``(n,)`` float64 values of a list or a tensor, ``count`` of them where that is given; NaN where they are None.
+
+    Raises:
+        Damaged: it is something else.
+    """
+    values = record.get(name)
+    try:
+        if isinstance(values, list):
+            values = torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float64)
+        if isinstance(values, Tensor) and values.ndim == 1 and values.numel() == (count or values.numel()):
+            return torch.empty(values.shape, dtype=torch.float64).copy_(values)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        pass
+    raise Damaged(f"'{name}' is not a list of {'' if count is None else f'{count} '}numbers")
+
+
+def tensors_of_response(
+    values: Mapping[str, Tensor], start: int, part: int, reward: object = None
+) -> dict[str, Tensor]:
+    """The tensors of a response: what is before its start is its prompt, and the last values are its own.
+
+    Raises:
+        Damaged: there is no response, an id is not one of a token, or a value that every loss reads is not known.
+    """
+    ids = values["ids"]
+    if not 0 <= start < ids.numel() or bool(((ids.frac() != 0) | (ids < 0) | (ids >= MOST_IDS)).any()):
+        raise Damaged("its tokens are not token ids of a prompt and a response")
+    prompt, count = ids[:start].long(), ids.numel() - start
+    trained = values["mask"][-count:] != 0
+    tokens = {name: own[-count:].float() for name, own in values.items() if name != "ids"}
+    for name in {*REQUIRED, "old_logprobs"} & tokens.keys():
+        if not bool(tokens[name][trained].isfinite().all()):
+            raise Damaged(f"'{name}' is not known where a token counts in the loss")
+    known = as_float(reward)
+    return {
+        **tokens,
+        "rewards": torch.tensor([math.nan if known is None else known]),
+        "ids": ids[start:].long(),
+        "mask": trained.to(torch.uint8),
+        "lengths": torch.tensor([count]),
+        "prompt_lengths": torch.tensor([start]),
+        "prompt_ids": prompt,
+        "group_ids": torch.tensor([int(checksum(prompt.numpy().tobytes()), 16)]),
+        "parts": torch.tensor([part]),
+    }
+
+
+def first(mask: Tensor) -> int:
+    """The first token that is trained on; beyond the end where there is none."""
+    return int((mask != 0).int().argmax()) if bool(mask.any()) else mask.numel()
+
+
+def whole(value: object) -> int:
+    """A number of a step, a rank or a length.
+
+    Raises:
+        Damaged: it is something else.
+    """
+    if not isinstance(value, int) or not 0 <= value < 10**12:
+        raise Damaged("a step, rank or length is not a whole number")
+    return value

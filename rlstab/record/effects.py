@@ -1,0 +1,276 @@
+"""What an optimizer step did to each token, and which method did it."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlstab.config import load_objective
+from rlstab.core.batch import TokenBatch
+from rlstab.core.compose import walk
+from rlstab.core.loss import Part, bounded_exp, held_ratio, token_log_ratio
+from rlstab.core.objective import TokenObjective, no_fit_warnings
+from rlstab.core.plan import Plan, make_plan, member_terms
+from rlstab.core.policy_outputs import PolicyOutputs
+from rlstab.core.terms import Constants, Terms
+from rlstab.record.step import DID, HostLoss, Step
+
+#: What a method can do to a token.
+ACTIONS = ("dropped", "boosted", "damped", "clipped", "regularised", "unclipped")
+#: A gate or pull leaves a token alone that it changes by no more: a soft gate is seldom exactly 1.
+ALIKE = 1e-3
+
+
+@dataclass(frozen=True, eq=False)
+class MethodTrace:
+    """What one method did to the ``n`` tokens of a part.
+
+    Attributes:
+        name: of the method.
+        actions: ``(n,)`` bool by action, those that its terms can do; see :func:`trace`.
+        weight: ``(n,)`` its own weight, None where it has none.
+        bonus: ``(n,)`` what it adds to the advantage, None where it adds nothing.
+        gate: ``(n,)`` product of its gates, and of its pull in place of the ratio over the ratio; 1 where they do not
+            act, None where it has neither.
+    """
+
+    name: str
+    actions: Mapping[str, Tensor]
+    weight: Tensor | None
+    bonus: Tensor | None
+    gate: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """What a step did to the ``n`` tokens of a part.
+
+    Attributes:
+        ratio: ``(n,)`` the ratio of the loss; NaN where the trainer did not compute the live log-prob: :func:`trace`.
+        methods: by the prefix of their metrics.
+    """
+
+    ratio: Tensor
+    methods: Mapping[str, MethodTrace]
+
+    @property
+    def weight(self) -> Tensor:
+        """``(n,)`` product of the methods' weights."""
+        weights = [method.weight for method in self.methods.values() if method.weight is not None]
+        return reduce(torch.mul, weights, torch.ones_like(self.ratio))
+
+    @property
+    def bonus(self) -> Tensor | None:
+        """``(n,)`` sum of what the methods add to the advantage, None where none adds anything."""
+        bonuses = [method.bonus for method in self.methods.values() if method.bonus is not None]
+        return reduce(torch.add, bonuses) if bonuses else None
+
+    @property
+    def gate(self) -> Tensor | None:
+        """``(n,)`` product over the methods' gates and pull, None where no method has any."""
+        gates = [method.gate for method in self.methods.values() if method.gate is not None]
+        return reduce(torch.mul, gates) if gates else None
+
+    @property
+    def kept(self) -> Tensor:
+        """``(n,)`` bool, the tokens that no method drops."""
+        return ~self.any_did("dropped")
+
+    @property
+    def clipped(self) -> Tensor:
+        """``(n,)`` bool, stopped: beyond a bound in the direction in which it pulls, which the metrics
+        ``ratio/clipped_high``, ``ratio/clipped_low`` and ``ratio/clipped_dual`` count, or by a gate or pull of 0.
+        """
+        return self.any_did("clipped")
+
+    def any_did(self, action: str) -> Tensor:
+        """``(n,)`` bool, the tokens to which some method did this."""
+        taken = [method.actions[action] for method in self.methods.values() if action in method.actions]
+        return reduce(torch.logical_or, taken, torch.zeros_like(self.ratio, dtype=torch.bool))
+
+
+@torch.no_grad()
+def trace(plan: Plan, which: int | TokenBatch | Part, policy: PolicyOutputs) -> Trace:
+    """Trace one of the parts of a plan.
+
+    A method has *dropped* a token that it does not keep; *boosted* it by a weight above 1, by a bonus that makes it
+    pull harder in the direction of its advantage, or by a gate or pull that makes more of its ratio; *damped* it by a
+    weight below 1, by a bonus against that direction, or by a gate or pull that makes less of its ratio; *clipped* it
+    where the method owns the bounds, gate or pull that stopped it; *regularised* it where it is under a penalty of the
+    method; *unclipped* it where it took its trust region away. Gates and surrogates count where a token pulls and is
+    not unclipped, and where they change it by more than :data:`ALIKE`.
+
+    Args:
+        plan: the decisions of the step.
+        which: number of the part, its batch, or a piece.
+        policy: live outputs for its tokens, read without gradient. A trainer may save the forward of tokens that the
+            loss does not read, and put the evidence in its place: their ratio is NaN. Nothing else depends on it.
+    """
+    part, live = plan.part(which), policy.constant()
+    batch, ratio = part.batch, held_ratio(part, live)
+    everywhere = torch.ones_like(batch.sequence, dtype=torch.bool)
+    held, bound = Constants(live, part.advantages, part.kept), part.bound
+    beyond = _beyond(part, ratio) & bound
+    methods = {}
+    for key, member in member_terms(plan, part).items():
+        factor = _gate(member.terms, ratio, held, bound)
+        actions = _actions(member.terms, batch.advantages, beyond, factor, everywhere)
+        methods[key] = MethodTrace(member.name, actions, member.terms.weight, member.terms.bonus, factor)
+    read = torch.stack(list(plan.live_rows(part).values())).any(0)
+    return Trace(torch.where(_computed(live, batch) | read, ratio, torch.nan), methods)
+
+
+def _computed(live: PolicyOutputs, batch: TokenBatch) -> Tensor:
+    """``(n,)`` bool: the live log-prob is not just the evidence, in a step where some differ from it."""
+    moved = live.logprobs != batch.logprobs
+    return moved if bool(moved.any()) else ~moved
+
+
+def _beyond(part: Part, ratio: Tensor) -> Tensor:
+    bounds = part.terms.bounds
+    if bounds is None:
+        return torch.zeros_like(part.has_gradient)
+    return torch.stack(list(bounds.stops(ratio, part.advantages).values())).any(0)
+
+
+def _gate(terms: Terms, ratio: Tensor, constants: Constants, bound: Tensor) -> Tensor | None:
+    factors = [gate.fn(ratio, constants) for gate in terms.gates.values() if gate.acts]
+    if terms.surrogate is not None:
+        factors.append(terms.surrogate.fn(ratio, constants) / ratio)
+    if not factors:
+        return None
+    return torch.where(bound, torch.stack([factor.to(ratio.dtype) for factor in factors]).prod(0), 1.0)
+
+
+def _actions(
+    terms: Terms, advantages: Tensor, beyond: Tensor, gate: Tensor | None, everywhere: Tensor
+) -> dict[str, Tensor]:
+    actions: dict[str, Tensor] = {}
+
+    def add(action: str, where: Tensor) -> None:
+        actions[action] = actions.get(action, ~everywhere) | where
+
+    if terms.keep is not None:
+        add("dropped", ~terms.keep)
+    if terms.weight is not None:
+        add("boosted", terms.weight > 1)
+        add("damped", terms.weight < 1)
+    if terms.bonus is not None:
+        along = torch.where(advantages == 0, terms.bonus.abs(), terms.bonus * advantages.sign())
+        add("boosted", along > 0)
+        add("damped", along < 0)
+    if terms.bounds is not None:
+        add("clipped", beyond)
+    if gate is not None:
+        add("boosted", gate > 1 + ALIKE)
+        add("damped", (gate < 1 - ALIKE) & (gate != 0))
+        add("clipped", gate == 0)
+    for penalty in terms.penalties.values():
+        if penalty.coefficient != 0:
+            add("regularised", everywhere if penalty.where is None else penalty.where)
+    if terms.unclipped is not None:
+        add("unclipped", terms.unclipped)
+    return actions
+
+
+# -- from a record -----------------------------------------------------------------------------------------------------
+
+
+def what_methods_did(plan: Plan, which: int | TokenBatch | Part, policy: PolicyOutputs) -> dict[str, Tensor]:
+    """What a record has to hold of a part, so that :func:`traces_of` can say what each method did: see :data:`DID`.
+
+    Nothing where all methods are shipped, for they are planned again. A record never names code that is run, so of
+    user-defined methods it holds what they did.
+    """
+    if all(type(leaf.method).__module__.startswith("rlstab.") for leaf in walk(plan.objective, observed=True)):
+        return {}
+    seen = trace(plan, which, policy)
+    tensors = {f"{DID}ratio": seen.ratio}
+    for key, method in seen.methods.items():
+        columns = {**method.actions, "weight": method.weight, "bonus": method.bonus, "gate": method.gate}
+        named = key if key == method.name else f"{key}:{method.name}"
+        tensors |= {f"{DID}{named}/{name}": column.float() for name, column in columns.items() if column is not None}
+    return tensors
+
+
+def objective_of(data: Any) -> TokenObjective | None:
+    """The objective in the settings of a recorded loss; None where it has user-defined methods, which are not loaded.
+
+    Raises:
+        RlstabError: it is not an objective.
+    """
+    if ".py:" in json.dumps(data):
+        return None
+    with no_fit_warnings():
+        return load_objective(data)
+
+
+def traces_of(step: Step) -> Iterator[tuple[Step, Trace]]:
+    """What the loss of the trainer did to each token: as it was recorded, or planned again from the evidence.
+
+    Yields:
+        the step and its trace; or its micro-batches, where the trainer took statistics from each of them alone. Without
+        a loss that is known here, traces have no methods.
+
+    Raises:
+        RlstabError: the objective does not fit the evidence.
+    """
+    loss = step.header.loss
+    settings, data = ({}, None) if loss is None else (loss.settings, _planned_as(loss))
+    objective = None if data is None else objective_of(data)
+    if objective is None or any(name.startswith(DID) for name in step.tensors):
+        yield step, _recorded(step)
+        return
+    scope: Any = settings.get("scope", "step")
+    parts = [step.only(rows) for _, rows in step.micro_batches()] if scope == "microbatch" else [step]
+    with no_fit_warnings(), warnings.catch_warnings(action="ignore"):
+        plan = make_plan(objective, [part.batch for part in parts], settings.get("state"), scope=scope)  # type: ignore[arg-type]
+    yield from ((part, trace(plan, number, part.live)) for number, part in enumerate(parts))
+
+
+def _planned_as(loss: HostLoss) -> Any:
+    """A recorded loss as an objective: its own, or the clip of the trainer's formula; None where it is neither."""
+    settings = loss.settings
+    if "objective" in settings:
+        return settings["objective"]
+    plain = loss.name in ("trl/grpo", "trl/bnpo", "trl/dr_grpo", "trl/dapo", "verl/vanilla")
+    if not plain or settings.get("sequence") or settings.get("bound"):
+        return None
+    # a cap of the ratio stops punished tokens where a dual clip does
+    dual = settings.get("cap", settings.get("dual", 3.0 if loss.name.startswith("verl") else None))
+    return [
+        {"name": "clip_higher", "low": settings.get("low", 0.2), "high": settings.get("high", 0.2), "dual_clip": dual}
+    ]
+
+
+def token_ratio(step: Step) -> Tensor:
+    """``(n,)`` the ratio of each token by itself; NaN where the trainer did not compute the live log-prob."""
+    live = step.live.constant()
+    ratio = bounded_exp(token_log_ratio(live, live, step.batch))
+    return torch.where(_computed(live, step.batch), ratio, torch.nan)
+
+
+def _recorded(step: Step) -> Trace:
+    """What the tensors of a step say that methods did; nothing where there are none."""
+    columns: dict[str, dict[str, Tensor]] = {}
+    for name, values in sorted(step.tensors.items()):
+        if name.startswith(DID):
+            method, _, what = name.removeprefix(DID).rpartition("/")
+            columns.setdefault(method, {})[what] = values[step.mask]
+    ratio = columns.pop("", {}).get("ratio")
+    if ratio is None:
+        ratio = token_ratio(step)
+    methods = {}
+    for named, did in columns.items():
+        key, _, name = named.partition(":")
+        actions = {action: did[action] > 0 for action in ACTIONS if action in did}
+        methods[key] = MethodTrace(name or key, actions, *map(did.get, ("weight", "bonus", "gate")))
+
+    return Trace(ratio, methods)

@@ -1,0 +1,94 @@
+"""Which file is of which trainer, and the optimizer steps that its responses make up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlstab.errors import ReportError, reason
+from rlstab.files import is_file
+from rlstab.record import nemo_rl, prime_rl, slime
+from rlstab.record.columns import Response
+from rlstab.record.step import Damaged, Header, Step, joined, rank_of, together
+from rlstab.safe_read import open_file, read_object
+
+#: Files of each trainer in a folder: the first pattern that matches counts.
+_FILES = (
+    *("rank_*.jsonl", "step_*/rank_*.jsonl", "token_exports/step_*/rank_*.jsonl"),
+    *("train_data_step*.jsonl", "*.jsonl", "*.pt"),
+)
+
+
+def exports(path: Path) -> list[Path]:
+    """Files that prime-rl exported below a folder, or that file itself; none where there are none."""
+    return next(filter(None, (sorted(path.glob(kind)) for kind in _FILES[:3])), [])
+
+
+def read_foreign(path: Path, notes: list[str]) -> list[Step]:
+    """The steps that another trainer wrote.
+
+    Args:
+        path: a file, or a folder of files: ``token_exports`` of prime-rl, ``train_data_stepN.jsonl`` of NeMo-RL, what
+            ``--save-debug-train-data`` of slime or miles writes (``.pt``).
+        notes: takes what was left out.
+
+    Raises:
+        ReportError: it has the rollouts of verl, which have no tokens.
+    """
+    files = [path] if not path.is_dir() else next(filter(None, (sorted(path.glob(kind)) for kind in _FILES)), [])
+    responses: list[Response] = []
+    for file in files:
+        damaged = []
+        try:
+            for number, response in enumerate(slime.responses_in(file) if file.suffix == ".pt" else _lines(file), 1):
+                if isinstance(response, Response):
+                    responses.append(response)
+                else:
+                    damaged.append(f"{number}: {response}")
+        except (Damaged, OSError) as error:
+            notes.append(f"{file.name} is left out: {reason(error)[:200]}.")
+        if damaged:
+            what, lines = ("response", "responses") if file.suffix == ".pt" else ("line", "lines")
+            told = f"1 {what}" if len(damaged) == 1 else f"{len(damaged)} {lines}"
+            notes.append(f"{file.name}: {told} left out that cannot be read ({what} {damaged[0]}).")
+    for folder in sorted({file.parent for file in files}):
+        if folder.name.startswith("step_") and not is_file(folder / "STABLE"):
+            notes.append(f"{folder.name} was not finished: it has no file STABLE.")
+    orders = 1 + max((response.order for response in responses), default=0)
+    if orders > 1:
+        notes.append("Log-probs are those at the start of a rollout: ratios in its later optimizer steps are unknown.")
+    ranks: dict[tuple[int, str, int], list[Response]] = {}
+    for response in responses:
+        ranks.setdefault((response.rollout * orders + response.order, response.host, response.rank), []).append(
+            response
+        )
+    steps: dict[int, list[Step]] = {}
+    for (number, host, _), members in sorted(ranks.items(), key=lambda item: item[0]):
+        tensors = together([response.tensors for response in members])
+        if not bool(tensors["rewards"].isfinite().any()):
+            del tensors["rewards"]
+        parts, tensors["parts"] = tensors["parts"].unique(return_inverse=True)
+        loss = prime_rl.LOSS if host == prime_rl.DEFAULT else None
+        of_step = steps.setdefault(number, [])
+        of_step.append(rank_of(Header(host=host, step=number, rank=len(of_step), parts=len(parts), loss=loss), tensors))
+    return [joined(of_step) for _, of_step in sorted(steps.items())]
+
+
+def _lines(file: Path) -> Iterator[Response | Damaged]:
+    """The responses in a file of JSON lines; of a line that cannot be used, why."""
+    with open_file(file) as lines:
+        for line in lines:
+            record = read_object(line)
+            if {"input", "output", "score"} <= record.keys():
+                raise ReportError(
+                    f"{file}: a rollout dump of verl has texts and scores, and neither tokens nor log-probs: there is "
+                    f"nothing to replay. Let the adapter for verl write dumps."
+                )
+            try:
+                yield (
+                    prime_rl.response_of(record)
+                    if "trainer_logprobs" in record
+                    else nemo_rl.response_of(record, file.stem)
+                )
+            except Damaged as error:
+                yield error

@@ -1,0 +1,62 @@
+"""A line of prime-rl's token export: ``token_exports/step_N/rank_R.jsonl``, schema_version 1.
+
+Fields are those of its own writer, 559b447 (``trainer/rl/token_export.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from rlstab.core.batch import MOST
+from rlstab.record.columns import Response, column, columns_of, first, tensors_of_response, whole
+from rlstab.record.step import DID, HostLoss
+
+#: Its names, by those of a record.
+NAMES = {
+    "ids": "token_ids",
+    "mask": "loss_mask",
+    "advantages": "advantages",
+    "logprobs": "trainer_logprobs",
+    "rollout_logprobs": "inference_logprobs",
+    "entropies": "entropy",
+    f"{DID}ratio": "importance_ratio",
+}
+#: What it says that its loss did to tokens.
+ACTIONS = {"trust_region/clipped": "is_masked", "ref_kl/regularised": "ref_kl_weights", "ce/regularised": "ce_weights"}
+#: With its default loss, which alone fills ``is_masked``. An export does not say the settings of the loss.
+DEFAULT = "prime-rl, default loss"
+LOSS = HostLoss(
+    name="prime-rl/default",
+    settings={
+        "objective": [
+            {"name": "dppo", "low": 0.2, "high": 0.2, "cap": 1e9},
+            {"name": "kl", "coefficient": 2e-3, "estimator": "k2", "anchor": "rollout"},
+        ]
+    },
+)
+
+
+def response_of(record: Mapping[str, Any]) -> Response:
+    """The response of a line. Its ratio divides by the log-probs of the sampler.
+
+    Raises:
+        Damaged: something that has to be there is missing or something else.
+    """
+    values = columns_of(record, NAMES)
+    start, count = first(values["mask"]), values["ids"].numel()
+    unweighted = {"rl_weights": [None] * count}  # None is a weight of 1
+    weights = column(unweighted | dict(record), "rl_weights", count).nan_to_num(1.0)
+    values |= {name: values[name] * weights for name in ("mask", "advantages")}
+    sampled = column(record, "inference_logprobs", count)
+    scored = sampled.isfinite() & (sampled <= MOST["old_logprobs"])
+    values["old_logprobs"] = torch.where(scored, sampled, values["logprobs"])
+    did = {name: column(record, theirs, count) for name, theirs in ACTIONS.items() if record.get(theirs)}
+    host = DEFAULT if all(value is not None for value in record.get("is_masked") or [None]) else "prime-rl"
+    values |= {f"{DID}{name}": (marks.nan_to_num(0.0) != 0).double() for name, marks in did.items()}
+    step, rank, part = (
+        whole(record.get(name, other)) for name, other in (("step", None), ("rank", 0), ("micro_step", 0))
+    )
+    return Response(host, step, 0, rank, tensors_of_response(values, start, part))

@@ -1,0 +1,303 @@
+"""The record of an optimizer step: what the loss of a trainer saw of its tokens, of one rank or of all together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from torch import Tensor
+
+from rlstab.core.batch import MOST, SIGNALS, TokenBatch, impossible
+from rlstab.core.policy_outputs import PolicyOutputs
+
+#: Outputs of the live policy, which a loss is made of.
+LIVE = ("logprobs", "entropies", "log_kept_mass")
+#: Tensors by response: ``(S,)``, those of `REQUIRED` in every dump.
+BY_RESPONSE: Mapping[str, str] = {
+    "lengths": "tokens of the response, int64",
+    "prompt_lengths": "tokens of its prompt, int64",
+    "sequence_ids": "stable identity, int64",
+    "group_ids": "identity of its prompt, int64",
+    "parts": "number of its micro-batch on this rank, int64",
+    "rewards": "reward of the response",
+}
+#: Tensors by token: ``(n,)``, the tokens of the responses one after another. Log-probs and entropies are in nats.
+BY_TOKEN: Mapping[str, str] = {
+    "ids": "the token, int64",
+    "mask": "1 where the token counts in the loss, else 0 (what a tool answered), uint8",
+    "advantages": "advantage",
+    "logprobs": "log-prob under the policy at the start of the optimizer step, which decisions are made from",
+    "old_logprobs": "log-prob under the policy that the ratio divides by; missing where that is the live one",
+    **SIGNALS,
+    **{f"live_{name}": f"`{name}` in the forward of the loss, where they differ from `{name}`" for name in LIVE},
+    "weights": "factor of the policy term that the trainer applies outside its formula",
+    "coefficients": "derivative of what the trainer backpropagated by the log-prob of the token",
+}
+#: Before the name of a method and of what it did, ``did/s2t/dropped``: ``(n,)``, 1 on the tokens that it did it to, or
+#: its ``weight``, ``bonus`` or ``gate``. Recorded where the methods cannot be planned again from the dump.
+DID = "did/"
+#: Without these there is nothing to look at. ``prompt_ids``, ``(m,)`` int64, has the tokens of all prompts.
+REQUIRED = ("lengths", "ids", "mask", "advantages", "logprobs")
+#: Tensors of whole numbers; all others are floats.
+_WHOLE = frozenset({"lengths", "prompt_lengths", "sequence_ids", "group_ids", "parts", "ids", "prompt_ids", "mask"})
+#: Micro-batches of a rank in one optimizer step, and the ids of tokens, are below these.
+MOST_PARTS, MOST_IDS = 10**6, 2**32
+
+_Name = Annotated[str, Field(max_length=200)]
+
+
+class Damaged(Exception):
+    """A file does not hold what it should."""
+
+
+class HostLoss(BaseModel):
+    """The loss that a trainer says it has.
+
+    Attributes:
+        name: of the formula, such as ``trl/dapo``; see :mod:`rlstab.replay.host_loss`. ``rlstab`` is an objective.
+        settings: of the formula, by the names of :class:`rlstab.replay.host_loss.Formula`; of ``rlstab``,
+            ``objective`` and the ``state`` before the step.
+        values: by micro-batch of this rank, what was backpropagated; None where it was not finite.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    name: _Name
+    settings: dict[str, JsonValue] = {}
+    values: list[float | None] = []
+
+
+class Header(BaseModel):
+    """What ``step-N.rank-R.json`` says.
+
+    Attributes:
+        host: the trainer and its version.
+        step: number of the optimizer step, from 1.
+        rank: of the process that wrote this.
+        ranks: how many wrote; the gradient is the mean over them.
+        parts: micro-batches of this rank in this optimizer step.
+        first: no weight has changed since the responses were sampled, so every ratio is 1.
+        learning_rate: of this optimizer step.
+        temperature: that of the log-probs.
+        loss: what the trainer says it minimises, None where it does not.
+        sha256: of the tensors' file, hexadecimal.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    format: Literal[1] = 1
+    host: _Name
+    step: Annotated[int, Field(ge=0)]
+    rank: Annotated[int, Field(ge=0)] = 0
+    ranks: Annotated[int, Field(ge=1)] = 1
+    parts: Annotated[int, Field(ge=0, le=MOST_PARTS)] = 1
+    first: bool = False
+    learning_rate: Annotated[float, Field(ge=0)] | None = None
+    temperature: Annotated[float, Field(gt=0)] | None = None
+    loss: HostLoss | None = None
+    sha256: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")] = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One optimizer step: ``S`` responses of ``N`` tokens, of which ``n`` count in the loss.
+
+    Attributes:
+        header: of one rank; or of all together, with the values of ``loss`` and the parts one rank after another.
+        tensors: by name, see :data:`BY_TOKEN`; micro-batches are numbered over all ranks.
+        ranks: by micro-batch, the rank that it was on.
+    """
+
+    header: Header
+    tensors: Mapping[str, Tensor]
+    ranks: Sequence[int]
+
+    @property
+    def number(self) -> int:
+        """Of the optimizer step."""
+        return self.header.step
+
+    @property
+    def mask(self) -> Tensor:
+        """``(N,)`` bool, the tokens that count in the loss."""
+        return self.tensors["mask"].bool()
+
+    @cached_property
+    def row(self) -> Tensor:
+        """``(N,)`` int64, the response of each token."""
+        return torch.arange(len(self.tensors["lengths"])).repeat_interleave(self.tensors["lengths"])
+
+    @property
+    def groups(self) -> Tensor:
+        """``(S,)`` int64, the prompts in the order of their identities; a response without one is its own."""
+        groups: Tensor = self.batch.group_ids.unique(return_inverse=True)[1]
+        return groups
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches of the step on one rank."""
+        return max(Counter(self.ranks).values(), default=1)
+
+    @property
+    def prompts(self) -> Sequence[Tensor]:
+        """The token ids of the prompt of each response, none where they are not known."""
+        count, lengths, ids = self.tensors["lengths"], *map(self.tensors.get, ("prompt_lengths", "prompt_ids"))
+        return ids.split(lengths.tolist()) if ids is not None and lengths is not None else [count[:0]] * len(count)
+
+    @cached_property
+    def batch(self) -> TokenBatch:
+        """The evidence about the ``n`` tokens."""
+        tensors, sequence = self.tensors, self.row[self.mask]
+        token = {name: tensors[name][self.mask] for name in BY_TOKEN if name in tensors}
+        counts = torch.bincount(sequence, minlength=len(tensors["lengths"]))
+        signals: dict[str, Any] = {name: token[name] for name in SIGNALS if name in token}
+        return TokenBatch(
+            old_logprobs=token.get("old_logprobs", token["logprobs"]),
+            logprobs=token["logprobs"],
+            advantages=token["advantages"],
+            sequence=sequence,
+            position=torch.arange(sequence.numel()) - (counts.cumsum(0) - counts)[sequence],
+            sequence_ids=tensors["sequence_ids"],
+            group_ids=tensors.get("group_ids", tensors["sequence_ids"]),
+            live_ratio="old_logprobs" not in token,
+            _grouped="group_ids" in tensors,
+            **signals,
+        )
+
+    @property
+    def live_logprobs(self) -> Tensor:
+        """``(N,)`` float64, those that the loss was made of."""
+        return self.tensors.get("live_logprobs", self.tensors["logprobs"]).to(torch.float64, copy=True)
+
+    @property
+    def live(self) -> PolicyOutputs:
+        """What the loss was made of, of the ``n`` tokens: new leaves with gradient."""
+        known = {name: self.tensors.get(f"live_{name}", self.tensors.get(name)) for name in LIVE}
+        return PolicyOutputs(
+            **{name: values[self.mask].requires_grad_() for name, values in known.items() if values is not None}
+        )
+
+    def having(self, tensors: Mapping[str, Tensor]) -> Step:
+        """With other tensors of these names."""
+        return replace(self, tensors={**self.tensors, **tensors})
+
+    def micro_batches(self) -> Iterator[tuple[int, Tensor]]:
+        """The micro-batches that have responses: the number, and ``(s,)`` int64 their responses."""
+        numbers, sizes = self.tensors["parts"].unique(return_counts=True)
+        responses = self.tensors["parts"].argsort(stable=True).split(sizes.tolist())
+        yield from zip(numbers.tolist(), responses, strict=True)
+
+    def only(self, responses: Tensor) -> Step:
+        """With some responses, ``(s,)`` int64 or ``(S,)`` bool, in time that depends on these alone."""
+        responses = responses.nonzero().squeeze(-1) if responses.dtype == torch.bool else responses
+        tokens, of_all = self._spans("lengths", responses), dict.fromkeys(BY_RESPONSE, responses)
+        if "prompt_lengths" in self.tensors:
+            of_all["prompt_ids"] = self._spans("prompt_lengths", responses)
+        chosen = {name: values[of_all.get(name, tokens)] for name, values in self.tensors.items()}
+        return replace(self, tensors=chosen)
+
+    def _spans(self, name: str, responses: Tensor) -> Tensor:
+        """``(t,)`` int64, where the tokens of some responses, or of their prompts, stand among those of all."""
+        lengths = self.tensors[name][responses]
+        behind = lengths.cumsum(0)
+        shift = self._starts[name][responses] - (behind - lengths)
+        return torch.arange(int(behind[-1]) if len(behind) else 0) + shift.repeat_interleave(lengths)
+
+    @cached_property
+    def _starts(self) -> Mapping[str, Tensor]:
+        of_lengths = {name: self.tensors[name] for name in ("lengths", "prompt_lengths") if name in self.tensors}
+        return {name: lengths.cumsum(0) - lengths for name, lengths in of_lengths.items()}
+
+    def usable(self) -> tuple[Step, int]:
+        """Without the responses that no loss can be made of, for a value that is NaN, infinite or impossible.
+
+        Returns:
+            the step, which is the same where all can be used; and how many responses it lost.
+        """
+        wrong = torch.stack([_impossible(name, self.tensors[name]) for name in _READ if name in self.tensors]).any(0)
+        lost = self.row[wrong & self.mask].unique()
+        if not len(lost):
+            return self, 0
+        kept = torch.ones(len(self.tensors["lengths"]), dtype=torch.bool).index_fill(0, lost, value=False)
+        return self.only(kept), len(lost)
+
+
+#: What every loss reads of a token.
+_READ = ("advantages", "logprobs", "old_logprobs", "live_logprobs")
+
+
+def _impossible(name: str, values: Tensor) -> Tensor:
+    known = name.removeprefix("live_")
+    return ~values.isfinite() | (impossible(known, values) if known in MOST else False)
+
+
+def rank_of(header: Header, given: Mapping[str, Tensor]) -> Step:
+    """What one rank wrote, if its tensors fit together; in int64 and float32.
+
+    Raises:
+        Damaged: they do not.
+    """
+    known = {*BY_RESPONSE, *BY_TOKEN, "prompt_ids"}
+    tensors = {name: values for name, values in given.items() if name in known or name.startswith(DID)}
+    for name in REQUIRED:
+        if name not in tensors:
+            raise Damaged(f"it has no tensor '{name}'")
+    count, total = tensors["lengths"].numel(), tensors["ids"].numel()
+    for name, values in tensors.items():
+        by_token = name in BY_TOKEN or name.startswith(DID)
+        size = count if name in BY_RESPONSE else total if by_token else values.numel()
+        if values.shape != (size,):
+            raise Damaged(f"'{name}' has shape {tuple(values.shape)}, expected ({size},)")
+        if (name in _WHOLE) == values.is_floating_point():
+            raise Damaged(f"'{name}' is {values.dtype}")
+        tensors[name] = values.long() if name in _WHOLE else values.float()
+    if total and not 0 <= int(tensors["ids"].min()) <= int(tensors["ids"].max()) < MOST_IDS:
+        raise Damaged(f"'ids' has one below 0, or above {MOST_IDS:,}")
+    lengths = {"lengths": tensors["ids"]}
+    if {"prompt_lengths", "prompt_ids"} <= tensors.keys():
+        lengths["prompt_lengths"] = tensors["prompt_ids"]
+    else:
+        tensors.pop("prompt_ids", None)
+    for name, ids in lengths.items():
+        if bool((tensors[name] < 0).any()) or int(tensors[name].sum()) != ids.numel():
+            raise Damaged(f"'{name}' does not add up to {ids.numel()} tokens")
+    part = tensors.setdefault("parts", torch.zeros(count, dtype=torch.int64))
+    if count and not 0 <= int(part.min()) <= int(part.max()) < header.parts:
+        raise Damaged(f"a response is in a micro-batch beyond its {header.parts}")
+    return Step(header, tensors, [header.rank] * header.parts)
+
+
+def together(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The tensors of micro-batches or ranks, one after another: those that all have.
+
+    A live output is recorded only where it is not that of the evidence, which then stands in for it.
+    """
+
+    def of(part: Mapping[str, Tensor], name: str) -> Tensor | None:
+        return part.get(name, part.get(name.removeprefix("live_")))
+
+    columns = {name: [of(part, name) for part in parts] for name in set().union(*parts)}
+    return {
+        name: torch.cat([values for values in column if values is not None])
+        for name, column in columns.items()
+        if all(values is not None for values in column)
+    }
+
+
+def joined(ranks: Sequence[Step]) -> Step:
+    """The step that all its ranks, in their order, wrote down."""
+    firsts = accumulate((len(rank.ranks) for rank in ranks[:-1]), initial=0)
+    parts = [rank.having({"parts": rank.tensors["parts"] + first}) for rank, first in zip(ranks, firsts, strict=True)]
+    full = [rank for rank in parts if rank.tensors["ids"].numel()] or parts
+    tensors = together([rank.tensors for rank in full])
+    tensors.setdefault("sequence_ids", torch.arange(len(tensors["lengths"])))
+    losses = [rank.header.loss for rank in ranks if rank.header.loss is not None]
+    values = [value for loss in losses for value in loss.values]
+    loss = losses[0].model_copy(update={"values": values}) if len(losses) == len(ranks) else None
+    told = {"loss": loss, "ranks": len(ranks), "first": all(rank.header.first for rank in ranks)}
+    every = [number for rank in ranks for number in rank.ranks]
+    return Step(ranks[0].header.model_copy(update={**told, "parts": len(every)}), tensors, every)

@@ -1,0 +1,62 @@
+"""The text that each token adds to a response."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rlstab.errors import ReportError
+from rlstab.extras import require
+from rlstab.safe_read import read_text
+
+Decode = Callable[[list[int]], str]
+#: Tokens before a token that decide how it is written: a leading space, the first bytes of a character.
+CONTEXT = 8
+#: Characters of the text of a token that are kept.
+LONGEST = 1000
+
+
+def decoder(path: Path) -> Decode:
+    """What gives ids their text.
+
+    Args:
+        path: folder of a tokenizer, or its ``tokenizer.json``.
+
+    Raises:
+        ReportError: there is no tokenizer that can be read.
+    """
+    require("train", "the text of tokens", "tokenizers")
+    from tokenizers import Tokenizer  # comes with transformers
+
+    file = path / "tokenizer.json" if path.is_dir() else path
+    try:
+        tokenizer = Tokenizer.from_str(read_text(file))
+    except Exception as error:  # the library raises a bare Exception
+        raise ReportError(f"{file}: not a tokenizer: {error}. Give a folder with a tokenizer.json.") from error
+    return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False))
+
+
+def token_texts(decode: Decode, ids: Sequence[int]) -> list[str]:
+    """One text per token; joined they are the text of the whole, as far as the tokenizer decodes piece by piece.
+
+    A token that holds only the first bytes of a character has the empty text; the one that completes it has the
+    character. Bytes that never become a character stand with the last token as U+FFFD. Texts of more than
+    :data:`LONGEST` characters are cut.
+
+    Args:
+        decode: of a tokenizer, special tokens included.
+        ids: of the tokens.
+    """
+    texts: list[str] = []
+    start = read = 0
+    for index in range(len(ids)):
+        before = decode(list(ids[start:read]))
+        now = decode(list(ids[start : index + 1]))
+        if now.endswith("\ufffd") and index < len(ids) - 1 and index - read < 3:
+            texts.append("")
+            continue
+        text = now[len(before) :]
+        texts.append(text if len(text) <= LONGEST else f"{text[:LONGEST]}…")
+        read = index + 1
+        start = max(start, read - CONTEXT)
+    return texts

@@ -1,0 +1,160 @@
+"""Benches whose settings differ in one number: up to which value does each method stay stable?"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, takewhile
+from typing import Any
+
+from rlstab import signs
+from rlstab.config.identity import is_neutral
+from rlstab.report.collapse import collapsed
+from rlstab.report.formatting import setting
+from rlstab.report.runs import RunRecord, flat
+
+#: Differ between the runs of one bench without being swept, as neutral settings do.
+IGNORED = ("seed", "objective")
+
+#: How coarse the weights of a sampler are: the step of rounding as a share of the largest, or of each number.
+COARSENESS = {None: 0.0, "bf16": 2**-9, "int8": 1 / 127, "fp8": 2**-4, "int4": 1 / 7, "int3": 1 / 3, "int2": 1.0}
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    """One method at one value.
+
+    Attributes:
+        method: its name.
+        setting: name of the setting.
+        value: of the swept key.
+        runs: all of them.
+        collapsed: whose reward fell, or that failed over NaN or Inf.
+        below_start: that end below the reward they began with.
+        unknown: not collapsed, but unfinished, failed for another reason, or too short to say.
+    """
+
+    method: str
+    setting: str
+    value: float
+    runs: int
+    collapsed: int
+    below_start: int
+    unknown: int
+
+    @property
+    def stable(self) -> bool:
+        """Every run finished, none collapsed, none ended below its start."""
+        return not (self.collapsed or self.below_start or self.unknown)
+
+    @property
+    def unstable(self) -> bool:
+        """A run collapsed or ended below its start; with neither this nor :attr:`stable` it cannot be told."""
+        return bool(self.collapsed or self.below_start)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A bench whose settings differ in one number.
+
+    Attributes:
+        bench: its name; empty for runs made by ``rlstab train``.
+        key: dotted path, such as ``optimisation.lr`` or ``stages.overlong.buffer``; of ``rollout.precision`` the values
+            are how coarse the weights are.
+        values: ascending.
+        points: by method and value.
+        highest: by method the highest value at which it is stable and at every lower one too; None if there is none.
+        unclear: by method the value above these that cannot be judged; methods that are unstable there are left out.
+    """
+
+    bench: str
+    key: str
+    values: list[float]
+    points: list[SweepPoint]
+    highest: dict[str, float | None]
+    unclear: dict[str, float]
+
+
+def highest_stable(sweep: Sweep, method: str) -> str:
+    """The highest value at which a method is stable, in words; what cannot be judged is not taken for unstable."""
+    highest = sweep.highest[method]
+    if method in sweep.unclear:
+        unclear = f"{setting(sweep.unclear[method])} cannot be judged"
+        return f"cannot be told ({unclear})" if highest is None else f"at least {setting(highest)} ({unclear})"
+    return f"none of {len(sweep.values)}" if highest is None else setting(highest)
+
+
+def sweeps_of(runs: Sequence[RunRecord]) -> list[Sweep]:
+    """Of each bench, and of the runs without one, whose settings differ in exactly one number."""
+    benches: dict[str, list[RunRecord]] = defaultdict(list)
+    for run in runs:
+        benches[run.bench or ""].append(run)
+    return [_sweep(bench, key, some) for bench, some in benches.items() if (key := swept_key(some)) is not None]
+
+
+def swept_key(runs: Sequence[RunRecord]) -> str | None:
+    """The dotted path in which settings differ, if it is exactly one, holds numbers, and is one number per setting.
+
+    Each method may have settings of its own, such as stages: what counts is how those of one method differ.
+    """
+    of_methods: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
+    for run in runs:
+        if run.config:
+            own = _dials(run.config)
+            if of_methods[run.method].setdefault(run.setting, own) != own:
+                return None
+    differing: set[str] = set()
+    for by_setting in of_methods.values():
+        paths = {path for own in by_setting.values() for path in own}
+        differing |= {path for path in paths if len({repr(own.get(path)) for own in by_setting.values()}) > 1}
+    if len(differing) != 1:
+        return None
+    key = differing.pop()
+    values: dict[str, Any] = {}
+    for name, own in (item for by_setting in of_methods.values() for item in by_setting.items()):
+        if values.setdefault(name, own.get(key)) != own.get(key):
+            return None
+    numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values.values())
+    return key if numeric else None
+
+
+def _dials(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a run that may be swept, by dotted path."""
+    every = dict(flat(config))
+    values = {
+        path: value
+        for path, value in every.items()
+        if path.partition(".")[0] not in IGNORED and not is_neutral(path, every)
+    }
+    if "rollout.precision" in values:
+        values["rollout.precision"] = COARSENESS.get(values["rollout.precision"])
+    return values
+
+
+def _sweep(bench: str, key: str, runs: Sequence[RunRecord]) -> Sweep:
+    # of a run that failed before it wrote its configuration, its setting's other runs know the value
+    values = {run.setting: float(_dials(run.config)[key]) for run in runs if run.config}
+    groups: dict[tuple[str, float], list[RunRecord]] = defaultdict(list)
+    for run in runs:
+        if run.setting in values:
+            groups[run.method, values[run.setting]].append(run)
+    points = [_point(method, value, some) for (method, value), some in sorted(groups.items())]
+    highest: dict[str, float | None] = {}
+    unclear: dict[str, float] = {}
+    for method, some in groupby(points, lambda point: point.method):
+        ascending = list(some)
+        stable = list(takewhile(lambda point: point.stable, ascending))
+        highest[method] = stable[-1].value if stable else None
+        if len(stable) < len(ascending) and not ascending[len(stable)].unstable:
+            unclear[method] = ascending[len(stable)].value
+    return Sweep(bench, key, sorted(set(values.values())), points, highest, unclear)
+
+
+def _point(method: str, value: float, runs: Sequence[RunRecord]) -> SweepPoint:
+    fell, starts = [collapsed(run) for run in runs], [signs.below_start.detect(run).fired for run in runs]
+    unknown = sum(
+        not down and (run.status != "finished" or below is None)
+        for run, down, below in zip(runs, fell, starts, strict=True)
+    )
+    return SweepPoint(method, runs[0].setting, value, len(runs), sum(fell), starts.count(True), unknown)

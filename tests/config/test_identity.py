@@ -1,0 +1,161 @@
+"""One mark says which settings cannot change what a run learns, and runs that differ in them agree."""
+
+import io
+import json
+from typing import get_args
+
+import pytest
+from rich.console import Console
+
+from rlstab.config import Document, dump_run, load_run, run_hash
+from rlstab.config.document import flat
+from rlstab.config.identity import _marks, is_measured, is_neutral, settings_hash
+from rlstab.config.runs import RunConfig
+from rlstab.config.settings import Neutral, TaskSettings
+from rlstab.config.user_code import checksums
+from rlstab.train import train
+from tests.train.runs import ALIKE, GRADED, small
+
+#: For each mark a change of what it marks; of a section, of each setting in it. The numbers are the same bit for bit.
+EXACT = {
+    "evaluation": {
+        "every": 1,
+        "start": False,
+        "sampler": True,
+        "prompts": 3,
+        "samples": 3,
+        "pass_at": [1],
+        "greedy": True,
+    },
+    "tracking": {
+        "out": "elsewhere",
+        "trackers": ["tensorboard"],
+        "project": "other",
+        "checkpoint_every": 1,
+        "keep_checkpoints": 1,
+        "samples": 0,
+        "trace_every": 1,
+        "dump_every": 1,
+        "trace_responses": 2,
+    },
+    "reward.*.workers": 1,
+    "evaluation.prompts": 1,
+    "evaluation.samples": 2,
+}
+#: Likewise: sums of float32 are made in another order.
+ROUNDED = {
+    "rollout.batch_size": 3,
+    "optimisation.micro_batch_size": 3,
+    "optimisation.gradient_checkpointing": True,
+    "engine.name": "fsdp2",
+    "engine.offload": True,
+}
+#: The field of a reward, in another section.
+OF_TASKS = {"task.workers"}
+
+
+def base(folder, **changes):
+    """A run of two rollouts with an evaluation after each."""
+    reward = [{"function": GRADED, "workers": 2}]
+    return small(folder, **{"evaluation__every": 2, "evaluation__samples": 4, "reward": reward, **changes})
+
+
+def changed(folder, path):
+    """The run with another value of a marked setting."""
+    value = (EXACT | ROUNDED)[path]
+    if path == "reward.*.workers":
+        return base(folder, reward=[{"function": GRADED, "workers": value}])
+    if path == "engine.offload":
+        return base(folder, engine={"name": "fsdp2", "offload": value})
+    if isinstance(value, dict):
+        return base(folder, **{f"{path}__{key}": value[key] for key in value if key != "out"})
+    return base(folder, **{path.replace(".", "__"): value})
+
+
+def learnt(run, folder):
+    """What a run wrote of training, without times."""
+    train(run, console=Console(file=io.StringIO()))
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {
+        (record["rollout"], name): value
+        for record in records
+        for name, value in record.items()
+        if not name.startswith(("seconds/", "eval/")) and record["rollout"]
+    }
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory):
+    """What the run learns without a change."""
+    folder = tmp_path_factory.mktemp("before")
+    metrics = learnt(base(folder), folder)
+    assert len(metrics) > 30
+    return metrics
+
+
+def test_every_mark_has_a_change_here():
+    paths = {path for path, _ in _marks()}
+    for task in get_args(get_args(TaskSettings)[0]):  # a path has one meaning in all of them
+        for name, field in task.model_fields.items():
+            assert is_neutral(f"task.{name}", {}) is any(isinstance(mark, Neutral) for mark in field.metadata)
+    assert paths == {*EXACT, *ROUNDED, *OF_TASKS}
+    for section in ("evaluation", "tracking"):
+        assert EXACT[section].keys() == RunConfig.model_fields[section].annotation.model_fields.keys()
+
+
+@pytest.mark.parametrize("path", EXACT)
+def test_what_a_neutral_setting_leaves_alone_is_equal_bit_for_bit(path, before, tmp_path):
+    assert learnt(changed(tmp_path, path), tmp_path) == before
+
+
+@pytest.mark.parametrize("path", ROUNDED)
+def test_what_a_neutral_setting_rounds_otherwise_is_equal_but_for_that(path, before, tmp_path):
+    metrics = learnt(changed(tmp_path, path), tmp_path)
+    assert metrics.keys() == before.keys()
+    for name, value in metrics.items():
+        assert value == pytest.approx(before[name], rel=ALIKE, abs=ALIKE), name
+
+
+@pytest.mark.filterwarnings("ignore:scope")
+def test_a_micro_batch_counts_where_statistics_are_of_a_micro_batch(tmp_path):
+    scoped = {"optimisation__scope": "microbatch", "objective": ["clip_higher", {"name": "top_entropy", "share": 0.5}]}
+    runs = [small(tmp_path / str(size), optimisation__micro_batch_size=size, **scoped) for size in (3, 8)]
+    assert run_hash(runs[0]) != run_hash(runs[1])
+    assert learnt(runs[0], tmp_path / "3") != pytest.approx(learnt(runs[1], tmp_path / "8"), rel=1e-3, abs=1e-3)
+
+
+@pytest.mark.parametrize("path", [*EXACT, *ROUNDED])
+def test_runs_that_differ_in_a_neutral_setting_have_one_hash(path, tmp_path):
+    assert run_hash(changed(tmp_path / "other", path)) == run_hash(base(tmp_path))
+    values = flat(base(tmp_path).model_dump(mode="json"))
+    assert is_neutral(path.replace("*", "0"), values)
+    assert is_measured(path) is (path in ("evaluation.prompts", "evaluation.samples"))
+
+
+def test_the_hash_of_a_run_differs_with_what_counts():
+    settings = {"name": "reasoning_gym", "dataset": "a"}
+    gym = [{"task": {**settings, **more}} for more in ({"options": {"a": 1, "b": 2}}, {"options": {"b": 2, "a": 1}})]
+    half = {"optimisation": {"precision": "bf16"}}
+    for changes, others, same in [
+        (gym[0], gym[1], True),
+        ({"task": {**settings, "workers": 5}}, {"task": settings}, True),
+        ({"seed": 0, "rollout": {"group": 8}, "optimisation": {"old_logprobs": "live"}}, {}, True),
+        ({"task": {**settings, "eval_size": 3}}, {"task": settings}, False),
+        ({"task": {**settings, "time_limit": 1.0}}, {"task": settings}, False),
+        ({**half, "engine": {"name": "fsdp2", "gather": "bf16"}}, half, False),
+        ({"model": {"name": "other"}}, {}, False),
+        ({"task": {"name": "countdown", "seed": 1}}, {}, False),
+        ({"stages": {"name": "grpo", "std": False}}, {}, False),
+        ({"optimisation": {"lr": 2e-6}}, {}, False),
+        ({"optimisation": {"rollouts": 9}}, {}, False),
+        ({"objective": "s2t"}, {}, False),
+        ({"seed": 1}, {}, False),
+    ]:
+        runs = [load_run({"objective": "clip_higher", **sections}) for sections in (changes, others)]
+        assert (run_hash(runs[0]) == run_hash(runs[1])) is same, changes
+
+
+def test_the_hash_of_stored_settings_is_that_of_the_run(tmp_path):
+    run = base(tmp_path)
+    stored = Document.parse(dump_run(run), "config.yaml").data
+    assert settings_hash(stored, checksums(stored)) == run_hash(run)
