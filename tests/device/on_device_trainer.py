@@ -49,3 +49,14 @@ def test_the_trainer_learns_there_what_it_learns_on_a_cpu(tmp_path, name):
     assert len(samples[0]) > 0
     assert samples[0] == samples[1]
     assert apart(tmp_path / "cpu", tmp_path / "sim") < 1e-3
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_device_without_float64_trains_as_well(tmp_path, name):
+    runs = [small(tmp_path / where, **RUNS[name]) for where in ("cpu", "sim")]
+    go(runs[0])
+    with trainer_there(float64=False):
+        go(runs[1])
+    for mine, theirs in zip(*(metrics(tmp_path / where) for where in ("cpu", "sim")), strict=True):
+        for key in mine:
+            assert theirs[key] == pytest.approx(mine[key], **ROUNDING), key

@@ -21,6 +21,7 @@ from torch.utils import backend_registration
 from torch.utils._pytree import tree_leaves, tree_map
 
 import rlstab
+from rlstab.core.devices import counting_device
 
 #: Whether this torch can have a backend that is written in Python.
 AVAILABLE = hasattr(backend_registration, "_setup_privateuseone_for_python_backend")
@@ -176,7 +177,7 @@ def _refuse_mixing(name: str, args: Any, given: Sequence[Tensor]) -> None:
 
 
 def _count(name: str, args: Any, given: Sequence[Tensor]) -> None:
-    by_bools = name in INDEXING and any(index.dtype == torch.bool for index in given[1:])
+    by_bools = name in INDEXING and any(index is not None and index.dtype == torch.bool for index in args[1])
     if name in WAITS or by_bools:
         TALLY.waits["bool index" if by_bools else name, _line()] += 1
     adds = len(args) > 3 and bool(args[3]) if "index_put" in name else True
@@ -270,6 +271,7 @@ def simulated_device(*, float64: bool = True) -> Iterator[Tally]:
     global TALLY
     before, TALLY = TALLY, Tally()
     TALLY.has_float64 = float64
+    counting_device.cache_clear()
     swaps = torch.__future__.get_swap_module_params_on_conversion()
     # else Module.to makes new parameters of another class, and those that two modules share come apart
     torch.__future__.set_swap_module_params_on_conversion(True)
@@ -278,4 +280,5 @@ def simulated_device(*, float64: bool = True) -> Iterator[Tally]:
             yield TALLY
     finally:
         torch.__future__.set_swap_module_params_on_conversion(swaps)
+        counting_device.cache_clear()
         TALLY = before
