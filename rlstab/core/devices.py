@@ -9,7 +9,7 @@ import torch
 
 @cache
 def counting_device(device: torch.device) -> torch.device:
-    """Where sums and thresholds over tokens are computed: the device itself, or the CPU where it has no float64 (mps)."""
+    """Where sums and thresholds over tokens are computed: the device, or the CPU where that has no float64 (mps)."""
     try:
         torch.zeros((), dtype=torch.float64, device=device)
     except TypeError:

@@ -443,7 +443,7 @@ def start_processes(run: RunConfig, timeout: timedelta) -> Accelerator:
 
 @contextmanager
 def fixed_order(run: RunConfig, device: torch.device) -> Iterator[None]:
-    """Inside, an accelerator adds floating-point numbers in a fixed order, where the run asks for it; a CPU always does.
+    """Inside, an accelerator adds floats in a fixed order, where the run asks for it; a CPU always does.
 
     It is torch's switch for the whole process. cuBLAS reads its own, ``CUBLAS_WORKSPACE_CONFIG``, before its first
     product; a value that the user set stays.

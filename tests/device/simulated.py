@@ -2,7 +2,7 @@
 
 Its tensors lie in CPU memory, say that they are on another device, and refuse to meet CPU tensors. It counts, by file
 and line of rlstab, where the host waits for the device and which sums a GPU would add up in no fixed order. It stands
-on torch's Python backend for ``PrivateUse1``, which torch has from 2.10 on.
+on torch's Python backend for ``PrivateUse1``, which torch has from 2.10 on. It has no kernels for autocast.
 """
 
 from __future__ import annotations
@@ -243,7 +243,13 @@ def register() -> None:
     fallback, made = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
     fallback.fallback(lambda func, *args, **kwargs: _run(func, args, kwargs), dispatch_key="PrivateUse1")
     aten = torch.ops.aten
-    factories = [aten.arange.default, aten.arange.start, aten.arange.start_step, aten.randperm.default, aten.eye.default]
+    factories = [
+        aten.arange.default,
+        aten.arange.start,
+        aten.arange.start_step,
+        aten.randperm.default,
+        aten.eye.default,
+    ]
     factories += [aten.full.default, aten.zeros.default, aten.ones.default, aten.linspace.default]
     factories += [aten.tril_indices.default, aten.triu_indices.default]
     for func in factories:
