@@ -34,6 +34,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import track
 from torch import Tensor
+from torch.utils import deterministic
 
 from rlstab.config.objectives import digest
 from rlstab.config.runs import RunConfig
@@ -452,15 +453,16 @@ def fixed_order(run: RunConfig, device: torch.device) -> Iterator[None]:
         yield
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    before, fills = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    before, fills = torch.are_deterministic_algorithms_enabled(), deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # every value is written before it is read
+    # every value is written before it is read
+    deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before, warn_only=warns)
-        torch.utils.deterministic.fill_uninitialized_memory = fills
+        deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
 
 
 def require_processes(run: RunConfig, console: Console) -> None:
