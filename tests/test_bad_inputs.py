@@ -317,7 +317,7 @@ ODD_LINES: dict[str, Text] = {
     "is an export of texts": '{"token_ids": ["x"]}\n',
 }
 for kind, text in ODD_LINES.items():
-    row("view run --terminal", f"tokens.jsonl {kind}", files={"run/tokens.jsonl": text, "run/config.yaml": RUN})
+    row("view run --terminal", f"tokens.jsonl that {kind}", files={"run/tokens.jsonl": text, "run/config.yaml": RUN})
     for command in ("view", "diagnose", "report", "runs"):
         row([command, "t.jsonl"], f"a file that {kind}", files={"t.jsonl": text})
 EMPTY_FOLDERS: list[dict[str, Text]] = [
@@ -366,7 +366,7 @@ STATES += [
 ]
 TABLES: list[Text] = [b"\0" * 100, BYTES, 'Step,"reward\n1,2\n', "Step,reward\n1," + "9" * 1_000_000 + "\n"]
 TABLES += ["reward,entropy\n1,2\n", "Step,loss\n1,2\n", "Step,reward\na,b\n", "Step,Step,loss\n1,1,2\n"]
-TABLES += ["Step,reward\n1,2\n".encode("utf-16")]
+TABLES += ["Step,reward\n1,2".encode("utf-16")[:-1]]
 LOGS: dict[str, list[Text]] = {
     "trainer_state.json": STATES,
     "a.csv": TABLES,
