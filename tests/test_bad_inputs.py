@@ -153,9 +153,7 @@ SET += ["task={name: jsonl, path: .}", "task={name: jsonl, path: f.yaml}", "task
 SET += [f"task={{name: dataset, path: ./full{more}}}" for more in ("", "/none", ", answer_pattern: '('", ", split: 5")]
 for text in SET:
     row(["train", "f.yaml", "--set", text], files=OPTIONS, prepare=linked)
-SIZES = ("", "lots", "-5GB", "0", "0GB", "nanGB", "1e3GB", "1e999999GB", f"{DIGITS}TB")
-CHECKED = [f"--memory={size}" for size in SIZES]
-CHECKED += ["--host=zzz", "--host=", "--host=trl --memory=zzz", "--set=objective=zzz"]
+CHECKED = ["--host=zzz", "--host=", "--set=objective=zzz"]
 rows("check f.yaml", CHECKED, files={"f.yaml": RUN})
 row("check f.yaml", "a bench file", files={"f.yaml": BENCH})
 for command, other in {"check": "bench_entropy", "explain": "zzz", "train": "zzz", "bench": "countdown"}.items():
@@ -451,7 +449,7 @@ def test_bad_input(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert {case: told for case, told in wrong.items() if told} == {}
 
 
-USAGE = ["zzz", "--zzz", "check", "check a b", "check --processes 0 f.yaml", "check f.yaml --example x", "train"]
+USAGE = ["zzz", "--zzz", "check", "check a b", "check f.yaml --example x", "train"]
 USAGE += ["train --timeout x f.yaml", "bench", "bench --workers 1.5 f.yaml", "view", "view --limit x f", "report"]
 USAGE += ["diagnose", "schema --of zzz", "schema x", "doctor x", "init a b", "explain", "explain --preset a f.yaml"]
 USAGE += ["probe --workers 0", "replay --responses 0 f", "runs --zzz", "list --zzz"]
