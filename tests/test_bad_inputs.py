@@ -286,7 +286,8 @@ for kind, text in {
 # -- what reads runs --------------------------------------------------------------------------------------------------
 
 TOKEN = {"rollout": 1, "sequence_id": 0, "tokens": ["a"]}
-EXPORT = {"step": 1, "token_ids": [0, 1, 2], "loss_mask": [False, True, True]}
+EXPORT = {"step": 1, "token_ids": [0, 1, 2], "loss_mask": [False, True, True], "advantages": [0.0, 1.0, 1.0]}
+EXPORT |= {"trainer_logprobs": [-1.0] * 3, "inference_logprobs": [-1.0] * 3}
 METRICS = "".join(
     json.dumps({"rollout": n, "optimizer_step": n, "reward/mean": 0.1 * n, "tokens/entropy": 1.0}) + "\n"
     for n in range(1, 6)
@@ -338,7 +339,7 @@ for command in ("view", "view --terminal", "diagnose", "report", "runs", "replay
     if command not in ("view", "view --terminal"):
         row(f"{command} run none", "a good run and one that is missing", files=RUNS_FILES)
 TRACE = {"t.jsonl": json.dumps(EXPORT) + "\n"}
-SHOWN = ["--rollout=99", "--rollout=-1", "--limit=0", "--limit=-3"]
+SHOWN = ["--step=99", "--step=-1", "--limit=0", "--limit=-3"]
 rows("view t.jsonl", [*SHOWN, "--tokenizer=none", "--tokenizer=."], files=TRACE)
 rows("view t.jsonl --terminal", SHOWN, files=TRACE)
 OUTS = ["--out=/dev/full", "--out=.", "--out=t.jsonl/x", "--out=", "--out=f.txt"]
@@ -369,7 +370,7 @@ LOGS: dict[str, list[Text]] = {
     "trainer_state.json": STATES,
     "a.csv": TABLES,
     "a.jsonl": [
-        '{"step": "1", "reward": 1}\n',
+        '{"step": "one", "reward": 1}\n',
         '{"step": 1, "data": [1]}\n',
         f'{{"step": {DIGITS[:400]}, "zzz": 1}}\n',
     ],

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from rlstab.core.batch import MOST, TokenBatch
 from rlstab.errors import ReportError, RlstabError, reason
 from rlstab.extras import require
-from rlstab.files import exists, is_file
+from rlstab.files import exists, is_dir, is_file
 from rlstab.record.foreign import read_foreign
 from rlstab.record.step import Damaged, Header, Step, joined, rank_of
 from rlstab.safe_read import read_bytes
@@ -86,7 +86,7 @@ def folder_of(path: str | Path) -> Path:
 
 def dumped(path: Path) -> list[Path]:
     """The descriptions of a dump in a folder, or of one file of it; none where there is no dump."""
-    files = [path] if is_file(path) else path.glob("step-*")
+    files = [path] if is_file(path) else path.glob("step-*") if is_dir(path) else []
     return sorted({file.with_suffix(".json") for file in files if _NAME.fullmatch(file.name)})
 
 
