@@ -42,8 +42,6 @@ TRUE_REWARD = "reward/true"
 
 #: ``(R, T)`` float values of a signal. A pure function of the rollout, or a resumed run would differ.
 SignalProvider: TypeAlias = Callable[[Rollout], Tensor]
-#: ``(R,)`` or ``(R, T)`` float advantages, in place of the configured estimator. Pure as well.
-AdvantageProvider: TypeAlias = Callable[[Rollout], Tensor]
 
 
 @dataclass(frozen=True)
@@ -390,7 +388,7 @@ class Generator:
         if self.signals and not rollout.refused:
             with metrics.phase("provide"):
                 for name in sorted(self.signals.keys() & needs):
-                    signals[name] = provided(self.signals[name], f"signals['{name}']", rollout, per_token=True)
+                    signals[name] = provided(self.signals[name], f"signals['{name}']", rollout)
             rollout = replace(rollout, signals=signals)
         return rollout
 
@@ -422,21 +420,20 @@ def checked_output(
     raise error(f"{who} returned {what}, expected a floating point tensor of {wanted}. Change its function.")
 
 
-def provided(provider: Callable[[Rollout], Tensor], who: str, rollout: Rollout, *, per_token: bool) -> Tensor:
-    """What a user-defined function makes of a rollout: ``(R, T)``, or also ``(R,)``; 0 where there is no token.
+def provided(provider: SignalProvider, who: str, rollout: Rollout) -> Tensor:
+    """``(R, T)`` what a user-defined function makes of a rollout, 0 where there is no token.
 
     Raises:
         ShapeError: it is not a floating point tensor of the right shape.
         NonFinite: it holds NaN or Inf on response tokens.
     """
     mask = rollout.response_mask
-    shapes = [tuple(mask.shape)] if per_token else [tuple(mask.shape), tuple(mask.shape[:1])]
     if not len(rollout):  # a rank without responses has nothing to ask about
-        return torch.zeros(shapes[-1], device=mask.device)
+        return torch.zeros(mask.shape, device=mask.device)
     # what the function does to tensors in place changes nothing else
     separate = copy.deepcopy(rollout, {id(rollout.examples): rollout.examples})
-    values = checked_output(provider(separate), who, shapes, ShapeError).to(mask.device)
-    values = torch.where(mask, values, 0.0) if values.ndim == 2 else values
+    values = checked_output(provider(separate), who, [tuple(mask.shape)], ShapeError).to(mask.device)
+    values = torch.where(mask, values, 0.0)
     bad = int((~torch.isfinite(values)).sum())
     if bad:
         raise NonFinite(f"{who} returned {bad} values that are NaN or Inf on response tokens. Change its function.")

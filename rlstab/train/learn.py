@@ -30,7 +30,7 @@ from rlstab.record.effects import what_methods_did
 from rlstab.record.writer import Recorder, settings_of, tensors_of
 from rlstab.signals import SIGNAL_NAMES
 from rlstab.train.engine import Engine
-from rlstab.train.generate import AdvantageProvider, advance, checked_output, provided
+from rlstab.train.generate import advance, checked_output
 from rlstab.train.rollout import Progress, Rollout
 from rlstab.train.tracking import Metrics
 
@@ -54,16 +54,13 @@ class Learner:
         run: the configuration.
         comm: over all ranks.
         main: whether this process logs what is the same on all.
-        provider: makes advantages in place of the configured estimator; None for that.
 
     Attributes:
         recorder: records optimizer steps for ``rlstab view`` and ``rlstab replay``, None where none are recorded.
     """
 
-    def __init__(
-        self, engine: Engine, run: RunConfig, comm: Comm, *, main: bool, provider: AdvantageProvider | None = None
-    ) -> None:
-        self.engine, self.run, self.comm, self.main, self.provider = engine, run, comm, main, provider
+    def __init__(self, engine: Engine, run: RunConfig, comm: Comm, *, main: bool) -> None:
+        self.engine, self.run, self.comm, self.main = engine, run, comm, main
         self.objective, self.settings, self.temperature = run.composition, run.optimisation, run.rollout.temperature
         self.recorder: Recorder | None = None
         self._learning_rate = learning_rate(self.settings)
@@ -74,11 +71,8 @@ class Learner:
         """The rollout with its advantages, and the progress with the next state of the estimator.
 
         Raises:
-            MethodError, ShapeError, NonFinite: the estimator or the provider returned something else.
+            MethodError: the estimator returned something else.
         """
-        if self.provider is not None:
-            values = provided(self.provider, "advantages", rollout, per_token=False)
-            return replace(rollout, advantages=values.float().cpu()), progress
         stage, state = self.run.pipeline.estimator, progress.stages[self.run.pipeline.estimator.name]
         with metrics.phase("estimate"), self.engine.gathered_policy() as policy:
             responses = rollout.responses.knowing(self._evidence_for(stage.needs, rollout, policy))

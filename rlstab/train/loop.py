@@ -58,7 +58,6 @@ from rlstab.train.engine import build_engine, is_sharded, require_launcher
 from rlstab.train.evaluate import evaluate
 from rlstab.train.generate import (
     TRUE_REWARD,
-    AdvantageProvider,
     Generator,
     SignalProvider,
     require_evidence,
@@ -105,7 +104,6 @@ def train(
     overwrite: bool = False,
     console: Console | None = None,
     signals: Mapping[str, SignalProvider] | None = None,
-    advantages: AdvantageProvider | None = None,
     task: Task | None = None,
     timeout: timedelta = TIMEOUT,
 ) -> RunResult:
@@ -121,7 +119,6 @@ def train(
         signals: user-defined signals, by the name that a method's ``needs`` has. Each function takes the
             :class:`~rlstab.train.rollout.Rollout` of this rank and returns ``(R, T)`` floats. A signal that no method
             needs is not made, nor is any on a rank without responses: ranks must not wait for one another in it.
-        advantages: the same for advantages, ``(R,)`` or ``(R, T)``, in place of the configured estimator.
         task: in place of the configured one, any object that fulfils :class:`rlstab.tasks.Task`.
         timeout: how long a process waits for another that is alive and silent, until it ends with an error.
 
@@ -148,17 +145,16 @@ def train(
     for text in unmet(run.pipeline, [method.name for method in active_methods(run.composition)]):
         warnings.warn(text, FitWarning, stacklevel=2)
     require_launcher(os.environ, run)
-    names = {
-        "signals": {name: _name(provider) for name, provider in sorted(signals.items())},
-        "advantages": None if advantages is None else _name(advantages),
-    } | ({} if task is None else {"task": type(task).__qualname__})
+    names: dict[str, Any] = {"signals": {name: _name(provider) for name, provider in sorted(signals.items())}}
+    if task is not None:
+        names["task"] = type(task).__qualname__
     accelerator = start_processes(run, timeout)
     with tag_errors_with_rank(accelerator), Stop() as stop:
         require_processes(run, console)
         say = partial(tell, console, "run folder")
         folder = on_main_process(accelerator, lambda: RunFolder(run, names, say, resume=resume, overwrite=overwrite))
         try:
-            trainer = Trainer(run, accelerator, folder, console, signals, advantages, task, stop)
+            trainer = Trainer(run, accelerator, folder, console, signals, task, stop)
             return trainer.go(describe(run, accelerator, trainer.rewards, trainer.engine.in_words))
         finally:
             if folder is not None:
@@ -173,7 +169,7 @@ class Trainer:
         accelerator: of this process.
         folder: of the run; the first process alone has it.
         console: where to print.
-        signals, advantages, task: see :func:`train`.
+        signals, task: see :func:`train`.
         stop: whether a signal asks to end.
     """
 
@@ -184,7 +180,6 @@ class Trainer:
         folder: RunFolder | None,
         console: Console,
         signals: Mapping[str, SignalProvider],
-        advantages: AdvantageProvider | None,
         task: Task | None,
         stop: Stop,
     ) -> None:
@@ -229,7 +224,7 @@ class Trainer:
             run, policy_now, self.task, self.rewards, comm, rank, world, signals, reference, partial(tell, console)
         )
         self.generator.require_blocks()
-        self.learner = Learner(self.engine, run, comm, main=self.main, provider=advantages)
+        self.learner = Learner(self.engine, run, comm, main=self.main)
         if run.tracking.dump_every:
             last = run.optimisation.optimizer_steps
             self.learner.recorder = Recorder(self.out / DUMP, run.tracking.dump_every, last)

@@ -26,7 +26,7 @@ class Rollout:
     """``R`` responses of this rank, whole groups of them.
 
     The sampler fills the first four fields, the scorer and the stages the next three, and what estimates advantages the
-    last but one. It is what functions for ``signals`` and ``advantages`` are given.
+    last but one. It is what functions for ``signals`` are given.
 
     Attributes:
         sequences: ids and masks; the tokens that a branch was given are a part of its prompt.
