@@ -253,8 +253,9 @@ class Trainer:
         with ProgressBar(self.console, total, self.progress.rollouts, shown=self.main) as bar:
             while self.progress.rollouts < total:
                 metrics, start = Metrics(), time.perf_counter()
-                with self._dropped_by_signals():
-                    rollout, progress = self._next_rollout(metrics)  # choose prompts, sample, score, shape
+                self._stop_if_asked()
+                rollout, progress = self._next_rollout(metrics)  # choose prompts, sample, score, shape
+                self._stop_if_asked()
                 if not rollout.refused:
                     rollout, progress = self.learner.estimate(rollout, progress, metrics)  # advantages
                 progress, refused = self.learner.learn(rollout, progress, metrics)  # optimizer steps
@@ -276,7 +277,7 @@ class Trainer:
     def _next_rollout(self, metrics: Metrics) -> tuple[Rollout, Progress]:
         """The rollout to learn from, which ``rollout.staleness`` others may follow in the queue.
 
-        ``self.progress`` stays as it is until the rollout is learnt, so that it can be dropped.
+        ``self.progress`` stays as it is until the rollout is learnt, so that a signal can drop it.
         """
         run, progress = self.run, self.progress
         plain_torch()
@@ -302,36 +303,20 @@ class Trainer:
         start_trackers(self.accelerator, self.run, self.console, "" if folder is None else folder.run_id)
         try:
             self._rollouts()
-        except Dropped:
-            self._end_early()
         finally:
             self.generator.close()
             for tracker in self.accelerator.trackers:  # end_training() would end the process group as well
                 tracker.finish()
         return self._finish()
 
-    @contextmanager
-    def _dropped_by_signals(self) -> Iterator[None]:
-        """A signal before or inside ends the run here; one that comes later waits until the rollout is learnt."""
-        self._perhaps_stop()
-        self.stop.may_drop = self.accelerator.num_processes == 1  # several have to agree
-        try:
-            yield
-        finally:
-            self.stop.may_drop = False
-        self._perhaps_stop()
-
-    def _perhaps_stop(self) -> None:
-        if number := max(gather_object([self.stop.number])):
-            self.stop.number = number
-            raise Dropped
-
-    def _end_early(self) -> None:
-        """A signal asks to end: save what is completed."""
-        self.stop.may_drop, done = False, self.progress.rollouts
+    def _stop_if_asked(self) -> None:
+        """Where a signal in any process asks to end: save the rollouts that are learnt, and raise :class:`Stopped`."""
+        number, done = max(gather_object([self.stop.number])), self.progress.rollouts
+        if not number:
+            return
         if done and (self.latest is None or checkpoint.number(self.latest) != done):
             self._save(planned=False)
-        raise Stopped(self.stop.number, done, self.run.optimisation.rollouts, self.latest)
+        raise Stopped(number, done, self.run.optimisation.rollouts, self.latest)
 
     def _count_refused(self, refused: Refusals) -> None:
         every_step = refused.steps == self.run.optimisation.optimizer_steps_per_rollout
@@ -492,10 +477,6 @@ def tag_errors_with_rank(accelerator: Accelerator) -> Iterator[None]:
 AGAIN = 1.0
 
 
-class Dropped(BaseException):
-    """What was being done is dropped, because a signal asks to end."""
-
-
 class Stopped(KeyboardInterrupt):
     """A signal ended the run in an orderly way.
 
@@ -513,17 +494,16 @@ class Stopped(KeyboardInterrupt):
 
 
 class Stop:
-    """While it is entered, a first SIGINT or SIGTERM is noted, or drops what is being done where that may be.
+    """While it is entered, a first SIGINT or SIGTERM is noted; a later one ends the run at once.
 
     Handlers that the caller installed stay. Outside the main thread there is nothing to install.
 
     Attributes:
         number: of the signal that asks to end; 0 while none does.
-        may_drop: whether the signal raises :class:`Dropped` at once.
     """
 
     def __init__(self) -> None:
-        self.number, self.may_drop, self._since = 0, False, 0.0
+        self.number, self._since = 0, 0.0
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Stop:
@@ -543,5 +523,3 @@ class Stop:
             raise KeyboardInterrupt
         if not self.number:
             self.number, self._since = number, now
-            if self.may_drop:
-                raise Dropped
