@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.published import Config, case
+from benchmarks.recording import Config, case
 from tests.conformance.inputs import CUTS, LENGTH, load, taken, tensors
 
 # -- one function of a file --------------------------------------------------------------------------------------------

@@ -27,8 +27,8 @@ from rlstab.errors import ConfigError, MethodError, MissingSignal, NonFinite, Sh
 from rlstab.models.policy import Policy
 from rlstab.signals import SIGNAL_NAMES, TRAINER_SIGNALS
 from rlstab.stages.pipeline import Pipeline
-from rlstab.stages.response_batch import ResponseBatch
-from rlstab.stages.stage import AdvantageEstimator, Expansion, Offer, PromptSelector, RolloutExpander, Stage
+from rlstab.stages.response_batch import EVIDENCE, ONLY_FOR, ResponseBatch
+from rlstab.stages.stage import AdvantageEstimator, Expansion, Offer, RolloutExpander, Stage
 from rlstab.tasks import Example, Task
 from rlstab.tasks.blocks import block_evidence, require_blocks, told_blocks
 from rlstab.tasks.rewards import Rewards, Scores, score, without_lost
@@ -448,18 +448,11 @@ BLOCKS = frozenset({"block_ids", "block_rewards", "block_outcomes"})
 #: The rewards of a run one by one.
 REWARDS = frozenset({"reward_parts", "reward_weights"})
 
-#: What is known once responses are sampled and scored.
-SAMPLED = (SIGNAL_NAMES - {"logprobs"}) | BLOCKS | {"rewards", "raw_rewards", *REWARDS, "rollout_logprobs"}
-
-#: What only the policy that learns can tell, just before it learns.
-LEARNING = frozenset({"logprobs", "squared_gradient"})
-
 
 def given_to(stage: Stage) -> frozenset[str]:
     """The evidence that the trainer has for a stage of this kind."""
-    if isinstance(stage, AdvantageEstimator):
-        return SAMPLED | LEARNING
-    return SAMPLED | {"prompt_features"} if isinstance(stage, PromptSelector) else SAMPLED
+    known = SIGNAL_NAMES | EVIDENCE.keys() | ONLY_FOR.keys() | {"rollout_logprobs"}
+    return frozenset(name for name in known if ONLY_FOR.get(name, stage.kind) == stage.kind)
 
 
 def reward_evidence(run: RunConfig) -> frozenset[str]:
@@ -482,7 +475,7 @@ def require_evidence(pipeline: Pipeline, more: frozenset[str] = frozenset()) -> 
         for name in sorted(stage.needs - given):
             why = (
                 "is known only when a rollout is learnt, and only an advantage estimator can read it. Remove the stage."
-                if name in LEARNING
+                if ONLY_FOR.get(name) == AdvantageEstimator.kind
                 else f"the trainer does not have. {did_you_mean(name, given)}"
             )
             raise MissingSignal(f"the stage '{stage.name}' reads '{name}', which {why}")
