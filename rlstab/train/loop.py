@@ -114,7 +114,7 @@ def train(
     Args:
         run: from :func:`rlstab.config.load_run`.
         resume: continue from the newest whole checkpoint in ``tracking.out``; start if there is no run.
-        overwrite: replace a run in ``tracking.out``; it is kept in a subfolder until the first checkpoint of the new one.
+        overwrite: replace a run in ``tracking.out``; it is kept in a subfolder until the new one has a checkpoint.
         console: where to print; None prints to standard error, with a progress bar only on a terminal.
         signals: user-defined signals, by the name that a method's ``needs`` has. Each function takes the
             :class:`~rlstab.train.rollout.Rollout` of this rank and returns ``(R, T)`` floats. A signal that no method
