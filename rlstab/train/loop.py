@@ -195,9 +195,8 @@ class Trainer:
 
         torch.manual_seed(run.seed)
         sharded, precision = is_sharded(run, os.environ), run.optimisation.precision
-        device = (
-            torch.device("cpu") if sharded else accelerator.device
-        )  # a sharded policy may be too large for one device
+        # a policy that is sharded may be too large for one device
+        device = torch.device("cpu") if sharded else accelerator.device
         policy = load_policy(
             run.model.name, device=device, precision=precision, adapter=run.model.adapter, saved=self.latest
         )
