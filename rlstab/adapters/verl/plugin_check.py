@@ -34,8 +34,8 @@ def check_plugin() -> None:
             warnings.warn(f"verl's plugin '{point.name}', which is not this adapter, {hidden}", stacklevel=3)
     if NAME not in points.names:
         raise HostError(
-            f"no entry point '{NAME}' in the group '{GROUP}'. Install rlstab (pip install -e .): PYTHONPATH alone is not"
-            f" enough."
+            f"no entry point '{NAME}' in the group '{GROUP}'. Install rlstab (pip install -e .): PYTHONPATH alone is "
+            f"not enough."
         )
     switch = os.environ.get(SWITCH, "auto").strip().lower()
     if switch != "auto" and NAME not in map(str.strip, switch.split(",")):
