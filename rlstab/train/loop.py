@@ -36,6 +36,7 @@ from rich.progress import track
 from torch import Tensor
 
 from rlstab.config.objectives import digest
+from rlstab.config.run_files import CHECKPOINTS, DUMP, METRICS, SAMPLES
 from rlstab.config.runs import RunConfig
 from rlstab.config.user_code import checksums, portable, require_storable
 from rlstab.console import Terminal, command
@@ -66,7 +67,7 @@ from rlstab.train.generate import (
 )
 from rlstab.train.learn import Learner, Refusals, reference_logprobs
 from rlstab.train.rollout import Progress, Rollout, of_rank
-from rlstab.train.run_folder import CHECKPOINTS, DUMP, RunFolder, describe, line, read_records
+from rlstab.train.run_folder import RunFolder, describe, line, read_records
 from rlstab.train.sampling import require_decoding
 from rlstab.train.tracking import Metrics, ProgressBar, start_trackers, summary_table
 
@@ -342,7 +343,7 @@ class Trainer:
 
     def _log(self, values: Mapping[str, Any], number: int) -> None:
         if self.folder is not None:
-            self.folder.append("metrics.jsonl", line({"rollout": number, **values}))
+            self.folder.append(METRICS, line({"rollout": number, **values}))
         self.accelerator.log(dict(values), step=number)
 
     def _write_samples(self, rollout: Rollout, number: int) -> None:
@@ -356,7 +357,7 @@ class Trainer:
             sample = {"rollout": number, "prompt": rollout.examples[index].prompt, "text": rollout.texts[index]}
             sample |= {key: float(rollout.responses.evidence(name)[index]) for key, name in rewards.items()}
             lines += line(sample | ({"timed_out": True} if index in late else {}))
-        self.folder.append("samples.jsonl", lines)
+        self.folder.append(SAMPLES, lines)
 
     def _save(self, *, planned: bool) -> None:
         about = self.folder.identity() if self.folder is not None else {}
@@ -368,7 +369,7 @@ class Trainer:
 
     def _finish(self) -> RunResult:
         self.accelerator.wait_for_everyone()  # the first process may still be writing
-        result = RunResult(self.out, read_records(self.out / "metrics.jsonl"))
+        result = RunResult(self.out, read_records(self.out / METRICS))
         if self.folder is not None and self.latest is not None:  # the last rollout has a checkpoint
             self.folder.forget_replaced()  # a kill may have prevented it after the last save
             self.folder.keep_newest(self.latest)  # likewise

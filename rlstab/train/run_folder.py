@@ -30,6 +30,7 @@ import rlstab
 from rlstab.config.document import Document, flat
 from rlstab.config.identity import is_neutral, run_hash
 from rlstab.config.objectives import objective_hash
+from rlstab.config.run_files import ABOUT, CHECKPOINTS, CONFIG, DUMP, METRICS, SAMPLES
 from rlstab.config.runs import RunConfig, dump_run
 from rlstab.config.user_code import changed_files, checksums, portable
 from rlstab.errors import CheckpointError, ConfigError
@@ -41,12 +42,11 @@ from rlstab.train import checkpoint
 from rlstab.train.checkpoint import filesystem_errors
 
 #: Files of one JSON object per line.
-JOURNALS = ("metrics.jsonl", "samples.jsonl")
+JOURNALS = (METRICS, SAMPLES)
 
 #: Files that a run writes, apart from its checkpoints and the folders of its trackers.
-FILES = ("config.yaml", *JOURNALS, "run.json")
+FILES = (CONFIG, *JOURNALS, ABOUT)
 
-CHECKPOINTS, DUMP = "checkpoints", "dump"
 LOCK = ".lock"
 
 #: Where a replaced run is kept until the new run has a checkpoint.
@@ -133,7 +133,7 @@ class RunFolder:
         if self._lock is None:
             return
         with suppress(OSError, ValueError):
-            if self._new_lock and not lexists(self.path / "run.json"):
+            if self._new_lock and not lexists(self.path / ABOUT):
                 (self.path / LOCK).unlink()
                 for folder in self._made:
                     folder.rmdir()
@@ -175,11 +175,11 @@ class RunFolder:
             raise CheckpointError(
                 f"{self.path} has no whole checkpoint: {'; '.join(damaged)}. Restore one, or start over by --overwrite."
             )
-        if read_json(self.path / "run.json").get("saved"):
+        if read_json(self.path / ABOUT).get("saved"):
             raise CheckpointError(
                 f"{self.path} had checkpoints, which are gone. Restore one from a copy, or start over by --overwrite."
             )
-        config = self.path / "config.yaml"
+        config = self.path / CONFIG
         self._require_same({"settings": Document.read(config).data} if config.is_file() else {})
 
     def _require_same(self, before: Mapping[str, Any]) -> None:
@@ -193,7 +193,7 @@ class RunFolder:
                 path, was, wanted = difference
                 raise CheckpointError(
                     f"{self.path} was started with {path or key} = {was!r}, which is {wanted!r} now. Resume with "
-                    f"{self.path / 'config.yaml'} and the same functions, or start over in another tracking.out."
+                    f"{self.path / CONFIG} and the same functions, or start over in another tracking.out."
                 )
         for text in changed_files(before.get("code", {}), checksums(now["settings"])):
             self.say(text)
@@ -225,8 +225,8 @@ class RunFolder:
             known = self.identity()
             del known["settings"]  # they are in config.yaml
             self._about = {**known, "saved": self.start is not None, **about}
-            replace_file(self.path / "run.json", json.dumps(self._about, indent=1))
-            replace_file(self.path / "config.yaml", dump_run(self._run))
+            replace_file(self.path / ABOUT, json.dumps(self._about, indent=1))
+            replace_file(self.path / CONFIG, dump_run(self._run))
 
     def _make_room(self) -> None:
         """Move the earlier run aside, ``run.json`` last; remove one that has no checkpoint and no record."""
@@ -276,7 +276,7 @@ class RunFolder:
         with filesystem_errors(self.path, CheckpointError):
             if not self._about["saved"]:
                 self._about["saved"] = True
-                replace_file(self.path / "run.json", json.dumps(self._about, indent=1))
+                replace_file(self.path / ABOUT, json.dumps(self._about, indent=1))
             paths = [path for path in checkpoint.checkpoints(saved.parent) if checkpoint.owner(path) == self.run_id]
             until = [path for path in paths if checkpoint.number(path) <= checkpoint.number(saved)]
             for path in until[: -self._run.tracking.keep_checkpoints]:
@@ -320,7 +320,7 @@ def describe(run: RunConfig, accelerator: Accelerator, rewards: Rewards, engine:
 
 def run_id_in(folder: Path) -> str | None:
     """The id of the run in a folder; None if there is none."""
-    run_id = read_json(folder / "run.json").get("run_id")
+    run_id = read_json(folder / ABOUT).get("run_id")
     return run_id if isinstance(run_id, str) else None
 
 
