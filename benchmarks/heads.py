@@ -106,8 +106,8 @@ def inputs(problem: Problem, *, frozen: bool = False) -> Inputs:
 def weights_of(problem: Problem, live: float, *, block: bool = False) -> Tensor:
     """``(N,)`` of 0 and 1: a share of rows has a loss, drawn at random or the first ones."""
     order = torch.randperm(problem.tokens, generator=torch.Generator().manual_seed(SEED + 1))
-    place = torch.arange(problem.tokens) if block else order
-    return (place < round(live * problem.tokens)).float()
+    position = torch.arange(problem.tokens) if block else order
+    return (position < round(live * problem.tokens)).float()
 
 
 def loss_of(weights: Tensor, logprobs: Tensor, entropies: Tensor | None) -> Tensor:

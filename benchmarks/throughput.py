@@ -190,9 +190,9 @@ def train_trl(job: Job, folder: Path) -> dict[str, float]:
     rewards: list[float] = []
     equal: list[float] = []
 
-    def reward(completion_ids: list[list[int]], place: list[int], **_: Any) -> list[float]:
+    def reward(completion_ids: list[list[int]], number: list[int], **_: Any) -> list[float]:
         texts = [tokenizer.decode(ids, skip_special_tokens=not task.keeps_special_tokens) for ids in completion_ids]
-        values = [task.score(examples[index], text) for index, text in zip(place, texts, strict=True)]
+        values = [task.score(examples[index], text) for index, text in zip(number, texts, strict=True)]
         groups = [values[start : start + job.group] for start in range(0, len(values), job.group)]
         lengths.append(statistics.mean(map(len, completion_ids)))
         rewards.append(statistics.mean(values))
@@ -232,7 +232,7 @@ def train_trl(job: Job, folder: Path) -> dict[str, float]:
         disable_tqdm=True,
         seed=0,
     )
-    data = Dataset.from_list([{"prompt": example.prompt, "place": index} for index, example in enumerate(examples)])
+    data = Dataset.from_list([{"prompt": example.prompt, "number": index} for index, example in enumerate(examples)])
     trainer = GRPOTrainer(
         model=model, reward_funcs=reward, args=arguments, train_dataset=data, processing_class=tokenizer
     )

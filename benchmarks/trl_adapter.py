@@ -130,8 +130,8 @@ def main() -> None:
         trainers = {name: trainer_of(*CASES[name], options.size, folder, options.steps) for name in names}
         clocks = {name: clock(trainer) for name, trainer in trainers.items()}
         for number in range(options.rounds + 1):  # the first warms up
-            for place in range(len(names)):
-                name = names[(place + number) % len(names)]
+            for index in range(len(names)):
+                name = names[(index + number) % len(names)]
                 clocks[name].clear()
                 trainers[name].train()
                 rounds[name].append(statistics.median(clocks[name]))

@@ -75,7 +75,7 @@ def rollout(size: str) -> dict[str, Any]:
         "response_mask": ones,
         "loss_mask": ones,
         "old_log_probs": [-math.log(vocab) + 0.1 * torch.randn(length, generator=draw) for length in lengths],
-        "advantages": [torch.full((length,), (place % 5 - 2) / 2) for place, length in enumerate(lengths)],
+        "advantages": [torch.full((length,), (index % 5 - 2) / 2) for index, length in enumerate(lengths)],
         "uid": [str(place // 8) for place in range(16)],
     }
     return {"nested": True, "columns": columns}
