@@ -167,9 +167,9 @@ class Generator:
     def _features(self, policy: Policy, numbers: Tensor) -> Tensor:
         """``(n, width)`` float64 mean input embedding of each prompt."""
         ids, mask = policy.encode(self._draw(numbers.tolist()), self.run.rollout)
-        hidden = policy.model.get_input_embeddings()(ids).double() * mask.unsqueeze(-1)
-        mean: Tensor = hidden.sum(1) / mask.sum(1, keepdim=True)
-        return mean.cpu()
+        hidden, mask = policy.model.get_input_embeddings()(ids).cpu().double(), mask.cpu()
+        mean: Tensor = (hidden * mask.unsqueeze(-1)).sum(1) / mask.sum(1, keepdim=True)
+        return mean
 
     def _draw(self, numbers: Sequence[int]) -> list[Example]:
         return [self.task.example("train", number) for number in numbers]
@@ -274,7 +274,7 @@ class Generator:
         count = [len(tokens) for tokens in given or [[]] * len(examples)]
         responses = ResponseBatch(
             rewards=scores.rewards,
-            lengths=rollout.response_mask.sum(-1).double().cpu(),
+            lengths=rollout.response_mask.sum(-1).cpu().double(),
             ended=rollout.ended,
             given=torch.tensor(count, dtype=torch.int64),
             limit=run.rollout.max_new_tokens,

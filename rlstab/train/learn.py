@@ -18,6 +18,7 @@ from rlstab.config.runs import RunConfig
 from rlstab.config.settings import OptimisationSettings
 from rlstab.core.batch import TokenBatch, layout_of
 from rlstab.core.comm import Comm
+from rlstab.core.devices import counting_device
 from rlstab.core.plan import Plan
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.random import uniform
@@ -231,7 +232,8 @@ class Learner:
             how many tokens of this process a gradient reached, and, if they are ``compared``, the gaps between the
             sampler's and the live log-probs. Both stay on the device until the step is done, since a read would wait.
         """
-        reached, gaps = torch.zeros((), dtype=torch.int64, device=self.engine.policy.device), list[Tensor]()
+        home = counting_device(self.engine.policy.device)
+        reached, gaps = torch.zeros((), dtype=torch.int64, device=home), list[Tensor]()
         if recorder is not None:
             recorder.begin()
         for micro_batch in self.engine.micro_batches(micro_batches):
@@ -281,18 +283,18 @@ class Learner:
         filler = {name: torch.zeros_like(evidence) for name in where} | {"logprobs": evidence}
         if micro_batch.needed is None:
             return PolicyOutputs(**filler)
+        device = micro_batch.index_in_needed.device
         signals = self.engine.forward(
             micro_batch.needed,
             micro_batch.index_in_needed,
             temperature=self.temperature,
             needs=where.keys(),
             options=self.objective.signal_options,
-            rows={name: tokens[index] for name, tokens in where.items() if name != "logprobs"},
+            rows={name: tokens[index].to(device) for name, tokens in where.items() if name != "logprobs"},
             shared=micro_batch.shared,
         )
-        return PolicyOutputs(
-            **{name: values.index_copy(0, index, getattr(signals, name)) for name, values in filler.items()}
-        )
+        live = {name: getattr(signals, name).to(index.device) for name in filler}
+        return PolicyOutputs(**{name: values.index_copy(0, index, live[name]) for name, values in filler.items()})
 
     def _evidence(self, rollout: Rollout, rows: Tensor) -> dict[str, Tensor]:
         """``(R, T)`` signals from a forward of the trainer, on some rows."""
@@ -335,8 +337,8 @@ class _MicroBatch:
             return cls(batch, sequences, where, index, None, index)
         chosen, row = batch.sequence[index].unique(return_inverse=True)
         column = layout_of(batch).index[index] % sequences.response_ids.shape[1]
-        needed = sequences.rows(chosen).cut(int(column.max()) + 1)
-        index_in_needed = row * needed.response_ids.shape[1] + column
+        needed = sequences.rows(chosen.to(sequences.response_ids.device)).cut(int(column.max()) + 1)
+        index_in_needed = (row * needed.response_ids.shape[1] + column).to(needed.response_ids.device)
         return cls(batch, sequences, where, index, needed, index_in_needed, engine.shared_prompts(needed))
 
 
@@ -347,6 +349,7 @@ def _compare_sampler(rollout: Rollout, signals: Mapping[str, Tensor], rows: Tens
 
 
 def _report_gap(gap: Tensor, suffix: str, metrics: Metrics) -> None:
+    gap = gap.to(counting_device(gap.device))
     # where evidence is not finite, its optimizer step is refused; the metrics must not become NaN
     if gap.numel() and bool(gap.isfinite().all()):
         metrics.report({f"sampler/gap{suffix}": Mean.of(gap)})

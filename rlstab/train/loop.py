@@ -34,6 +34,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import track
 from torch import Tensor
+from torch.utils import deterministic
 
 from rlstab.config.objectives import digest
 from rlstab.config.run_files import CHECKPOINTS, DUMP, METRICS, SAMPLES
@@ -150,7 +151,7 @@ def train(
     if task is not None:
         names["task"] = type(task).__qualname__
     accelerator = start_processes(run, timeout)
-    with tag_errors_with_rank(accelerator), Stop() as stop:
+    with tag_errors_with_rank(accelerator), fixed_order(run, accelerator.device), Stop() as stop:
         require_processes(run, console)
         say = partial(tell, console, "run folder")
         folder = on_main_process(accelerator, lambda: RunFolder(run, names, say, resume=resume, overwrite=overwrite))
@@ -411,7 +412,8 @@ def start_processes(run: RunConfig, timeout: timedelta) -> Accelerator:
     require_trackers(trackers)
     with patch_environment(accelerate_use_fsdp="false"):  # engine.py shards, on CPU processes as well
         accelerator = Accelerator(
-            cpu=not torch.cuda.is_available(),
+            # several processes exchange by gloo or nccl, which serve the CPU and CUDA
+            cpu=not (torch.cuda if int(os.environ.get("WORLD_SIZE") or 1) > 1 else torch.accelerator).is_available(),
             mixed_precision="no",  # the policy casts: it also forwards without what accelerate wraps
             log_with=trackers or None,
             project_dir=run.tracking.out,
@@ -420,6 +422,29 @@ def start_processes(run: RunConfig, timeout: timedelta) -> Accelerator:
     # under --use_fsdp transformers may read the weights only in the first process, and fill the others with zeros
     disable_fsdp_ram_efficient_loading()
     return accelerator
+
+
+@contextmanager
+def fixed_order(run: RunConfig, device: torch.device) -> Iterator[None]:
+    """Inside, an accelerator adds floats in a fixed order, where the run asks for it; a CPU always does.
+
+    It is torch's switch for the whole process. cuBLAS reads its own, ``CUBLAS_WORKSPACE_CONFIG``, before its first
+    product; a value that the user set stays.
+    """
+    if not run.optimisation.deterministic or device.type == "cpu":
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before, fills = torch.are_deterministic_algorithms_enabled(), deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True)
+    # every value is written before it is read
+    deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warns)
+        deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
 
 
 def require_processes(run: RunConfig, console: Console) -> None:

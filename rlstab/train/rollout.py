@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlstab.core.batch import SIGNALS, TokenBatch
+from rlstab.core.devices import counting_device
 from rlstab.core.method import State
 from rlstab.models.policy import Sequences
 from rlstab.stages.response_batch import PADDING, ResponseBatch
@@ -101,18 +102,18 @@ class Rollout:
         )
 
     def token_batch(self, rows: Tensor, *, live_ratio: bool) -> tuple[Sequences, TokenBatch]:
-        """A micro-batch: the sequences to forward, and the evidence that the loss reads."""
+        """A micro-batch: the sequences to forward, and the evidence that the loss reads, on the device that sums it."""
         assert self.advantages is not None
         device = self.response_ids.device  # advantages and ids are on the CPU
-        there = rows.to(device)
+        there, home = rows.to(device), counting_device(device)
         sequences = self.sequences.rows(there)
         length = sequences.response_ids.shape[1]
-        cut = {name: values[there][:, :length] for name, values in self.signals.items()}
+        cut = {name: values[there][:, :length].to(home) for name, values in self.signals.items()}
         extra = {name: cut.pop(name) for name in cut.keys() - SIGNALS.keys() - {"old_logprobs", "logprobs"}}
         advantages = self.advantages[rows]
         return sequences, TokenBatch.from_padded(
-            response_mask=sequences.response_mask,
-            advantages=(advantages if advantages.ndim == 1 else advantages[:, :length]).to(device),
+            response_mask=sequences.response_mask.to(home),
+            advantages=(advantages if advantages.ndim == 1 else advantages[:, :length]).to(home),
             sequence_ids=self.sequence_ids[rows],
             group_ids=self.group_ids[rows],
             live_ratio=live_ratio,

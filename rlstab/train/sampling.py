@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 from transformers import DynamicCache
 
 from rlstab.config.settings import RolloutSettings
+from rlstab.core.devices import counting_device
 from rlstab.core.random import uniform
 from rlstab.errors import DataError, ModelError
 from rlstab.hub import first_line
@@ -166,13 +167,15 @@ class _Decoder:
             {name: torch.zeros((count, longest), device=device) for name in self.names},
             torch.zeros(count, dtype=torch.bool, device=device),
         )
-        # reading a number from a GPU waits for it, so there finished responses are looked for every few steps
-        interval = 8 if device.type == "cuda" else 1
+        # reading a number from an accelerator waits for it, so there finished responses are looked for every few steps
+        interval = 1 if device.type == "cpu" else 8
+        end_ids = torch.tensor(sorted(policy.eos_ids), device=device)
         cache = DynamicCache(config=policy.model.config)
         tokens, mask = prompt_ids[read], prompt_mask[read]
         positions = position_ids(mask)
         rows = torch.arange(count, device=device)  # responses in the batch, in the order of the cache
-        draws = uniform(self.seed, sequence_ids.to(device).unsqueeze(-1), torch.arange(longest, device=device))
+        home = counting_device(device)
+        draws = uniform(self.seed, sequence_ids.to(home).unsqueeze(-1), torch.arange(longest, device=home))
         with policy.autocast():
             for step in range(longest):
                 logits = policy.next_logits(
@@ -182,8 +185,8 @@ class _Decoder:
                     cache.reorder_cache(prompt_read)
                     logits, mask, positions = logits[prompt_read], mask[prompt_read], positions[prompt_read]
                 growing = ~out.ended[rows] & (step < room[rows])
-                chosen = self._token(logits.float(), draws[rows, step], step, out, rows, growing)
-                out.ended[rows] |= growing & self._ends(chosen, out.tokens[:, : step + 1], rows, begun)
+                chosen = self._token(logits.float(), draws[rows.to(home), step], step, out, rows, growing)
+                out.ended[rows] |= growing & self._ends(chosen, end_ids, out.tokens[:, : step + 1], rows, begun)
                 tokens, positions = chosen.unsqueeze(-1), positions[:, -1:] + 1
                 mask = torch.cat([mask, growing.unsqueeze(-1)], dim=1)
                 if (step + 1) % interval == 0:
@@ -219,13 +222,15 @@ class _Decoder:
             out.signals[name][rows, step] = torch.where(growing, getattr(signals, name), 0.0)
         return chosen
 
-    def _ends(self, chosen: Tensor, sampled: Tensor, rows: Tensor, begun: Sequence[Sequence[int]]) -> Tensor:
+    def _ends(
+        self, chosen: Tensor, end_ids: Tensor, sampled: Tensor, rows: Tensor, begun: Sequence[Sequence[int]]
+    ) -> Tensor:
         """Which rows end with the chosen token: it is an EOS token, or completes a stop text.
 
         A stop text may begin inside a token, or in the tokens that the answer was given, and it may contain special
         tokens. All but a few tokens have at least one byte; an exception is a space that a decoder strips at the start.
         """
-        ends = torch.isin(chosen, torch.tensor(sorted(self.policy.eos_ids), device=chosen.device))
+        ends = torch.isin(chosen, end_ids)
         if self.settings.stop is None:
             return ends
         window = max(len(stop.encode()) for stop in self.settings.stop) + SPARE
@@ -245,6 +250,7 @@ def _invert(probabilities: Tensor, draw: Tensor) -> Tensor:
 
     Sums of blocks determine the block, and only the tokens of this block are summed one by one.
     """
+    device, probabilities = probabilities.device, probabilities.to(draw.device)
     vocab = probabilities.shape[-1]
     width = min(BLOCK, vocab)
     blocks = rearrange(pad(probabilities, (0, -vocab % width)), "r (b w) -> r b w", w=width)
@@ -256,7 +262,7 @@ def _invert(probabilities: Tensor, draw: Tensor) -> Tensor:
     # rounding may put the sum of a block below its edge: then take its last token of positive probability
     last = (inside < inside[:, -1:]).sum(-1, keepdim=True)
     token = torch.minimum(torch.searchsorted(inside, target, right=True), last)
-    return (block * width + token).squeeze(-1).clamp(max=vocab - 1)
+    return (block * width + token).squeeze(-1).clamp(max=vocab - 1).to(device)
 
 
 # -- whether the log-probs of decoding are those of a forward --------------------------------------------------------

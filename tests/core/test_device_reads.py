@@ -6,7 +6,7 @@ import torch
 from rlstab import STARE, ClipHigher, EntropyBonus, KLPenalty, LpReg, S2TMask, SequenceMean, compose, make_plan
 from tests.core.methods import Unweighted
 from tests.core.steps import batch_of, live_of, random_rows
-from tests.device import Device
+from tests.device.launches import Device
 
 ROWS = random_rows(11, [3, 5, 0, 7, 4])
 
