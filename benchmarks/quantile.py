@@ -29,7 +29,7 @@ LIMIT = 1 << 24
 
 
 def between(low: float, high: float, size: int) -> float:
-    """Linear interpolation at place q (n - 1), in float64."""
+    """Linear interpolation at position q (n - 1), in float64."""
     position = Q * (size - 1)
     return low + (high - low) * (position - math.floor(position))
 

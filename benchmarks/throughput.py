@@ -1,9 +1,9 @@
-"""Whole training steps: our trainer and TRL's GRPOTrainer on the same model, prompts, rewards, sizes and optimizer.
+"""Whole training steps: rlstab's trainer and TRL's GRPOTrainer on one model, prompts, rewards, sizes and optimizer.
 
     python -m benchmarks throughput --job countdown --json
     python -m benchmarks throughput --job smollm2 --model ~/.cache/rlstab/smollm2-135m-instruct --json
 
-Each trainer runs in a process of its own, one thread, in turns (ours, TRL's, ours, ...). A step is what lies between
+Each trainer runs in a process of its own, one thread, in turns. A step is what lies between
 the ends of two optimizer steps: sampling, scoring, forward, backward, update, and each trainer's own bookkeeping, by
 CPU-seconds of the process. The first steps are left out. Neither evaluates, saves or reports anywhere. Responses are
 drawn at random, so their mean length is told: it has to be alike for the work to be.
@@ -126,7 +126,7 @@ def settings(job: Job, folder: Path) -> dict[str, Any]:
 
 
 class Marks:
-    """CPU and wall seconds at the end of every optimizer step of this process, whoever makes it."""
+    """CPU and wall seconds at the end of every optimizer step of this process, by any trainer."""
 
     def __init__(self) -> None:
         self.cpu: list[float] = []

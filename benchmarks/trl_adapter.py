@@ -85,7 +85,7 @@ def trainer_of(objective: Any, head: str, accumulation: int, size: str, folder: 
         logging_steps=10,
         disable_tqdm=True,
     )
-    own = {} if objective is None else {"objective": objective, "head": head}
+    extra = {} if objective is None else {"objective": objective, "head": head}
     return (GRPOTrainer if objective is None else RLStabGRPOTrainer)(
         model=model,
         reward_funcs=reward,
@@ -93,7 +93,7 @@ def trainer_of(objective: Any, head: str, accumulation: int, size: str, folder: 
         train_dataset=Dataset.from_dict({"prompt": ["Q1+2=", "Q3+4=", "Q5-1="] * 8}),
         processing_class=AutoTokenizer.from_pretrained(SHIPPED["chain-tiny"], padding_side="left"),
         rollout_func=rollout,
-        **own,
+        **extra,
     )
 
 
