@@ -153,7 +153,8 @@ SET += ["task={name: jsonl, path: .}", "task={name: jsonl, path: f.yaml}", "task
 SET += [f"task={{name: dataset, path: ./full{more}}}" for more in ("", "/none", ", answer_pattern: '('", ", split: 5")]
 for text in SET:
     row(["train", "f.yaml", "--set", text], files=OPTIONS, prepare=linked)
-rows("check f.yaml", ["--host=zzz", "--host=", "--set=objective=zzz"], files={"f.yaml": RUN})
+CHECKED = ["--host=zzz", "--host=", "--set=objective=zzz"]
+rows("check f.yaml", CHECKED, files={"f.yaml": RUN})
 row("check f.yaml", "a bench file", files={"f.yaml": BENCH})
 for command, other in {"check": "bench_entropy", "explain": "zzz", "train": "zzz", "bench": "countdown"}.items():
     row([command, "--example", other], "an example that is none of this command")
@@ -314,7 +315,7 @@ ODD_LINES: dict[str, Text] = {
     "is an export of texts": '{"token_ids": ["x"]}\n',
 }
 for kind, text in ODD_LINES.items():
-    row("view run --terminal", f"tokens.jsonl {kind}", files={"run/tokens.jsonl": text, "run/config.yaml": RUN})
+    row("view run --terminal", f"tokens.jsonl that {kind}", files={"run/tokens.jsonl": text, "run/config.yaml": RUN})
     for command in ("view", "diagnose", "report", "runs"):
         row([command, "t.jsonl"], f"a file that {kind}", files={"t.jsonl": text})
 EMPTY_FOLDERS: list[dict[str, Text]] = [
@@ -363,7 +364,7 @@ STATES += [
 ]
 TABLES: list[Text] = [b"\0" * 100, BYTES, 'Step,"reward\n1,2\n', "Step,reward\n1," + "9" * 1_000_000 + "\n"]
 TABLES += ["reward,entropy\n1,2\n", "Step,loss\n1,2\n", "Step,reward\na,b\n", "Step,Step,loss\n1,1,2\n"]
-TABLES += ["Step,reward\n1,2\n".encode("utf-16")]
+TABLES += ["Step,reward\n1,2".encode("utf-16")[:-1]]
 LOGS: dict[str, list[Text]] = {
     "trainer_state.json": STATES,
     "a.csv": TABLES,
@@ -448,7 +449,7 @@ def test_bad_input(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert {case: told for case, told in wrong.items() if told} == {}
 
 
-USAGE = ["zzz", "--zzz", "check", "check a b", "check --processes 0 f.yaml", "check f.yaml --example x", "train"]
+USAGE = ["zzz", "--zzz", "check", "check a b", "check f.yaml --example x", "train"]
 USAGE += ["train --timeout x f.yaml", "bench", "bench --workers 1.5 f.yaml", "view", "view --limit x f", "report"]
 USAGE += ["diagnose", "schema --of zzz", "schema x", "doctor x", "init a b", "explain", "explain --preset a f.yaml"]
 USAGE += ["probe --workers 0", "replay --responses 0 f", "runs --zzz", "list --zzz"]
