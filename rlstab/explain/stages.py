@@ -79,7 +79,7 @@ def needs(pipeline: Pipeline) -> list[str]:
 def cost(stage: Stage, name: str) -> str:
     """At what cost the trainer that ships has some evidence for a stage, or that it does not have it."""
     if (kind := ONLY_FOR.get(name, stage.kind)) != stage.kind:
-        return f"{_LACKS} for a stage of this kind, only for {kind}"
+        return f"{_LACKS} for a stage of the kind {stage.kind}, only for one of the kind {kind}"
     name = "rewards" if name.startswith("reward/") else name
     return _EVIDENCE_COSTS.get(name) or (COSTS.get(name) if name in SIGNAL_NAMES else None) or _LACKS
 

@@ -26,7 +26,7 @@ from rlstab.report.load import load_runs
 from rlstab.report.results_file import export_results
 from rlstab.report.runs import Loaded, RunRecord
 from rlstab.train.run_folder import RunFolder
-from tests.report.conftest import CLIP, S2T, place_run, write_bench, write_run
+from tests.report.conftest import CLIP, OBJECTIVES, S2T, place_run, write_bench, write_run
 from tests.train.runs import small
 
 
