@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from pydantic import ValidationError
 
+from rlstab.config.run_files import DUMP
 from rlstab.core.batch import MOST, TokenBatch
 from rlstab.errors import ReportError, RlstabError, reason
 from rlstab.extras import require
@@ -81,7 +82,7 @@ def folder_of(path: str | Path) -> Path:
     """The folder of the files that :func:`read_dump` reads; the tokenizer lies in it."""
     path = Path(path)
     folder = path.parent if is_file(path) else path
-    return folder / "dump" if not dumped(folder) and dumped(folder / "dump") else folder
+    return folder / DUMP if not dumped(folder) and dumped(folder / DUMP) else folder
 
 
 def dumped(path: Path) -> list[Path]:
