@@ -93,6 +93,10 @@ def _parser() -> argparse.ArgumentParser:
     init = command(_init, "write a run file to start from, with a comment on every setting")
     init.add_argument("recipe", nargs="?", help="a preset, or an example of a run; omit it to list them")
     init.add_argument("--out", metavar="FILE", help="file to write (RECIPE.yaml); never over an existing file")
+    for host, what in (("trl", "GRPOConfig"), ("verl", "verl's actor")):
+        init.add_argument(
+            f"--from-{host}", metavar="FILE", help=f"print the loss of settings of {what} as an objective"
+        )
 
     check = command(_check, "try what is local and cheap, and say what a run needs and costs")
     _takes_file(check, "run file, or a file with only an objective", "run", "objective")
@@ -253,7 +257,20 @@ def _check(options: argparse.Namespace) -> None:
 def _init(options: argparse.Namespace) -> None:
     from rlstab.explain.run_file import recipe_list, write_run_file
 
-    if options.recipe is None:
+    given = {host: path for host in ("trl", "verl") if (path := getattr(options, f"from_{host}")) is not None}
+    if given:
+        from rlstab.adapters.host_objective import objective_file
+
+        if len(given) > 1 or options.recipe is not None:
+            raise ConfigError("rlstab init takes a recipe, --from-trl or --from-verl. Give one of them.")
+        ((host, path),) = given.items()
+        text = objective_file(host, path)
+        if options.out is None:
+            print(visible(text, spaces=False), end="")
+        else:
+            write_text(options.out, text)
+            print(visible(options.out, spaces=False))
+    elif options.recipe is None:
         from rlstab.console import Terminal
 
         Terminal().print(recipe_list())

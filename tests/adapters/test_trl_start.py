@@ -17,8 +17,10 @@ import trl
 from accelerate import Accelerator, DistributedType
 from trl import GRPOTrainer
 
+from rlstab.adapters.host_objective import TRL_LOSS, TRL_OTHER
+from rlstab.adapters.settings import defaults_of
 from rlstab.adapters.trl import RLStabGRPOTrainer, release, trainer
-from rlstab.adapters.trl.settings import REPLACED, check_engine, check_settings
+from rlstab.adapters.trl.settings import check_engine, check_settings
 from rlstab.config import load_objective
 from rlstab.errors import ConfigError, HostError, MissingSignal
 from tests.adapters.jobs import ROOT, Trouble, farthest, model, same_weights, unmoved
@@ -34,18 +36,18 @@ TWO = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}
 def test_a_setting_that_the_objective_replaces_is_refused(tmp_path: Path) -> None:
     objective = load_objective([CLIP])
     other = {"loss_type": "grpo", "importance_sampling_level": "sequence", "use_adaptive_entropy": True}
-    for name in REPLACED:
+    for name in TRL_LOSS:
         with pytest.raises(ConfigError, match=rf"GRPOConfig\.{name} = .* has no effect"):
             check_settings(config(tmp_path, **{name: other.get(name, 0.7)}), objective)
 
 
 def test_every_setting_of_trls_loss_is_known() -> None:
     """What TRL's loss reads of its configuration is replaced by the objective, or stays in effect."""
-    fields = set(trl.GRPOConfig.__dataclass_fields__)
-    assert fields >= set(REPLACED)
+    fields = defaults_of(trl.GRPOConfig)
+    assert {**fields, **TRL_LOSS, **TRL_OTHER} == fields
     source = inspect.getsource(inspect.unwrap(GRPOTrainer._compute_loss))
     source += inspect.getsource(inspect.unwrap(GRPOTrainer.get_gamma_weights))
-    read = {name for name in fields if f".{name}" in source} - set(REPLACED)
+    read = {name for name in fields if f".{name}" in source} - set(TRL_LOSS)
     assert read == {
         *("beta", "steps_per_generation", "max_completion_length", "use_vllm", "vllm_importance_sampling_correction"),
         *("router_aux_loss_coef", "use_bias_correction_kl"),

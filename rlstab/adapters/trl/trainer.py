@@ -22,6 +22,7 @@ from trl.models.utils import disable_gradient_checkpointing
 
 from rlstab.adapters.checkpoint import keep_state, restore_state
 from rlstab.adapters.host_correction import CORRECTION, HostCorrection
+from rlstab.adapters.host_objective import deviations_of, objective_of
 from rlstab.adapters.host_signals import unscored
 from rlstab.adapters.metrics import TRL, HostMetrics
 from rlstab.adapters.trl.forward import forward_for, provided_by
@@ -38,7 +39,7 @@ from rlstab.adapters.trl.responses import (
     stamp_missing,
     with_empty_responses,
 )
-from rlstab.adapters.trl.settings import check_engine, check_settings, deviations_of, objective_of
+from rlstab.adapters.trl.settings import check_engine, check_settings
 from rlstab.config import load_objective
 from rlstab.core.batch import TokenBatch
 from rlstab.core.comm import Comm, LocalComm, TorchComm

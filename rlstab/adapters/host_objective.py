@@ -1,0 +1,303 @@
+"""What the settings of TRL and verl say about the loss, as an objective. Neither has to be installed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeAlias
+
+from rlstab.config.document import Document, flow
+from rlstab.errors import ConfigError, did_you_mean
+from rlstab.hosts import CORRECTION_SETTING, HOSTS
+
+#: An objective as a list that YAML holds.
+Methods: TypeAlias = list[dict[str, Any]]
+
+#: Settings of ``GRPOConfig`` that decide TRL's own loss and that an objective replaces, with their defaults.
+TRL_LOSS: Mapping[str, Any] = {
+    "loss_type": "dapo",
+    "epsilon": 0.2,
+    "epsilon_high": None,
+    "delta": None,
+    "importance_sampling_level": "token",
+    "sapo_temperature_pos": 1.0,
+    "sapo_temperature_neg": 1.05,
+    "vespo_k_pos": 2.0,
+    "vespo_lambda_pos": 3.0,
+    "vespo_k_neg": 3.0,
+    "vespo_lambda_neg": 2.0,
+    "top_entropy_quantile": 1.0,
+    "off_policy_mask_threshold": None,
+    "entropy_coef": 0.0,
+    "use_adaptive_entropy": False,
+    "entropy_coef_min": 0.0,
+    "entropy_coef_max": 1.0,
+    "entropy_coef_delta": 0.005,
+    "entropy_target": 0.2,
+}
+#: Settings that have a say in it and stay in effect.
+TRL_OTHER: Mapping[str, Any] = {
+    "beta": 0.0,
+    "use_bias_correction_kl": True,
+    "max_completion_length": 256,
+    "use_vllm": False,
+    CORRECTION_SETTING: True,
+    "gradient_accumulation_steps": 1,
+    "steps_per_generation": None,
+}
+TRL_LOSS_TYPES = ("grpo", "dapo", "bnpo", "dr_grpo", "cispo", "sapo", "vespo", "luspo")
+
+#: The same of ``actor_rollout_ref.actor`` and its ``policy_loss``.
+VERL_LOSS: Mapping[str, Any] = {
+    "loss_mode": "vanilla",
+    "clip_ratio": 0.2,
+    "clip_ratio_low": 0.2,
+    "clip_ratio_high": 0.2,
+    "clip_ratio_c": 3.0,
+    "loss_agg_mode": "token-mean",
+    "loss_scale_factor": None,
+    "entropy_coeff": 0.0,
+    "tau_pos": 1.0,
+    "tau_neg": 1.05,
+    "clip_cov_ratio": 0.0002,
+    "clip_cov_lb": 1.0,
+    "clip_cov_ub": 5.0,
+    "kl_cov_ratio": 0.0002,
+    "ppo_kl_coef": 0.1,
+    "use_kl_loss": False,
+    "kl_loss_coef": 0.001,
+    "kl_loss_type": "low_var_kl",
+}
+#: Losses that average over responses, whatever ``loss_agg_mode`` says.
+_OVER_RESPONSES = ("sapo", "geo_mean")
+_VERL_KL: Mapping[str, str] = {
+    **{"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "mse+": "k2", "k2+": "k2", "low_var_kl": "k3", "k3": "k3"},
+    **dict.fromkeys(("kl+", "k1+"), "k2"),
+    **dict.fromkeys(("low_var_kl+", "k3+"), "k3_straight_through"),
+}
+
+
+def settings_of_trl(given: Mapping[str, Any]) -> SimpleNamespace:
+    """What :func:`objective_of` and :func:`deviations_of` read of ``GRPOConfig``, on one process, without TRL."""
+    config = SimpleNamespace(**{**TRL_LOSS, **TRL_OTHER, **given}, world_size=1)
+    config.steps_per_generation = config.steps_per_generation or config.gradient_accumulation_steps
+    return config
+
+
+def objective_of(config: Any) -> Methods:
+    """The objective that is TRL's own loss with these settings; see :func:`deviations_of`.
+
+    Args:
+        config: a ``GRPOConfig``, or what has its attributes.
+
+    Raises:
+        ConfigError: no objective is that loss; names the nearest setting that one has.
+    """
+    kind, high = config.loss_type, config.epsilon if config.epsilon_high is None else config.epsilon_high
+    if kind == "cispo" and high < 1:
+        raise ConfigError(
+            f"GRPOConfig.epsilon_high = {high} is the largest ratio of loss_type='cispo', and an objective takes none "
+            f"below 1. The nearest is epsilon_high=1.0; ScaleRL has 5.0."
+        )
+    vespo = {
+        **{"positive_power": config.vespo_k_pos, "positive_decay": config.vespo_lambda_pos},
+        **{"negative_power": config.vespo_k_neg, "negative_decay": config.vespo_lambda_neg},
+        **({"anchor": "rollout"} if config.use_vllm and getattr(config, CORRECTION_SETTING) else {}),
+    }
+    sapo = {"positive": config.sapo_temperature_pos, "negative": config.sapo_temperature_neg}
+    first = {"cispo": {"cap": high}, "sapo": sapo, "vespo": vespo}
+    methods: Methods = [{"name": kind, **first[kind]} if kind in first else _clip(config, high)]
+    if config.importance_sampling_level == "sequence" and kind != "vespo":
+        methods.append({"name": "gspo"})
+    if kind in ("grpo", "sapo"):
+        methods.append({"name": "sequence_mean"})
+    if kind in ("dr_grpo", "luspo"):
+        length = config.max_completion_length if kind == "dr_grpo" else 1
+        methods.append({"name": "constant_length", "length": length})
+    if config.top_entropy_quantile < 1:
+        methods.append({"name": "top_entropy", "share": config.top_entropy_quantile, "denominator": "all"})
+    if config.off_policy_mask_threshold is not None:
+        anchor = "rollout" if config.use_vllm else "old"
+        methods.append({"name": "off_policy_mask", "max_gap": config.off_policy_mask_threshold, "anchor": anchor})
+    if config.use_adaptive_entropy:
+        price = {"initial": config.entropy_coef, "increment": config.entropy_coef_delta}
+        price |= {"low": config.entropy_coef_min, "high": config.entropy_coef_max}
+        methods.append({"name": "adaptive_entropy", "target_entropy": config.entropy_target, **price})
+    elif config.entropy_coef:
+        methods.append({"name": "entropy_bonus", "coefficient": config.entropy_coef})
+    if config.beta:
+        estimator = "k3_unbiased" if config.use_bias_correction_kl else "k3"
+        methods.append({"name": "kl", "coefficient": config.beta, "estimator": estimator, "cap": None})
+    return methods
+
+
+def _clip(config: Any, high: float) -> dict[str, Any]:
+    """TRL's ``delta`` bounds the ratio before the clip, for both signs of the advantage."""
+    clip, delta = {"name": "clip_higher", "low": config.epsilon, "high": high}, config.delta
+    if delta is None:
+        return clip
+    if delta <= 1:
+        raise ConfigError(
+            f"GRPOConfig.delta = {delta} bounds ratios below 1, and 'clip_higher' cannot. The nearest is delta=1.01."
+        )
+    return {**clip, "high": min(high, delta - 1), "dual_clip": max(delta, 1 + high)}
+
+
+def deviations_of(config: Any) -> list[str]:
+    """Where :func:`objective_of` is TRL's loss only nearly: a sentence each, empty where it is exact."""
+    cut = config.gradient_accumulation_steps > 1 or config.world_size > 1
+    by_token = config.loss_type in ("dapo", "cispo", "vespo", "bnpo")
+    sequence_kl = config.beta and config.use_bias_correction_kl and config.importance_sampling_level == "sequence"
+    weighted = any(method.get("anchor") and method["name"] == "vespo" for method in objective_of(config))
+    every = config.steps_per_generation > config.gradient_accumulation_steps
+    bonus, quantile = bool(config.entropy_coef or config.use_adaptive_entropy), config.top_entropy_quantile < 1
+    step = "the objective that of the step"
+    told = [
+        (config.loss_type == "bnpo" and cut, f"bnpo: TRL takes the mean of each micro-batch, {step}."),
+        (by_token and every, "tokens: TRL divides by those of the generation, scaled; the objective by the step's."),
+        (quantile and cut, f"top_entropy: TRL takes the quantile of each micro-batch, {step}."),
+        (bonus and (cut or not by_token), "entropy: TRL takes its mean over a micro-batch, the objective as its loss."),
+        (bonus and quantile, "entropy: TRL pays for the tokens of its top-entropy mask, the objective for all."),
+        (config.use_adaptive_entropy, "adaptive_entropy: TRL judges a step by the entropy of the one before."),
+        (sequence_kl, "kl: TRL multiplies it by the ratio of the response, the objective by that of the token."),
+        (weighted, "vespo: TRL puts bounded ratios to the sampler into its kernel, the objective the ratios."),
+    ]
+    return [sentence for holds, sentence in told if holds]
+
+
+def verl_objective_of(actor: Mapping[str, Any]) -> Methods:
+    """The objective that is verl's own loss with these settings; see :func:`verl_deviations_of`.
+
+    Args:
+        actor: ``actor_rollout_ref.actor``, with the settings of its ``policy_loss`` beside the others; a setting that
+            is missing has verl's default.
+
+    Raises:
+        ConfigError: no objective is that loss; names the nearest setting that one has.
+    """
+    get = {**VERL_LOSS, **actor}
+    kind = get["loss_mode"]
+    low, high = (
+        get["clip_ratio"] if get[name] is None else get[name] for name in ("clip_ratio_low", "clip_ratio_high")
+    )
+    clip = {"name": "clip_higher", "low": low, "high": high}
+    cov = {"share": get["clip_cov_ratio"], "low": get["clip_cov_lb"], "high": get["clip_cov_ub"]}
+    floor = {} if low >= 1 else {"floor": 1 - low}
+    dppo = {"name": "dppo", "low": low, "high": high, "cap": get["clip_ratio_c"], "anchor": "old"}
+    known: Mapping[str, Methods] = {
+        "vanilla": [{**clip, "dual_clip": get["clip_ratio_c"]}],
+        "gspo": [clip, {"name": "gspo"}],
+        "sapo": [{"name": "sapo", "positive": get["tau_pos"], "negative": get["tau_neg"]}, {"name": "sequence_mean"}],
+        "clip_cov": [clip, {"name": "clip_cov", **cov, "clip_low": low, "clip_high": high}],
+        "kl_cov": [{"name": "kl_cov", "share": get["kl_cov_ratio"], "coefficient": get["ppo_kl_coef"]}],
+        "geo_mean": [{"name": "gmpo", "low": low, "high": high}, {"name": "sequence_mean"}],
+        "cispo": [{"name": "cispo", "cap": 1 + high, **floor}],
+        "gpg": [{"name": "cispo", "cap": 1.0, "floor": 1.0}],
+        "dppo_tv": [{**dppo, "divergence": "tv"}],
+        "dppo_kl": [{**dppo, "divergence": "kl"}],
+    }
+    if kind not in known:
+        raise ConfigError(f"policy_loss.loss_mode = {kind!r}: no objective is this loss. {did_you_mean(kind, known)}")
+    methods, mode, factor = known[kind], get["loss_agg_mode"], get["loss_scale_factor"]
+    if mode == "seq-mean-token-sum-norm" and not factor:
+        raise ConfigError(
+            "loss_agg_mode = 'seq-mean-token-sum-norm' without loss_scale_factor divides by the padded width of a "
+            "micro-batch, which no objective does. Set loss_scale_factor, for example to the longest response."
+        )
+    averages: Mapping[str, Methods] = {
+        "token-mean": [],
+        "seq-mean-token-mean": [{"name": "sequence_mean"}],
+        "seq-mean-token-sum": [{"name": "constant_length", "length": 1}],
+        "seq-mean-token-sum-norm": [{"name": "constant_length", "length": factor}],
+    }
+    if mode not in averages:
+        raise ConfigError(f"loss_agg_mode = {mode!r}: no objective averages like that. {did_you_mean(mode, averages)}")
+    if kind not in _OVER_RESPONSES:
+        methods = methods + averages[mode]
+    if get["entropy_coeff"]:
+        methods.append({"name": "entropy_bonus", "coefficient": get["entropy_coeff"]})
+    if get["use_kl_loss"] and get["kl_loss_coef"]:
+        estimator = _VERL_KL.get(get["kl_loss_type"])
+        if estimator is None:
+            kl = get["kl_loss_type"]
+            raise ConfigError(f"kl_loss_type = {kl!r} is not an estimator of 'kl'. {did_you_mean(kl, _VERL_KL)}")
+        methods.append({"name": "kl", "coefficient": get["kl_loss_coef"], "estimator": estimator})
+    return methods
+
+
+def verl_deviations_of(actor: Mapping[str, Any]) -> list[str]:
+    """Where :func:`verl_objective_of` is verl's loss only nearly: a sentence each, empty where it is exact."""
+    get = {**VERL_LOSS, **actor}
+    kind, mode = get["loss_mode"], get["loss_agg_mode"]
+    added = get["entropy_coeff"] or get["use_kl_loss"]
+    told = [
+        (
+            kind in ("clip_cov", "kl_cov"),
+            f"{kind}: verl selects in each micro-batch, the objective in the step.",
+        ),
+        (
+            kind == "geo_mean",
+            "geo_mean: verl takes the mean of each micro-batch, the objective that of the step.",
+        ),
+        (
+            kind in _OVER_RESPONSES and mode != "seq-mean-token-mean" and added,
+            f"{kind}: verl averages entropy and KL as loss_agg_mode = {mode!r} says, the objective over responses.",
+        ),
+    ]
+    return [sentence for holds, sentence in told if holds]
+
+
+def _verl_settings(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Those of the actor, wherever a file of verl's has them, with those of its policy loss."""
+    for key in ("actor_rollout_ref", "actor"):
+        data = data[key] if isinstance(data.get(key), Mapping) else data
+    loss = data.get("policy_loss")
+    return {**data, **(loss if isinstance(loss, Mapping) else {})}
+
+
+def objective_file(host: str, path: str | Path) -> str:
+    """The file of an objective, from a YAML file with the settings of a host: ``rlstab init --from-trl FILE``.
+
+    Args:
+        host: ``trl`` or ``verl``.
+        path: settings of ``GRPOConfig``, or verl's configuration, ``actor_rollout_ref`` or ``actor`` in it or alone. Of
+            other settings nothing is read.
+
+    Raises:
+        ConfigError: not such a file, a value of another kind, or no objective is that loss.
+    """
+    document = Document.read(path)
+    if not isinstance(document.data, Mapping):
+        raise ConfigError(f"{path}: expected settings of {HOSTS[host].name} by name.")
+    trl = host == "trl"
+    defaults = {**TRL_LOSS, **TRL_OTHER} if trl else VERL_LOSS
+    data = document.data if trl else _verl_settings(document.data)
+    given = {name: value for name, value in data.items() if name in defaults}
+    for name, value in given.items():
+        _check_kind(f"{path}: {name}", value, defaults[name])
+    kind = given.get("loss_type", "dapo")
+    if trl and kind not in TRL_LOSS_TYPES:
+        raise ConfigError(f"{path}: loss_type = {kind!r} is not one of TRL's. {did_you_mean(kind, TRL_LOSS_TYPES)}")
+    if trl:
+        config = settings_of_trl(given)
+        methods, told = objective_of(config), deviations_of(config)
+    else:
+        methods, told = verl_objective_of(given), verl_deviations_of(given)
+    changed = {name: value for name, value in given.items() if value != defaults[name]}
+    read = flow(changed) if changed else "its default settings"
+    lines = [f"# {HOSTS[host].titled} with {read}", *(f"# nearly: {sentence}" for sentence in told)]
+    return "\n".join([*lines, "objective:", *(f"  - {flow(method)}" for method in methods)]) + "\n"
+
+
+def _check_kind(where: str, value: Any, default: Any) -> None:
+    """A value of the kind of its default, where None stands for a number."""
+    kinds: Mapping[type, tuple[tuple[type, ...], str]] = {
+        bool: ((bool,), "true or false"),
+        str: ((str,), "text"),
+    }
+    allowed, called = kinds.get(type(default), ((int, float), "a number"))
+    if value is None and (default is None or where.endswith(("clip_ratio_low", "clip_ratio_high"))):
+        return
+    if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+        raise ConfigError(f"{where} = {value!r}, expected {called}.")

@@ -1,0 +1,52 @@
+"""The table of hosts' settings in docs/hosts/index.md: ``python -m tests.adapters.host_table`` writes it anew."""
+
+from pathlib import Path
+from typing import Any
+
+from rlstab.adapters.host_objective import TRL_LOSS_TYPES, objective_of, settings_of_trl, verl_objective_of
+from rlstab.config.document import flow
+from rlstab.errors import ConfigError
+
+PAGE = Path(__file__).parents[2] / "docs" / "hosts" / "index.md"
+START, END = "<!-- settings: made from the code -->\n", "<!-- end of settings -->\n"
+
+TRL: list[dict[str, Any]] = [
+    *({"loss_type": kind, **({"epsilon_high": 5.0} if kind == "cispo" else {})} for kind in TRL_LOSS_TYPES),
+    {"delta": 4.0},
+    {"importance_sampling_level": "sequence"},
+    {"top_entropy_quantile": 0.2},
+    {"off_policy_mask_threshold": 0.5},
+    {"entropy_coef": 0.01},
+    {"use_adaptive_entropy": True},
+    {"beta": 0.04},
+    {"beta": 0.04, "use_bias_correction_kl": False},
+]
+MODES = ("vanilla", "gspo", "sapo", "clip_cov", "kl_cov", "geo_mean", "cispo", "dppo_tv", "dppo_kl", "gpg")
+AVERAGES = ("seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "token-sum")
+VERL: list[dict[str, Any]] = [
+    *({"loss_mode": mode} for mode in (*MODES, "dro", "bypass_mode")),
+    *({"loss_agg_mode": mode, **({"loss_scale_factor": 4096} if "norm" in mode else {})} for mode in AVERAGES),
+    {"entropy_coeff": 0.01},
+    {"use_kl_loss": True},
+    {"use_kl_loss": True, "kl_loss_type": "k3+"},
+]
+
+
+def row(host: str, settings: dict[str, Any]) -> str:
+    try:
+        methods = objective_of(settings_of_trl(settings)) if host == "TRL" else verl_objective_of(settings)
+        objective = ", ".join(f"`{flow(method)}`" for method in methods)
+    except ConfigError:
+        objective = "none is this loss"
+    return f"| {host} | `{flow(settings)[1:-1]}` | {objective} |\n"
+
+
+def table() -> str:
+    rows = [row(host, settings) for host, each in (("TRL", TRL), ("verl", VERL)) for settings in each]
+    return "".join(["| host | setting | objective |\n|---|---|---|\n", *rows])
+
+
+if __name__ == "__main__":
+    text = PAGE.read_text(encoding="utf-8")
+    before, _, rest = text.partition(START)
+    PAGE.write_text(before + START + "\n" + table() + "\n" + END + rest.partition(END)[2], encoding="utf-8")

@@ -1,0 +1,78 @@
+"""An objective from the settings of TRL and verl, neither of which has to be installed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlstab import load_objective
+from rlstab.adapters.host_objective import objective_of, settings_of_trl, verl_deviations_of, verl_objective_of
+from rlstab.cli import main
+from rlstab.errors import ConfigError
+from tests.adapters.host_table import END, PAGE, START, table
+
+
+def test_the_table_of_the_page_is_that_of_the_code() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert text.partition(START)[2].partition(END)[0].strip() == table().strip()
+
+
+@pytest.mark.parametrize(
+    ("host", "text", "names"),
+    [
+        ("trl", "loss_type: luspo\nbeta: 0.1\nlearning_rate: 1e-6\n", ["clip_higher", "constant_length", "kl"]),
+        ("trl", "loss_type: bnpo\ngradient_accumulation_steps: 8\n", ["clip_higher"]),
+        ("verl", "actor_rollout_ref:\n  actor:\n    policy_loss: {loss_mode: gspo}\n", ["clip_higher", "gspo"]),
+        ("verl", "actor:\n  entropy_coeff: 0.1\n  clip_ratio_low: null\n", ["clip_higher", "entropy_bonus"]),
+        ("verl", "loss_agg_mode: seq-mean-token-mean\n", ["clip_higher", "sequence_mean"]),
+    ],
+)
+def test_init_prints_an_objective_that_loads(
+    host: str, text: str, names: list[str], tmp_path: Path, capsys: Any
+) -> None:
+    given, out = tmp_path / "settings.yaml", tmp_path / "objective.yaml"
+    given.write_text(text)
+    assert main(["init", f"--from-{host}", str(given)]) == 0
+    printed = capsys.readouterr().out
+    assert ("# nearly: bnpo" in printed) == ("bnpo" in text)
+    assert main(["init", f"--from-{host}", str(given), "--out", str(out)]) == 0
+    assert out.read_text() == printed
+    assert list(load_objective(out).keyed) == names
+    assert main(["init", f"--from-{host}", str(given), "--out", str(out)]) == 2  # it stays as it is
+
+
+@pytest.mark.parametrize(
+    ("host", "text", "word"),
+    [
+        ("trl", "epsilon: wide\n", "epsilon = 'wide', expected a number"),
+        ("trl", "use_adaptive_entropy: 1\n", "expected true or false"),
+        ("trl", "loss_type: drgrpo\n", "dr_grpo"),
+        ("trl", "- loss_type: grpo\n", "settings of TRL by name"),
+        ("trl", "loss_type: cispo\n", "The nearest is epsilon_high=1.0"),
+        ("trl", "delta: 0.5\n", "The nearest is delta=1.01"),
+        ("verl", "policy_loss: {loss_mode: dro}\n", "loss_mode = 'dro'"),
+        ("verl", "loss_agg_mode: token-sum\n", "loss_agg_mode = 'token-sum'"),
+        ("verl", "loss_agg_mode: seq-mean-token-sum-norm\n", "Set loss_scale_factor"),
+        ("verl", "use_kl_loss: true\nkl_loss_type: abs\n", "kl_loss_type = 'abs'"),
+        ("verl", "clip_ratio: [0.2]\n", "expected a number"),
+        ("verl", "kl_loss_type: null\n", "expected text"),
+    ],
+)
+def test_what_no_objective_is_is_refused(host: str, text: str, word: str, tmp_path: Path, capsys: Any) -> None:
+    given = tmp_path / "settings.yaml"
+    given.write_text(text)
+    assert main(["init", f"--from-{host}", str(given)]) == 2
+    assert word in capsys.readouterr().err
+    assert main(["init", "dapo", f"--from-{host}", str(given)]) == 2
+
+
+def test_what_is_nearly_verls_is_told() -> None:
+    assert verl_deviations_of({}) == []
+    for settings, count in (({"loss_mode": "kl_cov"}, 1), ({"loss_mode": "geo_mean", "use_kl_loss": True}, 2)):
+        assert len(verl_deviations_of(settings)) == count
+    with pytest.raises(ConfigError, match="kl_loss_type"):
+        verl_objective_of({"use_kl_loss": True, "kl_loss_type": "full"})
+    assert objective_of(settings_of_trl({"delta": 1.1}))[0] == {
+        **{"name": "clip_higher", "low": 0.2},
+        **{"high": pytest.approx(0.1), "dual_clip": pytest.approx(1.2)},
+    }
