@@ -68,7 +68,7 @@ def identity(run: BenchRun) -> str:
     """
     config = run.config
     elsewhere = dict.fromkeys(("tracking", "engine", "model", "task", "stages", "objective"), True)
-    exclude = {**elsewhere, "evaluation": {"pass_at"}, "rollout": {"stop"}}
+    exclude: dict[str, Any] = {**elsewhere, "evaluation": {"pass_at"}, "rollout": {"stop"}}
     data = config.model_dump(mode="json", exclude_defaults=True, exclude=exclude)
     if config.rollout.stop is not None:  # a single text was recorded as a text
         data["rollout"]["stop"] = config.rollout.stop[0] if len(config.rollout.stop) == 1 else config.rollout.stop

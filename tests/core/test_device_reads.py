@@ -27,7 +27,10 @@ GATES = (Unweighted(), LpReg(form="code", share=0.4), ClipHigher(dual_clip=3.0))
     ids=["clip", "clip, S2T, STARE", "dual clip, S2T, STARE", "penalties too", "gates, exempt tokens"],
 )
 def test_the_loss_and_its_backward_wait_for_nothing_and_launch_little(methods, most):
-    """No more than today; a larger number needs a reason: six in a loss count log-probs above 0, ten entropies that are not finite."""
+    """No more than today; a larger number needs a reason.
+
+    In a loss six count log-probs above 0, and ten the entropies that are not finite.
+    """
     batch, device = batch_of(ROWS), Device()
     with device("plan", may_wait=True):
         plan = make_plan(compose(*methods), [batch])
