@@ -14,21 +14,19 @@ NAMES = {
     "head": "signals from the vocabulary head, forward and backward, against other heads",
     "modules": "the methods of the zoo on top of the head, against a plain GRPO loss",
     "collectives": "what a plan asks of other ranks: collectives and bytes, counted",
+    "waits": "how often the host waits for a device, counted on a simulated one",
     "quantile": "exact quantiles of a whole step against torch.quantile",
     "e2e": "forward and backward of a whole model of 134.5M parameters",
     "prompts": "forward and backward over responses that share their prompts, against whole rows",
     "throughput": "whole training steps against TRL's GRPOTrainer",
     "trl_adapter": "an objective inside TRL's trainer against its own loss",
     "verl_adapter": "an objective inside verl's actor against its own loss",
-    "opob_variance": "how much the gradient varies under the optimal off-policy baseline, and what that costs",
     "diagnose": "how often `rlstab diagnose` names the right first cause, on runs broken on purpose",
     "damage": "commands on damaged files and extreme numbers: tracebacks and waits, counted",
     "evidence": "rlstab/diagnose/evidence.json from the results that are kept, and docs/troubleshooting.md",
-    "scorers": "scoring in worker processes against scoring in this one",
     "check": "the goals that hold on any machine, on a small shape; exit 1 where a must fails",
     "report": "all goals from the results that are kept, and docs/performance.md",
     "instabilities": "the pictures of docs/concepts/instabilities.md",
-    "scale": "peak memory of training runs under each engine, against what is said before",
     "split": "how much gradients move when a step is cut into micro-batches",
     "published": "the numbers of published code in tests/conformance/data, again",
     "foreign": "the exports of other trainers in tests/replay/data, by their own writers",
@@ -38,7 +36,7 @@ NAMES = {
 
 def main() -> None:
     if len(sys.argv) < 2 or sys.argv[1] not in NAMES:
-        known = "\n".join(f"  {name:<12}{about}" for name, about in NAMES.items())
+        known = "\n".join(f"  {name:<15}{about}" for name, about in NAMES.items())
         print(f"python -m benchmarks NAME ...\n\n{known}")
         sys.exit(0 if sys.argv[1:] in ([], ["-h"], ["--help"]) else 2)
     name = sys.argv[1]

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.published import Config, case
+from benchmarks.recording import Config, case
 from tests.conformance.inputs import CUTS, LENGTH, load, taken, tensors
 
 # -- one function of a file --------------------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ def dr_grpo(checkout: str, oat: str) -> dict[str, Any]:
 def _recorded(
     repository: str, checkout: str, functions: str, how: str, loss: Callable[..., Any], cases: Any, **shared: Any
 ) -> dict[str, Any]:
-    """What is stored of a loss ``(values, live, **settings)``, which may give the selected tokens beside it.
+    """What is stored of a loss ``(values, live, **settings)``, which may also return the selected tokens.
 
     A case is inputs and settings; ``cut`` and ``dtype`` of all cases, or of one in its settings, are those of ``case``.
     """

@@ -1,4 +1,4 @@
-"""The goals that hold on any machine: ratios of our own code to itself and bytes, on small shapes, in float32.
+"""The goals that hold on any machine: ratios of rlstab to itself, and bytes, on small shapes, in float32.
 
     python -m benchmarks check
 
@@ -61,7 +61,7 @@ def check(measure_again: Callable[[], list[Record]], goals: list[Goal]) -> dict[
 
 
 def _failed(values: dict[str, tuple[Goal, Found | None]]) -> list[str]:
-    """Rows without a value fail too: a check that measures nothing holds nobody to anything."""
+    """Rows without a value fail too: a check that measures nothing would always pass."""
     return [
         row
         for row, (goal, value) in values.items()

@@ -73,8 +73,8 @@ def text() -> str:
     cells: dict[str, dict[tuple[str, str], Figure]] = {}
     for cause in remedies.table().values():
         for comparison in cause["evidence"]:
-            place = cells.setdefault(remedies.key(comparison), {})
-            place |= {(figure.method, figure.outcome): figure for figure in figures(comparison)}
+            cell = cells.setdefault(remedies.key(comparison), {})
+            cell |= {(figure.method, figure.outcome): figure for figure in figures(comparison)}
     data = {name: [dataclasses.asdict(figure) for figure in each.values()] for name, each in cells.items()}
     return json.dumps(data, indent=1) + "\n"
 

@@ -162,7 +162,7 @@ def slime(checkout: Path) -> None:
             "rank": rank,
             "data_parallel_rank": rank,
             "rollout_data": {
-                **_rollout([RESPONSES[place] for place in partition]),
+                **_rollout([RESPONSES[index] for index in partition]),
                 "partition": partition,
                 "micro_batch_indices": indices[rank],
                 "num_microbatches": counts,

@@ -212,16 +212,16 @@ def table(run: Run) -> None:
         ("grad error", "gradient_error", ".2e"),
     )
     for preset, shape, dtype in groups:
-        own = [record for record in run.records if (record["preset"], record["dtype"]) == (preset, dtype)]
+        records = [record for record in run.records if (record["preset"], record["dtype"]) == (preset, dtype)]
         drawn = Table("mode", "live", "case", title=f"{preset}: {' x '.join(map(str, shape))}, {dtype}")
-        there = {name for record in own for name, value in record.items() if value} | {
-            "over_own" for record in own if record.get("ratio_to")
+        there = {name for record in records for name, value in record.items() if value} | {
+            "over_own" for record in records if record.get("ratio_to")
         }
         shown = [column for column in columns if column[1] in there]
         for title, *_ in shown:
             drawn.add_column(title, justify="right")
         for record in sorted(
-            own, key=lambda record: (MODES.index(record["mode"]), -(record["live"] or 0), record["rows"])
+            records, key=lambda record: (MODES.index(record["mode"]), -(record["live"] or 0), record["rows"])
         ):
             ratio = record.get("ratio_to", {}).get(OWN)
             values = {**record, "over_own": 1 / ratio if ratio else None}

@@ -106,8 +106,8 @@ def inputs(problem: Problem, *, frozen: bool = False) -> Inputs:
 def weights_of(problem: Problem, live: float, *, block: bool = False) -> Tensor:
     """``(N,)`` of 0 and 1: a share of rows has a loss, drawn at random or the first ones."""
     order = torch.randperm(problem.tokens, generator=torch.Generator().manual_seed(SEED + 1))
-    place = torch.arange(problem.tokens) if block else order
-    return (place < round(live * problem.tokens)).float()
+    position = torch.arange(problem.tokens) if block else order
+    return (position < round(live * problem.tokens)).float()
 
 
 def loss_of(weights: Tensor, logprobs: Tensor, entropies: Tensor | None) -> Tensor:
@@ -147,8 +147,8 @@ def _naive() -> Law:
         logprobs = logprobs.log_softmax(-1)
         held = logprobs if entropy else logprobs.detach()
         entropies = -(held.exp() * held).sum(-1)
-        own = logprobs.gather(-1, given.ids.unsqueeze(-1)).squeeze(-1)
-        return loss_of(weights, own, entropies if entropy else None), own, entropies
+        chosen = logprobs.gather(-1, given.ids.unsqueeze(-1)).squeeze(-1)
+        return loss_of(weights, chosen, entropies if entropy else None), chosen, entropies
 
     return law
 
@@ -158,7 +158,7 @@ def _trl() -> Law:
     from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE
 
     def law(given: Inputs, weights: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        own, entropies, *_ = ChunkedLogProbFunction.apply(
+        chosen, entropies, *_ = ChunkedLogProbFunction.apply(
             given.hidden,
             given.weight,
             None,
@@ -169,7 +169,7 @@ def _trl() -> Law:
             1.0,
             ("entropy",),
         )
-        return loss_of(weights, own, entropies if entropy else None), own, entropies
+        return loss_of(weights, chosen, entropies if entropy else None), chosen, entropies
 
     return law
 
@@ -179,10 +179,10 @@ def _trl_logits() -> Law:
 
     def law(given: Inputs, weights: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
         logits = given.hidden @ given.weight.T
-        own = selective_log_softmax(logits, given.ids)
+        chosen = selective_log_softmax(logits, given.ids)
         with torch.set_grad_enabled(entropy and torch.is_grad_enabled()):
             entropies = entropy_from_logits(logits)
-        return loss_of(weights, own, entropies if entropy else None), own, entropies
+        return loss_of(weights, chosen, entropies if entropy else None), chosen, entropies
 
     return law
 
@@ -243,8 +243,8 @@ class _LiveRows(torch.autograd.Function):
 
 def _live_logits() -> Law:
     def law(given: Inputs, weights: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        own, entropies = _LiveRows.apply(given.hidden, given.weight, given.ids)  # type: ignore[no-untyped-call]  # torch's own
-        return loss_of(weights, own, None), own, entropies
+        chosen, entropies = _LiveRows.apply(given.hidden, given.weight, given.ids)  # type: ignore[no-untyped-call]  # torch's own
+        return loss_of(weights, chosen, None), chosen, entropies
 
     return law
 

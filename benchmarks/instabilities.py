@@ -1,4 +1,4 @@
-"""The pictures of docs/concepts/instabilities.md, from runs that were broken on purpose beside a healthy one.
+"""The pictures of docs/concepts/instabilities.md, from runs that were broken on purpose, and a healthy one.
 
     python -m benchmarks instabilities
 

@@ -53,13 +53,13 @@ def evidence(rows: int, length: int) -> dict[str, Tensor]:
     """Padded signals of one step, all of its tokens real: consistent with one another, of the usual size."""
     draw = torch.Generator().manual_seed(SEED)
     top = -torch.rand(rows, length, generator=draw).pow(3) * 2 - 1e-3
-    own = torch.where(torch.rand(rows, length, generator=draw) < 0.7, top, top - torch.rand(rows, length).mul(9))
+    live = torch.where(torch.rand(rows, length, generator=draw) < 0.7, top, top - torch.rand(rows, length).mul(9))
     return {
-        "logprobs": own,
-        "old_logprobs": (own + 0.1 * torch.randn(rows, length, generator=draw).clamp(-2, 2)).clamp(max=0),
+        "logprobs": live,
+        "old_logprobs": (live + 0.1 * torch.randn(rows, length, generator=draw).clamp(-2, 2)).clamp(max=0),
         "entropies": -top * 1.5 + 0.1 * torch.rand(rows, length, generator=draw),
-        "ref_logprobs": (own + 0.1 * torch.randn(rows, length, generator=draw)).clamp(max=0),
-        "rollout_logprobs": (own + 0.01 * torch.randn(rows, length, generator=draw)).clamp(max=0),
+        "ref_logprobs": (live + 0.1 * torch.randn(rows, length, generator=draw)).clamp(max=0),
+        "rollout_logprobs": (live + 0.01 * torch.randn(rows, length, generator=draw)).clamp(max=0),
         "max_logprobs": top,
         "log_kept_mass": top * 0.1,
         "sum_p_sq": top.exp().square(),
@@ -121,7 +121,7 @@ def _stages(made: Step, name: str, objective: Composition) -> dict[str, Case]:
 
 
 def chosen(counts: list[str], say: Callable[[str], None]) -> dict[str, Composition]:
-    """The first so many methods, by the name of the case; more than there are takes all."""
+    """The first methods by the name of the case, as many as it asks for, or all where there are fewer."""
     methods = stack()
     say(f"methods in order: {', '.join(method.name for method in methods)}")
     objectives: dict[str, Composition] = {}

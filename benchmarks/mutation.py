@@ -111,9 +111,9 @@ def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
 
     match node:
         case ast.Compare(ops=ops):
-            for place, op in enumerate(ops):
+            for index, op in enumerate(ops):
                 for new in COMPARE[type(op)]:
-                    yield "comparison", changed(ops=[*ops[:place], new(), *ops[place + 1 :]])
+                    yield "comparison", changed(ops=[*ops[:index], new(), *ops[index + 1 :]])
         case ast.BinOp(op=op) | ast.AugAssign(op=op):
             yield "arithmetic", changed(op=ARITHMETIC[type(op)]())
         case ast.BoolOp(op=op):
@@ -197,9 +197,9 @@ def mutants(path: Path) -> Iterator[Mutant]:
             hint = name in ("annotation", "returns") and not is_setting(node)
             if hint or isinstance(node, ast.Raise):
                 continue
-            for place, child in enumerate(value if isinstance(value, list) else [value]):
+            for index, child in enumerate(value if isinstance(value, list) else [value]):
                 if isinstance(child, ast.AST):
-                    step = (name, place if isinstance(value, list) else None)
+                    step = (name, index if isinstance(value, list) else None)
                     yield from visit(child, (*route, step), line, function)
 
     yield from visit(ast.parse(path.read_text()), (), 0, 0)
@@ -208,20 +208,20 @@ def mutants(path: Path) -> Iterator[Mutant]:
 def compiled(mutant: Mutant) -> CodeType:
     """The code of the file with this change."""
     tree = ast.parse((ROOT / mutant.file).read_text())
-    *way, (field, place) = mutant.route
+    *way, (field, last) = mutant.route
     parent: ast.AST = tree
     for name, index in way:
         value = getattr(parent, name)
         parent = value if index is None else value[index]
     value = getattr(parent, field)
-    old = value if place is None else value[place]
+    old = value if last is None else value[last]
     _, new = list(changes(old))[mutant.number]
     if "lineno" in old._attributes and not hasattr(new, "lineno"):
         ast.copy_location(new, old)
-    if place is None:
+    if last is None:
         setattr(parent, field, new)
     else:
-        value[place] = new
+        value[last] = new
     return compile(ast.fix_missing_locations(tree), str(ROOT / mutant.file), "exec")
 
 
@@ -355,7 +355,7 @@ def draw(every: list[Mutant], size: int, seed: int) -> list[Mutant]:
     for file in sorted(exact, key=lambda file: taken[file] - exact[file])[: size - sum(taken.values())]:
         taken[file] += 1
     chosen = random.Random(seed)
-    return [of[place] for file, of in files.items() for place in sorted(chosen.sample(range(len(of)), taken[file]))]
+    return [of[index] for file, of in files.items() for index in sorted(chosen.sample(range(len(of)), taken[file]))]
 
 
 def killed_earlier(every: list[Mutant], record: Path) -> list[Mutant]:
@@ -427,8 +427,8 @@ def main() -> None:
     record = out.open("w") if out else None
     started = time.monotonic()
     for count, mutant in enumerate(chosen):
-        place, kills = (mutant.file, mutant.function), killers[mutant.file]
-        reach = [test for test in tests if not mutant.function or place in first.entered[test]]
+        function, kills = (mutant.file, mutant.function), killers[mutant.file]
+        reach = [test for test in tests if not mutant.function or function in first.entered[test]]
         near = {
             test for test in reach if not mutant.function or any(file == mutant.file for file, _ in first.entered[test])
         }

@@ -59,7 +59,7 @@ class Times:
 
 
 def rotated(names: list[str], turn: int) -> list[str]:
-    """Another case goes first each repetition: whoever follows a given case inherits its caches."""
+    """Each repetition begins with another case, since a case inherits the caches of the one before it."""
     start = turn % len(names)
     return names[start:] + names[:start]
 
@@ -97,13 +97,13 @@ def measured(times: Mapping[str, Times], units: Times) -> dict[str, Record]:
     gemm = min(units.cpu, default=0.0)
     return {
         name: {
-            "cpu_s": min(own.cpu),
-            "wall_s": statistics.median(own.wall),
-            "g_units": min(own.cpu) / gemm if gemm else None,
-            "ratio_to": {other: own.ratio_to(theirs) for other, theirs in times.items() if other != name},
-            "repeat": len(own.cpu),
+            "cpu_s": min(timed.cpu),
+            "wall_s": statistics.median(timed.wall),
+            "g_units": min(timed.cpu) / gemm if gemm else None,
+            "ratio_to": {other: timed.ratio_to(theirs) for other, theirs in times.items() if other != name},
+            "repeat": len(timed.cpu),
         }
-        for name, own in times.items()
+        for name, timed in times.items()
     }
 
 

@@ -29,9 +29,9 @@ LIMIT = 1 << 24
 
 
 def between(low: float, high: float, size: int) -> float:
-    """Linear interpolation at place q (n - 1), in float64."""
-    place = Q * (size - 1)
-    return low + (high - low) * (place - math.floor(place))
+    """Linear interpolation at position q (n - 1), in float64."""
+    position = Q * (size - 1)
+    return low + (high - low) * (position - math.floor(position))
 
 
 def by_sort(values: Tensor) -> float:

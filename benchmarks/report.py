@@ -89,7 +89,7 @@ def fill(page: str, name: str, text: str, by: str = "report") -> str:
     """The page with what stands between two comments replaced; ``by`` is the command that does it.
 
     Raises:
-        ValueError: it has no such place.
+        ValueError: the page has no such section.
     """
     start, end = f"<!-- {name}: written by `python -m benchmarks {by}` -->", f"<!-- end of {name} -->"
     if start not in page or end not in page:

@@ -1,9 +1,9 @@
-"""Whole training steps: our trainer and TRL's GRPOTrainer on the same model, prompts, rewards, sizes and optimizer.
+"""Whole training steps: rlstab's trainer and TRL's GRPOTrainer on one model, prompts, rewards, sizes and optimizer.
 
     python -m benchmarks throughput --job countdown --json
     python -m benchmarks throughput --job smollm2 --model ~/.cache/rlstab/smollm2-135m-instruct --json
 
-Each trainer runs in a process of its own, one thread, in turns (ours, TRL's, ours, ...). A step is what lies between
+Each trainer runs in a process of its own, one thread, in turns. A step is what lies between
 the ends of two optimizer steps: sampling, scoring, forward, backward, update, and each trainer's own bookkeeping, by
 CPU-seconds of the process. The first steps are left out. Neither evaluates, saves or reports anywhere. Responses are
 drawn at random, so their mean length is told: it has to be alike for the work to be.
@@ -126,7 +126,7 @@ def settings(job: Job, folder: Path) -> dict[str, Any]:
 
 
 class Marks:
-    """CPU and wall seconds at the end of every optimizer step of this process, whoever makes it."""
+    """CPU and wall seconds at the end of every optimizer step of this process, by any trainer."""
 
     def __init__(self) -> None:
         self.cpu: list[float] = []
@@ -190,9 +190,9 @@ def train_trl(job: Job, folder: Path) -> dict[str, float]:
     rewards: list[float] = []
     equal: list[float] = []
 
-    def reward(completion_ids: list[list[int]], place: list[int], **_: Any) -> list[float]:
+    def reward(completion_ids: list[list[int]], number: list[int], **_: Any) -> list[float]:
         texts = [tokenizer.decode(ids, skip_special_tokens=not task.keeps_special_tokens) for ids in completion_ids]
-        values = [task.score(examples[index], text) for index, text in zip(place, texts, strict=True)]
+        values = [task.score(examples[index], text) for index, text in zip(number, texts, strict=True)]
         groups = [values[start : start + job.group] for start in range(0, len(values), job.group)]
         lengths.append(statistics.mean(map(len, completion_ids)))
         rewards.append(statistics.mean(values))
@@ -232,7 +232,7 @@ def train_trl(job: Job, folder: Path) -> dict[str, float]:
         disable_tqdm=True,
         seed=0,
     )
-    data = Dataset.from_list([{"prompt": example.prompt, "place": index} for index, example in enumerate(examples)])
+    data = Dataset.from_list([{"prompt": example.prompt, "number": index} for index, example in enumerate(examples)])
     trainer = GRPOTrainer(
         model=model, reward_funcs=reward, args=arguments, train_dataset=data, processing_class=tokenizer
     )

@@ -85,7 +85,7 @@ def trainer_of(objective: Any, head: str, accumulation: int, size: str, folder: 
         logging_steps=10,
         disable_tqdm=True,
     )
-    own = {} if objective is None else {"objective": objective, "head": head}
+    extra = {} if objective is None else {"objective": objective, "head": head}
     return (GRPOTrainer if objective is None else RLStabGRPOTrainer)(
         model=model,
         reward_funcs=reward,
@@ -93,7 +93,7 @@ def trainer_of(objective: Any, head: str, accumulation: int, size: str, folder: 
         train_dataset=Dataset.from_dict({"prompt": ["Q1+2=", "Q3+4=", "Q5-1="] * 8}),
         processing_class=AutoTokenizer.from_pretrained(SHIPPED["chain-tiny"], padding_side="left"),
         rollout_func=rollout,
-        **own,
+        **extra,
     )
 
 
@@ -130,8 +130,8 @@ def main() -> None:
         trainers = {name: trainer_of(*CASES[name], options.size, folder, options.steps) for name in names}
         clocks = {name: clock(trainer) for name, trainer in trainers.items()}
         for number in range(options.rounds + 1):  # the first warms up
-            for place in range(len(names)):
-                name = names[(place + number) % len(names)]
+            for index in range(len(names)):
+                name = names[(index + number) % len(names)]
                 clocks[name].clear()
                 trainers[name].train()
                 rounds[name].append(statistics.median(clocks[name]))

@@ -110,8 +110,8 @@ def _names() -> Iterator[str]:
     yield "| --- | --- |"
     for ours, foreign in ALIASES.items():
         names = [f"1 - `{name}`" if turn(0.0) == 1 else f"`{name}`" for name, turn in foreign.items()]
-        own = f"`{ours}`" + (f" ({' + '.join(f'`{part}`' for part in SUMS[ours])})" if ours in SUMS else "")
-        yield f"| {own} | {', '.join(names)} |"
+        shown = f"`{ours}`" + (f" ({' + '.join(f'`{part}`' for part in SUMS[ours])})" if ours in SUMS else "")
+        yield f"| {shown} | {', '.join(names)} |"
 
 
 def _quoted(names: tuple[str, ...]) -> str:

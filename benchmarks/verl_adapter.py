@@ -75,8 +75,8 @@ def rollout(size: str) -> dict[str, Any]:
         "response_mask": ones,
         "loss_mask": ones,
         "old_log_probs": [-math.log(vocab) + 0.1 * torch.randn(length, generator=draw) for length in lengths],
-        "advantages": [torch.full((length,), (place % 5 - 2) / 2) for place, length in enumerate(lengths)],
-        "uid": [str(place // 8) for place in range(16)],
+        "advantages": [torch.full((length,), (index % 5 - 2) / 2) for index, length in enumerate(lengths)],
+        "uid": [str(index // 8) for index in range(16)],
     }
     return {"nested": True, "columns": columns}
 
@@ -102,8 +102,8 @@ def main() -> None:
             size = {"actor.ppo_micro_batch_size_per_gpu": ROWS // cut}
             workers[case] = worker_of(folder / str(number), objective, **path, **size)
         for number in range(options.rounds + 1):  # the first warms up
-            for place in range(len(names)):
-                name = names[(place + number) % len(names)]
+            for index in range(len(names)):
+                name = names[(index + number) % len(names)]
                 seconds = []
                 for _ in range(options.steps):
                     batch = batch_of(rolled, 0, 1)

@@ -22,7 +22,6 @@ from rlstab.visible import in_error, visible
 
 if TYPE_CHECKING:  # each command pays only for what it uses
     from rlstab.config.document import Kind
-    from rlstab.config.runs import RunConfig
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -102,8 +101,6 @@ def _parser() -> argparse.ArgumentParser:
     check = command(_check, "try what is local and cheap, and say what a run needs and costs")
     _takes_file(check, "run file, or a file with only an objective", "run", "objective")
     check.add_argument("--host", metavar="NAME", help="what the adapter of another trainer makes of it, such as trl")
-    check.add_argument("--memory", metavar="SIZE", help="what fits in this much memory per process, such as 24GB")
-    check.add_argument("--processes", type=_count, default=1, metavar="N", help="number of processes (1)")
 
     command(_doctor, "say which device, extras and other trainers are there, and whether the adapters work")
 
@@ -249,27 +246,12 @@ def _check(options: argparse.Namespace) -> None:
     from rlstab.preflight import preflight
 
     file = _file(options)
-    of_memory = options.memory is not None or options.processes != 1
-    if options.host is not None and of_memory:
-        raise ConfigError("--memory and --processes are for rlstab's own trainer. Leave them out, or --host.")
     with no_fit_warnings():
         objective, run = read(file, _overrides(options.set))
         if options.host is not None:
             check_host(objective, options.host)
             return
         check(objective, run, preflight(run) if run is not None else [])
-        if run is not None and of_memory:
-            _memory(run, options)
-
-
-def _memory(run: RunConfig, options: argparse.Namespace) -> None:
-    """What the run would hold in each process."""
-    require("train", "rlstab check --memory")
-    from rlstab.console import Terminal
-    from rlstab.train.footprint import bytes_of, describe_memory
-
-    memory = None if options.memory is None else bytes_of(options.memory)
-    Terminal().print(describe_memory(run, options.processes, memory))
 
 
 def _init(options: argparse.Namespace) -> None:

@@ -35,7 +35,7 @@ def is_dir(path: str | Path) -> bool:
 def leads_away(path: str | Path) -> bool:
     """Whether a link is there that leads out of its folder: what is written there would change a file elsewhere."""
     path = Path(path)
-    return path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(path.parent))
+    return os.path.islink(path) and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(path.parent))  # noqa: PTH114
 
 
 def is_foreign(path: str | Path, *marks: bytes) -> bool:

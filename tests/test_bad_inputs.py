@@ -153,9 +153,7 @@ SET += ["task={name: jsonl, path: .}", "task={name: jsonl, path: f.yaml}", "task
 SET += [f"task={{name: dataset, path: ./full{more}}}" for more in ("", "/none", ", answer_pattern: '('", ", split: 5")]
 for text in SET:
     row(["train", "f.yaml", "--set", text], files=OPTIONS, prepare=linked)
-SIZES = ("", "lots", "-5GB", "0", "0GB", "nanGB", "1e3GB", "1e999999GB", f"{DIGITS}TB")
-CHECKED = [f"--memory={size}" for size in SIZES]
-CHECKED += ["--host=zzz", "--host=", "--host=trl --memory=zzz", "--set=objective=zzz"]
+CHECKED = ["--host=zzz", "--host=", "--set=objective=zzz"]
 rows("check f.yaml", CHECKED, files={"f.yaml": RUN})
 row("check f.yaml", "a bench file", files={"f.yaml": BENCH})
 for command, other in {"check": "bench_entropy", "explain": "zzz", "train": "zzz", "bench": "countdown"}.items():
@@ -288,7 +286,8 @@ for kind, text in {
 # -- what reads runs --------------------------------------------------------------------------------------------------
 
 TOKEN = {"rollout": 1, "sequence_id": 0, "tokens": ["a"]}
-EXPORT = {"step": 1, "token_ids": [0, 1, 2], "loss_mask": [False, True, True]}
+EXPORT = {"step": 1, "token_ids": [0, 1, 2], "loss_mask": [False, True, True], "advantages": [0.0, 1.0, 1.0]}
+EXPORT |= {"trainer_logprobs": [-1.0] * 3, "inference_logprobs": [-1.0] * 3}
 METRICS = "".join(
     json.dumps({"rollout": n, "optimizer_step": n, "reward/mean": 0.1 * n, "tokens/entropy": 1.0}) + "\n"
     for n in range(1, 6)
@@ -317,7 +316,7 @@ ODD_LINES: dict[str, Text] = {
     "is an export of texts": '{"token_ids": ["x"]}\n',
 }
 for kind, text in ODD_LINES.items():
-    row("view run --terminal", f"tokens.jsonl {kind}", files={"run/tokens.jsonl": text, "run/config.yaml": RUN})
+    row("view run --terminal", f"tokens.jsonl that {kind}", files={"run/tokens.jsonl": text, "run/config.yaml": RUN})
     for command in ("view", "diagnose", "report", "runs"):
         row([command, "t.jsonl"], f"a file that {kind}", files={"t.jsonl": text})
 EMPTY_FOLDERS: list[dict[str, Text]] = [
@@ -340,7 +339,7 @@ for command in ("view", "view --terminal", "diagnose", "report", "runs", "replay
     if command not in ("view", "view --terminal"):
         row(f"{command} run none", "a good run and one that is missing", files=RUNS_FILES)
 TRACE = {"t.jsonl": json.dumps(EXPORT) + "\n"}
-SHOWN = ["--rollout=99", "--rollout=-1", "--limit=0", "--limit=-3"]
+SHOWN = ["--step=99", "--step=-1", "--limit=0", "--limit=-3"]
 rows("view t.jsonl", [*SHOWN, "--tokenizer=none", "--tokenizer=."], files=TRACE)
 rows("view t.jsonl --terminal", SHOWN, files=TRACE)
 OUTS = ["--out=/dev/full", "--out=.", "--out=t.jsonl/x", "--out=", "--out=f.txt"]
@@ -366,12 +365,12 @@ STATES += [
 ]
 TABLES: list[Text] = [b"\0" * 100, BYTES, 'Step,"reward\n1,2\n', "Step,reward\n1," + "9" * 1_000_000 + "\n"]
 TABLES += ["reward,entropy\n1,2\n", "Step,loss\n1,2\n", "Step,reward\na,b\n", "Step,Step,loss\n1,1,2\n"]
-TABLES += ["Step,reward\n1,2\n".encode("utf-16")]
+TABLES += ["Step,reward\n1,2".encode("utf-16")[:-1]]
 LOGS: dict[str, list[Text]] = {
     "trainer_state.json": STATES,
     "a.csv": TABLES,
     "a.jsonl": [
-        '{"step": "1", "reward": 1}\n',
+        '{"step": "one", "reward": 1}\n',
         '{"step": 1, "data": [1]}\n',
         f'{{"step": {DIGITS[:400]}, "zzz": 1}}\n',
     ],
@@ -451,7 +450,7 @@ def test_bad_input(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert {case: told for case, told in wrong.items() if told} == {}
 
 
-USAGE = ["zzz", "--zzz", "check", "check a b", "check --processes 0 f.yaml", "check f.yaml --example x", "train"]
+USAGE = ["zzz", "--zzz", "check", "check a b", "check f.yaml --example x", "train"]
 USAGE += ["train --timeout x f.yaml", "bench", "bench --workers 1.5 f.yaml", "view", "view --limit x f", "report"]
 USAGE += ["diagnose", "schema --of zzz", "schema x", "doctor x", "init a b", "explain", "explain --preset a f.yaml"]
 USAGE += ["probe --workers 0", "replay --responses 0 f", "runs --zzz", "list --zzz"]

@@ -18,6 +18,7 @@ from rlstab.bench.progress import last_records
 from rlstab.bench.record import FILE, read_record
 from rlstab.config.document import Document, flat
 from rlstab.config.identity import is_measured, is_neutral, settings_hash
+from rlstab.config.run_files import ABOUT, CHECKPOINTS, CONFIG
 from rlstab.config.user_code import portable
 from rlstab.console import Terminal
 from rlstab.errors import ConfigError
@@ -73,7 +74,7 @@ def plan_of(runs: Sequence[BenchRun], *, overwrite: bool = False, retry: bool = 
 
 def _kind(run: BenchRun, overwrite: bool, retry: bool) -> str:
     record, records = read_record(run.folder), last_records(run.folder)
-    status, resumable = record.get("status"), (run.folder / "checkpoints").is_dir() and _has_checkpoint(run.folder)
+    status, resumable = record.get("status"), (run.folder / CHECKPOINTS).is_dir() and _has_checkpoint(run.folder)
     same = record.get("run_hash") == run.hash
     if status != "finished" and not records and not resumable:  # nothing is lost with it
         return "failed" if status == "failed" and same and not retry else "anew"
@@ -94,19 +95,19 @@ def _kind(run: BenchRun, overwrite: bool, retry: bool) -> str:
 def _has_checkpoint(folder: Path) -> bool:
     from rlstab.train import checkpoint  # loads transformers
 
-    return any(checkpoint.read(path) is not None for path in checkpoint.checkpoints(folder / "checkpoints"))
+    return any(checkpoint.read(path) is not None for path in checkpoint.checkpoints(folder / CHECKPOINTS))
 
 
 def _hash(folder: Path) -> str | None:
     """The hash of the run that a folder holds, by its settings: releases have computed it in several ways."""
     settings = _settings(folder)
-    return settings_hash(settings, read_json(folder / "run.json").get("code") or {}) if settings else None
+    return settings_hash(settings, read_json(folder / ABOUT).get("code") or {}) if settings else None
 
 
 def _settings(folder: Path) -> dict[str, Any]:
     """The settings with which a run was begun; empty where they cannot be read."""
     try:
-        settings = Document.read(folder / "config.yaml").data
+        settings = Document.read(folder / CONFIG).data
     except ConfigError:
         return {}
     return settings if isinstance(settings, dict) else {}

@@ -18,6 +18,7 @@ from rich.table import Column
 
 from rlstab.bench.file import BenchRun
 from rlstab.bench.record import read_record
+from rlstab.config.run_files import METRICS
 
 #: Rollouts over which what is shown is averaged; one alone says little.
 WIDTH = 10
@@ -108,7 +109,7 @@ def _rollouts(run: BenchRun) -> int:
 def last_records(folder: Path) -> list[dict[str, Any]]:
     """Records at the end of a run's metrics; what a kill cut off, or what is being written, is left out."""
     try:
-        with (folder / "metrics.jsonl").open("rb") as file:
+        with (folder / METRICS).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
             lines = file.read().splitlines()
     except OSError:  # the run has not begun to write

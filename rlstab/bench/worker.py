@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rlstab.bench.record import update_record
+from rlstab.config.run_files import CHECKPOINTS
 from rlstab.errors import RlstabError
 
 #: What the run prints goes there, in its folder.
@@ -78,7 +79,7 @@ def _make(order: dict[str, Any]) -> NoReturn:
     with writing:
         update_record(folder, status="failed" if error else "finished", error=error, **clock.read())
         if error is None and not order["keep_checkpoints"]:
-            shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+            shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0 if error is None else 1)  # the thread still waits for the parent

@@ -429,6 +429,9 @@ class OptimisationSettings(Settings):
     scope: Literal["step", "microbatch"] = Field("step", description="of statistics; microbatch is for comparisons")
     precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16 is autocast over float32 weights")
     gradient_checkpointing: Annotated[bool, Neutral()] = Field(False, description="less memory for more computation")
+    deterministic: Annotated[bool, Neutral()] = Field(
+        True, description="an accelerator adds in a fixed order, so that equal runs are equal bit for bit there as well"
+    )
 
     @model_validator(mode="after")
     def _fit(self) -> OptimisationSettings:

@@ -240,8 +240,8 @@ def loss_of_part(
     report |= _ratio_report(ratio.detach(), part, keep)
     if batch.entropies is not None:
         finite = batch.entropies.isfinite()
-        report["tokens/entropy"] = Mean.of(batch.entropies, finite)
-        report["tokens/entropy_nonfinite"] = Mean.of(~finite)
+        report["tokens/entropy"] = mean = Mean.of(batch.entropies, finite)
+        report["tokens/entropy_nonfinite"] = Mean(len(batch) - mean.count, mean.count.new_full((), len(batch)))
     # a sum of finite values may overflow, as of advantages of 3e38 in float32
     nonfinite = torch.maximum(known.count_nonzero(), (0 * loss.detach()).count_nonzero())
     # clamping would hide a NaN or Inf log-prob behind a finite loss

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
+import torch
+
 from rlstab.core.stats import Mean
 
 #: A sum and a count by name, as they travel between ranks.
@@ -23,8 +25,14 @@ class RunningMeans:
             self._means[name] = self._means[name].merge(mean) if name in self._means else mean
 
     def take(self) -> Sums:
-        """Sums and counts since the last call."""
-        sums = {name: (float(mean.total), float(mean.count)) for name, mean in self._means.items()}
+        """Sums and counts since the last call; those of a device travel together, since each read waits for it."""
+        numbers = [number for mean in self._means.values() for number in (mean.total, mean.count)]
+        values: list[float] = [0.0] * len(numbers)
+        for device in {number.device for number in numbers}:
+            there = [index for index, number in enumerate(numbers) if number.device == device]
+            for index, value in zip(there, torch.stack([numbers[i].double() for i in there]).tolist(), strict=True):
+                values[index] = value
+        sums = dict(zip(self._means, zip(values[::2], values[1::2], strict=True), strict=True))
         self._means = {}
         return sums
 

@@ -1,7 +1,7 @@
 """All decisions of one optimizer step that comes in parts: measure, reduce, advance, count, reduce; then the losses.
 
-The statistics and the denominators belong to the whole optimizer step over all ranks, so the sum of the parts' losses,
-and its gradient, do not depend on how it was cut.
+Statistics and denominators belong to the whole optimizer step over all ranks, so the sum of the losses of the parts,
+and its gradient, do not depend on how the step was cut.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ Scope = Literal["step", "microbatch"]
 class Plan:
     """All decisions of one optimizer step. Made by :func:`make_plan`.
 
-    A part is named by its number in the list that the plan was made from, or by its batch itself. A host that builds
-    its batches again for the backward pass names the number. One that cuts them otherwise asks for a :meth:`piece`.
+    A part is given by its index in the list that the plan was made from, or by its batch. A host that builds its
+    batches again for the backward pass gives the index; one that cuts the step differently asks for a :meth:`piece`.
 
     Attributes:
         state: what the objective carries into the next optimizer step.
@@ -91,16 +91,16 @@ class Plan:
         )
 
     def piece(self, batch: TokenBatch) -> Part:
-        """What is decided about whole sequences of this optimizer step that a host puts together after planning.
+        """The decisions about whole sequences of this optimizer step that a host puts together after planning.
 
         Terms come from the settled statistics and the denominators stay those of the plan, so the losses of pieces that
         hold every sequence once, on all ranks, sum to the loss of the optimizer step. Only the terms are computed.
 
         Args:
-            batch: the same evidence about some of the sequences that this rank measured, whatever parts they were in.
+            batch: the same evidence about some of the sequences that this rank measured, from any of its parts.
 
         Raises:
-            OutOfRange: a sequence, by its id, was not measured on this rank, or with another number of tokens.
+            OutOfRange: this rank did not measure a sequence of that id, or measured another number of tokens.
         """
         for sequence, length in _lengths(batch).items():
             measured = self._measured.get(sequence, 0)
@@ -115,7 +115,7 @@ class Plan:
 
     @cached_property
     def _measured(self) -> dict[int, int]:
-        """Tokens of each sequence that this rank measured, by its id."""
+        """The number of tokens of each sequence that this rank measured, by sequence id."""
         return {sequence: length for part in self.parts for sequence, length in _lengths(part.batch).items()}
 
     def terms(self, which: int | TokenBatch | Part) -> Terms:
@@ -138,13 +138,13 @@ class Plan:
         Where the host averages gradients over ranks, multiply it by the world size: the denominators are global.
 
         Args:
-            which: number of the part, its batch, or a piece.
+            which: index of the part, its batch, or a piece.
             policy: live outputs for its tokens, in their order.
-            anchor: what counts as constant; None takes the policy's own values. Given only to check gradients by
-                finite differences, where the constants must not move with the input.
+            anchor: the values that are held constant; None takes those of ``policy``. Pass them only to check gradients
+                by finite differences, where constants must not change with the input.
 
         Raises:
-            OutOfRange: the loss of this part was taken already, with a gradient.
+            OutOfRange: the loss of this part was already taken with a gradient.
         """
         part = self.part(which)
         if part.taken and anchor is None and torch.is_grad_enabled():
@@ -168,19 +168,19 @@ def make_plan(
     Args:
         objective: usually a composition.
         parts: all micro-batches of this rank in this optimizer step; empty on a rank without sequences.
-        state: of the last plan; None is the initial one.
+        state: the state of the last plan; None is the initial one.
         comm: the ranks that share the optimizer step; None is this process alone.
         scope: ``step`` is the optimizer step. ``microbatch`` takes thresholds and means from each part of this rank
-            alone, as much published code does. It exists only to reproduce such code: the loss then depends on how it
-            is cut.
+            alone, as much published code does. It exists only to reproduce such code: the loss then depends on how the
+            step is cut.
 
     Raises:
         NonFinite: NaN or Inf in the evidence, on any rank; every rank raises.
         MissingSignal: a part lacks a signal that the objective reads.
-        MethodError: a method returned something else than the interface asks for.
-        Conflict: a method lacks one that it requires.
-        OutOfRange: ``scope`` is neither of the two, the state is of another objective, two parts share a sequence id, a
-            log-prob is above 0, or an entropy far below.
+        MethodError: a method returned something other than the interface asks for.
+        Conflict: a method requires another one that is missing.
+        OutOfRange: ``scope`` is unknown, the state belongs to another objective, two parts share a sequence id, a
+            log-prob is above 0, or an entropy is far below 0.
     """
     if scope not in get_args(Scope):
         raise OutOfRange(f"make_plan: scope = {scope!r}, expected 'step' (the optimizer step) or 'microbatch'.")
@@ -245,7 +245,7 @@ def member_terms(plan: Plan, which: int | TokenBatch | Part) -> dict[str, Member
 
 
 def _lengths(batch: TokenBatch) -> dict[int, int]:
-    """Tokens of each sequence of a batch that has any, by its id."""
+    """The number of tokens of each sequence of a batch, by sequence id, without empty ones."""
     pairs = zip(batch.sequence_ids.tolist(), batch.lengths.tolist(), strict=True)
     return {sequence: int(length) for sequence, length in pairs if length}
 
@@ -261,10 +261,10 @@ def _checked_parts(parts: Sequence[TokenBatch]) -> list[TokenBatch]:
 
 
 def _lr_scale(objective: TokenObjective, parts: Sequence[Part], stat: Settled, state: State) -> float:
-    """What multiplies the learning rate: taken from an empty part, since it is the same in every part.
+    """The factor of the learning rate, taken from an empty part, since it is the same for every part.
 
     Raises:
-        MethodError: a method says otherwise on some part, so ranks would train at different learning rates.
+        MethodError: it differs between parts, so ranks would train at different learning rates.
     """
     if "lr_scale" not in objective.writes:
         return 1.0
@@ -280,14 +280,14 @@ def _lr_scale(objective: TokenObjective, parts: Sequence[Part], stat: Settled, s
 
 
 class _Counts(NamedTuple):
-    """What is counted in a part, or in all of them.
+    """Counts over one part, or over all parts.
 
     Attributes:
-        kept_tokens, kept_sequences: tokens that are kept, and sequences with at least one of them.
-        tokens, sequences: all of them.
+        kept_tokens, kept_sequences: tokens that are kept, and sequences with at least one kept token.
+        tokens, sequences: all tokens, and all sequences.
         live: tokens whose policy term can have a gradient.
         penalised: tokens under a penalty with a coefficient, summed over penalties.
-        invalid: values of the terms that no loss can take.
+        invalid: values of the terms that are not allowed in a loss.
     """
 
     kept_tokens: float
@@ -316,9 +316,9 @@ def _counted(part: Part, counted: _Counts) -> Part:
 
 
 def _repeated(parts: Sequence[TokenBatch]) -> Tensor:
-    """``(1,)`` float64: how many sequences with tokens have the id of one in another part of this rank.
+    """``(1,)`` float64: how many sequences with tokens share their id with one in another part of this rank.
 
-    Within a part a host may give equal responses one id, made from their tokens: it is the same in every cut.
+    Within a part a host may give equal responses the same id, a hash of their tokens, which does not depend on the cut.
     """
     if len(parts) < 2:
         return torch.zeros(1, dtype=torch.float64, device=parts[0].sequence_ids.device if parts else None)
@@ -329,7 +329,7 @@ def _repeated(parts: Sequence[TokenBatch]) -> Tensor:
 
 
 def _misfit(objective: TokenObjective, parts: Sequence[Part], state: State, count: int) -> MethodError:
-    """The error of weights and bonuses that no loss can take; which method gave them is looked up now."""
+    """The error about invalid weights, bonuses or bounds; the method that gave them is looked up here."""
     invalid = [
         (f"'{key}'", int(member.terms.invalid_count))
         for part in parts
@@ -344,13 +344,13 @@ def _misfit(objective: TokenObjective, parts: Sequence[Part], state: State, coun
 
 
 def _refuse_impossible(objective: TokenObjective, parts: Sequence[TokenBatch], comm: Comm) -> None:
-    """Refuse NaN and Inf in what is read, and values beyond what a signal can be."""
+    """Refuse NaN and Inf in signals that are read, and values that a signal cannot have."""
     names = ["old_logprobs", "logprobs", "advantages", *sorted(objective.needs - BASICS)]
     limited = [name for name in names if name in MOST or name in LEAST]
     counts = torch.zeros(len(names) + len(limited), dtype=torch.float64)
     for part in filter(len, parts):
         present = dict(part.per_token())
-        # NaN and Inf survive a sum; a sum of finite values that overflows is looked at again
+        # NaN and Inf survive a sum; where a sum of finite values overflows, the values are checked again
         sums = [present[name].sum().double() for name in names]
         worst = [(present[name].amax() if name in MOST else present[name].amin()).double() for name in limited]
         seen = torch.stack(sums + worst).cpu()  # one wait for the device

@@ -42,16 +42,16 @@ class OptimizerStep:
 
     Args:
         objective: usually a composition.
-        state_before: the objective's, from the last optimizer step; None is the initial one.
+        state_before: the state of the objective after the last optimizer step; None is the initial one.
         comm: the ranks that share the optimizer step; None is this process alone.
 
     Attributes:
         batches: the evidence of the micro-batches, from which the plan was made.
-        plan: None until it is made, and where the evidence was refused.
-        refusal: why the step was refused; None where it was not. A host may refuse it for reasons of its own.
-        reports: the metrics so far, of micro-batches and what the host adds.
-        losses: how many micro-batches have their loss.
-        total_loss: of the whole optimizer step over all ranks, once it is finished.
+        plan: None before :meth:`make_plan`, and if the evidence was refused.
+        refusal: why the step was refused; None if it was not. A host may set it for other reasons.
+        reports: metrics of the micro-batches so far, and metrics that the host adds.
+        losses: the number of micro-batches whose loss was taken.
+        total_loss: the loss of the whole optimizer step over all ranks, after :meth:`finish`.
     """
 
     objective: TokenObjective
@@ -68,11 +68,11 @@ class OptimizerStep:
     )  # loss and nonfinite, on the device
 
     def make_plan(self, batches: Sequence[TokenBatch], scope: Scope = "step") -> None:
-        """Decide about the step; NaN or Inf in the evidence of any rank refuses it on every rank.
+        """Plan the step; NaN or Inf in the evidence of any rank refuses it on every rank.
 
         Args:
             batches: all micro-batches of this rank; empty on a rank without sequences.
-            scope: of :func:`rlstab.make_plan`, which raises the other errors of the evidence.
+            scope: see :func:`rlstab.make_plan`, which raises all other errors about the evidence.
         """
         self.batches = batches
         try:
@@ -81,12 +81,12 @@ class OptimizerStep:
             self.refusal = str(error)
 
     def loss(self, which: int | TokenBatch | Part, policy: PolicyOutputs) -> LossOutput:
-        """The loss of one micro-batch, as :meth:`Plan.loss`; what it reports is kept, and nothing is waited for.
+        """The loss of one micro-batch, as :meth:`Plan.loss`; its report is kept, without waiting for the device.
 
-        Where the evidence was refused, it is a zero with a graph, so that every rank runs the same backward pass.
+        If the evidence was refused, the loss is a zero with a graph, so that every rank runs the same backward pass.
 
         Args:
-            which: number of the micro-batch, its batch, or a :meth:`Plan.piece`.
+            which: index of the micro-batch, its batch, or a :meth:`Plan.piece`.
             policy: live outputs for its tokens.
         """
         if self.plan is None and self.refusal is not None:
@@ -99,10 +99,10 @@ class OptimizerStep:
         return out
 
     def finish(self, norm: float | Tensor = 0.0) -> None:
-        """After the last backward pass: refuse the step if a live value on any rank, or the gradient, is NaN or Inf.
+        """After the last backward pass, refuse the step if a live value on any rank, or the gradient, is NaN or Inf.
 
         Args:
-            norm: of the gradient over all ranks, the same on each; left out where the host looks at it itself.
+            norm: of the gradient over all ranks, the same on each; omit it if the host checks it.
         """
         comm = LocalComm() if self.comm is None else self.comm
         nothing = torch.zeros(2, dtype=torch.float64)
@@ -116,12 +116,12 @@ class OptimizerStep:
 
     @property
     def moves_weights(self) -> bool:
-        """The step was not refused, and something in it has a gradient. By its momentum an optimizer moves without."""
+        """Whether the step was not refused and has a gradient: without one, momentum alone would move the weights."""
         return self.refusal is None and self.plan is not None and not self.plan.has_no_gradient
 
     @contextmanager
     def scaled_learning_rate(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-        """Inside, the learning rate is that of the schedule times :attr:`Plan.lr_scale`."""
+        """A context in which the learning rate is that of the schedule times :attr:`Plan.lr_scale`."""
         scheduled = [(group, group["lr"]) for group in optimizer.param_groups]
         for group, rate in scheduled:
             group["lr"] = rate * (1.0 if self.plan is None else self.plan.lr_scale)
@@ -133,7 +133,7 @@ class OptimizerStep:
 
     @property
     def state(self) -> State:
-        """What the objective carries into the next optimizer step."""
+        """The state of the objective for the next optimizer step."""
         if self.plan is not None and self.refusal is None:
             return self.plan.state
         return self.objective.init_state() if self.state_before is None else self.state_before

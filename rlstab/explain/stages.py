@@ -11,7 +11,7 @@ from rlstab.signals import SIGNAL_NAMES
 from rlstab.stages.grpo import GRPO
 from rlstab.stages.in_order import InOrder
 from rlstab.stages.pipeline import Pipeline
-from rlstab.stages.response_batch import EVIDENCE
+from rlstab.stages.response_batch import EVIDENCE, ONLY_FOR
 from rlstab.stages.stage import AdvantageEstimator, PromptSelector, RewardShaper, RolloutExpander, Stage
 
 #: The kinds in the order in which a rollout runs through them: what happens there, and the question that it answers.
@@ -20,12 +20,6 @@ KINDS: Mapping[type[Stage], tuple[str, str]] = {
     RewardShaper: ("Rewards", "what a response earns"),
     RolloutExpander: ("Rollout", "what else to sample, and what to drop"),
     AdvantageEstimator: ("Advantages", "what a response is worth"),
-}
-#: What only one kind of stage can read, as it is known when that kind acts.
-_ALONE: Mapping[str, tuple[type[Stage], str]] = {
-    "logprobs": (AdvantageEstimator, "estimators"),
-    "squared_gradient": (AdvantageEstimator, "estimators"),
-    "prompt_features": (PromptSelector, "selectors"),
 }
 #: Evidence of stages that is neither a signal nor in :data:`rlstab.stages.response_batch.EVIDENCE`.
 _OTHERS = {
@@ -84,9 +78,8 @@ def needs(pipeline: Pipeline) -> list[str]:
 
 def cost(stage: Stage, name: str) -> str:
     """At what cost the trainer that ships has some evidence for a stage, or that it does not have it."""
-    kind, told = _ALONE.get(name, (Stage, ""))
-    if not isinstance(stage, kind):
-        return f"{_LACKS} for a stage of this kind, only for {told}"
+    if (kind := ONLY_FOR.get(name, stage.kind)) != stage.kind:
+        return f"{_LACKS} for a stage of the kind {stage.kind}, only for one of the kind {kind}"
     name = "rewards" if name.startswith("reward/") else name
     return _EVIDENCE_COSTS.get(name) or (COSTS.get(name) if name in SIGNAL_NAMES else None) or _LACKS
 

@@ -333,6 +333,10 @@ class Policy:
 
     def next_logits(self, **inputs: Any) -> Any:
         """One step of decoding: the model's output, its logits for the last position only."""
+        mask, sdpa = inputs["attention_mask"], self.model.config._attn_implementation == "sdpa"
+        if mask.device.type != "cpu" and sdpa and self._shares_prompts and inputs["input_ids"].shape[1] == 1:
+            # whether a mask of two dimensions is all ones is read in each step, which waits for the device
+            inputs["attention_mask"] = mask[:, None, None].bool()
         return self.model(**self._with_cache(inputs), **self._plain, use_cache=True, **self._keep(1))
 
     def _with_cache(self, inputs: dict[str, Any]) -> dict[str, Any]:

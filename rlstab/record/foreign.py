@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlstab.errors import ReportError, reason
-from rlstab.files import is_file
+from rlstab.files import is_dir, is_file
 from rlstab.record import nemo_rl, prime_rl, slime
 from rlstab.record.columns import Response
 from rlstab.record.step import Damaged, Header, Step, joined, rank_of, together
@@ -35,7 +35,7 @@ def read_foreign(path: Path, notes: list[str]) -> list[Step]:
     Raises:
         ReportError: it has the rollouts of verl, which have no tokens.
     """
-    files = [path] if not path.is_dir() else next(filter(None, (sorted(path.glob(kind)) for kind in _FILES)), [])
+    files = [path] if not is_dir(path) else next(filter(None, (sorted(path.glob(kind)) for kind in _FILES)), [])
     responses: list[Response] = []
     for file in files:
         damaged = []

@@ -11,10 +11,11 @@ from pathlib import Path
 import torch
 from pydantic import ValidationError
 
+from rlstab.config.run_files import DUMP
 from rlstab.core.batch import MOST, TokenBatch
 from rlstab.errors import ReportError, RlstabError, reason
 from rlstab.extras import require
-from rlstab.files import exists, is_file
+from rlstab.files import exists, is_dir, is_file
 from rlstab.record.foreign import read_foreign
 from rlstab.record.step import Damaged, Header, Step, joined, rank_of
 from rlstab.safe_read import read_bytes
@@ -81,12 +82,12 @@ def folder_of(path: str | Path) -> Path:
     """The folder of the files that :func:`read_dump` reads; the tokenizer lies in it."""
     path = Path(path)
     folder = path.parent if is_file(path) else path
-    return folder / "dump" if not dumped(folder) and dumped(folder / "dump") else folder
+    return folder / DUMP if not dumped(folder) and dumped(folder / DUMP) else folder
 
 
 def dumped(path: Path) -> list[Path]:
     """The descriptions of a dump in a folder, or of one file of it; none where there is no dump."""
-    files = [path] if is_file(path) else path.glob("step-*")
+    files = [path] if is_file(path) else path.glob("step-*") if is_dir(path) else []
     return sorted({file.with_suffix(".json") for file in files if _NAME.fullmatch(file.name)})
 
 

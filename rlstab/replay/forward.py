@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -114,6 +115,8 @@ def entropy_slopes(policy: Policy, step: Step, sequences: Sequences) -> Tensor:
                 total += 0 if slope is None else slope
         found = []
         for part in parts:
-            slopes_of_all = jvp(partial(logprobs, part), (weights,), (along,))[1]
+            with warnings.catch_warnings():  # torch's rules for the forward mode use torch's own deprecated compiler
+                warnings.filterwarnings("ignore", "`torch.jit.script`", DeprecationWarning)
+                slopes_of_all = jvp(partial(logprobs, part), (weights,), (along,))[1]
             found.append(slopes_of_all.gather(2, part.response_ids[..., None])[..., 0][part.response_mask])
     return torch.cat(found).detach().cpu()

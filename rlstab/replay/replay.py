@@ -71,9 +71,9 @@ def replay(
     """
     folder, default = folder_of(path), out is None
     out = folder / "replay" if out is None else Path(out)
+    dump = read_dump(path)
     if default and out.is_symlink():
         raise ReportError(f"{out} is a link. Give --out the folder of the pages.")
-    dump = read_dump(path)
     longest = max(int(step.tensors["lengths"].max()) if len(step.batch) else 1 for step in dump.steps)
     replayed = chosen(objectives, longest)
     if model is not None:

@@ -281,7 +281,9 @@ def _table(runs: Sequence[RunRecord], asked: str | None, outcomes: Sequence[Outc
 def _differs(runs: Mapping[str, Sequence[RunRecord]], baseline: str | None) -> dict[str, str]:
     """By method, ``optimisation.lr 0.001 (grpo 0.0001)``: what its runs and those of the baseline do not share."""
     differs: dict[str, str] = {}
-    for method, some in runs.items() if baseline is not None else ():
+    if baseline is None:
+        return differs
+    for method, some in runs.items():
         pair = [next((run for run in many if run.config), None) for many in (some, runs[baseline])]
         if method != baseline and pair[0] is not None and pair[1] is not None:
             between = settings_between([pair[0], pair[1]])

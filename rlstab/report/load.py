@@ -18,6 +18,8 @@ import numpy as np
 from rlstab.bins import EMPTY, Curve, highest, rounded
 from rlstab.config.document import Document
 from rlstab.config.identity import is_measured, is_neutral
+from rlstab.config.run_files import ABOUT, CHECKPOINTS, CONFIG
+from rlstab.config.run_files import METRICS as RECORDS
 from rlstab.config.user_code import portable
 from rlstab.errors import ReportError, reason
 from rlstab.files import is_dir, is_file
@@ -37,13 +39,10 @@ from rlstab.report.runs import (
 from rlstab.safe_read import as_float, gaps, read_bytes, read_mapping, read_object, read_text, readable
 
 #: Any of them makes a folder a run folder.
-FILES = ("metrics.jsonl", "config.yaml", "run.json")
+FILES = (RECORDS, CONFIG, ABOUT)
 
 #: Folders below a path in which runs are looked for.
 DEPTH = 12
-
-#: In a run folder; no run lies there.
-CHECKPOINTS = "checkpoints"
 
 #: No bench names more: beyond it its file is damaged.
 MOST_RUNS = 100_000
@@ -247,10 +246,10 @@ def read_folder(folder: Path, bench: Mapping[str, Any] | None = None) -> RunReco
     """
     bench = bench or {}
     remarks: list[str] = []
-    config = _config(folder / "config.yaml", remarks)
-    about = _mapping(folder / "run.json", remarks)
+    config = _config(folder / CONFIG, remarks)
+    about = _mapping(folder / ABOUT, remarks)
     place = _mapping(folder / "bench.json", remarks) if (folder / "bench.json").is_file() else {}
-    records = _records(folder / "metrics.jsonl", remarks)
+    records = _records(folder / RECORDS, remarks)
     method = place["method"] if isinstance(place.get("method"), str) else "+".join(objective_names(config))
     if not method:
         return LeftOut(str(folder), "neither config.yaml nor bench.json says what was trained: " + "; ".join(remarks))
@@ -267,7 +266,7 @@ def read_folder(folder: Path, bench: Mapping[str, Any] | None = None) -> RunReco
     seed = next((value for value in (place.get("seed"), config.get("seed")) if isinstance(value, int)), None)
     if seed is None:
         remarks.append("no file says its seed; taken for seed 0")
-    file = folder / "metrics.jsonl"
+    file = folder / RECORDS
     return RunRecord(
         written=file.stat().st_mtime if file.is_file() else 0.0,
         bench=_text(place.get("bench")) or _text(bench.get("name")),

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict
 
+from rlstab.config.run_files import SAMPLES
 from rlstab.record.reader import dumped, folder_of
 from rlstab.report.runs import RunRecord
 from rlstab.safe_read import open_file, read_object
@@ -64,7 +65,7 @@ class Samples:
 def samples_of(runs: Iterable[RunRecord]) -> list[Samples]:
     """Of the runs that are still in a folder and left any, at most :data:`MOST_SAMPLED`, low seeds first."""
     samples = (
-        Samples(run, _rollouts(Path(run.path) / "samples.jsonl"), bool(dumped(folder_of(run.path))))
+        Samples(run, _rollouts(Path(run.path) / SAMPLES), bool(dumped(folder_of(run.path))))
         for run in sorted(runs, key=lambda run: run.seed)
     )
     return list(itertools.islice((sample for sample in samples if sample.rollouts or sample.traced), MOST_SAMPLED))

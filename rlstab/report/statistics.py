@@ -201,7 +201,7 @@ def student_t(values: NDArray[np.float64]) -> NDArray[np.float64]:
     count = len(values)
     bound = stats.t.ppf((1 + CONFIDENCE) / 2, count - 1) * values.std(0, ddof=1) / math.sqrt(count)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.nan_to_num(values.mean(0) / bound, nan=0.0)
+        return np.asarray(np.nan_to_num(values.mean(0) / bound, nan=0.0))
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:

@@ -44,8 +44,8 @@ class OPOBProxy(OPOB):
     Deviations:
         - From the paper: it takes the norm of the gradient over all weights. On the countdown model, after 20
           optimizer steps, the logarithms of the two correlate by 0.74, and ranks among the answers to a prompt by 0.79
-          (means over five seeds, ``python -m benchmarks opob_variance``). The variance of the gradient of
-          a group is 0.65 times that under ``dr_grpo`` (95 % interval 0.53 to 0.79), where ``opob`` has 0.51.
+          (means over five seeds, measured with rlstab 0.1.0). The variance of the gradient of a group is 0.65 times
+          that under ``dr_grpo`` (95 % interval 0.53 to 0.79), where ``opob`` has 0.51.
         - From verl: its optimal baseline with this norm is one per position, from sums up to each token; here it is one
           per response, as the paper's.
 

@@ -30,6 +30,13 @@ EVIDENCE: Mapping[str, tuple[int, str]] = {
     "block_ids": (2, "the block that a token belongs to, from 0, and -1 for none, `(S, T)`"),
 }
 
+#: Evidence that one kind of stage alone can read, since it is known when that kind acts: :attr:`Stage.kind` by name.
+ONLY_FOR: Mapping[str, str] = {
+    "logprobs": "advantages",
+    "squared_gradient": "advantages",
+    "prompt_features": "prompts",
+}
+
 #: What stands where a response has no token, by the name in :meth:`ResponseBatch.tensors`; 0 elsewhere.
 PADDING = {"extra/block_ids": -1}
 

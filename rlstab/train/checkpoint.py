@@ -1,8 +1,8 @@
-"""Checkpoints: written to a temporary folder and renamed, so that a kill leaves whole ones only.
+"""Checkpoints, written to a temporary folder and renamed, so that a kill leaves only whole ones.
 
-Weights are written as transformers does, so that a checkpoint is a model. Moments are gathered and written one at a
-time: accelerate's ``save_state`` has all of them whole in one process, which is twice the weights. All that is read is
-safetensors and JSON, which cannot run code.
+Weights are written as transformers writes them, so that a checkpoint is a model. Moments are gathered and written one
+at a time: accelerate's ``save_state`` gathers all of them in one process, which takes twice the memory of the weights.
+Only safetensors and JSON are read, neither of which can run code.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rlstab.models.loading import read_json
 from rlstab.train.engine import Engine, as_shard_of, gathered
 from rlstab.train.rollout import Progress
 
-#: The last file to be written: the progress, the run it belongs to, a checksum of each other file, and its own.
+#: The file that is written last: progress, the run it belongs to, and checksums of all files, this one included.
 INDEX = "trainer.json"
 
 _TENSORS = "trainer.safetensors"
@@ -41,20 +41,23 @@ def save(folder: Path, progress: Progress, engine: Engine, about: Mapping[str, A
     """Write ``folder/rollout-000050``; every process calls it.
 
     Args:
-        folder: of the run's checkpoints.
-        progress: what is neither weights nor moments.
-        engine: has these.
-        about: the run that it belongs to: its id, hash and settings.
+        folder: holds the run's checkpoints.
+        progress: everything that is neither weights nor moments.
+        engine: holds the weights and moments.
+        about: the run that the checkpoint belongs to: its id, hash and settings.
+
+    Returns:
+        the folder of the checkpoint.
 
     Raises:
-        CheckpointError: it cannot be written; those before it are untouched.
+        CheckpointError: the checkpoint cannot be written; earlier ones are untouched.
     """
     accelerator, saved = engine.accelerator, progress.saved()
     main, final, writing = accelerator.is_main_process, folder / f"rollout-{progress.rollouts:06d}", folder / _WRITING
     with filesystem_errors(final, CheckpointError):
         try:
             if main:
-                shutil.rmtree(writing, ignore_errors=True)  # what a kill left
+                shutil.rmtree(writing, ignore_errors=True)  # left by a kill
                 writing.mkdir()
             with engine.gathered_policy() as policy:
                 if main:
@@ -74,17 +77,17 @@ def save(folder: Path, progress: Progress, engine: Engine, about: Mapping[str, A
                 _flush(folder)
         except BaseException:
             if main:
-                shutil.rmtree(writing, ignore_errors=True)  # a full disk needs the room
+                shutil.rmtree(writing, ignore_errors=True)  # a full disk needs the space
             raise
     accelerator.wait_for_everyone()
     return final
 
 
 def _save_moments(engine: Engine, path: Path) -> None:
-    """Write what the optimizer keeps of each weight as safetensors: a header, then the bytes of each tensor in turn."""
+    """Write the optimizer's state of each weight as safetensors: a header, then the bytes of each tensor in turn."""
     moments = {
-        f"{place}.{key}": value
-        for place, weight in enumerate(engine.trained)
+        f"{index}.{key}": value
+        for index, weight in enumerate(engine.trained)
         for key, value in engine.optimizer.state[weight].items()
     }
     header, end = {}, 0
@@ -92,7 +95,7 @@ def _save_moments(engine: Engine, path: Path) -> None:
         start, end = end, end + 4 * moment.numel()
         header[name] = {"dtype": "F32", "shape": list(moment.shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # the bytes begin at a multiple of eight
+    text += b" " * (-len(text) % 8)  # the format aligns tensors to eight bytes
     main, device = engine.accelerator.is_main_process, engine.accelerator.device
     with path.open("wb") if main else BytesIO() as file:
         file.write(len(text).to_bytes(8, "little") + text)
@@ -103,7 +106,7 @@ def _save_moments(engine: Engine, path: Path) -> None:
 
 
 def load(path: Path, engine: Engine) -> dict[str, Any]:
-    """Let the optimizer go on from a checkpoint, under any engine and in any number of processes.
+    """Restore the optimizer from a checkpoint, under any engine and in any number of processes.
 
     The weights are loaded with the policy.
 
@@ -111,23 +114,23 @@ def load(path: Path, engine: Engine) -> dict[str, Any]:
         what :meth:`Progress.restored` takes.
 
     Raises:
-        CheckpointError: it is damaged.
+        CheckpointError: the checkpoint is damaged.
     """
     try:
         with safe_open(path / _MOMENTS, "pt") as moments:
             for name in moments.keys():
-                place, _, key = name.partition(".")
-                weight = engine.trained[int(place)]
+                index, _, key = name.partition(".")
+                weight = engine.trained[int(index)]
                 engine.optimizer.state[weight][key] = as_shard_of(weight, moments.get_tensor(name))
         return load_state(read_json(path / INDEX), load_file(path / _TENSORS))
-    except Exception as error:  # damaged files fail in every way
+    except Exception as error:  # damaged files raise errors of many types
         raise CheckpointError(
             f"{path} is damaged: {first_line(error)}. Move this folder away: --resume takes the checkpoint before it."
         ) from error
 
 
 def read(path: Path) -> dict[str, Any] | None:
-    """The index of a checkpoint; None where a file of it is missing or is not what was written."""
+    """The index of a checkpoint; None if one of its files is missing or differs from what was written."""
     record = _index(path)
     if not record or record["rollout"] != number(path):
         return None
@@ -136,7 +139,7 @@ def read(path: Path) -> dict[str, Any] | None:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Folders that have the name of a checkpoint, oldest first."""
+    """Folders named as checkpoints are, oldest first."""
     paths = folder.iterdir() if folder.is_dir() else ()
     return sorted((path for path in paths if _NAME.fullmatch(path.name)), key=number)
 
@@ -147,13 +150,13 @@ def number(path: Path) -> int:
 
 
 def owner(path: Path) -> str | None:
-    """The id of the run that wrote a checkpoint; None where it does not say."""
+    """The id of the run that wrote a checkpoint; None if the index is damaged or missing."""
     record = _index(path)
     return str(record["run"]["run_id"]) if record else None
 
 
 def remove(path: Path) -> None:
-    """Remove the files that were written with a checkpoint, the index last; others stay, and the folder with them."""
+    """Remove the files of a checkpoint, the index last; a folder that holds other files stays, with these files."""
     files = read_json(path / INDEX).get("files", {})
     for name in (*files, INDEX) if isinstance(files, dict) else ():
         if Path(name).name == name:
@@ -164,7 +167,7 @@ def remove(path: Path) -> None:
 
 @contextmanager
 def filesystem_errors(path: Path, kind: type[ConfigError | CheckpointError] = ConfigError) -> Iterator[None]:
-    """An error of the file system becomes an error of rlstab that names the file and the reason."""
+    """Turn an error of the file system into an error of rlstab that names the file and the reason."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -176,7 +179,7 @@ def filesystem_errors(path: Path, kind: type[ConfigError | CheckpointError] = Co
 
 
 def _index(path: Path) -> dict[str, Any]:
-    """The index as it was written, by the checksum in it; empty where it is not."""
+    """The index, if its checksum shows that it is as it was written; else empty."""
     record = read_json(path / INDEX)
     wanted = record.pop("sha256", None)
     return record if wanted == _sum(record) else {}
@@ -192,7 +195,7 @@ def _sum_of(path: Path) -> str:
 
 
 def _flush(path: Path) -> None:
-    """Have what was written to a file, or renamed in a folder, on the disk."""
+    """Force the content of a file, or the names in a folder, onto the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

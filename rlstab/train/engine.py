@@ -1,8 +1,8 @@
-"""Engines: the policy that learns with its optimizer, in one process, or in several by DDP or in shards.
+"""Engines hold the policy and its optimizer: in one process, or in several, by DDP or in shards.
 
 accelerate finds the device and the ranks, prepares module and optimizer, and runs backward, ``no_sync`` and clipping.
-Shards are torch's ``fully_shard`` on every device, because accelerate's FSDP2 plugin does not shard CPU processes; and
-it does not gather weights to sample, which is ours.
+Shards are made by torch's ``fully_shard`` on every device, because accelerate's FSDP2 plugin does not shard CPU
+processes. Gathering the weights to sample is done here, since accelerate does not offer it.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from rlstab.models.policy import Policy, Sequences
 from rlstab.models.shared_prompts import SharedPrompts
 from rlstab.signals import TokenSignals
 
-Part = TypeVar("Part")
+Item = TypeVar("Item")
 
 
 class PolicyModule(nn.Module):
     """Hidden states and the pass over the vocabulary in one forward, which is what torch's engines wrap.
 
-    An engine makes weights whole on the way into the forward of the module that it wraps, and no longer. The head
-    may be tied to the embeddings, so that it has to be read inside of the same forward.
+    An engine gathers the weights for the forward of the module that it wraps, and only for that. The head may be tied
+    to the embeddings, so it has to be read inside the same forward.
     """
 
     def __init__(self, policy: Policy) -> None:
         super().__init__()
         self.model = policy.model
-        self._policy = (policy,)  # in a tuple: it is not a module, and nothing must look for modules in it
+        self._policy = (policy,)  # in a tuple, so that torch does not search it for modules
 
     def forward(self, sequences: tuple[Tensor, ...], index: Tensor, asked: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Signals that were asked for, by name: engines look for tensors in tuples and dictionaries alone."""
+        """The requested signals by name, in a dictionary: engines look for tensors only in tuples and dictionaries."""
         signals = self._policy[0].signals(Sequences(*sequences), index, **asked)
         return {
             signal.name: value for signal in fields(signals) if (value := getattr(signals, signal.name)) is not None
@@ -56,7 +56,7 @@ class PolicyModule(nn.Module):
 
 
 class Engine:
-    """All weights in each process. Gradients of several are reduced once in an optimizer step, by DDP.
+    """All weights in each process. With several processes, DDP reduces the gradients once per optimizer step.
 
     Args:
         policy: the same weights in every process.
@@ -64,9 +64,9 @@ class Engine:
         settings: of the optimizer.
 
     Attributes:
-        policy: its tokenizer and settings serve at any time; its model only inside :meth:`gathered_policy`.
-        loss_scale: of the loss on its way to the backward pass, so that gradients are sums over processes.
-        optimizer: AdamW, fused: torch's loop over weights takes several times as long.
+        policy: its tokenizer and settings can be used at any time, its model only inside :meth:`gathered_policy`.
+        loss_scale: multiplies the loss before the backward pass, so that gradients are sums over processes.
+        optimizer: fused AdamW; torch's loop over weights takes several times as long.
     """
 
     _last = True  #: whether the micro-batch is the last of its optimizer step
@@ -79,17 +79,17 @@ class Engine:
         module = PolicyModule(policy)
         if self.processes > 1:
             weights = [weight for weight in policy.model.parameters() if weight.requires_grad]
-            # experts that no token chose: torch then has to look for them in every graph
+            # where no token chose an expert, torch has to look for unused weights in every graph
             reached = torch.autograd.grad(self._zero_loss(module), weights, allow_unused=True)
             accelerator.ddp_handler = DistributedDataParallelKwargs(  # type: ignore[assignment]
-                broadcast_buffers=False,  # constants; sending them needs equal numbers of forwards
+                broadcast_buffers=False,  # they are constant; broadcasting needs equal numbers of forwards
                 gradient_as_bucket_view=True,
                 find_unused_parameters=any(gradient is None for gradient in reached),
             )
-        # torchrun with one process would have it wrapped too, and DDP cannot share prompts
+        # under torchrun accelerate would wrap a single process too, and DDP cannot share prompts
         self.module = accelerator.prepare(module) if self.processes > 1 else module
         self.optimizer = self._build_optimizer(settings)
-        # torch orders its buckets by the first backward: now, so that a run that is continued adds in the same order
+        # torch orders its buckets at the first backward: run it now, so that a resumed run adds in the same order
         for _ in range(2 if self.processes > 1 else 0):
             self.backward(None)
         self.zero_grad()
@@ -108,60 +108,60 @@ class Engine:
 
     @property
     def in_words(self) -> str:
-        """What it is, for ``run.json`` and the terminal."""
+        """The engine and the number of processes, for ``run.json`` and the terminal."""
         return "one process" if self.processes == 1 else f"ddp, {self.processes} processes"
 
     @property
     def weights(self) -> list[nn.Parameter]:
-        """All weights: whole, or this process's shards."""
+        """All weights: whole ones, or the shards of this process."""
         return list(self.policy.model.parameters())
 
     @property
     def trained(self) -> list[nn.Parameter]:
-        """Those of :attr:`weights` that learn, in the order of the optimizer's."""
+        """The trainable ones of :attr:`weights`, in the order of the optimizer."""
         return [weight for weight in self.weights if weight.requires_grad]
 
     def gathered_policy(self) -> AbstractContextManager[Policy]:
-        """The policy with all of its weights as they are now; every process enters. Inside, each forwards as it likes.
+        """The policy with all of its current weights. Every process enters; inside, each may forward as it likes.
 
-        They are only to be read: what samples, evaluates, compares, differentiates without a step, or is saved.
+        The weights are read-only: for sampling, evaluation, evidence, gradients without a step, and checkpoints.
         """
         return nullcontext(self.policy)
 
     def frozen(self, policy: Policy) -> Callable[[], AbstractContextManager[Policy]]:
-        """The :meth:`gathered_policy` of another policy, which is held as this one is and never learns."""
+        """:meth:`gathered_policy` for another policy, which is held in the same way and never learns."""
         policy.model.requires_grad_(False)
         return lambda: nullcontext(policy)
 
-    def micro_batches(self, parts: Sequence[Part]) -> Iterator[Part | None]:
-        """The parts of an optimizer step of this process, one for each forward and backward.
+    def micro_batches(self, micro_batches: Sequence[Item]) -> Iterator[Item | None]:
+        """The micro-batches of this process in an optimizer step, one for each forward and backward.
 
-        None where this process has nothing left to do and others have. :meth:`backward` follows each.
+        None where this process has no micro-batch left and others have. :meth:`backward` follows each.
         """
-        for number, part in enumerate(parts or [None]):
-            self._last = number >= len(parts) - 1
+        for index, micro_batch in enumerate(micro_batches or [None]):
+            self._last = index >= len(micro_batches) - 1
             with nullcontext() if self._last else self.accelerator.no_sync(self.module):
-                yield part
+                yield micro_batch
 
     def shared_prompts(self, sequences: Sequences) -> SharedPrompts | None:
-        """:meth:`Policy.shared_prompts` for :meth:`forward`, asked before any of :meth:`micro_batches`."""
+        """:meth:`Policy.shared_prompts` for :meth:`forward`; call it before the first of :meth:`micro_batches`."""
         return self.policy.shared_prompts(sequences)
 
     def forward(self, sequences: Sequences, index: Tensor, **asked: Any) -> TokenSignals:
         """:meth:`Policy.signals` with a gradient, at most once in each of :meth:`micro_batches`."""
         if self.processes > 1 and self._last:
-            asked["shared"] = None  # prompts have their own backward, and DDP sends a gradient after the first it sees
+            asked["shared"] = None  # shared prompts run a second backward, and DDP sends gradients after the first
         return _forward(self.module, sequences, index, asked)
 
     def backward(self, loss: Tensor | None) -> None:
-        """Add this process's gradient; None where it has none. After the last part they are sums over processes."""
+        """Add the gradient of a loss, None for none. After the last micro-batch gradients are sums over processes."""
         if loss is None and self.processes > 1 and self._last:
             loss = self._zero_loss(self.module)
         if loss is not None:
             self.accelerator.backward(loss * self.loss_scale)
 
     def _zero_loss(self, module: Callable[..., Any]) -> Tensor:
-        """A loss of 0 that reaches every weight, by one token: what a process without work adds so that none waits."""
+        """A loss of 0 for one token that reaches every weight: a process without work adds it, and no other waits."""
         token = torch.full((1, 1), self.policy.pad_id, device=self.policy.device)
         mask = torch.ones_like(token, dtype=torch.bool)
         index = torch.zeros(1, dtype=torch.int64, device=self.policy.device)
@@ -171,30 +171,30 @@ class Engine:
         return 0.0 * logprobs.sum()
 
     def clip(self, largest: float) -> float:
-        """Scale the gradient down to a norm of at most ``largest``; its norm before, the same in all processes."""
+        """Scale the gradient to a norm of at most ``largest``; returns the norm before, the same in all processes."""
         return float(self.accelerator.clip_grad_norm_(self.weights, largest) or 0.0)
 
     def step(self, lr: float) -> None:
-        """Move the weights, and forget the gradient."""
+        """Update the weights at a learning rate, and clear the gradient."""
         for group in self.optimizer.param_groups:
             group["lr"] = lr
             for weight in group["params"]:
-                # an expert that no token reached; padding that reached it would make zeros, and AdamW move it
+                # an expert that no token reached: a token of padding would give it zeros, and AdamW would update it
                 if weight.grad is None:
                     weight.grad = torch.zeros_like(weight)
         self.optimizer.step()
         self.zero_grad()
 
     def zero_grad(self) -> None:
-        """Forget the gradient. Of DDP it is a view of the buckets, which stay: beside them it would be there twice."""
+        """Clear the gradient. DDP's is a view of its buckets, which stay: a separate one would double the memory."""
         self.optimizer.zero_grad(set_to_none=self.processes == 1)
 
 
 class ShardedEngine(Engine):
-    """Weights, gradients and moments in shards over all processes. Gradients are reduced with each backward.
+    """Weights, gradients and moments in shards over all processes. Every backward reduces gradients.
 
     Args:
-        policy: with all weights, on the CPU or the device; its model is sharded in place.
+        policy: with all weights, on the CPU or the device. Its model is sharded in place.
         accelerator: of this process.
         run: settings of the optimizer and of the shards.
         comm: over all processes.
@@ -203,7 +203,7 @@ class ShardedEngine(Engine):
     def __init__(self, policy: Policy, accelerator: Accelerator, run: RunConfig, comm: Comm) -> None:
         self.accelerator, self.processes, self.comm, self.loss_scale = accelerator, accelerator.num_processes, comm, 1
         device, settings = accelerator.device, run.engine
-        if not dist.is_initialized():  # one process, and shards for the sake of offload
+        if not dist.is_initialized():  # a single process that shards in order to offload
             backend = "nccl" if device.type == "cuda" else "gloo"
             store = dist.HashStore()  # type: ignore[attr-defined]  # not on Windows
             dist.init_process_group(backend, store=store, rank=0, world_size=1)
@@ -237,14 +237,15 @@ class ShardedEngine(Engine):
         policy.model.requires_grad_(False)
         return _Shards(policy, *self._settings).gathered
 
-    def micro_batches(self, parts: Sequence[Part]) -> Iterator[Part | None]:
-        # each forward gathers, so that all processes make the same number of them
-        most = int(self.comm.gather(torch.tensor([float(len(parts))], dtype=torch.float64)).max())
-        yield from parts
-        yield from [None] * (most - len(parts))
+    def micro_batches(self, micro_batches: Sequence[Item]) -> Iterator[Item | None]:
+        # each forward gathers weights, so all processes run the same number of forwards
+        count = len(micro_batches)
+        most = int(self.comm.gather(torch.tensor([float(count)], dtype=torch.float64)).max())
+        yield from micro_batches
+        yield from [None] * (most - count)
 
     def shared_prompts(self, sequences: Sequences) -> SharedPrompts | None:
-        """None: a second forward would gather the weights of every layer, and reduce its gradients, once more."""
+        """None: a second forward would gather the weights of each layer, and reduce their gradients, once more."""
         return None
 
     def backward(self, loss: Tensor | None) -> None:
@@ -252,7 +253,7 @@ class ShardedEngine(Engine):
 
     @torch.no_grad()
     def clip(self, largest: float) -> float:
-        # by hand: the norm of the shards is on their device, which with offload no process group may serve
+        # computed here: the norm of offloaded shards is on the CPU, for which there may be no process group
         sharded = [weight.grad for weight in self.weights if weight.grad is not None]
         gradients = [grad.to_local() if isinstance(grad, DTensor) else grad for grad in sharded]
         squares = torch.nn.utils.get_total_norm(gradients).double().square().reshape(1).cpu()
@@ -268,39 +269,39 @@ class ShardedEngine(Engine):
 
 
 class _Shards:
-    """A model in shards, and beside it an empty one of the same shape to gather the weights into.
+    """A model in shards, and an empty model of the same shape into which the weights are gathered.
 
-    Whole weights are for what is not a step: sampling, evaluation, evidence, checkpoints. The gathered model is an
-    ordinary one, so that each process may forward as often as it likes.
+    Whole weights serve everything but the optimizer step: sampling, evaluation, evidence, checkpoints. The gathered
+    model is an ordinary one, so each process may forward as often as it likes.
 
     Attributes:
         live: the model in shards.
-        module: what runs its forwards.
-        policy: has the empty model.
+        module: runs the forwards of the model in shards.
+        policy: holds the empty model.
     """
 
     def __init__(self, policy: Policy, device: torch.device, gather: torch.dtype | None, offload: bool) -> None:
         self.live, self.device, self._depth = policy.model, device, 0
         empty = {id(w): nn.Parameter(w.new_empty(0), w.requires_grad) for w in self.live.parameters()}
-        model = copy.deepcopy(policy.model, empty)  # everything but the weights; what is tied stays tied
+        model = copy.deepcopy(policy.model, empty)  # without the weights; tied weights stay tied
         nn.Module.to(model, device)
         self.policy = replace(policy, model=model)
-        _ = policy.head  # looked for while the weights are whole
+        _ = policy.head  # found while the weights are whole
         self.module = PolicyModule(policy)
         mesh = init_device_mesh(device.type, (dist.get_world_size(),))
         names = set(getattr(policy.model, "_no_split_modules", None) or ())
         layers = [layer for layer in policy.model.modules() if type(layer).__name__ in names]
-        precision = MixedPrecisionPolicy(param_dtype=gather, reduce_dtype=torch.float32)  # gradients will be added
+        precision = MixedPrecisionPolicy(param_dtype=gather, reduce_dtype=torch.float32)  # gradients are sums
         kept = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if offload else OffloadPolicy()
-        for module in [*reversed(layers), self.module]:  # each shards what none of its parts has sharded
+        for module in [*reversed(layers), self.module]:  # a module shards what its submodules have not
             fully_shard(module, mesh=mesh, mp_policy=precision, offload_policy=kept)
             assert isinstance(module, FSDPModule)
             module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)  # gloo has no other
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no other reduction
 
     @contextmanager
     def gathered(self) -> Iterator[Policy]:
-        """Gather the weights, unless they are; let go of them at the outermost end."""
+        """Gather the weights, unless they are gathered already; release them when the outermost block ends."""
         if not self._depth:
             with torch.no_grad():
                 for mine, shard in zip(self.policy.model.parameters(), self.live.parameters(), strict=True):
@@ -316,13 +317,13 @@ class _Shards:
 
 
 def _forward(module: Callable[..., Any], sequences: Sequences, index: Tensor, asked: Mapping[str, Any]) -> TokenSignals:
-    """What a :class:`PolicyModule` makes, inside of what an engine wrapped around it."""
+    """The signals of a :class:`PolicyModule`, called through what an engine wrapped around it."""
     tensors = tuple(getattr(sequences, part.name) for part in fields(sequences))
     return TokenSignals(**module(tensors, index, dict(asked)))
 
 
 def gathered(shard: Tensor, device: torch.device) -> Tensor:
-    """All of a tensor of which this process has a shard; every process calls it. A plain tensor is all of itself."""
+    """The whole tensor of which this process has a shard; every process calls it. A plain tensor is already whole."""
     if not isinstance(shard, DTensor):
         return shard.detach()
     there = shard.detach().to(device)
@@ -332,7 +333,7 @@ def gathered(shard: Tensor, device: torch.device) -> Tensor:
 
 @torch.no_grad()
 def as_shard_of(weight: Tensor, value: Tensor) -> Tensor:
-    """A copy of what belongs to a whole weight, as the shard that this process has of it."""
+    """A copy of a whole tensor, cut to the shard that this process has of ``weight``."""
     if isinstance(weight, DTensor) and value.ndim:
         value = distribute_tensor(value, weight.device_mesh, weight.placements, src_data_rank=None)
     return value.to(weight.device, copy=True)
@@ -342,7 +343,7 @@ def as_shard_of(weight: Tensor, value: Tensor) -> Tensor:
 
 _INSTEAD = "Launch with torchrun, or with accelerate launch --multi_gpu, and set `engine` in the run file"
 
-#: What a launcher may ask for, by a variable of the environment: anything else the run would not do.
+#: Values that a launcher may set, by environment variable; the trainer does not implement others.
 _LAUNCHER = {
     "ACCELERATE_USE_DEEPSPEED": ("false",),
     "ACCELERATE_USE_MEGATRON_LM": ("false",),
@@ -362,10 +363,10 @@ def asks_for_shards(environment: Mapping[str, str]) -> bool:
 
 
 def require_launcher(environment: Mapping[str, str], run: RunConfig) -> None:
-    """Refuse what a launcher asks for and the run would do without.
+    """Refuse an option of the launcher that the run would ignore.
 
     Raises:
-        ConfigError: names the variable, and what to set.
+        ConfigError: names the variable and what to set instead.
     """
     fsdp, settings = asks_for_shards(environment), run.optimisation
     allowed = _LAUNCHER | {
@@ -384,7 +385,7 @@ def require_launcher(environment: Mapping[str, str], run: RunConfig) -> None:
 
 
 def is_sharded(run: RunConfig, environment: Mapping[str, str]) -> bool:
-    """Whether the run is in shards: ``auto`` takes what the launcher asks for."""
+    """Whether the run is in shards; ``auto`` follows the launcher."""
     return run.engine.name == "fsdp2" or (run.engine.name == "auto" and asks_for_shards(environment))
 
 
@@ -392,8 +393,8 @@ def build_engine(policy: Policy, accelerator: Accelerator, run: RunConfig, comm:
     """The engine that holds a policy.
 
     Raises:
-        ConfigError: the processes are of a kind that nobody has tried.
-        ModelError: the model cannot checkpoint gradients and is to, or has weights that fsdp2 cannot reduce.
+        ConfigError: processes of this type are not supported.
+        ModelError: gradient checkpointing is asked of a model without it, or fsdp2 cannot reduce some weights.
     """
     kind = accelerator.distributed_type
     if kind not in (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU):

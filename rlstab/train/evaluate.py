@@ -1,4 +1,4 @@
-"""Evaluation on held-out prompts: sampled mean, pass@k, greedy."""
+"""Evaluation on held-out prompts: mean reward of samples, pass@k, greedy decoding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlstab.train.rollout import Rollout
 from rlstab.train.sampling import sample
 from rlstab.train.tracking import Metrics
 
-#: Evaluation draws its random numbers from a stream of its own.
+#: The seed of evaluation, so that its random numbers are not those of training.
 SEED = 1_000_003
 
 
@@ -32,12 +32,23 @@ def pass_at(correct: Tensor, k: int) -> float:
 
 
 def evaluate(policy: Policy, task: Task, rewards: Rewards, run: RunConfig, rank: int, world: int) -> dict[str, float]:
-    """Metrics over all ranks. The reward is the weighted sum, as in training; each reward has its mean as well.
+    """Metrics over all ranks. The reward is the weighted sum, as in training; each reward also has its own mean.
 
-    A response counts as correct for pass@k when the task's own scorer gives it at least 1; where that is not among the
-    rewards, when their sum is.
+    For pass@k a response is correct if the task's scorer gives it at least 1, or, if that scorer is not among the
+    rewards, if their weighted sum is at least 1.
 
-    The draws depend on the prompt and the sample number alone, so evaluations of one run are comparable.
+    Random numbers depend on the prompt and the sample number alone, so evaluations of one run are comparable.
+
+    Args:
+        policy: the model to evaluate.
+        task: where the prompts come from.
+        rewards: what each response is measured by.
+        run: the configuration.
+        rank: this process.
+        world: the number of processes, which share the prompts.
+
+    Returns:
+        values by metric name, the same on every rank.
     """
     settings, size, metrics = run.evaluation, task.size["eval"], Metrics()
     samples = settings.samples
@@ -69,7 +80,7 @@ def evaluate(policy: Policy, task: Task, rewards: Rewards, run: RunConfig, rank:
         return sampled, scores
 
     sampled, scores = scored(samples, greedy=False)
-    entropies, count = sampled.signals["entropies"][sampled.response_mask].double(), len(sampled)
+    entropies, count = sampled.signals["entropies"][sampled.response_mask].cpu().double(), len(sampled)
     metrics.mean("eval/mean", float(scores.rewards.sum()), count)
     for name in rewards.names:
         metrics.mean(f"eval/reward/{name}", float(scores.parts[name].sum()), count)

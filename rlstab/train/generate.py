@@ -1,8 +1,8 @@
-"""Makes rollouts: choose prompts, sample, score, shape the rewards, sample more or drop. Then they can be learnt from.
+"""Makes rollouts: choose prompts, sample, score, shape the rewards, sample more responses or drop some.
 
-Nothing here changes what the generator holds: a rollout comes with the progress after it, and the loop keeps that once
-the rollout counts. All randomness is by identity: a response's number comes from the index of its prompt in the
-rollout, a branch's from its parent.
+The generator has no state that changes: each rollout comes with the progress after it, which the loop keeps once the
+rollout is learnt. Random numbers depend on identities: the id of a response comes from the index of its prompt in the
+rollout, that of a branch from its parent.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from rlstab.errors import ConfigError, MethodError, MissingSignal, NonFinite, Sh
 from rlstab.models.policy import Policy
 from rlstab.signals import SIGNAL_NAMES, TRAINER_SIGNALS
 from rlstab.stages.pipeline import Pipeline
-from rlstab.stages.response_batch import ResponseBatch
-from rlstab.stages.stage import AdvantageEstimator, Expansion, Offer, PromptSelector, RolloutExpander, Stage
+from rlstab.stages.response_batch import EVIDENCE, ONLY_FOR, ResponseBatch
+from rlstab.stages.stage import AdvantageEstimator, Expansion, Offer, RolloutExpander, Stage
 from rlstab.tasks import Example, Task
 from rlstab.tasks.blocks import block_evidence, require_blocks, told_blocks
 from rlstab.tasks.rewards import Rewards, Scores, score, without_lost
@@ -40,10 +40,8 @@ from rlstab.train.tracking import Metrics
 #: The evidence that holds rewards from before a flaky grader lost some of them.
 TRUE_REWARD = "reward/true"
 
-#: ``(R, T)`` float values of a signal. A pure function of the rollout, or a resumed run would differ.
+#: ``(R, T)`` float values of a signal. It must be a pure function of the rollout, or a resumed run would differ.
 SignalProvider: TypeAlias = Callable[[Rollout], Tensor]
-#: ``(R,)`` or ``(R, T)`` float advantages, in place of the configured estimator. Pure as well.
-AdvantageProvider: TypeAlias = Callable[[Rollout], Tensor]
 
 
 @dataclass(frozen=True)
@@ -52,17 +50,17 @@ class Generator:
 
     Args:
         run: the configuration.
-        policy: that samples, asked for before each rollout.
-        task: where prompts come from, and rewards where there are no others.
-        rewards: what is measured and learnt from.
+        policy: returns the policy that samples; called before each rollout.
+        task: where prompts come from, and rewards where the run names none.
+        rewards: what responses are scored by.
         comm: over all ranks.
-        rank, world: of this process, and how many there are.
-        signals: of the user, by name.
-        reference: makes the log-probs of the reference policy, where the objective reads them.
-        say: tells the user something.
+        rank, world: the number of this process, and how many there are.
+        signals: user-defined signals, by name.
+        reference: returns the log-probs of the reference policy; None where the objective does not read them.
+        say: prints a message with its topic.
 
     Attributes:
-        scoring: a thread that scores answers. There is only one: a scorer is foreign code, perhaps not safe for more.
+        scoring: one thread that scores answers; user-defined scorers may not be safe to call from several.
         leaving: set once scores are no longer wanted.
     """
 
@@ -80,32 +78,32 @@ class Generator:
     scoring: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
 
     def close(self) -> None:
-        """Wait for what is being scored, and for nothing else."""
+        """Cancel the scores that have not begun, and wait for those that have."""
         self.leaving.set()
         self.scoring.shutdown(cancel_futures=True)
 
     @property
     def stages(self) -> Pipeline:
-        """What acts outside the loss."""
+        """The stages of the run, which act outside the loss."""
         return self.run.pipeline
 
     @property
     def slots(self) -> int:
-        """Group ids that a rollout has for prompts: refills have some of their own."""
+        """How many group ids a rollout reserves for prompts, including those of refills."""
         return self.run.rollout.prompts * max([1, *(expander.rounds for expander in self.stages.expanders)])
 
     @property
     def blocks(self) -> bool:
-        """Whether the task is asked for blocks; a method alone may have them from a provider."""
+        """Whether the task is asked for blocks; where only a method reads them, a user-defined signal may give them."""
         by_method = "block_ids" in self.run.composition.needs and "block_ids" not in self.signals
         return bool(self.stages.needs & BLOCKS) or by_method
 
     def require_blocks(self) -> None:
-        """See that the task knows the blocks that are read.
+        """Check that the task knows the blocks that are read.
 
         Raises:
-            MissingSignal: it says nothing of blocks.
-            ConfigError: it is flaky, which loses no block.
+            MissingSignal: the task has no blocks.
+            ConfigError: the task is flaky, which affects no rewards of blocks.
         """
         if not self.blocks:
             return
@@ -117,20 +115,20 @@ class Generator:
             )
 
     def start(self) -> Progress:
-        """Where a run begins."""
+        """The progress of a run that has not begun."""
         return Progress(0, 0, 0, 0, self.run.composition.init_state(), self.stages.init_state())
 
     # -- a rollout ---------------------------------------------------------------------------------------------------
 
     def make(self, progress: Progress, metrics: Metrics) -> tuple[Rollout, Progress]:
-        """The next rollout, and the progress with it; its queue is left to the loop.
+        """The next rollout, and the progress after it, whose queue the loop updates.
 
         Raises:
             MethodError: a stage returned something other than the interface asks for.
         """
         policy, drawn = self.policy(), self.run.rollout.prompts
         parts = [self._answers(policy, progress, 0, drawn, metrics)]
-        kept = parts[0].responses  # what is learnt from so far
+        kept = parts[0].responses  # the responses to learn from so far
         if not self._count_bad(kept.rewards):
             for expander in self.stages.expanders:
                 kept, drawn = self._expand(expander, policy, progress, parts, kept, drawn, metrics)
@@ -169,9 +167,9 @@ class Generator:
     def _features(self, policy: Policy, numbers: Tensor) -> Tensor:
         """``(n, width)`` float64 mean input embedding of each prompt."""
         ids, mask = policy.encode(self._draw(numbers.tolist()), self.run.rollout)
-        hidden = policy.model.get_input_embeddings()(ids).double() * mask.unsqueeze(-1)
-        mean: Tensor = hidden.sum(1) / mask.sum(1, keepdim=True)
-        return mean.cpu()
+        hidden, mask = policy.model.get_input_embeddings()(ids).cpu().double(), mask.cpu()
+        mean: Tensor = (hidden * mask.unsqueeze(-1)).sum(1) / mask.sum(1, keepdim=True)
+        return mean
 
     def _draw(self, numbers: Sequence[int]) -> list[Example]:
         return [self.task.example("train", number) for number in numbers]
@@ -179,7 +177,7 @@ class Generator:
     # -- sampling and scoring ----------------------------------------------------------------------------------------
 
     def _answers(self, policy: Policy, progress: Progress, first: int, count: int, metrics: Metrics) -> Rollout:
-        """Answers to the next ``count`` prompts, as many as this rank has of them, with shaped rewards."""
+        """This rank's answers to the next ``count`` prompts of all ranks, with shaped rewards."""
         group, chosen = self.run.rollout.group, self._select(policy, progress, first, count)
         indices = torch.arange(count)[(first + torch.arange(count)) % self.world == self.rank]
         repeats = torch.arange(len(indices)).repeat_interleave(group)
@@ -200,7 +198,7 @@ class Generator:
     def _branches(
         self, policy: Policy, progress: Progress, whole: Rollout, kept: ResponseBatch, more: Expansion, metrics: Metrics
     ) -> Rollout:
-        """What goes on from the pivots of some responses of this rank."""
+        """Branches from the pivots of some responses of this rank."""
         none, branches = torch.zeros(0, dtype=torch.int64), more.branches
         parents = none if more.parents is None else more.parents
         pivots = none if more.pivots is None else more.pivots
@@ -227,13 +225,13 @@ class Generator:
     def _sample(
         self, policy: Policy, examples: list[Example], metrics: Metrics, given: list[list[int]] | None, **known: Tensor
     ) -> Rollout:
-        """Sample a response to each example, and score it while the next ones are sampled.
+        """Sample a response to each example; each batch is scored while the next one is sampled.
 
         Args:
-            policy: that samples.
+            policy: the model to sample from.
             examples: one for each response.
             metrics: of the rollout.
-            given: for each, the tokens that its answer begins with; None where no answer has any.
+            given: for each response the tokens that its answer begins with; None if no answer begins with any.
             known: ``sequence_ids``, ``group_ids``, ``prompt_ids`` and ``pivot`` of a :class:`ResponseBatch`.
         """
         run, jobs = self.run, list[Future[Scores]]()
@@ -276,7 +274,7 @@ class Generator:
         count = [len(tokens) for tokens in given or [[]] * len(examples)]
         responses = ResponseBatch(
             rewards=scores.rewards,
-            lengths=rollout.response_mask.sum(-1).double().cpu(),
+            lengths=rollout.response_mask.sum(-1).cpu().double(),
             ended=rollout.ended,
             given=torch.tensor(count, dtype=torch.int64),
             limit=run.rollout.max_new_tokens,
@@ -288,7 +286,7 @@ class Generator:
     def _block_evidence(
         self, policy: Policy, examples: list[Example], rollout: Rollout, given: list[list[int]] | None, metrics: Metrics
     ) -> dict[str, Tensor]:
-        """What the task says of the blocks of some responses."""
+        """The evidence about blocks that the task gives for some responses."""
         begun, special = given or [[]] * len(examples), not self.task.keeps_special_tokens
         blocks, errors = told_blocks(self.task, examples, rollout.texts)
         metrics.add("blocks/errors", len(errors))
@@ -312,7 +310,7 @@ class Generator:
     # -- stages ------------------------------------------------------------------------------------------------------
 
     def _shape(self, rollout: Rollout, progress: Progress) -> Rollout:
-        """The same with what the shapers add to the rewards; those of the scorer are what each of them sees."""
+        """The rollout with shaped rewards: every shaper sees those of the scorer, and what they return is added."""
         rewards = rollout.rewards
         if self.stages.shapers and not self._count_bad(rewards):
             for shaper in self.stages.shapers:
@@ -332,7 +330,11 @@ class Generator:
         drawn: int,
         metrics: Metrics,
     ) -> tuple[ResponseBatch, int]:
-        """Ask an expander as often as it asks for fresh prompts: what is learnt from then, and prompts chosen."""
+        """Ask an expander again for as long as it wants fresh prompts.
+
+        Returns:
+            the responses to learn from, and how many prompts of the rollout are chosen by now.
+        """
         state = progress.stages[expander.name]
         for number in range(expander.rounds):
             whole = Rollout.joined(parts, policy.pad_id)
@@ -343,7 +345,7 @@ class Generator:
             kept = seen if more.drop is None else seen.select(~more.drop)
             fresh: list[Rollout] = []
             branching = torch.tensor([float(0 if more.parents is None else len(more.parents))], dtype=torch.float64)
-            if float(self.comm.sum(branching)):  # every rank samples where any does: they join the same collectives
+            if float(self.comm.sum(branching)):  # if any rank samples, all do: they join the same collectives
                 fresh.append(self._branches(policy, progress, whole, seen, more, metrics))
             if more.fresh and number + 1 < expander.rounds:
                 fresh.append(self._answers(policy, progress, drawn, more.fresh, metrics))
@@ -357,7 +359,7 @@ class Generator:
     # -- what comes of it --------------------------------------------------------------------------------------------
 
     def _observe(self, metrics: Metrics, whole: Rollout, kept: ResponseBatch) -> None:
-        """Of answers to prompts as they were scored; of groups that are learnt from, whether they teach anything."""
+        """Metrics of all answers to prompts, and the share of groups with equal rewards among those to learn from."""
         answers = whole.responses.select(whole.responses.given == 0)
         count = len(answers)
         metrics.mean("reward/mean", float(answers.evidence("raw_rewards").sum()), count)
@@ -374,7 +376,7 @@ class Generator:
         metrics.mean("reward/zero_std_groups", float(prompted.even[prompted.first].sum()), prompted.groups)
 
     def _with_signals(self, rollout: Rollout, metrics: Metrics) -> Rollout:
-        """With all signals that are known once it is chosen what is learnt from."""
+        """The rollout with the signals that are made only for responses to learn from."""
         needs, responses, mask = self.run.composition.needs, rollout.responses, rollout.response_mask
         signals = dict(rollout.signals)
         rows = {"truncated": ~responses.ended, "branch": responses.given > 0}
@@ -386,11 +388,11 @@ class Generator:
         if self.reference is not None:
             with metrics.phase("reference"):
                 signals["ref_logprobs"] = self.reference(rollout)
-        rollout = replace(rollout, signals=dict(signals))  # what each user-defined function sees is the same
+        rollout = replace(rollout, signals=dict(signals))  # every user-defined function sees the same
         if self.signals and not rollout.refused:
             with metrics.phase("provide"):
                 for name in sorted(self.signals.keys() & needs):
-                    signals[name] = provided(self.signals[name], f"signals['{name}']", rollout, per_token=True)
+                    signals[name] = provided(self.signals[name], f"signals['{name}']", rollout)
             rollout = replace(rollout, signals=signals)
         return rollout
 
@@ -401,7 +403,7 @@ class Generator:
 def advance(
     stage: Stage, responses: ResponseBatch, state: State, comm: Comm, metrics: Metrics
 ) -> tuple[Settled, State]:
-    """The statistics of a stage over all responses of the rollout and its next state; its metrics are logged."""
+    """The statistics of a stage over all responses of the rollout, and its next state; logs its metrics."""
     stat, after = measure_all(stage, [responses], state, comm)
     metrics.report({f"{stage.name}/{name}": mean for name, mean in stage.report(responses, stat, state).items()})
     return stat, after
@@ -410,10 +412,10 @@ def advance(
 def checked_output(
     values: object, who: str, allowed: Sequence[tuple[int, ...]], error: type[MethodError | ShapeError]
 ) -> Tensor:
-    """What a stage or a user-defined function returned, detached.
+    """The detached values that a stage or a user-defined function returned.
 
     Raises:
-        MethodError, ShapeError: it is not a floating point tensor of an allowed shape.
+        MethodError, ShapeError: they are not a floating point tensor of an allowed shape.
     """
     if isinstance(values, Tensor) and values.is_floating_point() and tuple(values.shape) in allowed:
         return values.detach()
@@ -422,21 +424,25 @@ def checked_output(
     raise error(f"{who} returned {what}, expected a floating point tensor of {wanted}. Change its function.")
 
 
-def provided(provider: Callable[[Rollout], Tensor], who: str, rollout: Rollout, *, per_token: bool) -> Tensor:
-    """What a user-defined function makes of a rollout: ``(R, T)``, or also ``(R,)``; 0 where there is no token.
+def provided(provider: SignalProvider, who: str, rollout: Rollout) -> Tensor:
+    """``(R, T)`` values of a user-defined signal, 0 in the padding.
+
+    Args:
+        provider: the user-defined function.
+        who: names the function, in errors.
+        rollout: is passed to the function as a copy.
 
     Raises:
-        ShapeError: it is not a floating point tensor of the right shape.
-        NonFinite: it holds NaN or Inf on response tokens.
+        ShapeError: the function returned something other than a floating point tensor of this shape.
+        NonFinite: it returned NaN or Inf on response tokens.
     """
     mask = rollout.response_mask
-    shapes = [tuple(mask.shape)] if per_token else [tuple(mask.shape), tuple(mask.shape[:1])]
     if not len(rollout):  # a rank without responses has nothing to ask about
-        return torch.zeros(shapes[-1], device=mask.device)
-    # what the function does to tensors in place changes nothing else
+        return torch.zeros(mask.shape, device=mask.device)
+    # a function that changes tensors in place must not change the rollout
     separate = copy.deepcopy(rollout, {id(rollout.examples): rollout.examples})
-    values = checked_output(provider(separate), who, shapes, ShapeError).to(mask.device)
-    values = torch.where(mask, values, 0.0) if values.ndim == 2 else values
+    values = checked_output(provider(separate), who, [tuple(mask.shape)], ShapeError).to(mask.device)
+    values = torch.where(mask, values, 0.0)
     bad = int((~torch.isfinite(values)).sum())
     if bad:
         raise NonFinite(f"{who} returned {bad} values that are NaN or Inf on response tokens. Change its function.")
@@ -445,37 +451,30 @@ def provided(provider: Callable[[Rollout], Tensor], who: str, rollout: Rollout, 
 
 # -- what is refused before anything is sampled ----------------------------------------------------------------------
 
-#: Evidence that a task gives, where it knows blocks.
+#: Evidence given by a task that knows blocks.
 BLOCKS = frozenset({"block_ids", "block_rewards", "block_outcomes"})
 
-#: The rewards of a run one by one.
+#: Evidence that holds each reward of the run separately.
 REWARDS = frozenset({"reward_parts", "reward_weights"})
-
-#: What is known once responses are sampled and scored.
-SAMPLED = (SIGNAL_NAMES - {"logprobs"}) | BLOCKS | {"rewards", "raw_rewards", *REWARDS, "rollout_logprobs"}
-
-#: What only the policy that learns can tell, just before it learns.
-LEARNING = frozenset({"logprobs", "squared_gradient"})
 
 
 def given_to(stage: Stage) -> frozenset[str]:
-    """The evidence that the trainer has for a stage of this kind."""
-    if isinstance(stage, AdvantageEstimator):
-        return SAMPLED | LEARNING
-    return SAMPLED | {"prompt_features"} if isinstance(stage, PromptSelector) else SAMPLED
+    """The evidence that the trainer has for stages of this kind."""
+    known = SIGNAL_NAMES | EVIDENCE.keys() | ONLY_FOR.keys() | {"rollout_logprobs"}
+    return frozenset(name for name in known if ONLY_FOR.get(name, stage.kind) == stage.kind)
 
 
 def reward_evidence(run: RunConfig) -> frozenset[str]:
-    """What methods and stages can read of the rewards: shaped, as they were scored, and each one by its name."""
+    """Names under which methods and stages read rewards: shaped, as scored, and each reward by its name."""
     return frozenset({"rewards", "raw_rewards", *(f"reward/{reward.name}" for reward in run.reward or ())})
 
 
 def require_evidence(pipeline: Pipeline, more: frozenset[str] = frozenset()) -> None:
-    """Refuse a stage that reads what the trainer does not have.
+    """Refuse a stage that reads evidence which the trainer does not have.
 
     Args:
         pipeline: the stages.
-        more: evidence that this run has, such as each of its rewards.
+        more: further evidence of this run, such as each of its rewards.
 
     Raises:
         MissingSignal: names the stage and the evidence.
@@ -485,7 +484,7 @@ def require_evidence(pipeline: Pipeline, more: frozenset[str] = frozenset()) -> 
         for name in sorted(stage.needs - given):
             why = (
                 "is known only when a rollout is learnt, and only an advantage estimator can read it. Remove the stage."
-                if name in LEARNING
+                if ONLY_FOR.get(name) == AdvantageEstimator.kind
                 else f"the trainer does not have. {did_you_mean(name, given)}"
             )
             raise MissingSignal(f"the stage '{stage.name}' reads '{name}', which {why}")

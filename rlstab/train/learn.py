@@ -1,4 +1,4 @@
-"""Learning from a rollout: first advantages, then optimizer steps that are planned over all micro-batches and ranks."""
+"""Learning from a rollout: advantages, then optimizer steps that are planned over all micro-batches and ranks."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from rlstab.config.runs import RunConfig
 from rlstab.config.settings import OptimisationSettings
 from rlstab.core.batch import TokenBatch, layout_of
 from rlstab.core.comm import Comm
+from rlstab.core.devices import counting_device
 from rlstab.core.plan import Plan
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.random import uniform
@@ -30,7 +31,7 @@ from rlstab.record.effects import what_methods_did
 from rlstab.record.writer import Recorder, settings_of, tensors_of
 from rlstab.signals import SIGNAL_NAMES
 from rlstab.train.engine import Engine
-from rlstab.train.generate import AdvantageProvider, advance, checked_output, provided
+from rlstab.train.generate import advance, checked_output
 from rlstab.train.rollout import Progress, Rollout
 from rlstab.train.tracking import Metrics
 
@@ -40,7 +41,7 @@ FRESH = frozenset({"logprobs", "sum_p_sq"})
 
 @dataclass(frozen=True)
 class Refusals:
-    """Optimizer steps of a rollout that were refused over NaN or Inf, and why the last of them was."""
+    """How many optimizer steps of a rollout were refused because of NaN or Inf, and why the last one was."""
 
     steps: int = 0
     why: str = ""
@@ -53,17 +54,14 @@ class Learner:
         engine: holds the policy and its optimizer.
         run: the configuration.
         comm: over all ranks.
-        main: whether this process logs what is the same on all.
-        provider: makes advantages in place of the configured estimator; None for that.
+        main: whether this process logs the metrics that are equal on all ranks.
 
     Attributes:
-        recorder: records optimizer steps for ``rlstab view`` and ``rlstab replay``, None where none are recorded.
+        recorder: records optimizer steps for ``rlstab view`` and ``rlstab replay``; None if none are recorded.
     """
 
-    def __init__(
-        self, engine: Engine, run: RunConfig, comm: Comm, *, main: bool, provider: AdvantageProvider | None = None
-    ) -> None:
-        self.engine, self.run, self.comm, self.main, self.provider = engine, run, comm, main, provider
+    def __init__(self, engine: Engine, run: RunConfig, comm: Comm, *, main: bool) -> None:
+        self.engine, self.run, self.comm, self.main = engine, run, comm, main
         self.objective, self.settings, self.temperature = run.composition, run.optimisation, run.rollout.temperature
         self.recorder: Recorder | None = None
         self._learning_rate = learning_rate(self.settings)
@@ -74,11 +72,8 @@ class Learner:
         """The rollout with its advantages, and the progress with the next state of the estimator.
 
         Raises:
-            MethodError, ShapeError, NonFinite: the estimator or the provider returned something else.
+            MethodError: the estimator returned something other than advantages.
         """
-        if self.provider is not None:
-            values = provided(self.provider, "advantages", rollout, per_token=False)
-            return replace(rollout, advantages=values.float().cpu()), progress
         stage, state = self.run.pipeline.estimator, progress.stages[self.run.pipeline.estimator.name]
         with metrics.phase("estimate"), self.engine.gathered_policy() as policy:
             responses = rollout.responses.knowing(self._evidence_for(stage.needs, rollout, policy))
@@ -89,7 +84,7 @@ class Learner:
         return replace(rollout, advantages=advantages), replace(progress, stages={**progress.stages, stage.name: after})
 
     def _evidence_for(self, needs: Set[str], rollout: Rollout, policy: Policy) -> dict[str, Tensor]:
-        """What the estimator reads and the rollout has not, or has of an older policy."""
+        """Evidence that the estimator reads and that the rollout lacks, or has only from an older policy."""
         fresh, evidence, size = needs & FRESH, {}, self.settings.micro_batch_size
         if fresh:
             evidence = policy.evidence(rollout.sequences, fresh, size, temperature=self.temperature)
@@ -104,7 +99,7 @@ class Learner:
     # -- optimizer steps ---------------------------------------------------------------------------------------------
 
     def learn(self, rollout: Rollout, progress: Progress, metrics: Metrics) -> tuple[Progress, Refusals]:
-        """All optimizer steps of one rollout. A step with NaN or Inf is refused and counted, and changes nothing."""
+        """Make all optimizer steps of one rollout. A step with NaN or Inf is refused, counted, and changes nothing."""
         refused = Refusals()
         if rollout.refused:
             steps = self.settings.optimizer_steps_per_rollout
@@ -126,7 +121,7 @@ class Learner:
         return progress, refused
 
     def _with_old_logprobs(self, rollout: Rollout, metrics: Metrics) -> Rollout:
-        """With the denominator of the ratio: by one more forward, or as the sampler gave it."""
+        """The rollout with the denominator of the ratio: from one more forward, or from the sampler."""
         signals = dict(rollout.signals)
         if self.settings.old_logprobs == "recompute":
             everything = torch.arange(len(rollout))
@@ -140,21 +135,21 @@ class Learner:
 
     @property
     def _compared(self) -> Literal["recomputed", "refreshed", "live"]:
-        """The log-probs of the trainer whose gap to the sampler is logged, once in a rollout before it moves weights.
+        """Which log-probs of the trainer are compared with the sampler's, once per rollout, before weights change.
 
-        Live ones are there for the tokens that the loss reads alone.
+        Live ones exist only for tokens that the loss reads.
         """
         if self.settings.old_logprobs == "recompute":
             return "recomputed"
         return "refreshed" if self.settings.refresh == "step" else "live"
 
     def _mini_batches(self, group_ids: Tensor) -> Iterator[tuple[bool, Tensor]]:
-        """For each optimizer step: whether it is the first of the rollout, and the rows of this rank in it.
+        """For each optimizer step, whether it is the first of the rollout, and the rows of this rank in it.
 
-        Whole groups are dealt out, by the number that each group's id draws, so the ranks agree.
+        Groups stay whole and are ordered by random numbers of their ids, so that the ranks agree.
         """
         several, groups = self.settings.mini_batches > 1, group_ids.unique()
-        if several:  # those of all ranks, which exchange float64: it holds ids below 2**53 exactly
+        if several:  # ranks exchange float64, which holds ids below 2**53 exactly
             groups = self.comm.gather(groups.double()).unique().long()
         for epoch in range(self.settings.epochs):
             drawn = uniform(self.run.seed + 1, groups, torch.tensor(epoch))
@@ -165,7 +160,7 @@ class Learner:
     def _optimizer_step(
         self, rollout: Rollout, rows: Tensor, progress: Progress, metrics: Metrics, *, first: bool
     ) -> OptimizerStep:
-        """Plan over all micro-batches, one forward and backward for each, clip, and move the weights."""
+        """Plan over all micro-batches, run a forward and a backward for each, clip, and update the weights."""
         settings, number = self.settings, progress.optimizer_steps
         if settings.refresh == "step":
             rollout = self._refreshed(rollout, rows)
@@ -179,7 +174,7 @@ class Learner:
         if step.plan is None or not step.moves_weights:
             return step
 
-        # all sizes are read before the first forward: later each read would wait for the kernels of a whole micro-batch
+        # sizes are read before the first forward: a later read would wait for the kernels of a whole micro-batch
         micro_batches = [_MicroBatch.of(step.plan, batch, sequences, self.engine) for sequences, batch in evidence]
         recorder = self.recorder if self.recorder is not None and self.recorder.wants(number) else None
         compared = first and self._compared == "live"
@@ -216,7 +211,7 @@ class Learner:
         return step
 
     def _refreshed(self, rollout: Rollout, rows: Tensor) -> Rollout:
-        """The rollout with the evidence of the policy as it is now, on some rows."""
+        """The rollout, with evidence from the current policy on some rows."""
         signals = {name: values.clone() for name, values in rollout.signals.items()}
         for name, values in self._evidence(rollout, rows).items():
             signals[name][rows] = values[rows]
@@ -231,13 +226,14 @@ class Learner:
         *,
         compared: bool,
     ) -> tuple[Tensor, list[Tensor]]:
-        """A forward and a backward for each micro-batch.
+        """Run a forward and a backward for each micro-batch.
 
         Returns:
-            how many tokens of this process a gradient reached, and the gaps between the sampler and the live log-probs
-            where they are ``compared``. Both stay on the device until the step is done: reading waits for kernels.
+            how many tokens of this process a gradient reached, and, if they are ``compared``, the gaps between the
+            sampler's and the live log-probs. Both stay on the device until the step is done, since a read would wait.
         """
-        reached, gaps = torch.zeros((), dtype=torch.int64, device=self.engine.policy.device), list[Tensor]()
+        home = counting_device(self.engine.policy.device)
+        reached, gaps = torch.zeros((), dtype=torch.int64, device=home), list[Tensor]()
         if recorder is not None:
             recorder.begin()
         for micro_batch in self.engine.micro_batches(micro_batches):
@@ -252,7 +248,7 @@ class Learner:
             if recorder is not None:
                 self._record(recorder, rollout, step, micro_batch, live, loss)
             self.engine.backward(loss if outputs else None)
-            # a live output that every term holds constant has no gradient
+            # an output that no term differentiates has no gradient
             gradients = [output.grad != 0 for output in outputs if output.grad is not None]
             if gradients:
                 reached += torch.stack(gradients).any(0).count_nonzero()
@@ -279,29 +275,29 @@ class Learner:
         recorder.add(tensors, loss * scale, live.logprobs, self.engine.processes / scale)
 
     def _live(self, micro_batch: _MicroBatch) -> PolicyOutputs:
-        """The live outputs of a micro-batch, by one forward over the sequences that need it.
+        """The live outputs of a micro-batch, from one forward over the sequences that need one.
 
-        On tokens that the loss does not read they hold the evidence, or zeros.
+        On tokens that the loss does not read, log-probs are those of the evidence, and other outputs are zeros.
         """
         where, index, evidence = micro_batch.where, micro_batch.index, micro_batch.batch.logprobs
         filler = {name: torch.zeros_like(evidence) for name in where} | {"logprobs": evidence}
         if micro_batch.needed is None:
             return PolicyOutputs(**filler)
+        device = micro_batch.index_in_needed.device
         signals = self.engine.forward(
             micro_batch.needed,
             micro_batch.index_in_needed,
             temperature=self.temperature,
             needs=where.keys(),
             options=self.objective.signal_options,
-            rows={name: tokens[index] for name, tokens in where.items() if name != "logprobs"},
+            rows={name: tokens[index].to(device) for name, tokens in where.items() if name != "logprobs"},
             shared=micro_batch.shared,
         )
-        return PolicyOutputs(
-            **{name: values.index_copy(0, index, getattr(signals, name)) for name, values in filler.items()}
-        )
+        live = {name: getattr(signals, name).to(index.device) for name in filler}
+        return PolicyOutputs(**{name: values.index_copy(0, index, live[name]) for name, values in filler.items()})
 
     def _evidence(self, rollout: Rollout, rows: Tensor) -> dict[str, Tensor]:
-        """``(R, T)`` signals by the trainer's own forward, on some rows."""
+        """``(R, T)`` signals from a forward of the trainer, on some rows."""
         needs = {"logprobs", "entropies"} | (self.objective.needs & SIGNAL_NAMES)
         options, size = self.objective.signal_options, self.settings.micro_batch_size
         with self.engine.gathered_policy() as policy:
@@ -312,15 +308,15 @@ class Learner:
 
 @dataclass(frozen=True)
 class _MicroBatch:
-    """A micro-batch, which of its live outputs the loss reads, and the forward that makes them.
+    """A micro-batch, the live outputs that the loss reads, and what a forward has to cover to make them.
 
     Attributes:
-        batch, sequences: all of it.
-        where: ``(n,)`` bool by live output, the tokens on which the loss reads it.
-        index: ``(m,)`` int64, the tokens where it does.
-        needed: the sequences that have such a token, as far as the last of them; None where there is none.
-        index_in_needed: ``(m,)`` int64, the same tokens in the flattened responses of these sequences.
-        shared: prompts that these sequences share.
+        batch, sequences: the whole micro-batch.
+        where: ``(n,)`` bool by live output, True on the tokens on which the loss reads it.
+        index: ``(m,)`` int64, the tokens on which the loss reads any live output.
+        needed: the sequences with such a token, cut after the last of these tokens; None if there is none.
+        index_in_needed: ``(m,)`` int64, the same tokens in the flattened responses of ``needed``.
+        shared: the prompts that the sequences of ``needed`` share.
     """
 
     batch: TokenBatch
@@ -333,7 +329,7 @@ class _MicroBatch:
 
     @classmethod
     def of(cls, plan: Plan, batch: TokenBatch, sequences: Sequences, engine: Engine) -> _MicroBatch:
-        """What the plan reads of a micro-batch; it synchronises with the device."""
+        """Find out what the plan reads of a micro-batch; this waits for the device."""
         where = plan.live_rows(batch)
         wanted = torch.stack(list(where.values())).any(0)
         index = wanted.nonzero().squeeze(-1)
@@ -341,19 +337,20 @@ class _MicroBatch:
             return cls(batch, sequences, where, index, None, index)
         chosen, row = batch.sequence[index].unique(return_inverse=True)
         column = layout_of(batch).index[index] % sequences.response_ids.shape[1]
-        needed = sequences.rows(chosen).cut(int(column.max()) + 1)
-        index_in_needed = row * needed.response_ids.shape[1] + column
+        needed = sequences.rows(chosen.to(sequences.response_ids.device)).cut(int(column.max()) + 1)
+        index_in_needed = (row * needed.response_ids.shape[1] + column).to(needed.response_ids.device)
         return cls(batch, sequences, where, index, needed, index_in_needed, engine.shared_prompts(needed))
 
 
 def _compare_sampler(rollout: Rollout, signals: Mapping[str, Tensor], rows: Tensor, metrics: Metrics) -> None:
-    """Report the gap between sampler and trainer on every token of some rows."""
+    """Report the gap between the log-probs of sampler and trainer on all tokens of some rows."""
     gap = (signals["logprobs"] - signals["rollout_logprobs"])[rows]
     _report_gap(gap[rollout.response_mask[rows]].abs(), "", metrics)
 
 
 def _report_gap(gap: Tensor, suffix: str, metrics: Metrics) -> None:
-    # evidence that is not finite gets its optimizer step refused, and must not make the metrics NaN
+    gap = gap.to(counting_device(gap.device))
+    # where evidence is not finite, its optimizer step is refused; the metrics must not become NaN
     if gap.numel() and bool(gap.isfinite().all()):
         metrics.report({f"sampler/gap{suffix}": Mean.of(gap)})
         metrics.highest(f"sampler/largest_gap{suffix}", gap.amax())
@@ -363,14 +360,14 @@ def _report_gap(gap: Tensor, suffix: str, metrics: Metrics) -> None:
 
 
 def forward_order(rollout: Rollout, rows: Tensor, size: int) -> Tensor:
-    """``rows`` in the order that forwards the fewest tokens, if micro-batches of ``size`` are cut off it.
+    """``rows`` in the order that forwards the fewest tokens when it is cut into micro-batches.
 
-    Rows without an advantage come last, as they often need no forward. Within each kind, long rows stand with long
-    rows, which saves padding, or groups stand together, which share a prompt. Which is better depends on the lengths.
+    Rows whose advantages are 0 come last, as they often need no forward. The others, and these, are ordered by length,
+    which saves padding, or by group, which shares prompts: whichever takes fewer tokens.
 
     Args:
         rollout: with its advantages.
-        rows: ``(n,)`` int64, those of this optimizer step.
+        rows: ``(n,)`` int64, the rows of this optimizer step.
         size: rows in a micro-batch.
     """
     assert rollout.advantages is not None
@@ -393,7 +390,7 @@ def forward_order(rollout: Rollout, rows: Tensor, size: int) -> Tensor:
 
 
 def _tokens(prompt: Tensor, response: Tensor, group: Tensor, size: int) -> int:
-    """Tokens of all micro-batches with their padding, if groups share their prompts where it is worthwhile."""
+    """Tokens of all micro-batches, padding included, if groups share their prompts where that saves time."""
     total = 0
     for p, r, g in zip(prompt.split(size), response.split(size), group.split(size), strict=True):
         width, length, prompts = int(p.max()), int(r.max()), len(g.unique())
@@ -408,13 +405,13 @@ def _tokens(prompt: Tensor, response: Tensor, group: Tensor, size: int) -> int:
 def reference_logprobs(
     gathered: Callable[[], AbstractContextManager[Policy]], temperature: float, micro_batch_size: int, rollout: Rollout
 ) -> Tensor:
-    """The log-probs of the reference policy, ``(R, T)`` float32; every process asks.
+    """The log-probs of the reference policy, ``(R, T)`` float32; every process calls it.
 
     Args:
-        gathered: enters the policy with all of its weights; an adapter on it is off for as long as it is asked.
+        gathered: enters the policy with all of its weights; an adapter is switched off meanwhile.
         temperature: of the log-probs.
         micro_batch_size: responses in one forward.
-        rollout: whose tokens are meant.
+        rollout: holds the tokens.
     """
     with gathered() as policy, policy.without_adapter():
         evidence = policy.evidence(rollout.sequences, {"logprobs"}, micro_batch_size, temperature=temperature)
@@ -422,21 +419,20 @@ def reference_logprobs(
 
 
 def squared_gradients(policy: Policy, sequences: Sequences, temperature: float, where: Tensor | None = None) -> Tensor:
-    """Squared norm of the gradient of each response's log-prob, summed over its tokens, by all trainable weights.
+    """Squared norm, over all trainable weights, of the gradient of each response's log-prob, the sum over its tokens.
 
-    One forward and backward for each response, for the sum of gradients that one over several gives has lost the norms
-    of its terms. Forwards over several rows would not help: each backward still runs through all of them. ``.grad`` is
-    left as it is. Weights have to be whole on this device, not sharded.
+    Each response takes a forward and a backward of its own: a backward over several gives the sum of their gradients,
+    from which their norms cannot be recovered. ``.grad`` stays as it is. Weights must be whole, not sharded.
 
     Args:
-        policy: whose weights are meant; those that do not require a gradient do not count.
+        policy: holds the weights; those that do not require a gradient do not count.
         sequences: ``S`` prompts and responses.
         temperature: of the log-probs.
-        where: ``(S,)`` bool, the responses to measure; None for all. Those of groups with equal rewards have the
-            advantage 0 under any baseline, so that there is no need to.
+        where: ``(S,)`` bool, the responses to measure; None for all. In groups with equal rewards the advantage is 0
+            under any baseline, so the norm is not needed.
 
     Returns:
-        ``(S,)`` float64, on the CPU; 0 for a response without tokens, and for one that is not measured.
+        ``(S,)`` float64 on the CPU; 0 for a response without tokens, and for one that is not measured.
     """
     weights = [weight for weight in policy.model.parameters() if weight.requires_grad]
     squares = torch.zeros(len(sequences.response_ids), dtype=torch.float64)
@@ -455,10 +451,10 @@ def squared_gradients(policy: Policy, sequences: Sequences, temperature: float, 
 
 
 def learning_rate(settings: OptimisationSettings) -> Callable[[int], float]:
-    """The learning rate by the number of an optimizer step, from 1: a function of that alone, which a checkpoint has.
+    """The learning rate as a function of the number of the optimizer step alone, from 1; a checkpoint has that number.
 
     Without a schedule it is constant, after a linear warm-up whose first step has ``lr / warmup_optimizer_steps``. A
-    schedule gives the first step what transformers' trainer gives it: 0 where there is a warm-up.
+    schedule gives the first step the rate that transformers' trainer gives it, which is 0 if there is a warm-up.
 
     Raises:
         ConfigError: transformers refuses the settings.

@@ -1,7 +1,7 @@
-"""The loop: sample, score, learn, evaluate, save; and continue after a kill as if nothing had happened.
+"""The training loop: sample, score, learn, evaluate, save; after a kill it continues as if nothing had happened.
 
-``Trainer.__init__`` makes the parts, and ``Trainer._rollouts`` is the loop: read it first. Below it is what processes
-and signals need.
+``Trainer.__init__`` builds the parts, and ``Trainer._rollouts`` is the loop: read it first. Functions for processes and
+for signals of the operating system follow below it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import track
 from torch import Tensor
+from torch.utils import deterministic
 
 from rlstab.config.objectives import digest
+from rlstab.config.run_files import CHECKPOINTS, DUMP, METRICS, SAMPLES
 from rlstab.config.runs import RunConfig
 from rlstab.config.user_code import checksums, portable, require_storable
 from rlstab.console import Terminal, command
@@ -58,7 +60,6 @@ from rlstab.train.engine import build_engine, is_sharded, require_launcher
 from rlstab.train.evaluate import evaluate
 from rlstab.train.generate import (
     TRUE_REWARD,
-    AdvantageProvider,
     Generator,
     SignalProvider,
     require_evidence,
@@ -67,7 +68,7 @@ from rlstab.train.generate import (
 )
 from rlstab.train.learn import Learner, Refusals, reference_logprobs
 from rlstab.train.rollout import Progress, Rollout, of_rank
-from rlstab.train.run_folder import CHECKPOINTS, DUMP, RunFolder, describe, line, read_records
+from rlstab.train.run_folder import RunFolder, describe, line, read_records
 from rlstab.train.sampling import require_decoding
 from rlstab.train.tracking import Metrics, ProgressBar, start_trackers, summary_table
 
@@ -82,11 +83,11 @@ TIMEOUT = timedelta(minutes=30)
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run left.
+    """The results of a run.
 
     Attributes:
-        out: its folder.
-        records: lines of ``metrics.jsonl``.
+        out: the folder of the run.
+        records: the lines of ``metrics.jsonl``.
     """
 
     out: Path
@@ -94,7 +95,7 @@ class RunResult:
 
     @property
     def evaluations(self) -> list[dict[str, Any]]:
-        """The records that hold an evaluation, first to last."""
+        """The records with an evaluation, in order."""
         return [record for record in self.records if "eval/mean" in record]
 
 
@@ -105,35 +106,33 @@ def train(
     overwrite: bool = False,
     console: Console | None = None,
     signals: Mapping[str, SignalProvider] | None = None,
-    advantages: AdvantageProvider | None = None,
     task: Task | None = None,
     timeout: timedelta = TIMEOUT,
 ) -> RunResult:
-    """Train a policy as a configuration says.
+    """Train a policy by a configuration.
 
-    Every process of a launch calls it; the process group stays open for what the caller does next.
+    Every process of a launch calls it. The process group stays open for the caller.
 
     Args:
         run: from :func:`rlstab.config.load_run`.
-        resume: continue from the newest whole checkpoint in ``tracking.out``; start where there is no run.
-        overwrite: replace a run that is already there, which waits in a folder beside until the first checkpoint.
-        console: where to print; None prints on the terminal, and a progress bar only if it is a terminal.
+        resume: continue from the newest whole checkpoint in ``tracking.out``; start if there is no run.
+        overwrite: replace a run in ``tracking.out``; it is kept in a subfolder until the new one has a checkpoint.
+        console: where to print; None prints to standard error, with a progress bar only on a terminal.
         signals: user-defined signals, by the name that a method's ``needs`` has. Each function takes the
             :class:`~rlstab.train.rollout.Rollout` of this rank and returns ``(R, T)`` floats. A signal that no method
-            needs is not made, nor is any on a rank without responses: ranks must not wait for one another in it.
-        advantages: the same for advantages, ``(R,)`` or ``(R, T)``, in place of the configured estimator.
-        task: in place of the configured one, any object that fulfils :class:`rlstab.tasks.Task`.
-        timeout: how long a process waits for another that is alive and silent, until it ends with an error.
+            needs is not computed, nor is any on a rank without responses, so the functions must not communicate.
+        task: used in place of the configured one; any object that fulfils :class:`rlstab.tasks.Task`.
+        timeout: how long a process waits for a silent peer before it fails.
 
     Raises:
-        ConfigError: ``tracking.out`` holds another run or another process has it, or processes are missing; or a
+        ConfigError: ``tracking.out`` holds another run or is used by another process, processes are missing, or a
             user-defined reward or task cannot be used.
-        MissingSignal: the objective or a stage reads what this trainer does not provide.
+        MissingSignal: the objective or a stage reads a signal that this trainer does not provide.
         ModelError, DataError: the model or the data cannot be used.
-        CheckpointError: no checkpoint is whole, one is of another run or cannot be written.
-        NonFinite: 20 optimizer steps in a row were refused, or a user-defined function returned NaN or Inf.
-        ShapeError: a user-defined function returned another shape.
-        Stopped: SIGINT or SIGTERM asked to end; a checkpoint was written. It is a KeyboardInterrupt.
+        CheckpointError: no checkpoint is whole, or one belongs to another run or cannot be written.
+        NonFinite: 20 consecutive optimizer steps were refused, or a user-defined function returned NaN or Inf.
+        ShapeError: a user-defined function returned a tensor of the wrong shape.
+        Stopped: SIGINT or SIGTERM ended the run after a checkpoint. It is a KeyboardInterrupt.
     """
     console, signals = console or Terminal(stderr=True), dict(signals or {})
     require_provider_names(signals)
@@ -148,17 +147,16 @@ def train(
     for text in unmet(run.pipeline, [method.name for method in active_methods(run.composition)]):
         warnings.warn(text, FitWarning, stacklevel=2)
     require_launcher(os.environ, run)
-    names = {
-        "signals": {name: _name(provider) for name, provider in sorted(signals.items())},
-        "advantages": None if advantages is None else _name(advantages),
-    } | ({} if task is None else {"task": type(task).__qualname__})
+    names: dict[str, Any] = {"signals": {name: _name(provider) for name, provider in sorted(signals.items())}}
+    if task is not None:
+        names["task"] = type(task).__qualname__
     accelerator = start_processes(run, timeout)
-    with tag_errors_with_rank(accelerator), Stop() as stop:
+    with tag_errors_with_rank(accelerator), fixed_order(run, accelerator.device), Stop() as stop:
         require_processes(run, console)
         say = partial(tell, console, "run folder")
         folder = on_main_process(accelerator, lambda: RunFolder(run, names, say, resume=resume, overwrite=overwrite))
         try:
-            trainer = Trainer(run, accelerator, folder, console, signals, advantages, task, stop)
+            trainer = Trainer(run, accelerator, folder, console, signals, task, stop)
             return trainer.go(describe(run, accelerator, trainer.rewards, trainer.engine.in_words))
         finally:
             if folder is not None:
@@ -171,10 +169,10 @@ class Trainer:
     Args:
         run: the configuration.
         accelerator: of this process.
-        folder: of the run; the first process alone has it.
+        folder: of the run; None in all processes but the first.
         console: where to print.
-        signals, advantages, task: see :func:`train`.
-        stop: whether a signal asks to end.
+        signals, task: see :func:`train`.
+        stop: notes signals of the operating system.
     """
 
     def __init__(
@@ -184,7 +182,6 @@ class Trainer:
         folder: RunFolder | None,
         console: Console,
         signals: Mapping[str, SignalProvider],
-        advantages: AdvantageProvider | None,
         task: Task | None,
         stop: Stop,
     ) -> None:
@@ -200,7 +197,8 @@ class Trainer:
 
         torch.manual_seed(run.seed)
         sharded, precision = is_sharded(run, os.environ), run.optimisation.precision
-        device = torch.device("cpu") if sharded else accelerator.device  # what is sharded need not fit on it whole
+        # a policy that is sharded may be too large for one device
+        device = torch.device("cpu") if sharded else accelerator.device
         policy = load_policy(
             run.model.name, device=device, precision=precision, adapter=run.model.adapter, saved=self.latest
         )
@@ -229,7 +227,7 @@ class Trainer:
             run, policy_now, self.task, self.rewards, comm, rank, world, signals, reference, partial(tell, console)
         )
         self.generator.require_blocks()
-        self.learner = Learner(self.engine, run, comm, main=self.main, provider=advantages)
+        self.learner = Learner(self.engine, run, comm, main=self.main)
         if run.tracking.dump_every:
             last = run.optimisation.optimizer_steps
             self.learner.recorder = Recorder(self.out / DUMP, run.tracking.dump_every, last)
@@ -258,13 +256,14 @@ class Trainer:
         with ProgressBar(self.console, total, self.progress.rollouts, shown=self.main) as bar:
             while self.progress.rollouts < total:
                 metrics, start = Metrics(), time.perf_counter()
-                with self._dropped_by_signals():
-                    rollout, progress = self._next_rollout(metrics)  # choose prompts, sample, score, shape
+                self._stop_if_asked()
+                rollout, progress = self._next_rollout(metrics)  # choose prompts, sample, score, shape
+                self._stop_if_asked()
                 if not rollout.refused:
                     rollout, progress = self.learner.estimate(rollout, progress, metrics)  # advantages
                 progress, refused = self.learner.learn(rollout, progress, metrics)  # optimizer steps
                 number = progress.rollouts + 1
-                if self.progress.rollouts == done:  # the first states that user code made of real tokens
+                if self.progress.rollouts == done:  # the first states that user-defined code made from real tokens
                     for name, state in (*progress.objective.items(), *progress.stages.items()):
                         require_storable(name, "advance", state)
                 self.progress = replace(progress, rollouts=number)
@@ -279,9 +278,9 @@ class Trainer:
                     self._save(planned=True)
 
     def _next_rollout(self, metrics: Metrics) -> tuple[Rollout, Progress]:
-        """The rollout to learn from, which ``rollout.staleness`` others may follow in the queue.
+        """The rollout to learn from; up to ``rollout.staleness`` later ones wait in the queue.
 
-        ``self.progress`` stays as it is until the rollout is learnt, so that it can be dropped.
+        ``self.progress`` stays as it is until the rollout is learnt, so that a checkpoint before then is whole.
         """
         run, progress = self.run, self.progress
         plain_torch()
@@ -295,7 +294,7 @@ class Trainer:
     # -- around it ---------------------------------------------------------------------------------------------------
 
     def go(self, about: Mapping[str, Any]) -> RunResult:
-        """Begin the folder, run the loop, and say what came of it; ``about`` is for ``run.json``."""
+        """Begin the folder, run the loop, and print the result; ``about`` goes into ``run.json``."""
         folder = self.folder
         on_main_process(self.accelerator, lambda: folder.begin(about) if folder is not None else None)
         if self.learner.recorder is not None and self.main:
@@ -307,36 +306,20 @@ class Trainer:
         start_trackers(self.accelerator, self.run, self.console, "" if folder is None else folder.run_id)
         try:
             self._rollouts()
-        except Dropped:
-            self._end_early()
         finally:
             self.generator.close()
-            for tracker in self.accelerator.trackers:  # end_training() would end the process group as well
+            for tracker in self.accelerator.trackers:  # end_training() would end the process group too
                 tracker.finish()
         return self._finish()
 
-    @contextmanager
-    def _dropped_by_signals(self) -> Iterator[None]:
-        """A signal before or inside ends the run here; one that comes later waits until the rollout is learnt."""
-        self._perhaps_stop()
-        self.stop.may_drop = self.accelerator.num_processes == 1  # several have to agree
-        try:
-            yield
-        finally:
-            self.stop.may_drop = False
-        self._perhaps_stop()
-
-    def _perhaps_stop(self) -> None:
-        if number := max(gather_object([self.stop.number])):
-            self.stop.number = number
-            raise Dropped
-
-    def _end_early(self) -> None:
-        """A signal asks to end: save what is completed."""
-        self.stop.may_drop, done = False, self.progress.rollouts
+    def _stop_if_asked(self) -> None:
+        """If a signal reached any process: save the rollouts that are learnt, and raise :class:`Stopped`."""
+        number, done = max(gather_object([self.stop.number])), self.progress.rollouts
+        if not number:
+            return
         if done and (self.latest is None or checkpoint.number(self.latest) != done):
             self._save(planned=False)
-        raise Stopped(self.stop.number, done, self.run.optimisation.rollouts, self.latest)
+        raise Stopped(number, done, self.run.optimisation.rollouts, self.latest)
 
     def _count_refused(self, refused: Refusals) -> None:
         every_step = refused.steps == self.run.optimisation.optimizer_steps_per_rollout
@@ -361,7 +344,7 @@ class Trainer:
 
     def _log(self, values: Mapping[str, Any], number: int) -> None:
         if self.folder is not None:
-            self.folder.append("metrics.jsonl", line({"rollout": number, **values}))
+            self.folder.append(METRICS, line({"rollout": number, **values}))
         self.accelerator.log(dict(values), step=number)
 
     def _write_samples(self, rollout: Rollout, number: int) -> None:
@@ -371,11 +354,11 @@ class Trainer:
         late = rollout.timed_out.nonzero().squeeze(-1).tolist()
         rewards = {"reward": "raw_rewards", **{f"reward/{name}": f"reward/{name}" for name in self.rewards.names}}
         rewards |= {TRUE_REWARD: TRUE_REWARD} if TRUE_REWARD in rollout.responses.extra else {}
-        for place in sorted({*range(min(most, len(rollout))), *late}):
-            sample = {"rollout": number, "prompt": rollout.examples[place].prompt, "text": rollout.texts[place]}
-            sample |= {key: float(rollout.responses.evidence(name)[place]) for key, name in rewards.items()}
-            lines += line(sample | ({"timed_out": True} if place in late else {}))
-        self.folder.append("samples.jsonl", lines)
+        for index in sorted({*range(min(most, len(rollout))), *late}):
+            sample = {"rollout": number, "prompt": rollout.examples[index].prompt, "text": rollout.texts[index]}
+            sample |= {key: float(rollout.responses.evidence(name)[index]) for key, name in rewards.items()}
+            lines += line(sample | ({"timed_out": True} if index in late else {}))
+        self.folder.append(SAMPLES, lines)
 
     def _save(self, *, planned: bool) -> None:
         about = self.folder.identity() if self.folder is not None else {}
@@ -387,10 +370,10 @@ class Trainer:
 
     def _finish(self) -> RunResult:
         self.accelerator.wait_for_everyone()  # the first process may still be writing
-        result = RunResult(self.out, read_records(self.out / "metrics.jsonl"))
+        result = RunResult(self.out, read_records(self.out / METRICS))
         if self.folder is not None and self.latest is not None:  # the last rollout has a checkpoint
-            self.folder.forget_replaced()  # a kill may have come after it
-            self.folder.keep_newest(self.latest)  # or while an older one was being removed
+            self.folder.forget_replaced()  # a kill may have prevented it after the last save
+            self.folder.keep_newest(self.latest)  # likewise
             self.console.print(summary_table(result.records))
             self.console.print(f"run: {escape(str(self.out))}", soft_wrap=True, highlight=False)
             if dumped(self.out / DUMP):
@@ -400,14 +383,14 @@ class Trainer:
 
 
 def plain_torch() -> None:
-    """Undo what user code may have set for all of torch: the trainer counts on float32, on gradients and on the CPU."""
+    """Reset defaults of torch that user code may have changed: the trainer relies on float32, gradients and the CPU."""
     torch.set_default_dtype(torch.float32)
     torch.set_default_device(None)
     torch.set_grad_enabled(True)
 
 
 def tell(console: Console, what: str, text: str) -> None:
-    """Tell the user something; completions and error texts are data, and brackets in them are not markup."""
+    """Print a message; it may contain completions and error texts, whose brackets are not markup."""
     console.print(f"[yellow]{what}:[/] {escape(text)}", highlight=False)
 
 
@@ -420,7 +403,7 @@ def _name(provider: Callable[..., Any]) -> str:
 
 
 def start_processes(run: RunConfig, timeout: timedelta) -> Accelerator:
-    """Join the processes that were launched together; a process that was launched alone is alone.
+    """Join the processes that were launched together, if there are several.
 
     Raises:
         ConfigError: a tracker is not installed.
@@ -429,22 +412,46 @@ def start_processes(run: RunConfig, timeout: timedelta) -> Accelerator:
     require_trackers(trackers)
     with patch_environment(accelerate_use_fsdp="false"):  # engine.py shards, on CPU processes as well
         accelerator = Accelerator(
-            cpu=not torch.cuda.is_available(),
+            # several processes exchange by gloo or nccl, which serve the CPU and CUDA
+            cpu=not (torch.cuda if int(os.environ.get("WORLD_SIZE") or 1) > 1 else torch.accelerator).is_available(),
             mixed_precision="no",  # the policy casts: it also forwards without what accelerate wraps
             log_with=trackers or None,
             project_dir=run.tracking.out,
             kwargs_handlers=[InitProcessGroupKwargs(timeout=timeout)],
         )
-    # with --use_fsdp transformers may read weights in the first process alone, and leave the others with zeros
+    # under --use_fsdp transformers may read the weights only in the first process, and fill the others with zeros
     disable_fsdp_ram_efficient_loading()
     return accelerator
 
 
+@contextmanager
+def fixed_order(run: RunConfig, device: torch.device) -> Iterator[None]:
+    """Inside, an accelerator adds floats in a fixed order, where the run asks for it; a CPU always does.
+
+    It is torch's switch for the whole process. cuBLAS reads its own, ``CUBLAS_WORKSPACE_CONFIG``, before its first
+    product; a value that the user set stays.
+    """
+    if not run.optimisation.deterministic or device.type == "cpu":
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before, fills = torch.are_deterministic_algorithms_enabled(), deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True)
+    # every value is written before it is read
+    deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warns)
+        deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
+
+
 def require_processes(run: RunConfig, console: Console) -> None:
-    """See that all processes answer, and make the same run.
+    """Check that all launched processes are there, with the same run.
 
     Raises:
-        ConfigError: they make different runs or have different engines, or more were launched.
+        ConfigError: settings differ between processes, or more processes were launched than joined.
     """
     settings = run.model_dump(mode="json", exclude={"tracking"})
     answers = gather_object([digest([portable(settings), checksums(settings)])])
@@ -457,14 +464,14 @@ def require_processes(run: RunConfig, console: Console) -> None:
             f"{launched} processes were launched (WORLD_SIZE) and {len(answers)} answered. Launch with: torchrun "
             f"--standalone --nproc_per_node {launched} -m rlstab train FILE."
         )
-    # the launcher that starts a single process says so; a cluster may set MASTER_ADDR too, so this is not an error
+    # accelerate sets these variables when it starts one process; a cluster may set MASTER_ADDR too, so only a note
     if len(answers) == 1 and {"ACCELERATE_USE_CPU", "MASTER_ADDR"} <= os.environ.keys():
         text = "accelerate launch was asked for several processes and started one. Use --multi_gpu instead of --cpu."
         tell(console, "one process", text)
 
 
 def on_main_process(accelerator: Accelerator, work: Callable[[], T]) -> T | None:
-    """Do something in the first process. An error of rlstab there is raised in all."""
+    """Call a function in the first process, and raise an error of rlstab there in all processes."""
     result: T | None = None
     error: list[RlstabError | None] = [None]
     if accelerator.is_main_process:
@@ -480,7 +487,7 @@ def on_main_process(accelerator: Accelerator, work: Callable[[], T]) -> T | None
 
 @contextmanager
 def tag_errors_with_rank(accelerator: Accelerator) -> Iterator[None]:
-    """An error inside carries a note on which process it was raised in, where there are several."""
+    """With several processes, add to an error inside a note that names the process."""
     try:
         yield
     except Exception as error:
@@ -491,14 +498,10 @@ def tag_errors_with_rank(accelerator: Accelerator) -> Iterator[None]:
         raise
 
 
-# -- SIGINT and SIGTERM: a run ends at a place where a checkpoint can be written ---------------------------------------
+# -- SIGINT and SIGTERM: a run ends where a checkpoint can be written --------------------------------------------------
 
-#: A signal that comes again later than this ends the run at once; earlier it is the same one, passed on by a launcher.
+#: Seconds after which a second signal ends the run at once; an earlier one is the first, forwarded by a launcher.
 AGAIN = 1.0
-
-
-class Dropped(BaseException):
-    """What was being done is dropped, because a signal asks to end."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -506,7 +509,7 @@ class Stopped(KeyboardInterrupt):
 
     Attributes:
         number: of the signal.
-        checkpoint: to continue from; None where nothing was completed.
+        checkpoint: the one to continue from; None if no rollout was completed.
     """
 
     def __init__(self, number: int, rollout: int, rollouts: int, checkpoint: Path | None) -> None:
@@ -518,17 +521,16 @@ class Stopped(KeyboardInterrupt):
 
 
 class Stop:
-    """While it is entered, a first SIGINT or SIGTERM is noted, or drops what is being done where that may be.
+    """A context in which the first SIGINT or SIGTERM is noted, and a later one ends the run at once.
 
-    Handlers that the caller installed stay. Outside the main thread there is nothing to install.
+    Handlers that the caller installed stay. Python allows handlers only in the main thread.
 
     Attributes:
-        number: of the signal that asks to end; 0 while none does.
-        may_drop: whether the signal raises :class:`Dropped` at once.
+        number: of the signal that was noted; 0 before any.
     """
 
     def __init__(self) -> None:
-        self.number, self.may_drop, self._since = 0, False, 0.0
+        self.number, self._since = 0, 0.0
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Stop:
@@ -548,5 +550,3 @@ class Stop:
             raise KeyboardInterrupt
         if not self.number:
             self.number, self._since = number, now
-            if self.may_drop:
-                raise Dropped

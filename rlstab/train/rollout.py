@@ -1,4 +1,4 @@
-"""A rollout, the one object that goes from the sampler to the loss; and how far a run has come."""
+"""The rollout, the one object that goes from the sampler to the loss; and the progress of a run."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlstab.core.batch import SIGNALS, TokenBatch
+from rlstab.core.devices import counting_device
 from rlstab.core.method import State
 from rlstab.models.policy import Sequences
 from rlstab.stages.response_batch import PADDING, ResponseBatch
@@ -25,19 +26,19 @@ BRANCHES = 2**50
 class Rollout:
     """``R`` responses of this rank, whole groups of them.
 
-    The sampler fills the first four fields, the scorer and the stages the next three, and what estimates advantages the
-    last but one. It is what functions for ``signals`` and ``advantages`` are given.
+    The sampler fills the first four fields, the scorer and the stages the next three, and the estimator ``advantages``.
+    User-defined signals are functions of a rollout.
 
     Attributes:
-        sequences: ids and masks; the tokens that a branch was given are a part of its prompt.
-        signals: ``(R, T)`` float32 by name, 0 where there is no token.
-        texts: ``R``, the whole answers decoded.
+        sequences: ids and masks; the tokens that a branch was given are part of its prompt.
+        signals: ``(R, T)`` float32 by name, 0 in the padding.
+        texts: ``R``, the decoded answers as a whole.
         ended: ``(R,)`` bool on the CPU, False where the response was cut off.
-        examples: ``R``, what each answers.
-        responses: what stages see; rewards are shaped, and ``raw_rewards`` are not. All on the CPU.
-        timed_out: ``(R,)`` bool, the scorer took too long.
+        examples: ``R``, the example that each response answers.
+        responses: what stages see, on the CPU; ``rewards`` are shaped, ``raw_rewards`` are not.
+        timed_out: ``(R,)`` bool, True where a scorer exceeded its time limit.
         advantages: ``(R,)`` or ``(R, T)`` float32 on the CPU; None until they are estimated.
-        refused: rewards of all ranks that are NaN or Inf; then nothing is learnt from it.
+        refused: how many rewards of all ranks are NaN or Inf; unless it is 0, nothing is learnt from the rollout.
     """
 
     sequences: Sequences
@@ -65,7 +66,7 @@ class Rollout:
 
     @property
     def rewards(self) -> Tensor:
-        """``(R,)`` float64, as far as they are shaped."""
+        """``(R,)`` float64, as shaped so far."""
         return self.responses.rewards
 
     @property
@@ -79,11 +80,11 @@ class Rollout:
         return self.responses.group_ids
 
     def seen_by(self, needs: Set[str]) -> ResponseBatch:
-        """The responses with the evidence that a stage needs, as far as a sampler can know it."""
+        """The responses with those signals that a stage needs and that are known before learning."""
         return self.responses.knowing({name: self.signals[name].cpu() for name in needs & self.signals.keys()})
 
     def rows(self, rows: Tensor) -> Rollout:
-        """Some of the responses, cut to their own longest."""
+        """Some of the responses, cut to the longest of them."""
         there = rows.to(self.response_ids.device)
         sequences, responses = self.sequences.rows(there), self.responses.select(rows)
         length = sequences.response_ids.shape[1]
@@ -101,18 +102,18 @@ class Rollout:
         )
 
     def token_batch(self, rows: Tensor, *, live_ratio: bool) -> tuple[Sequences, TokenBatch]:
-        """A micro-batch: what is forwarded, and the evidence that the loss reads."""
+        """A micro-batch: the sequences to forward, and the evidence that the loss reads, on the device that sums it."""
         assert self.advantages is not None
         device = self.response_ids.device  # advantages and ids are on the CPU
-        there = rows.to(device)
+        there, home = rows.to(device), counting_device(device)
         sequences = self.sequences.rows(there)
         length = sequences.response_ids.shape[1]
-        cut = {name: values[there][:, :length] for name, values in self.signals.items()}
+        cut = {name: values[there][:, :length].to(home) for name, values in self.signals.items()}
         extra = {name: cut.pop(name) for name in cut.keys() - SIGNALS.keys() - {"old_logprobs", "logprobs"}}
         advantages = self.advantages[rows]
         return sequences, TokenBatch.from_padded(
-            response_mask=sequences.response_mask,
-            advantages=(advantages if advantages.ndim == 1 else advantages[:, :length]).to(device),
+            response_mask=sequences.response_mask.to(home),
+            advantages=(advantages if advantages.ndim == 1 else advantages[:, :length]).to(home),
             sequence_ids=self.sequence_ids[rows],
             group_ids=self.group_ids[rows],
             live_ratio=live_ratio,
@@ -121,7 +122,7 @@ class Rollout:
         )
 
     def answers(self) -> list[list[int]]:
-        """The tokens of each answer, those that a branch was given included."""
+        """The tokens of each answer, including those that a branch was given."""
         answers = []
         for row, given in enumerate(self.responses.given.tolist()):
             prompt = self.sequences.prompt_ids[row][self.sequences.prompt_mask[row]].tolist()
@@ -131,7 +132,7 @@ class Rollout:
 
     @classmethod
     def joined(cls, parts: Sequence[Rollout], pad_id: int) -> Rollout:
-        """All that was sampled, in the order in which it was."""
+        """All responses, in the order in which they were sampled."""
         if len(parts) == 1:
             return parts[0]
         sequences = Sequences.joined([part.sequences for part in parts], pad_id)
@@ -149,10 +150,10 @@ class Rollout:
             torch.cat([part.timed_out for part in parts]),
         )
 
-    # -- in a checkpoint: texts and examples are not saved, they follow from ids ---------------------------------------
+    # -- in a checkpoint: texts and examples are not saved, since they follow from ids ---------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything that is saved of it, on the CPU."""
+        """The tensors to save, on the CPU."""
         saved = {f"sequences/{part.name}": getattr(self.sequences, part.name) for part in fields(self.sequences)}
         saved |= {f"signals/{name}": values for name, values in self.signals.items()}
         saved |= {f"responses/{name}": values for name, values in self.responses.tensors().items()}
@@ -164,13 +165,13 @@ class Rollout:
     def from_tensors(
         cls, saved: Mapping[str, Tensor], limit: int, device: torch.device, example: Callable[[int], Example]
     ) -> Rollout:
-        """What :meth:`tensors` gave, without texts.
+        """The rollout whose :meth:`tensors` were saved, without texts.
 
         Args:
             saved: tensors by name.
-            limit: tokens that an answer may have.
+            limit: the maximum number of tokens of an answer.
             device: of sequences and signals.
-            example: what a prompt's number stands for.
+            example: returns the example of a prompt's number.
         """
 
         def under(prefix: str) -> dict[str, Tensor]:
@@ -192,16 +193,16 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come: all that a checkpoint holds besides weights and moments. Randomness derives from it.
+    """The progress of a run: all that a checkpoint holds besides weights and moments. Random numbers derive from it.
 
     Attributes:
-        rollouts: learnt from so far.
-        optimizer_steps: attempted so far, skipped and refused ones included; the schedule counts them.
-        made: rollouts made so far; those that are not learnt from yet wait in the queue.
-        drawn: prompts chosen so far.
+        rollouts: number of rollouts learnt from.
+        optimizer_steps: number of attempted optimizer steps, including skipped and refused ones, as in the schedule.
+        made: number of rollouts made; those not yet learnt from wait in the queue.
+        drawn: number of prompts chosen.
         objective: the state of the objective.
         stages: the states of the stages, by name.
-        queue: rollouts that wait, the oldest first.
+        queue: rollouts that wait, oldest first.
     """
 
     rollouts: int
@@ -213,20 +214,20 @@ class Progress:
     queue: tuple[Rollout, ...] = field(default=(), repr=False)
 
     def saved(self) -> dict[str, Any]:
-        """Plain numbers and tensors of all ranks; every rank calls it."""
+        """Numbers and tensors to save, with the rollouts of all ranks; every rank calls it."""
         saved = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         waiting = {str(index): _joined(gather_object([rollout.tensors()])) for index, rollout in enumerate(self.queue)}
         return {**saved, "stages": dict(self.stages), "queue": waiting}
 
     @classmethod
     def restored(cls, saved: Mapping[str, Any], rollout: Callable[[Mapping[str, Tensor]], Rollout]) -> Progress:
-        """What :meth:`saved` gave; ``rollout`` makes the rows of this rank a rollout again."""
+        """The progress that :meth:`saved` returned; ``rollout`` builds a rollout from the rows of this rank."""
         queue = saved["queue"]
         return cls(**{**saved, "queue": tuple(rollout(queue[str(index)]) for index in range(len(queue)))})
 
 
 def _joined(ranks: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The rollout of all ranks, in the order of the sequence ids."""
+    """The tensors of the rollout over all ranks, in the order of the sequence ids."""
     order = torch.cat([rank["responses/sequence_ids"] for rank in ranks]).argsort()
     whole = {"refused": ranks[0]["refused"]}
     for name in ranks[0].keys() - whole.keys():
@@ -242,13 +243,13 @@ def _joined(ranks: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def of_rank(whole: Mapping[str, Tensor], rank: int, world: int, *, slots: int, group: int) -> dict[str, Tensor]:
-    """The rows of one rank: whole groups go where the prompt in the same place of a rollout is sampled.
+    """The rows of one rank: a group goes to the rank that samples the prompt of its index in a rollout.
 
     Args:
-        whole: of all ranks.
-        rank: which rank.
-        world: of how many.
-        slots: group ids that a rollout has for responses to prompts.
+        whole: tensors of all ranks, by name.
+        rank: whose rows are returned.
+        world: the number of ranks.
+        slots: how many group ids a rollout reserves for prompts.
         group: responses per prompt.
     """
     ids = whole["responses/group_ids"]

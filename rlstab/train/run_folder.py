@@ -1,7 +1,7 @@
-"""The folder of a run: which process holds it, where the run goes on, and what replaces what.
+"""The folder of a run: its lock, the checkpoint to continue from, and the replacement of an earlier run.
 
-One process holds the folder, by a lock that dies with it. Nothing is moved or removed but what a run of rlstab wrote:
-the files that are named here, and the files that a checkpoint names.
+One process holds the folder, by a lock that the kernel releases when the process ends. Only files that a run of rlstab
+wrote are moved or removed: those that are named here, and those that a checkpoint names.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import rlstab
 from rlstab.config.document import Document, flat
 from rlstab.config.identity import is_neutral, run_hash
 from rlstab.config.objectives import objective_hash
+from rlstab.config.run_files import ABOUT, CHECKPOINTS, CONFIG, DUMP, METRICS, SAMPLES
 from rlstab.config.runs import RunConfig, dump_run
 from rlstab.config.user_code import changed_files, checksums, portable
 from rlstab.errors import CheckpointError, ConfigError
@@ -41,45 +42,44 @@ from rlstab.train import checkpoint
 from rlstab.train.checkpoint import filesystem_errors
 
 #: Files of one JSON object per line.
-JOURNALS = ("metrics.jsonl", "samples.jsonl")
+JOURNALS = (METRICS, SAMPLES)
 
-#: What a run writes beside its checkpoints and the folders of its trackers.
-FILES = ("config.yaml", *JOURNALS, "run.json")
+#: Files that a run writes, apart from its checkpoints and the folders of its trackers.
+FILES = (CONFIG, *JOURNALS, ABOUT)
 
-CHECKPOINTS, DUMP = "checkpoints", "dump"
 LOCK = ".lock"
 
-#: Where a run that is replaced waits for the first checkpoint of the new one.
+#: Where a replaced run is kept until the new run has a checkpoint.
 REPLACED = ".replaced"
 
-#: What a continued run may change although it counts: patterns of dotted paths.
+#: Settings that a resumed run may change although they affect the result: patterns of dotted paths.
 MAY_CHANGE = {"optimisation.rollouts", "engine.gather", "task.time_limit", "reward.*.time_limit"}
 
 
 class RunFolder:
-    """The folder of a run that this process holds.
+    """The folder of a run, locked by this process.
 
     Attributes:
         path: of the folder.
-        run_id: of the run, sixteen hexadecimal digits.
-        start: the checkpoint to continue from, or None.
+        run_id: sixteen hexadecimal digits.
+        start: the checkpoint to continue from; None for none.
     """
 
     def __init__(
         self, run: RunConfig, providers: Mapping[str, Any], say: Callable[[str], None], *, resume: bool, overwrite: bool
     ) -> None:
-        """Take hold of ``tracking.out`` and find out how to go on. Nothing in it changes before :meth:`begin`.
+        """Lock ``tracking.out`` and decide how to go on. Nothing in it changes before :meth:`begin`.
 
         Args:
-            run: its settings.
+            run: the settings.
             providers: names of user-defined functions.
-            say: is told what a user should know about what was there, a line each.
+            say: prints a line about what was found.
             resume: see :func:`rlstab.train.train`.
             overwrite: likewise.
 
         Raises:
-            ConfigError: it holds a run or files that are in the way, another process holds it, it cannot be written.
-            CheckpointError: the run in it cannot be continued.
+            ConfigError: the folder holds another run or files of another origin, is locked, or cannot be written.
+            CheckpointError: the run in the folder cannot be continued.
         """
         self.path, self._run, self._providers, self.say = Path(run.tracking.out), run, providers, say
         self.start: Path | None = None
@@ -92,7 +92,7 @@ class RunFolder:
             with filesystem_errors(self.path):
                 self._hold()
                 before = run_id_in(self.path)
-                moving = lexists(self.path / REPLACED) and run_id_in(self.path / REPLACED) is None  # a kill came
+                moving = lexists(self.path / REPLACED) and run_id_in(self.path / REPLACED) is None  # killed meanwhile
                 self._fresh = not resume or before is None or moving
                 if not (resume or overwrite) and (lexists(self.path / REPLACED) or _came_far(self.path)):
                     raise ConfigError(
@@ -106,7 +106,7 @@ class RunFolder:
             self.close()
             raise
 
-    # -- taking hold -------------------------------------------------------------------------------------------------
+    # -- the lock ----------------------------------------------------------------------------------------------------
 
     def _hold(self) -> None:
         try:
@@ -129,18 +129,18 @@ class RunFolder:
         (self.path / LOCK).write_text(f"process {os.getpid()} on {socket.gethostname()}")
 
     def close(self) -> None:
-        """Let go of the folder; what was made for a start that failed is gone."""
+        """Unlock the folder; after a failed start, remove the folders that it made."""
         if self._lock is None:
             return
         with suppress(OSError, ValueError):
-            if self._new_lock and not lexists(self.path / "run.json"):
+            if self._new_lock and not lexists(self.path / ABOUT):
                 (self.path / LOCK).unlink()
                 for folder in self._made:
                     folder.rmdir()
         self._lock.release()
 
     def _refuse_strangers(self, run_id: str | None) -> None:
-        """Nothing that this run will write may be there, unless a run of rlstab wrote it."""
+        """Refuse a folder with files that this run would write and that no run of rlstab wrote."""
         inside = self.path / CHECKPOINTS
         there = [name for name in FILES if lexists(self.path / name)]
         taken = [name for name in there if run_id is None or not (self.path / name).is_file()]
@@ -153,10 +153,10 @@ class RunFolder:
                 f"rlstab knows of wrote there. Move that away, or set another tracking.out."
             )
 
-    # -- going on ----------------------------------------------------------------------------------------------------
+    # -- resuming ----------------------------------------------------------------------------------------------------
 
     def _continue(self) -> None:
-        """Find the newest checkpoint that is whole, and see that it is of this run."""
+        """Find the newest whole checkpoint, and check that it belongs to this run."""
         damaged: list[str] = []
         for path in reversed(checkpoint.checkpoints(self.path / CHECKPOINTS)):
             if checkpoint.owner(path) not in (self.run_id, None):
@@ -175,25 +175,25 @@ class RunFolder:
             raise CheckpointError(
                 f"{self.path} has no whole checkpoint: {'; '.join(damaged)}. Restore one, or start over by --overwrite."
             )
-        if read_json(self.path / "run.json").get("saved"):
+        if read_json(self.path / ABOUT).get("saved"):
             raise CheckpointError(
                 f"{self.path} had checkpoints, which are gone. Restore one from a copy, or start over by --overwrite."
             )
-        config = self.path / "config.yaml"
+        config = self.path / CONFIG
         self._require_same({"settings": Document.read(config).data} if config.is_file() else {})
 
     def _require_same(self, before: Mapping[str, Any]) -> None:
-        """A run continues with the settings and the user-defined functions that it began with."""
+        """Refuse to continue a run with other settings or user-defined functions than it began with."""
         now = {"settings": self._run.model_dump(mode="json"), "providers": dict(self._providers)}
-        # with staleness the last rollouts were made earlier, so a longer run is another run
+        # with staleness rollouts are made ahead, but not beyond the last: a longer run would differ
         fixed = {"optimisation.rollouts"} if self._run.rollout.staleness else set()
         for key in now.keys() & before.keys():
             difference = _difference(portable(before[key]), portable(now[key]), MAY_CHANGE - fixed)
             if difference is not None:
-                place, was, wanted = difference
+                path, was, wanted = difference
                 raise CheckpointError(
-                    f"{self.path} was started with {place or key} = {was!r}, which is {wanted!r} now. Resume with "
-                    f"{self.path / 'config.yaml'} and the same functions, or start over in another tracking.out."
+                    f"{self.path} was started with {path or key} = {was!r}, which is {wanted!r} now. Resume with "
+                    f"{self.path / CONFIG} and the same functions, or start over in another tracking.out."
                 )
         for text in changed_files(before.get("code", {}), checksums(now["settings"])):
             self.say(text)
@@ -208,10 +208,10 @@ class RunFolder:
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def begin(self, about: Mapping[str, Any]) -> None:
-        """Make the folder that of this run: what it replaces is moved aside, and its settings are written.
+        """Make the folder that of this run: move a run that it replaces aside, and write the settings.
 
         Args:
-            about: what ``run.json`` says beside the identity.
+            about: further entries of ``run.json``.
         """
         with filesystem_errors(self.path):
             if self._fresh:
@@ -223,16 +223,16 @@ class RunFolder:
             for name in JOURNALS:
                 _cut_after(self.path / name, last)
             known = self.identity()
-            del known["settings"]  # which config.yaml has
+            del known["settings"]  # they are in config.yaml
             self._about = {**known, "saved": self.start is not None, **about}
-            replace_file(self.path / "run.json", json.dumps(self._about, indent=1))
-            replace_file(self.path / "config.yaml", dump_run(self._run))
+            replace_file(self.path / ABOUT, json.dumps(self._about, indent=1))
+            replace_file(self.path / CONFIG, dump_run(self._run))
 
     def _make_room(self) -> None:
-        """Move the run that was here aside, with ``run.json`` last; remove one without a checkpoint or a record."""
+        """Move the earlier run aside, ``run.json`` last; remove one that has no checkpoint and no record."""
         aside, inside = self.path / REPLACED, self.path / CHECKPOINTS
         if run_id_in(aside) is not None:
-            if not checkpoint.checkpoints(inside):  # the run that is here replaced that one, and came to nothing
+            if not checkpoint.checkpoints(inside):  # the run here replaced the one aside, and has no checkpoint
                 clear(self.path)
                 return
             self.forget_replaced()
@@ -243,14 +243,14 @@ class RunFolder:
         for path in checkpoint.checkpoints(inside):
             if checkpoint.owner(path) is not None:
                 (aside / CHECKPOINTS).mkdir(exist_ok=True)
-                shutil.move(path, aside / CHECKPOINTS / path.name)  # `checkpoints` may lead to another disk
+                shutil.move(path, aside / CHECKPOINTS / path.name)  # `checkpoints` may be a link to another disk
         for name in (DUMP, *FILES):
             if lexists(self.path / name):
                 (self.path / name).rename(aside / name)
         self.say(f"the run that was here waits in {aside} for the first checkpoint of this one")
 
     def append(self, name: str, lines: str) -> None:
-        """Append whole lines to a journal, by one call to the system, so that a reader sees whole lines.
+        """Append lines to a journal in one system call, so that readers see whole lines.
 
         Raises:
             ConfigError: the file cannot be written.
@@ -261,7 +261,7 @@ class RunFolder:
                 rest = rest[file.write(rest) or 0 :]
 
     def identity(self) -> dict[str, Any]:
-        """What its checkpoints say of this run."""
+        """The entries about this run in its checkpoints."""
         settings = self._run.model_dump(mode="json")
         return {
             "run_id": self.run_id,
@@ -272,18 +272,18 @@ class RunFolder:
         }
 
     def keep_newest(self, saved: Path) -> None:
-        """Remove the oldest checkpoints; damaged ones may be of later rollouts, and stay."""
+        """Remove the oldest checkpoints; damaged ones of later rollouts stay."""
         with filesystem_errors(self.path, CheckpointError):
             if not self._about["saved"]:
                 self._about["saved"] = True
-                replace_file(self.path / "run.json", json.dumps(self._about, indent=1))
+                replace_file(self.path / ABOUT, json.dumps(self._about, indent=1))
             paths = [path for path in checkpoint.checkpoints(saved.parent) if checkpoint.owner(path) == self.run_id]
             until = [path for path in paths if checkpoint.number(path) <= checkpoint.number(saved)]
             for path in until[: -self._run.tracking.keep_checkpoints]:
                 checkpoint.remove(path)
 
     def forget_replaced(self) -> None:
-        """Remove the run that was here before this one."""
+        """Remove the run that this one replaced."""
         with filesystem_errors(self.path):
             aside = self.path / REPLACED
             if lexists(aside):
@@ -295,13 +295,13 @@ class RunFolder:
 
 
 def describe(run: RunConfig, accelerator: Accelerator, rewards: Rewards, engine: str) -> dict[str, Any]:
-    """What ``run.json`` says of a run beside its identity: versions, the machine, and what took part.
+    """Entries of ``run.json`` beyond the identity of the run: versions, the machine, processes and rewards.
 
     Args:
-        run: its settings.
+        run: the settings.
         accelerator: of this process.
-        rewards: that are measured.
-        engine: in words.
+        rewards: by which responses are scored.
+        engine: the name of the engine and the number of processes.
     """
     return {
         "objective_hash": objective_hash(run.composition),
@@ -319,13 +319,13 @@ def describe(run: RunConfig, accelerator: Accelerator, rewards: Rewards, engine:
 
 
 def run_id_in(folder: Path) -> str | None:
-    """The id of the run that a folder holds; None where there is none."""
-    run_id = read_json(folder / "run.json").get("run_id")
+    """The id of the run in a folder; None if there is none."""
+    run_id = read_json(folder / ABOUT).get("run_id")
     return run_id if isinstance(run_id, str) else None
 
 
 def clear(folder: Path) -> None:
-    """Remove what a run wrote in a folder; where no run did, nothing."""
+    """Remove the files that a run wrote in a folder; without a run, nothing is removed."""
     if run_id_in(folder) is None:
         return
     inside = folder / CHECKPOINTS
@@ -335,19 +335,19 @@ def clear(folder: Path) -> None:
     with suppress(OSError):
         inside.rmdir()
     remove_dump(folder / DUMP)
-    for name in FILES:  # run.json last, so that after a kill the rest can be removed
+    for name in FILES:  # run.json last: after a kill it marks the rest as removable
         (folder / name).unlink(missing_ok=True)
 
 
 def _came_far(folder: Path) -> bool:
-    """Whether there is a run that came as far as a record or a checkpoint."""
+    """Whether a folder holds a run with a record or a checkpoint."""
     records = folder / JOURNALS[0]
     started = bool(checkpoint.checkpoints(folder / CHECKPOINTS)) or (records.is_file() and records.stat().st_size > 0)
     return started and run_id_in(folder) is not None
 
 
 def _difference(before: Any, now: Any, free: Set[str]) -> tuple[str, Any, Any] | None:
-    """The first setting that differs and has to stay: its path, what it was, and what it is."""
+    """The first difference in a setting that must not change: its path, the earlier and the present value."""
     was, wanted = flat(before), flat(now)
     for path in sorted(was.keys() | wanted.keys()):
         may_change = is_neutral(path, was) or any(fnmatchcase(path, pattern) for pattern in free)
@@ -360,7 +360,7 @@ def _difference(before: Any, now: Any, free: Set[str]) -> tuple[str, Any, Any] |
 
 
 def line(record: Mapping[str, Any]) -> str:
-    """A record as a line of JSON, which has no NaN and no Inf: such a number is null."""
+    """A record as a line of JSON; numbers that are NaN or Inf, which JSON lacks, become null."""
     plain = {
         key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in record.items()
     }
@@ -368,7 +368,7 @@ def line(record: Mapping[str, Any]) -> str:
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """The records of ``metrics.jsonl``, numbers alone; lines that cannot be read are left out."""
+    """The numbers in the records of ``metrics.jsonl``; unreadable lines are left out."""
     records = [_record(text) for text in _lines(path)]
     return [
         {key: value for key, value in record.items() if isinstance(value, int | float)}
@@ -378,9 +378,9 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 
 def _cut_after(path: Path, last: int) -> None:
-    """Remove the records after a rollout, and what a kill left of a line, by writing the file anew.
+    """Remove records of later rollouts and a line that a kill cut off, by replacing the file.
 
-    Lines that cannot be read stay where a record follows that stays.
+    Unreadable lines stay if a record that stays follows them.
     """
     kept, pending = b"", b""
     for text in _lines(path):
@@ -396,7 +396,7 @@ def _cut_after(path: Path, last: int) -> None:
 def _lines(path: Path) -> Iterable[bytes]:
     if path.is_file():
         with path.open("rb") as file:
-            yield from (text for text in file if text.endswith(b"\n"))  # a last line without its end was cut off
+            yield from (text for text in file if text.endswith(b"\n"))  # a line without a newline was cut off
 
 
 def _record(text: bytes) -> dict[str, Any] | None:

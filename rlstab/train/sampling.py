@@ -1,4 +1,4 @@
-"""Sampling: responses in batches with a KV cache that yields the signals from the logits that it has anyway."""
+"""Sampling: responses in batches, with a KV cache, and signals from the same logits as the tokens."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 from transformers import DynamicCache
 
 from rlstab.config.settings import RolloutSettings
+from rlstab.core.devices import counting_device
 from rlstab.core.random import uniform
 from rlstab.errors import DataError, ModelError
 from rlstab.hub import first_line
@@ -22,10 +23,10 @@ from rlstab.signals import token_signals_from_logits
 from rlstab.tasks import Example
 from rlstab.train.rollout import Rollout
 
-#: Finished responses leave the batch when at most this share of it is still growing.
+#: Finished responses leave the batch once at most this share of it is unfinished.
 RETIRE = 0.75
 
-#: Tokens that are read for a stop text beyond the number of its bytes.
+#: To find a stop text, this many more tokens are decoded than it has bytes.
 SPARE = 4
 
 
@@ -44,29 +45,29 @@ def sample(
     skip_special_tokens: bool = True,
     on_texts: Callable[[int, list[str], list[str]], None] | None = None,
 ) -> Rollout:
-    """Sample one response to each example from the whole distribution.
+    """Sample one response to each example from the full distribution.
 
-    Each token is drawn by inverting the distribution function at a number that depends on ``(seed, sequence id,
-    position)`` alone, so a response does not depend on the batch or the rank in which it is sampled. A prompt that
-    occurs several times in a batch is read once.
+    Each token is drawn by inverting the distribution function at a random number that depends only on ``(seed, sequence
+    id, position)``, so a response does not depend on its batch or rank. A prompt that occurs several times in a batch
+    is forwarded once.
 
     Args:
         policy: the model to sample from.
         examples: one per response; repeat an example for a group.
-        sequence_ids: ``(R,)`` int64, identities of the responses.
+        sequence_ids: ``(R,)`` int64, ids of the responses.
         settings: length, temperature, batch size, stop texts.
-        given: for each response, the tokens that its answer begins with, which become a part of its prompt; the answer
-            as a whole has ``settings.max_new_tokens``, and its text begins with theirs.
+        given: for each response the tokens that its answer begins with, which become part of its prompt. They count
+            towards ``settings.max_new_tokens``, and the text of the answer includes them.
         seed: of the run or of the evaluation.
         needs: signals to return.
         options: numbers that define signals, such as ``min_p``.
-        greedy: take the likeliest token instead.
-        skip_special_tokens: leave special tokens, EOS among them, out of the texts.
+        greedy: take the most probable token instead.
+        skip_special_tokens: leave special tokens, including EOS, out of the texts.
         on_texts: called after each batch with the index of its first response, the texts, and the texts with all
-            special tokens in them, so that they can be scored while the next batch is sampled.
+            special tokens, so that they can be scored while the next batch is sampled.
 
     Returns:
-        sequences, signals at the sampling temperature, texts and which responses ended; nothing is scored yet.
+        sequences, signals at the sampling temperature, texts, and which responses ended; without scores.
 
     Raises:
         DataError: a prompt does not fit the model.
@@ -121,7 +122,7 @@ def sample(
 
 @dataclass(frozen=True)
 class _Decoded:
-    """``(R, T)`` tokens, which of them count, and signals; ``(R,)`` which responses ended by themselves."""
+    """``(R, T)`` tokens, their mask and signals; ``(R,)`` which responses ended by an EOS or a stop text."""
 
     tokens: Tensor
     mask: Tensor
@@ -147,14 +148,14 @@ class _Decoder:
         room: Tensor,
         begun: Sequence[Sequence[int]],
     ) -> _Decoded:
-        """Decode one response for each entry of ``prompt``, together.
+        """Decode one response for each entry of ``prompt``, as one batch.
 
         Args:
-            prompt_ids: ``(U, P)`` int64, different prompts.
+            prompt_ids: ``(U, P)`` int64, distinct prompts.
             prompt_mask: ``(U, P)`` bool.
             prompt: ``(R,)`` int64, the row of each response's prompt.
             sequence_ids: ``(R,)`` int64.
-            room: ``(R,)`` int64, tokens that each response may have.
+            room: ``(R,)`` int64, the maximum number of tokens of each response.
             begun: ``R`` lists, the tokens that the answers begin with.
         """
         policy, device, count = self.policy, self.policy.device, prompt.numel()
@@ -166,24 +167,26 @@ class _Decoder:
             {name: torch.zeros((count, longest), device=device) for name in self.names},
             torch.zeros(count, dtype=torch.bool, device=device),
         )
-        # reading a number off a GPU makes it wait, so there finished responses are looked for now and then
-        interval = 8 if device.type == "cuda" else 1
+        # reading a number from an accelerator waits for it, so there finished responses are looked for every few steps
+        interval = 1 if device.type == "cpu" else 8
+        end_ids = torch.tensor(sorted(policy.eos_ids), device=device)
         cache = DynamicCache(config=policy.model.config)
         tokens, mask = prompt_ids[read], prompt_mask[read]
         positions = position_ids(mask)
-        rows = torch.arange(count, device=device)  # the responses that are decoded, in the order of the cache
-        draws = uniform(self.seed, sequence_ids.to(device).unsqueeze(-1), torch.arange(longest, device=device))
+        rows = torch.arange(count, device=device)  # responses in the batch, in the order of the cache
+        home = counting_device(device)
+        draws = uniform(self.seed, sequence_ids.to(home).unsqueeze(-1), torch.arange(longest, device=home))
         with policy.autocast():
             for step in range(longest):
                 logits = policy.next_logits(
                     input_ids=tokens, attention_mask=mask.long(), position_ids=positions, past_key_values=cache
                 ).logits[:, -1]
-                if step == 0:  # each prompt was read once; from here on every response has a row
+                if step == 0:  # each prompt was forwarded once; now every response gets a row
                     cache.reorder_cache(prompt_read)
                     logits, mask, positions = logits[prompt_read], mask[prompt_read], positions[prompt_read]
                 growing = ~out.ended[rows] & (step < room[rows])
-                chosen = self._token(logits.float(), draws[rows, step], step, out, rows, growing)
-                out.ended[rows] |= growing & self._ends(chosen, out.tokens[:, : step + 1], rows, begun)
+                chosen = self._token(logits.float(), draws[rows.to(home), step], step, out, rows, growing)
+                out.ended[rows] |= growing & self._ends(chosen, end_ids, out.tokens[:, : step + 1], rows, begun)
                 tokens, positions = chosen.unsqueeze(-1), positions[:, -1:] + 1
                 mask = torch.cat([mask, growing.unsqueeze(-1)], dim=1)
                 if (step + 1) % interval == 0:
@@ -191,7 +194,7 @@ class _Decoder:
                     if left.numel() == 0:
                         break
                     if left.numel() <= RETIRE * rows.numel():
-                        cache.reorder_cache(left)  # type: ignore[arg-type]  # it asks for the LongTensor of old
+                        cache.reorder_cache(left)  # type: ignore[arg-type]  # its annotation is the legacy LongTensor
                         rows, tokens, positions, mask = rows[left], tokens[left], positions[left], mask[left]
         length = int(out.mask.any(0).sum())
         return _Decoded(
@@ -202,7 +205,7 @@ class _Decoder:
         )
 
     def _token(self, logits: Tensor, draw: Tensor, step: int, out: _Decoded, rows: Tensor, growing: Tensor) -> Tensor:
-        """Draw a token for some rows, and write it and its signals where a row still grows."""
+        """Draw a token for some rows, and write it and its signals where the row is unfinished."""
         temperature = self.settings.temperature
         chosen = logits.argmax(-1) if self.greedy else _invert(torch.softmax(logits / temperature, dim=-1), draw)
         signals = token_signals_from_logits(
@@ -219,13 +222,15 @@ class _Decoder:
             out.signals[name][rows, step] = torch.where(growing, getattr(signals, name), 0.0)
         return chosen
 
-    def _ends(self, chosen: Tensor, sampled: Tensor, rows: Tensor, begun: Sequence[Sequence[int]]) -> Tensor:
-        """Which of some rows the token that was chosen ends: it is an EOS token, or completes a stop text.
+    def _ends(
+        self, chosen: Tensor, end_ids: Tensor, sampled: Tensor, rows: Tensor, begun: Sequence[Sequence[int]]
+    ) -> Tensor:
+        """Which rows end with the chosen token: it is an EOS token, or completes a stop text.
 
-        A stop text may begin inside a token, also one that the answer was given, and special tokens are text here. A
-        token has at least one byte, but for a few, such as a blank that a decoder strips before the first token.
+        A stop text may begin inside a token, or in the tokens that the answer was given, and it may contain special
+        tokens. All but a few tokens have at least one byte; an exception is a space that a decoder strips at the start.
         """
-        ends = torch.isin(chosen, torch.tensor(sorted(self.policy.eos_ids), device=chosen.device))
+        ends = torch.isin(chosen, end_ids)
         if self.settings.stop is None:
             return ends
         window = max(len(stop.encode()) for stop in self.settings.stop) + SPARE
@@ -236,15 +241,16 @@ class _Decoder:
         return ends | torch.tensor(stopped, device=chosen.device)
 
 
-#: Columns of the vocabulary that are summed first, when a token is drawn.
+#: How many columns of the vocabulary are summed as a block to draw a token.
 BLOCK = 256
 
 
 def _invert(probabilities: Tensor, draw: Tensor) -> Tensor:
-    """The first token at which the distribution function exceeds the draw: never one of probability 0.
+    """The first token at which the distribution function exceeds the draw, which never has probability 0.
 
-    Sums of blocks find the block, then the tokens of that block alone are summed one by one.
+    Sums of blocks determine the block, and only the tokens of this block are summed one by one.
     """
+    device, probabilities = probabilities.device, probabilities.to(draw.device)
     vocab = probabilities.shape[-1]
     width = min(BLOCK, vocab)
     blocks = rearrange(pad(probabilities, (0, -vocab % width)), "r (b w) -> r b w", w=width)
@@ -253,16 +259,16 @@ def _invert(probabilities: Tensor, draw: Tensor) -> Tensor:
     block = torch.searchsorted(edges, target, right=True).clamp(max=edges.shape[-1] - 1)
     before = torch.where(block > 0, edges.gather(1, (block - 1).clamp(min=0)), 0.0)
     inside = blocks[torch.arange(len(blocks), device=block.device), block.squeeze(-1)].double().cumsum(-1) + before
-    # the sum of a block may round below its edge: then its last token of positive probability is meant
+    # rounding may put the sum of a block below its edge: then take its last token of positive probability
     last = (inside < inside[:, -1:]).sum(-1, keepdim=True)
     token = torch.minimum(torch.searchsorted(inside, target, right=True), last)
-    return (block * width + token).squeeze(-1).clamp(max=vocab - 1)
+    return (block * width + token).squeeze(-1).clamp(max=vocab - 1).to(device)
 
 
-# -- whether a model decodes as it is asked to -----------------------------------------------------------------------
+# -- whether the log-probs of decoding are those of a forward --------------------------------------------------------
 
-#: Log-probs agree to this share of the largest logit. A correct cache differs by rounding error; a wrong one by about
-#: the size of the logits.
+#: Log-probs must agree to this share of the largest logit. A correct cache differs by rounding error; a wrong one by
+#: about the size of the logits.
 AGREEMENT = 0.003
 
 _TAKE = "Take a model with attention over a cache that transformers' DynamicCache holds, such as Llama, Qwen or Gemma."
@@ -270,13 +276,13 @@ _TAKE = "Take a model with attention over a cache that transformers' DynamicCach
 
 @torch.no_grad()
 def require_decoding(policy: Policy, name: str, example: Example, settings: RolloutSettings) -> None:
-    """Sample a few tokens and compare with one forward over each response alone, before a run begins.
+    """Sample a few tokens before a run begins, and compare their log-probs with a forward over each response.
 
-    Prompts of two lengths, a prompt that is read once for two responses, a response that leaves the batch. A model that
-    keeps its state elsewhere than in the cache, or reads padding, would sample from another policy than it learns.
+    The batch has prompts of two lengths, one of them shared by two responses, and a response that leaves early. A model
+    that keeps state outside the cache, or reads padding, would sample from another policy than the one that learns.
 
     Raises:
-        ModelError: the model cannot decode so, or its log-probs are others.
+        ModelError: the model cannot decode with a cache, or its log-probs differ.
     """
     policy, length = replace(policy, precision="fp32"), min(8, settings.max_new_tokens)
     given, rows = [[], [], list(range(1, 1 + length // 2))], torch.arange(3)
@@ -287,12 +293,12 @@ def require_decoding(policy: Policy, name: str, example: Example, settings: Roll
         largest = float(policy.model(input_ids=rollout.sequences.prompt_ids[-1:], use_cache=False).logits.abs().max())
     except DataError:
         raise
-    except Exception as error:  # models refuse arguments that they do not know in every way
+    except Exception as error:  # models raise errors of many types for unknown arguments
         raise ModelError(
             f"'{name}' cannot decode with a cache of keys and values: {first_line(error)}. {_TAKE}"
         ) from error
     gap = float((rollout.signals["logprobs"] - forward["logprobs"]).abs().max())
-    if gap * settings.temperature > AGREEMENT * largest:  # NaN weights pass: the first step refuses them by their name
+    if gap * settings.temperature > AGREEMENT * largest:  # NaN weights pass: the first step names them
         raise ModelError(
             f"'{name}' gives other log-probs when it decodes with a cache and padded prompts than in one forward, by "
             f"up to {gap:.3g} nats: it would sample from another policy than it learns. {_TAKE}"

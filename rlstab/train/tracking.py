@@ -1,6 +1,6 @@
-"""What a run tells of itself: metrics over all ranks, trackers, a progress bar, and a table at the end.
+"""Metrics over all ranks, trackers, a progress bar, and a table at the end of a run.
 
-Trackers are accelerate's: wandb and TensorBoard on request.
+The trackers are those of accelerate: wandb and TensorBoard.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from rlstab.core.stats import Mean
 from rlstab.errors import ConfigError
 from rlstab.hub import first_line
 
-#: A scalar; a tensor stays on its device until the metrics are collected, so that nothing waits for it.
+#: A scalar. A tensor stays on its device until the metrics are collected, so that nothing waits for kernels.
 Number: TypeAlias = float | Tensor
 
-#: What a rollout recorded: a line of ``metrics.jsonl``.
+#: A record of a rollout: a line of ``metrics.jsonl``.
 Values: TypeAlias = Mapping[str, Any]
 
 
 @dataclass
 class Metrics:
-    """Metrics of one rollout by name, which merge over micro-batches, optimizer steps and ranks; seconds by phase."""
+    """Metrics of one rollout by name, merged over micro-batches, optimizer steps and ranks, and seconds by phase."""
 
     means: RunningMeans = field(default_factory=RunningMeans)
     sums: dict[str, float] = field(default_factory=dict)
@@ -46,11 +46,11 @@ class Metrics:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def mean(self, name: str, total: Number, count: Number) -> None:
-        """Add to a mean."""
+        """Add a total and a count to a mean."""
         self.means.add({name: Mean(*(torch.as_tensor(number, dtype=torch.float64) for number in (total, count)))})
 
     def report(self, report: Mapping[str, Mean]) -> None:
-        """Add the report of a loss."""
+        """Add the report of a loss or a stage."""
         self.means.add(report)
 
     def add(self, name: str, value: float) -> None:
@@ -58,7 +58,7 @@ class Metrics:
         self.sums[name] = self.sums.get(name, 0.0) + value
 
     def count(self, name: str, times: int = 1) -> None:
-        """Count an event that every rank sees."""
+        """Count an event that occurs on every rank at once."""
         self.counts[name] = self.counts.get(name, 0) + times
 
     def highest(self, name: str, value: Number) -> None:
@@ -68,7 +68,7 @@ class Metrics:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time a phase, in seconds of wall time."""
+        """Add the wall time inside to a phase, in seconds."""
         start = time.perf_counter()
         try:
             yield
@@ -76,7 +76,7 @@ class Metrics:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
     def collect(self) -> dict[str, float]:
-        """The metrics over all ranks; means nothing was counted for are left out. Every rank calls it."""
+        """The metrics over all ranks, without means whose count is 0. Every rank calls it."""
         largest_here = {name: float(value) for name, value in self.largest.items()}
         ranks, whole = gather_object([(self.means.take(), self.sums, largest_here)]), Metrics()
         for _, sums, largest in ranks:
@@ -97,9 +97,9 @@ class Metrics:
 
 
 def start_trackers(accelerator: Accelerator, run: RunConfig, console: Console, run_id: str) -> None:
-    """Open the trackers of a run. wandb follows its own settings; without a login it is offline.
+    """Open the trackers of a run. wandb follows its own settings, and is offline without a login.
 
-    A run that is resumed continues its run of wandb, unless the environment names another one.
+    A resumed run continues its wandb run, unless the environment names another one.
 
     Raises:
         ConfigError: a tracker does not start.
@@ -111,39 +111,39 @@ def start_trackers(accelerator: Accelerator, run: RunConfig, console: Console, r
     try:
         if "wandb" in names and not _wandb_is_configured():
             options["mode"] = "offline"
-            console.print("wandb: offline, for no login was found. Run `wandb login`, or later `wandb sync`.")
+            console.print("wandb: offline, since no login was found. Run `wandb login`, or later `wandb sync`.")
         settings = flat(run.model_dump(mode="json"))
         accelerator.init_trackers(run.tracking.project, settings, init_kwargs={"wandb": options})
-    except Exception as error:  # foreign code that reads files and calls servers
+    except Exception as error:  # code of other packages, which reads files and calls servers
         raise ConfigError(
-            f"tracking.trackers: one of {', '.join(names)} does not start: {first_line(error)}. Mend or remove it."
+            f"tracking.trackers: one of {', '.join(names)} does not start: {first_line(error)}. Fix or remove it."
         ) from error
 
 
 def _wandb_is_configured() -> bool:
-    import wandb  # slow, and only for those who ask for it
+    import wandb  # slow to import
 
     return bool(wandb.api.api_key or os.environ.keys() & {"WANDB_MODE", "WANDB_IDENTITY_TOKEN_FILE"})
 
 
-# -- what a person sees ----------------------------------------------------------------------------------------------
+# -- progress on the console -----------------------------------------------------------------------------------------
 
-#: Seconds from one line to the next where there is no terminal.
+#: Seconds between lines where the console is not a terminal.
 INTERVAL = 30.0
 
-#: So many rollouts in a row without a gradient are worth a word: such a run goes on to its end.
+#: After this many consecutive rollouts without a gradient a note is printed; the run goes on.
 IDLE = 10
 
 _SHOWN = {"reward": "reward/mean", "entropy": "tokens/entropy", "grad": "gradient/norm", "kept": "tokens/kept"}
 
 
 class ProgressBar(bars.Progress):
-    """A progress bar with the most telling numbers; where the console is not a terminal, a line now and then.
+    """A progress bar with the most important metrics; if the console is not a terminal, a line at intervals.
 
     Args:
         console: where it is printed.
         total: rollouts of the run.
-        done: of them, before this process.
+        done: rollouts that were learnt before this process started.
         shown: False on all ranks but one.
     """
 
@@ -155,7 +155,7 @@ class ProgressBar(bars.Progress):
         self._task = self.add_task("", total=total, completed=done)
 
     def show(self, rollout: int, values: Values) -> None:
-        """Move to ``rollout`` and show its metrics; the last evaluation stays."""
+        """Move to ``rollout`` and show its metrics and the latest evaluation."""
         if "eval/mean" in values:
             self._evaluated = f" held-out {values['eval/mean']:.3f}"
         parts = [f"{label} {values[name]:.3f}" for label, name in _SHOWN.items() if name in values]
@@ -178,7 +178,7 @@ class ProgressBar(bars.Progress):
 
 
 def summary_table(records: Sequence[Values]) -> RenderableType:
-    """Each metric at the start and at the end: means over the first and the last tenth of the records that have it.
+    """Each metric at the start and at the end: means over the first and last tenth of the records that have it.
 
     Args:
         records: lines of ``metrics.jsonl``.

@@ -113,7 +113,7 @@ def test_ranks_that_read_different_objectives_are_refused(tmp_path: Path, monkey
 
 def test_a_rollout_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     """Two corrections for the sampler, and a column that verl's configuration promised."""
-    with pytest.raises(ConfigError, match=r"'importance_correction' corrects .*rollout_is=null"):
+    with pytest.raises(ConfigError, match=r"'importance_correction' and .*rollout_is=null"):
         run(tmp_path, [CLIP, {"name": "importance_correction"}], rolled={"weights": True}, updates=1)
     with pytest.raises(MissingSignal, match=r"'rollout_logprobs', .*calculate_log_probs=true"):
         run(tmp_path, [CLIP, {"name": "mismatch"}], rolled={"without": ["rollout_log_probs"]}, updates=1)

@@ -6,7 +6,7 @@ import torch
 from rlstab import STARE, ClipHigher, EntropyBonus, KLPenalty, LpReg, S2TMask, SequenceMean, compose, make_plan
 from tests.core.methods import Unweighted
 from tests.core.steps import batch_of, live_of, random_rows
-from tests.device import Device
+from tests.device.launches import Device
 
 ROWS = random_rows(11, [3, 5, 0, 7, 4])
 
@@ -18,16 +18,19 @@ GATES = (Unweighted(), LpReg(form="code", share=0.4), ClipHigher(dual_clip=3.0))
 @pytest.mark.parametrize(
     ("methods", "most"),
     [
-        ((ClipHigher(),), (26, 51, 8)),
-        ((ClipHigher(), S2TMask(), STARE()), (83, 53, 8)),
-        ((ClipHigher(dual_clip=3.0), S2TMask(), STARE()), (83, 59, 8)),
-        (ALL, (85, 98, 16)),
-        (GATES, (50, 110, 17)),
+        ((ClipHigher(),), (26, 61, 8)),
+        ((ClipHigher(), S2TMask(), STARE()), (83, 62, 8)),
+        ((ClipHigher(dual_clip=3.0), S2TMask(), STARE()), (83, 68, 8)),
+        (ALL, (85, 108, 16)),
+        (GATES, (50, 120, 17)),
     ],
     ids=["clip", "clip, S2T, STARE", "dual clip, S2T, STARE", "penalties too", "gates, exempt tokens"],
 )
 def test_the_loss_and_its_backward_wait_for_nothing_and_launch_little(methods, most):
-    """No more than today; a larger number needs a reason: six in a loss count log-probs above 0."""
+    """No more than today; a larger number needs a reason.
+
+    In a loss six count log-probs above 0, and ten the entropies that are not finite.
+    """
     batch, device = batch_of(ROWS), Device()
     with device("plan", may_wait=True):
         plan = make_plan(compose(*methods), [batch])

@@ -26,6 +26,8 @@ from rlstab.models import SHIPPED
 from rlstab.record import ACTIONS, trace
 from rlstab.replay import Step, read_dump
 from rlstab.replay.effects import effect_of, every_objective, run_coefficients
+from rlstab.stages.response_batch import ResponseBatch
+from rlstab.stages.stage import AdvantageEstimator
 from rlstab.train import train
 from rlstab.zoo.kl import KLPenalty
 from rlstab.zoo.lp_reg import LpReg
@@ -57,6 +59,15 @@ class Everything(TokenObjective):
         return Terms()
 
 
+class ByNumber(AdvantageEstimator):
+    """Advantages of several sizes and both signs, whatever the rewards."""
+
+    name = "by_number"
+
+    def advantages(self, responses: ResponseBatch, stat: object, state: object) -> Tensor:
+        return (responses.sequence_ids * 7 % 5 - 2) / 2
+
+
 def own(folder: Path, objective: TokenObjective, dumped: bool) -> None:
     """Our own trainer: two optimizer steps of three micro-batches; the sampler's weights are a little off."""
     run = small(
@@ -64,6 +75,7 @@ def own(folder: Path, objective: TokenObjective, dumped: bool) -> None:
         ["kl", "lp_reg", {"name": f"{__file__}:Everything"}] if dumped else dump_objective(objective),
         task={"name": "chain", "terms": 3},
         model={"name": str(SHIPPED["chain-tiny"]), "reference": str(SHIPPED["countdown-tiny"])},
+        stages=[{"name": f"{__file__}:ByNumber"}],
         rollout__prompts=4,
         rollout__max_new_tokens=40,
         rollout__weight_noise=0.05,
@@ -72,7 +84,7 @@ def own(folder: Path, objective: TokenObjective, dumped: bool) -> None:
         optimisation__refresh="step",
         tracking__dump_every=int(dumped),
     )
-    train(run, advantages=lambda rollout: (rollout.sequence_ids * 7 % 5 - 2) / 2, console=Console(file=io.StringIO()))
+    train(run, console=Console(file=io.StringIO()))
 
 
 def trl(folder: Path, objective: TokenObjective, dumped: bool) -> None:

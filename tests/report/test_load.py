@@ -26,7 +26,7 @@ from rlstab.report.load import load_runs
 from rlstab.report.results_file import export_results
 from rlstab.report.runs import Loaded, RunRecord
 from rlstab.train.run_folder import RunFolder
-from tests.report.conftest import CLIP, S2T, place_run, write_bench, write_run
+from tests.report.conftest import CLIP, OBJECTIVES, S2T, place_run, write_bench, write_run
 from tests.train.runs import small
 
 
@@ -238,9 +238,10 @@ def test_a_results_file_gives_equal_statistics(folder: str, tmp_path: Path, requ
     path: Path = request.getfixturevalue(folder)
     if folder == "bench":  # a partial last bin, a missing metric, a run that failed, counts
         place = {"bench": "entropy", "setting": "default", "seed": 7}
-        write_run(path / "runs/default/grpo/seed-7", seed=7, rollouts=57, evaluate=False)
+        write_run(path / "runs/default/grpo/seed-7", objective=OBJECTIVES["grpo"], seed=7, done=57, evaluate=False)
         place_run(path / "runs/default/grpo/seed-7", method="grpo", **place)
-        write_run(path / "runs/default/s2t/seed-7", seed=7, done=33, changes={"optimizer_steps/refused": [1.0] * 60})
+        refused = {"optimizer_steps/refused": [1.0] * 60}
+        write_run(path / "runs/default/s2t/seed-7", objective=OBJECTIVES["s2t"], seed=7, done=33, changes=refused)
         error = "rlstab.errors.NonFinite: refused"
         place_run(path / "runs/default/s2t/seed-7", method="s2t", status="failed", error=error, **place)
     loaded = load_runs(path)

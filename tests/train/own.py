@@ -11,7 +11,8 @@ import rlstab
 from rlstab.core.stats import Mean
 from rlstab.core.terms import Penalty
 from rlstab.stages.group_relative import dr_grpo
-from rlstab.stages.stage import RewardShaper
+from rlstab.stages.grpo import GRPO
+from rlstab.stages.stage import AdvantageEstimator, RewardShaper
 from rlstab.tasks import Countdown, Example
 from rlstab.train import Rollout
 
@@ -126,6 +127,24 @@ def places(responses: Rollout) -> Tensor:
     return responses.response_mask.cumsum(-1).float().where(responses.response_mask, torch.nan)
 
 
-def fading(responses: Rollout) -> Tensor:
-    """``(R, T)``: Dr. GRPO, less the later a token stands."""
-    return dr_grpo(responses.rewards, responses.group_ids).unsqueeze(-1) / places(responses).cpu()
+class Fading(AdvantageEstimator):
+    """``(S, T)``: Dr. GRPO, less the later a token stands."""
+
+    name = "fading"
+    per = "token"
+    needs = frozenset({"rollout_logprobs"})
+
+    def advantages(self, responses: Any, stat: Any, state: Any) -> Tensor:
+        position = torch.arange(responses.evidence("rollout_logprobs").shape[1])
+        return dr_grpo(responses.rewards, responses.group_ids).unsqueeze(-1) / (position + 1)
+
+
+class OfTokens(GRPO):
+    """``(S, T)``: the advantages of GRPO on each token."""
+
+    name = "of_tokens"
+    needs = frozenset({"rollout_logprobs"})
+
+    def advantages(self, responses: Any, stat: Any, state: Any) -> Tensor:
+        each = super().advantages(responses, stat, state).unsqueeze(-1)
+        return each.expand_as(responses.evidence("rollout_logprobs")).clone()

@@ -19,7 +19,7 @@ from rlstab.cli import main
 from rlstab.config import load_run
 from rlstab.train import Rollout, train
 from tests.train.forks import COUNTED
-from tests.train.own import fading, places, poison
+from tests.train.own import places, poison
 from tests.train.runs import quiet
 
 
@@ -44,19 +44,19 @@ def processes() -> int:
 
 
 def provided(file: Path, breaks: int = 0) -> None:
-    """The run on signals and advantages of the user; each process tells of how many responses to each prompt.
+    """The run on user-defined signals; each process tells of how many responses to each prompt it was asked.
 
-    With ``breaks``, on rank 1 alone, that call of the user's function raises.
+    With ``breaks``, on rank 1 alone, that call of the function raises.
     """
     calls: list[list[int]] = []
 
     def told(responses: Rollout) -> Tensor:
         calls.append(responses.group_ids.unique(return_counts=True)[1].tolist())
         if len(calls) == breaks and dist.get_rank() == 1:
-            raise ValueError("no advantages here")
-        return fading(responses)
+            raise ValueError("no signal here")
+        return places(responses)
 
-    train(load_run(file), signals={"places": places, "poison": poison}, advantages=told)
+    train(load_run(file), signals={"places": told, "poison": poison})
     tell({"processes": processes(), "calls": calls})
 
 

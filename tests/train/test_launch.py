@@ -192,9 +192,11 @@ def test_the_example_of_slurm_starts_one_process_on_each_node_and_continues(tmp_
 
 
 def test_when_one_rank_raises_all_end_and_say_which(forks: Forks, tmp_path: Path) -> None:
-    done = forks.tries(file_of(small(tmp_path / "run", tracking__checkpoint_every=1)), 2, "provided", breaks=2)
+    objective = ["clip_higher", of_user("WeighPlaces", signal="places")]
+    file = file_of(small(tmp_path / "run", objective, tracking__checkpoint_every=1))
+    done = forks.tries(file, 2, "provided", breaks=2)
     assert done.codes == [1, 1]
-    assert "ValueError: no advantages here" in done.said[1]
+    assert "ValueError: no signal here" in done.said[1]
     assert "rank 1" in done.said[1]
     assert [record["rollout"] for record in metrics(tmp_path / "run")] == [1]
 

@@ -1,4 +1,4 @@
-"""Tasks, rewards, signals and advantages of a user: what they decide, what their faults cost, what is refused."""
+"""Tasks, rewards and signals of a user: what they decide, what their faults cost, what is refused."""
 
 import re
 import shutil
@@ -12,11 +12,13 @@ from transformers import AutoTokenizer
 
 from rlstab.errors import CheckpointError, ConfigError, MissingSignal, ModelError, NonFinite, ShapeError
 from rlstab.record.response_traces import read_responses
-from rlstab.stages.group_relative import grpo
+from rlstab.stages import STAGES
 from rlstab.train import Rollout
+from rlstab.zoo import METHODS
 from tests.train import own
 from tests.train.runs import (
     GRADED,
+    ROOT,
     SHIPPED,
     apart,
     differences,
@@ -122,14 +124,15 @@ CUT: dict[str, Any] = {
 
 
 def weighing(out: Path, signal: str, **changes: Any) -> Any:
-    return small(out, ["clip_higher", of_user("WeighPlaces", signal=signal)], **CUT, **changes)
+    stages = changes.pop("stages", [of_user("Fading")])
+    return small(out, ["clip_higher", of_user("WeighPlaces", signal=signal)], **CUT, stages=stages, **changes)
 
 
 def test_a_signal_of_the_user_reaches_the_method_token_by_token(tmp_path: Path) -> None:
-    go(weighing(tmp_path / "known", ""), advantages=own.fading)
+    go(weighing(tmp_path / "known", ""))
     signals = {"places": own.places, "unread": lambda responses: 1 / 0}
-    go(weighing(tmp_path / "given", "places"), advantages=own.fading, signals=signals)
-    go(small(tmp_path / "without", **CUT), advantages=own.fading)
+    go(weighing(tmp_path / "given", "places"), signals=signals)
+    go(small(tmp_path / "without", **CUT, stages=[of_user("Fading")]))
     assert apart(tmp_path / "known", tmp_path / "given") == 0
     assert apart(tmp_path / "given", tmp_path / "without") > 1e-6
 
@@ -140,7 +143,7 @@ def test_a_signal_of_the_user_reaches_the_method_token_by_token(tmp_path: Path) 
         responses.signals["rollout_logprobs"].zero_()
         return torch.where(torch.isnan(values), 0.0, values)
 
-    go(weighing(tmp_path / "rude", "places"), advantages=own.fading, signals={"places": rude})
+    go(weighing(tmp_path / "rude", "places"), signals={"places": rude})
     assert apart(tmp_path / "rude", tmp_path / "given") == 0, "it changed what others get"
 
 
@@ -165,17 +168,11 @@ def test_rewards_are_evidence_of_methods_and_stages(tmp_path: Path) -> None:
         go(weighing(tmp_path / "none", "reward/grade", reward=reward))
 
 
-def test_advantages_of_a_response_are_those_of_its_tokens_and_of_the_configured_estimator(tmp_path: Path) -> None:
-    def each(responses: Rollout) -> Tensor:
-        return grpo(responses.rewards, responses.group_ids)
-
-    def token(responses: Rollout) -> Tensor:
-        return each(responses).unsqueeze(-1).expand(responses.response_mask.shape).clone()
-
-    for name, advantages in (("configured", None), ("each", each), ("token", token)):
-        go(small(tmp_path / name, **CUT), advantages=advantages)
-        assert apart(tmp_path / name, tmp_path / "configured") == 0
-        assert metrics(tmp_path / name) == metrics(tmp_path / "configured")
+def test_advantages_of_a_response_are_those_of_its_tokens(tmp_path: Path) -> None:
+    for name, stage in (("each", "grpo"), ("token", of_user("OfTokens"))):
+        go(small(tmp_path / name, **CUT, stages=[stage]))
+    assert apart(tmp_path / "token", tmp_path / "each") == 0
+    assert metrics(tmp_path / "token") == metrics(tmp_path / "each")
 
 
 def test_what_a_function_returns_is_checked_before_the_first_step(tmp_path: Path) -> None:
@@ -189,8 +186,18 @@ def test_what_a_function_returns_is_checked_before_the_first_step(tmp_path: Path
     for function, error in wrong:
         with pytest.raises(error, match=r"signals\['places'\]"):
             go(weighing(tmp_path / "run", "places"), signals={"places": function})
-        with pytest.raises(error, match="advantages"):
-            go(small(tmp_path / "run"), advantages=function)
     with pytest.raises(ConfigError, match="entropies"):
         go(small(tmp_path / "run"), signals={"entropies": own.places})
     assert not lines(tmp_path / "run" / "metrics.jsonl")
+
+
+def test_the_page_on_signals_and_advantages_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for registry in (METHODS, STAGES):
+        monkeypatch.setattr(registry, "_classes", dict(registry._classes))
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    text = (ROOT / "docs" / "how-to" / "signals-and-advantages.md").read_text(encoding="utf-8")
+    for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
+        exec(compile(block, "signals-and-advantages.md", "exec", dont_inherit=True), namespace)
+    assert namespace["run"].pipeline.estimator.name == "fading"
+    assert [record["rollout"] for record in metrics(tmp_path / "runs" / "novelty")] == [1, 2]

@@ -178,13 +178,12 @@ def test_a_run_whose_rollouts_wait_is_not_lengthened(tmp_path: Path) -> None:
 
 def test_functions_of_the_user_have_to_be_given_again(tmp_path: Path) -> None:
     objective = ["clip_higher", of_user("WeighPlaces", signal="places")]
-    given: dict[str, Any] = {"signals": {"places": own.places}, "advantages": own.fading}
-    go(long(tmp_path / "run", objective), **given)
+    go(long(tmp_path / "run", objective), signals={"places": own.places})
     whole = left(tmp_path / "run")
     forget_newest(tmp_path / "run")
-    with pytest.raises(CheckpointError, match=r"fading"):
-        go(long(tmp_path / "run", objective), resume=True, signals={"places": own.places})
-    go(long(tmp_path / "run", objective), resume=True, **given)
+    with pytest.raises(CheckpointError, match=r"places"):
+        go(long(tmp_path / "run", objective), resume=True, signals={"places": own.poison})
+    go(long(tmp_path / "run", objective), resume=True, signals={"places": own.places})
     assert differences(tmp_path / "run", whole) == []
 
 

@@ -1,7 +1,7 @@
-"""An objective inside verl's actor. Nothing is imported from here: one setting of verl's configuration selects it.
+"""An objective inside verl's actor, selected by one setting of verl's configuration; users import nothing from here.
 
-It is ``actor_rollout_ref.actor.policy_loss.loss_mode=rlstab:FILE``. :mod:`rlstab.adapters.verl.plugin` is imported by
-verl itself.
+The setting is ``actor_rollout_ref.actor.policy_loss.loss_mode=rlstab:FILE``. verl itself imports
+:mod:`rlstab.adapters.verl.plugin`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ __all__ = ["check_host", "tested"]
 
 
 def check_host() -> None:
-    """Refuse a verl that the adapter does not know, or one that does not load it.
+    """Refuse a verl that the adapter does not support, or that does not load the adapter.
 
     Raises:
-        HostError: another release, methods that were replaced or changed, or an entry point that is missing, switched
-            off or broken.
+        HostError: verl has another release or patched methods, or the entry point is missing, disabled or broken.
     """
-    from rlstab.adapters.verl.entry_points import check_plugin
+    from rlstab.adapters.verl.plugin_check import check_plugin
     from rlstab.adapters.verl.release import check_release
 
     check_release()
@@ -28,7 +27,7 @@ def check_host() -> None:
 
 
 def tested() -> str:
-    """The release that the tests have."""
+    """The release that the tests use."""
     from rlstab.adapters.verl.release import RELEASE
 
     return f"verl {RELEASE}"

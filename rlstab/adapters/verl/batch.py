@@ -1,4 +1,4 @@
-"""What verl holds about the mini-batch of a rank, as evidence about its response tokens."""
+"""The mini-batch of a rank, as verl holds it, turned into evidence about response tokens."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from rlstab.core.objective import TokenObjective
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.record.writer import tensors_of
 
-#: The column by which a row of a micro-batch is traced back to its place in the mini-batch.
+#: The column with the index of each row in the mini-batch, by which rows of a micro-batch are found again.
 ROW = "rlstab_row"
-#: verl's weight against the mismatch between sampler and trainer, where its rollout correction makes one.
+#: verl's weights against the mismatch between sampler and trainer, if its rollout correction makes them.
 WEIGHTS = "rollout_is_weights"
-#: verl's names of signals, with what makes it hold them.
+#: verl's columns by signal, each with the setting that fills it.
 COLUMNS: Mapping[str, tuple[str, str]] = {
     "ref_logprobs": ("ref_log_prob", "Set actor_rollout_ref.actor.use_kl_loss=true."),
     "rollout_logprobs": ("rollout_log_probs", "Set actor_rollout_ref.rollout.calculate_log_probs=true."),
@@ -35,12 +35,12 @@ class MiniBatch:
     """The rows of a rank in one optimizer step, padded to ``(B, T)`` on the device that trains.
 
     Attributes:
-        columns: verl's tensors by verl's names.
+        columns: verl's tensors, by verl's names.
         evidence: ``(B, T)`` signals of the policy at the start of the optimizer step.
-        truncated: ``(B,)`` bool, the response does not end with an EOS.
-        sequence_ids: ``(B,)`` int64, from the tokens.
-        group_ids: ``(B,)`` int64, from the prompt's uid.
-        prompts, responses: ``B``, the ids of their tokens.
+        truncated: ``(B,)`` bool, True where the response does not end with an EOS token.
+        sequence_ids: ``(B,)`` int64, hashes of the tokens.
+        group_ids: ``(B,)`` int64, hashes of the prompt's uid.
+        prompts, responses: ``B`` arrays of token ids.
     """
 
     columns: Mapping[str, Tensor]
@@ -53,7 +53,7 @@ class MiniBatch:
 
     @classmethod
     def of(cls, data: Any, device: torch.device | str, ends: Collection[int]) -> MiniBatch:
-        """From verl's TensorDict, whose columns are padded or nested.
+        """Read verl's TensorDict, whose columns are padded or nested.
 
         Args:
             data: of one rank, for one optimizer step.
@@ -76,10 +76,10 @@ class MiniBatch:
         )
 
     def batch(self, objective: TokenObjective, rows: Tensor | None = None) -> tuple[TokenBatch, Tensor]:
-        """The evidence about some rows, or all of them, and how many log-probs the sampler could not give.
+        """The evidence about some rows, or all, and the number of their tokens without a log-prob of the sampler.
 
         Raises:
-            MissingSignal: verl's batch does not hold a signal that its configuration promised.
+            MissingSignal: verl's batch lacks a signal that its configuration promises.
         """
         needs = objective.needs
         signals, lost = held_signals(needs, self.columns, COLUMNS, self.columns["old_log_probs"], host="verl")
@@ -94,22 +94,22 @@ class MiniBatch:
         return batch, (lost & self.mask)[chosen].count_nonzero()
 
     def tensors(self, batch: TokenBatch, live: PolicyOutputs, rows: Tensor) -> dict[str, Tensor]:
-        """What a dump has of some rows, whose evidence is ``batch``."""
+        """The tensors of some rows for a dump; ``batch`` is the evidence about them."""
         ids, prompts = torch.zeros(len(rows), self.mask.shape[1], dtype=torch.int64, device=self.mask.device), []
-        for place, row in enumerate(rows.tolist()):
-            ids[place, : len(self.responses[row])] = torch.as_tensor(self.responses[row])
+        for index, row in enumerate(rows.tolist()):
+            ids[index, : len(self.responses[row])] = torch.as_tensor(self.responses[row])
             prompts.append(torch.as_tensor(self.prompts[row]))
         lengths = torch.tensor([len(prompt) for prompt in prompts])
         return tensors_of(batch, live, ids) | {"prompt_ids": torch.cat(prompts), "prompt_lengths": lengths}
 
     @property
     def mask(self) -> Tensor:
-        """``(B, T)`` bool, the tokens that the policy wrote and that verl did not reject."""
+        """``(B, T)`` bool, True on tokens that the policy wrote and that verl did not reject."""
         return self.columns["response_mask"].bool()
 
 
 def wide_as(values: Tensor, width: int) -> Tensor:
-    """``(B, t)`` values with zeros up to ``(B, width)``: a micro-batch is padded to its own longest response."""
+    """Pad ``(B, t)`` values with zeros to ``(B, width)``: verl pads a micro-batch to its longest response."""
     return torch.nn.functional.pad(values, (0, width - values.shape[1]))
 
 
@@ -136,7 +136,7 @@ def _bytes(value: Any) -> bytes:
 
 
 def _hashes(values: list[bytes], device: torch.device | str) -> Tensor:
-    """64 bits of each: the same on every rank, in every cut and in every run."""
+    """64-bit hashes, the same on every rank, in every cut and in every run."""
     digests = [hashlib.blake2b(value, digest_size=8).digest() for value in values]
     ids = [int.from_bytes(digest, "big", signed=True) for digest in digests]
     return torch.tensor(ids, dtype=torch.int64, device=device)

@@ -1,4 +1,4 @@
-"""What verl's engine calls: with its logits, for signals that it does not make; with its outputs, for the loss."""
+"""What verl's engine calls: with its logits, for signals that it does not compute; with its outputs, for the loss."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from rlstab.record.effects import what_methods_did
 from rlstab.record.writer import Recorder
 from rlstab.signals import SIGNAL_NAMES, token_signals_from_logits
 
-#: Signals that verl's engine makes itself, also by its fused kernels, which form no logits.
-ENGINES_OWN = frozenset({"entropies"})
-#: Those that are made from its logits.
-FROM_LOGITS = SIGNAL_NAMES - {"logprobs"} - ENGINES_OWN
-#: verl's names.
+#: Signals that verl's engine computes itself, even with its fused kernels, which form no logits.
+BY_ENGINE = frozenset({"entropies"})
+#: Signals that are computed from its logits.
+FROM_LOGITS = SIGNAL_NAMES - {"logprobs"} - BY_ENGINE
+#: The names of verl's outputs, by signal.
 OUTPUTS: Mapping[str, str] = {"logprobs": "log_probs", "entropies": "entropy"}
 
 
 class PlannedLoss:
     """The loss function of a ``TrainingWorker``, and the processor of its logits.
 
-    verl calls a loss function with ``student_logits`` where a batch asks for ``distillation_use_topk``: its way to hand
-    the logits of all tokens, divided by the temperature, to a function that makes ``(1, N)`` values of them.
+    Where a batch asks for ``distillation_use_topk``, verl calls the loss function with ``student_logits``, the logits
+    of all tokens divided by the temperature, and expects ``(1, N)`` values by name.
 
     Attributes:
         batch: the mini-batch of this rank.
         step: the optimizer step; None while its evidence is made.
-        needs: signals to make of the logits.
-        recorder: keeps the micro-batches of an optimizer step that is dumped.
+        needs: signals to compute from the logits.
+        recorder: keeps the micro-batches of an optimizer step for a dump; None without dumps.
     """
 
     def __init__(self, min_p: float | None) -> None:
@@ -52,15 +52,15 @@ class PlannedLoss:
     ) -> Any:
         if student_logits is not None:
             rows = student_logits.squeeze(0)
-            any_ids = torch.zeros(rows.shape[0], dtype=torch.int64, device=rows.device)  # log-probs are verl's own
+            any_ids = torch.zeros(rows.shape[0], dtype=torch.int64, device=rows.device)  # verl computes log-probs
             made = token_signals_from_logits(rows, any_ids, needs=self.needs, min_p=self.min_p)
             return {name: getattr(made, name).unsqueeze(0) for name in self.needs}
-        if self.step is None:  # the forward for the evidence has no loss
+        if self.step is None:  # the forward that computes the evidence has no loss
             return torch.zeros((), device=model_output["log_probs"].device), {}
         return self._loss(model_output, data), {}
 
     def ask(self, data: Any, needs: Set[str], *, live: bool) -> None:
-        """Tell the engine what to make of a batch.
+        """Tell the engine which signals to compute for a batch.
 
         Args:
             data: verl's batch.
@@ -68,12 +68,12 @@ class PlannedLoss:
             live: with a gradient.
         """
         self.needs = FROM_LOGITS & needs
-        # without entropies verl's cross-entropy may write its gradient into the logits, from which ours is made later
+        # without entropies verl's cross-entropy may overwrite the logits, which the other signals still need
         entropies = "entropies" in needs or (live and bool(self.needs))
         tu.assign_non_tensor(data, calculate_entropy=entropies, distillation_use_topk=bool(self.needs))
 
     def signals(self, model_output: Any, data: Any, names: frozenset[str]) -> dict[str, Tensor]:
-        """``(B, T)`` signals of the mini-batch, of the rows that ``data`` holds."""
+        """``(B, T)`` signals of the rows in ``data``, as wide as the mini-batch."""
         assert self.batch is not None
         width = self.batch.mask.shape[1]
         return {
@@ -85,7 +85,7 @@ class PlannedLoss:
         assert step is not None
         assert batch is not None
         if step.plan is None:
-            # refused: the same backward on every rank; its gradients are thrown away
+            # refused: every rank runs the same backward, whose gradients are discarded
             zero: Tensor = model_output["log_probs"].values().sum() * 0.0
             return zero
         objective = step.objective
@@ -94,7 +94,7 @@ class PlannedLoss:
         outputs, ranks = PolicyOutputs.from_padded(piece.batch, **live), int(data["dp_size"])
         out = step.loss(piece, outputs)
         step.reports.append(self._logged(model_output, data, piece.batch, live, out.report))
-        loss = out.loss * ranks  # ranks average gradients, and denominators are global
+        loss = out.loss * ranks  # verl averages gradients over ranks, and denominators are global
         if self.recorder is not None:
             tensors = batch.tensors(piece.batch, outputs, data[ROW]) | what_methods_did(step.plan, piece, outputs)
             self.recorder.add(tensors, loss, outputs.logprobs)
@@ -103,7 +103,7 @@ class PlannedLoss:
     def _logged(
         self, model_output: Any, data: Any, batch: Any, live: Mapping[str, Tensor], report: Mapping[str, Mean]
     ) -> dict[str, Mean]:
-        """What verl logs as well: how far the policy is from the old one, and its entropy where that was made."""
+        """Metrics that verl logs too: the drift from the old policy, and the entropy if the engine computed it."""
         now = live["logprobs"].detach().reshape(-1)[layout_of(batch).index]
         logged = {"ratio/drift": Mean.of((batch.old_logprobs - now).clamp(-20.0, 20.0))}
         if "tokens/entropy" not in report and "entropy" in model_output:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-#: What it begins with, before the path of the objective.
+#: The value begins with this, followed by the path of the objective.
 PREFIX = "rlstab:"
 
 
 def objective_file(config: Any) -> str | None:
-    """The path behind ``rlstab:`` in the configuration ``actor_rollout_ref``; None in a run without the adapter."""
+    """The path after ``rlstab:`` in the configuration ``actor_rollout_ref``; None in a run without the adapter."""
     mode = str(config.actor.policy_loss.get("loss_mode", ""))
     return mode.removeprefix(PREFIX).strip() if mode.startswith(PREFIX) else None

@@ -1,8 +1,8 @@
-"""What verl imports when it is imported itself: the entry point ``rlstab`` of the group ``verl.plugins``.
+"""The entry point ``rlstab`` of the group ``verl.plugins``, which verl imports when it is imported itself.
 
-verl hides whatever goes wrong here, so next to nothing is done here: once verl's workers are imported, the class of the
-actor is looked up through :class:`ActorWorker`. A run without the adapter gets verl's own class; a run with it imports
-the adapter then, and sees the error where that fails.
+verl hides errors of plugins, so as little as possible is done here: once verl's workers are imported, the class of the
+actor is looked up through :class:`ActorWorker`. A run without the adapter gets verl's class; a run with it imports the
+adapter at that moment, where an error is seen.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import Any
 
 from rlstab.adapters.verl.loss_mode import objective_file
 
-#: Where verl's workers are.
+#: The module of verl's workers.
 HOME = "verl.workers.engine_workers"
 
 
 class ActorWorker:
-    """In the place of ``ActorRolloutRefWorker.actor_worker_cls``: the class of the actor, by the loss of a run."""
+    """A descriptor for ``ActorRolloutRefWorker.actor_worker_cls``: the class of the actor, by the loss of a run."""
 
-    def __init__(self, own: type) -> None:
-        self.own = own
+    def __init__(self, replaced: type) -> None:
+        self.replaced = replaced
 
     def __get__(self, host: Any, owner: type | None = None) -> Any:
         if host is None or objective_file(host.config) is None:
-            return self.own
+            return self.replaced
         from rlstab.adapters.verl.worker import RLStabTrainingWorker
 
         return partial(RLStabTrainingWorker, host)
@@ -44,13 +44,13 @@ def install() -> None:
 
 
 def _put_into(workers: ModuleType) -> None:
-    host = getattr(workers, "ActorRolloutRefWorker", None)  # absent while the module is half imported
+    host = getattr(workers, "ActorRolloutRefWorker", None)  # absent while the module is being imported
     if host is not None and not isinstance(vars(host).get("actor_worker_cls"), ActorWorker):
         host.actor_worker_cls = ActorWorker(host.actor_worker_cls)
 
 
 class _WhenImported(MetaPathFinder):
-    """Finds verl's workers as Python does, and changes them once they are imported."""
+    """Finds verl's workers as Python does, and patches them once they are imported."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -70,7 +70,7 @@ def _load_then(loader: Loader) -> None:
         load(module)
         _put_into(module)
 
-    loader.exec_module = exec_module  # type: ignore[method-assign]  # of this loader alone
+    loader.exec_module = exec_module  # type: ignore[method-assign]  # of this loader only
 
 
 install()

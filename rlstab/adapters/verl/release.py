@@ -1,4 +1,4 @@
-"""Whether the installed verl is the release that the adapter knows: its version, its methods, and nobody's patch."""
+"""Whether the installed verl is the supported release, and none of the methods that the adapter uses is patched."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from verl.workers.utils import losses, padding
 from rlstab.adapters.releases import check_methods
 from rlstab.errors import HostError
 
-#: The release that the adapter was written against; verl moves its workers from one to the next.
+#: The release that the adapter was written for; verl changes its workers between releases.
 RELEASE = "0.9.1"
 _CURE = f"Install the release that the adapter was tested with: pip install 'verl=={RELEASE}'"
-#: What the adapter overrides, calls or relies on line by line: the names of the first parameters, and the checksum of
-#: the syntax in the release that was tested, where the body matters.
+#: Methods that the adapter overrides, calls or relies on line by line: the names of the first parameters, and, where
+#: the body matters, the checksum of its syntax in the tested release.
 METHODS: tuple[tuple[Any, Mapping[str, tuple[str, str]]], ...] = (
     (
         engine_workers.TrainingWorker,
@@ -60,10 +60,10 @@ METHODS: tuple[tuple[Any, Mapping[str, tuple[str, str]]], ...] = (
 
 
 def check_release(version: str = verl.__version__) -> None:
-    """Refuse a verl that the adapter does not know.
+    """Refuse a verl that the adapter does not support.
 
     Raises:
-        HostError: it is another release, somebody replaced a method, or a method has other parameters.
+        HostError: verl has another release, or a method was replaced or has other parameters.
     """
     if Version(version).release != Version(RELEASE).release:
         raise HostError(f"verl {version} is installed, and the adapter knows {RELEASE} alone. {_CURE}")

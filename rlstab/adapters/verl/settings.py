@@ -1,4 +1,4 @@
-"""Settings of ``actor_rollout_ref`` that an objective takes over, and those with which it cannot run."""
+"""Settings of ``actor_rollout_ref`` that an objective replaces, and settings with which it cannot run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlstab.adapters.settings import check_reference, defaults_of, require_defau
 from rlstab.core.objective import TokenObjective
 from rlstab.errors import ConfigError
 
-#: Of ``actor_rollout_ref.actor``: what decides verl's own loss, with what to write in the objective instead.
+#: Settings of ``actor_rollout_ref.actor`` for verl's loss, each with what to write in the objective instead.
 REPLACED: Mapping[str, str] = {
     "clip_ratio": "low and high of clip_higher",
     "clip_ratio_low": "low of clip_higher",
@@ -24,30 +24,30 @@ REPLACED: Mapping[str, str] = {
     "tau_pos": "positive of sapo",
     "tau_neg": "negative of sapo",
 }
-#: Likewise, of its ``policy_loss``.
+#: Likewise, settings of its ``policy_loss``.
 REPLACED_LOSS: Mapping[str, str] = {
     "clip_cov_ratio": "share of clip_cov",
     "clip_cov_lb": "low of clip_cov",
     "clip_cov_ub": "high of clip_cov",
     "kl_cov_ratio": "share of kl_cov",
     "ppo_kl_coef": "coefficient of kl_cov",
-    "dro_beta": "something else, for rlstab has no DRO",
+    "dro_beta": "something else, since rlstab has no DRO",
 }
-#: Engines that were run.
+#: Engines that the tests run.
 ENGINES = ("fsdp", "fsdp2")
 _ACTOR = "actor_rollout_ref.actor"
 
 
 def check_settings(config: Any, objective: TokenObjective, *, distilled: bool = False) -> None:
-    """Refuse settings that the objective replaces, and engines on which it was never run.
+    """Refuse settings that the objective replaces, and engines that were not tested.
 
     Args:
         config: ``actor_rollout_ref``, as Hydra composed it.
         objective: usually a composition.
-        distilled: verl adds the loss of a teacher.
+        distilled: whether verl adds the loss of a teacher.
 
     Raises:
-        ConfigError: names the setting, and what to write instead.
+        ConfigError: names the setting and what to write instead.
     """
     actor, defaults = config.actor, defaults_of(ActorConfig)
     require_defaults(_ACTOR, actor, defaults, REPLACED)

@@ -1,8 +1,8 @@
 """verl's ``TrainingWorker`` with an objective in place of its loss.
 
 Every decision of an optimizer step is made before its first backward pass, from the evidence of the whole mini-batch on
-all data-parallel ranks. A step with NaN or Inf is refused, one in which nothing has a gradient is skipped: both leave
-weights and moments of the optimizer alone.
+all data-parallel ranks. A step with NaN or Inf is refused, and one without any gradient is skipped: neither changes
+weights or moments of the optimizer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rlstab.adapters.host_signals import unscored
 from rlstab.adapters.metrics import VERL, HostMetrics
 from rlstab.adapters.settings import require_one_correction
 from rlstab.adapters.verl.batch import ROW, WEIGHTS, MiniBatch
-from rlstab.adapters.verl.loss import ENGINES_OWN, FROM_LOGITS, PlannedLoss
+from rlstab.adapters.verl.loss import BY_ENGINE, FROM_LOGITS, PlannedLoss
 from rlstab.adapters.verl.loss_mode import objective_file
 from rlstab.adapters.verl.release import check_release
 from rlstab.adapters.verl.settings import check_settings
@@ -48,7 +48,7 @@ from rlstab.signals import SIGNAL_NAMES
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
-#: In the environment, the folder that optimizer steps are dumped to.
+#: The environment variable that names the folder for dumps of optimizer steps.
 DUMP = "RLSTAB_DUMP"
 
 
@@ -60,14 +60,14 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # mypy cannot
         config: verl's, of the actor.
 
     Attributes:
-        objective: what it trains by.
+        objective: what the actor is trained with.
         objective_state: after the last optimizer step; part of each checkpoint.
         last_refusal: why the last refused optimizer step was refused.
 
     Raises:
         ConfigError: a setting that the objective replaces is set, ranks read different objectives, or the engine is not
-            FSDP's.
-        MissingSignal: a method reads what verl does not have with these settings.
+            that for FSDP.
+        MissingSignal: a method reads a signal that verl does not have with these settings.
         HostError: the installed verl is not what the adapter was written for.
     """
 
@@ -105,7 +105,7 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # mypy cannot
             )
 
     def set_loss_fn(self, loss_fn: Any) -> None:
-        """verl's; the loss is the objective's from the first update on."""
+        """Set the loss of the objective in place of verl's ``ppo_loss``."""
         if getattr(loss_fn, "func", None) is not ppo_loss:
             raise HostError(
                 f"verl set the loss {loss_fn!r} on the actor, and the adapter takes the place of ppo_loss alone. Train "
@@ -116,41 +116,41 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # mypy cannot
     # -- the optimizer step ----------------------------------------------------------------------------------------
 
     def train_batch(self, data: Any) -> Any:
-        """verl's, for the mini-batch of one optimizer step, which is planned first."""
+        """Plan one optimizer step from its mini-batch, then run verl's ``train_batch``."""
         for key, value in self._rlstab_engine_keys().items():
             if key not in data.keys():
                 tu.assign_non_tensor(data, **{key: value})
         logged = bool(tu.get(data, key="calculate_entropy", default=False))
         step = self._rlstab_begin(data)
         data[ROW] = torch.arange(len(data))
-        live = self.objective.live_needs | (ENGINES_OWN if logged else frozenset())
+        live = self.objective.live_needs | (BY_ENGINE if logged else frozenset())
         self._rlstab_loss.ask(data, live, live=True)
-        # the engine steps inside `train_batch`: there its step is refused, skipped or scaled
+        # the engine makes its optimizer step inside `train_batch`, where it is refused, skipped or scaled
         self.engine.optimizer_step = partial(self._rlstab_take, step, self.engine.optimizer_step)
         try:
             output = super().train_batch(data)
         finally:
             self._rlstab_loss.step = self._rlstab_loss.batch = None
-            del self.engine.optimizer_step  # the method of its class again
+            del self.engine.optimizer_step  # uncovers the method of its class
         self._rlstab_settle(step)
         means = self._rlstab_metrics.collect()
         if output is not None:
-            # over the optimizer steps of an update verl takes their mean, whatever their name
+            # as MEAN, or verl would reduce some names over the optimizer steps of an update in other ways
             metrics = {name: Metric(AggregationType.MEAN, value) for name, value in means.items()}
             tu.assign_non_tensor(output, metrics={**tu.get(output, "metrics"), **metrics})
         return output
 
     def _rlstab_engine_keys(self) -> dict[str, Any]:
-        """What verl's own ``train_batch`` tells the engine; the evidence is made in the same micro-batches."""
+        """Settings that verl's ``train_batch`` passes to the engine, so that evidence uses the same micro-batches."""
         names = ("use_dynamic_bsz", "max_token_len_per_gpu", "micro_batch_size_per_gpu", "use_fused_kernels")
         keys = {name: getattr(self.engine_config, name) for name in names}
         return {"use_remove_padding": self.model_config.get("use_remove_padding", False), **keys}
 
     def _rlstab_begin(self, data: Any) -> OptimizerStep:
-        """Plan the optimizer step, with verl's weights against the mismatch of the sampler where it made some.
+        """Plan the optimizer step, with verl's correction weights for the sampler if it computed any.
 
         Raises:
-            ConfigError: the objective corrects for the sampler too.
+            ConfigError: the objective corrects for the sampler as well.
         """
         objective = self.objective
         if WEIGHTS in data.keys():
@@ -171,7 +171,7 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # mypy cannot
         return step
 
     def _rlstab_evidence(self, data: Any) -> dict[str, torch.Tensor]:
-        """``(B, T)`` signals of the policy at the start of the optimizer step; no forward where nothing reads them."""
+        """``(B, T)`` signals of the policy at the start of the optimizer step; no forward if no method reads any."""
         needs = self.objective.needs & SIGNAL_NAMES
         if not needs:
             return {}
@@ -184,7 +184,7 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # mypy cannot
         return {name: values.float() for name, values in loss.signals(outputs, data, names).items()}
 
     def _rlstab_take(self, step: OptimizerStep, move: Callable[[], float]) -> float:
-        """In the place of the engine's ``optimizer_step``, which is ``move``: the gradient norm."""
+        """Replaces the engine's ``optimizer_step``, which is ``move``; returns the gradient norm."""
         step.finish()
         if not step.moves_weights:
             self.engine.optimizer_zero_grad()
@@ -198,7 +198,7 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # mypy cannot
         return norm
 
     def _rlstab_dump(self, recorder: Recorder, objective: TokenObjective) -> None:
-        """Before the optimizer moves; the step is numbered by the moments of its weights, which a checkpoint has."""
+        """Write the dump before the optimizer moves; its step counter, which a checkpoint has, numbers the step."""
         engine, group = self.engine, self.engine.get_data_parallel_group()
         steps = [int(state["step"]) for state in engine.optimizer.state.values() if "step" in state]
         recorder.write(
@@ -222,7 +222,7 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # mypy cannot
     # -- the checkpoint --------------------------------------------------------------------------------------------
 
     def save_checkpoint(self, local_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """verl's, with the state of the objective in the same folder."""
+        """Save verl's checkpoint, and the state of the objective in the same folder."""
         saved = super().save_checkpoint(local_path, *args, **kwargs)
         if local_path is not None and self.rank == 0:
             keep_state(local_path, self.objective, self.objective_state)
@@ -230,17 +230,17 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # mypy cannot
         return saved
 
     def load_checkpoint(self, local_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """verl's, and the state of the objective, where what is loaded is more than weights.
+        """Load verl's checkpoint, and the state of the objective unless only weights are loaded.
 
         Raises:
-            CheckpointError: the checkpoint has no state, a damaged one, or that of another objective.
+            CheckpointError: the state of the objective is missing, damaged, or belongs to another objective.
         """
         if local_path is not None and "extra" in self.checkpoint_config.load_contents:
             self.objective_state = {**self.objective.init_state(), **self._rlstab_restored(local_path)}
         return super().load_checkpoint(local_path, *args, **kwargs)
 
     def _rlstab_restored(self, folder: Any) -> State:
-        """By the first rank, which wrote it: other nodes need not see its disk."""
+        """The state, read by the first rank, which wrote it, and sent to the others, which may not see its disk."""
         outcome: list[Any] = [None]
         if self.rank == 0:
             try:
@@ -262,17 +262,17 @@ def _from_ranks(group: Any, value: T) -> list[T]:
 
 
 def require_from(config: Any, objective: Composition) -> None:
-    """Refuse an objective that reads what verl does not have with these settings.
+    """Refuse an objective that reads signals which verl does not have with these settings.
 
     Args:
         config: ``actor_rollout_ref``, as Hydra composed it.
-        objective: with its methods.
+        objective: the composition of methods.
 
     Raises:
-        MissingSignal: names the method, the signal, and what to change.
+        MissingSignal: names the method, the signal and what to change.
     """
     fused = bool(config.model.get("use_fused_kernels", False))
-    given = ENGINES_OWN | {"truncated", "branch"} | (frozenset() if fused else FROM_LOGITS)
+    given = BY_ENGINE | {"truncated", "branch"} | (frozenset() if fused else FROM_LOGITS)
     given |= {"ref_logprobs"} if config.actor.use_kl_loss else set()
     given |= {"rollout_logprobs"} if config.rollout.get("calculate_log_probs", False) else set()
     host = adapted("verl")
@@ -281,7 +281,7 @@ def require_from(config: Any, objective: Composition) -> None:
 
 
 def _ends(model_config: Any) -> set[int]:
-    """Ids of tokens that end a response, by the model and by its tokenizer."""
+    """Ids of tokens that end a response, from the model and its tokenizer."""
     sources = (model_config.generation_config, model_config.hf_config, model_config.tokenizer)
     ends = [getattr(source, "eos_token_id", None) for source in sources]
     return {int(end) for given in ends if given is not None for end in (given if isinstance(given, list) else [given])}

@@ -1,4 +1,4 @@
-"""Whether verl loads the adapter: verl logs a plugin that fails at debug level only, which nobody sees."""
+"""Check that verl loads the adapter: verl logs a failing plugin only at debug level, where it goes unnoticed."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ SWITCH = "VERL_USE_EXTERNAL_PLUGINS"
 
 
 def check_plugin() -> None:
-    """Load every plugin of verl as verl does, and look whether the adapter is in its place.
+    """Load every plugin as verl does, and check that verl's workers have the adapter.
 
-    Plugins of others that do not load are warned of: verl hides them.
+    Warns of other plugins that fail to load, which verl hides.
 
     Raises:
-        HostError: the adapter's entry point is missing, switched off or broken, or verl's workers do not have it.
+        HostError: the adapter's entry point is missing, disabled or broken, or verl's workers do not have it.
     """
     points = entry_points(group=GROUP)
     for point in points:
         try:
             point.load()
-        except Exception as error:  # whatever a plugin does when it is imported
+        except Exception as error:  # importing a plugin runs arbitrary code
             hidden = f"({point.value}) does not load, and verl hides it: {type(error).__name__}: {error}."
             if point.name == NAME:
-                raise HostError(f"the entry point '{NAME}' {hidden} Mend that, or install rlstab again.") from error
+                raise HostError(f"the entry point '{NAME}' {hidden} Fix that, or install rlstab again.") from error
             warnings.warn(f"verl's plugin '{point.name}', which is not this adapter, {hidden}", stacklevel=3)
     if NAME not in points.names:
         raise HostError(
-            f"no entry point '{NAME}' in the group '{GROUP}'. Install rlstab (pip install -e .), beside PYTHONPATH."
+            f"no entry point '{NAME}' in the group '{GROUP}'. Install rlstab (pip install -e .): PYTHONPATH alone is "
+            f"not enough."
         )
     switch = os.environ.get(SWITCH, "auto").strip().lower()
     if switch != "auto" and NAME not in map(str.strip, switch.split(",")):

@@ -1,0 +1,13 @@
+"""The names of files and folders in the folder of a run, ``tracking.out``."""
+
+#: Every setting of the run.
+CONFIG = "config.yaml"
+
+#: The id and hash of the run, its command, versions and machine.
+ABOUT = "run.json"
+
+#: One JSON object per line: metrics of each rollout, and sampled responses.
+METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"
+
+#: Folders of checkpoints and of recorded optimizer steps.
+CHECKPOINTS, DUMP = "checkpoints", "dump"

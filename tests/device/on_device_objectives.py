@@ -1,0 +1,76 @@
+"""Objectives and signals on the simulated device: loss and gradient are those of the CPU, bit for bit."""
+
+import pytest
+import torch
+
+from rlstab import PolicyOutputs, TokenBatch, compose, make_plan
+from rlstab.presets import PRESETS
+from rlstab.signals import SIGNAL_NAMES, token_signals, token_signals_from_logits
+from tests.core.steps import EVIDENCE, LIVE, padded, random_rows
+from tests.device.simulated import simulated_device
+from tests.examples import EXAMPLES
+
+ROWS = random_rows(11, [3, 5, 0, 7, 4])
+OBJECTIVES = {f"{name}-{number}": compose(one) for name, some in EXAMPLES.items() for number, one in enumerate(some)}
+OBJECTIVES |= {name: preset.objective for name, preset in PRESETS.items()}
+
+
+def one_step(objective, device, dtype, stray=None):
+    """Loss and gradients of a step whose tensors are on a device; those of ``stray`` stay on the CPU."""
+
+    def there(field):
+        return padded(ROWS, field).to(dtype).to("cpu" if field == stray else device)
+
+    mask = (padded([[{"one": 1.0} for _ in tokens] for tokens in ROWS], "one") == 1).to(device)
+    evidence = {name: there(field) for name, field in EVIDENCE.items()}
+    groups = torch.arange(len(ROWS)).to(device)
+    batch = TokenBatch.from_padded(response_mask=mask, group_ids=groups, **evidence)
+    live = {name: there(field).detach().requires_grad_() for name, field in LIVE.items()}
+    plan = make_plan(objective, [batch])
+    loss = plan.loss(batch, PolicyOutputs.from_padded(batch, **live)).loss
+    loss.backward()
+    return [loss.detach().cpu(), *(values.grad.cpu() for values in live.values() if values.grad is not None)]
+
+
+@pytest.mark.filterwarnings("ignore:scope")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_every_method_and_preset_computes_there_what_it_computes_on_a_cpu(dtype):
+    assert len(OBJECTIVES) > 90
+    for name, objective in OBJECTIVES.items():
+        with simulated_device() as tally:
+            seen = one_step(objective, "sim:0", dtype)
+        expected = one_step(objective, "cpu", dtype)
+        assert tally.operations["mul"] > 0
+        assert len(seen) == len(expected) > 1, name
+        assert all(map(torch.equal, seen, expected)), name
+
+
+@pytest.mark.parametrize("stray", ["A", "H", "logp"])
+def test_a_tensor_that_stayed_on_the_cpu_is_refused(stray):
+    with simulated_device(), pytest.raises(Exception, match=r"device"):
+        one_step(OBJECTIVES["stapo"], "sim:0", torch.float32, stray)
+
+
+def signals_of(device, dtype, make):
+    draw = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(shape, generator=draw).to(dtype).to(device) for shape in [(9, 8), (40, 8)])
+    hidden, weight = hidden.detach().requires_grad_(), weight.detach().requires_grad_()
+    ids = (torch.arange(9) * 4).to(device)
+    signals = make(hidden, weight, ids)
+    values = [value for value in vars(signals).values() if value is not None]
+    sum(value.sum() for value in values if value.requires_grad).backward()
+    return [each.detach().cpu() for each in [*values, hidden.grad, weight.grad]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("from_logits", [False, True])
+def test_token_signals_are_those_of_a_cpu(dtype, from_logits):
+    def make(hidden, weight, ids):
+        if from_logits:
+            return token_signals_from_logits(hidden @ weight.t(), ids, needs=SIGNAL_NAMES, min_p=0.1)
+        return token_signals(hidden, weight, ids, needs=SIGNAL_NAMES, min_p=0.1)
+
+    with simulated_device():
+        seen = signals_of("sim:0", dtype, make)
+    for mine, theirs in zip(seen, signals_of("cpu", dtype, make), strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-5 if dtype == torch.float32 else 0.05)

@@ -1,0 +1,88 @@
+"""The trainer on the simulated device: it samples the tokens of a CPU, and learns what a CPU learns."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from tests.device.simulated import simulated_device
+from tests.train.runs import ADAPTER, STAGED, about, apart, go, lines, metrics, small
+
+#: Fused attention has another rounding than the composed form that this device has.
+ROUNDING = {"rel": 1e-3, "abs": 2e-5}
+REFERENCE = ["clip_higher", {"name": "kl", "coefficient": 0.01}]
+EVIDENCE = {"rollout__staleness": 1, "rollout__precision": "int8", "rollout__weight_noise": 0.01}
+STEPS = {"optimisation__epochs": 2, "optimisation__mini_batches": 2, "optimisation__refresh": "step"}
+WRITTEN = {"optimisation__old_logprobs": "recompute", "tracking__dump_every": 1, "evaluation__every": 1}
+#: Every option of the trainer that computes something, in as few runs as that takes.
+RUNS = {
+    "plain": {},
+    "adapter": {**ADAPTER, **STEPS, **WRITTEN, "objective": REFERENCE},
+    "stages": {**STAGED, **EVIDENCE, "optimisation__micro_batch_size": 3},
+    "less memory": {"optimisation__gradient_checkpointing": True, "optimisation__micro_batch_size": 3},
+}
+NAMES = [name if name == "plain" else pytest.param(name, marks=pytest.mark.slow) for name in RUNS]
+
+
+@contextmanager
+def trainer_there(**options):
+    """The trainer's accelerator is on the device."""
+    with pytest.MonkeyPatch.context() as patched, simulated_device(**options) as tally:
+        patched.setattr(Accelerator, "device", torch.device("sim:0"))
+        yield tally
+
+
+def assert_alike(mine, theirs):
+    assert len(mine) == len(theirs) >= 2
+    for record, other in zip(mine, theirs, strict=True):
+        assert record.keys() == other.keys()
+        for key, value in record.items():
+            assert other[key] == pytest.approx(value, **ROUNDING), key
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_trainer_learns_there_what_it_learns_on_a_cpu(tmp_path, name):
+    cpu, sim, without = (small(tmp_path / where, **RUNS[name]) for where in ("cpu", "sim", "without"))
+    go(cpu)
+    with trainer_there() as tally:
+        go(sim)
+    with trainer_there(float64=False):  # as Apple's mps is
+        go(without)
+    for run in (sim, without):
+        where = tmp_path / run.tracking.out
+        assert about(where)["device"] == "sim:0"
+        assert_alike(metrics(tmp_path / "cpu"), metrics(where))
+        assert lines(where / "samples.jsonl") == lines(tmp_path / "cpu" / "samples.jsonl") != []
+        assert apart(tmp_path / "cpu", where) < 1e-3
+    assert tally.operations["_softmax"] > 0
+    assert not tally.unordered
+
+
+def test_without_the_setting_a_gpu_adds_in_no_fixed_order(tmp_path):
+    with trainer_there() as tally:
+        go(small(tmp_path / "run", optimisation__deterministic=False, optimisation__rollouts=1))
+    assert {line.partition(":")[0] for _, line in tally.unordered} >= {"train/sampling.py", "core/sequences.py"}
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_decoding_waits_for_one_token_in_eight(tmp_path):
+    counts = []
+    for length in (8, 24):
+        with trainer_there() as tally:
+            go(small(tmp_path / str(length), rollout__max_new_tokens=length, optimisation__rollouts=1))
+        counts.append(sum(tally.waits.values()))
+    assert 0 <= counts[1] - counts[0] <= 16 / 8
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_from_a_checkpoint_of_the_other_device(tmp_path):
+    def run(out, rollouts):
+        return small(tmp_path / out, optimisation__rollouts=rollouts, tracking__checkpoint_every=1)
+
+    go(run("cpu", 3))
+    go(run("moved", 1))
+    with trainer_there():
+        go(run("moved", 2), resume=True)
+    go(run("moved", 3), resume=True)
+    assert_alike(metrics(tmp_path / "cpu"), metrics(tmp_path / "moved"))

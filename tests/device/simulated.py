@@ -1,0 +1,290 @@
+"""A simulated accelerator, ``sim:0``: what a CPU can tell about a GPU.
+
+Its tensors lie in CPU memory, say that they are on another device, and refuse to meet CPU tensors. It counts, by file
+and line of rlstab, where the host waits for the device and which sums a GPU would add up in no fixed order. It stands
+on torch's Python backend for ``PrivateUse1``, which torch has from 2.10 on. It has no kernels for autocast.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import backend_registration
+from torch.utils._pytree import tree_leaves, tree_map
+
+import rlstab
+from rlstab.core.devices import counting_device
+
+#: Whether this torch can have a backend that is written in Python.
+AVAILABLE = hasattr(backend_registration, "_setup_privateuseone_for_python_backend")
+NEEDS = "torch's Python backend for PrivateUse1 is not in this release"
+PACKAGE = str(Path(rlstab.__file__).parent)
+
+#: The host waits for their result: a number, or a shape that only values decide.
+WAITS = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "bincount", "repeat_interleave"}
+WAITS |= {"unique_dim", "_unique2", "unique_consecutive"}
+#: CUDA adds floating-point numbers in no fixed order here, unless torch is told to be deterministic.
+UNORDERED = {"index_add", "index_add_", "scatter_add", "scatter_add_", "cumsum", "put_", "embedding_dense_backward"}
+UNORDERED |= {"scatter_reduce", "scatter_reduce_", "_index_put_impl_", "index_put", "index_put_", "histc", "bincount"}
+#: Of these, the ones of which torch has a deterministic form (its documentation of use_deterministic_algorithms).
+ORDERED_ON_REQUEST = {"index_add", "index_add_", "scatter_add", "scatter_add_", "cumsum", "put_", "index_put"}
+ORDERED_ON_REQUEST |= {"embedding_dense_backward", "_index_put_impl_", "index_put_"}
+INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
+
+
+class Tally:
+    """What happened on the device: ``waits`` and ``unordered`` by ``(operation, file:line of rlstab)``, and all
+    ``operations`` by name.
+    """
+
+    def __init__(self) -> None:
+        self.waits: Counter[tuple[str, str]] = Counter()
+        self.unordered: Counter[tuple[str, str]] = Counter()
+        self.operations: Counter[str] = Counter()
+        self.has_float64 = True
+
+
+TALLY = Tally()
+
+
+class SimulatedTensor(torch.Tensor):
+    """A tensor on ``sim:0`` whose values are those of ``held``, a CPU tensor."""
+
+    held: Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, held: Tensor) -> SimulatedTensor:
+        if held.dtype == torch.float64 and not TALLY.has_float64:
+            raise TypeError("sim:0 has no float64")
+        tensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls,
+            held.size(),
+            strides=held.stride(),
+            storage_offset=held.storage_offset(),
+            dtype=held.dtype,
+            layout=held.layout,
+            device=torch.device("sim:0"),
+        )
+        tensor.held = held
+        return tensor  # type: ignore[no-any-return]
+
+    def __init__(self, held: Tensor) -> None:
+        pass
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"sim({self.held!r})"
+
+    def tolist(self) -> Any:
+        """Wait for the values."""
+        TALLY.waits["tolist", _line()] += 1
+        return self.held.tolist()
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """That of the held tensor: who saves weights asks which of them share one."""
+        return self.held.untyped_storage()
+
+    def numpy(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse, as a GPU does."""
+        raise TypeError("can't convert sim:0 device type tensor to numpy. Use Tensor.cpu() first.")
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _run(func, args, kwargs or {})
+
+
+def _line() -> str:
+    """The innermost line of rlstab that is running."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.startswith(PACKAGE):
+            return f"{name[len(PACKAGE) + 1 :]}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return "elsewhere"
+
+
+def _held(value: Any) -> Any:
+    return value.held if isinstance(value, SimulatedTensor) else value
+
+
+def _simulated(device: Any) -> bool:
+    return device is not None and torch.device(device).type == "sim"
+
+
+def _copied(func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
+    """A copy within the device, or between it and the CPU, which waits."""
+    if func.overloadpacket.__name__ == "copy_":
+        target, source = args[0], args[1]
+        if isinstance(target, SimulatedTensor) != isinstance(source, SimulatedTensor):
+            TALLY.waits["copy to sim" if isinstance(target, SimulatedTensor) else "copy to cpu", _line()] += 1
+        func(_held(target), _held(source), *args[2:], **kwargs)
+        return target  # type: ignore[no-any-return]
+    device, here = kwargs.get("device"), isinstance(args[0], SimulatedTensor)
+    there = here if device is None else _simulated(device)
+    if device is not None:
+        kwargs["device"] = torch.device("cpu")
+    out = func(_held(args[0]), **kwargs)
+    if here != there:
+        TALLY.waits["copy to sim" if there else "copy to cpu", _line()] += 1
+    return SimulatedTensor(out) if there else out  # type: ignore[no-any-return]
+
+
+def _run(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Run an operation on the held tensors, and count it."""
+    kwargs, name = dict(kwargs), func.overloadpacket.__name__
+    TALLY.operations[name] += 1
+    if name in ("copy_", "_to_copy"):
+        return _copied(func, args, kwargs)
+    given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    simulated = [tensor for tensor in given if isinstance(tensor, SimulatedTensor)]
+    if simulated:
+        _refuse_mixing(name, args, given)
+    _count(name, args, given)
+    device = kwargs.get("device")
+    there = bool(simulated) if device is None else _simulated(device)
+    if device is not None:
+        kwargs["device"] = torch.device("cpu")
+    out = func(*tree_map(_held, args), **tree_map(_held, kwargs))
+    if func._schema.is_mutable:
+        for given_argument, described in zip(args, func._schema.arguments, strict=False):
+            written = described.alias_info is not None and described.alias_info.is_write
+            if written and isinstance(given_argument, SimulatedTensor) and out is given_argument.held:
+                return given_argument
+    return tree_map(lambda leaf: SimulatedTensor(leaf) if isinstance(leaf, Tensor) and there else leaf, out)
+
+
+def _refuse_mixing(name: str, args: Any, given: Sequence[Tensor]) -> None:
+    """Refuse an operation on tensors of two devices, as a GPU does; one number and an index may lie on the CPU."""
+    strangers = [tensor for tensor in given if not isinstance(tensor, SimulatedTensor) and tensor.dim() > 0]
+    if not strangers:
+        return
+    values = args[2] if len(args) > 2 else None
+    on_cpu = isinstance(values, Tensor) and not isinstance(values, SimulatedTensor) and values.dim() > 0
+    if name in INDEXING and isinstance(args[0], SimulatedTensor) and not on_cpu:
+        TALLY.waits["index sent", _line()] += 1
+        return
+    shapes = [(tuple(tensor.shape), tensor.device.type) for tensor in given]
+    raise RuntimeError(f"Expected all tensors to be on the same device: {name} of {shapes} at {_line()}")
+
+
+def _count(name: str, args: Any, given: Sequence[Tensor]) -> None:
+    by_bools = name in INDEXING and any(index is not None and index.dtype == torch.bool for index in args[1])
+    if name in WAITS or by_bools:
+        TALLY.waits["bool index" if by_bools else name, _line()] += 1
+    adds = len(args) > 3 and bool(args[3]) if "index_put" in name else True
+    # whole numbers, and the largest of some, are the same in any order
+    extreme = any(isinstance(argument, str) and argument in ("amax", "amin") for argument in args)
+    floats = bool(given) and given[0].is_floating_point() and not extreme
+    ordered = torch.are_deterministic_algorithms_enabled() and name in ORDERED_ON_REQUEST
+    if name in UNORDERED and adds and floats and not ordered:
+        TALLY.unordered[name, _line()] += 1
+
+
+class _Sent(TorchFunctionMode):
+    """``torch.tensor(..., device="sim")`` does not dispatch: made on the CPU and moved."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in (torch.tensor, torch.as_tensor) and _simulated(kwargs.get("device")):
+            device = kwargs.pop("device")
+            out = func(*args, **kwargs)
+            return out.detach().to(device).requires_grad_(kwargs.get("requires_grad", False))
+        return func(*args, **kwargs)
+
+
+_LIBRARIES: list[Any] = []  # registrations end with their object
+
+
+def register() -> None:
+    """Make ``sim`` a device of this process, before its first backward pass: autograd counts devices then.
+
+    torch allows one such backend in a process.
+    """
+    if _LIBRARIES:
+        return
+
+    class Module(backend_registration._DummyBackendModule):  # type: ignore[name-defined, misc]
+        def get_amp_supported_dtype(self) -> list[torch.dtype]:
+            return [torch.bfloat16, torch.float16]
+
+        def current_device(self) -> int:
+            return 0
+
+        def device_count(self) -> int:
+            return 1
+
+        def is_available(self) -> bool:
+            return True
+
+        def synchronize(self, *_: Any) -> None:
+            pass
+
+        def manual_seed_all(self, *_: Any) -> None:
+            pass
+
+        manual_seed = set_rng_state = manual_seed_all
+
+        def get_rng_state(self, *_: Any) -> Tensor:
+            return torch.get_rng_state()
+
+        def _is_in_bad_fork(self) -> bool:
+            return False
+
+    backend_registration._setup_privateuseone_for_python_backend("sim", backend_module=Module())
+    fallback, made = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
+    fallback.fallback(lambda func, *args, **kwargs: _run(func, args, kwargs), dispatch_key="PrivateUse1")
+    aten = torch.ops.aten
+    factories = [
+        aten.arange.default,
+        aten.arange.start,
+        aten.arange.start_step,
+        aten.randperm.default,
+        aten.eye.default,
+    ]
+    factories += [aten.full.default, aten.zeros.default, aten.ones.default, aten.linspace.default]
+    factories += [aten.tril_indices.default, aten.triu_indices.default]
+    for func in factories:
+        name = func._schema.name.removeprefix("aten::")
+        overload = func._schema.overload_name
+        made.impl(f"{name}.{overload}" if overload else name, _factory(func), "PrivateUse1")
+    _LIBRARIES.extend([fallback, made])
+
+
+def _factory(func: Any) -> Any:
+    def made(*args: Any, **kwargs: Any) -> Tensor:
+        TALLY.operations[func.overloadpacket.__name__] += 1
+        return SimulatedTensor(func(*args, **(kwargs | {"device": torch.device("cpu")})))
+
+    return made
+
+
+@contextmanager
+def simulated_device(*, float64: bool = True) -> Iterator[Tally]:
+    """The device ``sim:0``, inside of the block, and the tally of what happens on it.
+
+    Args:
+        float64: whether the device has numbers of that type; Apple's mps has not.
+    """
+    global TALLY
+    before, TALLY = TALLY, Tally()
+    TALLY.has_float64 = float64
+    counting_device.cache_clear()
+    swaps = torch.__future__.get_swap_module_params_on_conversion()
+    # else Module.to makes new parameters of another class, and those that two modules share come apart
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        with _Sent():
+            yield TALLY
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(swaps)
+        counting_device.cache_clear()
+        TALLY = before
