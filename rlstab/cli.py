@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()  # here, where what goes wrong is told, and not when Python ends
         return code
-    except BrokenPipeError:  # whoever read the output has seen enough, such as `| head`
+    except BrokenPipeError:  # the reader of the output has seen enough, such as `| head`
         _forget_output()
         return 128 + int(signal.SIGPIPE)
     except RlstabError as error:

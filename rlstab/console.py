@@ -21,7 +21,7 @@ class Terminal(Console):
     """
 
     def on_broken_pipe(self) -> None:
-        """Whoever read the output has seen enough: the command line ends as at any other closed pipe."""
+        """The reader of the output has seen enough: the command line ends as it does at any other closed pipe."""
         raise BrokenPipeError
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:

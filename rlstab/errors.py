@@ -26,7 +26,7 @@ class FitWarning(UserWarning):
 
 
 class MissingSignal(RlstabError, KeyError):
-    """A method reads a signal that nobody provides."""
+    """A method reads a signal that nothing provides."""
 
     __str__ = Exception.__str__  # that of a KeyError puts the message in quotes
 

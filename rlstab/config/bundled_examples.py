@@ -33,7 +33,7 @@ class Example:
 
 @cache
 def examples() -> Mapping[str, Example]:
-    """The examples that run anywhere: none that names a file beside it or a model to download."""
+    """The examples that run anywhere: those that name neither a file next to them nor a model to download."""
     inside = _PACKAGE / "data" / "examples"  # where the wheel has them; see pyproject.toml
     folder = inside if inside.is_dir() else _PACKAGE.parent / "examples"
     read = {path.stem: _read(path) for path in sorted(folder.glob("*.yaml"))}

@@ -91,7 +91,7 @@ Names: TypeAlias = Annotated[tuple[str, ...], Field(strict=False, min_length=1),
 
 
 class AdapterSettings(Settings):
-    """A LoRA adapter: low-rank matrices are trained beside frozen weights. New, or one that is continued."""
+    """A LoRA adapter: low-rank matrices are trained next to frozen weights, new or continued."""
 
     path: str | None = Field(None, description="folder or hub name of an adapter to continue; null starts a new one")
     r: Count | None = Field(None, description="rank of the update of each matrix; of a new one, 16")
@@ -240,7 +240,7 @@ class DatasetSettings(TextSettings):
 
 
 class UserTaskSettings(Settings):
-    """A user-defined class; `name: path/to/file.py:Name` is the short form, with the options beside it."""
+    """A user-defined class; `name: path/to/file.py:Name` is the short form, with the options next to it."""
 
     name: Literal["own"] = "own"
     code: str = Field(description="`path/to/file.py:Name` of the class, or an entry point of the group rlstab.tasks")
@@ -507,9 +507,11 @@ class TrackingSettings(Settings):
     """Where a run is stored, and where its metrics go."""
 
     out: str = Field("runs/run", min_length=1, description="folder of the run, `.` for the current one")
-    trackers: tuple[Literal["wandb", "tensorboard"], ...] = Field((), strict=False, description="beside metrics.jsonl")
+    trackers: tuple[Literal["wandb", "tensorboard"], ...] = Field(
+        (), strict=False, description="also written, next to metrics.jsonl"
+    )
     project: str = Field("rlstab", description="name for the trackers")
     checkpoint_every: Every = Field(50, description="rollouts between checkpoints, besides the last; 0 is never")
-    keep_checkpoints: Count = Field(2, description="so many of the newest stay")
+    keep_checkpoints: Count = Field(2, description="how many of the newest checkpoints are kept")
     samples: Every = Field(2, description="responses of each rollout written to samples.jsonl")
     dump_every: Every = Field(0, description="optimizer steps between those recorded in `dump`; 0 is never")

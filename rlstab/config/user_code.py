@@ -8,7 +8,7 @@
       - {name: stages.py:Thirds}
     task: {name: jsonl, path: problems.jsonl}
 
-A relative path is looked up beside the YAML file, then in the current folder; in the resolved run it is absolute. To
+A relative path is looked up next to the YAML file, then in the current folder; in the resolved run it is absolute. To
 name a file of code is to run it, in the process that reads the YAML: :func:`load_class` is called for files that the
 user gave to a command, never for those of a run folder that a report or a viewer reads.
 """
@@ -91,11 +91,11 @@ def _find(document: Document, path: str, place: Place) -> Path | None:
 
 
 def _candidates(document: Document, path: str, place: Place) -> list[Path]:
-    """Where a path may lead: beside the YAML file first, then from the current folder."""
+    """Where a path may lead: next to the YAML file first, then from the current folder."""
     mark, _, line = document.where(place).rpartition(":")
     given = Path(path).expanduser()
-    beside = [Path(mark).absolute().parent / given] if line.isdigit() else []
-    return list(dict.fromkeys(Path(*candidate.parts) for candidate in (*beside, given.absolute())))
+    next_to_file = [Path(mark).absolute().parent / given] if line.isdigit() else []
+    return list(dict.fromkeys(Path(*candidate.parts) for candidate in (*next_to_file, given.absolute())))
 
 
 # -- classes -----------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -76,6 +77,10 @@ def together(checks: Iterable[Callable[[], Result]]) -> list[Result]:
     return results
 
 
+#: A number as YAML writes it.
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+
+
 def mistakes_of(error: RlstabError) -> list[str]:
     """The mistakes that an error names, one by one; what follows a mistake on lines of its own is indented."""
     return re.split(r"\n(?=\S)", str(error))
@@ -108,11 +113,21 @@ def _line(document: Document, model: type[BaseModel], mistake: Mapping[str, Any]
     if not said.startswith("Input should"):
         return document.text(inside, f"{said[:1].lower()}{said[1:]}.")
     text = f"{said.removeprefix('Input ')}, not {shown(mistake['input'])}."
+    if isinstance(given := mistake["input"], str):
+        if kind in ("float_type", "int_type") and _NUMBER.fullmatch(given):
+            text += f" Write it without the quotes: {given}."
+        elif kind == "literal_error" and (near := _near(given, re.findall("'([^']*)'", str(context["expected"])))):
+            text += f" Did you mean {near}?"
     if kind.startswith("model_") and (section := next(models_in(SECTIONS.get(str(last))), None)) is not None:
         key, field = next(iter(section.model_fields.items()))
         given = mistake["input"] if isinstance(mistake["input"], str) else field.get_default()
         text += f" Write for example {last}: {flow({key: given})}."
     return document.text(inside, text)
+
+
+def _near(given: str, known: Sequence[str]) -> str | None:
+    """The one of the known values that a text is nearly; None where it is near to none."""
+    return next(iter(get_close_matches(given.lower(), known, 1)), None)
 
 
 def _model_at(model: type[BaseModel], loc: Sequence[str | int]) -> type[BaseModel]:

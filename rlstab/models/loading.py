@@ -154,7 +154,7 @@ def quiet_transformers() -> Iterator[None]:
 
 ADAPTER_CONFIG, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
-#: Beside the adapter: the model that it was trained on, by name and by a checksum of its weights.
+#: Next to the adapter: the model that it was trained on, by name and by a checksum of its weights.
 _BASE = "base_model.json"
 
 #: Releases that fit together, those of constraints.txt.

@@ -292,3 +292,24 @@ def test_an_override_is_named_where_it_is_wrong(file):
         ({"seed": 1, "optimisation.epochs": 0}, "--set optimisation.epochs: "),
     ]:
         assert said(ConfigError, path, overrides).startswith(where)
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ('optimisation: {lr: "1e-4"}', "1e-4."),
+        ('rollout: {group: "8"}', "8."),
+        ("optimisation: {lr: quick}", None),
+        ("engine: fsdp", "fsdp2?"),
+        ("engine: FSDP2", "fsdp2?"),
+        ("engine: zero3", None),
+    ],
+)
+def test_a_quoted_number_and_a_near_value_end_with_what_to_write(tmp_path: Path, text: str, advice: str | None) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        f"{text}\nmodel: {{name: countdown-tiny}}\ntask: {{name: countdown}}\nobjective: [s2t]\n", encoding="utf-8"
+    )
+    with pytest.raises(ConfigError) as error:
+        load_run(path)
+    assert str(error.value).split()[-1] == advice if advice else not re.search("quotes:|mean", str(error.value))
