@@ -346,8 +346,8 @@ def _row(step: Step) -> dict[str, float]:
         "response/length": step.tensors["lengths"],
         "reward/mean": step.tensors.get("rewards"),
         "ratio/clipped": step.tensors.get(f"{DID}trust_region/clipped"),
-        "mismatch/k3": torch.expm1(gaps) - gaps,
-        "sampler/gap": gaps.abs(),
+        "mismatch/k3": None if batch.live_ratio else torch.expm1(gaps) - gaps,
+        "sampler/gap": None if batch.live_ratio else gaps.abs(),
     }
     finite = {name: column[column.isfinite()] for name, column in values.items() if column is not None}
     return {name: float(column.double().mean()) for name, column in finite.items() if column.numel()}

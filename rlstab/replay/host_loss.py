@@ -152,7 +152,9 @@ def _planned(step: Step, formula: Formula, live: Tensor) -> list[Tensor]:
     rows = list(step.micro_batches())
     if len(rows) > MOST_PLANNED:
         raise ReportError(f"step {step.number} has {len(rows):,} micro-batches, more than {MOST_PLANNED:,}")
-    parts = [step.having({"live_now": live}).only(responses) for _, responses in rows]
+    tensors = {name: values for name, values in step.tensors.items() if name != "counts"}  # a plan counts for itself
+    step = replace(step, tensors={**tensors, "live_now": live})
+    parts = [step.only(responses) for _, responses in rows]
     plan = make_plan(formula.objective, [part.batch for part in parts], formula.state, scope=formula.scope)
     values = torch.zeros(len(step.ranks), dtype=torch.float64)
     for index, ((number, _), part) in enumerate(zip(rows, parts, strict=True)):
