@@ -33,7 +33,7 @@ def is_dir(path: str | Path) -> bool:
 
 
 def leads_away(path: str | Path) -> bool:
-    """Whether a link is there that leads out of its folder: what is written there would change a file elsewhere."""
+    """Whether this is a link that leads out of its folder: writing to it would change a file outside."""
     path = Path(path)
     return os.path.islink(path) and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(path.parent))  # noqa: PTH114
 
@@ -95,7 +95,7 @@ def load_module(path: Path) -> ModuleType:
     key = path, checksum(content)
     if key not in _modules:
         if str(path.parent) not in sys.path:
-            sys.path.append(str(path.parent))  # it may import what lies beside it; at the end, so that it hides nothing
+            sys.path.append(str(path.parent))  # it may import its neighbours; at the end, so that it hides nothing
         spec = importlib.util.spec_from_file_location(f"user_{path.stem}_{checksum(str(path).encode())}", path)
         assert spec is not None
         assert spec.loader is not None

@@ -1,4 +1,4 @@
-"""From a path to the runs that were logged there, whoever wrote them.
+"""Reads the runs that any known trainer or tracker logged under a path.
 
 Logs of rlstab, ``trainer_state.json`` of transformers (TRL, ms-swift), verl's file logger and its console, other JSON
 lines, a CSV exported from wandb, and token exports of prime-rl. Damaged lines are left out and counted.
@@ -167,7 +167,7 @@ def _lines(path: Path, text: str) -> list[RunLog]:
             f"{path}: no line in it has a step and a metric that is known here. Give a file whose lines are those of "
             f"verl's console or file logger, or objects with a step and metrics named as in TRL, verl or rlstab."
         )
-    if _CONSOLE.search(text):  # everything else on a console is no damage
+    if _CONSOLE.search(text):  # a console has other lines, which are not damaged
         damaged = []
     writer = next(name for name in ("verl", "rlstab", "JSON lines") if name in writers)
     unit = "rollout" if writer == "rlstab" else "step"
