@@ -72,8 +72,11 @@ def write_text(path: str | Path, text: str, *marks: bytes) -> None:
 
 
 def replace_file(path: Path, content: str | bytes) -> None:
-    """Make ``path`` hold the content: at any moment, also after a kill, all of the old or all of the new."""
-    writing = path.with_name(f".{path.name}.writing")
+    """Make ``path`` hold the content: at any moment, also after a kill, all of the old or all of the new.
+
+    Several processes may write one path at once: each has a temporary file, and the last one to finish counts.
+    """
+    writing = path.with_name(f".{path.name}.{os.getpid()}.writing")
     with writing.open("wb") as file:
         file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
