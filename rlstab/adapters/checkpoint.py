@@ -21,6 +21,7 @@ RECORD, TENSORS = "rlstab.json", "rlstab.safetensors"
 def keep_state(folder: str | Path, objective: TokenObjective, state: State) -> None:
     """Write the state into a checkpoint."""
     record, tensors = dump_state({key: state[key] for key in objective.init_state()})
+    Path(folder).mkdir(parents=True, exist_ok=True)  # a sharded host may come later, and another rank may come first
     if tensors:
         save_file({name: values.cpu() for name, values in tensors.items()}, Path(folder) / TENSORS)
     Path(folder, RECORD).write_text(json.dumps({"objective": objective_hash(objective), **record}, indent=1))
