@@ -46,17 +46,17 @@ class Blockwise(AdvantageEstimator):
 
     Parameters:
         - ``shrink`` (c): float in [0, inf), default 0.0. How many responses at the mean of the whole group each
-          baseline gets. The paper has none; ours, for groups in which outcomes are rare.
+          baseline gets. Our own addition, for groups in which outcomes are rare.
 
     State:
         none
 
     Deviations:
-        - From the paper: ``shrink`` is ours. Its mean over the tokens of a block is the method ``block_mean``.
+        - From the paper: ``shrink`` is our addition. Its mean over the tokens of a block is the method ``block_mean``.
         - From its code: no official code was found.
 
     Interacts:
-        - Reward shapers do nothing to these advantages: the rewards of blocks are the task's.
+        - Reward shapers do nothing to these advantages: the rewards of blocks come from the task.
         - ``dynamic_sampling``: compares rewards of whole responses, and drops groups whose blocks differ.
         - ``gspo`` and other ratios of whole responses assume one advantage per response.
 

@@ -47,9 +47,10 @@ class BNPO(AdvantageEstimator):
         (S,) advantages, which every token of the response gets.
 
     Parameters:
-        - ``low`` (l): float in (-inf, inf), default 0.0. The least reward that there can be. The authors' code,
+        - ``low`` (l): float in (-inf, inf), default 0.0. The smallest possible reward. The authors' code,
           ``min_value``.
-        - ``high`` (h): float in (-inf, inf), default 1.0. The greatest one. The authors' code, ``max_value``.
+        - ``high`` (h): float in (-inf, inf), default 1.0. The largest possible reward. The authors' code,
+          ``max_value``.
 
     State:
         none
@@ -58,10 +59,11 @@ class BNPO(AdvantageEstimator):
         - From the paper: its rewards are 0 or 1; others are mapped to [0, 1], as in its code. Its decomposition of
           several rewards into several advantages is not offered.
         - From its code: where all pass rates are equal it divides by 0. Here they weigh the same, as in ``dr_grpo``.
-        - From its code: a lone answer is left its reward; here that is 0, and its pass rate counts as any other.
+        - From its code: a lone answer keeps its reward as its advantage; here its advantage is 0, and its pass rate
+          counts as any other.
 
     Interacts:
-        - ``overlong``, ``laconic``: a penalty makes rewards below 0. Set ``low`` to the least sum of reward and
+        - ``overlong``, ``laconic``: a penalty makes rewards below 0. Set ``low`` to the smallest sum of reward and
           penalty; a reward outside of the range is an error.
         - ``dynamic_sampling``: takes the pass rates 0 and 1 out of the fit.
         - TRL calls a divisor of the loss ``bnpo``, which is not this.

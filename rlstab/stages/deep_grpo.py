@@ -21,7 +21,7 @@ RIDGE = 1.0
 
 
 class DeepGRPO(RolloutExpander):
-    """Cut a failed response at a pivot, and sample several continuations that form a group of their own.
+    """Cut a failed response at a pivot, and sample several continuations that form a separate group.
 
     Problem:
         If responses are sampled only from the prompt, most of the budget goes to beginnings that the policy already
@@ -43,7 +43,7 @@ class DeepGRPO(RolloutExpander):
     Reads:
         - ``raw_rewards`` (S,): an answer at or below the threshold failed.
         - ``lengths`` (S,), tokens: an answer of one token has no pivot.
-        - ``sequence_ids`` (S,): by which a pivot is drawn.
+        - ``sequence_ids`` (S,): identify the draw of a pivot.
         - ``given`` (S,), ``pivot`` (S,), ``group_ids`` (S,): the branches, their x, and which belong together.
         - ``prompt_ids`` (S,): for the report.
 
@@ -58,7 +58,7 @@ class DeepGRPO(RolloutExpander):
           a wrong answer.
         - ``groups``: 'all' | 'failed', default 'all'. Which groups branch: every one that has a failed answer, as in
           its code, or only those in which every answer failed, which have no advantage otherwise.
-        - ``max_parents``: int in [1, inf) or None, default None. At most so many failed answers of a group branch; None
+        - ``max_parents``: int in [1, inf) or None, default None. The most failed answers of a group that branch; None
           is all of them, as in its code.
         - ``window`` (W): int in [2, inf), default 10000. Its code.
         - ``warmup`` (n): int in [0, inf), default 10. Its code.
@@ -75,15 +75,15 @@ class DeepGRPO(RolloutExpander):
         - From its code: candidates for a pivot are 50 tokens apart there, the prompt itself is one of them, and x
           counts these pieces. Here every token is a candidate and at least one is kept.
         - From its code: the logistic regression is that of scikit-learn with its defaults, which has the same minimum.
-          The last one stays in use there once the window has lost one of both labels; here P is 1 then.
-        - From its code: a branch point enters the window as soon as its ends are scored, and the next pivot of the same
-          rollout profits. That depends on which answer ends first; here the window changes once a rollout.
+          Once the window has lost one of the two labels, the last fit stays in use there; here P is then 1.
+        - From its code: a branch point enters the window as soon as its ends are scored, and already affects the next
+          pivot of the same rollout, which depends on which answer ends first. Here the window changes once per rollout.
         - From its code: responses without advantage are left out before tokens are counted. Here that is
           ``dynamic_sampling``.
 
     Interacts:
-        - with ``stream_weight``: the loss of the paper has a mean of its own for each of both streams. Without it a
-          branch token weighs as much as any other, and the many branches outvote the responses from the prompt.
+        - with ``stream_weight``: the paper's loss has a separate mean for each of the two streams. Without it a branch
+          token weighs as much as any other, and the many branches outvote the responses from the prompt.
         - with ``dynamic_sampling``: list it after this stage, or it drops the prompts on which every answer failed
           before they are branched.
         - with any estimator within groups: the branches from one pivot are a group, so it applies unchanged. Estimators

@@ -49,8 +49,8 @@ class EntropyBonus(TokenObjective):
         falls from 48.56 to 23.32 at 32B when an entropy bonus is added.
 
     Interacts:
-        - ``entropy_bonus`` and ``adaptive_entropy`` pay for the same thing, and the controller does not know of the
-          other's price.
+        - ``entropy_bonus`` and ``adaptive_entropy`` reward the same thing, and the controller does not take the fixed
+          bonus into account.
         - ``entropy_bonus`` acts on every token, also on those that a mask drops: penalties ignore masks.
 
     Example:

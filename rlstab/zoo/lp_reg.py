@@ -64,7 +64,7 @@ class LpReg(TokenObjective):
         - ``form``: 'paper' | 'code', default 'paper'. Which of the two divergences and pools. The paper does not say
           which one produced its tables; presumably the code.
         - ``ratio_cap`` (U): float in (1, inf) or None, default None. The published value is 10, set by the preset
-          ``lp_reg``. None leaves the trust region to whoever else owns it.
+          ``lp_reg``. None leaves the trust region to another method.
 
     State:
         none
@@ -97,13 +97,13 @@ class LpReg(TokenObjective):
 
     Pitfalls:
         On-policy the paper's pull is weak: it moves only the mass 1 - Z that the filter removes, and 0.02 leaves Z near
-        1. Off-policy it is not the best method of its own table at 32B (50.60; ``top_entropy`` has 51.49).
+        1. Off-policy it is not the best method in the paper's own table at 32B (50.60; ``top_entropy`` has 51.49).
 
     Interacts:
         - ``lp_reg`` was published on ``token_mean``.
         - The tokens that ``lp_reg`` selects in form 'code' pull with their ratio: ``clip_higher``, ``cispo``, ``sapo``,
-          ``maspo`` and ``vespo`` does not affect them.
-        - The tokens that ``lp_reg`` selects in form 'code' are clipped by ``gmpo`` all the same.
+          ``maspo`` and ``vespo`` do not affect them.
+        - ``gmpo`` clips also the tokens that ``lp_reg`` selects in form 'code'.
         - A token that ``top_entropy`` drops keeps the penalty of ``lp_reg``: penalties ignore masks.
 
     Example:

@@ -71,7 +71,7 @@ class Mismatch(TokenObjective):
         composition shows them.
 
     Interacts:
-        - ``mismatch`` measures what ``importance_correction`` is there to correct.
+        - ``mismatch`` measures what ``importance_correction`` corrects.
 
     Example:
         Two responses of two tokens; the trainer finds one token half as likely as the sampler said, and one twice. The

@@ -62,9 +62,9 @@ class StreamWeight(TokenObjective):
         - ``stream_weight`` counts every token of a stream, also those that a mask drops, so a stream that loses more
           of them weighs less. Put ``stream_weight`` within the mask to count what is left.
         - ``stream_weight`` divides by counts of tokens. Under ``sequence_mean`` and ``block_mean``, where tokens of
-          long responses weigh less, the streams are not in the proportion 1 to lambda.
-        - The penalty of ``kl`` and ``entropy_bonus`` has no part in the two streams of ``stream_weight``: it stays one
-          mean over all tokens.
+          long responses weigh less, the two streams do not weigh 1 to lambda.
+        - The penalties of ``kl`` and ``entropy_bonus`` do not follow the two streams of ``stream_weight``: each stays
+          one mean over all tokens.
 
     Example:
         An answer of three tokens and a branch of one: 4 / 3 on each of the three, 4 on the one, divided by four.
