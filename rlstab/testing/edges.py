@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 import random
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any, TypeAlias
 
 import torch
@@ -46,57 +45,42 @@ _PAIRS = (
 def numbers_of(method: TokenObjective) -> tuple[float, ...]:
     """Numbers that a method may compare with: its settings and the literals of its code, at most 24."""
     methods: list[TokenObjective] = methods_of(method)
-    settings = (getattr(part, setting.name) for part in methods for setting in settings_of(type(part)))
-    numbers = [number for setting in settings for number in _plain_numbers(setting)]
-    for owner in (owner for part in methods for owner in type(part).__mro__):
-        if not owner.__module__.startswith("rlstab.core"):
-            for member in vars(owner).values():
-                numbers += _literals(getattr(member, "__func__", getattr(member, "fget", member)))
-    return tuple(dict.fromkeys(numbers))[:24]
-
-
-def _literals(function: Any) -> Iterator[float]:
-    """Numbers in the code of a function, in functions inside of it or of its module, and in globals that it names."""
-    pending: list[CodeType] = [function.__code__] if hasattr(function, "__code__") else []
-    seen: set[CodeType] = set()
-    while pending:
-        code = pending.pop()
-        if code in seen:
-            continue
-        seen.add(code)
-        for constant in code.co_consts:
-            if isinstance(constant, CodeType):
-                pending.append(constant)
-            else:
-                yield from _plain_numbers(constant)
-        for name in code.co_names:
-            value = function.__globals__.get(name)
-            if getattr(value, "__module__", None) == function.__module__ and hasattr(value, "__code__"):
-                pending.append(value.__code__)
-            yield from _plain_numbers(value)
+    values = [getattr(part, setting.name) for part in methods for setting in settings_of(type(part))]
+    for part in methods:
+        for code, named in _code_of(part):
+            if not named["__name__"].startswith("rlstab.core."):
+                values += [*code.co_consts, *map(named.get, code.co_names)]
+    return tuple(dict.fromkeys(number for value in values for number in _plain_numbers(value)))[:24]
 
 
 def words_of(method: Method[Any]) -> frozenset[str]:
-    """Names and texts in the code of a method or stage and of functions beside it, keywords of calls included."""
+    """Names and texts in the code of a method or stage and of the functions that it calls, keywords included."""
     words: set[str] = set()
-    classes = [member for member in type(method).__mro__ if not member.__module__.startswith(("rlstab.core.", "abc"))]
-    functions = [value for member in classes for value in vars(member).values()]
-    functions = [getattr(function, "__func__", function) for function in functions]  # of a static method
-    pending, seen = [function.__code__ for function in functions if hasattr(function, "__code__")], set[CodeType]()
-    shared = {name: value for member in classes for name, value in vars(sys.modules[member.__module__]).items()}
+    for code, _ in _code_of(method):
+        words.update(code.co_names)
+        for constant in code.co_consts:
+            words.update(
+                word for word in (constant if isinstance(constant, tuple) else (constant,)) if type(word) is str
+            )
+    return frozenset(words)
+
+
+def _code_of(method: Method[Any]) -> Iterator[tuple[CodeType, dict[str, Any]]]:
+    """The code of a method's classes outside the core and of functions that it names, each with its globals."""
+    classes = [cls for cls in type(method).__mro__ if not cls.__module__.startswith(("rlstab.core.", "abc", "typing"))]
+    members = [member for cls in classes for member in vars(cls).values()]
+    functions = [getattr(member, "__func__", getattr(member, "fget", member)) for member in members]
+    pending = [(each.__code__, each.__globals__) for each in functions if isinstance(each, FunctionType)]
+    seen: set[CodeType] = set()
     while pending:
-        code = pending.pop()
+        code, named = pending.pop()
         if code in seen:
             continue
         seen.add(code)
-        words.update(code.co_names)
-        called = (getattr(shared.get(name), "__code__", None) for name in code.co_names)
-        pending += [inner for inner in called if inner is not None]
-        for constant in code.co_consts:
-            several = constant if isinstance(constant, tuple) else (constant,)
-            words.update(word for word in several if isinstance(word, str))
-            pending += [inner for inner in several if isinstance(inner, CodeType)]
-    return frozenset(words)
+        yield code, named
+        pending += [(inner, named) for inner in code.co_consts if isinstance(inner, CodeType)]
+        called = [each for each in map(named.get, code.co_names) if isinstance(each, FunctionType)]
+        pending += [(each.__code__, each.__globals__) for each in called]
 
 
 def _plain_numbers(value: object) -> Iterator[float]:

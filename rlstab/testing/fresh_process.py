@@ -7,9 +7,7 @@ last one.
 
 from __future__ import annotations
 
-import ast
 import atexit
-import datetime
 import importlib
 import inspect
 import os
@@ -248,39 +246,16 @@ def _kept(method: Method[Any], modules: Sequence[str]) -> dict[str, object]:
     for owner in sorted(near | {name for name in modules if not name.startswith("rlstab.core.")}):
         for name, value in list(vars(sys.modules[owner]).items()):
             keep(f"{owner}.{name}", value, owner)
-    for owner in ("builtins", "math", "torch"):
-        plain = {name: value for name, value in vars(sys.modules[owner]).items() if type(value) in (int, float, str)}
-        kept[f"a variable in {owner}"] = plain
     keep("the method", method, "")
     return kept
 
 
 def _pretend() -> None:
     """Be another rank on another machine, a hundred days later; before the modules of methods are imported."""
-
-    class Date(datetime.date):
-        @classmethod
-        def today(cls) -> Any:
-            return cls.fromtimestamp(time.time())
-
-    class DateTime(datetime.datetime):
-        @classmethod
-        def now(cls, tz: Any = None) -> Any:
-            return cls.fromtimestamp(time.time(), tz)
-
-        today = now
-
-        @classmethod
-        def utcnow(cls) -> Any:
-            return cls.fromtimestamp(time.time(), datetime.UTC).replace(tzinfo=None)
-
     for name in ("time", "monotonic", "perf_counter", "process_time"):
         for clock, by in ((name, LATER), (f"{name}_ns", LATER * 10**9)):
             now = getattr(time, clock)
             setattr(time, clock, lambda now=now, by=by: now() + by)
-    for name in ("gmtime", "localtime"):
-        now = getattr(time, name)
-        setattr(time, name, lambda seconds=None, now=now: now(time.time() if seconds is None else seconds))
     answers: dict[Any, dict[str, Any]] = {
         torch.distributed: {"is_initialized": True, "get_rank": 3, "get_world_size": 8},
         os: {"cpu_count": 3, "sched_getaffinity": {0, 1, 2}, "getppid": 1, "uname": os.uname_result(["elsewhere"] * 5)},
@@ -290,15 +265,12 @@ def _pretend() -> None:
     for module, functions in answers.items():
         for name, answer in functions.items():
             setattr(module, name, lambda *_, answer=answer, **__: answer)
-    datetime.date, datetime.datetime = Date, DateTime  # type: ignore[misc]  # for modules that are imported later
 
 
 def _import(name: str, file: str) -> None:
     """The module of a class: by its name, or from its file where the name leads nowhere or elsewhere."""
     if name == "__main__":
-        if getattr(sys.modules[name], "defined_in", None) != file:
-            sys.modules[name] = _definitions(file)
-        return
+        raise ImportError("its class is defined in a script or was typed in. Define it in a module")
     try:
         if getattr(importlib.import_module(name), "__file__", None) in (file, None):
             return
@@ -308,22 +280,3 @@ def _import(name: str, file: str) -> None:
     sys.modules[name] = module = types.ModuleType(name)
     module.__file__ = file
     SourceFileLoader(name, file).exec_module(module)
-
-
-def _definitions(file: str) -> types.ModuleType:
-    """What a script defines at its top, without what it does: imports, classes, functions and plain values."""
-    if not Path(file).is_file():
-        raise ImportError("its class was typed in. Define it in a file")
-    module = types.ModuleType("__main__")
-    vars(module).update(__file__=file, defined_in=file)
-    tree = ast.parse(Path(file).read_text(encoding="utf-8"), file)
-    kept = (ast.Import, ast.ImportFrom, ast.ClassDef, ast.FunctionDef)
-
-    def plain(node: ast.stmt) -> bool:
-        calls = any(isinstance(inner, ast.Call) for inner in ast.walk(node))
-        return isinstance(node, kept) or (isinstance(node, ast.Assign | ast.AnnAssign) and not calls)
-
-    tree.body = list(filter(plain, tree.body))
-    sys.modules["__main__"] = module  # dataclasses look it up
-    exec(compile(tree, file, "exec", dont_inherit=True), vars(module))
-    return module

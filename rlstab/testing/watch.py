@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import random
-import signal
 import sys
 import threading
 import warnings
@@ -151,13 +149,8 @@ def _shared() -> dict[str, Any]:
         "torch's treatment of denormal numbers": bool(smallest * 1 == 0),
         "numpy's treatment of floating-point errors": np.geterr(),
         "the filters of warnings": list(warnings.filters),
-        "the garbage collector": (gc.isenabled(), gc.get_threshold()),
-        "the limit of recursion": sys.getrecursionlimit(),
-        "the path of imports": list(sys.path),
         "the level of logging": logging.root.level,
         "the threads": threading.active_count(),
-        "how numbers are printed": (vars(torch._tensor_str.PRINT_OPTS).copy(), np.get_printoptions()),
-        "the handlers of signals": (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)),
         "the environment": dict(os.environ),
         "the working directory": os.getcwd(),  # noqa: PTH109  # a path to compare
     }
