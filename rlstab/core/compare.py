@@ -30,7 +30,7 @@ def numbers(where: Tensor) -> Tensor:
     return where.view(torch.uint8)
 
 
-def places(where: Tensor) -> Tensor:
+def indices(where: Tensor) -> Tensor:
     """Indices of the ``(n,)`` bools that are True, ascending; on a CPU numpy finds them faster."""
     if where.device.type == "cpu":
         return torch.from_numpy(where.numpy().nonzero()[0])

@@ -36,11 +36,8 @@ SETS: Mapping[str, tuple[str, ...]] = {
 DECLARED = (*SETS, "name", "about", "excludes", "signal_options")
 #: Names of the combinators, which no method can have.
 COMBINATORS = ("composition", "observe", "within")
-#: First parts of metrics that the loss and the trainer report, which no method can have as a name either.
-METRICS = (
-    *("blocks", "eval", "gradient", "head", "loss", "lr", "optimizer_steps", "ratio", "response", "reward", "rollout"),
-    *("sampler", "scorer", "seconds", "tokens"),
-)
+#: First parts of the metrics of the loss, which no method can have as a name either.
+RESERVED = ("ratio", "tokens")
 #: What a method that is only observed reports its trust region as.
 _OBSERVED = {"clip", "surrogate"}
 
@@ -66,7 +63,7 @@ def check_class(cls: type) -> None:
         raise MethodError(
             f"{who} is named {name!r}, expected letters, digits and underscores. Write for example name = 'my_method'."
         )
-    if name in (*COMBINATORS, *METRICS):
+    if name in (*COMBINATORS, *RESERVED):
         raise MethodError(f"{who} is named '{name}', as a combinator or metrics of rlstab are. Give it another `name`.")
     for attribute in SETS:
         value: object = getattr(cls, attribute, frozenset())  # a stage writes no terms

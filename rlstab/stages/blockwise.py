@@ -124,14 +124,14 @@ class Blockwise(AdvantageEstimator):
         rewards, outcomes = responses.evidence("block_rewards").double(), responses.evidence("block_outcomes").long()
         blocks = [torch.zeros_like(responses.rewards)]  # of tokens in no block
         for number in range(rewards.shape[1]):
-            own, there = rewards[:, number], outcomes[:, number] > 0
+            reward, there = rewards[:, number], outcomes[:, number] > 0
             stratum = _stratum(responses, outcomes, number)
-            baseline, even = _mean(own, there, stratum)
+            baseline, even = _mean(reward, there, stratum)
             if self.shrink:
-                wide, even = _mean(own, there, responses.group)
+                wide, even = _mean(reward, there, responses.group)
                 size = _size(there, stratum)
                 baseline = (baseline * size + self.shrink * wide) / (size + self.shrink)
-            blocks.append(torch.where(there & ~even, own - baseline, 0.0))
+            blocks.append(torch.where(there & ~even, reward - baseline, 0.0))
         ids = responses.evidence("block_ids").long()
         return torch.stack(blocks, 1).gather(1, ids.clamp(min=-1) + 1)
 

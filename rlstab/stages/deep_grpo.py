@@ -1,4 +1,4 @@
-"""DEEP-GRPO: sample again from a promising place of an answer that failed."""
+"""DEEP-GRPO: sample again from a promising position of an answer that failed."""
 
 import math
 from typing import Annotated, Literal
@@ -92,7 +92,7 @@ class DeepGRPO(RolloutExpander):
 
     Limits:
         - A rollout without failed responses is not changed.
-        - ``gamma=0`` before the window is filled: every place is as likely.
+        - ``gamma=0`` before the window is filled: every position is as likely.
 
     Example:
         A right answer and a failed one of four tokens, and no window yet: x = 1/4, 2/4, 3/4 have weights 1 : 4 : 9.
@@ -148,7 +148,7 @@ class DeepGRPO(RolloutExpander):
         most = "each" if self.max_parents is None else f"at most {self.max_parents} in a group"
         which = "failed answers" if self.groups == "all" else "answers of groups in which all failed"
         return (
-            f"Sample {self.branches} new ends of {which}, {most}, from a place that is drawn by how often branches "
+            f"Sample {self.branches} new ends of {which}, {most}, from a position that is drawn by how often branches "
             f"from there succeeded, times the share of the answer before it to the power of {self.gamma}."
         )
 
@@ -167,12 +167,12 @@ class DeepGRPO(RolloutExpander):
         }
 
     def advance(self, state: State, stat: Settled) -> State:
-        place, success = stat.grouped("place").totals, stat.grouped("success").totals
-        new, seen = len(place), int(state["seen"])
+        position, success = stat.grouped("place").totals, stat.grouped("success").totals
+        new, seen = len(position), int(state["seen"])
         kept = torch.arange(max(0, new - self.window), new)
         at = (seen + kept) % self.window
         return {
-            "place": state["place"].index_copy(0, at, place[kept]),
+            "place": state["place"].index_copy(0, at, position[kept]),
             "success": state["success"].index_copy(0, at, success[kept]),
             "seen": seen + new,
         }
@@ -202,13 +202,13 @@ class DeepGRPO(RolloutExpander):
     def fitted(self, state: State) -> tuple[float, float] | None:
         """``(b, w)`` of the branch points in the window, None where they are too few or all of one kind."""
         count = min(int(state["seen"]), self.window)
-        place, success = state["place"][:count], state["success"][:count]
+        position, success = state["place"][:count], state["success"][:count]
         if count <= self.warmup or not 0 < float(success.sum()) < count:
             return None
-        return logistic(place, success)
+        return logistic(position, success)
 
     def _parents(self, responses: ResponseBatch, seed: int) -> Tensor:
-        """``(b,)`` places of the answers that branch, in the order of the batch."""
+        """``(b,)`` indices of the answers that branch, in the order of the batch."""
         main, success = responses.given == 0, self._succeeded(responses)
         failed = main & ~success & (responses.lengths >= 2)
         if self.groups == "failed":
@@ -218,8 +218,8 @@ class DeepGRPO(RolloutExpander):
             order = torch.where(failed, draws, 2.0).argsort(stable=True)
             order = order[responses.group[order].argsort(stable=True)]  # groups, and in each the failed ones first
             size = torch.bincount(responses.group, minlength=responses.groups)
-            place = torch.arange(len(order)) - (size.cumsum(0) - size)[responses.group[order]]
-            failed = failed.index_copy(0, order, failed[order] & (place < self.max_parents))
+            position = torch.arange(len(order)) - (size.cumsum(0) - size)[responses.group[order]]
+            failed = failed.index_copy(0, order, failed[order] & (position < self.max_parents))
         return failed.nonzero().squeeze(-1)
 
     def _succeeded(self, responses: ResponseBatch) -> Tensor:
@@ -232,10 +232,10 @@ class DeepGRPO(RolloutExpander):
 
     def _pivot(self, length: int, draw: float, fitted: tuple[float, float] | None) -> int:
         """How many of ``length`` tokens are kept, by inverting the distribution function."""
-        place = torch.arange(1, length, dtype=torch.float64) / length
-        weight = place**self.gamma
+        position = torch.arange(1, length, dtype=torch.float64) / length
+        weight = position**self.gamma
         if fitted is not None:
-            weight = weight * torch.sigmoid(fitted[0] + fitted[1] * place)
+            weight = weight * torch.sigmoid(fitted[0] + fitted[1] * position)
         edges = weight.cumsum(0)
         return 1 + int(torch.searchsorted(edges, draw * edges[-1], right=True).clamp(max=length - 2))
 

@@ -136,9 +136,9 @@ class GoldilocksTeacher(PromptSelector):
         if self.pool is None and offer.size is None:
             hands = torch.arange(offer.drawn, offer.drawn + offer.count).unsqueeze(1) * self.candidates
             hands = hands + torch.arange(self.candidates)
-            places = self._expected(hands.reshape(-1), offer, state).view(hands.shape).argmax(1)
+            best = self._expected(hands.reshape(-1), offer, state).view(hands.shape).argmax(1)
             dice = torch.tensor(at_random(offer, self.random_share)[offer.first :])
-            return hands.gather(1, torch.where(dice, 0, places).unsqueeze(1)).squeeze(1)
+            return hands.gather(1, torch.where(dice, 0, best).unsqueeze(1)).squeeze(1)
         dealer = _Dealer(offer, pool_of(self.name, self.pool, offer), self.candidates)
         worth = dict(zip(dealer.may_deal.tolist(), self._expected(dealer.may_deal, offer, state).tolist(), strict=True))
         chosen = []
@@ -166,8 +166,8 @@ class GoldilocksTeacher(PromptSelector):
         filled = state["filled"]
         if not filled or self.candidates == 1:
             return torch.zeros(len(prompts), dtype=torch.float64)
-        different, place = torch.cat([state["prompts"][:filled], prompts]).unique(return_inverse=True)
-        features = offer.features(different).double()[place]
+        different, index = torch.cat([state["prompts"][:filled], prompts]).unique(return_inverse=True)
+        features = offer.features(different).double()[index]
         teacher = HalfSigmoid.fit(features[:filled], state["worth"][:filled], self.ridge)
         return teacher(features[filled:]).round(decimals=DECIMALS)
 

@@ -130,7 +130,7 @@ class Expansion:
     Attributes:
         drop: ``(S,)`` bool, responses to leave out of learning, in whole groups; None for none.
         fresh: how many more prompts to answer, over all ranks: the same number on every rank.
-        parents: ``(b,)`` int64 places of responses to branch from, each at most once in a run.
+        parents: ``(b,)`` int64 indices of responses to branch from, each at most once in a run.
         pivots: ``(b,)`` int64, how many of their tokens a branch keeps, at least 1 and fewer than there are.
         branches: how many responses go on from each.
     """

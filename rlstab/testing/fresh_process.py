@@ -103,7 +103,7 @@ class PickledMethod:
         """
         if isinstance(self.pickled, str):
             raise Unreachable(self.pickled)
-        path = [place or str(Path.cwd()) for place in sys.path]
+        path = [folder or str(Path.cwd()) for folder in sys.path]
         job = path, dict(self.modules), self.pickled, pickle.dumps((work, given)), which == 0
         answer = start(which % SERVERS).ask(job)
         if isinstance(answer, Exception):
@@ -207,9 +207,9 @@ def _answer(line: Connection, pickled: bytes, job: bytes, modules: Sequence[str]
             if modules:  # what only the first call sets may be a cache; what the second changes, too, is a counter
                 before = _kept(method, modules)
                 work(method, given)
-                for place, value in _kept(method, modules).items():
-                    if value != before.get(place):
-                        raise BrokenLaw(f"{place} changes from call to call. What lasts belongs into the state.")
+                for path, value in _kept(method, modules).items():
+                    if value != before.get(path):
+                        raise BrokenLaw(f"{path} changes from call to call. What lasts belongs into the state.")
             shared.check()
         answer = pickle.dumps(outcome)
     except BrokenLaw as error:
@@ -221,25 +221,25 @@ def _answer(line: Connection, pickled: bytes, job: bytes, modules: Sequence[str]
 
 
 def _kept(method: Method[Any], modules: Sequence[str]) -> dict[str, object]:
-    """What outlives a call, by its place: values of modules, of their classes and functions, and of the method."""
+    """What outlives a call, by its path: values of modules, of their classes and functions, and of the method."""
     kept: dict[str, object] = {}
 
-    def keep(place: str, value: Any, owner: str) -> None:
+    def keep(path: str, value: Any, owner: str) -> None:
         if isinstance(value, types.FunctionType | type):
-            if value.__module__ == owner and place not in kept:
-                kept[place] = None
+            if value.__module__ == owner and path not in kept:
+                kept[path] = None
                 held = dict(vars(value), defaults=getattr(value, "__defaults__", None))
                 if isinstance(value, types.FunctionType):
                     with suppress(ValueError):  # it closes over a name that has no value yet
                         held |= inspect.getclosurevars(value).nonlocals
                 for name, inner in held.items():
                     if not name.startswith("__"):  # pickle itself puts some on a class
-                        keep(f"{place}.{name}", inner, owner)
+                        keep(f"{path}.{name}", inner, owner)
             return
         try:
-            kept[place] = pickle.dumps(value)
+            kept[path] = pickle.dumps(value)
         except Exception:  # what cannot be pickled is known by its text
-            kept[place] = repr(value)
+            kept[path] = repr(value)
 
     packages = {name.rpartition(".")[0] for name in modules if not name.startswith("rlstab.")} - {""}
     near = {name for name in sys.modules if name.rpartition(".")[0] in packages}

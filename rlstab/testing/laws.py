@@ -268,7 +268,7 @@ def untouched(state: State, batch: Any, tensors: Iterable[tuple[str, Tensor]]) -
     """Inside, nothing writes to these or puts anything on the batch, and nothing uses what the process shares."""
     shared, guard, known = Shared(), ReadOnly(), _attributes(batch)
     guard.guard(tensors)
-    guard.guard((place, value) for place, value in leaves_of(state) if isinstance(value, Tensor))
+    guard.guard((path, value) for path, value in leaves_of(state) if isinstance(value, Tensor))
     with untouched_state(state), guard, NumpyReadOnly(guard):
         yield guard
     shared.check()
@@ -317,7 +317,7 @@ def pure(method: TokenObjective, trial: Trial) -> None:
             plan = make_plan(objective, [batch], state)
             part = plan.part(0)
             decided = [("the advantages", part.advantages), *leaves_of(part.terms, "the terms")]
-            guard.guard((f"{place} of the loss", value) for place, value in decided if isinstance(value, Tensor))
+            guard.guard((f"{path} of the loss", value) for path, value in decided if isinstance(value, Tensor))
             plan.loss(batch, PolicyOutputs(**leaves))
         state = plan.state
     close("called twice with the same", trial.whole(method), run_whole(method, trial.first), 0.0)

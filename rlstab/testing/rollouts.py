@@ -161,12 +161,12 @@ def draw_run(
     run: dict[str, Any] = {"size": draw.choice([PROMPTS, None]), "seed": draw.randrange(2**31), "limit": limit}
     run["extreme"] = draw.choice([1.0, 1e6]) if extreme else None
     rollouts = []
-    for place in range(3):
+    for which in range(3):
         kind = "mixed" if large else draw.choice(KINDS)
         drawn = 20 if large else draw.randint(2, min(6, groups))
         # a group of two can already break most laws
         sizes = [2, *(draw.randint(1, most) for _ in range(drawn - 1))]
-        rollouts.append(make_rollout(kind, sizes, draw.randrange(2**32), needs, number=place, **run))
+        rollouts.append(make_rollout(kind, sizes, draw.randrange(2**32), needs, number=which, **run))
     return rollouts
 
 

@@ -202,8 +202,8 @@ def same_rows(what: str, some: Rows, among: Rows, tolerance: float) -> None:
     for name, rows in some.items():
         sizes = [float(row.detach().double().nan_to_num(0.0, 0.0, 0.0).abs().max()) for row in rows.values()]
         within = tolerance * (1 + max(sizes, default=0.0))
-        for place, row in rows.items():
-            mine, theirs = torch.broadcast_tensors(row.double(), among[name][place].double())
+        for response, row in rows.items():
+            mine, theirs = torch.broadcast_tensors(row.double(), among[name][response].double())
             if not torch.allclose(mine, theirs, rtol=0.0, atol=within, equal_nan=True):
                 raise BrokenLaw(f"{what}: {name} of a response is {mine.tolist()} and {theirs.tolist()}.")
 
@@ -415,7 +415,7 @@ def _check_kind(stage: Stage, batch: ResponseBatch, given: Any) -> None:
             if type(number) is not int or number < least:
                 raise BrokenLaw(f"{what} is {number!r}, expected an int of at least {least}.")
         if given.parents is not None and len(given.parents.unique()) < len(given.parents):
-            raise BrokenLaw(f"parents are {given.parents.tolist()}, expected different places.")
+            raise BrokenLaw(f"parents are {given.parents.tolist()}, expected different indices.")
 
 
 def _check_tensor(what: str, given: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> None:

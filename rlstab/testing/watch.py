@@ -57,9 +57,9 @@ class ReadOnly(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func._schema.is_mutable:
-            for place, argument in enumerate(func._schema.arguments):
+            for index, argument in enumerate(func._schema.arguments):
                 if argument.alias_info is not None and argument.alias_info.is_write:
-                    given = kwargs.get(argument.name, args[place] if place < len(args) else None)
+                    given = kwargs.get(argument.name, args[index] if index < len(args) else None)
                     for name in map(self.name_of, given if isinstance(given, list | tuple) else [given]):
                         if name is not None:
                             raise BrokenLaw(
@@ -168,9 +168,9 @@ def _watch_files() -> None:
         if event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate"):
             _written.append(str(details[0]))
         if event == "open" and isinstance(details[0], str | bytes) and isinstance(details[2], int):
-            place = os.fsdecode(details[0])
-            devices = place.startswith("/dev/") and not place.startswith("/dev/shm/")
-            if details[2] & (os.O_WRONLY | os.O_RDWR) and "__pycache__" not in place and not devices:
-                _written.append(place)
+            path = os.fsdecode(details[0])
+            devices = path.startswith("/dev/") and not path.startswith("/dev/shm/")
+            if details[2] & (os.O_WRONLY | os.O_RDWR) and "__pycache__" not in path and not devices:
+                _written.append(path)
 
     sys.addaudithook(note)

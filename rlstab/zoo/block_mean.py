@@ -106,11 +106,11 @@ class BlockMean(TokenObjective):
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         block = batch.signal("block_ids").floor().clamp(min=-1)
-        _, place = torch.unique(batch.sequence * SPAN + block.long() + 1, return_inverse=True)
+        _, index = torch.unique(batch.sequence * SPAN + block.long() + 1, return_inverse=True)
 
         def block_mean(sequence: Tensor, counted: Tensor, num_sequences: int, totals: Totals) -> Tensor:
-            sizes = torch.zeros_like(counted, dtype=torch.float64).index_add(0, place, counted.double())
-            return 1.0 / (totals.sequences * sizes[place].clamp(min=1.0))
+            sizes = torch.zeros_like(counted, dtype=torch.float64).index_add(0, index, counted.double())
+            return 1.0 / (totals.sequences * sizes[index].clamp(min=1.0))
 
         within = block >= 0
         return Terms(weight=within.to(block.dtype), aggregate=block_mean, report={"without": Mean.of(~within)})

@@ -5,7 +5,7 @@ from typing import Annotated
 from torch import Tensor
 
 from rlstab import Bounds, Mean, PolicyOutputs, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.compare import places
+from rlstab.core.compare import indices
 from rlstab.core.loss import bounded_exp, token_log_ratio
 from rlstab.core.metadata import About, NoOpAt
 from rlstab.core.settings import check_order, percent
@@ -154,7 +154,7 @@ class ClipCov(Covariant, TokenObjective):
     def _candidates(self, batch: TokenBatch, stat: Settled) -> Tensor:
         covariance = self.covariances(batch, stat)
         within = (covariance > self.low) & (covariance < self.high)
-        few = places(within)
+        few = indices(within)
         now = PolicyOutputs(batch.logprobs.double())
         ratio = bounded_exp(token_log_ratio(now, now, batch)[few])
         stopped = Bounds(self.clip_low, self.clip_high).stops(ratio, batch.advantages[few])

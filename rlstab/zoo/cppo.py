@@ -20,8 +20,8 @@ class CPPO(Anchored, TokenObjective):
         response a budget for the moves of its prefix. A token whose prefix has overspent has less room, or none.
 
     Equation:
-        With p_t = exp(live ``logprobs``), q_t the probability under the anchor, A the advantage, t = 1..T the places of
-        the tokens in the response:
+        With p_t = exp(live ``logprobs``), q_t the probability under the anchor, A the advantage, t = 1..T the position
+        of a token in its response:
 
             D_t  = |p_t - q_t|,   w_t = 1 - (1 - w_min) (t - 1) / max(T - 1, 1),   Z_t = w_t D_t
             db   = min(max(quantile of D_1..D_T, db_min), 2 db_min)
@@ -131,7 +131,9 @@ class CPPO(Anchored, TokenObjective):
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         compared = self.live_and_anchor(batch)
-        weight = 1 - (1 - self.min_weight) * batch.place.double() / (batch.spread(batch.lengths) - 1).clamp(min=1)
+        weight = 1 - (1 - self.min_weight) * batch.index_in_sequence.double() / (batch.spread(batch.lengths) - 1).clamp(
+            min=1
+        )
         earlier = batch.running_total(weight) - weight
 
         def gate(ratio: Tensor, constants: Constants) -> Tensor:

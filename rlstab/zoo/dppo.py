@@ -133,10 +133,10 @@ class DPPO(Anchored, TokenObjective):
 
     @property
     def excludes(self) -> Mapping[str, str]:
-        own = {"ratio": "'dppo' makes its own ratio, that of the token to its anchor, and would ignore the other."}
+        reasons = {"ratio": "'dppo' makes its own ratio, that of the token to its anchor, and would ignore the other."}
         if self.anchor == "old":
-            return own
-        return {**own, "importance_correction": "the ratio to the rollout policy has the mismatch in it already."}
+            return reasons
+        return {**reasons, "importance_correction": "the ratio to the rollout policy has the mismatch in it already."}
 
     def in_words(self) -> dict[str, str]:
         kind = {"tv": "total variation", "kl": "KL divergence"}[self.divergence]

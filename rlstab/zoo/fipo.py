@@ -116,7 +116,7 @@ class FIPO(TokenObjective):
         safe = f" With a negative advantage and a ratio above {self.safe_ratio}, at most 1." if self.safe_ratio else ""
         return {
             "gates": f"Multiply the pull of a token by the exponential of the log-ratios of the live policy, summed "
-            f"from this token to the end of its response (one {self.half_life} places on counts half), at least "
+            f"from this token to the end of its response (one {self.half_life} positions later counts half), at least "
             f"{self.low} and at most {self.high}.{outliers}{safe}"
         }
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rlstab import Bounds, Mean, Penalty, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.compare import places
+from rlstab.core.compare import indices
 from rlstab.core.metadata import About, NoOpAt
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.settings import percent
@@ -165,8 +165,8 @@ class LpReg(TokenObjective):
 
     @property
     def writes(self) -> frozenset[str]:
-        own = {"penalties"} if self.form == "paper" else {"penalties", "unclipped"}
-        return frozenset(own | ({"bounds"} if self.ratio_cap is not None else set()))
+        written = {"penalties"} if self.form == "paper" else {"penalties", "unclipped"}
+        return frozenset(written | ({"bounds"} if self.ratio_cap is not None else set()))
 
     @property
     def signal_options(self) -> dict[str, float]:
@@ -203,7 +203,7 @@ class LpReg(TokenObjective):
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         threshold = stat.threshold("surprisal")
         selected = threshold.reached(-batch.logprobs) & batch.punished
-        rare = places(selected)  # few; the next condition is in float64
+        rare = indices(selected)  # few; the next condition is in float64
         plausible = batch.logprobs[rare].double() >= batch.signal("max_logprobs")[rare].double() + math.log(self.min_p)
         selected = selected.index_copy(0, rare, plausible)
         if self.form == "code" and threshold.nominal <= 1:

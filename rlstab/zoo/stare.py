@@ -90,7 +90,7 @@ class STARE(TokenObjective):
           dual clip 10).
         - ``entropy_bonus`` and ``adaptive_entropy`` raise the mean entropy and so keep the gate of ``stare`` closed: of
           two methods with a target, the one with the lower target seldom acts.
-        - ``top_entropy`` drops rare tokens at places where the policy was sure, and ``stare``'s share still counts
+        - ``top_entropy`` drops rare tokens at positions where the policy was sure, and ``stare``'s share still counts
           them.
         - The weight of ``stare`` multiplies the clipped policy term, so a token that ``clip_higher`` stops stays
           stopped.

@@ -142,8 +142,8 @@ class STEER(TokenObjective):
         if self.form == "exponential":
             weight = self.low ** (change / max(largest, FLOOR))
         else:
-            place = (change - smallest) / (largest - smallest) if largest > smallest else torch.full_like(change, 0.5)
-            weight = self.high - (self.high - self.low) * place
+            share = (change - smallest) / (largest - smallest) if largest > smallest else torch.full_like(change, 0.5)
+            weight = self.high - (self.high - self.low) * share
         report = {name: stat.threshold(name).report() for name in ("smallest", "largest")}
         return Terms(weight=weight.to(batch.logprobs.dtype), report={**report, "weight": Mean.of(weight)})
 
