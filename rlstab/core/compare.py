@@ -1,6 +1,6 @@
 """Comparisons of ``(n,)`` values, as bools; and large tensors in pieces.
 
-On a CPU numpy makes bools several times faster than torch, which writes them one by one; elsewhere it is plain torch,
+On a CPU numpy makes bools several times faster than torch, which writes them one by one; other devices use plain torch,
 in one kernel.
 """
 

@@ -1,4 +1,4 @@
-"""The state of an objective as plain JSON and tensors beside it, as a checkpoint holds it, and back."""
+"""The state of an objective as plain JSON and separate tensors, as a checkpoint holds it, and back."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def load_state(record: Mapping[str, Any], tensors: Mapping[str, Tensor | None]) 
     Raises:
         LookupError, TypeError: a tensor is missing, or the record is none of :func:`dump_state`.
     """
-    state: dict[str, Any] = json.loads(json.dumps(record["state"]))  # of its own: tensors are put into it
+    state: dict[str, Any] = json.loads(json.dumps(record["state"]))  # a copy, into which tensors are put
     for index, (*around, key) in enumerate(record["tensors"]):
         inside: Any = functools.reduce(operator.getitem, around, state)
         inside[key] = tensors[f"state/{index}"]

@@ -23,7 +23,7 @@ from rlstab.core.compare import chunks, indices
 
 #: Bits of one pass: two histograms of 2^11 float64 counts are 32 KB.
 DIGIT = 11
-#: So many values are gathered: 32 KB in float64, of all ranks together.
+#: At most this many values, of all ranks together, are gathered: 32 KB in float64.
 FEW = 1 << 12
 
 #: From the number of values to the wanted ranks: at most two, of 1 to that number; none of no values.
@@ -76,7 +76,7 @@ class _Search:
 
     @property
     def few(self) -> bool:
-        """So few values that they are gathered."""
+        """There are few enough values to gather them."""
         return self.size is not None and self.size <= FEW
 
     @property

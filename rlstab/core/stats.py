@@ -235,7 +235,7 @@ class Pool:
         return Threshold(value, size, nominal=size + 1 - self._ranks(size)[-1])
 
     def _joined(self) -> Tensor:
-        """All values of this process; empty parts have no say in dtype or device."""
+        """All values of this process; empty parts do not determine dtype or device."""
         parts = [values for values in self.parts if values.numel()] or [self.parts[0]]
         return parts[0] if len(parts) == 1 else torch.cat([values.to(parts[0].device) for values in parts])
 
@@ -271,7 +271,7 @@ class Threshold:
     Attributes:
         value: None when the pool was empty, or nothing is beyond a budget; then nothing compares as True.
         size: how many values the pool had, over the whole step.
-        nominal: how many of them reach the threshold when there are no ties.
+        nominal: how many of them reach the threshold if there are no ties.
     """
 
     value: float | None

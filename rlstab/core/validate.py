@@ -86,7 +86,7 @@ def check_declared(who: str, attribute: str, value: object, signals: Collection[
         who: the class.
         attribute: one of :data:`SETS`.
         value: what is declared.
-        signals: what ``needs`` may name, besides signals that a user makes.
+        signals: what ``needs`` may name in addition to user-defined signals.
 
     Raises:
         MethodError: with the nearest known name.
@@ -247,9 +247,7 @@ def _check_names(who: str, terms: Terms) -> None:
     taken |= {name for name in terms.report if name.startswith("would_")}
     for what, names in ("the gate", _OBSERVED & terms.gates.keys()), ("the metric", taken & terms.report.keys()):
         if names:
-            raise MethodError(
-                f"'{who}': {what} '{min(names)}' has a name that rlstab gives to one of its own. Give it another name."
-            )
+            raise MethodError(f"'{who}': {what} '{min(names)}' has a name that rlstab reserves. Give it another name.")
 
 
 def _per_token(who: str, fn: Any) -> Any:

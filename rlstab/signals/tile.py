@@ -148,7 +148,7 @@ def lowest_kept(top: Tensor, min_p: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Slope:
-    """The gradient with respect to the logits, of whatever signals: one polynomial per row.
+    """The gradient of any signals with respect to the logits: one polynomial per row.
 
     ``e * (const + linear * y + square * e + kept * [y is kept]) + target * [the row's own token]``. Another signal is
     another coefficient, ``(n,)`` numbers, and not another pass over the vocabulary.

@@ -15,8 +15,8 @@ from rlstab.stages.group_relative import all_alike
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import AdvantageEstimator
 
-#: Weights end here, as in the authors' code.
-MOST = 1e6
+#: The largest weight, as in the authors' code.
+MAX_WEIGHT = 1e6
 
 
 class BNPO(AdvantageEstimator):
@@ -138,7 +138,7 @@ class BNPO(AdvantageEstimator):
         alpha, beta = self._fitted(stat)
         norm = math.lgamma(alpha) + math.lgamma(beta) - math.lgamma(alpha + beta)
         density = torch.special.xlogy(alpha - 1, rates) + torch.special.xlogy(beta - 1, 1 - rates) - norm
-        weight = (-density).clamp(max=math.log(MOST)).exp()
+        weight = (-density).clamp(max=math.log(MAX_WEIGHT)).exp()
         return torch.where(responses.even, 0.0, (self._mapped(responses) - rates) * weight)
 
     def report(self, responses: ResponseBatch, stat: Settled, state: State) -> Mapping[str, Mean]:

@@ -14,7 +14,7 @@ from rlstab.core.stats import Grouped, Mean, Settled, Stat
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import Expansion, RolloutExpander
 
-#: Added to the seed: where answers are branched, and which, are streams of random numbers of their own.
+#: Added to the seed, so that where answers are branched, and which, are separate streams of random numbers.
 STREAM = 1_000_000_181
 #: Weight of the squared slope, against the sum of log losses: that of scikit-learn's LogisticRegression.
 RIDGE = 1.0

@@ -7,7 +7,7 @@ from rlstab.core.method import State
 from rlstab.core.random import uniform
 from rlstab.stages.stage import Offer, PromptSelector
 
-#: Added to the seed: the order of prompts is a stream of random numbers of its own.
+#: Added to the seed, so that the order of prompts is a separate stream of random numbers.
 STREAM = 1_000_000_007
 
 

@@ -37,7 +37,7 @@ ONLY_FOR: Mapping[str, str] = {
     "prompt_features": "prompts",
 }
 
-#: What stands where a response has no token, by the name in :meth:`ResponseBatch.tensors`; 0 elsewhere.
+#: The fill value where a response has no token, by the name in :meth:`ResponseBatch.tensors`; 0 for the others.
 PADDING = {"extra/block_ids": -1}
 
 
@@ -52,7 +52,7 @@ class ResponseBatch:
         prompt_ids: ``(S,)`` int64, the number of the prompt in its task, the same whenever it is asked again.
         group_ids: ``(S,)`` int64, one for each time that a prompt is answered, unique over the run.
         sequence_ids: ``(S,)`` int64, unique over the run.
-        given: ``(S,)`` int64, tokens of the answer that were not sampled: where a branch starts, 0 elsewhere.
+        given: ``(S,)`` int64, tokens of the answer that were not sampled: where a branch starts, else 0.
         pivot: ``(S,)`` float64, ``given`` as a share of the length of the answer that was branched from; 0 elsewhere.
         limit: tokens that an answer may have, the given ones included.
         extra: evidence by name, see :data:`EVIDENCE`.

@@ -69,7 +69,7 @@ def check_slopes(loss: Callable[[Mapping[str, Tensor]], Tensor], live: Mapping[s
     Where the two sides differ there is a kink, and a gradient between the two is right.
 
     Raises:
-        BrokenLaw: it is no slope of the loss, or the loss jumps.
+        BrokenLaw: it is not a slope of the loss, or the loss jumps.
     """
     leaves = {name: values.clone().requires_grad_() for name, values in live.items()}
     value = loss(leaves)
@@ -86,7 +86,7 @@ def check_slopes(loss: Callable[[Mapping[str, Tensor]], Tensor], live: Mapping[s
             slope = 0.0 if gradient is None else float(gradient[token])
 
             def side(step: float, name: str = name, token: int = token, slope: float = slope) -> tuple[float, float]:
-                """The slope towards one side, and how far it is off where that is no matter of rounding."""
+                """The slope towards one side, and by how much more than rounding it is off."""
                 moved = live[name].clone()
                 moved[token] += step
                 quotient = (float(loss({**live, name: moved})) - middle) / step
@@ -171,7 +171,7 @@ def size_of(state: State) -> int:
 
 
 def check_bounded(sizes: Sequence[int]) -> None:
-    """A state does not grow for ever.
+    """A state does not grow without bound.
 
     Args:
         sizes: of the state after each of many optimizer steps or rollouts, in order.

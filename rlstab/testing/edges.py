@@ -23,7 +23,7 @@ from rlstab.core.settings import settings_of
 from rlstab.testing.fresh_process import methods_of
 from rlstab.testing.steps import LOGS, Step, in_domain, make_step
 
-#: Thresholds that code is fond of, for those that are named neither by a setting nor by a literal.
+#: Thresholds that are common in code, for those that neither a setting nor a literal names.
 ROUND = (0.0, 0.5, 1.0, 2.0, 3.0)
 #: Numbers by name, one for each token.
 Columns: TypeAlias = dict[str, list[float]]
@@ -161,7 +161,7 @@ def sharpened(step: Step, seed: int, edges: Sequence[Edge] = (), *, every: bool 
         seed: of all choices.
         edges: to put tokens on. Without any, ratios stay moderate too: a threshold and its value may
             fall on different sides in another precision, and what is small vanishes there.
-        every: put a token on each edge, if there are tokens for it; otherwise on some of them, and some just beside.
+        every: put a token on each edge, as far as there are tokens; otherwise on some edges, or just next to one.
     """
     if not len(step):
         return step
@@ -192,8 +192,8 @@ def sharpened(step: Step, seed: int, edges: Sequence[Edge] = (), *, every: bool 
         if every:
             edge.put(columns, token)
         elif draw.random() < 0.4:
-            beside = 1 + draw.choice([0.0, 0.0, -1e-4, -1e-9, 1e-9, 1e-4])
-            replace(edge, value=edge.value * beside).put(columns, token)
+            near = 1 + draw.choice([0.0, 0.0, -1e-4, -1e-9, 1e-9, 1e-4])
+            replace(edge, value=edge.value * near).put(columns, token)
     values["max_logprobs"] = list(map(max, values["max_logprobs"], values["logprobs"]))
 
     def back(columns: Columns) -> dict[str, Tensor]:

@@ -153,7 +153,7 @@ class _Server:
 
 @cache
 def start(which: int) -> _Server:
-    """One of the servers, started at the first call; it takes seconds until it answers, and nobody waits before.
+    """One of the servers, started at the first call; it takes seconds, for which only the first question waits.
 
     Raises:
         Unreachable: this platform has none.
@@ -162,7 +162,7 @@ def start(which: int) -> _Server:
         raise Unreachable("processes of this platform cannot be forked safely; check it on Linux")
     server = _Server(which)
     atexit.register(server.close)
-    os.register_at_fork(after_in_child=start.cache_clear)  # a fork of this process gets one of its own
+    os.register_at_fork(after_in_child=start.cache_clear)  # a fork of this process starts its own
     return server
 
 
@@ -193,7 +193,7 @@ def serve(descriptor: int, threads: int) -> None:
 
 
 def _answer(line: Connection, pickled: bytes, job: bytes, modules: Sequence[str]) -> None:
-    """In the fork: run the method, answer, end; nobody waits longer than the alarm."""
+    """In the fork: run the method, answer, end; the alarm bounds the wait."""
     signal.alarm(ALARM)
     failure: type[Exception] = Unreachable
     where = ""
@@ -209,7 +209,7 @@ def _answer(line: Connection, pickled: bytes, job: bytes, modules: Sequence[str]
                 work(method, given)
                 for path, value in _kept(method, modules).items():
                     if value != before.get(path):
-                        raise BrokenLaw(f"{path} changes from call to call. What lasts belongs into the state.")
+                        raise BrokenLaw(f"{path} changes from call to call. What lasts belongs in the state.")
             shared.check()
         answer = pickle.dumps(outcome)
     except BrokenLaw as error:
@@ -268,7 +268,7 @@ def _pretend() -> None:
 
 
 def _import(name: str, file: str) -> None:
-    """The module of a class: by its name, or from its file where the name leads nowhere or elsewhere."""
+    """The module of a class: by its name, or from its file where the name leads to no module or to another one."""
     if name == "__main__":
         raise ImportError("its class is defined in a script or was typed in. Define it in a module")
     try:

@@ -48,7 +48,7 @@ from rlstab.testing.steps import Step, in_domain, large_step, make_step
 from rlstab.testing.watch import NumpyReadOnly, ReadOnly, Shared, Wide
 
 #: Raises :class:`BrokenLaw`, or :class:`NotApplicable`.
-Check: TypeAlias = Callable[[Any, Any], None]
+LawCheck: TypeAlias = Callable[[Any, Any], None]
 #: Runs a method or stage; says that two outcomes are the same within a tolerance.
 Run: TypeAlias = Callable[..., Any]
 
@@ -113,7 +113,7 @@ class Law:
 
     name: str
     says: str
-    check: Check
+    check: LawCheck
     draws: Literal["sharp", "smooth", "extreme"] = "sharp"
     once: bool = False
     all_edges: bool = False
@@ -162,7 +162,7 @@ class Dropping(TokenObjective):
 
 
 def dealt(rng: random.Random, items: Iterable[int], parts: int, world: int, spared: int) -> list[list[list[int]]]:
-    """Sequences or groups dealt out to parts, and these to ranks; of several ranks so many are spared."""
+    """Sequences or groups dealt out to parts, and these to ranks; of several ranks the first ``spared`` get nothing."""
     cut: list[list[int]] = [[] for _ in range(parts)]
     for item in items:
         rng.choice(cut).append(item)
@@ -185,7 +185,7 @@ def check_finite(outcome: Outcome, given: Iterable[tuple[str, Any]], where: str 
         if not bool(values.isfinite().all()):
             raise BrokenLaw(
                 f"{name} is {float(values[~values.isfinite()].flatten()[0])}{where}. Clamp a log before `exp`, and "
-                f"give an empty set a value of its own."
+                f"define the value of an empty set."
             )
 
 
@@ -197,7 +197,7 @@ def check_repr(method: Method[Any]) -> None:
     """
     text: str = repr(method)
     names: dict[str, Any] = {"compose": compose, "within": within, "observe": observe}
-    for cls in map(type, methods_of(method)):  # one made inside a function calls itself by a path that nobody can read
+    for cls in map(type, methods_of(method)):  # the qualified name of one made inside a function cannot be evaluated
         text, names[cls.__name__] = text.replace(f"{cls.__qualname__}(", f"{cls.__name__}("), cls
     if eval(text, names) != method:
         raise BrokenLaw(f"its repr does not give it back: {method!r}.")
@@ -221,7 +221,7 @@ def check_process(method: Method[Any], trial: Any, run: Run, chain: Sequence[Any
         except BrokenLaw as error:
             raise BrokenLaw(
                 f"{error} Something outlives a call, or belongs to the process: a variable, a cache, hash() of a text, "
-                f"a rank, a clock. What lasts belongs into the state; random numbers come from batch.uniform(seed)."
+                f"a rank, a clock. What lasts belongs in the state; random numbers come from batch.uniform(seed)."
             ) from error
 
 
@@ -232,7 +232,7 @@ def check_long_run(
 
     Raises:
         BrokenLaw: it does not.
-        NotApplicable: there is no state.
+        NotApplicable: the method has no state.
     """
     if not method.init_state():
         raise NotApplicable("it has no state")
@@ -273,7 +273,7 @@ def untouched(state: State, batch: Any, tensors: Iterable[tuple[str, Tensor]]) -
         yield guard
     shared.check()
     if _attributes(batch) != known:
-        raise BrokenLaw("it put something on the batch, which belongs to others. What lasts belongs into the state.")
+        raise BrokenLaw("it put something on the batch, which belongs to others. What lasts belongs in the state.")
 
 
 def _outcome(plan: Plan, leaves: Mapping[str, Tensor], policy: PolicyOutputs | None = None) -> StepOutcome:
@@ -343,7 +343,7 @@ def process(method: TokenObjective, trial: Trial) -> None:
 
 @law()
 def declared(method: TokenObjective, trial: Trial) -> None:
-    """It reads what ``needs`` and ``live_needs`` name; ``writes`` is checked at every call."""
+    """It reads what ``needs`` and ``live_needs`` name; ``writes`` is checked at each call."""
     step = trial.first
     without = (SIGNALS.keys() | set(step.evidence)) - method.needs - {*BASICS, "advantages"}
     bare = replace(

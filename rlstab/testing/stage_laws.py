@@ -80,7 +80,7 @@ class StageTrial:
 
 
 #: What the responses got, by name and sequence id: ``(1,)``, or a number for each sampled token.
-Rows: TypeAlias = dict[str, dict[int, Tensor]]
+RowsByName: TypeAlias = dict[str, dict[int, Tensor]]
 
 
 @dataclass
@@ -94,7 +94,7 @@ class StageOutcome(Outcome):
         stat: of the whole rollout.
     """
 
-    rows: Rows
+    rows: RowsByName
     numbers: dict[str, int]
     chosen: Tensor | None
     stat: Settled
@@ -193,7 +193,7 @@ def same(what: str, given: StageOutcome, other: StageOutcome, tolerance: float) 
     same_state(f"{what}: the state", given.state, other.state, tolerance)
 
 
-def same_rows(what: str, some: Rows, among: Rows, tolerance: float) -> None:
+def same_rows(what: str, some: RowsByName, among: RowsByName, tolerance: float) -> None:
     """What some responses got is what they got among others, within ``tolerance`` of the largest number; NaN is NaN.
 
     Raises:
@@ -321,7 +321,7 @@ def even_group(stage: Stage, trial: StageTrial) -> None:
 
 @law()
 def selection(stage: Stage, trial: StageTrial) -> None:
-    """A choice is a function of offer and state: so many prompts, all there; a refill goes on where it ended."""
+    """A choice is a function of offer and state: as many prompts as asked, all of the task; a refill continues it."""
     if not isinstance(stage, PromptSelector):
         raise NotApplicable("it chooses no prompts")
     for rollout, state, _ in trial.run(stage):
@@ -336,7 +336,7 @@ def selection(stage: Stage, trial: StageTrial) -> None:
         if not torch.equal(at_once, together):
             raise BrokenLaw(
                 f"{more.count} prompts at once are {at_once.tolist()}, {offer.count} and a refill of 2 are "
-                f"{together.tolist()}; a refill goes on where the first choice ended."
+                f"{together.tolist()}; a refill continues where the first choice ended."
             )
 
 

@@ -151,7 +151,7 @@ class Step:
 
         Args:
             seed: of how much padding there is before, between and after the tokens of a row.
-            fill: what stands where there is no token.
+            fill: the value of padding.
 
         Returns:
             The batch, the live outputs as ``(S, T)`` leaves, and the ``(S, T)`` mask.

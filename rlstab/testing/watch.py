@@ -44,7 +44,7 @@ class ReadOnly(TorchDispatchMode):
                 self._kept.append(tensor)
 
     def name_of(self, tensor: Any) -> str | None:
-        """What the memory of a tensor belongs to; None where it is nobody else's."""
+        """What the memory of a tensor belongs to; None if it is not guarded."""
         if not isinstance(tensor, Tensor) or not tensor.numel():
             return None
         return self.guarded.get(tensor.untyped_storage().data_ptr())
@@ -122,7 +122,7 @@ class Shared:
             BrokenLaw: names it.
         """
         if _written:
-            raise BrokenLaw(f"it wrote to {_written[0]}. What lasts belongs into the state.")
+            raise BrokenLaw(f"it wrote to {_written[0]}. What lasts belongs in the state.")
         for name, now in _shared().items():
             if now != self.before[name]:
                 raise BrokenLaw(

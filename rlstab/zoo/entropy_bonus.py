@@ -55,7 +55,7 @@ class EntropyBonus(TokenObjective):
 
     Example:
         Four tokens with entropies 0.2, 0.4, 0.6, 0.8, mean 0.5, and a coefficient of 0.1: the loss is -0.05 and its
-        gradient -0.1 / 4 on each entropy. Advantages are 0, so there is no policy term.
+        gradient -0.1 / 4 on each entropy. Advantages are 0, so the policy term is 0.
 
         >>> import torch
         >>> from rlstab import EntropyBonus, PolicyOutputs, TokenBatch, compose

@@ -15,8 +15,8 @@ class StreamWeight(TokenObjective):
     Problem:
         Where failed responses are resampled from a pivot, the optimizer step contains two kinds of responses. There may
         be many times more branches than responses from the prompt, and their number depends on how many responses fail.
-        In a single mean, the branches outvote the responses that are sampled as in actual use, by an amount that nobody
-        chose. Two separate means fix the proportion.
+        In a single mean, the branches outvote the responses that are sampled as in actual use, by an accidental
+        amount. Two separate means fix the proportion.
 
     Equation:
         Over the optimizer step N tokens, N_main of answers from the prompt and N_branch sampled in branches:
@@ -102,7 +102,7 @@ class StreamWeight(TokenObjective):
 
     def in_words(self) -> dict[str, str]:
         return {
-            "weight": f"Multiply the policy term so that answers from the prompt have a mean of their own, and "
+            "weight": f"Multiply the policy term so that answers from the prompt have a separate mean, and "
             f"branches another that counts {self.coefficient} times."
         }
 
