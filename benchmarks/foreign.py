@@ -5,7 +5,7 @@
     python -m benchmarks foreign slime    CHECKOUT    # THUDM/slime, 624b824
     python -m benchmarks foreign verl     FOLDER      # site-packages with verl 0.9.1
 
-The writers run on :data:`tests.replay.responses.RESPONSES`; what their modules import besides is replaced by mocks.
+The writers run on :data:`tests.replay.responses.RESPONSES`; mocks replace what else their modules import.
 """
 
 from __future__ import annotations

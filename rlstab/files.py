@@ -33,7 +33,7 @@ def is_dir(path: str | Path) -> bool:
 
 
 def leads_away(path: str | Path) -> bool:
-    """Whether a link is there that leads out of its folder: what is written there would change a file elsewhere."""
+    """Whether this is a link that leads out of its folder: writing to it would change a file outside."""
     path = Path(path)
     return os.path.islink(path) and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(path.parent))  # noqa: PTH114
 
@@ -72,8 +72,11 @@ def write_text(path: str | Path, text: str, *marks: bytes) -> None:
 
 
 def replace_file(path: Path, content: str | bytes) -> None:
-    """Make ``path`` hold the content: at any moment, also after a kill, all of the old or all of the new."""
-    writing = path.with_name(f".{path.name}.writing")
+    """Make ``path`` hold the content: at any moment, also after a kill, all of the old or all of the new.
+
+    Several processes may write one path at once: each has a temporary file, and the last one to finish counts.
+    """
+    writing = path.with_name(f".{path.name}.{os.getpid()}.writing")
     with writing.open("wb") as file:
         file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
@@ -95,7 +98,7 @@ def load_module(path: Path) -> ModuleType:
     key = path, checksum(content)
     if key not in _modules:
         if str(path.parent) not in sys.path:
-            sys.path.append(str(path.parent))  # it may import what lies beside it; at the end, so that it hides nothing
+            sys.path.append(str(path.parent))  # it may import its neighbours; at the end, so that it hides nothing
         spec = importlib.util.spec_from_file_location(f"user_{path.stem}_{checksum(str(path).encode())}", path)
         assert spec is not None
         assert spec.loader is not None

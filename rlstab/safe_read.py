@@ -74,8 +74,12 @@ def text_of(content: bytes) -> str:
     return content.decode("utf-16" if utf16 else "utf-8-sig", errors="replace")
 
 
-def parse_json(text: str | bytes) -> Any:
+def parse_json(text: str | bytes, constant: Callable[[str], Any] | None = None) -> Any:
     """The value of a JSON text.
+
+    Args:
+        text: as text, or as the bytes of a file.
+        constant: what ``NaN``, ``Infinity`` and ``-Infinity`` become; None is the float.
 
     Raises:
         ValueError: it is not JSON, is nested deeper than :data:`MOST_DEPTH` levels, or has an integer of thousands of
@@ -83,7 +87,7 @@ def parse_json(text: str | bytes) -> Any:
     """
     text = text_of(text) if isinstance(text, bytes) else text
     try:
-        data = json.loads(text)
+        data = json.loads(text, parse_constant=constant)
         deep = text.count("[") + text.count("{") > MOST_DEPTH and _is_deep(data)
     except RecursionError:
         deep = True

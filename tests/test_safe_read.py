@@ -8,9 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from rlstab import safe_read
+from rlstab import load_objective, safe_read
+from rlstab.adapters.checkpoint import RECORD, restore_state
+from rlstab.bench.record import read_record
+from rlstab.config.settings import JsonlSettings
+from rlstab.errors import CheckpointError, DataError
 from rlstab.files import leads_away, replace_file
+from rlstab.models.loading import read_json
+from rlstab.report.listing import LOCK, running
 from rlstab.safe_read import as_float, as_number, as_step, parse_json, read_bytes, text_of
+from rlstab.tasks.rows import read_rows
 from rlstab.visible import LINE, in_error
 
 
@@ -34,6 +41,21 @@ def test_what_is_not_a_file_to_read_is_refused_at_once(make: Callable[[Path], No
     make(tmp_path / "f")
     with pytest.raises(OSError, match=why):
         read_bytes(tmp_path / "f")
+
+
+@pytest.mark.parametrize("content", [b"[" * 1500 + b"]" * 1500, b"[1]", b"\xff\xfe\x00", b"9" * 5000, None])
+def test_damaged_records_of_runs_and_models_are_empty_or_told(content: bytes | None, tmp_path: Path) -> None:
+    for name in ("bench.json", "config.json", LOCK, RECORD, "rows.jsonl"):
+        if content is None:
+            os.mkfifo(tmp_path / name)
+        else:
+            (tmp_path / name).write_bytes(content)
+    assert read_record(tmp_path) == read_json(tmp_path / "config.json") == {}
+    assert running(tmp_path) is None
+    with pytest.raises(CheckpointError, match="is damaged"):
+        restore_state(tmp_path, load_objective("clip_higher"))
+    with pytest.raises(DataError):
+        list(read_rows(JsonlSettings(path=str(tmp_path / "rows.jsonl")))[0])
 
 
 def test_json_is_refused_beyond_a_depth_and_not_for_its_size() -> None:

@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save_file
 
 from rlstab.config import objective_hash
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.saved_state import dump_state, load_state
 from rlstab.errors import CheckpointError
+from rlstab.safe_read import parse_json, read_bytes
 
 #: In a checkpoint of the host; the second is there where a state holds tensors.
 RECORD, TENSORS = "rlstab.json", "rlstab.safetensors"
@@ -36,8 +37,8 @@ def restore_state(folder: str | Path, objective: TokenObjective) -> State:
     if not path.exists():
         raise CheckpointError(f"{folder} has no {RECORD}: another trainer wrote it. {cure}")
     try:
-        record = json.loads(path.read_text())
-        tensors = load_file(Path(folder) / TENSORS) if record["tensors"] else {}
+        record = parse_json(read_bytes(path))
+        tensors = load(read_bytes(Path(folder) / TENSORS)) if record["tensors"] else {}
         own, stored = objective_hash(objective), record["objective"]
         state = load_state(record, tensors)
     except (OSError, ValueError, LookupError, TypeError, SafetensorError) as error:

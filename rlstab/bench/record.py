@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlstab.files import replace_file
+from rlstab.safe_read import read_bytes, read_object
 
 FILE = "bench.json"
 
@@ -15,10 +16,9 @@ FILE = "bench.json"
 def read_record(folder: Path) -> dict[str, Any]:
     """The record of a folder; empty where there is none that can be read."""
     try:
-        record = json.loads((folder / FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_object(read_bytes(folder / FILE))
+    except OSError:
         return {}
-    return record if isinstance(record, dict) else {}
 
 
 def write_record(folder: Path, values: Mapping[str, Any]) -> None:

@@ -1,1 +1,1 @@
-"""What went wrong first in a run, whoever wrote its log: ``rlstab diagnose``."""
+"""What went wrong first in a run, in a log of any trainer: ``rlstab diagnose``."""

@@ -33,8 +33,8 @@ CAUSES: Mapping[str, str] = {
     "zero_std_groups": "dead_groups",
 }
 
-#: Signs that begin within so many steps of each other begin together: the bins and the noise allow no finer order. Then
-#: the one that stands first in :data:`CAUSES` counts, what explains the others before what others explain.
+#: Signs that begin within this many steps of each other begin together: the bins and the noise allow no finer order.
+#: Then the one that stands first in :data:`CAUSES` counts, what explains the others before what others explain.
 TOGETHER = 5
 
 #: Answers that are cut off explain a reward that falls as those that end become fewer, not one that keeps less than

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 
-#: A value of the log to one of ours.
+#: From a value in a log to the value of the rlstab metric.
 Turn = Callable[[float], float]
 
 
@@ -46,12 +46,12 @@ ALIASES: Mapping[str, Mapping[str, Turn]] = {
     "lr": dict.fromkeys(("learning_rate", "actor/lr", "optim/lr"), _same),
 }
 
-#: Ours that are the sum of others of ours, all of which a log of ours has.
+#: Metrics of rlstab that are sums of other rlstab metrics; its own logs have all of these.
 SUMS: Mapping[str, tuple[str, ...]] = {
     "ratio/clipped": ("ratio/clipped_high", "ratio/clipped_low", "ratio/clipped_dual"),
 }
 
-#: Ours that stand for another where that one is missing: the same quantity, over fewer tokens.
+#: Metrics of rlstab that stand in for another that is missing: the same quantity, over fewer tokens.
 STAND_INS: Mapping[str, str] = {"sampler/gap": "sampler/gap_live"}
 
 #: Ours that only rlstab logs.

@@ -21,7 +21,7 @@ from rlstab.visible import visible
 
 #: Of more runs than this each has one line.
 FEW = 3
-#: Of methods without a comparison here, so many are named.
+#: How many methods without a comparison are named.
 MOST_METHODS = 8
 #: The page that says the same of every cause.
 PAGE = "docs/troubleshooting.md"

@@ -1,4 +1,4 @@
-"""From a path to the runs that were logged there, whoever wrote them.
+"""Reads the runs that any known trainer or tracker logged under a path.
 
 Logs of rlstab, ``trainer_state.json`` of transformers (TRL, ms-swift), verl's file logger and its console, other JSON
 lines, a CSV exported from wandb, and token exports of prime-rl. Damaged lines are left out and counted.
@@ -167,7 +167,7 @@ def _lines(path: Path, text: str) -> list[RunLog]:
             f"{path}: no line in it has a step and a metric that is known here. Give a file whose lines are those of "
             f"verl's console or file logger, or objects with a step and metrics named as in TRL, verl or rlstab."
         )
-    if _CONSOLE.search(text):  # everything else on a console is no damage
+    if _CONSOLE.search(text):  # a console has other lines, which are not damaged
         damaged = []
     writer = next(name for name in ("verl", "rlstab", "JSON lines") if name in writers)
     unit = "rollout" if writer == "rlstab" else "step"
@@ -346,8 +346,8 @@ def _row(step: Step) -> dict[str, float]:
         "response/length": step.tensors["lengths"],
         "reward/mean": step.tensors.get("rewards"),
         "ratio/clipped": step.tensors.get(f"{DID}trust_region/clipped"),
-        "mismatch/k3": torch.expm1(gaps) - gaps,
-        "sampler/gap": gaps.abs(),
+        "mismatch/k3": None if batch.live_ratio else torch.expm1(gaps) - gaps,
+        "sampler/gap": None if batch.live_ratio else gaps.abs(),
     }
     finite = {name: column[column.isfinite()] for name, column in values.items() if column is not None}
     return {name: float(column.double().mean()) for name, column in finite.items() if column.numel()}

@@ -32,6 +32,7 @@ from rlstab.config.settings import AdapterSettings
 from rlstab.config.user_code import SHIPPED_MODELS
 from rlstab.errors import ModelError, did_you_mean
 from rlstab.extras import how_to_install, require
+from rlstab.safe_read import read_bytes, read_object
 
 _DATA = Path(__file__).parent.parent / "data"
 
@@ -321,7 +322,6 @@ def _require_plain_lora(config: Any, path: str) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """The mapping in a JSON file; empty where it cannot be read."""
     try:
-        record = json.loads(path.read_bytes()) if path.is_file() else None
-    except (OSError, ValueError, RecursionError):
+        return read_object(read_bytes(path))
+    except OSError:
         return {}
-    return record if isinstance(record, dict) else {}

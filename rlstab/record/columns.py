@@ -43,7 +43,7 @@ def columns_of(record: Mapping[str, Any], names: Mapping[str, str], count: int |
         count: how many each has to have; None is as many as ids.
 
     Raises:
-        Damaged: one is not a list of so many numbers, or one of :data:`REQUIRED` is missing.
+        Damaged: a value is not a list of that many numbers, or one of :data:`REQUIRED` is missing.
     """
     values = {"ids": column(record, names["ids"])}
     for name, theirs in names.items():
@@ -75,7 +75,7 @@ def tensors_of_response(
     """The tensors of a response: what is before its start is its prompt, and the last values are its own.
 
     Raises:
-        Damaged: there is no response, an id is not one of a token, or a value that every loss reads is not known.
+        Damaged: there is no response, an id cannot be that of a token, or a value that every loss reads is unknown.
     """
     ids = values["ids"]
     if not 0 <= start < ids.numel() or bool(((ids.frac() != 0) | (ids < 0) | (ids >= MOST_IDS)).any()):

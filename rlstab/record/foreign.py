@@ -85,10 +85,7 @@ def _lines(file: Path) -> Iterator[Response | Damaged]:
                     f"nothing to replay. Let the adapter for verl write dumps."
                 )
             try:
-                yield (
-                    prime_rl.response_of(record)
-                    if "trainer_logprobs" in record
-                    else nemo_rl.response_of(record, file.stem)
-                )
+                prime = "loss_mask" in record  # NeMo-RL has token_loss_mask
+                yield prime_rl.response_of(record) if prime else nemo_rl.response_of(record, file.stem)
             except Damaged as error:
                 yield error

@@ -1,6 +1,8 @@
 """A line of prime-rl's token export: ``token_exports/step_N/rank_R.jsonl``, schema_version 1.
 
-Fields are those of its own writer, 559b447 (``trainer/rl/token_export.py``).
+Fields are those of its own writer, 559b447 (``trainer/rl/token_export.py``). A line needs the ids, the loss mask, the
+advantages and the trainer's log-probs: no loss can be made without them. All other columns may be missing, as in older
+layouts.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ NAMES = {
 }
 #: What it says that its loss did to tokens.
 ACTIONS = {"trust_region/clipped": "is_masked", "ref_kl/regularised": "ref_kl_weights", "ce/regularised": "ce_weights"}
-#: With its default loss, which alone fills ``is_masked``. An export does not say the settings of the loss.
+#: With its default loss, which alone fills ``is_masked`` and reads the sampler's log-probs. An export does not say the
+#: settings of the loss.
 DEFAULT = "prime-rl, default loss"
 LOSS = HostLoss(
     name="prime-rl/default",
@@ -40,23 +43,23 @@ LOSS = HostLoss(
 
 
 def response_of(record: Mapping[str, Any]) -> Response:
-    """The response of a line. Its ratio divides by the log-probs of the sampler.
+    """The response of a line. Its ratio divides by the log-probs of the sampler, where the line has them.
 
     Raises:
         Damaged: something that has to be there is missing or something else.
     """
     values = columns_of(record, NAMES)
     start, count = first(values["mask"]), values["ids"].numel()
-    unweighted = {"rl_weights": [None] * count}  # None is a weight of 1
-    weights = column(unweighted | dict(record), "rl_weights", count).nan_to_num(1.0)
-    values |= {name: values[name] * weights for name in ("mask", "advantages")}
-    sampled = column(record, "inference_logprobs", count)
-    scored = sampled.isfinite() & (sampled <= MOST["old_logprobs"])
-    values["old_logprobs"] = torch.where(scored, sampled, values["logprobs"])
+    if record.get("rl_weights") is not None:
+        weights = column(record, "rl_weights", count).nan_to_num(1.0)  # None is a weight of 1
+        values |= {name: values[name] * weights for name in ("mask", "advantages")}
+    if (sampled := values.get("rollout_logprobs")) is not None:
+        scored = sampled.isfinite() & (sampled <= MOST["old_logprobs"])
+        values["old_logprobs"] = torch.where(scored, sampled, values["logprobs"])
     did = {name: column(record, theirs, count) for name, theirs in ACTIONS.items() if record.get(theirs)}
-    host = DEFAULT if all(value is not None for value in record.get("is_masked") or [None]) else "prime-rl"
+    default = sampled is not None and all(value is not None for value in record.get("is_masked") or [None])
     values |= {f"{DID}{name}": (marks.nan_to_num(0.0) != 0).double() for name, marks in did.items()}
     step, rank, part = (
         whole(record.get(name, other)) for name, other in (("step", None), ("rank", 0), ("micro_step", 0))
     )
-    return Response(host, step, 0, rank, tensors_of_response(values, start, part))
+    return Response(DEFAULT if default else "prime-rl", step, 0, rank, tensors_of_response(values, start, part))

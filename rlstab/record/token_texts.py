@@ -23,7 +23,7 @@ def decoder(path: Path) -> Decode:
         path: folder of a tokenizer, or its ``tokenizer.json``.
 
     Raises:
-        ReportError: there is no tokenizer that can be read.
+        ReportError: no tokenizer can be read there.
     """
     require("train", "the text of tokens", "tokenizers")
     from tokenizers import Tokenizer  # comes with transformers

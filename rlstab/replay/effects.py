@@ -23,7 +23,7 @@ from rlstab.replay.host_loss import formula_of, terms_of
 from rlstab.safe_read import plain
 from rlstab.zoo import METHODS
 
-#: What an objective has one number of in each step, besides the share of the tokens by action.
+#: Metrics of an objective with one number for each step; the share of the tokens by action comes in addition.
 METRICS = ("touched", "norm", "cosine", "entropy")
 #: Tokens of which touched ones are counted at once.
 CHUNK = 1 << 16

@@ -152,7 +152,9 @@ def _planned(step: Step, formula: Formula, live: Tensor) -> list[Tensor]:
     rows = list(step.micro_batches())
     if len(rows) > MOST_PLANNED:
         raise ReportError(f"step {step.number} has {len(rows):,} micro-batches, more than {MOST_PLANNED:,}")
-    parts = [step.having({"live_now": live}).only(responses) for _, responses in rows]
+    tensors = {name: values for name, values in step.tensors.items() if name != "counts"}  # a plan counts for itself
+    step = replace(step, tensors={**tensors, "live_now": live})
+    parts = [step.only(responses) for _, responses in rows]
     plan = make_plan(formula.objective, [part.batch for part in parts], formula.state, scope=formula.scope)
     values = torch.zeros(len(step.ranks), dtype=torch.float64)
     for index, ((number, _), part) in enumerate(zip(rows, parts, strict=True)):
@@ -466,8 +468,8 @@ CHANGES: Mapping[str, Edit] = {
     "it is a mean over the tokens of the optimizer step": _mean("step"),
     "it is divided by a constant length": _mean("length"),
     "it is a sum over the tokens of each response": _mean("sum"),
-    "the weights beside its formula do not count": partial(_weighted, power=0),
-    "the weights beside its formula count twice": partial(_weighted, power=2),
+    "the weights outside its formula do not count": partial(_weighted, power=0),
+    "the weights outside its formula count twice": partial(_weighted, power=2),
     "tokens outside the response mask count in its denominator": _counting(lambda step: step.tensors["lengths"]),
     "prompts count in its denominator": _counting(_with_prompts),
     "padding counts in its denominator": _counting(_padded),
@@ -513,19 +515,19 @@ def _explains(records: Sequence[Record], edit: Edit, factors: Sequence[float] = 
 def _fitted(rows: Sequence[Rows]) -> tuple[list[float], str]:
     """By least squares, how often what was recorded has each term of the formula; and that in words."""
     recorded, terms = torch.cat([own[0] for own in rows]), torch.cat([own[1] for own in rows])
-    # the default driver reads memory that nobody set, and with a column of zeros it may answer 0
+    # the default driver reads uninitialised memory, and with a column of zeros it may answer 0
     policy, *others = torch.linalg.lstsq(terms, recorded[:, None], driver="gelsd").solution.flatten().tolist()
     said = f"its policy term is {policy:.4g} times what it should be"
     factors = [policy]
     for name, factor, column in zip(("KL term", "entropy bonus"), others, terms.T[1:], strict=True):
-        size = float(column.abs().max())  # of what is not in the record nothing is known, and rounding is no term
+        size = float(column.abs().max())  # nothing is known of what the record lacks, and rounding is not a term
         factors.append(policy if not size else factor if abs(factor) * size > ABSOLUTE else 0.0)
         if not math.isclose(factors[-1], policy, rel_tol=1e-3):
             said += f", and its {name} {round(factors[-1], 4) + 0.0:g} times"
     return factors, said
 
 
-# -- what nobody has a name for ----------------------------------------------------------------------------------------
+# -- errors without a name ---------------------------------------------------------------------------------------------
 
 
 def _located(formula: Formula, step: Step, kind: str) -> str:

@@ -43,7 +43,8 @@ def page(results: Mapping[str, Any], overlap: Mapping[tuple[str, str], float], *
         "source": source,
         "results": results,
         "groups": {title: of_kind for title, of_kind in groups.items() if of_kind},
-        "curves": _curves(rows) if len(results["steps"]) > 1 else {},
+        "measured": (measured := [name for name in METRICS if any(row[name] is not None for row in rows)]),
+        "curves": _curves(rows, measured) if len(results["steps"]) > 1 else {},
         "size": CURVE,
         "actions": actions_in(rows),
         "overlap": overlap,
@@ -66,10 +67,10 @@ def _figure(value: float | None, sign: str = "-") -> str:
     return NOTHING if value is None else f"{value:{sign}#.2g}".rstrip(".").replace("-", MINUS)
 
 
-def _curves(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+def _curves(rows: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> dict[str, list[str]]:
     """By objective, the points of a line over steps for each metric, on a scale that all objectives share."""
     curves: dict[str, list[str]] = {row["name"]: [] for row in rows}
-    for metric in METRICS:
+    for metric in metrics:
         everything = [value for row in rows for value in row["steps"][metric] if value is not None]
         low, high = min(everything, default=0.0), max(everything, default=1.0)
         for row in rows:

@@ -16,6 +16,7 @@ from rich.table import Table
 from rlstab.report.formatting import counted, setting
 from rlstab.report.load import find_runs
 from rlstab.report.runs import LeftOut, RunRecord, best_bin, setting_of
+from rlstab.safe_read import read_text
 from rlstab.visible import visible
 
 #: What a process that trains writes into the folder of its run: its number and the machine.
@@ -83,7 +84,7 @@ def _why(item: LeftOut) -> str:
 def running(folder: Path) -> int | None:
     """The process on this machine that holds a run folder; None where there is none, or it cannot be known."""
     try:
-        lock = re.fullmatch(r"process ([1-9][0-9]{0,9}) on (\S{1,255})", (folder / LOCK).read_text(encoding="utf-8"))
+        lock = re.fullmatch(r"process ([1-9][0-9]{0,9}) on (\S{1,255})", read_text(folder / LOCK))
         if lock is None or lock[2] != socket.gethostname():
             return None
         with suppress(PermissionError):  # it is another user's

@@ -20,7 +20,7 @@ from rlstab.bins import WIDTH, Curve, binned, rounded
 from rlstab.report.formatting import ranges
 from rlstab.report.output import refuse_foreign, write_text
 from rlstab.report.runs import MOST_ROLLOUTS, LeftOut, Loaded, RunFacts, RunRecord
-from rlstab.safe_read import plain, read_bytes
+from rlstab.safe_read import MOST_NUMBER, plain, read_bytes
 
 FORMAT = 2
 
@@ -132,7 +132,7 @@ def _record(line: _Line, path: Path, number: int) -> RunRecord:
         path=f"{path}:{number}",
         written=path.stat().st_mtime,
         evaluations=[
-            {key: value for key, value in record.items() if value is not None and math.isfinite(value)}
+            {key: value for key, value in record.items() if value is not None and abs(value) <= MOST_NUMBER}
             for record in line.evaluations
         ],
         metrics={name: _curve(rollouts, values) for name, values in line.curves.__pydantic_extra__.items()},
@@ -147,5 +147,5 @@ def _curve(rollouts: NDArray[np.int64], values: list[float | None]) -> Curve:
     if len(values) != len(rollouts):
         raise ValueError(f"a curve has {len(values)} values for {len(rollouts)} rollouts")
     numbers = np.array([math.nan if value is None else value for value in values], dtype=np.float64)
-    known = np.isfinite(numbers)
+    known = np.abs(numbers) <= MOST_NUMBER
     return rollouts[known], numbers[known]

@@ -85,8 +85,8 @@ def in_words(paired: Paired, outcome: Outcome) -> str:
     digits = places([power.difference])
     seeds = f"more than {MOST_SEEDS} seeds" if power.seeds is None else counted(power.seeds, "seed")
     return (
-        f"{len(paired.seeds)} seeds show a difference of {decimals(power.difference, digits)}{unit} in 8 of 10 "
-        f"repetitions, and one of the size seen takes {seeds}"
+        f"{len(paired.seeds)} seeds would show a difference of {decimals(power.difference, digits)}{unit} in 8 of 10 "
+        f"repetitions; one of the size seen would take {seeds}"
     )
 
 

@@ -12,6 +12,7 @@ from rlstab import hub
 from rlstab.errors import DataError, did_you_mean, kind_of
 from rlstab.extras import require
 from rlstab.files import is_file
+from rlstab.safe_read import parse_json
 
 if TYPE_CHECKING:  # workers import this room without pydantic
     from rlstab.config.settings import DatasetSettings, JsonlSettings
@@ -55,10 +56,10 @@ def _jsonl_rows(path: str) -> Rows:
 def _parsed(where: str, line: bytes) -> tuple[str, Mapping[str, Any]]:
     try:
         # utf-8-sig: some editors put a byte order mark before the first line
-        row = json.loads(line.decode("utf-8-sig"), parse_constant=_no_constant)
+        row = parse_json(line.decode("utf-8-sig"), _no_constant)
     except UnicodeDecodeError as error:
         raise DataError(f"{where}: is not UTF-8 ({error.reason}). Save the file in UTF-8.") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise DataError(f"{where}: is not valid JSON ({error}). Write one object per line, such as {LINE}.") from error
     if not isinstance(row, dict):
         raise DataError(f"{where}: is {kind_of(row)}, not an object. Write one object per line, such as {LINE}.")

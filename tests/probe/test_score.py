@@ -77,12 +77,12 @@ def test_less_than_twice_is_told_by_more_than_a_few_seeds_alone() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", [3, 5, 8, 20])
 def test_intervals_hold_what_they_say(seeds: int) -> None:
-    """Of 400 draws two standard errors are 2.2 points."""
+    """Of 1,600 draws two standard errors are 1.1 points. Those of a tolerated dose hold 92 to 94 %, and not 95 %."""
     rng, doses = np.random.default_rng(seeds), np.array([0.0, 1, 2, 3, 4, 6, 8])
     curves = [left / (1 + (doses / at) ** 3) for left, at in ((0.4, 3.0), (0.5, 2.0))]
     row, base = (crossing(doses, curve / 0.5, 0.5) for curve in curves)
     held = {"relative": 0, "price": 0}
-    for _ in range(400):
+    for _ in range(1600):
         of_seeds = rng.normal(0, 0.02, (1, seeds))
         ends = [curve[:, None] + of_seeds + rng.normal(0, 0.02, (len(doses), seeds)) for curve in curves]
         drawn = score(*({d: dict(enumerate(e)) for d, e in zip(doses, some, strict=True)} for some in ends), 0.0)
@@ -90,8 +90,8 @@ def test_intervals_hold_what_they_say(seeds: int) -> None:
         held["relative"] += drawn.relative.low <= row / base <= drawn.relative.high
         held["price"] += drawn.price.low <= 0.8 <= drawn.price.high
     print(f"{seeds} seeds: {held}")
-    assert min(held.values()) / 400 >= 0.92
-    assert max(held.values()) / 400 <= 0.98
+    assert 0.93 <= held["price"] / 1600 <= 0.97
+    assert 0.91 <= held["relative"] / 1600 <= 0.97
 
 
 def test_price_and_harm_are_those_of_the_row() -> None:

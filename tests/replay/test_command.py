@@ -85,7 +85,8 @@ def test_the_page_in_a_browser(steps: int, tmp_path: Path, browser_page: Browser
     assert HOSTILE in page.inner_text(".what")
     assert page.title() == "Replay of <b>dump"
     assert page.locator("table.wide tbody th[scope=row]").count() > 60
-    assert page.locator("polyline").count() == (0 if steps == 1 else 4 * page.locator("#steps ~ div tbody tr").count())
+    # without a model nothing is known of the entropy
+    assert page.locator("polyline").count() == (0 if steps == 1 else 3 * page.locator("#steps ~ div tbody tr").count())
     assert page.locator(".heat td").count() == page.locator(".heat tbody tr").count() ** 2 > 100
     for _ in range(2):
         page.click("#theme")

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from rlstab.cli import main
+from rlstab.diagnose.readers import read_logs
 from rlstab.replay import load, read_dump
 from tests.replay.responses import RESPONSES
 
@@ -103,6 +104,31 @@ def test_a_damaged_line_is_left_out(name: str, tmp_path: Path, capsys: pytest.Ca
     dump = read_dump(path)
     assert [step.tensors["lengths"].tolist() for step in dump.steps] == [[3]]
     assert len(dump.notes) == 1
+
+
+#: What `diagnose` reads of an export, by the columns that it takes.
+MEASURED = {
+    "inference_logprobs": {"mismatch/k3", "sampler/gap"},
+    "entropy": {"tokens/entropy"},
+    "is_masked": {"ratio/clipped"},
+    "rl_weights": set(),
+    "importance_ratio": set(),
+    "rank": set(),
+}
+
+
+@pytest.mark.parametrize("missing", [*([name] for name in MEASURED), [*MEASURED]], ids=",".join)
+def test_prime_rl_may_leave_columns_out(missing: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "rank_0.jsonl"
+    rows: list[set[str]] = []
+    for line in (PRIME, {name: value for name, value in PRIME.items() if name not in missing}):
+        path.write_text(json.dumps(line) + "\n")
+        (step,) = read_dump(path).steps
+        assert step.tensors["advantages"].tolist() == PRIME["advantages"][-3:]
+        assert main(["replay", str(path), "token_mean", "--out", str(tmp_path / "pages")]) == 0
+        rows.append({*read_logs(path)[0].metrics})
+    assert rows[0] - rows[1] == set().union(*(MEASURED[name] for name in missing))
+    assert step.batch.live_ratio == ("inference_logprobs" in missing)
 
 
 class Runs:

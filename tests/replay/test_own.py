@@ -100,6 +100,11 @@ def test_a_record_says_of_each_token_what_the_loss_did(
     if kind != "user-defined":
         steps = agreed(tmp_path, 1)
         assert [step.number for step in steps] == list(range(1, 13))
+        doubled = {"values": [2 * value for value in steps[0].header.loss.values]}
+        loss = steps[0].header.loss.model_copy(update=doubled)
+        verdict = judge([replace(steps[0], header=steps[0].header.model_copy(update={"loss": loss}))])
+        assert verdict.agrees is False
+        assert len(verdict.findings) == 1
         for step, after in itertools.pairwise(steps):
             formula = formula_of(step)
             assert formula is not None
@@ -172,7 +177,7 @@ def test_what_a_pull_adds_to_the_entropy_is_what_a_step_adds(tmp_path: Path) -> 
     def entropy_after(size: float) -> float:
         with torch.no_grad():
             for weight, gradient in zip(weights, gradients, strict=True):
-                weight += size * gradient
+                weight.add_(gradient, alpha=size)
         entropies = policy.evidence(sequences, {"entropies"}, 8, temperature=temperature)["entropies"]
         return float(entropies[sequences.response_mask].double().mean())
 

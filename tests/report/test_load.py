@@ -404,7 +404,7 @@ def test_runs_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str], mon
         (runs / "f" / ".lock").write_text(lock, errors="surrogateescape")
         assert running(runs / "f") is None
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_text", Mock(side_effect=PermissionError))
+        patch.setattr("rlstab.report.listing.read_text", Mock(side_effect=PermissionError))
         assert running(runs / "c") is None  # a lock that this user may not read
     with monkeypatch.context() as patch:
         patch.setattr(os, "kill", Mock(side_effect=PermissionError))
