@@ -18,6 +18,11 @@ from rlstab.core.compose import Composition, walk
 from rlstab.core.objective import active_methods
 from rlstab.stages.pipeline import Pipeline, check_exclusions
 
+#: First parts of the trainer's metrics, under which no method or stage of a run can report its own.
+LOGGED = frozenset(
+    "blocks eval gradient head loss lr optimizer_steps response reward rollout sampler scorer seconds".split()
+)
+
 
 class RunConfig(parts.Settings):
     """A whole run. Objective and stages are kept in canonical form; the objects are composition and pipeline."""
@@ -109,6 +114,9 @@ def build_run(document: Document) -> RunConfig:
     composition, pipeline, run = together(checks)
     with document.at(("stages",) if "stages" in document.data else ("objective",)):
         check_exclusions(list(pipeline), dict.fromkeys((leaf.name for leaf in walk(composition)), "method"))
+    for path, names in (("objective", composition.keyed), ("stages", [stage.name for stage in pipeline])):
+        for name in sorted(LOGGED.intersection(names)):
+            raise document.error((path,), f"'{name}' is the name of metrics of the trainer. Give it another `name`.")
     if run.rollout.group == 1 and pipeline.estimator.compares and not pipeline.expanders:
         text = f"'{pipeline.estimator.name}' compares responses to one prompt: one alone teaches nothing. Raise it."
         raise document.error(("rollout", "group"), text)

@@ -29,20 +29,20 @@ SIGNALS: Mapping[str, str] = {
     "block_ids": "number of the block of its response that the token belongs to, below 0 for none",
 }
 _LOGPROBS = ("old_logprobs", "logprobs", "ref_logprobs", "rollout_logprobs", "max_logprobs")
-#: The largest value of signals that are at most 0, with what rounding makes of it: float32 makes of logits in the
-#: thousands what is off by 3e-4 nats.
+#: The largest accepted value of signals that are at most 0, with room for rounding: in float32, log-probs from logits
+#: in the thousands are off by 3e-4 nats.
 MOST = dict.fromkeys((*_LOGPROBS, "log_kept_mass"), 1e-3)
-#: The smallest of those that are at least 0. Some hosts make entropies in bfloat16, as a difference of numbers that it
-#: holds to 0.5 up to 128.
+#: The smallest accepted value of those that are at least 0. Some hosts compute entropies in bfloat16, as a difference
+#: of numbers up to 128, which bfloat16 rounds to 0.5.
 LEAST = {"entropies": -1.0, "sum_p_sq": -1e-3}
-#: Evidence that every batch has and not every method reads. A host that makes it for nobody wastes a forward.
+#: Evidence that every batch has and not every method reads. A host that computes it without a reader wastes a forward.
 BASICS = frozenset({"logprobs", "old_logprobs"})
 #: Signals that mark tokens: of any dtype, and perhaps one for a whole response.
 MARKS = ("truncated", "branch", "block_ids")
 
 
 def impossible(name: str, values: Tensor) -> Tensor:
-    """``(n,)`` bool: values of a signal of :data:`MOST` or :data:`LEAST` that it cannot have."""
+    """``(n,)`` bool: impossible values of a signal of :data:`MOST` or :data:`LEAST`."""
     return greater(values, MOST[name]) if name in MOST else less(values, LEAST[name])
 
 
@@ -96,7 +96,7 @@ class TokenBatch(SequenceArithmetic):
         logprobs: policy at the start of this optimizer step.
         advantages: advantage of each token.
         sequence: int64, index of the token's sequence, in ``[0, S)``.
-        position: int64, place of the token in its response, from 0.
+        position: int64, position of the token in its response, from 0.
         sequence_ids: ``(S,)`` int64, stable identity of each sequence: the only source of randomness.
         group_ids: ``(S,)`` int64, the prompt's group.
         live_ratio: True makes the live policy its own denominator: the ratio is exactly 1, its gradient that of
@@ -307,9 +307,9 @@ class TokenBatch(SequenceArithmetic):
         return selected
 
     def evidence(self) -> TokenBatch:
-        """What a method sees: not where it came from, so that none can depend on the padding.
+        """What a method sees: without the padded layout, so that no method can depend on it.
 
-        Nor groups that nobody gave: each response would be one by itself.
+        Groups that were not given are left out too: each response would be a group by itself.
         """
         if self._layout is None and self._grouped:
             return self

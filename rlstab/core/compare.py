@@ -1,6 +1,6 @@
 """Comparisons of ``(n,)`` values, as bools; and large tensors in pieces.
 
-On a CPU numpy makes bools several times faster than torch, which writes them one by one; elsewhere it is plain torch,
+On a CPU numpy makes bools several times faster than torch, which writes them one by one; other devices use plain torch,
 in one kernel.
 """
 
@@ -30,7 +30,7 @@ def numbers(where: Tensor) -> Tensor:
     return where.view(torch.uint8)
 
 
-def places(where: Tensor) -> Tensor:
+def indices(where: Tensor) -> Tensor:
     """Indices of the ``(n,)`` bools that are True, ascending; on a CPU numpy finds them faster."""
     if where.device.type == "cpu":
         return torch.from_numpy(where.numpy().nonzero()[0])

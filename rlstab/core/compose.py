@@ -98,7 +98,7 @@ class Composition(Combinator, combinator=True):
             yield from method._leaves(around, observed)
 
     def require_no_state(self) -> None:
-        """A state that nobody carries over silently stays the first one forever."""
+        """A state that is not carried over silently stays the first one."""
         for key, method in self.keyed.items():
             stateful = _has_leaf(method.init_state())
             if stateful or "lr_scale" in method.writes:
@@ -289,7 +289,7 @@ def observe(method: TokenObjective) -> Observe | Composition:
 def walk(objective: TokenObjective, *, observed: bool = False) -> Iterator[Leaf]:
     """The methods of an objective in its order, those inside `within` too.
 
-    With ``observed`` also the methods that are only observed; without it each of them is a leaf of its own.
+    With ``observed`` also the methods that are only observed; without it each of them is a single leaf.
     """
     return objective._leaves((), observed)
 

@@ -155,13 +155,13 @@ class Part:
 
     def live_rows(self) -> dict[str, Tensor]:
         """``(n,)`` bool for each live output: the tokens on which the loss differentiates or reads it."""
-        own, surrogate = self.has_gradient, self.terms.surrogate
+        read, surrogate = self.has_gradient, self.terms.surrogate
         whole = any(gate.whole_sequences for gate in self.terms.gates.values())
         if whole or self.terms.ratio is not None or (surrogate is not None and surrogate.whole_sequences):
-            own = self.batch.spread(self.batch.sequence_total(own) > 0)
-        rows = {"logprobs": own}
+            read = self.batch.spread(self.batch.sequence_total(read) > 0)
+        rows = {"logprobs": read}
         for penalty in self.terms.penalties.values():
-            where = torch.ones_like(own) if penalty.where is None else penalty.where
+            where = torch.ones_like(read) if penalty.where is None else penalty.where
             for name in {"logprobs", *penalty.reads}:
                 rows[name] = rows[name] | where if name in rows else where
         return rows
@@ -250,7 +250,7 @@ def loss_of_part(
 
 
 def _without_impossible(known: Tensor, name: str, policy: PolicyOutputs, where: Tensor | None) -> Tensor:
-    """``known`` with NaN where a live output is beyond what it can be: other places may hold any finite value."""
+    """``known`` with NaN where a live output is beyond what it can be: elsewhere any finite value is allowed."""
     beyond = impossible(name, policy.signal(name).detach())
     return known.masked_fill_(beyond if where is None else beyond & where, torch.nan)
 
@@ -270,11 +270,11 @@ def held_ratio(part: Part, live: PolicyOutputs) -> Tensor:
 
 
 def _ratio(policy: PolicyOutputs, constants: Constants, part: Part) -> Tensor:
-    own = part.terms.ratio
-    if own is None:
+    log_ratio = part.terms.ratio
+    if log_ratio is None:
         return bounded_exp(token_log_ratio(policy, constants.anchor, part.batch))
     # a method's own function may be anything on tokens that were dropped; the default is finite
-    return bounded_exp(torch.where(constants.keep, own(policy, constants), 0.0))
+    return bounded_exp(torch.where(constants.keep, log_ratio(policy, constants), 0.0))
 
 
 def _gates(part: Part, ratio: Tensor, constants: Constants, report: dict[str, Mean]) -> Tensor:
@@ -310,7 +310,7 @@ def _coefficients(
 
 
 def _mean_where(values: Tensor, where: Tensor | None) -> Mean:
-    """Of ``(n,)`` values that are zero elsewhere."""
+    """The mean of ``(n,)`` values that are zero where ``where`` is False."""
     return Mean.of(values) if where is None else Mean(total(values.detach()), where.count_nonzero().double())
 
 

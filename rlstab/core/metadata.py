@@ -19,7 +19,7 @@ SOURCES: Mapping[str, str] = {
     "off-policy": "a sampler that differs from the policy: different kernels or precision, older weights",
 }
 
-Method = TypeVar("Method")
+Owner = TypeVar("Owner")
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class NoOpAt:
     settings: Mapping[str, Any] | None
     why: str
 
-    def at(self, method: Method) -> Method:
+    def at(self, method: Owner) -> Owner:
         """The method with these settings."""
         return dataclasses.replace(method, **(self.settings or {}))  # type: ignore[type-var]  # a dataclass
 

@@ -23,11 +23,11 @@ from rlstab.errors import MethodError, UnknownName, did_you_mean
 State: TypeAlias = Mapping[str, Any]
 
 #: What is measured in parts: tokens of an optimizer step, or responses of a rollout.
-Part = TypeVar("Part")
+Batch = TypeVar("Batch")
 
 
 @dataclass_transform(frozen_default=True)
-class Method(ABC, Generic[Part]):
+class Method(ABC, Generic[Batch]):
     """A subclass is a frozen dataclass, whose annotated fields are its settings. All of it runs without gradient.
 
     Attributes:
@@ -59,7 +59,7 @@ class Method(ABC, Generic[Part]):
         text = cls.__doc__
         dataclass(frozen=True)(cls)
         cls.__doc__ = text  # where there is none it would be the signature
-        # those of this class, so that an explicit @dataclass finds their place free
+        # those of this class, so that an explicit @dataclass can define them again
         del cls.__setattr__, cls.__delattr__
         acts = getattr(cls, cls._acts_by, None)
         if not combinator and acts is not None and not getattr(acts, "__isabstractmethod__", False):
@@ -117,11 +117,11 @@ class Method(ABC, Generic[Part]):
         """The first state; its keys are those of every later one."""
         return {}
 
-    def measure(self, part: Part) -> Stat:
+    def measure(self, part: Batch) -> Stat:
         """Mergeable summaries of one part; those of an empty part have the same names."""
         return NOTHING
 
-    def measure_again(self, part: Part, stat: Settled) -> Stat:
+    def measure_again(self, part: Batch, stat: Settled) -> Stat:
         """Summaries of what can be computed only once those of ``measure`` are settled: a covariance after its means.
 
         Under other names than those of ``measure``; whatever sees the statistics sees both.
@@ -133,10 +133,10 @@ class Method(ABC, Generic[Part]):
         return state
 
     @abstractmethod
-    def _empty_part(self) -> Part:
+    def _empty_part(self) -> Batch:
         """A part in which there is nothing."""
 
-    def _settling(self, parts: Sequence[Part], state: State, alone: bool) -> Rounds[tuple[Settled, State]]:
+    def _settling(self, parts: Sequence[Batch], state: State, alone: bool) -> Rounds[tuple[Settled, State]]:
         """See :func:`measure_all`; combinators override it, so that what they contain shares its rounds."""
         stat = yield from self._measured("measure", parts, alone)
         again = yield from self._measured("measure_again", parts, alone, stat)
@@ -144,7 +144,7 @@ class Method(ABC, Generic[Part]):
         check_mapping(self.name, "init_state", state)
         return stat, checked_state(self.name, state, self.advance(state, stat))
 
-    def _measured(self, method: str, parts: Sequence[Part], alone: bool, *first: Settled) -> Rounds[Settled]:
+    def _measured(self, method: str, parts: Sequence[Batch], alone: bool, *first: Settled) -> Rounds[Settled]:
         """What ``measure`` or ``measure_again`` found over the whole; nothing where the class does not have it.
 
         An empty part is measured on every rank, for some rank may have no other.
@@ -169,7 +169,7 @@ class Method(ABC, Generic[Part]):
         return (yield from settling(stats or [without], alone))
 
 
-def measure_all(method: Method[Part], parts: Sequence[Part], state: State, comm: Comm) -> tuple[Settled, State]:
+def measure_all(method: Method[Batch], parts: Sequence[Batch], state: State, comm: Comm) -> tuple[Settled, State]:
     """Statistics of the whole, over all parts and ranks, and the state after it.
 
     The empty part makes a rank without parts know the names, so that all join the same collectives.

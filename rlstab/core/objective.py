@@ -41,7 +41,7 @@ class TokenObjective(Method[TokenBatch]):
 
     Attributes:
         needs: evidence that it reads: signals, and ``logprobs`` and ``old_logprobs`` where it looks at those policies.
-            The ratio is not meant, which is the loss's own: a host that gives no method its log-probs needs no forward.
+            The ratio does not count, since the loss computes it: a host needs no forward for it.
         writes: fields of Terms that it may fill.
         excludes: methods by name, or fields of Terms that another method fills, with which it cannot be composed, each
             with the reason.
@@ -87,8 +87,9 @@ class TokenObjective(Method[TokenBatch]):
     def in_words(self) -> Mapping[str, str]:
         """What it does to a token: sentences for each field of Terms that it may fill, with the settings filled in.
 
-        A setting that the sentences leave out has no effect beside the others. Without an override it is the first
-        line of the docstring, with all settings, under one of the fields, or under ``report`` where it fills none.
+        A setting that the sentences leave out has no effect at the values of the others. Without an override it is the
+        first line of the docstring, with all settings, under one of the fields, or under ``report`` where it fills
+        none.
         """
         return dict.fromkeys(sorted(self.writes)[:1] or ["report"], self._summary())
 
@@ -106,7 +107,7 @@ class TokenObjective(Method[TokenBatch]):
                 a member has state or scales the learning rate, which the output carries as ``lr_scale``.
 
         Raises:
-            OutOfRange: there is no state where it is needed.
+            OutOfRange: a state is needed and missing.
             NonFinite: NaN or Inf in the evidence, in the live outputs or in a gate.
         """
         from rlstab import compose, make_plan  # which are made of methods themselves
@@ -142,7 +143,7 @@ class TokenObjective(Method[TokenBatch]):
 
 @dataclass(frozen=True, eq=False)
 class Leaf:
-    """A method in its place.
+    """A method, and what it acts within.
 
     Attributes:
         method: neither a composition nor a `within`; an `observe` represents what it observes.
@@ -164,7 +165,7 @@ class Leaf:
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """What one method asks for on one part of an optimizer step, beside the others.
+    """What one method of a composition asks for on one part of an optimizer step.
 
     Attributes:
         name: of the method.

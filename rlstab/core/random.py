@@ -50,13 +50,13 @@ def uniform(seed: int, *identity: Tensor) -> Tensor:
     return _number(_mix(state))
 
 
-def uniform_in(seed: int, group: Tensor, member: Tensor, place: Tensor) -> Tensor:
-    """``uniform(seed, group[member], place)`` for ``(S,)`` groups and ``(n,)`` members, mixed once a group."""
+def uniform_in(seed: int, group: Tensor, member: Tensor, position: Tensor) -> Tensor:
+    """``uniform(seed, group[member], position)`` for ``(S,)`` groups and ``(n,)`` members, mixed once a group."""
     state = torch.zeros((), dtype=torch.int64, device=group.device) + _signed(seed)
     state = _mix(_mix(state) + group.to(torch.int64)).add_(GOLDEN)
     numbers = torch.empty(member.shape, dtype=torch.float64, device=member.device)
-    for out, own, at in chunks(numbers, member, place):
-        bits = state.index_select(0, own).add_(at)
+    for out, index, offset in chunks(numbers, member, position):
+        bits = state.index_select(0, index).add_(offset)
         out.copy_(_number(_finish(bits)) if bits.device.type != "cpu" else _finished_by_numpy(bits))
     return numbers
 

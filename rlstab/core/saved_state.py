@@ -1,4 +1,4 @@
-"""The state of an objective as plain JSON and tensors beside it, as a checkpoint holds it, and back."""
+"""The state of an objective as plain JSON and separate tensors, as a checkpoint holds it, and back."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ def dump_state(state: State) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """What JSON holds, and what safetensors holds.
 
     Returns:
-        ``{"state": ..., "tensors": ...}``, the state with null for each tensor and the place of each; and the tensors
+        ``{"state": ..., "tensors": ...}``, the state with null for each tensor and the path of each; and the tensors
         by name, ``state/0`` and so on, contiguous and without gradient.
     """
-    places: list[list[str]] = []
+    paths: list[list[str]] = []
     tensors: dict[str, Tensor] = {}
 
-    def plain(value: Any, place: list[str]) -> Any:
+    def plain(value: Any, path: list[str]) -> Any:
         if isinstance(value, Mapping):
-            return {key: plain(inside, [*place, key]) for key, inside in value.items()}
+            return {key: plain(inside, [*path, key]) for key, inside in value.items()}
         if not isinstance(value, Tensor):
             return value
-        tensors[f"state/{len(places)}"] = value.detach().contiguous()
-        places.append(place)
+        tensors[f"state/{len(paths)}"] = value.detach().contiguous()
+        paths.append(path)
         return None
 
-    return {"state": plain(state, []), "tensors": places}, tensors
+    return {"state": plain(state, []), "tensors": paths}, tensors
 
 
 def load_state(record: Mapping[str, Any], tensors: Mapping[str, Tensor | None]) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def load_state(record: Mapping[str, Any], tensors: Mapping[str, Tensor | None]) 
     Raises:
         LookupError, TypeError: a tensor is missing, or the record is none of :func:`dump_state`.
     """
-    state: dict[str, Any] = json.loads(json.dumps(record["state"]))  # of its own: tensors are put into it
+    state: dict[str, Any] = json.loads(json.dumps(record["state"]))  # a copy, into which tensors are put
     for index, (*around, key) in enumerate(record["tensors"]):
         inside: Any = functools.reduce(operator.getitem, around, state)
         inside[key] = tensors[f"state/{index}"]

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from rlstab.core.comm import Gather, Rounds, Sum
-from rlstab.core.compare import chunks, places
+from rlstab.core.compare import chunks, indices
 
 #: Bits of one pass: two histograms of 2^11 float64 counts are 32 KB.
 DIGIT = 11
-#: So many values are gathered: 32 KB in float64, of all ranks together.
+#: At most this many values, of all ranks together, are gathered: 32 KB in float64.
 FEW = 1 << 12
 
 #: From the number of values to the wanted ranks: at most two, of 1 to that number; none of no values.
@@ -66,7 +66,7 @@ class _Search:
     def __init__(self, values: Tensor, ranks: Ranks, alone: bool) -> None:
         self.ranks, self.alone = ranks, alone
         self.size = values.numel() if alone else None  # over all ranks
-        self.places: list[tuple[int, int]] | None = None  # of each wanted one: its first bits, its rank among these
+        self.wanted: list[tuple[int, int]] | None = None  # of each wanted one: its first bits, its rank among these
         self._start(values)
 
     def _start(self, values: Tensor) -> None:
@@ -76,13 +76,13 @@ class _Search:
 
     @property
     def few(self) -> bool:
-        """So few values that they are gathered."""
+        """There are few enough values to gather them."""
         return self.size is not None and self.size <= FEW
 
     @property
     def running(self) -> bool:
         """A histogram is wanted: bits are left, and some order statistic was asked for."""
-        return self.left > 0 and not self.few and self.places != []
+        return self.left > 0 and not self.few and self.wanted != []
 
     def selected(self) -> Rounds[OrderStatistics]:
         """When nothing is running; gathers the values if they are few."""
@@ -90,19 +90,19 @@ class _Search:
             pool = yield Gather(self.values.double())
             values = [float(pool.kthvalue(rank).values) + 0.0 for rank in self.ranks(self.size)]
         else:
-            values = [_value(key, self.wide) for key, _ in self.places or ()]
+            values = [_value(key, self.wide) for key, _ in self.wanted or ()]
         return OrderStatistics(self.size or 0, values)
 
     def histograms(self) -> Tensor:
         """One of this rank for each group; before the first sum also how many values are float64."""
         counts = [self._histogram(keys) for _, keys in sorted(self.groups.items())]
-        if self.places is None:
+        if self.wanted is None:
             counts.append(torch.tensor([float(self.values.numel() * self.wide)], dtype=torch.float64))
         return torch.cat(counts)
 
     def narrow(self, counts: Tensor) -> None:
         """Take the counts of all ranks: they say which bins are wanted, and only those keys stay."""
-        if self.places is None:
+        if self.wanted is None:
             self.size, wide, counts = int(counts[:-1].sum()), int(counts[-1]), counts[:-1]
             if self.few:
                 return
@@ -110,22 +110,22 @@ class _Search:
                 self._start(self.values.double())
             if 0 < wide < self.size:
                 return  # this histogram mixed two kinds of keys
-            self.places = [(0, rank) for rank in self.ranks(self.size)]
+            self.wanted = [(0, rank) for rank in self.ranks(self.size)]
         digit = self._digit
         ends = dict(zip(sorted(self.groups), counts.view(len(self.groups), -1).cumsum(1), strict=True))
         kept: dict[int, list[Tensor]] = {}
-        places = []
-        for first, rank in self.places:
-            place = int(torch.searchsorted(ends[first], float(rank)))
-            longer = first << digit | place
-            places.append((longer, rank - (int(ends[first][place - 1]) if place else 0)))
+        wanted = []
+        for first, rank in self.wanted:
+            found_bin = int(torch.searchsorted(ends[first], float(rank)))
+            longer = first << digit | found_bin
+            wanted.append((longer, rank - (int(ends[first][found_bin - 1]) if found_bin else 0)))
             if longer not in kept and self.left > digit:
-                kept[longer] = [self._with(place, keys) for keys in self.groups[first]]
-        self.places, self.groups = places, kept
+                kept[longer] = [self._with(found_bin, keys) for keys in self.groups[first]]
+        self.wanted, self.groups = wanted, kept
         self.left -= digit
         if self.alone and self.left:  # nothing travels: the keys that are left, of one sign, are ordered at once
-            keys = [torch.cat(kept[first]).kthvalue(rank).values for first, rank in places]
-            self.places, self.left = [(int(key) % (1 << 32 + 32 * self.wide), 1) for key in keys], 0
+            keys = [torch.cat(kept[first]).kthvalue(rank).values for first, rank in wanted]
+            self.wanted, self.left = [(int(key) % (1 << 32 + 32 * self.wide), 1) for key in keys], 0
 
     @property
     def _digit(self) -> int:
@@ -134,9 +134,9 @@ class _Search:
     def _digits(self, keys: Tensor) -> Tensor:
         return (keys >> (self.left - self._digit)).bitwise_and_((1 << self._digit) - 1)
 
-    def _with(self, place: int, keys: Tensor) -> Tensor:
+    def _with(self, found_bin: int, keys: Tensor) -> Tensor:
         # torch compares integers in place, and selects by index, in a fraction of the time
-        return keys.index_select(0, places(self._digits(keys).eq_(place).bool()))
+        return keys.index_select(0, indices(self._digits(keys).eq_(found_bin).bool()))
 
     def _histogram(self, pieces: list[Tensor]) -> Tensor:
         total = torch.zeros(1 << self._digit, dtype=torch.int64, device=self.values.device)

@@ -57,16 +57,16 @@ class SequenceArithmetic:
             return torch.full((self.num_sequences,), math.nan, dtype=torch.float64, device=values.device)
         upper, size = q >= 0.5, self.lengths.long()
         rows = self._rows(values.double(), -math.inf if upper else math.inf)
-        # only the end of each row that the place is in: the further, the longer the row
+        # only the end of each row that the position is in: the further, the longer the row
         reach = (1 - q if upper else q) * (self._longest - 1)
         ordered = rows.topk(min(self._longest, math.floor(reach) + 3), largest=upper).values
-        place = q * (size - 1).clamp(min=0).double()
-        whole = place.round()
-        place = torch.where((place - whole).abs() <= 4e-15 * whole.clamp(min=1), whole, place)  # 0.57 * 100
-        ends = torch.stack([place.floor(), place.ceil()], 1).long()
+        position = q * (size - 1).clamp(min=0).double()
+        whole = position.round()
+        position = torch.where((position - whole).abs() <= 4e-15 * whole.clamp(min=1), whole, position)  # 0.57 * 100
+        ends = torch.stack([position.floor(), position.ceil()], 1).long()
         ends = (size[:, None] - 1 - ends if upper else ends).clamp(min=0)
         low, high = ordered.gather(1, ends).unbind(1)
-        return torch.where(size > 0, low + (high - low) * (place - place.floor()), math.nan)
+        return torch.where(size > 0, low + (high - low) * (position - position.floor()), math.nan)
 
     def spread(self, values: Tensor) -> Tensor:
         """``(n,)``: for each token the ``(S,)`` value of its sequence, in the dtype of the values."""
@@ -83,15 +83,15 @@ class SequenceArithmetic:
         # a row per sequence: one running sum over all tokens would carry the rounding of one sequence into the next
         rows = self._rows(values, 0.0)
         total = _decayed_sum(rows.flip(1), decay).flip(1) if reverse else _decayed_sum(rows, decay)
-        return total.reshape(-1).index_select(0, self._place)
+        return total.reshape(-1).index_select(0, self._cell)
 
     @cached_property
-    def place(self) -> Tensor:
+    def index_in_sequence(self) -> Tensor:
         """``(n,)`` int64: how many tokens of the sequence come before this one, by position."""
-        return self._place - self.sequence * self._longest
+        return self._cell - self.sequence * self._longest
 
     @cached_property
-    def _place(self) -> Tensor:
+    def _cell(self) -> Tensor:
         """``(n,)`` int64: where each token lies in the rows of :meth:`_rows`, by position."""
         step, start = self.sequence.diff(), self.lengths.long().cumsum(0) - self.lengths.long()
         packed = bool(((step > 0) | ((step == 0) & (self.position.diff() > 0))).all())  # as packing leaves them
@@ -110,7 +110,7 @@ class SequenceArithmetic:
         """``(S, T)``: the ``(n,)`` values of each sequence from the left; ``fill`` behind them."""
         size = self.num_sequences * self._longest
         rows = torch.full((size,), fill, dtype=values.dtype, device=values.device)
-        return rows.index_copy_(0, self._place, values).view(self.num_sequences, self._longest)
+        return rows.index_copy_(0, self._cell, values).view(self.num_sequences, self._longest)
 
 
 def _decayed_sum(rows: Tensor, decay: float) -> Tensor:

@@ -119,7 +119,9 @@ def _setting(cls: type, name: str, hint: Any, default: Any) -> Setting:
                 f"cannot hold. Use bool, int, float, str or Literal, each perhaps with | None."
             )
     if bounds is not None and not {int, float} & set(kinds):
-        raise MethodError(f"{cls.__qualname__}: the setting '{name}' has a Range and is no number. Remove the Range.")
+        raise MethodError(
+            f"{cls.__qualname__}: the setting '{name}' has a Range but is not a number. Remove the Range."
+        )
     return Setting(name, tuple(kinds), tuple(choices), bounds, type(None) in members, default, full)
 
 
@@ -138,7 +140,7 @@ def check_settings(owner: object, name: str) -> None:
 
 
 def check_order(owner: object, name: str, *settings: str) -> None:
-    """Check that settings of ``owner`` do not fall from one to the next; None is no bound.
+    """Check that settings of ``owner`` do not fall from one to the next; None sets no bound.
 
     Raises:
         OutOfRange: names them, their values and the order that is expected.

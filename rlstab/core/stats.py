@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rlstab.core.budget import beyond_budget
 from rlstab.core.comm import Comm, Gather, LocalComm, Rounds, Sum, carried_out
-from rlstab.core.compare import below, chunks, places, reached
+from rlstab.core.compare import below, chunks, indices, reached
 from rlstab.core.select import OrderStatistics, selection
 from rlstab.errors import MethodError, MissingSignal, OutOfRange, did_you_mean
 
@@ -95,9 +95,9 @@ class Grouped:
 
     @classmethod
     def _summed(cls, keys: Tensor, totals: Tensor, counts: Tensor) -> Grouped:
-        keys, place = torch.unique(keys, sorted=True, return_inverse=True)
+        keys, index = torch.unique(keys, sorted=True, return_inverse=True)
         zeros = torch.zeros(keys.shape, dtype=torch.float64, device=totals.device)
-        return cls(keys, zeros.index_add(0, place, totals), zeros.index_add(0, place, counts))
+        return cls(keys, zeros.index_add(0, index, totals), zeros.index_add(0, index, counts))
 
     def merge(self, other: Grouped) -> Grouped:
         """The summary of both parts."""
@@ -121,8 +121,8 @@ class Grouped:
         if not self.keys.numel():
             return torch.zeros(keys.shape, dtype=torch.float64, device=keys.device)
         known = self.keys.to(keys.device)
-        place = torch.searchsorted(known, keys).clamp(max=known.numel() - 1)
-        return torch.where(known[place] == keys, column.to(keys.device)[place], 0.0)
+        index = torch.searchsorted(known, keys).clamp(max=known.numel() - 1)
+        return torch.where(known[index] == keys, column.to(keys.device)[index], 0.0)
 
     def _gathered(self, alone: bool) -> Rounds[Grouped]:
         """Over all ranks. Keys travel in two halves: a float64 does not hold every int64."""
@@ -146,7 +146,7 @@ class Pool:
     Attributes:
         parts: one-dimensional float32 or float64 tensors, each on the device where it was measured.
         level: q, the share, the number of values, or the budget.
-        rule: how the level becomes a place among the sorted values.
+        rule: how the level becomes a position among the sorted values.
     """
 
     parts: tuple[Tensor, ...]
@@ -214,9 +214,9 @@ class Pool:
         if not size:
             return ()
         if self.rule == "linear":
-            place = _whole(self.level * (size - 1))
-            below = math.floor(place)
-            return (below + 1,) if below == place else (below + 1, below + 2)
+            position = _whole(self.level * (size - 1))
+            below = math.floor(position)
+            return (below + 1,) if below == position else (below + 1, below + 2)
         if self.rule == "count":
             return (size + 1 - min(size, int(self.level)),)
         share = _whole(self.level * size)
@@ -230,12 +230,12 @@ class Pool:
             return Threshold(None, 0, 0)
         value = values[0]
         if values[-1] != value:
-            place = _whole(self.level * (size - 1))
-            value += (values[-1] - value) * (place - math.floor(place))
+            position = _whole(self.level * (size - 1))
+            value += (values[-1] - value) * (position - math.floor(position))
         return Threshold(value, size, nominal=size + 1 - self._ranks(size)[-1])
 
     def _joined(self) -> Tensor:
-        """All values of this process; empty parts have no say in dtype or device."""
+        """All values of this process; empty parts do not determine dtype or device."""
         parts = [values for values in self.parts if values.numel()] or [self.parts[0]]
         return parts[0] if len(parts) == 1 else torch.cat([values.to(parts[0].device) for values in parts])
 
@@ -244,7 +244,7 @@ def _wide(values: Tensor, where: Tensor | None) -> Tensor:
     """``(n,)`` float32 for half precision, float64 for what is not a float: nothing is rounded."""
     values = values.detach().reshape(-1)
     if where is not None:
-        values = values.index_select(0, places(where.reshape(-1)))  # faster than by the mask
+        values = values.index_select(0, indices(where.reshape(-1)))  # faster than by the mask
     kind = torch.promote_types(values.dtype, torch.float32) if values.is_floating_point() else torch.float64
     return values.to(kind)
 
@@ -259,9 +259,9 @@ def _thresholds(pools: Mapping[str, Pool], alone: bool) -> Rounds[dict[str, Thre
     return settled
 
 
-def _whole(place: float) -> float:
-    """``place``, or the integer that it misses only by rounding: 0.57 * 100 is 56.99999999999999."""
-    return float(round(place)) if math.isclose(place, round(place), rel_tol=4e-15, abs_tol=1e-9) else place
+def _whole(position: float) -> float:
+    """``position``, or the integer that it misses only by rounding: 0.57 * 100 is 56.99999999999999."""
+    return float(round(position)) if math.isclose(position, round(position), rel_tol=4e-15, abs_tol=1e-9) else position
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,7 @@ class Threshold:
     Attributes:
         value: None when the pool was empty, or nothing is beyond a budget; then nothing compares as True.
         size: how many values the pool had, over the whole step.
-        nominal: how many of them reach the threshold when there are no ties.
+        nominal: how many of them reach the threshold if there are no ties.
     """
 
     value: float | None

@@ -61,7 +61,7 @@ class Bounds:
 
 @dataclass(frozen=True, eq=False)
 class Constants:
-    """What is constant when the loss of a part is made: what a ratio and a gate may read, beside the evidence.
+    """What is constant when the loss of a part is made: what a ratio and a gate may read in addition to the evidence.
 
     Attributes:
         anchor: the live outputs as constants.
@@ -198,7 +198,7 @@ _LAWS: Mapping[str, Callable[[Any, Any], Any]] = {
 def merge_terms(named: Mapping[str, Terms]) -> Terms:
     """Merge the terms of the members of a composition; gates, penalties and reports get their member's key as prefix.
 
-    A slot has one owner, for members that would fill the same one do not compose.
+    A slot has one owner, because members that would fill the same slot do not compose.
     """
     merged: dict[str, Any] = {"gates": {}, "penalties": {}, "report": {}}
     for key, terms in named.items():

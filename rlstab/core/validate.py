@@ -36,11 +36,8 @@ SETS: Mapping[str, tuple[str, ...]] = {
 DECLARED = (*SETS, "name", "about", "excludes", "signal_options")
 #: Names of the combinators, which no method can have.
 COMBINATORS = ("composition", "observe", "within")
-#: First parts of metrics that the loss and the trainer report, which no method can have as a name either.
-METRICS = (
-    *("blocks", "eval", "gradient", "head", "loss", "lr", "optimizer_steps", "ratio", "response", "reward", "rollout"),
-    *("sampler", "scorer", "seconds", "tokens"),
-)
+#: First parts of the metrics of the loss, which no method can have as a name either.
+RESERVED = ("ratio", "tokens")
 #: What a method that is only observed reports its trust region as.
 _OBSERVED = {"clip", "surrogate"}
 
@@ -66,7 +63,7 @@ def check_class(cls: type) -> None:
         raise MethodError(
             f"{who} is named {name!r}, expected letters, digits and underscores. Write for example name = 'my_method'."
         )
-    if name in (*COMBINATORS, *METRICS):
+    if name in (*COMBINATORS, *RESERVED):
         raise MethodError(f"{who} is named '{name}', as a combinator or metrics of rlstab are. Give it another `name`.")
     for attribute in SETS:
         value: object = getattr(cls, attribute, frozenset())  # a stage writes no terms
@@ -89,7 +86,7 @@ def check_declared(who: str, attribute: str, value: object, signals: Collection[
         who: the class.
         attribute: one of :data:`SETS`.
         value: what is declared.
-        signals: what ``needs`` may name, besides signals that a user makes.
+        signals: what ``needs`` may name in addition to user-defined signals.
 
     Raises:
         MethodError: with the nearest known name.
@@ -250,9 +247,7 @@ def _check_names(who: str, terms: Terms) -> None:
     taken |= {name for name in terms.report if name.startswith("would_")}
     for what, names in ("the gate", _OBSERVED & terms.gates.keys()), ("the metric", taken & terms.report.keys()):
         if names:
-            raise MethodError(
-                f"'{who}': {what} '{min(names)}' has a name that rlstab gives to one of its own. Give it another name."
-            )
+            raise MethodError(f"'{who}': {what} '{min(names)}' has a name that rlstab reserves. Give it another name.")
 
 
 def _per_token(who: str, fn: Any) -> Any:

@@ -22,7 +22,7 @@ class Card:
     sections: Mapping[str, str]
 
     def items(self, section: str) -> list[str]:
-        """The ``- `` items of a section, each on one line; none where there is no such section."""
+        """The ``- `` items of a section, each on one line; none without such a section."""
         text = self.sections.get(section, "")
         return [" ".join(item.split()) for item in re.split(r"^- ", text, flags=re.MULTILINE)[1:]]
 

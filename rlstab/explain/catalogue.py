@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar, get_args
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, get_args
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
@@ -13,28 +12,19 @@ from rich.table import Table
 
 from rlstab.config.bundled_examples import examples
 from rlstab.config.document import Kind
-from rlstab.core.batch import BASICS
 from rlstab.core.metadata import SOURCES, summary
 from rlstab.core.method import Method
 from rlstab.core.objective import TokenObjective
-from rlstab.core.settings import settings_of
-from rlstab.errors import RlstabError, UnknownName
+from rlstab.errors import UnknownName
 from rlstab.explain.card import card
-from rlstab.explain.costs import beyond_free
-from rlstab.explain.stages import KINDS, cost
+from rlstab.explain.stages import KINDS
 from rlstab.presets import PRESETS, Preset
 from rlstab.stages import STAGES
-from rlstab.stages.stage import Stage
 from rlstab.zoo import METHODS
-
-Made = TypeVar("Made", bound=Method[Any])
-
-#: Tried in turn for a setting without a default.
-_VALUES = (0.5, 2, 2.0, "", True)
 
 
 def listing(words: Sequence[str] = ()) -> RenderableType:
-    """What each method and stage does, reads, keeps and costs at its defaults, where it is from; presets, examples.
+    """What each method and stage does and where it is from; presets and examples.
 
     Args:
         words: only what has each of them in its name, its text or its heading.
@@ -46,10 +36,10 @@ def listing(words: Sequence[str] = ()) -> RenderableType:
     stages = [STAGES.get(name) for name in STAGES.names()]
     sections: list[tuple[str, list[tuple[str, str]]]] = []
     for source, about in {**SOURCES, "": "against none of these sources"}.items():
-        rows = [_told(cls, _facts, _sources(cls)[1:]) for cls in methods if _sources(cls)[0] == source]
+        rows = [_told(cls, _sources(cls)[1:]) for cls in methods if _sources(cls)[0] == source]
         sections.append((f"{source or 'others'}: {about}", rows))
     for kind, (_, about) in KINDS.items():
-        rows = [_told(cls, _stage_facts) for cls in stages if issubclass(cls, kind)]
+        rows = [_told(cls) for cls in stages if issubclass(cls, kind)]
         sections.append((f"stages: {kind.kind}: {about}", rows))
     sections.append(("presets", [_of_preset(name, preset) for name, preset in PRESETS.items()]))
     named = {kind: [name for name, example in examples().items() if example.kind == kind] for kind in get_args(Kind)}
@@ -81,48 +71,12 @@ def _of_preset(name: str, preset: Preset) -> tuple[str, str]:
     return name, f"{preset.about} {', '.join(parts)}"
 
 
-def _told(cls: type[Made], facts: Callable[[Made], list[str]], also: Sequence[str] = ()) -> tuple[str, str]:
-    """The name, and two lines; without facts where it cannot be made without knowing its settings."""
-    made, papers = sample(cls), card(cls).arxiv
-    told = [] if made is None else facts(made)
-    told += [f"also {', '.join(also)}"] * bool(also) + [f"arXiv {', '.join(papers)}"] * bool(papers)
+def _told(cls: type[Method[Any]], also: Sequence[str] = ()) -> tuple[str, str]:
+    """The name; what the class does, and a second line with what else it is against and its papers."""
+    told = [f"also {', '.join(also)}"] * bool(also) + [f"arXiv {', '.join(card(cls).arxiv)}"] * bool(card(cls).arxiv)
     return cls.name, f"{summary(cls)}\n{' · '.join(told)}"
 
 
 def _sources(cls: type[TokenObjective]) -> list[str]:
     """The source under which it is listed, and the others that it is against."""
     return [source for source in SOURCES if source in cls.about.addresses] or [""]
-
-
-def _facts(method: TokenObjective) -> list[str]:
-    live = [f"live {name}" for name in sorted(method.live_needs)]
-    return [*_reads_and_keeps(method, live), "; ".join(beyond_free(method)) or "free"]
-
-
-def _stage_facts(stage: Stage) -> list[str]:
-    costs: dict[str, list[str]] = {}
-    for name in sorted(stage.needs):
-        costs.setdefault(cost(stage, name), []).append(name)
-    told = [f"{', '.join(names)}: {price}" for price, names in costs.items() if not price.startswith("free")]
-    return _reads_and_keeps(stage, []) + told
-
-
-def _reads_and_keeps(method: Method[Any], live: list[str]) -> list[str]:
-    state = ", ".join(method.init_state())
-    return [
-        f"reads {', '.join([*sorted(method.needs - BASICS), *live]) or 'the basics'}",
-        f"state: {state}" if state else "no state",
-    ]
-
-
-def sample(cls: type[Made]) -> Made | None:
-    """With its defaults, and with some value that fits where there is none; None where none of ours fits."""
-    required = [setting for setting in settings_of(cls) if setting.default is dataclasses.MISSING]
-    try:
-        chosen = {
-            setting.name: next(value for value in (*setting.choices, *_VALUES) if setting.accepts(value))
-            for setting in required
-        }
-        return cls(**chosen)
-    except (StopIteration, RlstabError):
-        return None

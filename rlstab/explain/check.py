@@ -103,7 +103,7 @@ def _from(method: TokenObjective, host: Host) -> str:
 
 
 def _forwards(objective: Composition, host: Host) -> list[str]:
-    """What the host shows, and whether evidence costs a forward of its own."""
+    """What the host shows, and whether evidence costs a separate forward."""
     if host.data_level:
         return ["sees: the whole optimizer step, once its rollout is scored: refresh is rollout"]
     wanted = [key for key, method in objective.keyed.items() if method.needs & SIGNAL_NAMES]
@@ -111,6 +111,6 @@ def _forwards(objective: Composition, host: Host) -> list[str]:
         f"evidence: one more forward without gradient per micro-batch, for {', '.join(wanted)}"
         + (f"; none {host.spared}" if host.spared else "")
         if wanted
-        else "evidence: no forward of its own"
+        else "evidence: no separate forward"
     )
     return ["sees: the whole optimizer step, before its first backward pass", told]

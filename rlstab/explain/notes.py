@@ -20,7 +20,7 @@ _REGION = frozenset({"bounds", "gates", "surrogate", "ratio"})
 
 
 def notes(objective: Composition, run: RunConfig | None) -> list[str]:
-    """For ``rlstab check``: methods that cannot act, and what is missing beside them."""
+    """For ``rlstab check``: methods that cannot act, and what is missing that they were published with."""
     of_run = [*unsafe(objective, run), *idle_in_run(objective, run), *stages.lacking(run.pipeline)] if run else []
     return of_run + repeated(objective) + _not_as_published(objective, run.pipeline if run else None)
 
@@ -38,13 +38,13 @@ def idle(objective: Composition, run: RunConfig | None) -> list[str]:
 
 
 def pairs(objective: Composition, pipeline: Pipeline | None = None) -> list[str]:
-    """What methods and stages say of each other, as lines of Markdown."""
+    """What methods and stages expect or exclude, as lines of Markdown."""
     missing = (re.sub(r"'(\w+)'", r"`\1`", text) for text in _not_as_published(objective, pipeline))
     lines = [f"- **Not as published:** {text}" for text in missing]
     for stage in pipeline or ():
         for why in dict.fromkeys(stage.excludes.values()):
             others = in_backticks(sorted(name for name, reason in stage.excludes.items() if reason == why))
-            lines.append(f"- **Excluded:** `{stage.name}` cannot act beside {others}: {why}")
+            lines.append(f"- **Excluded:** `{stage.name}` cannot be combined with {others}: {why}")
     return lines or ["Nothing is known."]
 
 
@@ -54,7 +54,7 @@ def _not_as_published(objective: Composition, pipeline: Pipeline | None) -> list
 
 
 def repeated(objective: Composition) -> list[str]:
-    """Methods that are listed several times beside each other, each with what that means."""
+    """Methods that are listed several times in one composition, each with what that means."""
     lines = []
     for name, count in Counter(method.name for method in objective.members).items():
         if count > 1 and name != "within":
@@ -67,7 +67,7 @@ def repeated(objective: Composition) -> list[str]:
 def _with_several_steps(objective: Composition) -> list[str]:
     """Of an objective without a run: what only compares the live policy with the old one."""
     names = [_compares(f"`{key}`", method) for key, method in objective.keyed.items() if "live" in method.reads_drift]
-    text = f"Only with several optimizer steps per rollout, for else the ratio is 1: {', '.join(names)}."
+    text = f"Only with several optimizer steps per rollout, because otherwise the ratio is 1: {', '.join(names)}."
     return [text] if names else []
 
 

@@ -147,17 +147,17 @@ def parts(objective: TokenObjective) -> dict[str, Leaf]:
 
 
 def _otherwise(field: str, objective: Composition) -> str:
-    """What happens where nobody has a say; of a trust region, only where nothing takes its place."""
+    """What happens where no method fills a field; of a trust region, only where nothing replaces it."""
     if field == "keep":
         return "No token is dropped."
-    elsewhere = any(
+    replaced = any(
         method.writes & {"surrogate", "gates"} and "trust region" in method.about.addresses
         for method in active_methods(objective)
     )
-    if field != "bounds" or "surrogate" in objective.writes or elsewhere:
+    if field != "bounds" or "surrogate" in objective.writes or replaced:
         return ""
     if "ratio" in objective.writes:
-        return "Nothing beside the ratio: a token pulls with it times its advantage."
+        return "None beyond the ratio: a token pulls with its ratio times its advantage."
     return "None: a token pulls with its ratio times its advantage, however far the ratio has gone."
 
 

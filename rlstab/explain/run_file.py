@@ -95,7 +95,7 @@ def run_file(recipe: str, name: str = "FILE") -> str:
 
 
 def _around(preset: str) -> dict[str, Any]:
-    """The run that a preset is put into, with it in the place of the loss, the stages and what methods are shown."""
+    """The run that a preset is put into; the preset replaces the loss, the stages and what methods are shown."""
     data = {key: value for key, value in example(AROUND, "run").data.items() if key != "stages"}
     shown = ("old_logprobs", "refresh")  # null follows from what the methods read
     optimisation = {key: value for key, value in data.get("optimisation", {}).items() if key not in shown}
@@ -171,14 +171,14 @@ def _allowed(schema: Mapping[str, Any]) -> str:
 
 
 def _set(lines: Iterable[Line]) -> Iterator[str]:
-    """Lines with their comments: beside, in one column of a section, or above where there is no room."""
+    """Lines with their comments: to the right, in one column of a section, or above for want of room."""
     section: list[Line] = []
     for line in lines:
         if line[0]:
             section.append(line)
             continue
-        beside = [line for line in section if len(line[0]) + len(line[1]) + 4 <= WIDTH and len(line[0]) <= WIDTH // 2]
-        column = max((len(text) for text, _ in beside), default=0) + 2
+        right = [line for line in section if len(line[0]) + len(line[1]) + 4 <= WIDTH and len(line[0]) <= WIDTH // 2]
+        column = max((len(text) for text, _ in right), default=0) + 2
         for text, comment in section:
             indent = " " * (len(text) - len(text.lstrip()))
             if not comment:

@@ -18,7 +18,7 @@ class Preset:
         estimator: the stage that makes the advantages, with its defaults.
         about: what it is, one sentence.
         sources: ``method.setting`` to where the value comes from, for every setting of the objective and the stages.
-        stages: what it does outside the loss, beside the estimator.
+        stages: what it does outside the loss, apart from the estimator.
     """
 
     objective: Composition

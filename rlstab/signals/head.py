@@ -175,13 +175,13 @@ def _running_pass(head: Head, hidden: Tensor, ids: Tensor, ask: Ask, buffers: Bu
     """A running maximum ``top``, and sums over ``y = x - top`` that are carried along when it grows."""
     rows = Rows.empty(hidden.shape[0], ask.needs, hidden)
     top = rows.top.fill_(torch.finfo(rows.top.dtype).min)  # finite: a tile may hold forbidden tokens alone
-    total, moment, squares, own = (torch.zeros_like(top) for _ in range(4))
+    total, moment, squares, logit = (torch.zeros_like(top) for _ in range(4))
     for columns in head.tiles(ask.columns):
         for span in spans(hidden.shape[0], ask.rows):
             x = head.logits(hidden, span, columns, buffers)
             if "logprobs" in ask.needs:
-                place, inside = within(ids[span], columns.start, x.shape[1])
-                own[span] = torch.where(inside, x.gather(1, place).squeeze(1), own[span])
+                column, inside = within(ids[span], columns.start, x.shape[1])
+                logit[span] = torch.where(inside, x.gather(1, column).squeeze(1), logit[span])
             new = torch.maximum(top[span], x.amax(1))
             grown = top[span] - new
             carry = grown.exp()
@@ -194,7 +194,7 @@ def _running_pass(head: Head, hidden: Tensor, ids: Tensor, ask: Ask, buffers: Bu
             if "sum_p_sq" in ask.needs:
                 squares[span] = carry.square() * squares[span] + e.square_().sum(1)
             top[span] = new
-    settle(rows, slice(None), top=top, total=total, moment=moment, squares=squares, own=own)
+    settle(rows, slice(None), top=top, total=total, moment=moment, squares=squares, logit=logit)
     if "log_kept_mass" in ask.needs:
         _kept_pass(head, hidden, rows, ask, buffers)
     return rows

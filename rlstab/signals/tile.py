@@ -108,13 +108,13 @@ def whole_rows(rows: Rows, span: slice, logits: Tensor, ids: Tensor, ask: Ask) -
 
 
 def settle(
-    rows: Rows, span: slice, *, top: Tensor, total: Tensor, moment: Tensor, squares: Tensor, own: Tensor
+    rows: Rows, span: slice, *, top: Tensor, total: Tensor, moment: Tensor, squares: Tensor, logit: Tensor
 ) -> None:
-    """Fill ``rows[span]`` from sums over the vocabulary: of e, e * y and e * e; ``own`` is the token's logit."""
+    """Fill ``rows[span]`` from sums over the vocabulary: of e, e * y and e * e; ``logit`` is the token's logit."""
     rows.top[span], rows.log_sum[span] = top, total.log()
     log_sum = rows.log_sum[span]
     results = {
-        "logprobs": (own - top) - log_sum,
+        "logprobs": (logit - top) - log_sum,
         "entropies": log_sum - moment / total,
         "max_logprobs": -log_sum,
         "sum_p_sq": squares / total.square(),
@@ -148,7 +148,7 @@ def lowest_kept(top: Tensor, min_p: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Slope:
-    """The gradient with respect to the logits, of whatever signals: one polynomial per row.
+    """The gradient of any signals with respect to the logits: one polynomial per row.
 
     ``e * (const + linear * y + square * e + kept * [y is kept]) + target * [the row's own token]``. Another signal is
     another coefficient, ``(n,)`` numbers, and not another pass over the vocabulary.
@@ -208,8 +208,8 @@ class Slope:
             weight.add_(near * self.kept.unsqueeze(1))
         e.mul_(weight)
         if self.target is not None:
-            place, inside = within(ids, first, logits.shape[1])
-            e.scatter_add_(1, place, torch.where(inside, self.target, 0.0).unsqueeze(1))
+            column, inside = within(ids, first, logits.shape[1])
+            e.scatter_add_(1, column, torch.where(inside, self.target, 0.0).unsqueeze(1))
         return e
 
 

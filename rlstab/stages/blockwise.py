@@ -46,17 +46,17 @@ class Blockwise(AdvantageEstimator):
 
     Parameters:
         - ``shrink`` (c): float in [0, inf), default 0.0. How many responses at the mean of the whole group each
-          baseline gets. The paper has none; ours, for groups in which outcomes are rare.
+          baseline gets. Our own addition, for groups in which outcomes are rare.
 
     State:
         none
 
     Deviations:
-        - From the paper: ``shrink`` is ours. Its mean over the tokens of a block is the method ``block_mean``.
+        - From the paper: ``shrink`` is our addition. Its mean over the tokens of a block is the method ``block_mean``.
         - From its code: no official code was found.
 
     Interacts:
-        - Reward shapers do nothing to these advantages: the rewards of blocks are the task's.
+        - Reward shapers do nothing to these advantages: the rewards of blocks come from the task.
         - ``dynamic_sampling``: compares rewards of whole responses, and drops groups whose blocks differ.
         - ``gspo`` and other ratios of whole responses assume one advantage per response.
 
@@ -124,14 +124,14 @@ class Blockwise(AdvantageEstimator):
         rewards, outcomes = responses.evidence("block_rewards").double(), responses.evidence("block_outcomes").long()
         blocks = [torch.zeros_like(responses.rewards)]  # of tokens in no block
         for number in range(rewards.shape[1]):
-            own, there = rewards[:, number], outcomes[:, number] > 0
+            reward, there = rewards[:, number], outcomes[:, number] > 0
             stratum = _stratum(responses, outcomes, number)
-            baseline, even = _mean(own, there, stratum)
+            baseline, even = _mean(reward, there, stratum)
             if self.shrink:
-                wide, even = _mean(own, there, responses.group)
+                wide, even = _mean(reward, there, responses.group)
                 size = _size(there, stratum)
                 baseline = (baseline * size + self.shrink * wide) / (size + self.shrink)
-            blocks.append(torch.where(there & ~even, own - baseline, 0.0))
+            blocks.append(torch.where(there & ~even, reward - baseline, 0.0))
         ids = responses.evidence("block_ids").long()
         return torch.stack(blocks, 1).gather(1, ids.clamp(min=-1) + 1)
 

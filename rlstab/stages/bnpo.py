@@ -15,8 +15,8 @@ from rlstab.stages.group_relative import all_alike
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import AdvantageEstimator
 
-#: Weights end here, as in the authors' code.
-MOST = 1e6
+#: The largest weight, as in the authors' code.
+MAX_WEIGHT = 1e6
 
 
 class BNPO(AdvantageEstimator):
@@ -47,9 +47,10 @@ class BNPO(AdvantageEstimator):
         (S,) advantages, which every token of the response gets.
 
     Parameters:
-        - ``low`` (l): float in (-inf, inf), default 0.0. The least reward that there can be. The authors' code,
+        - ``low`` (l): float in (-inf, inf), default 0.0. The smallest possible reward. The authors' code,
           ``min_value``.
-        - ``high`` (h): float in (-inf, inf), default 1.0. The greatest one. The authors' code, ``max_value``.
+        - ``high`` (h): float in (-inf, inf), default 1.0. The largest possible reward. The authors' code,
+          ``max_value``.
 
     State:
         none
@@ -58,10 +59,11 @@ class BNPO(AdvantageEstimator):
         - From the paper: its rewards are 0 or 1; others are mapped to [0, 1], as in its code. Its decomposition of
           several rewards into several advantages is not offered.
         - From its code: where all pass rates are equal it divides by 0. Here they weigh the same, as in ``dr_grpo``.
-        - From its code: a lone answer is left its reward; here that is 0, and its pass rate counts as any other.
+        - From its code: a lone answer keeps its reward as its advantage; here its advantage is 0, and its pass rate
+          counts as any other.
 
     Interacts:
-        - ``overlong``, ``laconic``: a penalty makes rewards below 0. Set ``low`` to the least sum of reward and
+        - ``overlong``, ``laconic``: a penalty makes rewards below 0. Set ``low`` to the smallest sum of reward and
           penalty; a reward outside of the range is an error.
         - ``dynamic_sampling``: takes the pass rates 0 and 1 out of the fit.
         - TRL calls a divisor of the loss ``bnpo``, which is not this.
@@ -136,7 +138,7 @@ class BNPO(AdvantageEstimator):
         alpha, beta = self._fitted(stat)
         norm = math.lgamma(alpha) + math.lgamma(beta) - math.lgamma(alpha + beta)
         density = torch.special.xlogy(alpha - 1, rates) + torch.special.xlogy(beta - 1, 1 - rates) - norm
-        weight = (-density).clamp(max=math.log(MOST)).exp()
+        weight = (-density).clamp(max=math.log(MAX_WEIGHT)).exp()
         return torch.where(responses.even, 0.0, (self._mapped(responses) - rates) * weight)
 
     def report(self, responses: ResponseBatch, stat: Settled, state: State) -> Mapping[str, Mean]:

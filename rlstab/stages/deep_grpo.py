@@ -1,4 +1,4 @@
-"""DEEP-GRPO: sample again from a promising place of an answer that failed."""
+"""DEEP-GRPO: sample again from a promising position of an answer that failed."""
 
 import math
 from typing import Annotated, Literal
@@ -14,14 +14,14 @@ from rlstab.core.stats import Grouped, Mean, Settled, Stat
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import Expansion, RolloutExpander
 
-#: Added to the seed: where answers are branched, and which, are streams of random numbers of their own.
+#: Added to the seed, so that where answers are branched, and which, are separate streams of random numbers.
 STREAM = 1_000_000_181
 #: Weight of the squared slope, against the sum of log losses: that of scikit-learn's LogisticRegression.
 RIDGE = 1.0
 
 
 class DeepGRPO(RolloutExpander):
-    """Cut a failed response at a pivot, and sample several continuations that form a group of their own.
+    """Cut a failed response at a pivot, and sample several continuations that form a separate group.
 
     Problem:
         If responses are sampled only from the prompt, most of the budget goes to beginnings that the policy already
@@ -43,7 +43,7 @@ class DeepGRPO(RolloutExpander):
     Reads:
         - ``raw_rewards`` (S,): an answer at or below the threshold failed.
         - ``lengths`` (S,), tokens: an answer of one token has no pivot.
-        - ``sequence_ids`` (S,): by which a pivot is drawn.
+        - ``sequence_ids`` (S,): identify the draw of a pivot.
         - ``given`` (S,), ``pivot`` (S,), ``group_ids`` (S,): the branches, their x, and which belong together.
         - ``prompt_ids`` (S,): for the report.
 
@@ -58,7 +58,7 @@ class DeepGRPO(RolloutExpander):
           a wrong answer.
         - ``groups``: 'all' | 'failed', default 'all'. Which groups branch: every one that has a failed answer, as in
           its code, or only those in which every answer failed, which have no advantage otherwise.
-        - ``max_parents``: int in [1, inf) or None, default None. At most so many failed answers of a group branch; None
+        - ``max_parents``: int in [1, inf) or None, default None. The most failed answers of a group that branch; None
           is all of them, as in its code.
         - ``window`` (W): int in [2, inf), default 10000. Its code.
         - ``warmup`` (n): int in [0, inf), default 10. Its code.
@@ -75,15 +75,15 @@ class DeepGRPO(RolloutExpander):
         - From its code: candidates for a pivot are 50 tokens apart there, the prompt itself is one of them, and x
           counts these pieces. Here every token is a candidate and at least one is kept.
         - From its code: the logistic regression is that of scikit-learn with its defaults, which has the same minimum.
-          The last one stays in use there once the window has lost one of both labels; here P is 1 then.
-        - From its code: a branch point enters the window as soon as its ends are scored, and the next pivot of the same
-          rollout profits. That depends on which answer ends first; here the window changes once a rollout.
+          Once the window has lost one of the two labels, the last fit stays in use there; here P is then 1.
+        - From its code: a branch point enters the window as soon as its ends are scored, and already affects the next
+          pivot of the same rollout, which depends on which answer ends first. Here the window changes once per rollout.
         - From its code: responses without advantage are left out before tokens are counted. Here that is
           ``dynamic_sampling``.
 
     Interacts:
-        - with ``stream_weight``: the loss of the paper has a mean of its own for each of both streams. Without it a
-          branch token weighs as much as any other, and the many branches outvote the responses from the prompt.
+        - with ``stream_weight``: the paper's loss has a separate mean for each of the two streams. Without it a branch
+          token weighs as much as any other, and the many branches outvote the responses from the prompt.
         - with ``dynamic_sampling``: list it after this stage, or it drops the prompts on which every answer failed
           before they are branched.
         - with any estimator within groups: the branches from one pivot are a group, so it applies unchanged. Estimators
@@ -92,7 +92,7 @@ class DeepGRPO(RolloutExpander):
 
     Limits:
         - A rollout without failed responses is not changed.
-        - ``gamma=0`` before the window is filled: every place is as likely.
+        - ``gamma=0`` before the window is filled: every position is as likely.
 
     Example:
         A right answer and a failed one of four tokens, and no window yet: x = 1/4, 2/4, 3/4 have weights 1 : 4 : 9.
@@ -148,7 +148,7 @@ class DeepGRPO(RolloutExpander):
         most = "each" if self.max_parents is None else f"at most {self.max_parents} in a group"
         which = "failed answers" if self.groups == "all" else "answers of groups in which all failed"
         return (
-            f"Sample {self.branches} new ends of {which}, {most}, from a place that is drawn by how often branches "
+            f"Sample {self.branches} new ends of {which}, {most}, from a position that is drawn by how often branches "
             f"from there succeeded, times the share of the answer before it to the power of {self.gamma}."
         )
 
@@ -167,12 +167,12 @@ class DeepGRPO(RolloutExpander):
         }
 
     def advance(self, state: State, stat: Settled) -> State:
-        place, success = stat.grouped("place").totals, stat.grouped("success").totals
-        new, seen = len(place), int(state["seen"])
+        position, success = stat.grouped("place").totals, stat.grouped("success").totals
+        new, seen = len(position), int(state["seen"])
         kept = torch.arange(max(0, new - self.window), new)
         at = (seen + kept) % self.window
         return {
-            "place": state["place"].index_copy(0, at, place[kept]),
+            "place": state["place"].index_copy(0, at, position[kept]),
             "success": state["success"].index_copy(0, at, success[kept]),
             "seen": seen + new,
         }
@@ -202,13 +202,13 @@ class DeepGRPO(RolloutExpander):
     def fitted(self, state: State) -> tuple[float, float] | None:
         """``(b, w)`` of the branch points in the window, None where they are too few or all of one kind."""
         count = min(int(state["seen"]), self.window)
-        place, success = state["place"][:count], state["success"][:count]
+        position, success = state["place"][:count], state["success"][:count]
         if count <= self.warmup or not 0 < float(success.sum()) < count:
             return None
-        return logistic(place, success)
+        return logistic(position, success)
 
     def _parents(self, responses: ResponseBatch, seed: int) -> Tensor:
-        """``(b,)`` places of the answers that branch, in the order of the batch."""
+        """``(b,)`` indices of the answers that branch, in the order of the batch."""
         main, success = responses.given == 0, self._succeeded(responses)
         failed = main & ~success & (responses.lengths >= 2)
         if self.groups == "failed":
@@ -218,8 +218,8 @@ class DeepGRPO(RolloutExpander):
             order = torch.where(failed, draws, 2.0).argsort(stable=True)
             order = order[responses.group[order].argsort(stable=True)]  # groups, and in each the failed ones first
             size = torch.bincount(responses.group, minlength=responses.groups)
-            place = torch.arange(len(order)) - (size.cumsum(0) - size)[responses.group[order]]
-            failed = failed.index_copy(0, order, failed[order] & (place < self.max_parents))
+            position = torch.arange(len(order)) - (size.cumsum(0) - size)[responses.group[order]]
+            failed = failed.index_copy(0, order, failed[order] & (position < self.max_parents))
         return failed.nonzero().squeeze(-1)
 
     def _succeeded(self, responses: ResponseBatch) -> Tensor:
@@ -232,10 +232,10 @@ class DeepGRPO(RolloutExpander):
 
     def _pivot(self, length: int, draw: float, fitted: tuple[float, float] | None) -> int:
         """How many of ``length`` tokens are kept, by inverting the distribution function."""
-        place = torch.arange(1, length, dtype=torch.float64) / length
-        weight = place**self.gamma
+        position = torch.arange(1, length, dtype=torch.float64) / length
+        weight = position**self.gamma
         if fitted is not None:
-            weight = weight * torch.sigmoid(fitted[0] + fitted[1] * place)
+            weight = weight * torch.sigmoid(fitted[0] + fitted[1] * position)
         edges = weight.cumsum(0)
         return 1 + int(torch.searchsorted(edges, draw * edges[-1], right=True).clamp(max=length - 2))
 

@@ -12,7 +12,7 @@ from rlstab.stages.stage import Expansion, RolloutExpander
 
 
 class DynamicSampling(RolloutExpander):
-    """Drop groups whose rewards are all equal, and sample as many new prompts in their place.
+    """Drop groups whose rewards are all equal, and sample as many new prompts instead.
 
     Problem:
         A group in which every answer is right, or every answer wrong, has no advantage and teaches nothing. The better
@@ -36,13 +36,13 @@ class DynamicSampling(RolloutExpander):
 
     Returns:
         - ``drop``: all responses of even groups, those of branches included.
-        - ``fresh``: as many prompts as had an even group. A branch has no prompt of its own, so no prompt replaces it.
+        - ``fresh``: as many prompts as had an even group. A branch has no separate prompt, so no prompt replaces it.
 
     Parameters:
         - ``max_refills`` (K): int in [0, inf), default 9. The recipe that ships with verl allows 10 batches, the first
           one included; the paper samples until the batch is full.
-        - ``rewards``: 'shaped' | 'raw', default 'shaped'. What has to differ. 'shaped' is what the advantages are made
-          of. The recipe's metric is the accuracy, before the length penalty: 'raw'.
+        - ``rewards``: 'shaped' | 'raw', default 'shaped'. Which rewards have to differ. 'shaped' are those that the
+          advantages are made of. The recipe's metric is the accuracy, before the length penalty: 'raw'.
 
     State:
         none
@@ -50,11 +50,12 @@ class DynamicSampling(RolloutExpander):
     Deviations:
         - From the paper: its condition is that some answers are right and some wrong. Here it is that some rewards
           differ, which is the same for rewards with two values.
-        - From its code: it samples three times the prompts of an optimizer step and throws away what it has too many.
-          Here nothing live is thrown away: every refill asks for exactly what is missing.
-        - From its code: where the batch is not full after the last refill it stops with an error. Here the rollout
-          learns from what there is, and the report says how much.
-        - From its code: it keeps a group of one answer. Here that is even: it has nothing to compare with.
+        - From its code: it samples three times the prompts of an optimizer step and throws the surplus away. Here
+          nothing live is thrown away: every refill asks for exactly what is missing.
+        - From its code: if the batch is not full after the last refill, it stops with an error. Here the run learns
+          from what there is, and the report says how much.
+        - From its code: it keeps a group of one answer. Here such a group counts as even, because there is nothing to
+          compare.
 
     Interacts:
         - with ``overlong``, ``laconic`` and other shapers: with ``rewards="shaped"`` a penalty makes a group uneven

@@ -56,15 +56,15 @@ class GDPO(AdvantageEstimator):
 
     Deviations:
         - From the paper: rewards that count only where another one is earned are not offered; a reward function that
-          knows both can be.
+          computes both can do this.
         - From verl: it whitens over tokens, with their mean and as many squares as a response has tokens. Here it is
           over responses, as in the paper; the two are the same where all responses are equally long.
-        - From verl: with a single reward it goes on with that. Such a run is refused here: it would be ``grpo``, up to
-          a number for the whole rollout.
+        - From verl: it accepts a single reward. Here such a run is refused: it would be ``grpo``, up to one factor for
+          the whole rollout.
 
     Interacts:
         - ``overlong``, ``laconic``: excluded, because what reward shapers add is not among the rewards. A penalty can
-          be a reward of its own. Own shapers do nothing to these advantages.
+          be a separate reward. User-defined shapers do not affect these advantages.
         - ``dynamic_sampling``: compares the weighted sums, and drops groups in which only the parts differ.
 
     Limits:

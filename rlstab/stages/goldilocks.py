@@ -31,30 +31,30 @@ class Goldilocks(PassRateSelector):
     Reads:
         - ``raw_rewards`` (S,), of the scorer: outside of [0, 1] they count as 0 or 1.
         - ``prompt_ids`` (S,): several groups of one prompt are added up.
-        - ``given`` (S,): branches are not counted, for they begin with an answer that was chosen.
+        - ``given`` (S,): branches are not counted, because they begin with part of a chosen answer.
 
     Returns:
         The numbers of the prompts, different ones within a rollout, refills included, until it has taken all.
 
     Parameters:
-        - ``pool``: int in [1, inf), required. Prompts 0 to pool - 1 of the task are asked. The state has a row for
-          each.
-        - ``discount`` (lambda): float in [0, 1], default 0.5. The share of what was known of a prompt that is left when
-          it is asked again; 1 never forgets. The rule and the value are those of MoPPS's code on Countdown and
+        - ``pool``: int in [1, inf), required. Prompts 0 to pool - 1 of the task are used. The state has a row for each.
+        - ``discount`` (lambda): float in [0, 1], default 0.5. The share of the evidence about a prompt that is kept
+          when it is asked again; 1 never forgets. The rule and the value are those of MoPPS's code on Countdown and
           Geometry3K; on MATH it forgets nothing.
         - ``random_share`` (epsilon): float in [0, 1], default 0.2. Own choice: the paper's value was not found.
 
     State:
-        - ``right``, ``wrong`` (pool,), float64: evidence of each prompt; that of prompts that were not asked stays. No
-          cut into parts or ranks changes a bit of it: rewards are rounded to a multiple of 2^-20, so sums are exact.
+        - ``right``, ``wrong`` (pool,), float64: evidence of each prompt; that of prompts that were not asked stays. It
+          is the same to the bit for every cut into parts or ranks: rewards are rounded to a multiple of 2^-20, so sums
+          are exact.
 
     Deviations:
         - From the paper: no teacher. It predicts sqrt(p (1 - p)) from the text of a prompt, also of one that was never
-          asked, and selects from a few candidates out of millions. Here every prompt has a posterior of its own, and
-          all of the pool are candidates.
+          asked, and selects from a few candidates out of millions. Here every prompt has its own posterior, and the
+          whole pool are candidates.
         - From the paper: no prompt comes twice in a rollout. What the paper does about it was not found.
         - From MoPPS: it draws a pass rate from the posterior and takes the prompts nearest to 1/2, of 8 to 16 times as
-          many random candidates; here the expectation is taken, and chance is left to ``random_share``.
+          many random candidates; here the expectation is used, and only ``random_share`` is random.
         - From its code: no official code was found.
 
     Interacts:

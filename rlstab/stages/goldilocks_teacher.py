@@ -44,7 +44,7 @@ class GoldilocksTeacher(PromptSelector):
     Reads:
         - ``raw_rewards`` (S,), of the scorer: outside of [0, 1] they count as 0 or 1.
         - ``prompt_ids`` (S,): several groups of one prompt in a rollout make one p.
-        - ``given`` (S,): branches are not counted, for they begin with an answer that was chosen.
+        - ``given`` (S,): branches are not counted, because they begin with part of a chosen answer.
         - ``prompt_features`` of the offer (n, width): e(q), of the policy as it is when prompts are selected.
 
     Returns:
@@ -53,13 +53,13 @@ class GoldilocksTeacher(PromptSelector):
         it ends. From a task without end, each slot is dealt the next K prompts, and none comes twice in a run.
 
     Parameters:
-        - ``pool``: int in [1, inf) or None, default None. Prompts 0 to pool - 1 of the task are asked; None takes all
-          that the task has, which may be without end.
-        - ``candidates`` (K): int in [1, inf), default 8. Prompts that a slot chooses from. Own choice: the paper's
+        - ``pool``: int in [1, inf) or None, default None. Prompts 0 to pool - 1 of the task are used; None takes all
+          prompts of the task, whose number may be unlimited.
+        - ``candidates`` (K): int in [1, inf), default 8. How many prompts a slot chooses from. Own choice: the paper's
           value was not found.
         - ``random_share`` (epsilon): float in [0, 1], default 0.1. Own choice: the paper's value was not found.
-        - ``window``: int in [1, inf), default 512. Prompts that the teacher learns from, the newest; it should hold
-          several rollouts. Own choice: the paper's value was not found.
+        - ``window``: int in [1, inf), default 512. How many of the newest prompts the teacher learns from; it should
+          hold several rollouts. Own choice: the paper's value was not found.
         - ``ridge`` (rho): float in (0, inf), default 0.001. Own choice: on Countdown, 1e-5 to 1e-2
           select about equally well.
 
@@ -69,8 +69,8 @@ class GoldilocksTeacher(PromptSelector):
         - ``filled``, int: how many of its rows hold something.
 
     Deviations:
-        - From the paper: its teacher is a language model of its own with a linear head on mean-pooled states, trained
-          as a whole on GPUs of its own. Here the features are the policy's input embeddings, and only w is fitted.
+        - From the paper: its teacher is a separate language model with a linear head on mean-pooled states, trained as
+          a whole on separate GPUs. Here the features are the policy's input embeddings, and only w is fitted.
         - From the paper: it trains by stochastic gradient on the squared error. Here the same error is minimised over
           the whole window, with a ridge, because a window can have fewer rows than features.
         - From the paper: no prompt comes twice in a rollout. What the paper does about it was not found.
@@ -136,9 +136,9 @@ class GoldilocksTeacher(PromptSelector):
         if self.pool is None and offer.size is None:
             hands = torch.arange(offer.drawn, offer.drawn + offer.count).unsqueeze(1) * self.candidates
             hands = hands + torch.arange(self.candidates)
-            places = self._expected(hands.reshape(-1), offer, state).view(hands.shape).argmax(1)
+            best = self._expected(hands.reshape(-1), offer, state).view(hands.shape).argmax(1)
             dice = torch.tensor(at_random(offer, self.random_share)[offer.first :])
-            return hands.gather(1, torch.where(dice, 0, places).unsqueeze(1)).squeeze(1)
+            return hands.gather(1, torch.where(dice, 0, best).unsqueeze(1)).squeeze(1)
         dealer = _Dealer(offer, pool_of(self.name, self.pool, offer), self.candidates)
         worth = dict(zip(dealer.may_deal.tolist(), self._expected(dealer.may_deal, offer, state).tolist(), strict=True))
         chosen = []
@@ -166,8 +166,8 @@ class GoldilocksTeacher(PromptSelector):
         filled = state["filled"]
         if not filled or self.candidates == 1:
             return torch.zeros(len(prompts), dtype=torch.float64)
-        different, place = torch.cat([state["prompts"][:filled], prompts]).unique(return_inverse=True)
-        features = offer.features(different).double()[place]
+        different, index = torch.cat([state["prompts"][:filled], prompts]).unique(return_inverse=True)
+        features = offer.features(different).double()[index]
         teacher = HalfSigmoid.fit(features[:filled], state["worth"][:filled], self.ridge)
         return teacher(features[filled:]).round(decimals=DECIMALS)
 

@@ -40,17 +40,17 @@ class GRPO(AdvantageEstimator):
     Parameters:
         - ``std``: bool, default True. Whether to divide. The paper does, section 4.1.2; ``dr_grpo`` does not.
         - ``epsilon`` (e): float in (0, inf), default 0.0001. TRL; verl has 1e-6, and the paper has none.
-        - ``ddof``: 0 | 1, default 1. What is taken from n. verl and TRL; the paper does not say.
+        - ``ddof``: 0 | 1, default 1. What is subtracted from n in the variance. verl and TRL; the paper does not say.
 
     State:
         none
 
     Deviations:
         - From the paper: it adds nothing to the standard deviation.
-        - From verl: its epsilon of 1e-6 makes the advantages of one right answer in eight larger by 3e-4 of themselves;
-          presets that cite its scripts have TRL's too.
-        - From verl: it leaves a lone answer its reward, and divides the rounding of a mean of equal rewards by epsilon.
-          Here both are exactly 0.
+        - From verl: its epsilon of 1e-6 makes the advantages of one right answer in eight larger by a factor of 1 +
+          3e-4; presets that cite its scripts have TRL's value all the same.
+        - From verl: the advantage of a lone answer is its reward, and it divides the rounding of a mean of equal
+          rewards by epsilon. Here both are exactly 0.
 
     Interacts:
         - Reward shapers, such as ``overlong`` and ``laconic``: where all answers to a prompt are right, or all wrong, a

@@ -7,7 +7,7 @@ from rlstab.core.method import State
 from rlstab.core.random import uniform
 from rlstab.stages.stage import Offer, PromptSelector
 
-#: Added to the seed: the order of prompts is a stream of random numbers of its own.
+#: Added to the seed, so that the order of prompts is a separate stream of random numbers.
 STREAM = 1_000_000_007
 
 
@@ -22,9 +22,9 @@ class InOrder(PromptSelector):
         With d = ``offer.drawn``, prompts chosen since the run began, and M = ``offer.size``, the slot s = 0, 1, ... of
         an offer takes
 
-            place  = d + s
-            prompt = place                                M is None
-                   = order_e[place mod M]                 e = place div M, the epoch
+            position = d + s
+            prompt   = position                              M is None
+                     = order_e[position mod M]               e = position div M, the epoch
 
         where order_e sorts the prompts by ``uniform(seed + STREAM, e, prompt)``, or leaves them as they are without
         ``shuffle``.
@@ -37,7 +37,7 @@ class InOrder(PromptSelector):
         a rollout asks for repeats some within it.
 
     Parameters:
-        - ``shuffle``: bool, default True. Whether each epoch has an order of its own; own choice, as data loaders of
+        - ``shuffle``: bool, default True. Whether each epoch has a new order; our own choice, as data loaders of
           trainers do by default.
 
     State:
@@ -53,7 +53,7 @@ class InOrder(PromptSelector):
         - A task without end has no order to shuffle: ``shuffle`` does nothing there.
 
     Example:
-        A task of three prompts, and two chosen already. The third place of the first epoch is left; then the second
+        A task of three prompts, and two chosen already. The third position of the first epoch is left; then the second
         epoch begins.
 
         >>> from rlstab.stages.in_order import InOrder
@@ -77,10 +77,10 @@ class InOrder(PromptSelector):
         return f"Take prompts one after another; a task that has an end is gone through again, {again}."
 
     def select(self, offer: Offer, state: State) -> Tensor:
-        places = offer.drawn + torch.arange(offer.count)
+        positions = offer.drawn + torch.arange(offer.count)
         if offer.size is None:
-            return places
-        epoch, within = places // offer.size, places % offer.size
+            return positions
+        epoch, within = positions // offer.size, positions % offer.size
         if not self.shuffle:
             return within
         chosen = within.clone()

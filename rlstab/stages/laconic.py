@@ -34,7 +34,7 @@ class Laconic(RewardShaper):
 
     Reads:
         - ``lengths`` (S,), tokens: those that were sampled, the end included.
-        - ``given`` (S,), tokens: where a branch starts; they are a part of its answer.
+        - ``given`` (S,), tokens: where a branch starts; these tokens are part of its answer.
         - ``ended`` (S,): False where the answer was cut off.
 
     Returns:
@@ -43,16 +43,16 @@ class Laconic(RewardShaper):
     Parameters:
         - ``budget`` (B): float in (0, inf), required. Tokens: 1500 (R1-Distill-Qwen-1.5B), 2000 (DeepScaleR-1.5B) and
           2500 (Qwen3-32B) in the published recipes.
-        - ``step`` (eta): float in [0, inf), default 0.002. What the multiplier gains in a rollout whose mean length is
-          twice the budget. Recipe for R1-Distill-Qwen-1.5B. From 0 to the ceiling takes 50 such rollouts; a short run
-          needs a larger step.
+        - ``step`` (eta): float in [0, inf), default 0.002. How much the multiplier rises in a rollout whose mean length
+          is twice the budget. Recipe for R1-Distill-Qwen-1.5B. From 0 to the ceiling takes 50 such rollouts; a short
+          run needs a larger step.
         - ``floor``: float in [0, inf), default 0.0. Where the multiplier begins and what it never falls below; same
           recipe.
         - ``ceiling`` (Lambda): float in [0, inf), default 0.1. At least ``floor``; same recipe.
         - ``most``: float in [0, inf), default 0.4. What an answer can lose for its length; same recipe. Keep ``most`` +
           ``cut`` below what a right answer earns beyond a wrong one, so that a long right answer stays ahead of a short
           wrong one.
-        - ``cut``: float in [0, inf), default 0.1. What an answer loses beside for being cut off; same recipe.
+        - ``cut``: float in [0, inf), default 0.1. What an answer loses in addition if it was cut off; same recipe.
 
     State:
         - ``multiplier``: a number, ``floor`` at first. Changes after each rollout with responses, dropped ones
@@ -61,9 +61,9 @@ class Laconic(RewardShaper):
     Deviations:
         - From the paper: ``floor``, ``most`` and ``cut`` are those of the published recipes; its price has none of
           them.
-        - From its code: an answer that ends by itself with the very last token that it may have is not charged
-          ``cut``; there it is, because the code compares the length with the limit. The published snapshot of 2025 is
-          an older form: without the hinge, ``cut`` scaled by the multiplier, and no ceiling.
+        - From its code: an answer that ends by itself with the last allowed token is not charged ``cut``; there it is,
+          because the code compares the length with the limit. The published snapshot of 2025 is an older form: without
+          the hinge, ``cut`` scaled by the multiplier, and no ceiling.
 
     Interacts:
         An estimator that divides by the standard deviation of the group (`grpo` with ``std``) cancels the price in a
@@ -76,8 +76,8 @@ class Laconic(RewardShaper):
 
     Example:
         A budget of 10 tokens and a multiplier of 0.1. An answer of 20 is one budget too long and loses 0.1; one of 70
-        would lose 0.6 and loses no more than 0.4, and 0.1 beside, for it was cut off. The mean length of 30 is three
-        budgets, so the multiplier rises by 0.002 * (3 - 1).
+        would lose 0.6 and loses no more than 0.4, and another 0.1 because it was cut off. The mean length of 30 is
+        three budgets, so the multiplier rises by 0.002 * (3 - 1).
 
         >>> import torch
         >>> from rlstab.core.comm import LocalComm

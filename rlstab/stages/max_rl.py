@@ -46,8 +46,8 @@ class MaxRL(AdvantageEstimator):
           gradient of the log of the mean reward.
 
     Interacts:
-        - ``overlong``, ``laconic``: excluded, for a penalty makes rewards negative, and a small or negative mean makes
-          the division meaningless.
+        - ``overlong``, ``laconic``: excluded, because a penalty makes rewards negative, and a small or negative mean
+          makes the division meaningless.
         - Learning rates do not carry over from ``grpo``: one right answer of n has the advantage n - 1, where ``grpo``
           gives about the square root of n.
 

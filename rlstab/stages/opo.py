@@ -44,8 +44,8 @@ class OPO(AdvantageEstimator):
 
     Deviations:
         - From the paper: none in the baseline. It asks for exact on-policy training, one optimizer step per rollout,
-          which is the run's to set.
-        - From verl: it leaves a lone answer its reward; here that is 0.
+          which is a setting of the run.
+        - From verl: the advantage of a lone answer is its reward; here it is 0.
 
     Interacts:
         - ``sequence_mean``: divides the gradient of a response by its length, so that its squared norm falls with the

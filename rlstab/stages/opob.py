@@ -54,14 +54,14 @@ class OPOB(AdvantageEstimator):
         - From its code: it multiplies w^2 by the squared norm of a gradient that carries the truncated w already, so
           that w enters four times. Here it enters twice, as in the paper.
         - From its code: the norm is measured in the backward of the optimizer step, one response at a time, and the
-          advantage is applied to two summed gradients afterwards. Here norms are measured before, by backwards of their
-          own, and the optimizer step is as with any other advantage.
+          advantage is applied to two summed gradients afterwards. Here norms are measured before, by separate backward
+          passes, and the optimizer step is as with any other advantage.
         - From its code: a baseline over a whole mini-batch, medians, and weights clipped or normalised by length, all
           off in its scripts, are not offered.
         - From the paper: its other half, a learning rate by the effective sample size, is the method ``ess_scale``.
 
     Interacts:
-        - ``importance_correction``: the gradient has to carry the weight w that the baseline assumes: it was published
+        - ``importance_correction``: the gradient has to carry the weight w that the baseline assumes; it was published
           with level 'sequence' and weights truncated at 8.
         - ``sequence_mean``: divides the gradient of a response by its length, which the norms here do not know. The
           baseline is that of least variance under a sum over tokens: ``constant_length``.

@@ -47,7 +47,7 @@ class OPOBProxy(OPOB):
           (means over five seeds, measured with rlstab 0.1.0). The variance of the gradient of a group is 0.65 times
           that under ``dr_grpo`` (95 % interval 0.53 to 0.79), where ``opob`` has 0.51.
         - From verl: its optimal baseline with this norm is one per position, from sums up to each token; here it is one
-          per response, as the paper's.
+          per response, as in the paper.
 
     Interacts:
         - As ``opob``: ``importance_correction`` carries the weights in the loss.

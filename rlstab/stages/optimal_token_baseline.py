@@ -13,14 +13,14 @@ from rlstab.stages.stage import AdvantageEstimator
 
 
 class OptimalTokenBaseline(AdvantageEstimator):
-    """Subtract at each position a mean reward of its own, weighed by the energy of the gradients up to there (OTB).
+    """Subtract at each position a separate mean reward, weighted by the energy of the gradients up to there (OTB).
 
     Problem:
         In long responses the variance of the gradient explodes. The mean reward of the group is the same baseline for
         all responses and all tokens, though some responses have made large gradients by a position and others hardly
-        any. The baseline of least variance weighs each response by its squared gradient, and a token can have a
-        baseline of its own. The gradient over all weights is costly; that of the log-prob by the logits follows from
-        the forward pass alone.
+        any. The baseline of least variance weighs each response by its squared gradient, and each token can have its
+        own baseline. The gradient over all weights is costly; that of the log-prob by the logits follows from the
+        forward pass alone.
 
     Equation:
         Of the responses j of a group that have a token at position t, with R_j = ``rewards`` and

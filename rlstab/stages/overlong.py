@@ -30,7 +30,7 @@ class Overlong(RewardShaper):
 
     Reads:
         - ``lengths`` (S,), tokens: those that were sampled, the end included.
-        - ``given`` (S,), tokens: where a branch starts; they are a part of its answer.
+        - ``given`` (S,), tokens: where a branch starts; these tokens are part of its answer.
         - ``limit``, tokens: ``rollout.max_new_tokens``.
 
     Returns:
@@ -46,9 +46,9 @@ class Overlong(RewardShaper):
         none
 
     Deviations:
-        - From the paper: none. It lists an answer beyond the limit as a case of its own, which a sampler that stops
-          there never makes.
-        - From its code (verl): none; the lower bound is not there, for the same reason.
+        - From the paper: none. It treats an answer beyond the limit as a separate case, which cannot occur with a
+          sampler that stops there.
+        - From its code (verl): none; the lower bound is left out for the same reason.
 
     Interacts:
         `truncated_mask` takes answers that were cut off out of the loss, and with them most of what this stage takes

@@ -33,23 +33,24 @@ class Paced(PassRateSelector):
     Reads:
         - ``raw_rewards`` (S,), of the scorer: outside of [0, 1] they count as 0 or 1.
         - ``prompt_ids`` (S,): several groups of one prompt are added up.
-        - ``given`` (S,): branches are not counted, for they begin with an answer that was chosen.
+        - ``given`` (S,): branches are not counted, because they begin with part of a chosen answer.
 
     Returns:
         The numbers of the prompts, different ones within a rollout, refills included, until it has taken all.
 
     Parameters:
-        - ``pool``: int in [1, inf), required. Prompts 0 to pool - 1 of the task are asked. The state has a row for
-          each.
-        - ``discount`` (lambda): float in [0, 1], default 0.5. The share of what was known of a prompt that is left when
-          it is asked again; 1 never forgets. As in ``goldilocks``; the paper's estimate follows the policy by itself.
+        - ``pool``: int in [1, inf), required. Prompts 0 to pool - 1 of the task are used. The state has a row for each.
+        - ``discount`` (lambda): float in [0, 1], default 0.5. The share of the evidence about a prompt that is kept
+          when it is asked again; 1 never forgets. As in ``goldilocks``; the paper's estimate follows the policy by
+          itself.
         - ``random_share`` (epsilon): float in [0, 1], default 0.2. Own choice. The paper takes none at random: its
-          estimate reads the prompt, and a count knows nothing of prompts that were not asked.
+          estimate reads the prompt, whereas counts say nothing about prompts that were not asked.
         - ``target`` (tau): float in (0, 1), default 0.5. The paper's target pass rate.
 
     State:
-        - ``right``, ``wrong`` (pool,), float64: evidence of each prompt; that of prompts that were not asked stays. No
-          cut into parts or ranks changes a bit of it: rewards are rounded to a multiple of 2^-20, so sums are exact.
+        - ``right``, ``wrong`` (pool,), float64: evidence of each prompt; that of prompts that were not asked stays. It
+          is the same to the bit for every cut into parts or ranks: rewards are rounded to a multiple of 2^-20, so sums
+          are exact.
 
     Deviations:
         - From the paper: the head for log Z is not built, and p is the mean of a posterior instead of beta log Z. It

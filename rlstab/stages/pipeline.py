@@ -31,7 +31,7 @@ class Pipeline:
 
     @classmethod
     def of(cls, *stages: Stage) -> Pipeline:
-        """The pipeline of some stages in any order; ``in_order`` and ``grpo`` are there where no other is.
+        """The pipeline of some stages in any order; ``in_order`` and ``grpo`` are the defaults.
 
         Raises:
             Conflict: two of a kind of which a run has one, one stage twice, or two that exclude each other.
@@ -41,7 +41,7 @@ class Pipeline:
         names = [stage.name for stage in stages]
         for name in names:
             if names.count(name) > 1:
-                raise Conflict(f"the stage '{name}' is there twice. Remove one of them.")
+                raise Conflict(f"the stage '{name}' is listed twice. Remove one of them.")
         check_exclusions(stages, {name: "stage" for name in names})
         selectors = [stage for stage in stages if isinstance(stage, PromptSelector)]
         estimators = [stage for stage in stages if isinstance(stage, AdvantageEstimator)]
@@ -73,7 +73,7 @@ class Pipeline:
 
 
 def unmet(pipeline: Pipeline, methods: Iterable[str]) -> list[str]:
-    """A sentence for each stage that is there without what it was published with.
+    """A sentence for each stage that lacks something it was published with.
 
     Args:
         pipeline: the stages of a run.

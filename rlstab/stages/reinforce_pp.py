@@ -45,7 +45,7 @@ class ReinforcePP(AdvantageEstimator):
         (S,) advantages, which every token of the response gets.
 
     Parameters:
-        - ``baseline``: bool, default False. Take off the mean of the group first. The paper has both, and takes the
+        - ``baseline``: bool, default False. Subtract the mean of the group first. The paper has both, and takes the
           variant with it for reasoning with several answers to a prompt.
         - ``epsilon`` (e): float in (0, inf), default 1e-08. verl's; the paper has none.
 
@@ -53,11 +53,11 @@ class ReinforcePP(AdvantageEstimator):
         none
 
     Deviations:
-        - From the paper: it takes a penalty by the KL divergence off the reward of each token, or in the variant adds
-          it to the loss. Here a KL term is the method ``kl`` of the loss. So the reward comes at the end alone, and
-          without a discount every token of a response has the same return.
+        - From the paper: it subtracts a KL penalty from the reward of each token, or in the variant adds it to the
+          loss. Here a KL term is the method ``kl`` of the loss. So the reward comes only at the end, and without a
+          discount every token of a response has the same return.
         - From the paper: a discount below 1 is not offered; its scripts have 1.
-        - From verl: its statistics are those of what one driver holds; here of what all ranks learn from.
+        - From verl: its statistics are over what one driver holds; here over what all ranks learn from.
 
     Interacts:
         - ``dynamic_sampling``: without ``baseline`` a group of equal rewards is compared with the rest of the rollout

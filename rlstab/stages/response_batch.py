@@ -37,7 +37,7 @@ ONLY_FOR: Mapping[str, str] = {
     "prompt_features": "prompts",
 }
 
-#: What stands where a response has no token, by the name in :meth:`ResponseBatch.tensors`; 0 elsewhere.
+#: The fill value where a response has no token, by the name in :meth:`ResponseBatch.tensors`; 0 for the others.
 PADDING = {"extra/block_ids": -1}
 
 
@@ -52,7 +52,7 @@ class ResponseBatch:
         prompt_ids: ``(S,)`` int64, the number of the prompt in its task, the same whenever it is asked again.
         group_ids: ``(S,)`` int64, one for each time that a prompt is answered, unique over the run.
         sequence_ids: ``(S,)`` int64, unique over the run.
-        given: ``(S,)`` int64, tokens of the answer that were not sampled: where a branch starts, 0 elsewhere.
+        given: ``(S,)`` int64, tokens of the answer that were not sampled: where a branch starts, else 0.
         pivot: ``(S,)`` float64, ``given`` as a share of the length of the answer that was branched from; 0 elsewhere.
         limit: tokens that an answer may have, the given ones included.
         extra: evidence by name, see :data:`EVIDENCE`.
@@ -125,7 +125,7 @@ class ResponseBatch:
 
     @cached_property
     def first(self) -> Tensor:
-        """``(G,)`` place of the first response of each group, by which what belongs to a group is read off."""
+        """``(G,)`` index of the first response of each group, by which what belongs to a group is read off."""
         start = torch.full((self.groups,), len(self), dtype=torch.int64)
         return start.scatter_reduce(0, self.group, torch.arange(len(self)), "amin")
 
@@ -152,16 +152,16 @@ class ResponseBatch:
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by name; evidence under ``extra/<name>``."""
-        own = {field.name: getattr(self, field.name) for field in fields(self)}
-        own = {name: values for name, values in own.items() if isinstance(values, Tensor)}
-        return own | {f"extra/{name}": values for name, values in self.extra.items()}
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        given = {name: values for name, values in given.items() if isinstance(values, Tensor)}
+        return given | {f"extra/{name}": values for name, values in self.extra.items()}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], limit: int) -> ResponseBatch:
         """What :meth:`tensors` gave."""
         extra = {name.removeprefix("extra/"): values for name, values in tensors.items() if name.startswith("extra/")}
-        own: dict[str, Any] = {name: values for name, values in tensors.items() if not name.startswith("extra/")}
-        return cls(**own, limit=limit, extra=extra)
+        known: dict[str, Any] = {name: values for name, values in tensors.items() if not name.startswith("extra/")}
+        return cls(**known, limit=limit, extra=extra)
 
     @classmethod
     def joined(cls, batches: Sequence[ResponseBatch]) -> ResponseBatch:

@@ -39,7 +39,7 @@ class RLOO(AdvantageEstimator):
     Deviations:
         - From the paper: it trains with plain REINFORCE, without a ratio and a clip. The loss here is that of the
           objective.
-        - From verl: it leaves a lone answer its reward; here that is 0.
+        - From verl: the advantage of a lone answer is its reward; here it is 0.
 
     Interacts:
         - Groups of different sizes, which result from branches and dropped responses: the factor n / (n - 1) makes

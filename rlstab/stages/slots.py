@@ -52,8 +52,8 @@ def pool_of(name: str, pool: int | None, offer: Offer) -> int:
 
 def shuffled(offer: Offer, pool: int, turn: int = 0, stream: int = ORDER) -> Tensor:
     """``(pool,)`` int64, all prompts in an order of their own for each rollout and turn."""
-    places = torch.arange(pool)
-    return uniform(offer.seed + stream, torch.tensor(offer.rollout), torch.tensor(turn), places).argsort(stable=True)
+    positions = torch.arange(pool)
+    return uniform(offer.seed + stream, torch.tensor(offer.rollout), torch.tensor(turn), positions).argsort(stable=True)
 
 
 def at_random(offer: Offer, share: float) -> list[bool]:

@@ -32,7 +32,7 @@ class Stage(Method[ResponseBatch]):
 
     Attributes:
         kind: the kind of stage, in plain words.
-        excludes: stages and methods of the loss, by name, that it cannot act beside, each with the reason.
+        excludes: stages and methods of the loss, by name, that it cannot be combined with, each with the reason.
     """
 
     kind: ClassVar[str]
@@ -65,7 +65,7 @@ class Offer:
         first: prompts of this rollout that are chosen already; a refill goes on where they ended.
         count: how many to choose.
         drawn: prompts that the run chose before these.
-        size: how many different training prompts the task has, numbered from 0; None where there is no end.
+        size: how many different training prompts the task has, numbered from 0; None where they are unlimited.
         seed: of the run.
         features: ``(n,)`` numbers of prompts to ``(n, width)`` float64, for a selector that needs
             ``prompt_features``: the mean of the policy's input embeddings over the tokens of a prompt.
@@ -106,7 +106,7 @@ class AdvantageEstimator(Stage):
     """Turns rewards into advantages. Each run has one; the default is ``grpo``.
 
     Attributes:
-        per: what has an advantage of its own: a response, a block of it, or a token.
+        per: what each advantage belongs to: a response, a block of it, or a token.
     """
 
     kind = "advantages"
@@ -130,7 +130,7 @@ class Expansion:
     Attributes:
         drop: ``(S,)`` bool, responses to leave out of learning, in whole groups; None for none.
         fresh: how many more prompts to answer, over all ranks: the same number on every rank.
-        parents: ``(b,)`` int64 places of responses to branch from, each at most once in a run.
+        parents: ``(b,)`` int64 indices of responses to branch from, each at most once in a run.
         pivots: ``(b,)`` int64, how many of their tokens a branch keeps, at least 1 and fewer than there are.
         branches: how many responses go on from each.
     """

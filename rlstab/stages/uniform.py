@@ -33,8 +33,8 @@ class Uniform(PromptSelector):
         The numbers of the prompts, different ones within a rollout; over rollouts a prompt comes back at random.
 
     Parameters:
-        - ``pool`` (M): int in [1, inf) or None, default None. Prompts 0 to M - 1 of the task are drawn from; None takes
-          as many as the task has.
+        - ``pool`` (M): int in [1, inf) or None, default None. Prompts are drawn from 0 to M - 1 of the task; None takes
+          all prompts of the task.
 
     State:
         none

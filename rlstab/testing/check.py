@@ -96,7 +96,7 @@ def check_objective(
     Args:
         method: any :class:`~rlstab.TokenObjective`.
         oracle: the loss of the first optimizer step, computed independently; adds the law *oracle*.
-        examples: optimizer steps per law, from small to rich ones; from 4 on, a large step and a long run beside them.
+        examples: optimizer steps per law, from small to rich ones; from 4 on, also a large step and a long run.
         laws: names of those to check, in addition to *runs*; None is all.
 
     Returns:
@@ -104,7 +104,7 @@ def check_objective(
 
     Raises:
         ProcessError: the process of the law *process* died or did not answer.
-        UnknownName: there is no such law.
+        UnknownName: no law has such a name.
     """
     return _MethodCheck(method, examples, oracle).report("check_objective", laws)
 
@@ -112,12 +112,12 @@ def check_objective(
 def check_stage(stage: Stage, *, examples: int = 20, laws: Collection[str] | None = None) -> Report:
     """Check a stage against every law of stages.
 
-    A stage may refuse, by :class:`~rlstab.errors.OutOfRange`, rewards outside of [0, 1], a task that has no end, and
+    A stage may refuse, by :class:`~rlstab.errors.OutOfRange`, rewards outside of [0, 1], unlimited prompts, and
     more prompts than its settings allow.
 
     Args:
         stage: a prompt selector, a reward shaper, an advantage estimator or a rollout expander.
-        examples: runs of three rollouts per law, small ones first; from 4 on, a large and a long one beside them.
+        examples: runs of three rollouts per law, small ones first; from 4 on, also a large and a long one.
         laws: names of those to check, in addition to *runs*; None is all.
 
     Returns:
@@ -125,7 +125,7 @@ def check_stage(stage: Stage, *, examples: int = 20, laws: Collection[str] | Non
 
     Raises:
         ProcessError: the process of the law *process* died or did not answer.
-        UnknownName: there is no such law.
+        UnknownName: no law has such a name.
     """
     return _StageCheck(stage, examples).report("check_stage", laws)
 
@@ -184,7 +184,7 @@ class _Check:
         known = [law.name for law in self.laws]
         for name in names or ():
             if name not in known:
-                raise UnknownName(f"{caller}: there is no law '{name}' to check. {did_you_mean(name, known)}")
+                raise UnknownName(f"{caller}: no law is called '{name}'. {did_you_mean(name, known)}")
         chosen = [law for law in self.laws if names is None or law.name in {RUNS, *names}]
         if any(law.name == "process" for law in chosen):
             with suppress(fresh_process.Unreachable):
@@ -221,7 +221,9 @@ class _Check:
         for trial in self.trials(law):
             checked += 1
             try:
-                with no_fit_warnings():  # alone or beside the partners of the laws, whatever it was published with
+                with (
+                    no_fit_warnings()
+                ):  # alone or with the partners of the laws, it may lack what it was published with
                     law.check(self.method, trial)
             except NotApplicable as nothing:
                 silent.append(str(nothing))
@@ -239,14 +241,14 @@ class _MethodCheck(_Check):
     method: TokenObjective
 
     def __init__(self, method: TokenObjective, examples: int, oracle: Oracle | None) -> None:
-        agrees = Law("oracle", "the loss of an independent scalar loop", self._agrees, all_edges=oracle is not None)
+        agrees = Law("oracle", "the loss of an independent scalar loop", self._agrees)
         super().__init__(method, examples, [*LAWS, agrees])
         self.oracle = oracle
         self.extra, self.edges = sorted(method.needs - SIGNALS.keys() - BASICS), tuple(edges_of(method))
 
     def trials(self, law: Law) -> Iterator[Any]:
         yield from super().trials(law)
-        if law.all_edges:
+        if law.name == "oracle" and self.oracle is not None:  # every threshold of the method is hit exactly
             for number in range(count(self.edges)):
                 yield self._trial(rich_step(number, self.extra, self.edges), number)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlstab.core.objective import State
 from rlstab.core.saved_state import dump_state, load_state
-from rlstab.core.stats import Mean, Pool, Summary
+from rlstab.core.stats import Mean
 from rlstab.testing import tolerances
 from rlstab.testing.run import StepOutcome
 
@@ -63,21 +63,13 @@ def same_state(what: str, given: Any, other: Any, tolerance: float) -> None:
         raise BrokenLaw(f"{what} is {given!r} and {other!r}.")
 
 
-def same_summary(what: str, given: Summary, other: Summary) -> None:
-    """Two summaries agree: means and groups in totals and counts, pools in the threshold that they settle to."""
-    tolerance = 0.0 if isinstance(given, Pool) else tolerances.REORDERED
-    sides = (leaves_of(side.threshold() if isinstance(side, Pool) else side) for side in (given, other))
-    for (place, mine), (_, theirs) in zip(*sides, strict=True):
-        same_state(f"the statistic {what}: {place}", mine, theirs, tolerance)
-
-
 def check_slopes(loss: Callable[[Mapping[str, Tensor]], Tensor], live: Mapping[str, Tensor], seed: int) -> None:
     """Compare the gradient of a loss with the slopes of the loss itself, at some values drawn by ``seed``.
 
     Where the two sides differ there is a kink, and a gradient between the two is right.
 
     Raises:
-        BrokenLaw: it is no slope of the loss, or the loss jumps.
+        BrokenLaw: it is not a slope of the loss, or the loss jumps.
     """
     leaves = {name: values.clone().requires_grad_() for name, values in live.items()}
     value = loss(leaves)
@@ -86,17 +78,17 @@ def check_slopes(loss: Callable[[Mapping[str, Tensor]], Tensor], live: Mapping[s
         middle = float(value)
         within = tolerances.GRADCHECK_ABSOLUTE * (1 + abs(middle))
         draw = random.Random(seed)
-        moving = [(name, place) for name, leaf in leaves.items() if leaf.grad is not None for place in range(len(leaf))]
-        still = [(name, place) for name, leaf in leaves.items() if leaf.grad is None for place in range(len(leaf))]
-        places = draw.sample(moving, min(MOVED, len(moving))) + draw.sample(still, min(2, len(still)))
-        for name, place in places:
+        moving = [(name, token) for name, leaf in leaves.items() if leaf.grad is not None for token in range(len(leaf))]
+        still = [(name, token) for name, leaf in leaves.items() if leaf.grad is None for token in range(len(leaf))]
+        tokens = draw.sample(moving, min(MOVED, len(moving))) + draw.sample(still, min(2, len(still)))
+        for name, token in tokens:
             gradient = leaves[name].grad
-            slope = 0.0 if gradient is None else float(gradient[place])
+            slope = 0.0 if gradient is None else float(gradient[token])
 
-            def side(step: float, name: str = name, place: int = place, slope: float = slope) -> tuple[float, float]:
-                """The slope towards one side, and how far it is off where that is no matter of rounding."""
+            def side(step: float, name: str = name, token: int = token, slope: float = slope) -> tuple[float, float]:
+                """The slope towards one side, and by how much more than rounding it is off."""
                 moved = live[name].clone()
-                moved[place] += step
+                moved[token] += step
                 quotient = (float(loss({**live, name: moved})) - middle) / step
                 off = abs(quotient - slope) - within - tolerances.GRADCHECK_RELATIVE * abs(quotient)
                 return quotient, max(0.0, off)
@@ -106,26 +98,26 @@ def check_slopes(loss: Callable[[Mapping[str, Tensor]], Tensor], live: Mapping[s
             for quotient, off, towards in ((left, off_left, -step), (right, off_right, step)):
                 if off and abs(side(towards / 4)[0] - slope) > 2 * abs(quotient - slope):
                     raise BrokenLaw(
-                        f"the loss jumps where the live '{name}' of token {place} moves. A decision that reads the "
+                        f"the loss jumps where the live '{name}' of token {token} moves. A decision that reads the "
                         f"live policy does that; make it from the evidence."
                     )
             if off_left and off_right and not min(left, right) < slope < max(left, right):
                 raise BrokenLaw(
-                    f"finite differences disagree: the gradient of the live '{name}' of token {place} is {slope:.6g}, "
+                    f"finite differences disagree: the gradient of the live '{name}' of token {token} is {slope:.6g}, "
                     f"and the slope of the loss is {left:.6g} below and {right:.6g} above."
                 )
 
 
-def leaves_of(data: Any, place: str = "state") -> Iterator[tuple[str, Any]]:
-    """What is at the ends of mappings and dataclasses, each with its place."""
+def leaves_of(data: Any, path: str = "state") -> Iterator[tuple[str, Any]]:
+    """What is at the ends of mappings and dataclasses, each with its path."""
     if isinstance(data, Mapping):
         for key, value in data.items():
-            yield from leaves_of(value, f"{place}['{key}']")
+            yield from leaves_of(value, f"{path}['{key}']")
     elif is_dataclass(data) and not isinstance(data, type):
         for field in fields(data):
             yield from leaves_of(getattr(data, field.name), f"{type(data).__name__}.{field.name}")
     else:
-        yield place, data
+        yield path, data
 
 
 def check_state(state: Mapping[str, Any], initial: Mapping[str, Any]) -> None:
@@ -139,30 +131,33 @@ def check_state(state: Mapping[str, Any], initial: Mapping[str, Any]) -> None:
     """
     _check_plain(state, "state")
     first = dict(leaves_of(initial))
-    for place, value in leaves_of(state):
-        before = first.get(place, value)
+    for path, value in leaves_of(state):
+        before = first.get(path, value)
         was, now = ((kept.dtype, kept.ndim) if isinstance(kept, Tensor) else "no tensor" for kept in (before, value))
         if was != now:
-            raise BrokenLaw(f"{place} was {was} and is {now}; a tensor stays one, of its dtype and dimensions.")
+            raise BrokenLaw(f"{path} was {was} and is {now}; a tensor stays one, of its dtype and dimensions.")
         if isinstance(value, float | Tensor) and not bool(torch.as_tensor(value).isfinite().all()):
-            raise BrokenLaw(f"{place} is {value}, which is not finite.")
+            raise BrokenLaw(f"{path} is {value}, which is not finite.")
+    same_state("the state that was saved and the state read back", state, load_state(*dump_state(state)), 0.0)
 
 
-def _check_plain(value: Any, place: str) -> None:
+def _check_plain(value: Any, path: str) -> None:
     """See :func:`check_state`."""
     if type(value) is dict:
         for key, inside in value.items():
             if type(key) is not str:
-                raise BrokenLaw(f"{place} has the key {key!r}; a checkpoint has text as keys. Write str(key).")
-            _check_plain(inside, f"{place}['{key}']")
+                raise BrokenLaw(f"{path} has the key {key!r}; a checkpoint has text as keys. Write str(key).")
+            _check_plain(inside, f"{path}['{key}']")
     elif type(value) not in (bool, int, float, str, Tensor, type(None)):
         cls = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
         raise BrokenLaw(
-            f"{place} is of {cls}, which a checkpoint does not give back. A state holds plain dicts, numbers, bools, "
+            f"{path} is of {cls}, which a checkpoint does not give back. A state holds plain dicts, numbers, bools, "
             f"text and tensors: convert it by float(...), int(...), dict(...) or torch.as_tensor(...)."
         )
+    elif isinstance(value, Tensor) and value.requires_grad:
+        raise BrokenLaw(f"{path} requires grad; gradients exist only in the functions of Terms. Write .detach().")
     elif isinstance(value, Tensor) and vars(value):
-        raise BrokenLaw(f"{place} has the attribute '{min(vars(value))}', which a checkpoint loses. Make it an entry.")
+        raise BrokenLaw(f"{path} has the attribute '{min(vars(value))}', which a checkpoint loses. Make it an entry.")
 
 
 def size_of(state: State) -> int:
@@ -176,7 +171,7 @@ def size_of(state: State) -> int:
 
 
 def check_bounded(sizes: Sequence[int]) -> None:
-    """A state does not grow for ever.
+    """A state does not grow without bound.
 
     Args:
         sizes: of the state after each of many optimizer steps or rollouts, in order.
@@ -190,14 +185,3 @@ def check_bounded(sizes: Sequence[int]) -> None:
             f"the state grows: {late[0]} numbers became {late[-1]} in ten more. Keep a window of fixed length, sums or "
             f"a moving average; nothing by the id of a response."
         )
-
-
-def reloaded(state: State) -> State:
-    """The state after a checkpoint: JSON, and tensors in a file of their own.
-
-    Raises:
-        BrokenLaw: it is not what was saved.
-    """
-    restored = load_state(*dump_state(state))
-    same_state("the state that was saved and the state read back", state, restored, 0.0)
-    return restored

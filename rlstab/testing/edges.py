@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 import random
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any, TypeAlias
 
 import torch
@@ -24,7 +23,7 @@ from rlstab.core.settings import settings_of
 from rlstab.testing.fresh_process import methods_of
 from rlstab.testing.steps import LOGS, Step, in_domain, make_step
 
-#: Thresholds that code is fond of, for those that are named neither by a setting nor by a literal.
+#: Thresholds that are common in code, for those that neither a setting nor a literal names.
 ROUND = (0.0, 0.5, 1.0, 2.0, 3.0)
 #: Numbers by name, one for each token.
 Columns: TypeAlias = dict[str, list[float]]
@@ -46,57 +45,42 @@ _PAIRS = (
 def numbers_of(method: TokenObjective) -> tuple[float, ...]:
     """Numbers that a method may compare with: its settings and the literals of its code, at most 24."""
     methods: list[TokenObjective] = methods_of(method)
-    settings = (getattr(part, setting.name) for part in methods for setting in settings_of(type(part)))
-    numbers = [number for setting in settings for number in _plain_numbers(setting)]
-    for owner in (owner for part in methods for owner in type(part).__mro__):
-        if not owner.__module__.startswith("rlstab.core"):
-            for member in vars(owner).values():
-                numbers += _literals(getattr(member, "__func__", getattr(member, "fget", member)))
-    return tuple(dict.fromkeys(numbers))[:24]
-
-
-def _literals(function: Any) -> Iterator[float]:
-    """Numbers in the code of a function, in functions inside of it or of its module, and in globals that it names."""
-    pending: list[CodeType] = [function.__code__] if hasattr(function, "__code__") else []
-    seen: set[CodeType] = set()
-    while pending:
-        code = pending.pop()
-        if code in seen:
-            continue
-        seen.add(code)
-        for constant in code.co_consts:
-            if isinstance(constant, CodeType):
-                pending.append(constant)
-            else:
-                yield from _plain_numbers(constant)
-        for name in code.co_names:
-            value = function.__globals__.get(name)
-            if getattr(value, "__module__", None) == function.__module__ and hasattr(value, "__code__"):
-                pending.append(value.__code__)
-            yield from _plain_numbers(value)
+    values = [getattr(part, setting.name) for part in methods for setting in settings_of(type(part))]
+    for part in methods:
+        for code, named in _code_of(part):
+            if not named["__name__"].startswith("rlstab.core."):
+                values += [*code.co_consts, *map(named.get, code.co_names)]
+    return tuple(dict.fromkeys(number for value in values for number in _plain_numbers(value)))[:24]
 
 
 def words_of(method: Method[Any]) -> frozenset[str]:
-    """Names and texts in the code of a method or stage and of functions beside it, keywords of calls included."""
+    """Names and texts in the code of a method or stage and of the functions that it calls, keywords included."""
     words: set[str] = set()
-    classes = [member for member in type(method).__mro__ if not member.__module__.startswith(("rlstab.core.", "abc"))]
-    functions = [value for member in classes for value in vars(member).values()]
-    functions = [getattr(function, "__func__", function) for function in functions]  # of a static method
-    pending, seen = [function.__code__ for function in functions if hasattr(function, "__code__")], set[CodeType]()
-    shared = {name: value for member in classes for name, value in vars(sys.modules[member.__module__]).items()}
+    for code, _ in _code_of(method):
+        words.update(code.co_names)
+        for constant in code.co_consts:
+            words.update(
+                word for word in (constant if isinstance(constant, tuple) else (constant,)) if type(word) is str
+            )
+    return frozenset(words)
+
+
+def _code_of(method: Method[Any]) -> Iterator[tuple[CodeType, dict[str, Any]]]:
+    """The code of a method's classes outside the core and of functions that it names, each with its globals."""
+    classes = [cls for cls in type(method).__mro__ if not cls.__module__.startswith(("rlstab.core.", "abc", "typing"))]
+    members = [member for cls in classes for member in vars(cls).values()]
+    functions = [getattr(member, "__func__", getattr(member, "fget", member)) for member in members]
+    pending = [(each.__code__, each.__globals__) for each in functions if isinstance(each, FunctionType)]
+    seen: set[CodeType] = set()
     while pending:
-        code = pending.pop()
+        code, named = pending.pop()
         if code in seen:
             continue
         seen.add(code)
-        words.update(code.co_names)
-        called = (getattr(shared.get(name), "__code__", None) for name in code.co_names)
-        pending += [inner for inner in called if inner is not None]
-        for constant in code.co_consts:
-            several = constant if isinstance(constant, tuple) else (constant,)
-            words.update(word for word in several if isinstance(word, str))
-            pending += [inner for inner in several if isinstance(inner, CodeType)]
-    return frozenset(words)
+        yield code, named
+        pending += [(inner, named) for inner in code.co_consts if isinstance(inner, CodeType)]
+        called = [each for each in map(named.get, code.co_names) if isinstance(each, FunctionType)]
+        pending += [(each.__code__, each.__globals__) for each in called]
 
 
 def _plain_numbers(value: object) -> Iterator[float]:
@@ -114,23 +98,23 @@ class Edge:
     less: str | None
     value: float
 
-    def put(self, columns: Columns, place: int) -> None:
+    def put(self, columns: Columns, token: int) -> None:
         """Put it there."""
         if self.less is None:
-            columns[self.name][place] = self.value
+            columns[self.name][token] = self.value
         elif self.value == 0:
-            columns[self.name][place] = columns[self.less][place]
+            columns[self.name][token] = columns[self.less][token]
         else:  # where one of the two is 0, their difference is not rounded
             gap = self.value
-            columns[self.name][place], columns[self.less][place] = (0.0, -gap) if gap > 0 else (gap, 0.0)
+            columns[self.name][token], columns[self.less][token] = (0.0, -gap) if gap > 0 else (gap, 0.0)
 
 
 def edges_of(method: TokenObjective) -> Iterator[Edge]:
     """What a method may compare, on all numbers that it may compare it with."""
     needs = method.needs
     read = {"live", "old_logprobs", "logprobs", *needs}
-    own = needs - SIGNALS.keys() - BASICS
-    plain = [name for name in ("entropies", *sorted(own)) if name in needs]
+    extra = needs - SIGNALS.keys() - BASICS
+    plain = [name for name in ("entropies", *sorted(extra)) if name in needs]
     plain += [f"live {name}" for name in sorted(method.live_needs)]
     for number in dict.fromkeys([*numbers_of(method), *ROUND]):
         gaps = {number, -number} | {_log(ratio) for ratio in (number, 1 + number, 1 - number) if 1e-3 <= ratio <= 1e3}
@@ -138,7 +122,7 @@ def edges_of(method: TokenObjective) -> Iterator[Edge]:
             if read.issuperset(pair):
                 yield from (Edge(*pair, gap) for gap in sorted(gaps) if abs(gap) < 20)
         yield from (Edge("advantages", None, value) for value in {number, -number})
-        yield from (Edge(name, None, number) for name in plain if number >= 0 or name in own)
+        yield from (Edge(name, None, number) for name in plain if number >= 0 or name in extra)
         logs = {-abs(number)} | ({_log(number)} if 0 < number <= 1 else set())
         for name in ("logprobs", "old_logprobs", *sorted({"max_logprobs", "log_kept_mass"} & needs)):
             yield from (Edge(name, None, value) for value in sorted(logs) if -80 < value <= 0)
@@ -177,7 +161,7 @@ def sharpened(step: Step, seed: int, edges: Sequence[Edge] = (), *, every: bool 
         seed: of all choices.
         edges: to put tokens on. Without any, ratios stay moderate too: a threshold and its value may
             fall on different sides in another precision, and what is small vanishes there.
-        every: put a token on each edge, if there are tokens for it; otherwise on some of them, and some just beside.
+        every: put a token on each edge, as far as there are tokens; otherwise on some edges, or just next to one.
     """
     if not len(step):
         return step
@@ -187,35 +171,37 @@ def sharpened(step: Step, seed: int, edges: Sequence[Edge] = (), *, every: bool 
     values, live = ({name: column.tolist() for name, column in of.items()} for of in (step.evidence, step.live))
     columns = {**values, **{f"live {name}": column for name, column in live.items()}, "live": live["logprobs"]}
     rows: dict[int, list[int]] = {}
-    for place, row in enumerate(step.sequence.tolist()):
-        rows.setdefault(row, []).append(place)
+    for token, row in enumerate(step.sequence.tolist()):
+        rows.setdefault(row, []).append(token)
     if draw.random() < 0.6 or every:
         _twins(draw, columns, rows, share=0.9 if every else 0.75)
     far = 6.9 if edges else 0.9
-    for place in range(len(step)):
+    for token in range(len(step)):
         if draw.random() < 0.3:  # two policies agree to the bit on a token, or differ by a factor of up to a thousand
             gap = 0.0 if draw.random() < 0.4 else draw.uniform(-far, far)
-            Edge(*draw.choice((_PAIRS[0], *_PAIRS)), gap).put(columns, place)
-    for places in rows.values():
+            Edge(*draw.choice((_PAIRS[0], *_PAIRS)), gap).put(columns, token)
+    for tokens in rows.values():
         if every:  # the ratio of the first token of each response
-            Edge(*_PAIRS[0], 0.0).put(columns, places[0])
+            Edge(*_PAIRS[0], 0.0).put(columns, tokens[0])
         elif edges and draw.random() < 0.2:
             edge = draw.choice(edges)
-            for place in places:
-                edge.put(columns, place)
-    pulling = [place for place in range(len(step)) if values["advantages"][place] != 0]
-    for place, edge in zip(draw.sample(pulling, len(pulling)), edges, strict=False):
+            for token in tokens:
+                edge.put(columns, token)
+    pulling = [token for token in range(len(step)) if values["advantages"][token] != 0]
+    for token, edge in zip(draw.sample(pulling, len(pulling)), edges, strict=False):
         if every:
-            edge.put(columns, place)
+            edge.put(columns, token)
         elif draw.random() < 0.4:
-            beside = 1 + draw.choice([0.0, 0.0, -1e-4, -1e-9, 1e-9, 1e-4])
-            replace(edge, value=edge.value * beside).put(columns, place)
+            near = 1 + draw.choice([0.0, 0.0, -1e-4, -1e-9, 1e-9, 1e-4])
+            replace(edge, value=edge.value * near).put(columns, token)
     values["max_logprobs"] = list(map(max, values["max_logprobs"], values["logprobs"]))
 
     def back(columns: Columns) -> dict[str, Tensor]:
         return {name: in_domain(name, torch.tensor(column, dtype=torch.float64)) for name, column in columns.items()}
 
-    labels = draw.sample(range(5, 500), int(step.group_ids.max()) + 1)  # the number of a group is no place in a list
+    labels = draw.sample(
+        range(5, 500), int(step.group_ids.max()) + 1
+    )  # the number of a group is not an index into a list
     group_ids = torch.tensor(labels, dtype=torch.int64)[step.group_ids]
     return replace(step, evidence=back(values), live=back(live), group_ids=group_ids)
 
@@ -226,18 +212,18 @@ def _twins(draw: random.Random, columns: Columns, rows: dict[int, list[int]], sh
     models = [draw.randrange(count) for _ in range(draw.randint(2, 4))]
     kept = {name: [column[model] for model in models] for name, column in columns.items()}
     few = [draw.choice([-1.0, -0.5, 0.5, 1.0]) for _ in range(2)]
-    for places in rows.values():
+    for tokens in rows.values():
         if draw.random() < 0.7:
             advantage = draw.choice(few)
-            for place in places:
-                columns["advantages"][place] = advantage
-    for place in range(count):
+            for token in tokens:
+                columns["advantages"][token] = advantage
+    for token in range(count):
         if draw.random() < share:
             model, also_live, near = draw.randrange(len(models)), draw.random() < 0.5, draw.random() < 0.2
             factor = 1 + 1e-4 * draw.choice([-1, 1]) if near else 1.0
             for name, column in columns.items():
                 if name not in _OF_THE_ROW and (also_live or not name.startswith("live")):
-                    column[place] = kept[name][model] * factor
+                    column[token] = kept[name][model] * factor
 
 
 def _log(number: float) -> float:

@@ -7,9 +7,7 @@ last one.
 
 from __future__ import annotations
 
-import ast
 import atexit
-import datetime
 import importlib
 import inspect
 import os
@@ -105,7 +103,7 @@ class PickledMethod:
         """
         if isinstance(self.pickled, str):
             raise Unreachable(self.pickled)
-        path = [place or str(Path.cwd()) for place in sys.path]
+        path = [folder or str(Path.cwd()) for folder in sys.path]
         job = path, dict(self.modules), self.pickled, pickle.dumps((work, given)), which == 0
         answer = start(which % SERVERS).ask(job)
         if isinstance(answer, Exception):
@@ -155,7 +153,7 @@ class _Server:
 
 @cache
 def start(which: int) -> _Server:
-    """One of the servers, started at the first call; it takes seconds until it answers, and nobody waits before.
+    """One of the servers, started at the first call; it takes seconds, for which only the first question waits.
 
     Raises:
         Unreachable: this platform has none.
@@ -164,7 +162,7 @@ def start(which: int) -> _Server:
         raise Unreachable("processes of this platform cannot be forked safely; check it on Linux")
     server = _Server(which)
     atexit.register(server.close)
-    os.register_at_fork(after_in_child=start.cache_clear)  # a fork of this process gets one of its own
+    os.register_at_fork(after_in_child=start.cache_clear)  # a fork of this process starts its own
     return server
 
 
@@ -195,7 +193,7 @@ def serve(descriptor: int, threads: int) -> None:
 
 
 def _answer(line: Connection, pickled: bytes, job: bytes, modules: Sequence[str]) -> None:
-    """In the fork: run the method, answer, end; nobody waits longer than the alarm."""
+    """In the fork: run the method, answer, end; the alarm bounds the wait."""
     signal.alarm(ALARM)
     failure: type[Exception] = Unreachable
     where = ""
@@ -209,9 +207,9 @@ def _answer(line: Connection, pickled: bytes, job: bytes, modules: Sequence[str]
             if modules:  # what only the first call sets may be a cache; what the second changes, too, is a counter
                 before = _kept(method, modules)
                 work(method, given)
-                for place, value in _kept(method, modules).items():
-                    if value != before.get(place):
-                        raise BrokenLaw(f"{place} changes from call to call. What lasts belongs into the state.")
+                for path, value in _kept(method, modules).items():
+                    if value != before.get(path):
+                        raise BrokenLaw(f"{path} changes from call to call. What lasts belongs in the state.")
             shared.check()
         answer = pickle.dumps(outcome)
     except BrokenLaw as error:
@@ -223,64 +221,41 @@ def _answer(line: Connection, pickled: bytes, job: bytes, modules: Sequence[str]
 
 
 def _kept(method: Method[Any], modules: Sequence[str]) -> dict[str, object]:
-    """What outlives a call, by its place: values of modules, of their classes and functions, and of the method."""
+    """What outlives a call, by its path: values of modules, of their classes and functions, and of the method."""
     kept: dict[str, object] = {}
 
-    def keep(place: str, value: Any, owner: str) -> None:
+    def keep(path: str, value: Any, owner: str) -> None:
         if isinstance(value, types.FunctionType | type):
-            if value.__module__ == owner and place not in kept:
-                kept[place] = None
+            if value.__module__ == owner and path not in kept:
+                kept[path] = None
                 held = dict(vars(value), defaults=getattr(value, "__defaults__", None))
                 if isinstance(value, types.FunctionType):
                     with suppress(ValueError):  # it closes over a name that has no value yet
                         held |= inspect.getclosurevars(value).nonlocals
                 for name, inner in held.items():
                     if not name.startswith("__"):  # pickle itself puts some on a class
-                        keep(f"{place}.{name}", inner, owner)
+                        keep(f"{path}.{name}", inner, owner)
             return
         try:
-            kept[place] = pickle.dumps(value)
+            kept[path] = pickle.dumps(value)
         except Exception:  # what cannot be pickled is known by its text
-            kept[place] = repr(value)
+            kept[path] = repr(value)
 
     packages = {name.rpartition(".")[0] for name in modules if not name.startswith("rlstab.")} - {""}
     near = {name for name in sys.modules if name.rpartition(".")[0] in packages}
     for owner in sorted(near | {name for name in modules if not name.startswith("rlstab.core.")}):
         for name, value in list(vars(sys.modules[owner]).items()):
             keep(f"{owner}.{name}", value, owner)
-    for owner in ("builtins", "math", "torch"):
-        plain = {name: value for name, value in vars(sys.modules[owner]).items() if type(value) in (int, float, str)}
-        kept[f"a variable in {owner}"] = plain
     keep("the method", method, "")
     return kept
 
 
 def _pretend() -> None:
     """Be another rank on another machine, a hundred days later; before the modules of methods are imported."""
-
-    class Date(datetime.date):
-        @classmethod
-        def today(cls) -> Any:
-            return cls.fromtimestamp(time.time())
-
-    class DateTime(datetime.datetime):
-        @classmethod
-        def now(cls, tz: Any = None) -> Any:
-            return cls.fromtimestamp(time.time(), tz)
-
-        today = now
-
-        @classmethod
-        def utcnow(cls) -> Any:
-            return cls.fromtimestamp(time.time(), datetime.UTC).replace(tzinfo=None)
-
     for name in ("time", "monotonic", "perf_counter", "process_time"):
         for clock, by in ((name, LATER), (f"{name}_ns", LATER * 10**9)):
             now = getattr(time, clock)
             setattr(time, clock, lambda now=now, by=by: now() + by)
-    for name in ("gmtime", "localtime"):
-        now = getattr(time, name)
-        setattr(time, name, lambda seconds=None, now=now: now(time.time() if seconds is None else seconds))
     answers: dict[Any, dict[str, Any]] = {
         torch.distributed: {"is_initialized": True, "get_rank": 3, "get_world_size": 8},
         os: {"cpu_count": 3, "sched_getaffinity": {0, 1, 2}, "getppid": 1, "uname": os.uname_result(["elsewhere"] * 5)},
@@ -290,15 +265,12 @@ def _pretend() -> None:
     for module, functions in answers.items():
         for name, answer in functions.items():
             setattr(module, name, lambda *_, answer=answer, **__: answer)
-    datetime.date, datetime.datetime = Date, DateTime  # type: ignore[misc]  # for modules that are imported later
 
 
 def _import(name: str, file: str) -> None:
-    """The module of a class: by its name, or from its file where the name leads nowhere or elsewhere."""
+    """The module of a class: by its name, or from its file where the name leads to no module or to another one."""
     if name == "__main__":
-        if getattr(sys.modules[name], "defined_in", None) != file:
-            sys.modules[name] = _definitions(file)
-        return
+        raise ImportError("its class is defined in a script or was typed in. Define it in a module")
     try:
         if getattr(importlib.import_module(name), "__file__", None) in (file, None):
             return
@@ -308,22 +280,3 @@ def _import(name: str, file: str) -> None:
     sys.modules[name] = module = types.ModuleType(name)
     module.__file__ = file
     SourceFileLoader(name, file).exec_module(module)
-
-
-def _definitions(file: str) -> types.ModuleType:
-    """What a script defines at its top, without what it does: imports, classes, functions and plain values."""
-    if not Path(file).is_file():
-        raise ImportError("its class was typed in. Define it in a file")
-    module = types.ModuleType("__main__")
-    vars(module).update(__file__=file, defined_in=file)
-    tree = ast.parse(Path(file).read_text(encoding="utf-8"), file)
-    kept = (ast.Import, ast.ImportFrom, ast.ClassDef, ast.FunctionDef)
-
-    def plain(node: ast.stmt) -> bool:
-        calls = any(isinstance(inner, ast.Call) for inner in ast.walk(node))
-        return isinstance(node, kept) or (isinstance(node, ast.Assign | ast.AnnAssign) and not calls)
-
-    tree.body = list(filter(plain, tree.body))
-    sys.modules["__main__"] = module  # dataclasses look it up
-    exec(compile(tree, file, "exec", dont_inherit=True), vars(module))
-    return module

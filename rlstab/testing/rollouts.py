@@ -31,7 +31,7 @@ _SIZES: Mapping[str, Callable[[Sequence[int]], list[int]]] = {
 }
 #: Shapes of a rollout that have broken stages before.
 KINDS = ("mixed", "shaped", "branches", "cut off", "prompt twice", *_SIZES, *_REWARDS)
-#: Different prompts of the task; a selector is also offered one that has no end.
+#: Different prompts of the task; a selector is also offered unlimited ones.
 PROMPTS = 24
 #: Tokens that an answer may have in a small rollout.
 LIMIT = 12
@@ -117,7 +117,7 @@ class Rollout:
         return self._with(rewards=whole.rewards[alike], extra=extra)
 
     def padded(self, fill: float) -> Rollout:
-        """The same responses with other numbers after the end of each, where there is no token."""
+        """The same responses with other numbers in the padding after the end of each."""
         whole = self.responses
         sampled = torch.arange(whole.limit) < whole.lengths.unsqueeze(-1)
         extra = {}
@@ -152,7 +152,7 @@ def draw_run(
     Args:
         number: of the run.
         needs: names of token signals of your own, to fill with random numbers.
-        groups: at most so many in a rollout, and at most 6.
+        groups: the most in a rollout; never more than 6.
         extreme: rewards that differ by a rounding, and in half of the runs such of a million.
         large: 20 groups of up to 6 responses of up to 1,000 tokens, instead of up to 5 responses of up to 12.
     """
@@ -161,12 +161,12 @@ def draw_run(
     run: dict[str, Any] = {"size": draw.choice([PROMPTS, None]), "seed": draw.randrange(2**31), "limit": limit}
     run["extreme"] = draw.choice([1.0, 1e6]) if extreme else None
     rollouts = []
-    for place in range(3):
+    for which in range(3):
         kind = "mixed" if large else draw.choice(KINDS)
         drawn = 20 if large else draw.randint(2, min(6, groups))
         # a group of two can already break most laws
         sizes = [2, *(draw.randint(1, most) for _ in range(drawn - 1))]
-        rollouts.append(make_rollout(kind, sizes, draw.randrange(2**32), needs, number=place, **run))
+        rollouts.append(make_rollout(kind, sizes, draw.randrange(2**32), needs, number=which, **run))
     return rollouts
 
 
@@ -190,7 +190,7 @@ def make_rollout(
         draw: seed of its numbers.
         needs: names of token signals of your own.
         number: of the rollout.
-        size: different prompts of the task; None where there is no end.
+        size: different prompts of the task; None where they are unlimited.
         seed: of the run.
         extreme: the largest of rewards that differ little or much; None for plain ones.
         limit: tokens that an answer may have.

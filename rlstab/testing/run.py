@@ -93,7 +93,7 @@ def run_parts(
         outcome.add_report(out.report)
         for name, leaf in leaves.items():
             if leaf.grad is not None:
-                gradients[name][step.places(part)] = leaf.grad
+                gradients[name][step.indices(part)] = leaf.grad
     return outcome
 
 

@@ -41,7 +41,7 @@ class Step:
         evidence: ``old_logprobs``, ``logprobs``, ``advantages`` and every signal, custom ones included.
         live: ``logprobs``, ``entropies``, ``log_kept_mass``.
         sequence: ``(n,)`` index into the S rows.
-        position: ``(n,)`` place in the response.
+        position: ``(n,)`` index of the token in its response.
         sequence_ids, group_ids: ``(S,)``.
         layout: seed of a padded layout with which batches are built, see :meth:`laid_out`; None packs the tokens.
     """
@@ -83,24 +83,24 @@ class Step:
         """Live outputs on fresh memory, requiring grad."""
         return {name: values.clone().requires_grad_() for name, values in self.live.items()}
 
-    def places(self, chosen: Sequence[int]) -> Tensor:
+    def indices(self, chosen: Sequence[int]) -> Tensor:
         """Places of the tokens of some of the sequences, in the order in which :meth:`rows` has them."""
         number = self._numbers(chosen)[self.sequence]
-        places = (number >= 0).nonzero().squeeze(-1)
+        indices = (number >= 0).nonzero().squeeze(-1)
         # a padded batch has its rows one below the other
-        return places if self.layout is None else places[number[places].argsort(stable=True)]
+        return indices if self.layout is None else indices[number[indices].argsort(stable=True)]
 
     def rows(self, chosen: Sequence[int]) -> Step:
         """Some of the sequences, renumbered, with their ids."""
         number = self._numbers(chosen)[self.sequence]
-        return self._take(self.places(chosen), number, torch.tensor(list(chosen), dtype=torch.int64))
+        return self._take(self.indices(chosen), number, torch.tensor(list(chosen), dtype=torch.int64))
 
     def shuffled(self, seed: int) -> tuple[Step, Tensor]:
         """Tokens and sequences in another order, and the ``(n,)`` order of the tokens."""
         draw = torch.Generator().manual_seed(seed)
         rows = torch.randperm(len(self.sequence_ids), generator=draw)
         if self.layout is not None:
-            return self.rows(rows.tolist()), self.places(rows.tolist())
+            return self.rows(rows.tolist()), self.indices(rows.tolist())
         tokens = torch.randperm(len(self), generator=draw)
         return self._take(tokens, rows.argsort()[self.sequence], rows), tokens
 
@@ -142,8 +142,8 @@ class Step:
         """For oracles: the tokens of each sequence as plain numbers, live outputs as ``live_<name>``."""
         columns = {**self.evidence, **{f"live_{name}": values for name, values in self.live.items()}}
         rows: list[list[dict[str, float]]] = [[] for _ in self.sequence_ids]
-        for place, row in enumerate(self.sequence.tolist()):
-            rows[row].append({name: float(values[place]) for name, values in columns.items()})
+        for token, row in enumerate(self.sequence.tolist()):
+            rows[row].append({name: float(values[token]) for name, values in columns.items()})
         return rows
 
     def padded(self, seed: int, fill: float = 1e9) -> tuple[TokenBatch, dict[str, Tensor], Tensor]:
@@ -151,7 +151,7 @@ class Step:
 
         Args:
             seed: of how much padding there is before, between and after the tokens of a row.
-            fill: what stands where there is no token.
+            fill: the value of padding.
 
         Returns:
             The batch, the live outputs as ``(S, T)`` leaves, and the ``(S, T)`` mask.
@@ -163,12 +163,12 @@ class Step:
         width += max(1, int(torch.randint(1, 4, (), generator=draw)), width // 8)
         # of the columns of each row, as many as it has tokens: gaps before, between and after them
         chosen = torch.rand((rows, width), generator=draw).argsort(-1).argsort(-1) < lengths.unsqueeze(-1)
-        place = chosen.reshape(-1).nonzero().squeeze(-1)
+        cells = chosen.reshape(-1).nonzero().squeeze(-1)
         order = (self.sequence * (int(self.position.max()) + 1 if len(self) else 1) + self.position).argsort()
 
         def lay(values: Tensor) -> Tensor:
             flat = torch.full((rows * width,), fill, dtype=values.dtype)
-            return flat.index_copy(0, place, values[order]).view(rows, width)
+            return flat.index_copy(0, cells, values[order]).view(rows, width)
 
         batch = TokenBatch.from_padded(response_mask=chosen, **self._fields(lay))
         return batch, {name: lay(values).requires_grad_() for name, values in self.live.items()}, chosen
@@ -202,7 +202,7 @@ def draw_step(number: int, extra: Sequence[str] = (), *, size: int = 7, extreme:
     rows = {"one token": 1, "one row": 1}.get(kind) or draw.randint(1, most)
     lengths = [1] if kind == "one token" else [draw.randint(1, most) for _ in range(rows)]
     if kind == "empty rows":
-        lengths = [0 if place % 2 else length for place, length in enumerate(lengths)]
+        lengths = [0 if row % 2 else length for row, length in enumerate(lengths)]
     return make_step(kind, lengths, draw.choice([1, 2, 4]), number, extra, extreme=extreme)
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import random
-import signal
 import sys
 import threading
 import warnings
@@ -46,7 +44,7 @@ class ReadOnly(TorchDispatchMode):
                 self._kept.append(tensor)
 
     def name_of(self, tensor: Any) -> str | None:
-        """What the memory of a tensor belongs to; None where it is nobody else's."""
+        """What the memory of a tensor belongs to; None if it is not guarded."""
         if not isinstance(tensor, Tensor) or not tensor.numel():
             return None
         return self.guarded.get(tensor.untyped_storage().data_ptr())
@@ -59,9 +57,9 @@ class ReadOnly(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func._schema.is_mutable:
-            for place, argument in enumerate(func._schema.arguments):
+            for index, argument in enumerate(func._schema.arguments):
                 if argument.alias_info is not None and argument.alias_info.is_write:
-                    given = kwargs.get(argument.name, args[place] if place < len(args) else None)
+                    given = kwargs.get(argument.name, args[index] if index < len(args) else None)
                     for name in map(self.name_of, given if isinstance(given, list | tuple) else [given]):
                         if name is not None:
                             raise BrokenLaw(
@@ -124,7 +122,7 @@ class Shared:
             BrokenLaw: names it.
         """
         if _written:
-            raise BrokenLaw(f"it wrote to {_written[0]}. What lasts belongs into the state.")
+            raise BrokenLaw(f"it wrote to {_written[0]}. What lasts belongs in the state.")
         for name, now in _shared().items():
             if now != self.before[name]:
                 raise BrokenLaw(
@@ -151,13 +149,8 @@ def _shared() -> dict[str, Any]:
         "torch's treatment of denormal numbers": bool(smallest * 1 == 0),
         "numpy's treatment of floating-point errors": np.geterr(),
         "the filters of warnings": list(warnings.filters),
-        "the garbage collector": (gc.isenabled(), gc.get_threshold()),
-        "the limit of recursion": sys.getrecursionlimit(),
-        "the path of imports": list(sys.path),
         "the level of logging": logging.root.level,
         "the threads": threading.active_count(),
-        "how numbers are printed": (vars(torch._tensor_str.PRINT_OPTS).copy(), np.get_printoptions()),
-        "the handlers of signals": (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)),
         "the environment": dict(os.environ),
         "the working directory": os.getcwd(),  # noqa: PTH109  # a path to compare
     }
@@ -175,9 +168,9 @@ def _watch_files() -> None:
         if event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate"):
             _written.append(str(details[0]))
         if event == "open" and isinstance(details[0], str | bytes) and isinstance(details[2], int):
-            place = os.fsdecode(details[0])
-            devices = place.startswith("/dev/") and not place.startswith("/dev/shm/")
-            if details[2] & (os.O_WRONLY | os.O_RDWR) and "__pycache__" not in place and not devices:
-                _written.append(place)
+            path = os.fsdecode(details[0])
+            devices = path.startswith("/dev/") and not path.startswith("/dev/shm/")
+            if details[2] & (os.O_WRONLY | os.O_RDWR) and "__pycache__" not in path and not devices:
+                _written.append(path)
 
     sys.addaudithook(note)

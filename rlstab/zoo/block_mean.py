@@ -51,7 +51,7 @@ class BlockMean(TokenObjective):
           ``blockwise``.
         - From the paper: it averages over the responses of a group and then over groups, which is the same where all
           groups have one size. A response that lost all its tokens to masks does not count in S; one that has no block
-          does, as there. It has no penalty on tokens, so what becomes of tokens without a block there is our choice.
+          does, as there. It has no penalty on tokens, so how penalties treat tokens without a block is our choice.
         - From its code: no official code was found.
 
     Pitfalls:
@@ -106,11 +106,11 @@ class BlockMean(TokenObjective):
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         block = batch.signal("block_ids").floor().clamp(min=-1)
-        _, place = torch.unique(batch.sequence * SPAN + block.long() + 1, return_inverse=True)
+        _, index = torch.unique(batch.sequence * SPAN + block.long() + 1, return_inverse=True)
 
         def block_mean(sequence: Tensor, counted: Tensor, num_sequences: int, totals: Totals) -> Tensor:
-            sizes = torch.zeros_like(counted, dtype=torch.float64).index_add(0, place, counted.double())
-            return 1.0 / (totals.sequences * sizes[place].clamp(min=1.0))
+            sizes = torch.zeros_like(counted, dtype=torch.float64).index_add(0, index, counted.double())
+            return 1.0 / (totals.sequences * sizes[index].clamp(min=1.0))
 
         within = block >= 0
         return Terms(weight=within.to(block.dtype), aggregate=block_mean, report={"without": Mean.of(~within)})

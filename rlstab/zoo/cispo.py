@@ -26,11 +26,11 @@ class CISPO(TokenObjective):
         ``cap`` and ``floor``, if they are given (DISPO).
 
     Reads:
-        nothing itself. The loss gives it the ratio and the advantages, by which it tells rewarded tokens from punished
-        ones, and multiplies what comes out by the advantage.
+        nothing itself. The loss gives it the ratio and the advantages, by whose sign it tells rewarded tokens from
+        punished ones, and multiplies the result by the advantage.
 
     Writes:
-        - ``surrogate``: the capped ratio, in the place of the ratio.
+        - ``surrogate``: the capped ratio, in place of the ratio.
 
     Denominator:
         untouched: every token counts.
@@ -40,8 +40,8 @@ class CISPO(TokenObjective):
           and finds 4, 5 and 8 alike; MiniMax-M1 tuned its bound and does not state it.
         - ``floor``: float in [0, 1] or None, default None. A ratio too. MiniMax-M1 and ScaleRL have none,
           DISPO has 0.8.
-        - ``negative_cap``: float in [1, inf) or None, default None. The cap of punished tokens; None is ``cap``.
-          DISPO has 101 beside a ``cap`` of 11: under a low one outputs became repetitive.
+        - ``negative_cap``: float in [1, inf) or None, default None. The cap of punished tokens; None is ``cap``. DISPO
+          has 101, with a ``cap`` of 11: under a low one outputs became repetitive.
         - ``negative_floor``: float in [0, 1] or None, default None. The floor of punished tokens; None is ``floor``.
           DISPO has 0, which is none: under a high one responses shrank to nothing.
 
@@ -52,8 +52,8 @@ class CISPO(TokenObjective):
         - From the paper: the value of the loss is -clip(r) A; the paper prints -clip(r) A l. The gradients are equal,
           and neither value says how training goes.
         - From the paper: log-ratios are clamped to 20 nats, and a token beyond pulls no more.
-        - From the paper: it describes a mask beside the cap that stops tokens as PPO does; the authors say that it was
-          off (MiniMax-AI/MiniMax-M1, issue 17). ROLL offers it; here it is not offered.
+        - From the paper: besides the cap, it describes a mask that stops tokens as PPO does; the authors say that it
+          was off (MiniMax-AI/MiniMax-M1, issue 17). ROLL offers it; here it is not offered.
         - From other code: TRL's and ms-swift's ``epsilon_high`` is this cap: 5.0 there is 5.0 here, and so is tinker's
           ``clip_high_threshold`` (4.0). verl, slime, SkyRL, NeMo-RL and AReaL clip to [1 - low, 1 + high]: high 0.2
           there is cap 1.2 here, high 4.0 is cap 5.0, and a low below 1 is floor 1 - low, which is 0.8 at 0.2.

@@ -5,7 +5,7 @@ from typing import Annotated
 from torch import Tensor
 
 from rlstab import Bounds, Mean, PolicyOutputs, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.compare import places
+from rlstab.core.compare import indices
 from rlstab.core.loss import bounded_exp, token_log_ratio
 from rlstab.core.metadata import About, NoOpAt
 from rlstab.core.settings import check_order, percent
@@ -43,7 +43,7 @@ class ClipCov(Covariant, TokenObjective):
         - ``old_logprobs`` (n,), nats: the policy that the ratio divides by.
         - ``sequence_ids`` (S,), integers: which response it is, for the numbers drawn.
         - ``sequence`` (n,), integers: the response of each token.
-        - ``position`` (n,), integers: its place there.
+        - ``position`` (n,), integers: its position there.
 
     Writes:
         - ``weight``: 0 on the tokens that are hit.
@@ -56,9 +56,9 @@ class ClipCov(Covariant, TokenObjective):
         - ``low`` (b_low): float in (-inf, inf), default 1.0. Official scripts.
         - ``high`` (b_high): float in (-inf, inf), default 5.0. Official scripts; it spares what is beyond.
         - ``clip_low`` (e_low): float in [0, 1], default 1.0. Official scripts, which widen the clip so far that nearly
-          no token is stopped. Give the bounds of the trust region beside it.
+          no token is stopped. They should be the bounds of the trust region that it is composed with.
         - ``clip_high`` (e_high): float in [0, inf), default 1.0. Official scripts.
-        - ``seed``: int in [0, 4294967296), default 0. Our own. Other tokens are hit with another seed.
+        - ``seed``: int in [0, 4294967296), default 0. Our own choice. Another seed hits other tokens.
 
     State:
         none
@@ -71,7 +71,7 @@ class ClipCov(Covariant, TokenObjective):
           it is the same however the step is cut, and in each epoch.
         - From its code: covariances and ratios are those of the live policy, which is the policy at the start of the
           optimizer step where evidence is recomputed for each. With the evidence of the rollout every ratio is 1.
-        - From verl: its surrogate has no dual clip; here that of `clip_higher` may stand beside it.
+        - From verl: its surrogate has no dual clip; here it can be composed with that of `clip_higher`.
 
     Pitfalls:
         ``low`` and ``high`` are in nats times advantages divided by their standard deviation. Other advantages need
@@ -154,7 +154,7 @@ class ClipCov(Covariant, TokenObjective):
     def _candidates(self, batch: TokenBatch, stat: Settled) -> Tensor:
         covariance = self.covariances(batch, stat)
         within = (covariance > self.low) & (covariance < self.high)
-        few = places(within)
+        few = indices(within)
         now = PolicyOutputs(batch.logprobs.double())
         ratio = bounded_exp(token_log_ratio(now, now, batch)[few])
         stopped = Bounds(self.clip_low, self.clip_high).stops(ratio, batch.advantages[few])

@@ -55,8 +55,8 @@ class ClipHigher(TokenObjective):
 
     Interacts:
         - ``clip_higher`` and ``token_mean`` are the loss of DAPO.
-        - ``sapo`` and ``maspo`` was published in place of ``clip_higher``, which stops a token before ``sapo`` and
-          ``maspo`` damps it by a twentieth.
+        - ``sapo`` and ``maspo`` were published in place of ``clip_higher``, whose usual bounds stop a token before
+          either of them damps it noticeably.
 
     Example:
         Ratios 1.5 and 0.5, first rewarded, then punished. The rewarded 1.5 is stopped at 1.28, the punished 0.5 at 0.8;

@@ -57,8 +57,8 @@ class ConstantLength(TokenObjective):
     Interacts:
         - ``constant_length`` with ``clip_higher`` at 0.2 on both sides, and advantages without deviation, is Dr. GRPO.
         - ``constant_length`` divides by a fixed length, so the tokens that a mask drops still count in it.
-        - ``constant_length`` shrinks the penalty of ``kl`` with the loss: at a mean length of a tenth of ``length``
-          both are ten times smaller than in a token mean.
+        - ``constant_length`` scales the penalty of ``kl`` like the policy term: where responses are shorter than
+          ``length``, both are smaller than in a token mean.
 
     Example:
         A correct response of three tokens and a wrong one of one token, length 4: (-3 / 4 + 1 / 4) / 2 = -0.25, and

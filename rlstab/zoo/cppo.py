@@ -20,8 +20,8 @@ class CPPO(Anchored, TokenObjective):
         response a budget for the moves of its prefix. A token whose prefix has overspent has less room, or none.
 
     Equation:
-        With p_t = exp(live ``logprobs``), q_t the probability under the anchor, A the advantage, t = 1..T the places of
-        the tokens in the response:
+        With p_t = exp(live ``logprobs``), q_t the probability under the anchor, A the advantage, t = 1..T the position
+        of a token in its response:
 
             D_t  = |p_t - q_t|,   w_t = 1 - (1 - w_min) (t - 1) / max(T - 1, 1),   Z_t = w_t D_t
             db   = min(max(quantile of D_1..D_T, db_min), 2 db_min)
@@ -35,7 +35,7 @@ class CPPO(Anchored, TokenObjective):
         - ``rollout_logprobs`` (n,), nats: the anchor, with ``anchor="rollout"``.
         - ``old_logprobs`` (n,), nats: the anchor, with ``anchor="old"``.
         - ``sequence`` (n,), integers: the response of each token.
-        - ``position`` (n,), integers: its place there.
+        - ``position`` (n,), integers: its position there.
         - ``sequence_ids`` (S,), integers: how many responses there are.
 
     Writes:
@@ -47,8 +47,8 @@ class CPPO(Anchored, TokenObjective):
     Parameters:
         - ``delta``: float in [0, inf), default 0.15. The paper, for dense models; 0.2 for its mixture of experts of
           30B. The official code has 0.2.
-        - ``min_weight`` (w_min): float in [0, 1], default 0.8. The weight of the last token; 1 for all places alike.
-          Paper and official code.
+        - ``min_weight`` (w_min): float in [0, 1], default 0.8. The weight of the last token; with 1 all positions weigh
+          the same. Paper and official code.
         - ``min_budget`` (db_min): float in [0, inf), default 0.02. What a token of the prefix may move on average, at
           least; at most twice that. Paper and official code.
         - ``quantile``: float in [0, 1], default 0.9. Of the moves in a response, for its budget. Paper and official
@@ -63,8 +63,8 @@ class CPPO(Anchored, TokenObjective):
         - From the paper: its ratio is to the policy that sampled, and here it is the one of the loss. They are the same
           with ``old_logprobs: rollout``; with other old log-probs the mismatch between sampler and trainer is in the
           gate alone.
-        - From its code: log-prob and place are those of the tokens that count, so tool output is no part of the prefix.
-          A log-prob above 0 counts as 0.
+        - From its code: log-prob and position are those of the tokens that count, so tool output is not part of the
+          prefix. A log-prob above 0 counts as 0.
         - From its README: there the allowance is said to shrink along the response. In its equation, its code and here
           the weight multiplies the move, so early tokens have less room, and the last one may move ``delta`` / w_min.
 
@@ -77,9 +77,8 @@ class CPPO(Anchored, TokenObjective):
     Interacts:
         - ``cppo`` and ``dppo`` stop a token by the probability that it moved: at a ``min_weight`` of 1 and equal bounds
           ``cppo`` stops all that ``dppo`` stops.
-        - ``cppo`` bounds the probability that moved, ``sapo`` and ``maspo`` the ratio: rare tokens are held back by
-          ``sapo`` and ``maspo`` alone, and of those above one half ``cppo`` stops all that ``sapo`` and ``maspo`` would
-          damp by a twentieth.
+        - ``cppo`` bounds the probability that moved, ``sapo`` and ``maspo`` the ratio: ``sapo`` and ``maspo`` alone
+          hold rare tokens back, and ``cppo`` stops likely tokens before they damp them.
         - A token that a mask drops still spends the budget of ``cppo``, and may stop a later one that is left.
         - ``cppo`` was published on ``constant_length``, with advantages that have no std.
 
@@ -132,7 +131,9 @@ class CPPO(Anchored, TokenObjective):
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         compared = self.live_and_anchor(batch)
-        weight = 1 - (1 - self.min_weight) * batch.place.double() / (batch.spread(batch.lengths) - 1).clamp(min=1)
+        weight = 1 - (1 - self.min_weight) * batch.index_in_sequence.double() / (batch.spread(batch.lengths) - 1).clamp(
+            min=1
+        )
         earlier = batch.running_total(weight) - weight
 
         def gate(ratio: Tensor, constants: Constants) -> Tensor:

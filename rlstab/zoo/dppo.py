@@ -50,8 +50,8 @@ class DPPO(Anchored, TokenObjective):
         - ``high`` (d_high): float in [0, inf), default 0.15. For 'tv', the official scripts. For 'kl' they have 0.05,
           in nats. prime-rl has 0.2 for 'tv'.
         - ``low`` (d_low): float in [0, inf), default 0.15. As ``high``.
-        - ``cap`` (C): float in [1, inf), default 20.0. What verl's functions fall back to; its configuration hands in
-          3. The official scripts have 10000, which is none.
+        - ``cap`` (C): float in [1, inf), default 20.0. The fallback of verl's functions; its configuration passes 3.
+          The official scripts have 10000, which amounts to none.
         - ``anchor``: 'rollout' | 'old', default 'rollout'. The policy that r and D compare with. The paper: the region
           has to be around the policy that sampled, and recomputed log-probs are worse.
         - ``stops``: 'away' | 'all', default 'away'. Of the tokens beyond the bound, those that would move further away,
@@ -133,10 +133,10 @@ class DPPO(Anchored, TokenObjective):
 
     @property
     def excludes(self) -> Mapping[str, str]:
-        own = {"ratio": "'dppo' makes its own ratio, that of the token to its anchor, and would ignore the other."}
+        reasons = {"ratio": "'dppo' makes its own ratio, that of the token to its anchor, and would ignore the other."}
         if self.anchor == "old":
-            return own
-        return {**own, "importance_correction": "the ratio to the rollout policy has the mismatch in it already."}
+            return reasons
+        return {**reasons, "importance_correction": "the ratio to the rollout policy has the mismatch in it already."}
 
     def in_words(self) -> dict[str, str]:
         kind = {"tv": "total variation", "kl": "KL divergence"}[self.divergence]

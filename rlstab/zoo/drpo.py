@@ -38,8 +38,8 @@ class DRPO(Anchored, TokenObjective):
         untouched
 
     Parameters:
-        - ``delta``: float in (0, inf), default 12.5. The paper, section 4, and the official code. See Surprises: at
-          0.15 its zero is where ``dppo`` stops.
+        - ``delta``: float in (0, inf), default 12.5. The paper, section 4, and the official code. See Pitfalls: at 0.15
+          its zero is where ``dppo`` stops.
         - ``anchor``: 'rollout' | 'old', default 'rollout'. The policy that p is compared with. The paper: the one that
           sampled. 'old' is ``replay`` in the official code.
 
@@ -60,10 +60,10 @@ class DRPO(Anchored, TokenObjective):
         The gate is bounded and the ratio is not: a rare token may pull with a ratio of thousands.
 
     Interacts:
-        - ``drpo`` pulls a token back that has moved beyond its ``delta``, and ``cppo`` and ``dppo`` stops it.
-        - Both restrain a token by the probability that it has moved: ``drpo`` damps what ``cppo`` and ``dppo`` leaves.
-        - ``drpo`` pulls a token back that has moved beyond its ``delta``, and ``clip_higher`` leaves no gradient beyond
-          its bounds: what both act on stays where it is.
+        - ``drpo`` pulls a token back that has moved beyond its ``delta``; ``cppo`` and ``dppo`` stop it.
+        - Both restrain a token by the probability that it has moved: ``drpo`` damps what ``cppo`` and ``dppo`` leave.
+        - ``drpo`` pulls a token back that has moved beyond its ``delta``, but ``clip_higher`` leaves no gradient beyond
+          its bounds: a token on which both act stays where it is.
         - ``drpo`` pulls a token back that has moved beyond its ``delta``, and under ``sapo`` and ``maspo`` this pull is
           damped as well, the more the larger the ratio.
         - ``drpo`` was published on ``constant_length``, with advantages that have no std.

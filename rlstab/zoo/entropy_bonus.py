@@ -49,13 +49,13 @@ class EntropyBonus(TokenObjective):
         falls from 48.56 to 23.32 at 32B when an entropy bonus is added.
 
     Interacts:
-        - ``entropy_bonus`` and ``adaptive_entropy`` pay for the same thing, and the controller does not know of the
-          other's price.
+        - ``entropy_bonus`` and ``adaptive_entropy`` reward the same thing, and the controller does not take the fixed
+          bonus into account.
         - ``entropy_bonus`` acts on every token, also on those that a mask drops: penalties ignore masks.
 
     Example:
         Four tokens with entropies 0.2, 0.4, 0.6, 0.8, mean 0.5, and a coefficient of 0.1: the loss is -0.05 and its
-        gradient -0.1 / 4 on each entropy. Advantages are 0, so there is no policy term.
+        gradient -0.1 / 4 on each entropy. Advantages are 0, so the policy term is 0.
 
         >>> import torch
         >>> from rlstab import EntropyBonus, PolicyOutputs, TokenBatch, compose

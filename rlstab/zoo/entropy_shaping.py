@@ -41,7 +41,7 @@ class EntropyShaping(TokenObjective):
 
     Deviations:
         - From the paper: the entropy is that of the policy at the start of the optimizer step, when evidence is
-          recomputed for each, or of the old policy. It says that of the current policy, detached.
+          recomputed for each, or of the old policy. The paper takes that of the current policy, detached.
         - From its code: no official code was found.
 
     Pitfalls:
@@ -50,15 +50,15 @@ class EntropyShaping(TokenObjective):
         group no longer cancel. Other methods that read the size of the advantage see it without the bonus.
 
     Interacts:
-        - The entropy itself is raised by ``entropy_bonus`` and ``adaptive_entropy``. ``entropy_shaping`` only says
-          which tokens learn more, and may lower it.
-        - The size of the advantage, by which ``kl_cov``, ``clip_cov`` and ``steer`` would judge a token, is read
-          without the bonus of ``entropy_shaping``.
-        - ``entropy_shaping`` gives the tokens of a response advantages of their own, and ``fipo``, ``gmpo``, ``gspo``,
-          ``holder_mean`` and ``vespo``, as published, had one for all of them. No advantage changes its sign, so the
-          factors of ``fipo``, ``gmpo``, ``gspo``, ``holder_mean`` and ``vespo`` stay as they are.
-        - The bound of ``maspo`` is wider under the bonus of ``entropy_shaping``, for it reads the advantage with its
-          size.
+        - ``entropy_bonus`` and ``adaptive_entropy`` raise the entropy itself. ``entropy_shaping`` only decides which
+          tokens learn more, and may lower entropy.
+        - ``kl_cov``, ``clip_cov`` and ``steer`` judge a token by its advantage without the bonus of
+          ``entropy_shaping``.
+        - ``entropy_shaping`` gives each token of a response its own advantage, whereas ``fipo``, ``gmpo``, ``gspo``,
+          ``holder_mean`` and ``vespo`` were published with one per response. No advantage changes its sign, so the
+          factors of these methods stay the same.
+        - The bound of ``maspo`` is wider under the bonus of ``entropy_shaping``, because ``maspo`` reads the size of
+          the advantage.
 
     Example:
         A correct and a wrong response, entropies 0.5 and 5: alpha H is 0.2 and 2, and |A| / kappa is 0.5. The

@@ -41,8 +41,8 @@ class ESSScale(TokenObjective):
         untouched: the loss and its gradient are as without it.
 
     Parameters:
-        - ``base`` (b): float in (0, 1], default 1.0. The share at and above which nothing is scaled. The authors'
-          scripts for mathematics; for tool use over several turns 0.55, what they measured on-policy.
+        - ``base`` (b): float in (0, 1], default 1.0. The share from which on nothing is scaled. The authors' scripts
+          for mathematics; for tool use over several turns 0.55, which they measured on-policy.
         - ``power`` (p): float in [0, inf), default 0.5. The authors' rule "sqrt", for AdamW; 1 is their rule "linear".
         - ``anchor``: 'rollout' | 'old', default 'rollout'. Which policy sampled. The authors: what the engine reported.
 
@@ -50,9 +50,9 @@ class ESSScale(TokenObjective):
         none
 
     Deviations:
-        - From its code: weights are those of the policy at the start of the optimizer step; there of the old policy,
-          recomputed for each batch, which is the same at one optimizer step per batch. It adds 1e-8 to the sum of
-          squares and exponentiates without a shift, so that e^D may overflow. Weights truncated at 8, its
+        - From its code: weights are those of the policy at the start of the optimizer step; in the code, those of the
+          old policy, recomputed for each batch, which is the same at one optimizer step per batch. It adds 1e-8 to the
+          sum of squares and exponentiates without a shift, so that e^D may overflow. Weights truncated at 8, its
           ``use_clipped``, off in all scripts, are not offered.
         - From its code: an optimizer step without responses has the scale 1; there 0.
         - From the paper: its other half, a baseline by the gradient norm of each response, is not part of this.

@@ -41,7 +41,8 @@ class FIPO(TokenObjective):
         untouched: it counts tokens, not factors.
 
     Parameters:
-        - ``half_life`` (tau): float in (0, inf), default 32.0. The paper: a token this many places on counts half.
+        - ``half_life`` (tau): float in (0, inf), default 32.0. The paper: a token this many positions later counts
+          half.
         - ``low`` (f_low): float in [0, 1], default 1.0. The paper; 0.8 is its other setting.
         - ``high`` (f_high): float in [1, inf), default 1.2. The paper.
         - ``max_ratio`` (r_max): float in (1, inf) or None, default 10.0. Its code takes the bound of its dual clip,
@@ -55,9 +56,9 @@ class FIPO(TokenObjective):
     Deviations:
         - From the paper and its code: none in the sum, which runs over the live policy: that is why it is a gate and
           not a weight made at the start of the optimizer step.
-        - From its code: a response with more than one token beyond the dual clip is dropped there, which it says is
-          rare; that is not offered. Beyond r_safe it clips f to [0.8, 1], as ms-swift does, which is the same unless
-          ``low`` is below 0.8. Places are counted over the tokens that count; there also over tool output between them.
+        - From its code: it drops a response with more than one token beyond the dual clip, which it says is rare; that
+          is not offered. Beyond r_safe it clips f to [0.8, 1], as ms-swift does, which is the same unless ``low`` is
+          below 0.8. Positions are counted over the tokens that count; there also over tool output between them.
         - From the paper: log-ratios are clamped to 20 nats in the sum.
 
     Pitfalls:
@@ -115,7 +116,7 @@ class FIPO(TokenObjective):
         safe = f" With a negative advantage and a ratio above {self.safe_ratio}, at most 1." if self.safe_ratio else ""
         return {
             "gates": f"Multiply the pull of a token by the exponential of the log-ratios of the live policy, summed "
-            f"from this token to the end of its response (one {self.half_life} places on counts half), at least "
+            f"from this token to the end of its response (one {self.half_life} positions later counts half), at least "
             f"{self.low} and at most {self.high}.{outliers}{safe}"
         }
 

@@ -61,9 +61,9 @@ class GSPO(TokenObjective):
     Interacts:
         - ``gspo`` was published on ``clip_higher`` and ``sequence_mean``, the clip at 3e-4 and 4e-4.
         - The ratio of ``gspo`` is a mean and stays near 1, where ``clip_higher``, ``dcpo_clip``, ``cispo``, ``sapo``
-          and ``maspo`` with settings for tokens never acts.
-        - ``cppo``, ``drpo`` and ``fipo`` judges a token by its own log-prob and not by the ratio of ``gspo``: tokens of
-          one response pull unequally, which ``gspo`` is there to prevent, and are restrained twice.
+          and ``maspo`` never act with settings that are meant for tokens.
+        - ``cppo``, ``drpo`` and ``fipo`` judge a token by its own log-prob and not by the ratio of ``gspo``: tokens of
+          one response pull unequally, which ``gspo`` is meant to prevent, and are restrained twice.
         - The mean of ``gspo`` is over the kept tokens, so dropping some tokens changes the ratio of the others.
 
     Example:

@@ -110,11 +110,11 @@ class ImportanceCorrection(TokenObjective):
     Deviations:
         - From the paper: IcePop writes the ratio of the policies of training and inference at the start of the rollout;
           here it is that of ``old_logprobs``, which is this policy where it is recomputed.
-        - From verl: its rejection by ``k1`` bounds the inverse ratio, so its bounds are 1 / h and 1 / l of ours; its
-          forms by k2 and k3 of tokens and of their sums are not offered. Its mean weight is that of the whole rollout,
-          here of the optimizer step.
-          It clamps log-ratios to 20 nats before it compares; here only weights and divergences are clamped.
-        - From NeMo-RL: its filter is there before the advantages are made; here the advantages are given.
+        - From verl: its rejection by ``k1`` bounds the inverse ratio, so its bounds are our 1 / h and 1 / l; its forms
+          by k2 and k3 of tokens and of their sums are not offered. Its mean weight is that of the whole rollout, here
+          of the optimizer step. It clamps log-ratios to 20 nats before it compares; here only weights and divergences
+          are clamped.
+        - From NeMo-RL: it filters before the advantages are computed; here the advantages are given.
         - From TRL: no clamp there, so a weight without a bound may be infinite. A token whose log-prob the sampler did
           not report gets the weight 1 there; here such evidence is refused.
         - From open-instruct: its mask is of the live policy over the sampler, and a token on a bound is dropped.
@@ -128,11 +128,11 @@ class ImportanceCorrection(TokenObjective):
 
     Interacts:
         - ``importance_correction`` corrects what lies between sampler and old policy, ``clip_higher`` what comes after.
-        - The weight of ``importance_correction``, where it is not truncated, turns the ratio into the one to the
-          sampler, as in the published loss of ``cppo``, ``drpo`` and ``m2po``. The mismatch counts once: no other such
-          ratio comes from ``cppo``, ``drpo`` and ``m2po``.
-        - ``importance_correction`` restrains a response by its mismatch with the sampler, and ``cppo`` its tokens by
-          the same.
+        - Where the weight of ``importance_correction`` is not truncated, it turns the ratio into the one to the
+          sampler, as in the published losses of ``cppo``, ``drpo`` and ``m2po``. These add no such ratio themselves, so
+          the mismatch counts once.
+        - ``importance_correction`` restrains a response by its mismatch with the sampler, and ``cppo`` restrains its
+          tokens by the same mismatch.
 
     Example:
         Ratios 0.75, 1, 1.5 and 8 of the old policy over the sampler. TIS truncates the last one at 2; IcePop gives it

@@ -70,20 +70,19 @@ class KLPenalty(Anchored, TokenObjective):
         - From the paper: its mean follows the aggregation over the whole optimizer step; the paper writes it per group.
         - From TRL: no cap and no clamp there. With ``cap`` None the two differ only where d is beyond 20 nats.
         - From verl: 'abs' and the straight-through form of k1 are not offered.
-        - From TRL's ``use_bias_correction_kl``: 'k3_unbiased' takes the ratio of the token also beside ``gspo``; TRL
-          takes that of the response there.
+        - From TRL's ``use_bias_correction_kl``: 'k3_unbiased' takes the ratio of the token also when composed with
+          ``gspo``; TRL then takes that of the response.
 
     Pitfalls:
-        One optimizer step per rollout starts at the anchor 'old': all but 'k1' do nothing there. With 'rollout' they
-        then act on what separates sampler and trainer alone.
-        Advantages that are not divided by their standard deviation (Dr. GRPO, with ``constant_length``) need a
-        different coefficient.
+        With one optimizer step per rollout, the live policy is the anchor 'old', and all estimators but 'k1' do
+        nothing; with 'rollout' they then act only on the gap between sampler and trainer. Advantages that are not
+        divided by their standard deviation (Dr. GRPO, with ``constant_length``) need a different coefficient.
 
     Interacts:
         - ``kl`` to a reference was first published with ``clip_higher``, in GRPO.
         - prime-rl's default loss is ``dppo`` with ``kl`` to the sampler.
-        - ``kl`` pulls back to a reference that is sure of itself, and ``entropy_bonus`` and ``adaptive_entropy`` would
-          pull away from it: the bonus carries the policy less far.
+        - ``kl`` pulls the policy back to a reference of low entropy, ``entropy_bonus`` and ``adaptive_entropy`` away
+          from it, so that a bonus moves the policy less.
         - ``kl`` acts on every token, also on those that a mask drops: penalties ignore masks.
 
     Example:

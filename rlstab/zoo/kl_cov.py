@@ -61,8 +61,8 @@ class KLCov(Covariant, TokenObjective):
           Here they are exact over all parts and ranks.
         - From its code: covariances are those of the live policy, which is the policy at the start of the optimizer
           step where evidence is recomputed for each.
-        - From its code: every token that ties with the last of the largest is selected, and ``topk`` there breaks ties
-          in its own order.
+        - From its code: every token that ties with the smallest selected one is selected too; there ``topk`` breaks
+          ties arbitrarily.
 
     Pitfalls:
         With one optimizer step per rollout it does nothing: every ratio is 1, where |ln r| has no slope. The published
@@ -71,9 +71,8 @@ class KLCov(Covariant, TokenObjective):
 
     Interacts:
         - ``kl_cov`` was published on ``token_mean``.
-        - ``kl_cov`` was published without a clip. ``clip_higher`` and ``dcpo_clip`` also stops tokens that ``kl_cov``
-          leaves free, and one that ``kl_cov`` holds is only pulled back where ``clip_higher`` and ``dcpo_clip`` stops
-          it.
+        - ``kl_cov`` was published without a clip. ``clip_higher`` and ``dcpo_clip`` also stop tokens that ``kl_cov``
+          leaves free; where they stop a token that ``kl_cov`` holds, only the pull back is left.
         - A token that a mask drops keeps the penalty of ``kl_cov``, and counts in its means and its share.
 
     Example:

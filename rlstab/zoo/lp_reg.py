@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rlstab import Bounds, Mean, Penalty, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.compare import places
+from rlstab.core.compare import indices
 from rlstab.core.metadata import About, NoOpAt
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.settings import percent
@@ -64,7 +64,7 @@ class LpReg(TokenObjective):
         - ``form``: 'paper' | 'code', default 'paper'. Which of the two divergences and pools. The paper does not say
           which one produced its tables; presumably the code.
         - ``ratio_cap`` (U): float in (1, inf) or None, default None. The published value is 10, set by the preset
-          ``lp_reg``. None leaves the trust region to whoever else owns it.
+          ``lp_reg``. None leaves the trust region to another method.
 
     State:
         none
@@ -97,13 +97,13 @@ class LpReg(TokenObjective):
 
     Pitfalls:
         On-policy the paper's pull is weak: it moves only the mass 1 - Z that the filter removes, and 0.02 leaves Z near
-        1. Off-policy it is not the best method of its own table at 32B (50.60; ``top_entropy`` has 51.49).
+        1. Off-policy it is not the best method in the paper's own table at 32B (50.60; ``top_entropy`` has 51.49).
 
     Interacts:
         - ``lp_reg`` was published on ``token_mean``.
         - The tokens that ``lp_reg`` selects in form 'code' pull with their ratio: ``clip_higher``, ``cispo``, ``sapo``,
-          ``maspo`` and ``vespo`` does not affect them.
-        - The tokens that ``lp_reg`` selects in form 'code' are clipped by ``gmpo`` all the same.
+          ``maspo`` and ``vespo`` do not affect them.
+        - ``gmpo`` clips also the tokens that ``lp_reg`` selects in form 'code'.
         - A token that ``top_entropy`` drops keeps the penalty of ``lp_reg``: penalties ignore masks.
 
     Example:
@@ -165,8 +165,8 @@ class LpReg(TokenObjective):
 
     @property
     def writes(self) -> frozenset[str]:
-        own = {"penalties"} if self.form == "paper" else {"penalties", "unclipped"}
-        return frozenset(own | ({"bounds"} if self.ratio_cap is not None else set()))
+        written = {"penalties"} if self.form == "paper" else {"penalties", "unclipped"}
+        return frozenset(written | ({"bounds"} if self.ratio_cap is not None else set()))
 
     @property
     def signal_options(self) -> dict[str, float]:
@@ -203,7 +203,7 @@ class LpReg(TokenObjective):
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         threshold = stat.threshold("surprisal")
         selected = threshold.reached(-batch.logprobs) & batch.punished
-        rare = places(selected)  # few; the next condition is in float64
+        rare = indices(selected)  # few; the next condition is in float64
         plausible = batch.logprobs[rare].double() >= batch.signal("max_logprobs")[rare].double() + math.log(self.min_p)
         selected = selected.index_copy(0, rare, plausible)
         if self.form == "code" and threshold.nominal <= 1:

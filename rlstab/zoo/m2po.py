@@ -69,7 +69,7 @@ class M2PO(TokenObjective):
     Interacts:
         - ``m2po`` was published on ``token_mean``.
         - ``m2po`` and ``dppo`` both stop tokens that moved away from the sampler, each by its own bound.
-        - ``m2po`` was published in the place of ``clip_higher``, which also stops tokens that ``m2po`` keeps.
+        - ``m2po`` was published in place of ``clip_higher``, which also stops tokens that ``m2po`` keeps.
 
     Example:
         A rewarded response. Three tokens rose, by 0.1, 0.2 and 0.6 nats: squares 0.01, 0.04 and 0.36, mean 0.137 >

@@ -40,8 +40,8 @@ class MASPO(TokenObjective):
         untouched: a token that pulls less still counts.
 
     Parameters:
-        - ``sigma``: float in (0, inf), default 1.0. The width for a certain token. README and code; 2 and 3 are worth a
-          try there.
+        - ``sigma``: float in (0, inf), default 1.0. The width for a certain token. README and code, which suggest
+          trying 2 and 3 as well.
         - ``alpha``: float in [0, inf), default 0.3. README and code; 0.5 for 1.5B.
         - ``positive`` (beta_pos): float in [0, inf), default 0.03. README and code.
         - ``negative`` (beta_neg): float in [0, inf), default 0.03. README and code.
@@ -49,14 +49,14 @@ class MASPO(TokenObjective):
         - ``min_scale`` (a_min): float in (0, inf), default 0.1. The code; the README has no bound here.
         - ``max_scale`` (a_max): float in (0, inf), default 10.0. The code; not below ``min_scale``.
         - ``cap`` (c): float in [1, inf) or None, default None. A ratio: a punished token that has become likelier pulls
-          with at most this. Our own; the code has nothing on this side, where PPO has a dual clip.
+          with at most this. Our own addition; the code bounds nothing on this side, where PPO has a dual clip.
 
     State:
         none
 
     Deviations:
         - From the paper: the three clips of base and scale are those of the code; the formula in the README has none.
-        - From its code: ``cap`` is not there.
+        - From its code: it has no ``cap``.
 
     Pitfalls:
         At the defaults it hardly bounds anything: a token that rose from probability one half to certainty keeps 73 %

@@ -17,7 +17,7 @@ class Mismatch(TokenObjective):
     """Report how far apart two policies are, by their log-probs of the sampled tokens; change nothing.
 
     Problem:
-        Three policies should be close to each other, but usually nobody checks: the sampler, the old policy that the
+        Three policies should be close to each other, but this is rarely checked: the sampler, the old policy that the
         ratio divides by, and the policy at the start of the optimizer step. A gap between sampler and trainer is
         reported to precede a collapse, and so is a fall in the effective sample size. These numbers cost next to
         nothing.
@@ -71,7 +71,7 @@ class Mismatch(TokenObjective):
         composition shows them.
 
     Interacts:
-        - ``mismatch`` measures what ``importance_correction`` is there to correct.
+        - ``mismatch`` measures what ``importance_correction`` corrects.
 
     Example:
         Two responses of two tokens; the trainer finds one token half as likely as the sampler said, and one twice. The

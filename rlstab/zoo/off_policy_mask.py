@@ -41,7 +41,7 @@ class OffPolicyMask(Anchored, TokenObjective):
 
     Parameters:
         - ``max_gap`` (delta): float in [0, inf), default 0.5. Nats per token. The paper gives no value. 0.5 is the
-          example of TRL's documentation, slime's default is 0.0001: see Surprises.
+          example of TRL's documentation, slime's default is 0.0001: see Pitfalls.
         - ``anchor``: 'rollout' | 'old', default 'rollout'. Whose log-probs the live ones are compared with. The paper:
           what the inference engine returned, so that mismatch counts too.
 
@@ -63,8 +63,8 @@ class OffPolicyMask(Anchored, TokenObjective):
         optimizer steps proceed; with one optimizer step per rollout, the gap shows only the mismatch.
 
     Interacts:
-        - ``off_policy_mask`` was published beside ``clip_higher``: it stops responses, ``clip_higher`` tokens.
-        - ``off_policy_mask`` stops responses that are off, ``importance_correction`` weighs those that are left.
+        - ``off_policy_mask`` was published together with ``clip_higher``: it stops responses, ``clip_higher`` tokens.
+        - ``off_policy_mask`` stops responses that have moved too far; ``importance_correction`` weighs the others.
 
     Example:
         Two punished responses and a rewarded one. The first fell by ln 3 and ln 1: 0.5493 nats per token, above 0.5.

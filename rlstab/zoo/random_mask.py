@@ -34,7 +34,7 @@ class RandomMask(TokenObjective):
         - ``advantages`` (n,), unitless: only the sign; not with ``sign="all"``.
         - ``sequence_ids`` (S,), integers: which response it is, for the numbers drawn.
         - ``sequence`` (n,), integers: the response of each token.
-        - ``position`` (n,), integers: its place there.
+        - ``position`` (n,), integers: its position there.
 
     Writes:
         - ``keep``: False on the dropped tokens.
@@ -46,8 +46,8 @@ class RandomMask(TokenObjective):
         - ``share`` (rho): float in [0, 1], default 0.01. Our own choice; set it to the share that the mask under test
           drops of the same tokens: ``s2t/dropped`` divided by the share of tokens with A > 0.
         - ``sign``: 'positive' | 'all', default 'positive'. Whose tokens are dropped. 'positive' is the control of
-          ``s2t``, which drops rewarded tokens alone; 'all' our own, for masks that look at both signs.
-        - ``seed``: int in [0, 4294967296), default 0. Our own. Other tokens are dropped with another seed.
+          ``s2t``, which drops rewarded tokens alone; 'all', our own addition, is for masks that look at both signs.
+        - ``seed``: int in [0, 4294967296), default 0. Our own choice. Another seed drops other tokens.
 
     State:
         none
@@ -62,8 +62,8 @@ class RandomMask(TokenObjective):
         none
 
     Interacts:
-        - A token dropped by ``s2t`` and ``top_entropy`` is dropped whatever ``random_mask`` draws, so ``random_mask``
-          is a control only in its place.
+        - A token that ``s2t`` or ``top_entropy`` drops is dropped whatever ``random_mask`` draws, so ``random_mask`` is
+          a control only in their place.
 
     Example:
         A rewarded response of four tokens and share one half. With seed 2 the second and the last are dropped, and the

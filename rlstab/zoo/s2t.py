@@ -59,9 +59,9 @@ class S2TMask(TokenObjective):
           not say whose entropies are pooled ('all' is the plain reading). Versions 4-5 pool the candidates alone, so
           that about 75 % of them are always dropped, however high their entropies are.
         - From the paper: it evaluates the policy at the time a mini-batch is used, which is the policy at the start of
-          the optimizer step. That is what is read here when the evidence is recomputed for each optimizer step.
-          Evidence from the old policy (``logprobs`` left out) is the same in the first optimizer step after a rollout,
-          and out of date by the optimizer steps since then in later ones.
+          the optimizer step. It is read here when the evidence is recomputed for each optimizer step. Evidence from the
+          old policy (``logprobs`` left out) is the same in the first optimizer step after a rollout, and stale in later
+          ones.
         - From the paper: how its quantile was taken across micro-batches and devices was not found. Here it is exact
           over all parts of the optimizer step.
         - From its code: no official code was found, for any version.
@@ -78,7 +78,7 @@ class S2TMask(TokenObjective):
           ``s2t`` drops. `within(S2TMask(), STARE())` takes the share among the live ones.
         - With population 'all' and a quantile of at most 1 - share, ``top_entropy`` drops all that ``s2t`` would drop.
         - ``top_entropy`` drops every token below its own entropy threshold: ``s2t`` decides only about those above it.
-        - Both choose rare tokens, and never the same one: ``s2t`` rewarded, ``lp_reg`` punished ones.
+        - Both choose rare tokens, but never the same one: ``s2t`` rewarded tokens, ``lp_reg`` punished ones.
 
     Example:
         One correct response. Three tokens are candidates, with entropies 0.1, 0.2 and 2.0; the 0.75-quantile lies at

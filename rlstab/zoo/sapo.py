@@ -49,9 +49,9 @@ class SAPO(TokenObjective):
           = 1: do not compare losses with those of other code.
         - From the paper: log-ratios are clamped to 20 nats, where g is 0 anyway unless tau is tiny; verl does the same.
         - From other code: Trinity-RFT refuses ``negative`` below ``positive``, and averages over tokens as AReaL does.
-          AReaL refuses SAPO beside its decoupled loss; here a weight for the sampler's mismatch multiplies it.
-        - From other code: ports offer SAPO on the ratio of a sequence. That is `gspo` beside it here, and not the
-          paper's.
+          AReaL refuses SAPO together with its decoupled loss; here a weight for the sampler's mismatch multiplies it.
+        - From other code: ports offer SAPO on the ratio of a sequence. Here that is SAPO composed with `gspo`, which
+          the paper does not do.
 
     Pitfalls:
         The slope is gentle: at the defaults a ratio of 1.28 keeps 98 % of its pull and one of 2 keeps 79 %, so next to

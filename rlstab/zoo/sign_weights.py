@@ -64,8 +64,8 @@ class SignWeights(TokenObjective):
         accuracy.
 
     Interacts:
-        - With ``positive`` 0, ``sign_weights`` takes the gradient from every token that ``s2t`` and ``stare`` would act
-          on, punished ones aside.
+        - With ``positive`` 0, ``sign_weights`` removes the gradient of every rewarded token that ``s2t`` or ``stare``
+          would act on.
 
     Example:
         A correct and a wrong response of one token each, advantages 1 and -1. W-REINFORCE weighs them 0.1 and 1, NSR 0

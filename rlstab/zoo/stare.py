@@ -15,7 +15,7 @@ class STARE(TokenObjective):
 
     Problem:
         Under GRPO the entropy of the policy tends to fall until exploration stops. To first order a token with
-        advantage A changes the entropy at its place by -A times a function of its probability that is never positive
+        advantage A changes the entropy at its position by -A times a function of its probability that is never positive
         for a token rarer than the entropy (surprisal >= H): rewarding rare tokens raises entropy, rewarding common ones
         lowers it. The balance is nearly critical, so a small extra weight on rewarded rare tokens tips it; a gate keeps
         that weight from turning collapse into explosion.
@@ -78,7 +78,7 @@ class STARE(TokenObjective):
           ranks by the old policy; the two agree with one optimizer step per rollout.
         - From its code: gains moved by optimizer step k act in k + 1, as in the paper; the code uses them in k already.
         - From its code: every token that ties with the last of the share is selected; ``topk`` in the code breaks ties
-          in its own order, and half precision makes ties frequent.
+          arbitrarily, and half precision makes ties frequent.
         - From its code: the state is part of the checkpoint; there it is not saved, so gains restart when a run
           resumes.
 
@@ -88,9 +88,9 @@ class STARE(TokenObjective):
     Interacts:
         - ``stare`` was published on ``clip_higher`` and ``token_mean``, the base of its official script (0.2, 0.28,
           dual clip 10).
-        - ``entropy_bonus`` and ``adaptive_entropy`` raises the mean entropy and so keeps ``stare``'s gate closed: where
-          both have a target, the one with the lower seldom acts.
-        - ``top_entropy`` drops rare tokens at places where the policy was sure, and ``stare``'s share still counts
+        - ``entropy_bonus`` and ``adaptive_entropy`` raise the mean entropy and so keep the gate of ``stare`` closed: of
+          two methods with a target, the one with the lower target seldom acts.
+        - ``top_entropy`` drops rare tokens at positions where the policy was sure, and ``stare``'s share still counts
           them.
         - The weight of ``stare`` multiplies the clipped policy term, so a token that ``clip_higher`` stops stays
           stopped.

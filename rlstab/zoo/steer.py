@@ -57,8 +57,8 @@ class STEER(TokenObjective):
     Deviations:
         - From its code: minimum and maximum are exact over all parts and ranks of the optimizer step; there they are
           those of a micro-batch of one device.
-        - From its code: it reads the live policy, which is the policy at the start of the optimizer step where
-          evidence is recomputed for each. With the evidence of the rollout p / q is 1.
+        - From its code: it reads the live policy, which is the policy at the start of the optimizer step where evidence
+          is recomputed for each step. With the evidence of the rollout p / q is 1.
         - From its code: none in Omega. It computes p (1 - p), where the name of the variable says p (1 - p)^2.
         - From its code: p and q are floored at 1e-8 there. Here p / q comes from the log-ratio, at most e^20 and at
           least e^-20, and a token rarer than 1e-8 keeps its ln p.
@@ -74,8 +74,8 @@ class STEER(TokenObjective):
         - ``steer`` was published on ``clip_higher`` and ``token_mean``, the base of its official scripts (0.2, 0.28,
           dual clip 10).
         - ``steer`` damps the tokens that change entropy the most, either way, and ``stare`` boosts some of them.
-        - Both restrain rare tokens that were punished: ``steer`` damps all a little, ``kl_cov`` and ``clip_cov`` acts
-          on a few.
+        - All restrain rare tokens that were punished: ``steer`` damps all a little, ``kl_cov`` and ``clip_cov`` act on
+          a few.
 
     Example:
         A correct response, on-policy: (1 - p) |ln p + H| is 0.0195, 0.0034 and 0.9923. The last token weighs 0.8, the
@@ -142,8 +142,8 @@ class STEER(TokenObjective):
         if self.form == "exponential":
             weight = self.low ** (change / max(largest, FLOOR))
         else:
-            place = (change - smallest) / (largest - smallest) if largest > smallest else torch.full_like(change, 0.5)
-            weight = self.high - (self.high - self.low) * place
+            share = (change - smallest) / (largest - smallest) if largest > smallest else torch.full_like(change, 0.5)
+            weight = self.high - (self.high - self.low) * share
         report = {name: stat.threshold(name).report() for name in ("smallest", "largest")}
         return Terms(weight=weight.to(batch.logprobs.dtype), report={**report, "weight": Mean.of(weight)})
 

@@ -15,8 +15,8 @@ class StreamWeight(TokenObjective):
     Problem:
         Where failed responses are resampled from a pivot, the optimizer step contains two kinds of responses. There may
         be many times more branches than responses from the prompt, and their number depends on how many responses fail.
-        In a single mean, the branches outvote the responses that are sampled as in actual use, by an amount that nobody
-        chose. Two separate means fix the proportion.
+        In a single mean, the branches outvote the responses that are sampled as in actual use, by an accidental
+        amount. Two separate means fix the proportion.
 
     Equation:
         Over the optimizer step N tokens, N_main of answers from the prompt and N_branch sampled in branches:
@@ -62,9 +62,9 @@ class StreamWeight(TokenObjective):
         - ``stream_weight`` counts every token of a stream, also those that a mask drops, so a stream that loses more
           of them weighs less. Put ``stream_weight`` within the mask to count what is left.
         - ``stream_weight`` divides by counts of tokens. Under ``sequence_mean`` and ``block_mean``, where tokens of
-          long responses weigh less, the streams are not in the proportion 1 to lambda.
-        - The penalty of ``kl`` and ``entropy_bonus`` has no part in the two streams of ``stream_weight``: it stays one
-          mean over all tokens.
+          long responses weigh less, the two streams do not weigh 1 to lambda.
+        - The penalties of ``kl`` and ``entropy_bonus`` do not follow the two streams of ``stream_weight``: each stays
+          one mean over all tokens.
 
     Example:
         An answer of three tokens and a branch of one: 4 / 3 on each of the three, 4 on the one, divided by four.
@@ -102,7 +102,7 @@ class StreamWeight(TokenObjective):
 
     def in_words(self) -> dict[str, str]:
         return {
-            "weight": f"Multiply the policy term so that answers from the prompt have a mean of their own, and "
+            "weight": f"Multiply the policy term so that answers from the prompt have a separate mean, and "
             f"branches another that counts {self.coefficient} times."
         }
 

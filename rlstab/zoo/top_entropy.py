@@ -55,9 +55,9 @@ class TopEntropyMask(TokenObjective):
         - From other code: TRL's ``top_entropy_quantile`` is ``denominator="all"`` with a quantile per micro-step (over
           ranks, not over accumulation steps). ms-swift has 'all' too, per micro-batch of one device.
           CarlanLark/Lp-Reg-dev has 'kept', the top floor(0.2 n) of a micro-batch of one device, at least one: one token
-          less than here unless n is below 5 or divisible by it, and of equal entropies only as many as fit.
-        - From TRL: there an empty pool drops everything, and here nothing. TRL's threshold is rounded
-          to float32, so it may fall on the entropy just below the quantile and keep one token more.
+          less than here unless n is below 5 or divisible by 5, and of equal entropies only as many as fit.
+        - From TRL: an empty pool drops everything there, and nothing here. TRL's threshold is rounded to float32, so it
+          may fall on the entropy just below the quantile and keep one token more.
 
     Pitfalls:
         Where more than 1 - ``share`` of the entropies are equal (0, after a collapse), the threshold is that value and
@@ -65,7 +65,7 @@ class TopEntropyMask(TokenObjective):
         not to the KL; here both act on all tokens.
 
     Interacts:
-        - ``top_entropy`` was published on ``clip_higher`` and ``token_mean`` (DAPO, 0.2 and 0.28, no ``kl``).
+        - ``top_entropy`` was published on ``clip_higher`` and ``token_mean`` (DAPO's loss, without ``kl``).
 
     Example:
         Entropies 0.1, 0.2, 1.0, 2.0 and share one half: the median is (0.2 + 1.0) / 2 = 0.6, and the last two are kept.

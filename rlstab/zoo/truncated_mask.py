@@ -41,9 +41,9 @@ class TruncatedMask(TokenObjective):
         none
 
     Deviations:
-        - From the paper: its other remedy, a length penalty in the reward near the limit, is for the task to give.
-        - From TRL: its ``mask_truncated_completions`` takes a response without EOS for truncated, so that one ended by
-          a stop text is too. Its means per sequence still count the response, with a loss of 0; here it leaves S.
+        - From the paper: its other remedy, a length penalty in the reward near the limit, is the stage ``overlong``.
+        - From TRL: its ``mask_truncated_completions`` treats every response without EOS as truncated, including one
+          that a stop text ended. Its means per sequence still count the response, with a loss of 0; here it leaves S.
 
     Pitfalls:
         The advantages of the others do not change: the reward of a truncated response still counts in the mean of its

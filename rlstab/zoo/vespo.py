@@ -35,7 +35,7 @@ class VESPO(Anchored, TokenObjective):
         - ``old_logprobs`` (n,), nats: the anchor, with ``anchor="old"``.
 
     Writes:
-        - ``surrogate``: phi, in the place of the ratio.
+        - ``surrogate``: phi, in place of the ratio.
 
     Denominator:
         untouched: a response that pulls little still counts.
@@ -59,7 +59,7 @@ class VESPO(Anchored, TokenObjective):
           the paper all tokens of a response have one advantage.
         - From its code: d_t, and then their sum, are clamped to 20 nats, as there; the code bounds W below by 1e-8, and
           here it is e^-20, where phi is below 1e-14 at the defaults. A token whose own log-ratio is beyond 20 nats does
-          not pull. The ranges of power and decay are ours: within them phi stays below e^37.
+          not pull. The ranges of power and decay are our choice: within them phi stays below e^37.
         - From its code: with 'rollout' W is the live policy over the sampler. The code multiplies old over sampler by
           weights that it may have truncated before.
         - From other code: TRL adds the rollout weights over padding too, which is harmless where they are 1.
@@ -71,9 +71,9 @@ class VESPO(Anchored, TokenObjective):
 
     Interacts:
         - ``vespo`` was published on ``token_mean``.
-        - ``vespo`` fades out what the policy has left, by the weight of the whole response, and ``off_policy_mask`` and
-          ``m2po`` takes the gradient from some of it once more.
-        - The weight of ``vespo`` is that of the whole response, with the tokens that a mask drops.
+        - ``vespo`` fades out responses that the policy has left, by the weight of the whole response;
+          ``off_policy_mask`` and ``m2po`` remove the gradient of some of their tokens as well.
+        - The weight of ``vespo`` is that of the whole response, including the tokens that a mask drops.
 
     Example:
         Ratios 1.5 and 0.75 in a rewarded and in a punished response: W = 1.125. Rewarded, phi = 1.125^2 exp(3 (1 -

@@ -50,7 +50,7 @@ class WAPO(TokenObjective):
     Deviations:
         - From its code: group sizes and |W| are exact over all parts and ranks of the optimizer step. There they are of
           a rollout; where one is cut into several optimizer steps the scale is that of an average one.
-        - From its code: ``length`` is what you say; there it is the length limit, prompt included.
+        - From its code: ``length`` is your setting; there it is the length limit, prompt included.
         - From its code: its option ``normalize_by_kept_tokens`` is not offered.
         - From the paper: its clip is that of another method: ``clip_higher`` with ``low`` 1.0 and ``high`` 9.0 is
           min(r A, min(r, 10) A).
@@ -62,11 +62,11 @@ class WAPO(TokenObjective):
 
     Interacts:
         - ``wapo`` was published on ``clip_higher``, ``low`` at 1.0 and ``high`` at 9.0.
-        - ``wapo`` leaves punished tokens no weight, so of ``sign_weights`` only ``positive`` acts, which scales the
+        - ``wapo`` gives punished tokens the weight 0, so of ``sign_weights`` only ``positive`` acts, which scales the
           policy term.
         - ``wapo`` divides by a fixed length, so the tokens that a mask drops still count in it.
-        - ``wapo`` divides the penalty of ``kl`` by the groups with a winner as well: the fewer have one, the stronger
-          it is.
+        - ``wapo`` also divides the penalty of ``kl`` by the number of groups with a winner: the fewer there are, the
+          stronger the penalty.
 
     Example:
         Two groups of two responses with two tokens each; only the first has a winner. With length 4 each of its tokens

@@ -39,6 +39,9 @@ class Halve(rlstab.TokenObjective):
 class Taken(Halve):
     name = "s2t"
 
+class Logged(Halve):
+    name = "reward"
+
 class Plain(AdvantageEstimator):
     'Take the reward itself.'
 
@@ -214,6 +217,7 @@ def test_what_cannot_be_used_is_named_with_the_reason(write: Write, tmp_path: Pa
     write("methods.py", CODE)
     for parts, named in [
         ({"objective": {"name": "methods.py:Halve", "facto": 1}}, "'factor'"),
+        ({"objective": {"name": "methods.py:Logged"}}, ": objective: 'reward' is the name of metrics"),
         (
             {"stages": ["none.py:X"]},
             f":4: stages.0.name: there is no file {tmp_path}/project/none.py or {tmp_path}",

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlstab.core import compare as module
-from rlstab.core.compare import below, greater, less, numbers, places, reached
+from rlstab.core.compare import below, greater, indices, less, numbers, reached
 from rlstab.core.loss import with_slope
 from rlstab.core.stats import total
 from rlstab.testing.tolerances import REORDERED
@@ -34,8 +34,8 @@ def test_comparisons_are_those_of_torch(other):
     assert torch.equal(greater(values, other), values > other)
     assert torch.equal(less(values, other), values < other)
     assert numbers(values > other).tolist() == (values > other).int().tolist()
-    assert places(values > other).tolist() == (values > other).nonzero()[:, 0].tolist()
-    assert places((values > 0)[::2]).tolist() == [1, 2]
+    assert indices(values > other).tolist() == (values > other).nonzero()[:, 0].tolist()
+    assert indices((values > 0)[::2]).tolist() == [1, 2]
     assert reached(torch.tensor([0, 1, 2]), 0.5).tolist() == [False, True, True]
     assert below(torch.tensor([0, 1, 2]), 0.5).tolist() == [True, False, False]
 

@@ -85,7 +85,7 @@ def test_running_totals_are_those_of_plain_loops(ragged, reverse, decay):
         expected.append(math.fsum(decay**k * value for k, value in enumerate(those)))
     size = sum(decay**k * 16 for k in range(max(len(row) for row, _ in rows)))
     close(batch.running_total(values, reverse=reverse, decay=decay), expected, bound=2e-15 * (1 + size))
-    assert batch.place.tolist() == batch.position.tolist()
+    assert batch.index_in_sequence.tolist() == batch.position.tolist()
 
 
 def test_spread_gives_each_token_the_value_of_its_sequence(ragged):

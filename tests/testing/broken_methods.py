@@ -3,14 +3,11 @@
 Each does one thing that published or careful-looking code does, and is sensible otherwise.
 """
 
-import datetime
-import gc
 import itertools
 import logging
 import math
 import os
 import random
-import sys
 import tempfile
 import threading
 import time
@@ -145,16 +142,12 @@ rows("split")(
     # its threshold, mean, largest value or share is that of the batch at hand: a micro-batch gives another one
     local_quantile=lambda b, s, t: H(b) >= H(b).median() if len(b) else None,
     local_mean=lambda b, s, t: (H(b) + 0.1) / (H(b) + 0.1).mean() if len(b) else None,
-    local_largest=lambda b, s, t: (H(b) + 0.1) / (H(b) + 0.1).max() if len(b) else None,
-    kept_of_the_part=lambda b, s, t: (H(b) > 0.5) * len(b) / (H(b) > 0.5).sum().clamp(min=1),
     # its metric is the mean of the part, reported as if every part weighed the same
     unmerged_metric=lambda b, s, t: Terms(report={"entropy": Mean.scalar(float(H(b).mean()))} if len(b) else {}),
     # it compares with the mean of the group in the batch at hand, and groups are torn apart
     baseline_of_the_part=lambda b, s, t: 1 / (1 + Grouped.of(g := b.spread(b.group_ids), H(b)).mean(g)),
     # it weighs by the number of rows beside a token
     rows_of_the_micro_batch=lambda b, s, t: 1 / (1 + b.num_sequences),
-    local_from_position_64=lambda b, s, t: torch.where(b.position >= 64, 1 / (1 + (b.position >= 64).sum()), 1.0),
-    local_top_beyond_256=lambda b, s, t: H(b) >= H(b).topk(64).values[-1] if len(b) > 256 else None,
 )
 rows("split", measure=remembers)(
     # it remembers what it measured last: that of the last part, not of the step
@@ -169,8 +162,8 @@ rows("split", measure=lambda self, b: {"length": Mean.of(b.lengths.double())})(
     empty_rows_count=lambda b, s, t: 1 / (1 + len(b) / max(1, b.num_sequences))
 )
 # A part without tokens counts as one: a rank that has nothing would move the mean.
-rows("monoid", measure=lambda self, b: {"entropy": Mean.of(H(b) if len(b) else torch.zeros(1))})(
-    counts_empty_parts=nothing
+rows("split", measure=lambda self, b: {"entropy": Mean.of(H(b) if len(b) else torch.zeros(1))})(
+    counts_empty_parts=lambda b, s, t: 1 / (1 + mean_of(s))
 )
 # It measures the mean of each part and averages those: a controller that depends on the cut.
 rows(
@@ -272,12 +265,7 @@ rows("live rows", slot="gates", needs=())(
 # It reads the layout of the padded tensors, which a method cannot see.
 rows("runs")(
     counts_padding=lambda b, s, t: 1 / (1 + math.prod(b.padded_shape)),
-    relative_to_the_width=lambda b, s, t: 1 + b.position / b.padded_shape[1],
-    first_row=lambda b, s, t: torch.where(b.index // b.padded_shape[1] == 0, 1.5, 1.0),
     padded_spread=lambda b, s, t: (H(b) + 0.1) / b.to_padded(H(b) + 0.1).max(),
-    unmasked_mean=lambda b, s, t: 1 + b.spread(b.to_padded(H(b)).mean(-1)),
-    # it takes tokens after a hole in the mask for another turn
-    holes=lambda b, s, t: 1 + b.index % b.padded_shape[1] - b.position,
 )
 
 
@@ -306,12 +294,12 @@ rows(
     init_state=lambda self: {"n": 0, "window": 0.0},
     advance=lambda self, state, stat: {"n": state["n"] + 1, "window": (0.0, 1.0) if state["n"] >= 2 else 0.0},
 )(tuple_from_step_three=nothing)
-# Its state is infinite after three hundred steps.
+# Its state is infinite after a hundred steps.
 rows(
     "later steps",
     init_state=lambda self: {"scale": 1.0},
-    advance=lambda self, state, stat: {"scale": 10 * state["scale"]},
-)(tenfold_each_step=nothing)
+    advance=lambda self, state, stat: {"scale": 1000 * state["scale"]},
+)(thousandfold_each_step=nothing)
 
 # -- it writes to what is not its own ----------------------------------------------------------------------------------
 
@@ -321,7 +309,6 @@ rows("pure", needs=("entropies", "sum_p_sq"))(
     clamps_its_input=lambda b, s, t: 1 / (1 + b.advantages.clamp_(-1e6, 1e6).abs()),
     clamps_by_data=lambda b, s, t: void(b.logprobs.data.clamp_(min=-1000.0)),
     clips_by_numpy=lambda b, s, t: void(np.clip(H(b).numpy(), 0.0, 1e6, out=H(b).numpy())),
-    doubles_and_halves=lambda b, s, t: void([np.multiply(H(b), x, out=H(b).numpy()) for x in (2, 0.5)]),
     clamps_ids_beyond_40_rows=lambda b, s, t: void(b.num_sequences > 40 and b.group_ids.clamp_(max=10**9)),
     caches_on_the_batch=lambda b, s, t: void(b.extra.__setitem__("cached", H(b))),
     hides_on_the_batch=lambda b, s, t: void(object.__setattr__(b, "cached", H(b))),
@@ -365,7 +352,7 @@ rows("pure", "process")(
     python_randomness=lambda b, s, t: float(random.random() >= 0),
 )
 # Its generator is its own, and its seed is that of the moment.
-rows("pure", "process", "split", "permutation", "packed", "order free", "declared", "serialises", "precision")(
+rows("pure", "process", "split", "permutation", "declared", "precision")(
     fresh_generator=lambda b, s, t: float(np.random.default_rng().random())
 )
 
@@ -376,7 +363,6 @@ rows("process")(
     flushes_denormals=lambda b, s, t: void(torch.set_flush_denormal(True)),
     detects_anomalies=lambda b, s, t: void(torch.autograd.set_detect_anomaly(True, check_nan=False)),
     silences_warnings=lambda b, s, t: warnings.simplefilter("ignore", ResourceWarning),
-    stops_the_collector=lambda b, s, t: gc.disable(),
     writes_a_file=lambda b, s, t: void(Path(tempfile.gettempdir(), "rlstab_cache").write_text("1")),
     sets_the_environment=lambda b, s, t: os.environ.update(RLSTAB_SEEN="1"),
     # its seed is the hash of its name, which Python salts anew in each process
@@ -386,7 +372,6 @@ rows("process")(
     slurm_rank=lambda b, s, t: 1 / (1 + int(os.environ.get("SLURM_PROCID", "0"))),
     rank_of_torch=lambda b, s, t: 1 / (1 + (torch.distributed.is_initialized() and torch.distributed.get_rank())),
     seed_of_the_day=lambda b, s, t: time.time() // 86400 % 1009 / 1009,
-    seed_of_the_utc_day=lambda b, s, t: datetime.datetime.now(datetime.UTC).toordinal() % 1009 / 1009,
     number_of_cores=lambda b, s, t: 1 / (os.cpu_count() or 1),
 )
 
@@ -420,7 +405,7 @@ rows("process", measure=entropies_of)(
 rows("process", measure=counts_calls)(warms_up_by_calls=lambda b, s, t: 0.5 if MEMORY["calls"] > 12 else 1.0)
 
 
-@broken("pure", "process", "split", "permutation", "replication", "packed", "order free", "declared", "serialises")
+@broken("pure", "process", "split", "permutation", "replication", "declared")
 def running_in_the_module(batch, stat, state):
     """Its running mean is a variable of its module, moved each time that terms are asked for."""
     if len(batch):
@@ -460,9 +445,8 @@ rows(
 rows("declared", "live rows", slot="penalties", needs=())(
     undeclared_live_read=lambda b, s, t: {"": Penalty(0.1, lambda policy, anchor: -policy.signal("entropies"))}
 )
-# Its state holds an object that no checkpoint can hold, or keys that come back from JSON as texts.
+# Its state holds an object that no checkpoint can hold.
 rows("serialises", init_state=lambda self: {"seen": (1, 2)})(foreign_state=nothing)
-rows("serialises", init_state=lambda self: {0: 0.0, 1: 0.0})(state_by_number=nothing)
 
 
 class HiddenSetting(TokenObjective):
@@ -537,9 +521,11 @@ def torch_quantile(batch, stat, state):
 # -- its gradient is not that of its loss, or is where none may be -----------------------------------------------------
 
 # Its state is a parameter, and every loss made with it keeps its graph.
-rows("detached", init_state=lambda self: {"scale": torch.ones((), requires_grad=True)})(graph_in_a_state=nothing)
+rows("serialises", needs=(), init_state=lambda self: {"scale": torch.ones((), requires_grad=True)})(
+    graph_in_a_state=nothing
+)
 # Half of its ratio is a constant made from the policy itself, which finite differences cannot hold.
-rows("gradcheck", "live ratio", slot="ratio", needs=())(
+rows("gradcheck", "declared", slot="ratio", needs=())(
     inner_detach=lambda b, s, t: (
         lambda policy, _: 0.5 * policy.logprobs + 0.5 * policy.logprobs.detach() - b.old_logprobs
     )
@@ -589,11 +575,11 @@ rows("gradcheck", slot="penalties", needs=("ref_logprobs",))(
     decides_on_the_live_policy=penalty_by(lambda live, b: torch.where(live < b.logprobs, -live, 0.0 * live)),
 )
 # Its ratio divides by the old policy also where the batch says that the live one is its own denominator.
-rows("live ratio", slot="ratio", needs=())(
+rows("declared", slot="ratio", needs=())(
     old_in_its_ratio=lambda b, s, t: lambda policy, constants: policy.logprobs - b.old_logprobs
 )
 # Its ratio is the mean over the sequence, tokens that somebody dropped included.
-rows("masked", "live ratio", slot="ratio", needs=())(
+rows("masked", "declared", slot="ratio", needs=())(
     ratio_of_dropped_tokens=lambda b, s, t: (
         lambda policy, _: b.spread(b.sequence_mean(policy.logprobs - b.old_logprobs))
     )
@@ -714,12 +700,9 @@ rows("process")(
     acts_after_5000_calls=lambda b, s, t: 0.5 if CLOSED() > 5000 else 1.0,
     counts_in_a_default=lambda b, s, t, calls=[]: 0.5 if calls.append(b) or len(calls) > 5000 else 1.0,
     counts_on_a_function=lambda b, s, t: 0.5 if count_on(count_on) > 5000 else 1.0,
-    counts_elsewhere=lambda b, s, t: 0.5 if count_on(math) > 5000 else 1.0,
     by_the_nodename=lambda b, s, t: 1 / (1 + len(os.uname().nodename)),
-    by_the_yearday=lambda b, s, t: time.gmtime().tm_yday / 400,
     by_visible_devices=lambda b, s, t: 1 / (1 + len(os.environ.get("CUDA_VISIBLE_DEVICES", ""))),
     by_the_directory=lambda b, s, t: 1 / (1 + len(str(Path.cwd()))),
-    prints_more_digits=lambda b, s, t: torch.set_printoptions(precision=9),
     logs_more=lambda b, s, t: logging.getLogger().setLevel(7),
     by_the_threads_of_torch=lambda b, s, t: 1 / (1 + torch.get_num_threads()),
 )
@@ -730,7 +713,6 @@ rows("pure")(
         os.open(os.fsencode(tempfile.gettempdir()) + b"/rlstab_file", os.O_RDWR | os.O_CREAT)
     ),
     leaves_a_thread=starts_a_thread,
-    imports_from_elsewhere=lambda b, s, t: sys.path.append("/nowhere"),
 )
 rows("split")(
     in_the_main_thread=lambda b, s, t: 0.5 if threading.current_thread() is threading.main_thread() else 1.0,
@@ -751,15 +733,12 @@ rows("ids", needs=())(
     # the first or every second response is spared: by what its id is, not by what it says
     even_ids=lambda b, s, t: b.spread(1 + 0.5 * (b.sequence_ids % 2)),
     odd_groups=lambda b, s, t: b.spread(1 + 0.5 * (b.group_ids % 2)),
-    small_ids=lambda b, s, t: b.spread(1 + (b.sequence_ids < 1010).double()),
-    warm_groups=lambda b, s, t: by_id(b.group_ids, b),
     last_id=lambda b, s, t: b.spread(1 + (b.sequence_ids == b.sequence_ids.max()).double()) if len(b) else None,
     # ids that meet: as float32 above 2^24, as int32 above 2^31
     groups_as_float32=lambda b, s, t: size_by(b.group_ids.float(), b),
     groups_as_int32=lambda b, s, t: size_by(b.group_ids.int(), b),
     ids_as_float32=lambda b, s, t: size_by(b.sequence_ids.float(), b),
     ids_as_int32=lambda b, s, t: size_by(b.sequence_ids.to(torch.int32), b),
-    one_hashed_number=lambda b, s, t: b.spread(1 + (b.sequence_ids * 2654435761 % 97) / 97.0),
 )
 
 
@@ -795,15 +774,11 @@ def with_attribute(value: Tensor) -> Tensor:
 
 for name, first, after in (
     ("numpy_scalar", 0.0, lambda seen, stat: np.float64(mean_of(stat))),
-    ("numpy_count", 0, lambda seen, stat: np.int64(1)),
-    ("numpy_array", 0.0, lambda seen, stat: np.zeros(2)),
     ("default_dict", {}, lambda seen, stat: Named(mean=1.0) if seen == {} else seen),
     ("number_as_key", {}, lambda seen, stat: {**seen, 1: mean_of(stat)}),
     ("a_list", 0.0, lambda seen, stat: [mean_of(stat)]),
-    ("a_tuple", 0.0, lambda seen, stat: (mean_of(stat), 1)),
     ("attribute_of_a_tensor", torch.zeros(2), lambda seen, stat: with_attribute(seen + mean_of(stat))),
     ("parameter", torch.zeros(2), lambda seen, stat: torch.nn.Parameter(seen + 1, requires_grad=False)),
-    ("enumeration", "", lambda seen, stat: type("Phase", (str,), {})("warm")),
 ):
     rows(
         "serialises", measure=entropies_of, init_state=lambda self, first=first: {"seen": first}, advance=grown(after)
@@ -827,7 +802,6 @@ rows("used", writes=frozenset({"weight", "bounds"}))(slot_for_nothing=lambda b, 
 rows("declared", needs=())(
     attribute_not_declared=lambda b, s, t: 1 / (1 + b.entropies),
     two_not_declared=lambda b, s, t: (b.ref_logprobs - b.rollout_logprobs).exp(),
-    by_name_not_declared=lambda b, s, t: 1 / (1 + b.sum_p_sq),
     if_it_is_there=lambda b, s, t: 1.0 if b.max_logprobs is None else b.max_logprobs.exp(),
 )
 

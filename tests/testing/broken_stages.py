@@ -4,7 +4,6 @@ import datetime
 import itertools
 import os
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -167,7 +166,7 @@ def hashed(offer, state):
 
 
 # It goes on where its last call ended, wherever the run went on.
-rows(PromptSelector, "pure", "split", "permutation", "selection", "declared", "padding", "serialises", "process")(
+rows(PromptSelector, "pure", "split", "permutation", "selection", "declared", "padding", "process")(
     by_call_order=lambda offer, state: (next(CALLS) + torch.arange(offer.count)) % (offer.size or 1000)
 )
 rows(PromptSelector, "process")(
@@ -175,7 +174,6 @@ rows(PromptSelector, "process")(
     by_process_id=lambda offer, state: wrapped(offer, os.getpid()),
     by_rank=lambda offer, state: wrapped(offer, int(os.environ.get("RANK", "0"))),
     by_the_date=lambda offer, state: wrapped(offer, datetime.date.today().toordinal()),
-    by_the_yearday=lambda offer, state: wrapped(offer, time.gmtime().tm_yday),
     acts_after_5000_calls=lambda offer, state: wrapped(offer, 1 if next(CALLS) > 5000 else 0),
 )
 rows(RewardShaper, "process")(
@@ -233,7 +231,7 @@ rows(RolloutExpander, "runs")(
 # Its state is a parameter, and everything made with it keeps a graph.
 rows(
     RewardShaper,
-    "no gradient",
+    "runs",
     init_state=lambda self: {"scale": torch.ones((), dtype=torch.float64, requires_grad=True)},
 )(gradient_in_its_state=lambda r, stat, state: state["scale"] * r.lengths)
 rows(AdvantageEstimator, "declared")(undeclared_evidence=by_what_is_there)

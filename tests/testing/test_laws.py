@@ -3,12 +3,8 @@
 The default run takes one setting of each and few optimizer steps; the slow run takes all settings, presets and many.
 """
 
-import gc
 import logging
 import os
-import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -47,6 +43,9 @@ NESTED = [
     ),
 ]
 
+#: A large step, which the slow tests take, costs as much as all the others.
+ONCE, ONCE_OF_STAGES = ([law.name for law in laws if law.once] for laws in (LAWS, STAGE_LAWS))
+
 
 def named(name: str) -> Any:
     return next(method for method in BROKEN if method.name == name)
@@ -63,12 +62,14 @@ def test_every_method_and_stage_has_example_settings() -> None:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_method_obeys(name: str) -> None:
-    obeys(check_objective(EXAMPLES[name][0], examples=4))
+    obeys(check_objective(EXAMPLES[name][0], examples=2))
+    obeys(check_objective(EXAMPLES[name][0], examples=4, laws=ONCE))
 
 
 @pytest.mark.parametrize("name", STAGE_EXAMPLES)
 def test_a_stage_obeys(name: str) -> None:
-    obeys(check_stage(STAGE_EXAMPLES[name][0], examples=4))
+    obeys(check_stage(STAGE_EXAMPLES[name][0], examples=2))
+    obeys(check_stage(STAGE_EXAMPLES[name][0], examples=4, laws=ONCE_OF_STAGES))
 
 
 def test_compositions_obey() -> None:
@@ -99,12 +100,10 @@ def restored() -> Iterator[None]:
     yield
     np.seterr(**numpy)
     logging.root.setLevel(level)
-    torch.set_printoptions(profile="default")
     torch.set_default_dtype(torch.float32)
     torch.set_float32_matmul_precision("highest")
     torch.set_flush_denormal(False)
     torch.autograd.set_detect_anomaly(False)
-    gc.enable()
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
 
@@ -128,7 +127,7 @@ def test_a_broken_stage_is_caught(stage: Any) -> None:
 
 
 def test_every_law_has_a_method_or_stage_that_breaks_it() -> None:
-    for laws, broken, least in ((LAWS, BROKEN, 170), (STAGE_LAWS, broken_stages.BROKEN, 50)):
+    for laws, broken, least in ((LAWS, BROKEN, 150), (STAGE_LAWS, broken_stages.BROKEN, 50)):
         print(f"{len(broken)} broken, {len(laws)} laws")
         assert len({method.name for method in broken}) == len(broken) >= least
         assert {law.name for law in laws} <= frozenset().union(*broken.values())
@@ -171,9 +170,9 @@ def test_where_it_does_not_run_that_is_all_that_is_told_with_the_cause_last() ->
 
 
 def test_some_laws_alone() -> None:
-    report = check_objective(named("local_mean"), examples=2, laws=["split", "packed"])
+    report = check_objective(named("local_mean"), examples=2, laws=["split", "ids"])
     seen = {result.law: result.outcome for result in report.results}
-    assert seen == {"runs": "passed", "split": "failed", "packed": "passed"}
+    assert seen == {"runs": "passed", "split": "failed", "ids": "passed"}
     assert check_objective(r.ClipHigher(), examples=1, laws=["oracle"])["oracle"].outcome == "silent"
     with pytest.raises(UnknownName, match="splitt"):
         check_objective(r.ClipHigher(), laws=["splitt"])
@@ -198,24 +197,6 @@ def test_the_limits_of_each_method_in_a_composition_are_held_to() -> None:
 
 
 HERE = os.getpid()
-SCRIPT = """
-import torch
-from rlstab import Terms, TokenObjective
-from rlstab.testing import check_objective
-
-SEEN = {}
-print("the script ran")
-
-class First(TokenObjective):
-    name = "first"
-    writes = {"weight"}
-
-    def terms(self, batch, stat, state):
-        seen = SEEN.setdefault("first", 1 + float(batch.advantages.abs().sum()))
-        return Terms(weight=torch.full_like(batch.logprobs, seen))
-
-print(sorted(check_objective(First(), examples=3, laws=["process"]).failed))
-"""
 
 
 class Odd(r.TokenObjective):
@@ -251,12 +232,3 @@ def test_a_class_that_cannot_be_imported_is_not_checked_and_says_so() -> None:
     result = check_objective(local, examples=1, laws=["process"])["process"]
     assert result.outcome == "silent"
     assert "not checked" in result.detail
-
-
-@pytest.mark.slow
-def test_a_method_of_a_script_is_checked_without_running_the_script_again(tmp_path: Any) -> None:
-    file = tmp_path / "script.py"
-    file.write_text(SCRIPT)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    ran = subprocess.run([sys.executable, str(file)], env=environment, capture_output=True, text=True)
-    assert re.sub(r"\s+", " ", ran.stdout) == "the script ran ['process'] ", ran.stderr

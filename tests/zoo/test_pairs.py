@@ -18,8 +18,8 @@ NAMES = available()
 PAIRS = list(itertools.combinations_with_replacement(NAMES, 2))
 #: Two optimizer steps with ragged and empty rows, ties and both signs, in parts over ranks as the law cuts them.
 STEPS = [make_step(kind, (5, 0, 7, 1, 4, 6), 2, seed) for seed, kind in enumerate(("mixed", "tied"))]
-#: Of the pairs, one in so many is run by default; the others among the slow tests.
-OFTEN = 8
+#: Parts into which the pairs are divided.
+PARTS = 8
 
 
 def composed(left: TokenObjective, right: TokenObjective) -> Composition | str:
@@ -38,14 +38,10 @@ def obeys_split(pairs: list[tuple[str, str]]) -> None:
             split(objective, Trial(*STEPS, len(left) + 31 * len(right), nothing))
 
 
-def test_some_pairs_obey_the_split_law() -> None:
-    obeys_split(PAIRS[::OFTEN])
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(1, OFTEN))
-def test_the_other_pairs_obey_the_split_law(first: int) -> None:
-    obeys_split(PAIRS[first::OFTEN])
+@pytest.mark.parametrize("first", range(PARTS))
+def test_every_pair_obeys_the_split_law(first: int) -> None:
+    obeys_split(PAIRS[first::PARTS])
 
 
 def test_what_owns_one_slot_is_refused_whatever_the_settings() -> None:
