@@ -339,7 +339,7 @@ def method_index(links: Links, drawn: list[TokenObjective]) -> str:
         "What becomes of each where [only a mask and advantages](../hosts/data.md) reach the loss.",
         listed(f"{says}: {inline(names(which), links)}." for says, which in sorted(data_level.items())),
         "## Presets",
-        "With every setting. The source of each value is in `rlstab/presets`.",
+        "With every setting. The source of each value is in `rlstab/presets/presets.yaml`.",
         listed(
             f"**`{name}`**: {inline(recipe.about, links)} Advantage `{recipe.estimator}`."
             + "".join(f"\n    - {_placed(leaf, links)}" for leaf in walk(recipe.objective))
