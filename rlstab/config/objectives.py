@@ -34,7 +34,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, create_model
 
-from rlstab.config.document import MAX_DEPTH, Document, Place, kind_of_file, shown
+from rlstab.config.document import MAX_DEPTH, Document, Keys, kind_of_file, shown
 from rlstab.config.settings import Settings
 from rlstab.config.suggestions import unknown_name
 from rlstab.config.user_code import is_user_code, load_method, located, make, name_in_yaml, portable
@@ -79,11 +79,11 @@ class WithinItem(Settings):
     inner: Any
 
 
-def _listed(data: Any, place: Place) -> list[tuple[Any, Place]]:
-    """The items of a list with their places; one alone stands for the list of it."""
+def _listed(data: Any, keys: Keys) -> list[tuple[Any, Keys]]:
+    """The items of a list with their keys; a single item is accepted where a list is expected."""
     if isinstance(data, list | tuple):
-        return [(item, (*place, index)) for index, item in enumerate(data)]
-    return [] if data is None else [(data, place)]
+        return [(item, (*keys, index)) for index, item in enumerate(data)]
+    return [] if data is None else [(data, keys)]
 
 
 # -- one method or stage -----------------------------------------------------------------------------------------------
@@ -103,33 +103,33 @@ def _field(setting: Setting) -> Any:
     return Field(**limits) if setting.default is MISSING else Field(default=setting.default, **limits)
 
 
-def _item(document: Document, item: Any, place: Place, registry: Registry[Any]) -> Mapping[Any, Any]:
+def _item(document: Document, item: Any, keys: Keys, registry: Registry[Any]) -> Mapping[Any, Any]:
     """An item of a list as a mapping with a name, or a preset."""
     item = {"name": item} if isinstance(item, str) else item
     if isinstance(item, Mapping) and (isinstance(item.get("name"), str) or ("preset" in item and registry is METHODS)):
         return item
-    where = (*place, "name") if isinstance(item, Mapping) and "name" in item else place
+    where = (*keys, "name") if isinstance(item, Mapping) and "name" in item else keys
     example = f"{{name: {registry.names()[0]}}}{' or {preset: dapo}' if registry is METHODS else ''}"
     raise document.error(where, f"expected a {registry.noun}, for example {example}, not {shown(item)}.")
 
 
-def _made(document: Document, item: Any, place: Place, registry: Registry[Kind]) -> Kind:
+def _made(document: Document, item: Any, keys: Keys, registry: Registry[Kind]) -> Kind:
     """The method or stage of an item."""
-    settings = dict(_item(document, item, place, registry))
+    settings = dict(_item(document, item, keys, registry))
     name = settings.pop("name")
     if is_user_code(name):
-        cls = load_method(document, name, (*place, "name"), registry)
+        cls = load_method(document, name, (*keys, "name"), registry)
     else:
         if name not in registry.names():
             hint = unknown_name(name, registry.names())
-            raise document.error((*place, "name"), f"no {registry.noun} is called '{name}'. {hint}")
+            raise document.error((*keys, "name"), f"no {registry.noun} is called '{name}'. {hint}")
         cls = registry.get(name)
-    return _of_class(document, cls, settings, place)
+    return _of_class(document, cls, settings, keys)
 
 
-def _of_class(document: Document, cls: type[Kind], settings: Mapping[Any, Any], place: Place) -> Kind:
-    checked = validate(document, method_model(cls), {"name": cls.name, **settings}, place)
-    with document.at(place):
+def _of_class(document: Document, cls: type[Kind], settings: Mapping[Any, Any], keys: Keys) -> Kind:
+    checked = validate(document, method_model(cls), {"name": cls.name, **settings}, keys)
+    with document.at(keys):
         return make(cls, {setting.name: getattr(checked, setting.name) for setting in settings_of(cls)})
 
 
@@ -186,14 +186,15 @@ def presets_of(data: Any) -> list[Preset]:
     if not isinstance(data, Mapping):
         return []
     inside = [data[key] for key in ("outer", "inner", "method") if key in data]
-    return ([PRESETS[data["preset"]]] if data.get("preset") in PRESETS else []) + presets_of(inside)
+    name = data.get("preset")
+    return ([PRESETS[name]] if isinstance(name, str) and name in PRESETS else []) + presets_of(inside)
 
 
-def _composed(document: Document, data: Any, place: Place) -> Composition:
-    if len(place) > MAX_DEPTH:
-        raise document.error(place[:4], f"nested deeper than {MAX_DEPTH} levels.")
-    items, hint = _listed(data, place), ""
-    made = together(partial(_methods, document, item, place_of_item) for item, place_of_item in items)
+def _composed(document: Document, data: Any, keys: Keys) -> Composition:
+    if len(keys) > MAX_DEPTH:
+        raise document.error(keys[:4], f"nested deeper than {MAX_DEPTH} levels.")
+    items, hint = _listed(data, keys), ""
+    made = together(partial(_methods, document, item, its_keys) for item, its_keys in items)
     methods = [method for several in made for method in several]
     for (item, _), several in zip(items, made, strict=True):
         if several and isinstance(item, Mapping) and "preset" in item:
@@ -201,66 +202,66 @@ def _composed(document: Document, data: Any, place: Place) -> Composition:
             cure = f"{{preset: {item['preset']}, drop: [{brought[0]}]}}, or change it by set: {{{brought[0]}: {{...}}}}"
             hint += f"\n  The preset '{item['preset']}' brings {', '.join(brought)}. Leave one out by {cure}."
     if not methods:
-        raise document.error(place, "no method is left. List at least one, for example: - name: clip_higher")
-    with document.at(place, hint if len(items) > 1 else ""):
+        raise document.error(keys, "no method is left. List at least one, for example: - name: clip_higher")
+    with document.at(keys, hint if len(items) > 1 else ""):
         return compose(*methods)
 
 
-def _methods(document: Document, item: Any, place: Place) -> list[TokenObjective]:
-    item = _item(document, item, place, METHODS)
+def _methods(document: Document, item: Any, keys: Keys) -> list[TokenObjective]:
+    item = _item(document, item, keys, METHODS)
     if "preset" in item:
-        return _preset(document, item, place)
+        return _preset(document, item, keys)
     if item["name"] == "within":
-        parts = validate(document, WithinItem, dict(item), place)
-        outer = _composed(document, parts.outer, (*place, "outer"))
-        inner = _composed(document, parts.inner, (*place, "inner"))
-        with document.at(place):
+        parts = validate(document, WithinItem, dict(item), keys)
+        outer = _composed(document, parts.outer, (*keys, "outer"))
+        inner = _composed(document, parts.inner, (*keys, "inner"))
+        with document.at(keys):
             return [within(_single(outer), _single(inner))]
     if item["name"] == "observe":
-        part = validate(document, ObserveItem, dict(item), place)
-        members = _composed(document, part.method, (*place, "method")).members
-        with document.at(place):
+        part = validate(document, ObserveItem, dict(item), keys)
+        members = _composed(document, part.method, (*keys, "method")).members
+        with document.at(keys):
             return [observe(method) for method in members]
-    return [_made(document, item, place, METHODS)]
+    return [_made(document, item, keys, METHODS)]
 
 
 def _single(objective: TokenObjective) -> TokenObjective:
     return objective.members[0] if isinstance(objective, Composition) and len(objective.members) == 1 else objective
 
 
-def _preset(document: Document, item: Mapping[Any, Any], place: Place) -> list[TokenObjective]:
-    checked = validate(document, PresetItem, dict(item), place)
+def _preset(document: Document, item: Mapping[Any, Any], keys: Keys) -> list[TokenObjective]:
+    checked = validate(document, PresetItem, dict(item), keys)
     if checked.preset not in PRESETS:
         hint = unknown_name(checked.preset, sorted(PRESETS))
-        raise document.error((*place, "preset"), f"no preset is called '{checked.preset}'. {hint}")
+        raise document.error((*keys, "preset"), f"no preset is called '{checked.preset}'. {hint}")
     recipe = PRESETS[checked.preset]
     names = [leaf.name for leaf in walk(recipe.objective)]
     changed = {("set", name): name for name in checked.set} | {("drop", n): name for n, name in enumerate(checked.drop)}
     text = f"the preset '{checked.preset}' has no method"
-    wrong = {(*place, *step): name for step, name in changed.items() if name not in names}
+    wrong = {(*keys, *step): name for step, name in changed.items() if name not in names}
     if wrong:
         hints = {name: did_you_mean(name, names) for name in wrong.values()}
         lines = [document.text(step, f"{text} '{name}'. {hints[name]}") for step, name in wrong.items()]
         raise ConfigError("\n".join(lines))
-    adapted = (_adapted(document, method, checked, place) for method in recipe.objective.members)
+    adapted = (_adapted(document, method, checked, keys) for method in recipe.objective.members)
     return [method for method in adapted if method is not None]
 
 
-def _adapted(document: Document, method: TokenObjective, item: PresetItem, place: Place) -> TokenObjective | None:
+def _adapted(document: Document, method: TokenObjective, item: PresetItem, keys: Keys) -> TokenObjective | None:
     """A method of a recipe with the settings that ``item`` changes; None where ``item`` drops it."""
     if isinstance(method, Within):
-        outer = _adapted(document, method.outer, item, place)
-        inner = _adapted(document, method.inner, item, place)
+        outer = _adapted(document, method.outer, item, keys)
+        inner = _adapted(document, method.inner, item, keys)
         if outer is None or inner is None:
             return inner if outer is None else outer
-        with document.at(place):
+        with document.at(keys):
             return within(_single(outer), _single(inner))
     if method.name in item.drop:
         return None
     if method.name not in item.set:
         return method
     changed = {**settings_as_yaml(method), **item.set[method.name]}
-    return _of_class(document, type(method), changed, (*place, "set", method.name))
+    return _of_class(document, type(method), changed, (*keys, "set", method.name))
 
 
 def dump_objective(objective: TokenObjective) -> list[dict[str, Any]]:
@@ -310,7 +311,7 @@ def build_stages(document: Document, recipes: Sequence[Preset]) -> Pipeline:
         Conflict: stages that do not fit together, or presets that bring different ones.
     """
     items = _listed(document.data.get("stages"), ("stages",))
-    stages = together(partial(_made, document, item, place, STAGES) for item, place in items)
+    stages = together(partial(_made, document, item, keys, STAGES) for item, keys in items)
     with document.at(("stages",) if "stages" in document.data else ("objective",)):
         return Pipeline.of(*stages, *_brought(recipes, stages))
 

@@ -27,7 +27,7 @@ from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlstab.config.document import MAX_DEPTH, Document, Place
+from rlstab.config.document import MAX_DEPTH, Document, Keys
 from rlstab.core.comm import LocalComm
 from rlstab.core.method import Method, State, measure_all
 from rlstab.core.registry import Registry
@@ -52,20 +52,20 @@ def is_user_code(name: object) -> bool:
 
 
 def _changed(
-    data: Any, code: Callable[[str, str, Place], str], path: Callable[[str, Place], str], place: Place = ()
+    data: Any, code: Callable[[str, str, Keys], str], path: Callable[[str, Keys], str], keys: Keys = ()
 ) -> Any:
     """The data with every file and name of user code changed, and every setting that may be a path."""
-    if len(place) > MAX_DEPTH:  # refused where it is read
+    if len(keys) > MAX_DEPTH:  # refused where it is read
         return data
     if isinstance(data, Mapping):
-        return {key: _changed(value, code, path, (*place, key)) for key, value in data.items()}
+        return {key: _changed(value, code, path, (*keys, key)) for key, value in data.items()}
     if isinstance(data, list | tuple):
-        return [_changed(value, code, path, (*place, index)) for index, value in enumerate(data)]
+        return [_changed(value, code, path, (*keys, index)) for index, value in enumerate(data)]
     if not isinstance(data, str):
         return data
     if user := _IN_FILE.fullmatch(data):
-        return code(user["file"], user["name"], place)
-    return path(data, place) if _PATHS.fullmatch(".".join(map(str, place))) else data
+        return code(user["file"], user["name"], keys)
+    return path(data, keys) if _PATHS.fullmatch(".".join(map(str, keys))) else data
 
 
 # -- paths -------------------------------------------------------------------------------------------------------------
@@ -79,20 +79,20 @@ SHIPPED_MODELS = tuple(sorted(config.parent.name for config in _DATA.glob("*/con
 def located(document: Document) -> Document:
     """The document with an absolute path wherever it names a file or folder that is there."""
 
-    def path(text: str, place: Place) -> str:
-        return text if text in SHIPPED_MODELS else str(_find(document, text, place) or text)
+    def path(text: str, keys: Keys) -> str:
+        return text if text in SHIPPED_MODELS else str(_find(document, text, keys) or text)
 
-    data = _changed(document.data, lambda file, name, place: f"{path(file, place)}:{name}", path)
+    data = _changed(document.data, lambda file, name, keys: f"{path(file, keys)}:{name}", path)
     return Document(data, document.name, document.marks)
 
 
-def _find(document: Document, path: str, place: Place) -> Path | None:
-    return next((candidate for candidate in _candidates(document, path, place) if exists(candidate)), None)
+def _find(document: Document, path: str, keys: Keys) -> Path | None:
+    return next((candidate for candidate in _candidates(document, path, keys) if exists(candidate)), None)
 
 
-def _candidates(document: Document, path: str, place: Place) -> list[Path]:
+def _candidates(document: Document, path: str, keys: Keys) -> list[Path]:
     """Where a path may lead: next to the YAML file first, then from the current folder."""
-    mark, _, line = document.where(place).rpartition(":")
+    mark, _, line = document.where(keys).rpartition(":")
     given = Path(path).expanduser()
     next_to_file = [Path(mark).absolute().parent / given] if line.isdigit() else []
     return list(dict.fromkeys(Path(*candidate.parts) for candidate in (*next_to_file, given.absolute())))
@@ -101,13 +101,13 @@ def _candidates(document: Document, path: str, place: Place) -> list[Path]:
 # -- classes -----------------------------------------------------------------------------------------------------------
 
 
-def load_class(document: Document, text: str, place: Place, wanted: str, fix: str) -> type:
+def load_class(document: Document, text: str, keys: Keys, wanted: str, fix: str) -> type:
     """The class that a text names.
 
     Args:
         document: for the file and line of errors; its paths are :func:`located`.
         text: ``path/to/file.py:Name``.
-        place: of the text.
+        keys: of the text.
         wanted: what the class is to be, in errors: ``a method``.
         fix: what to do where it is something else.
 
@@ -115,14 +115,14 @@ def load_class(document: Document, text: str, place: Place, wanted: str, fix: st
         ConfigError: no such file or name, the file cannot be loaded, or it is not a class.
     """
     file, _, name = text.rpartition(":")
-    path = _find(document, file, place)
+    path = _find(document, file, keys)
     if path is None or not is_file(path):
-        looked = " or ".join(map(str, _candidates(document, file, place)))
-        raise document.error(place, f"there is no file {looked}. Correct the path, or create the file.")
+        looked = " or ".join(map(str, _candidates(document, file, keys)))
+        raise document.error(keys, f"there is no file {looked}. Correct the path, or create the file.")
     try:
         module = load_module(path)
     except (Exception, SystemExit) as error:  # user code fails in every way
-        raise document.error(place, f"{path} cannot be loaded: {in_one_line(error, path)}. Correct it.") from error
+        raise document.error(keys, f"{path} cannot be loaded: {in_one_line(error, path)}. Correct it.") from error
     try:
         cls = operator.attrgetter(name)(module)
     except AttributeError as error:
@@ -130,14 +130,14 @@ def load_class(document: Document, text: str, place: Place, wanted: str, fix: st
         own = [cls.__name__ for cls in classes if cls.__module__ == module.__name__]
         known = [name for name in own if not name.startswith("_")]
         hint = did_you_mean(name, known) if known else f"Define it: {fix}"
-        raise document.error(place, f"{path} has no class '{name}'. {hint}") from error
+        raise document.error(keys, f"{path} has no class '{name}'. {hint}") from error
     if not inspect.isclass(cls):
-        raise document.error(place, f"'{name}' in {path} is {kind_of(cls)}, not {wanted}. {fix}")
+        raise document.error(keys, f"'{name}' in {path} is {kind_of(cls)}, not {wanted}. {fix}")
     _files_of[cls] = f"{path}:{name}"
     return cls
 
 
-def load_method(document: Document, text: str, place: Place, registry: Registry[Kind]) -> type[Kind]:
+def load_method(document: Document, text: str, keys: Keys, registry: Registry[Kind]) -> type[Kind]:
     """The method or stage that a text names.
 
     Raises:
@@ -145,15 +145,15 @@ def load_method(document: Document, text: str, place: Place, registry: Registry[
     """
     noun, base = registry.noun, registry.base
     fix = f"Name a class that inherits from {base.__module__}.{base.__name__}."
-    cls = load_class(document, text, place, f"a {noun}", fix)
+    cls = load_class(document, text, keys, f"a {noun}", fix)
     where = f"'{cls.__qualname__}' in {_files_of[cls].rpartition(':')[0]}"
     if not issubclass(cls, base):
-        raise document.error(place, f"{where} is not a {noun}. {fix}")
+        raise document.error(keys, f"{where} is not a {noun}. {fix}")
     if inspect.isabstract(cls):
-        raise document.error(place, f"{where} lacks {', '.join(sorted(cls.__abstractmethods__))}. Define it there.")
+        raise document.error(keys, f"{where} lacks {', '.join(sorted(cls.__abstractmethods__))}. Define it there.")
     if cls.name in registry.names() and registry.get(cls.name) is not cls:
         text = f"{where} has the name '{cls.name}' of another {noun}. Give the class another `name`."
-        raise document.error(place, text)
+        raise document.error(keys, text)
     return cls
 
 
@@ -235,15 +235,15 @@ def checksums(run: Any) -> dict[str, str]:
     """
     sums: dict[str, str] = {}
 
-    def path(text: str, place: Place, name: str = "") -> str:
-        if not name and place[0] == "task" and is_dir(text):
+    def path(text: str, keys: Keys, name: str = "") -> str:
+        if not name and keys[0] == "task" and is_dir(text):
             sums[Path(text).name] = _sum_of_folder(Path(text))
-        elif name or (place[0] == "task" and is_file(text)):
+        elif name or (keys[0] == "task" and is_file(text)):
             files = [Path(text), *(_imported(Path(text)) if name else ())] if is_file(text) else []
             sums[f"{Path(text).name}{name}"] = checksum(b"".join(file.read_bytes() for file in files)) if files else ""
         return text
 
-    _changed(run, lambda file, name, place: path(file, place, f":{name}"), path)
+    _changed(run, lambda file, name, keys: path(file, keys, f":{name}"), path)
     return dict(sorted(sums.items()))
 
 
@@ -274,10 +274,10 @@ def _imported(path: Path) -> list[Path]:
 def portable(data: Any) -> Any:
     """Settings as they would be on another machine: code by the name of its file, other paths by their last two."""
 
-    def path(text: str, place: Place) -> str:
+    def path(text: str, keys: Keys) -> str:
         return "/".join(Path(text).parts[-2:]) if Path(text).is_absolute() else text
 
-    return _changed(data, lambda file, name, place: f"{Path(file).name}:{name}", path)
+    return _changed(data, lambda file, name, keys: f"{Path(file).name}:{name}", path)
 
 
 def changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:

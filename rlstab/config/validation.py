@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from rlstab.config.document import Document, Kind, Place, flow, kind_of_file, shown
+from rlstab.config.document import Document, Keys, Kind, flow, kind_of_file, shown
 from rlstab.config.suggestions import SECTIONS, models_in, tag_of, unknown_key
 from rlstab.errors import ConfigError, Conflict, RlstabError, did_you_mean
 
@@ -29,7 +29,7 @@ _USE: Mapping[Kind, str] = {
 _KINDS = {"dictionary": "a mapping", "list": "a list", "tuple": "a list"}
 
 
-def validate(document: Document, model: type[Model], data: Any, path: Place = ()) -> Model:
+def validate(document: Document, model: type[Model], data: Any, path: Keys = ()) -> Model:
     """A part of a document as a model; unknown keys, missing keys and values out of range are mistakes.
 
     Args:
@@ -91,13 +91,13 @@ def _by_line(lines: Iterable[str]) -> str:
     return "\n".join(sorted(found, key=lambda line: (at[1], int(at[2])) if (at := found[line]) else ("", 0)))
 
 
-def _line(document: Document, model: type[BaseModel], mistake: Mapping[str, Any], data: Any, path: Place) -> str:
+def _line(document: Document, model: type[BaseModel], mistake: Mapping[str, Any], data: Any, path: Keys) -> str:
     """A mistake that pydantic found, in the words of a YAML file."""
     kind, loc, context = mistake["type"], mistake["loc"], mistake.get("ctx", {})
     inside = (*path, *_steps_in(data, loc))
     last = loc[-1] if loc else ""
     if kind == "misfit":
-        return document.text((*inside, *context["place"]), context["text"])
+        return document.text((*inside, *context["keys"]), context["text"])
     if kind == "extra_forbidden":
         return document.text(inside, f"unknown key '{last}'. {unknown_key(str(last), _model_at(model, loc))}")
     if kind == "missing":
