@@ -18,7 +18,7 @@
       - {name: grpo, std: false}        # the advantage
       - {name: deep_grpo, branches: 4}  # more responses
 
-Stages that a run does not name are ``in_order`` and ``grpo``, or those that its presets bring.
+By default, the stages are ``in_order`` and ``grpo``, or those that the presets bring.
 """
 
 from __future__ import annotations
@@ -139,13 +139,13 @@ def settings_as_yaml(method: Method[Any]) -> dict[str, Any]:
 
 
 def at_defaults(name: str, length: int) -> dict[str, Any]:
-    """A method of the zoo as YAML has it; one that has to be told the ``length`` of a response is told this one."""
+    """A shipped method in YAML, with its ``length`` setting if it has one."""
     told = "length" in {setting.name for setting in settings_of(METHODS.get(name))}
     return {"name": name} | ({"length": length} if told else {})
 
 
 def _plain(setting: Setting, value: Any) -> Any:
-    """Numbers that are equal look equal: 1 is 1.0 and -0.0 is 0.0 where a float is wanted."""
+    """A value such that equal numbers look equal: 1 becomes 1.0, and -0.0 becomes 0.0, where a float is expected."""
     if float in setting.kinds and int not in setting.kinds and isinstance(value, int | float):
         return float(value) + 0.0
     return value
@@ -180,7 +180,7 @@ def build_objective(document: Document) -> Composition:
 
 
 def presets_of(data: Any) -> list[Preset]:
-    """The presets that an objective names, in order; names that no preset has are left out."""
+    """The presets that an objective names, in order; unknown names are left out."""
     if isinstance(data, list | tuple):
         return [recipe for item in data for recipe in presets_of(item)]
     if not isinstance(data, Mapping):
@@ -248,7 +248,7 @@ def _preset(document: Document, item: Mapping[Any, Any], keys: Keys) -> list[Tok
 
 
 def _adapted(document: Document, method: TokenObjective, item: PresetItem, keys: Keys) -> TokenObjective | None:
-    """A method of a recipe with the settings that ``item`` changes; None where ``item`` drops it."""
+    """A method of a recipe with the settings that ``item`` changes; None if ``item`` drops it."""
     if isinstance(method, Within):
         outer = _adapted(document, method.outer, item, keys)
         inner = _adapted(document, method.inner, item, keys)
@@ -283,9 +283,9 @@ def _part(method: TokenObjective) -> dict[str, Any] | list[dict[str, Any]]:
 
 
 def objective_hash(objective: TokenObjective) -> str:
-    """Twelve hexadecimal digits; two objectives share them exactly when methods and settings are the same.
+    """Twelve hexadecimal digits that two objectives share exactly if their methods and settings are the same.
 
-    Of a user-defined method, what counts is the name of the file and of the class.
+    A user-defined method counts by the names of its file and class.
     """
     return digest(portable(dump_objective(objective)))
 
@@ -304,11 +304,11 @@ def build_stages(document: Document, recipes: Sequence[Preset]) -> Pipeline:
 
     Args:
         document: a mapping.
-        recipes: the presets of its objective; the run's own stages come before theirs.
+        recipes: the presets of its objective; the stages of the run come before theirs.
 
     Raises:
         ConfigError: with file and line.
-        Conflict: stages that do not fit together, or presets that bring different ones.
+        Conflict: stages do not fit together, or presets bring different ones.
     """
     items = _listed(document.data.get("stages"), ("stages",))
     stages = together(partial(_made, document, item, keys, STAGES) for item, keys in items)
@@ -317,13 +317,14 @@ def build_stages(document: Document, recipes: Sequence[Preset]) -> Pipeline:
 
 
 def dump_stages(pipeline: Pipeline) -> list[dict[str, Any]]:
-    """The canonical form: every stage with every setting, in the order in which a rollout runs through them."""
+    """The canonical form: every stage with every setting, in the order of a rollout."""
     return [{"name": name_in_yaml(stage), **settings_as_yaml(stage)} for stage in pipeline]
 
 
-def _brought(recipes: Sequence[Preset], own: Sequence[Stage]) -> list[Stage]:
-    """What the presets bring, less what the run says itself: a stage of that name, or of a kind that a run has once."""
-    once = tuple(kind for kind in (PromptSelector, AdvantageEstimator) if any(isinstance(stage, kind) for stage in own))
+def _brought(recipes: Sequence[Preset], named: Sequence[Stage]) -> list[Stage]:
+    """The stages of the presets, except those that the run names itself and kinds that occur once and that it has."""
+    kinds = (PromptSelector, AdvantageEstimator)
+    once = tuple(kind for kind in kinds if any(isinstance(stage, kind) for stage in named))
     estimators = sorted({recipe.estimator for recipe in recipes})
     if len(estimators) > 1 and AdvantageEstimator not in once:
         text = f"the presets use different estimators: {', '.join(estimators)}.\n  List one of them under `stages`."
@@ -331,8 +332,8 @@ def _brought(recipes: Sequence[Preset], own: Sequence[Stage]) -> list[Stage]:
     brought: dict[str, Stage] = {}
     defaults = [STAGES.get(name)() for name in estimators]
     for stage in [*(stage for recipe in recipes for stage in recipe.stages), *defaults]:
-        if isinstance(stage, once) or any(stage.name == named.name for named in own):
+        if isinstance(stage, once) or any(stage.name == other.name for other in named):
             continue
         if brought.setdefault(stage.name, stage) != stage:
-            raise Conflict(f"the presets bring '{stage.name}' with different settings. Name it under `stages`.")
+            raise Conflict(f"the presets bring '{stage.name}' with different settings. List it under `stages`.")
     return list(brought.values())

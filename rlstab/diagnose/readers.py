@@ -45,7 +45,7 @@ STEPS = (
 SNIFFED = 20
 
 
-class _Rows(dict[int, dict[str, float]]):
+class _LogRows(dict[int, dict[str, float]]):
     """Values by step and name, added in the order of the log.
 
     A run that is resumed from an older checkpoint logs steps a second time. The later line counts, and what the first
@@ -144,7 +144,7 @@ _NUMPY = re.compile(r"(?:np|numpy)\.\w+\((.*)\)")
 
 def _lines(path: Path, text: str) -> list[RunLog]:
     """Objects of JSON with their values next to the step or, as by verl's file logger, under ``data``; or a console."""
-    rows = _Rows()
+    rows = _LogRows()
     damaged: list[int] = []
     writers: set[str] = set()
     for number, line in enumerate(text.split("\n"), 1):
@@ -226,7 +226,7 @@ def _trainer_state(path: Path, text: str) -> list[RunLog]:
     history = state.get("log_history") if isinstance(state, dict) else state
     if not isinstance(history, list):
         raise ReportError(f"{path}: has no log_history. Give a trainer_state.json that TRL's trainer has written.")
-    rows = _Rows()
+    rows = _LogRows()
     damaged = 0
     for entry in history:
         step = _step(entry) if isinstance(entry, dict) else None
@@ -261,7 +261,7 @@ def _table(path: Path, text: str) -> list[RunLog]:
     if not set(STEPS) & set(head):
         raise ReportError(f"{path}: no column of steps. Export it with one of {', '.join(STEPS)}.")
     columns = [_column(name) for name in head]
-    runs: dict[str, _Rows] = {}
+    runs: dict[str, _LogRows] = {}
     damaged: list[int] = []
     for number, line in enumerate(cells, 2):
         step = _step(dict(zip(head, line, strict=False)))
@@ -274,7 +274,7 @@ def _table(path: Path, text: str) -> list[RunLog]:
             if metric and value is not None:
                 values.setdefault(run, {})[metric] = value
         for run, row in values.items():
-            runs.setdefault(run, _Rows()).log(step, row)
+            runs.setdefault(run, _LogRows()).log(step, row)
     left_out = _left_out(damaged, "row without a step")
     logs = [
         log_of(rows, title=f"{path}: {run}" if run else str(path), writer="wandb", remarks=(*left_out, *rows.remarks))
