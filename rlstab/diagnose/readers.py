@@ -1,4 +1,4 @@
-"""Reads the runs that any known trainer or tracker logged under a path.
+"""Reads the runs that a known trainer or tracker logged under a path.
 
 Logs of rlstab, ``trainer_state.json`` of transformers (TRL, ms-swift), verl's file logger and its console, other JSON
 lines, a CSV exported from wandb, and token exports of prime-rl. Damaged lines are left out and counted.
@@ -29,27 +29,27 @@ from rlstab.report.load import find_runs
 from rlstab.report.runs import RunRecord
 from rlstab.safe_read import as_number, as_step, parse_json, read_bytes, read_object, text_of
 
-#: In every checkpoint of transformers, and in the output folder where the trainer was asked to save it.
+#: In every checkpoint of transformers, and in the output folder if the trainer was asked to save it there.
 STATE = "trainer_state.json"
-#: What can be read, for errors.
+#: The logs that can be read, for errors.
 READABLE = (
     f"a run folder or results file of rlstab, {STATE} or an output folder of TRL, verl's console log or the file of "
     f"its file logger (.jsonl), a CSV exported from wandb, or token exports of prime-rl"
 )
-#: What trainers and trackers call the number of a step, the likeliest first: wandb's own count is of calls to its log.
+#: Names of the number of a step, the likeliest first: wandb's count is that of calls to its log.
 STEPS = (
     *("rollout", "train/global_step", "global_step", "training/global_step", "global_step/max_steps"),
     *("step", "Step", "_step"),
 )
-#: Lines in which one that tells the writer is looked for: the first may be damaged.
+#: How many lines are searched for one that identifies the writer, since the first may be damaged.
 SNIFFED = 20
 
 
 class _LogRows(dict[int, dict[str, float]]):
     """Values by step and name, added in the order of the log.
 
-    A run that is resumed from an older checkpoint logs steps a second time. The later line counts, and what the first
-    branch logged from there on is dropped.
+    A run that is resumed from an older checkpoint logs steps a second time. The later lines count, and those of the
+    first branch from there on are dropped.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class _LogRows(dict[int, dict[str, float]]):
         self.abandoned: set[int] = set()
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        # a late evaluation of an older step repeats no metric that is known here
+        # a late evaluation of an older step repeats no known metric
         if step < self.last and known(values.keys() & self.get(step, {}).keys()):
             branch = {later for later in self if later >= step}
             self.abandoned |= branch
@@ -71,15 +71,15 @@ class _LogRows(dict[int, dict[str, float]]):
     def remarks(self) -> tuple[str, ...]:
         if not self.abandoned:
             return ()
-        first = f"the run was resumed from an earlier step, and logs step {min(self.abandoned)} again"
-        return (f"{first}: left out what it had logged of steps {ranges(self.abandoned)} before",)
+        first = f"the run was resumed from an earlier step and logs step {min(self.abandoned)} again"
+        return (f"{first}: left out its first lines for steps {ranges(self.abandoned)}",)
 
 
 def read_logs(path: str | Path) -> list[RunLog]:
     """Every run that was logged under a path.
 
     Raises:
-        ReportError: no such path, or nothing there that is a log with a metric to look at.
+        ReportError: there is no such path, or no log with a known metric.
     """
     path = Path(path)
     if is_dir(path):
@@ -125,7 +125,9 @@ def _step(row: Mapping[str, Any]) -> int | None:
 
 
 def _values(row: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a row; what was there and not finite is NaN, and JSON's null is what writers of NaN mean by it."""
+    """The numbers of a row; values that are not finite are NaN, as is null, which some writers of JSON write for
+    NaN.
+    """
     values = {name: math.nan if value is None else as_number(value) for name, value in row.items()}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -136,14 +138,14 @@ def _left_out(numbers: list[int], what: str) -> tuple[str, ...]:
 
 # -- lines -------------------------------------------------------------------------------------------------------------
 
-#: A step on verl's console, behind what Ray and progress bars write before it.
+#: A step on verl's console, after the output of Ray and progress bars.
 _CONSOLE = re.compile(r"(?<![\w/])step:(\d{1,18}) - (.*)")
 #: A number as numpy prints it: ``np.float64(0.2)``.
 _NUMPY = re.compile(r"(?:np|numpy)\.\w+\((.*)\)")
 
 
 def _lines(path: Path, text: str) -> list[RunLog]:
-    """Objects of JSON with their values next to the step or, as by verl's file logger, under ``data``; or a console."""
+    """JSON objects with values next to the step or, as in verl's file logger, under ``data``; or lines of a console."""
     rows = _LogRows()
     damaged: list[int] = []
     writers: set[str] = set()
@@ -164,10 +166,10 @@ def _lines(path: Path, text: str) -> list[RunLog]:
         rows.log(step, _values(inside if isinstance(inside, dict) else data))
     if not any(known(row) for row in rows.values()):
         raise ReportError(
-            f"{path}: no line in it has a step and a metric that is known here. Give a file whose lines are those of "
-            f"verl's console or file logger, or objects with a step and metrics named as in TRL, verl or rlstab."
+            f"{path}: no line in it has a step and a known metric. Give a file of verl's console or file logger, or "
+            f"one of JSON objects with a step and metrics named as in TRL, verl or rlstab."
         )
-    if _CONSOLE.search(text):  # a console has other lines, which are not damaged
+    if _CONSOLE.search(text):  # other lines of a console are not damaged
         damaged = []
     writer = next(name for name in ("verl", "rlstab", "JSON lines") if name in writers)
     unit = "rollout" if writer == "rlstab" else "step"
@@ -188,13 +190,13 @@ def _console(text: str) -> Iterator[tuple[str, float]]:
 
 
 def _number_of(checkpoint: str) -> int:
-    """Of a checkpoint, by the name of its folder; 0 without one."""
+    """The number of a checkpoint, from the name of its folder; 0 without one."""
     digits = checkpoint.rpartition("-")[2]
     return int(digits) if digits.isdecimal() else 0
 
 
 def _output_folder(path: Path) -> list[RunLog]:
-    """What holds the longest history: the state of the folder itself, or of the newest checkpoint that can be read."""
+    """The longest history: the state of the folder itself, or of the newest checkpoint that can be read."""
     remarks: list[str] = []
     found: list[RunLog] = []
     states = sorted(path.glob(f"checkpoint-*/{STATE}"), key=lambda state: _number_of(state.parent.name), reverse=True)
@@ -222,7 +224,7 @@ def _trainer_state(path: Path, text: str) -> list[RunLog]:
     except ValueError as error:
         if any(_step(read_object(line)) is not None for line in text.split("\n", SNIFFED)[:SNIFFED]):
             return _lines(path, text)
-        raise ReportError(f"{path}: is not JSON: {reason(error)}. Give that of a whole checkpoint.") from error
+        raise ReportError(f"{path}: is not JSON: {reason(error)}. Give the file of a complete checkpoint.") from error
     history = state.get("log_history") if isinstance(state, dict) else state
     if not isinstance(history, list):
         raise ReportError(f"{path}: has no log_history. Give a trainer_state.json that TRL's trainer has written.")
@@ -233,7 +235,7 @@ def _trainer_state(path: Path, text: str) -> list[RunLog]:
         if step is None:
             damaged += 1
         else:
-            # those of an evaluation begin with eval_, and the last entry sums up: neither has our names
+            # metrics of evaluations begin with eval_, and the last entry is a summary: neither has a known name
             rows.log(step, _values(entry))
     left_out = (f"log_history: left out {counted(damaged, 'record')} without a step",) if damaged else ()
     return [log_of(rows, title=str(path), writer="TRL", remarks=(*left_out, *rows.remarks))]
@@ -243,9 +245,9 @@ def _trainer_state(path: Path, text: str) -> list[RunLog]:
 
 #: Between the name of a run and that of a metric, in the head of a chart's column.
 BETWEEN = " - "
-#: A chart writes each curve three times, twice with these ends.
+#: A chart writes each curve three times, two of them with these endings.
 ENVELOPE = ("__MIN", "__MAX")
-#: Characters of the longest cell: a table of samples among the columns.
+#: Characters of the longest cell: a column may hold tables of samples.
 _CELL = 10**7
 
 
@@ -283,14 +285,14 @@ def _table(path: Path, text: str) -> list[RunLog]:
     ]
     if not logs:
         raise ReportError(
-            f"{path}: no column of a metric that is known here. Export metrics named as in TRL, verl or rlstab, such "
+            f"{path}: no column has a known metric. Export metrics named as in TRL, verl or rlstab, such "
             f"as reward, entropy and grad_norm."
         )
     return logs
 
 
 def _column(head: str) -> tuple[str, str]:
-    """Run and metric of a column; no metric where it is only the envelope of a curve."""
+    """Run and metric of a column; no metric if it is only the envelope of a curve."""
     if head.endswith(ENVELOPE):
         return "", ""
     run, between, metric = head.rpartition(BETWEEN)
@@ -305,7 +307,7 @@ def _own(path: Path) -> list[RunLog]:
     runs, left_out = find_runs(path)
     logs = [_own_run(run) for run in runs]
     if left_out and logs:
-        # what is left out belongs to no run; the first one tells it
+        # what was left out belongs to no run; the remark goes to the first
         told = tuple(f"left out {item.path}: {item.why}" for item in left_out)
         logs[0] = replace(logs[0], remarks=(*logs[0].remarks, *told))
     return logs
@@ -332,7 +334,7 @@ def _own_run(run: RunRecord) -> RunLog:
 
 
 def _tokens(path: Path) -> list[RunLog]:
-    """The export of another trainer: what each step says of its tokens becomes a row."""
+    """The export of another trainer: means over the tokens of each step become a row."""
     dump = read_dump(path)
     rows = {step.number: _row(step) for step in dump.steps}
     return [log_of(rows, title=str(path), writer="a token trace", remarks=tuple(dump.notes))]

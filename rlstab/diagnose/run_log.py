@@ -1,4 +1,4 @@
-"""What a trainer logged of one run, under our names and ready for the detectors of the report."""
+"""The log of one run under rlstab's names, ready for the detectors of signs."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from rlstab.report.formatting import counted
 from rlstab.report.runs import MOST_ROLLOUTS, RunRecord, Status
 from rlstab.safe_read import gaps
 
-#: Values by the names of the log; what was there and not finite is NaN.
+#: Values by the names of the log; those that are not finite are NaN.
 Row = Mapping[str, float]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RunLog(RunRecord):
-    """One run as it was logged, a record for the detectors of the report.
+    """One run as it was logged, as a record for the detectors of signs.
 
     Attributes:
-        path: what the reader calls it: a path, or the name of the run in a table.
-        metrics: by our name steps (from 1) and finite values, each as often as the log has it.
-        config: the settings of a run of rlstab; of others nothing is known.
-        writer: who wrote it, such as ``TRL``.
-        unit: what its steps are: ``rollout`` or ``step``.
-        names: by our name the name in the log.
+        path: a path, or the name of the run in a table.
+        metrics: by rlstab's name, steps (from 1) and finite values, as often as they were logged.
+        config: the settings of a run of rlstab; empty for other trainers.
+        writer: the trainer or tracker, such as ``TRL``.
+        unit: of its steps: ``rollout`` or ``step``.
+        names: by rlstab's name, the name in the log.
     """
 
     bench: str | None = None
@@ -43,7 +43,7 @@ class RunLog(RunRecord):
 
     @property
     def title(self) -> str:
-        """What the reader calls it."""
+        """The name of the run for readers."""
         return self.path
 
 
@@ -56,19 +56,19 @@ def log_of(
     remarks: tuple[str, ...] = (),
     **others: Any,
 ) -> RunLog:
-    """The rows of a log by step, under our names.
+    """The rows of a log, by step, under rlstab's names.
 
     Args:
-        rows: by step. Where a step of another trainer has number 0, all steps are counted from 1.
-        title: what the reader calls it.
-        writer: who wrote it.
-        unit: what a step is.
-        remarks: what was left out of it.
-        **others: more of it.
+        rows: by step. If another trainer begins at step 0, steps are counted from 1.
+        title: the name of the run for readers.
+        writer: the trainer or tracker.
+        unit: of its steps.
+        remarks: on what was left out.
+        **others: other fields of the record.
     """
     points: dict[str, list[tuple[int, float]]] = {}
     names: dict[str, str] = {}
-    # what rlstab writes at rollout 0 is an evaluation; another trainer that logs a metric of training there trained
+    # at rollout 0 rlstab writes an evaluation; another trainer that logs a metric of training at step 0 has trained
     shift = int(unit == "step" and known(rows.get(0, ())))
     steps = sorted(step for step in rows if 0 <= step < MOST_ROLLOUTS)
     for step in steps if shift else filter(None, steps):
@@ -85,7 +85,7 @@ def log_of(
         for ours, pairs in points.items()
     }
     if shift:
-        remarks += ("its steps begin at 0 and are counted from 1 here",)
+        remarks += ("its steps begin at 0 and are counted from 1",)
     if beyond := len(rows) - len(steps):
         remarks += (f"left out {counted(beyond, unit)} below 0 or above {MOST_ROLLOUTS:,}",)
     if missing := gaps({step for pairs in points.values() for step, _ in pairs}):
