@@ -1,4 +1,4 @@
-"""Metrics of optimizer steps over all ranks, under the names that a host has for them."""
+"""Metrics of optimizer steps over all ranks, under the names of a host."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ SIDES = ("ratio/clipped_low", "ratio/clipped_high")
 
 @dataclass(frozen=True)
 class HostNames:
-    """How a host calls its metrics.
+    """The names of a host for metrics.
 
     Attributes:
-        names: the host's name by rlstab's; every other metric is under ``prefix``.
-        prefix: of those.
+        names: the host's name by rlstab's; other metrics have rlstab's name after ``prefix``.
+        prefix: of other metrics.
         clipped: the host's name of the sum of both shares of clipped tokens.
     """
 
@@ -38,7 +38,7 @@ TRL = HostNames(
         "ratio/clipped_high": "clip_ratio/high_mean",
         "kl/value": "kl",
         "steps/skipped": "rlstab/steps/without_gradient",  # TRL takes them
-        # what :mod:`rlstab.adapters.trl.reports` makes for TRL alone
+        # made by :mod:`rlstab.adapters.trl.reports` for TRL alone
         **{name: name for name in ("policy_loss", "cispo_clip_ratio", "vespo/phi_seq_mean")},
     },
     prefix="rlstab/",
@@ -69,7 +69,7 @@ class HostMetrics:
         self.host, self.gather, self._means = host, gather, RunningMeans()
 
     def add(self, step: OptimizerStep) -> None:
-        """Merge the metrics of an optimizer step; of a refused one, which may hold NaN, only that it was refused."""
+        """Merge the metrics of an optimizer step; of a refused step, which may hold NaN, only that it was refused."""
         self._means.add({"steps/refused": Mean.scalar(float(step.refusal is not None))})
         plan = step.plan
         if plan is None or step.refusal is not None:
@@ -86,7 +86,7 @@ class HostMetrics:
             self._means.add(report)
 
     def collect(self) -> dict[str, float]:
-        """The means over all ranks since the last call, by the host's names. Every rank calls it."""
+        """The means over all ranks since the last call, by the host's names. Every rank must call it."""
         means = means_over_ranks(self.gather(self._means.take()))
         metrics = {self.host.names.get(name, f"{self.host.prefix}{name}"): value for name, value in means.items()}
         sides = [means[side] for side in SIDES if side in means]

@@ -1,4 +1,4 @@
-"""Whether what an adapter builds on is what it was written for: the release, signatures, who defined it, its body."""
+"""Whether a host is what its adapter was written for: its release, and signatures, origin and bodies of its methods."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from rlstab.hosts import HOSTS, facts
 
 
 def check_release(host: str, installed: str, homes: tuple[str, ...]) -> None:
-    """Refuse a release that the adapter does not support; warn where it is not quite as tested.
+    """Refuse a release that the adapter does not support; warn if it differs from the tested one.
 
     Args:
         host: key of :data:`rlstab.hosts.HOSTS`.
         installed: its version.
-        homes: the beginnings of the names of modules that may have defined its methods.
+        homes: prefixes of the modules that may define its methods.
 
     Raises:
         HostError: it has another release, or a method was replaced or has other parameters.
@@ -55,7 +55,7 @@ def check_release(host: str, installed: str, homes: tuple[str, ...]) -> None:
 
 
 def _matches(installed: str, known: str) -> bool:
-    """Whether a version is one of a release, which may leave its last numbers open."""
+    """Whether a version belongs to a release, which may leave its last numbers open."""
     release = Version(known).release
     return Version(installed).release[: len(release)] == release
 
@@ -83,11 +83,11 @@ def check_methods(
         methods: for each the names of its first parameters and, where its body matters, the :func:`checksum` that was
             tested.
         release: the host and its version, in the error.
-        homes: the beginnings of the names of modules that may have defined them.
+        homes: prefixes of the modules that may define them.
         cure: what to do about it.
 
     Returns:
-        Those whose body is not the one that was tested.
+        the names of methods whose body is not the tested one.
 
     Raises:
         HostError: names the method.
@@ -115,6 +115,6 @@ def check_methods(
 
 
 def checksum(method: Callable[..., Any]) -> str:
-    """Twelve digits of a method's syntax: comments and layout do not count."""
+    """Twelve digits over the syntax of a method, without comments and layout."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(method))))
     return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""Settings of a host that an objective takes over: what every adapter refuses, in the host's words."""
+"""Settings of a host that an objective replaces: refused by every adapter, in the host's words."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def defaults_of(config: type) -> dict[str, Any]:
 def require_defaults(
     section: str, given: Mapping[str, Any], defaults: Mapping[str, Any], replaced: Mapping[str, str]
 ) -> None:
-    """Refuse settings of the host's own loss that are set.
+    """Refuse settings of the host's loss that differ from their defaults.
 
     Args:
-        section: the host's name of the section, in the error.
+        section: the host's name for the section, in the error.
         given: its settings by name.
         defaults: their defaults.
-        replaced: of those that the objective replaces, what to write in it instead.
+        replaced: the settings that an objective replaces, with what to write in it instead.
 
     Raises:
         ConfigError: names the setting, and what to write instead.
@@ -42,16 +42,16 @@ def require_defaults(
 def check_reference(
     objective: TokenObjective, *, loaded: str, switch: str, on: str, coefficient: str, value: float, idle: float
 ) -> None:
-    """The host loads a reference model where the objective reads one, and its coefficient is that of ``kl``.
+    """Require that the host loads a reference model if the objective reads one, with the coefficient of ``kl``.
 
     Args:
         objective: usually a composition.
-        loaded: the host's setting that loads the model, and its value; empty where it loads none.
-        switch: that setting with the value that loads none.
+        loaded: the host's setting that loads the model; empty if it loads none.
+        switch: that setting with the value that loads no model.
         on: what to write to load it, without the coefficient.
         coefficient: the host's setting of the coefficient.
         value: of that setting.
-        idle: its value where no method reads a reference model.
+        idle: its value if no method reads a reference model.
 
     Raises:
         ConfigError: names the setting, and what to write instead.
@@ -76,16 +76,17 @@ def check_reference(
 
 
 def require_one_correction(objective: TokenObjective, setting: str, off: str) -> None:
-    """Refuse an objective beside which no correction for the sampler can act, where the host has one.
+    """Refuse an objective that excludes the host's correction for the sampler.
 
     Args:
         objective: usually a composition.
-        setting: of the host, which is on.
-        off: the line that switches it off.
+        setting: of the host, which switches the correction on.
+        off: the setting that switches it off.
 
     Raises:
         ConfigError: names the method.
     """
-    own = own_correction(objective)
-    if own is not None:
-        raise ConfigError(f"'{own[0]}' and {setting} exclude each other: {own[1]} Write {off}, or remove '{own[0]}'.")
+    excluding = own_correction(objective)
+    if excluding is not None:
+        name, why = excluding
+        raise ConfigError(f"'{name}' and {setting} exclude each other: {why} Write {off}, or remove '{name}'.")

@@ -206,9 +206,7 @@ def told(relative: float, limit: float) -> str:
     if math.isinf(relative):
         return f"> {limit:.2g}"
     texts = (f"{relative:.{digits}g}" for digits in (2, 3, 4))
-    return next(
-        (text for text in texts if text != "1"), "1"
-    )  # a number that rounds to 1 must show on which side of 1 it is
+    return next((text for text in texts if text != "1"), "1")  # show on which side of 1 it is
 
 
 def _harm(cell: Cell) -> str:

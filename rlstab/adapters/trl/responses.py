@@ -21,7 +21,7 @@ from rlstab.signals import SIGNAL_NAMES
 
 #: A micro-batch as TRL's trainer hands it to its loss.
 Inputs: TypeAlias = Mapping[str, Any]
-#: ``(B, T)`` values of a signal of the user's own, from such a micro-batch.
+#: A function from such a micro-batch to ``(B, T)`` values of a user-defined signal.
 Provider: TypeAlias = Callable[[Inputs], Tensor]
 
 #: TRL's names of signals, with what makes it hold them.
@@ -120,13 +120,13 @@ def batch_of(
         inputs: the micro-batch.
         evidence: ``(B, T)`` signals of a forward by the policy at the start of the optimizer step.
         needs: of the objective.
-        providers: signals of the user's own.
+        providers: functions for user-defined signals.
         ends: the ids of tokens that end a response.
         ids: ``(B,)`` integers, of its responses; None is what they were stamped with.
 
     Raises:
         MissingSignal: TRL does not have a signal that was promised when the trainer was made.
-        ShapeError: a function of the user's returned something else than ``(B, T)``.
+        ShapeError: a user-defined function returned something other than ``(B, T)``.
     """
     mask, needs = response_mask(inputs), needs - BASICS
     old, now = inputs.get("old_per_token_logps"), evidence.get("logprobs")
@@ -161,10 +161,10 @@ def batch_of(
 
 
 def with_empty_responses(plan: Plan, batches: Sequence[TokenBatch], comm: Comm) -> Plan:
-    """A plan whose means over responses count those without tokens, as TRL's do; every rank calls it.
+    """A plan whose means over responses count those without tokens, as TRL does; every rank calls it.
 
-    Such are the responses of ``mask_truncated_completions``: the mean over tokens leaves them out, that over responses
-    does not.
+    ``mask_truncated_completions`` makes such responses: the mean over tokens leaves them out, that over responses does
+    not.
     """
     every = torch.tensor(float(sum(batch.num_sequences for batch in batches)), dtype=torch.float64)
     empty = float(comm.sum(every)) - plan.everything.sequences

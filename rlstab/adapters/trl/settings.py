@@ -1,4 +1,4 @@
-"""What ``GRPOConfig`` has to say when an objective is the loss."""
+"""The settings that ``GRPOConfig`` needs when an objective is the loss."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def check_settings(config: GRPOConfig, objective: Composition, *, derived: bool 
     Args:
         config: as TRL completed it.
         objective: what the trainer shall train by.
-        derived: it has what the settings of ``TRL_LOSS`` say.
+        derived: whether the objective includes what the settings of ``TRL_LOSS`` say.
 
     Raises:
-        ConfigError: names every such setting and what to write instead: beside this objective, and to train by them.
+        ConfigError: names every such setting, what to write with this objective, and how to train by the settings.
     """
     wrong, write = _misfits(config, objective, derived=derived)
     if not wrong:
@@ -37,9 +37,9 @@ def check_settings(config: GRPOConfig, objective: Composition, *, derived: bool 
     advice = f"Write {_keywords(write)}."
     if any(name in (*TRL_LOSS, "beta") for name in write):
         try:
-            own = objective_of(config)
-            more = _keywords(_misfits(config, load_objective(own))[1])
-            advice += f"\n  Or train by these settings: objective={own!r}{f', with {more}' if more else ''}."
+            as_set = objective_of(config)
+            more = _keywords(_misfits(config, load_objective(as_set))[1])
+            advice += f"\n  Or train by these settings: objective={as_set!r}{f', with {more}' if more else ''}."
         except ConfigError as error:
             advice += f"\n  No objective is what they say: {error}"
     raise ConfigError(f"{lines}\n  {advice}")
@@ -70,7 +70,7 @@ def _keywords(settings: Mapping[str, Any]) -> str:
 
 
 def _windows(config: GRPOConfig) -> tuple[str, dict[str, Any]]:
-    """An optimizer step lies in one generation, so that all of it is known before its first backward pass."""
+    """An optimizer step must lie in one generation, so that all of it is known before its first backward pass."""
     count, slices = config.gradient_accumulation_steps, config.steps_per_generation
     if slices * config.num_iterations % count == 0:
         return "", {}
@@ -87,7 +87,9 @@ def _optimizer(config: GRPOConfig) -> tuple[str, dict[str, Any]]:
     optimizer = str(getattr(config.optim, "value", config.optim))
     if not any(word in optimizer for word in _STEPS_EARLY):
         return "", {}
-    return f"optim = {optimizer!r} steps inside the backward pass: none could be refused", {"optim": "adamw_torch"}
+    return f"optim = {optimizer!r} steps inside the backward pass, where no step can be refused", {
+        "optim": "adamw_torch"
+    }
 
 
 def check_windows(config: GRPOConfig) -> None:
@@ -102,7 +104,7 @@ def check_windows(config: GRPOConfig) -> None:
 
 
 def check_engine(accelerator: Any) -> None:
-    """Refuse an engine that ``accelerate launch --config_file``, the environment or GRPOConfig chose.
+    """Refuse engines that are not data-parallel, whether selected by the launcher, the environment or GRPOConfig.
 
     Raises:
         ConfigError: names it.

@@ -60,7 +60,7 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # mypy cannot
         config: verl's, of the actor.
 
     Attributes:
-        objective: what the actor is trained with.
+        objective: with which the actor is trained.
         objective_state: after the last optimizer step; part of each checkpoint.
         last_refusal: why the last refused optimizer step was refused.
 
@@ -82,7 +82,7 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # mypy cannot
         check_complete(self.objective)
         check_settings(host.config, self.objective, distilled=host.distillation_enabled)
         require_from(host.config, self.objective)
-        super().__init__(config=config)  # before the model is loaded
+        super().__init__(config=config)  # the checks come before the model is loaded
         group = self.engine.get_data_parallel_group()
         self._rlstab_comm: Comm = (
             TorchComm(group, torch.device(get_device_id())) if dist.get_world_size(group) > 1 else LocalComm()
