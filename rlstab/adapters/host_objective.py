@@ -49,8 +49,8 @@ def objective_of(config: Any) -> Methods:
     kind, high = config.loss_type, config.epsilon if config.epsilon_high is None else config.epsilon_high
     if kind == "cispo" and high < 1:
         raise ConfigError(
-            f"GRPOConfig.epsilon_high = {high} is the largest ratio of loss_type='cispo', which must be at least 1 in an "
-            f"objective. The nearest is epsilon_high=1.0; ScaleRL has 5.0."
+            f"GRPOConfig.epsilon_high = {high} is the largest ratio of loss_type='cispo', which must be at least 1 "
+            f"in an objective. The nearest is epsilon_high=1.0; ScaleRL has 5.0."
         )
     vespo = {
         **{"positive_power": config.vespo_k_pos, "positive_decay": config.vespo_lambda_pos},
