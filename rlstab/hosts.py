@@ -149,17 +149,16 @@ def own_correction(objective: TokenObjective) -> tuple[str, str] | None:
 
 def trl_settings(objective: TokenObjective) -> dict[str, HostSetting]:
     """The settings that ``GRPOConfig`` needs with an objective, other than those that must stay at their defaults."""
-    readers = [leaf.name for leaf in walk(objective, observed=True) if "ref_logprobs" in leaf.method.needs]
-    coefficients, estimators = kl_settings(objective, "coefficient"), kl_settings(objective, "estimator")
-    if not readers:
-        beta = HostSetting(0.0, lambda value: not value, "no method of the objective reads the reference model")
-    else:
-        why = f"'{readers[0]}' reads 'ref_logprobs'" + (f" with the coefficient {coefficients[0]}" * bool(coefficients))
-        wanted = coefficients[0] if coefficients else 0.001
-        beta = HostSetting(wanted, lambda value: value in coefficients if coefficients else bool(value), why)
+    readers, coefficients, estimators = _reference(objective)
+    wanted = coefficients[0] if coefficients else 0.001
+    settings = {
+        "beta": HostSetting(wanted, lambda value: value in coefficients if coefficients else bool(value), readers)
+        if readers
+        else HostSetting(0.0, lambda value: not value, _UNREAD)
+    }
     unbiased = [estimator == "k3_unbiased" for estimator in estimators] or [True]
     why = f"the objective decides: its 'kl' has estimator {estimators[0]}" if estimators else "it acts on 'kl' alone"
-    settings = {"beta": beta, "use_bias_correction_kl": HostSetting(unbiased[0], lambda value: value in unbiased, why)}
+    settings["use_bias_correction_kl"] = HostSetting(unbiased[0], lambda value: value in unbiased, why)
     excluding = own_correction(objective)
     if excluding is not None:
         why = f"'{excluding[0]}' excludes it: {excluding[1].rstrip('.')}"
@@ -167,47 +166,44 @@ def trl_settings(objective: TokenObjective) -> dict[str, HostSetting]:
     return settings
 
 
-_GIVEN = SIGNAL_NAMES - {"logprobs"} | {"ref_logprobs", "rollout_logprobs", "truncated", "branch"}
-_LIVE = frozenset({"entropies", "log_kept_mass"})
-_LOGITS = ("max_logprobs", "log_kept_mass", "sum_p_sq")
+def verl_settings(objective: TokenObjective) -> dict[str, HostSetting]:
+    """The settings that ``actor_rollout_ref.actor`` needs with an objective; see :func:`trl_settings`."""
+    readers, coefficients, _ = _reference(objective)
+    default = facts("verl")["loss"]["kl_loss_coef"]
+    allowed = coefficients if readers else [default]
+    return {
+        "use_kl_loss": HostSetting(bool(readers), lambda value: bool(value) == bool(readers), readers or _UNREAD),
+        "kl_loss_coef": HostSetting(
+            next(iter(allowed), default), lambda value: not allowed or value in allowed, readers or _UNREAD
+        ),
+    }
 
-#: In TRL and verl, a response is truncated if its last token is not an EOS; neither grows branches.
+
+_UNREAD = "no method of the objective reads the reference model"
+
+
+def _reference(objective: TokenObjective) -> tuple[str, list[Any], list[Any]]:
+    """Why an objective needs the reference model, empty if it does not; coefficients and estimators of its ``kl``."""
+    names = [leaf.name for leaf in walk(objective, observed=True) if "ref_logprobs" in leaf.method.needs]
+    coefficients = kl_settings(objective, "coefficient")
+    with_coefficient = f" with the coefficient {coefficients[0]}" if coefficients else ""
+    why = f"'{names[0]}' reads 'ref_logprobs'{with_coefficient}" if names else ""
+    return why, coefficients, kl_settings(objective, "estimator")
+
+
+def _host(key: str, settings: Callable[[TokenObjective], Mapping[str, HostSetting]]) -> Host:
+    """A host whose loss is replaced. A response is truncated if its last token is not an EOS; none grows branches."""
+    gives = SIGNAL_NAMES - {"logprobs"} | {"ref_logprobs", "rollout_logprobs", "truncated", "branch"}
+    told = {name: facts(key)[name] for name in _TOLD if name in facts(key)}
+    return Host(key, gives=gives, live=frozenset({"entropies", "log_kept_mass"}), settings=settings, **told)
+
+
+#: Fields of a host that ``hosts.yaml`` has.
+_TOLD = ("name", "release", "how", "otherwise", "spared", "section")
 HOSTS: Mapping[str, Host] = {
-    host.key: host
-    for host in (
-        Host(
-            "trl",
-            "TRL",
-            _GIVEN,
-            _LIVE,
-            release=facts("trl")["release"],
-            how={
-                "ref_logprobs": "set GRPOConfig.beta above 0, which loads the reference model",
-                "rollout_logprobs": "generate with vLLM (use_vllm=True), or with a rollout_func that returns logprobs",
-                **dict.fromkeys(_LOGITS, "write head='rlstab'"),
-            },
-            otherwise="give the trainer signals={{'{name}': function}}, (B, T) values from its batch",
-            spared="where an optimizer step is one micro-batch",
-            section="GRPOConfig",
-            settings=trl_settings,
-        ),
-        Host(
-            "verl",
-            "verl",
-            _GIVEN,
-            _LIVE,
-            release=facts("verl")["release"],
-            how={
-                "ref_logprobs": "set actor_rollout_ref.actor.use_kl_loss=true, which loads the reference model",
-                "rollout_logprobs": "set actor_rollout_ref.rollout.calculate_log_probs=true",
-                **dict.fromkeys(
-                    _LOGITS,
-                    "leave actor_rollout_ref.model.use_fused_kernels at false: fused kernels form no logits",
-                ),
-            },
-        ),
-        Host("data", "the data level", frozenset(SIGNALS), data_level=True),
-    )
+    "trl": _host("trl", trl_settings),
+    "verl": _host("verl", verl_settings),
+    "data": Host("data", "the data level", frozenset(SIGNALS), data_level=True),
 }
 
 

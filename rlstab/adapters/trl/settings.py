@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from accelerate import DistributedType
 from trl import GRPOConfig
 
 from rlstab.adapters.host_objective import TRL_LOSS, objective_of
+from rlstab.adapters.settings import misfits
 from rlstab.config import load_objective
 from rlstab.core.compose import Composition
 from rlstab.errors import ConfigError
@@ -47,18 +49,10 @@ def check_settings(config: GRPOConfig, objective: Composition, *, derived: bool 
 
 def _misfits(config: GRPOConfig, objective: Composition, *, derived: bool = False) -> tuple[list[str], dict[str, Any]]:
     """A sentence for each setting that does not fit, and what to write."""
-    wrong: list[str] = []
-    write: dict[str, Any] = {}
-    for name, default in () if derived else TRL_LOSS.items():
-        if getattr(config, name) != default:
-            wrong.append(f"{name} = {getattr(config, name)!r} has no effect: the objective is the loss")
-            write[name] = default
-    for name, wanted in trl_settings(objective).items():
-        value = getattr(config, name)
-        unused = name == CORRECTION_SETTING and (derived or not config.use_vllm)
-        if not unused and not wanted.fits(value):
-            wrong.append(f"{name} = {value!r}, and {wanted.why}")
-            write[name] = wanted.value
+    wanted = trl_settings(objective)
+    if derived or not config.use_vllm:
+        wanted.pop(CORRECTION_SETTING, None)  # it acts where vLLM generates
+    wrong, write = misfits(partial(getattr, config), {} if derived else TRL_LOSS, wanted)
     for sentence, instead in (_windows(config), _optimizer(config)):
         wrong += [sentence] if sentence else []
         write |= instead
@@ -87,9 +81,7 @@ def _optimizer(config: GRPOConfig) -> tuple[str, dict[str, Any]]:
     optimizer = str(getattr(config.optim, "value", config.optim))
     if not any(word in optimizer for word in _STEPS_EARLY):
         return "", {}
-    return f"optim = {optimizer!r} steps inside the backward pass, where no step can be refused", {
-        "optim": "adamw_torch"
-    }
+    return f"optim = {optimizer!r} steps inside the backward pass: none can be refused", {"optim": "adamw_torch"}
 
 
 def check_windows(config: GRPOConfig) -> None:

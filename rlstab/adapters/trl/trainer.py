@@ -24,7 +24,7 @@ from rlstab.adapters.checkpoint import keep_state, restore_state
 from rlstab.adapters.host_correction import CORRECTION, HostCorrection
 from rlstab.adapters.host_objective import deviations_of, objective_of
 from rlstab.adapters.host_signals import unscored
-from rlstab.adapters.metrics import TRL, HostMetrics
+from rlstab.adapters.metrics import HostMetrics
 from rlstab.adapters.trl.forward import forward_for, provided_by
 from rlstab.adapters.trl.release import check_attributes, check_release
 from rlstab.adapters.trl.reports import entropy_price, trl_report
@@ -127,7 +127,7 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # mypy cannot resol
         self._rlstab_comm: Comm = TorchComm(device=self.accelerator.device) if ranks > 1 else LocalComm()
         self._rlstab_ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
         self._rlstab_metrics = {
-            mode: HostMetrics(TRL, lambda rank: gather_object([rank])) for mode in ("train", "eval")
+            mode: HostMetrics("trl", lambda rank: gather_object([rank])) for mode in ("train", "eval")
         }
         self._rlstab_step: OptimizerStep | None = None
         self._rlstab_scaled = ExitStack()  # the learning rate, around the optimizer

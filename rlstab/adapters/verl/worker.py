@@ -27,7 +27,7 @@ from verl.workers.utils.losses import ppo_loss
 from rlstab.adapters.checkpoint import keep_state, restore_state
 from rlstab.adapters.host_correction import HostCorrection
 from rlstab.adapters.host_signals import unscored
-from rlstab.adapters.metrics import VERL, HostMetrics
+from rlstab.adapters.metrics import HostMetrics
 from rlstab.adapters.settings import require_one_correction
 from rlstab.adapters.verl import check_release
 from rlstab.adapters.verl.batch import ROW, WEIGHTS, MiniBatch
@@ -88,7 +88,7 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # mypy cannot
             TorchComm(group, torch.device(get_device_id())) if dist.get_world_size(group) > 1 else LocalComm()
         )
         self._rlstab_require_same(group)
-        self._rlstab_metrics = HostMetrics(VERL, partial(_from_ranks, group))
+        self._rlstab_metrics = HostMetrics("verl", partial(_from_ranks, group))
         self._rlstab_loss = PlannedLoss(self.objective.signal_options.get("min_p"))
         self._rlstab_ends = _ends(self.model_config)
         if os.environ.get(DUMP):
