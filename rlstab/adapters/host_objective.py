@@ -184,14 +184,8 @@ def verl_deviations_of(actor: Mapping[str, Any]) -> list[str]:
     kind, mode = get["loss_mode"], get["loss_agg_mode"]
     added = get["entropy_coeff"] or get["use_kl_loss"]
     told = [
-        (
-            kind in ("clip_cov", "kl_cov"),
-            f"{kind}: verl selects in each micro-batch, the objective in the step.",
-        ),
-        (
-            kind == "geo_mean",
-            "geo_mean: verl takes the mean of each micro-batch, the objective that of the step.",
-        ),
+        (kind in ("clip_cov", "kl_cov"), f"{kind}: verl selects in each micro-batch, the objective in the step."),
+        (kind == "geo_mean", "geo_mean: verl takes the mean of each micro-batch, the objective that of the step."),
         (
             kind in _OVER_RESPONSES and mode != "seq-mean-token-mean" and added,
             f"{kind}: verl averages entropy and KL as loss_agg_mode = {mode!r} says, the objective over responses.",
@@ -244,10 +238,7 @@ def objective_file(host: str, path: str | Path) -> str:
 
 def _check_kind(where: str, value: Any, default: Any) -> None:
     """Refuse a value of another type than its default, where None stands for a number."""
-    kinds: Mapping[type, tuple[tuple[type, ...], str]] = {
-        bool: ((bool,), "true or false"),
-        str: ((str,), "text"),
-    }
+    kinds: Mapping[type, tuple[tuple[type, ...], str]] = {bool: ((bool,), "true or false"), str: ((str,), "text")}
     allowed, called = kinds.get(type(default), ((int, float), "a number"))
     if value is None and (default is None or where.endswith(("clip_ratio_low", "clip_ratio_high"))):
         return

@@ -126,12 +126,7 @@ class OwnForward:
         )
 
     def _padded(
-        self,
-        model: Any,
-        inputs: Inputs,
-        where: Tensor,
-        needs: Set[str],
-        rows: Mapping[str, Tensor] | None = None,
+        self, model: Any, inputs: Inputs, where: Tensor, needs: Set[str], rows: Mapping[str, Tensor] | None = None
     ) -> dict[str, Tensor]:
         """``(B, T)`` signals where the ``(B, T)`` bool is True, 0 elsewhere."""
         index = where.reshape(-1).nonzero().squeeze(-1)
