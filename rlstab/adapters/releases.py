@@ -31,9 +31,7 @@ def check_release(host: str, installed: str, homes: tuple[str, ...]) -> None:
     """
     name, known = f"{HOSTS[host].name} {installed}", facts(host)
     if not _matches(installed, known["release"]):
-        raise HostError(
-            f"{name} is installed, and the adapter was tested with {known['release']} alone. {how_to_install(host)}"
-        )
+        raise HostError(f"{name} is installed, and the adapter knows {known['release']} alone. {how_to_install(host)}")
     changed = [
         method
         for owner, methods in known["methods"].items()
@@ -100,9 +98,7 @@ def check_methods(
             raise HostError(f"{who} of {release} has no {name}, which the adapter needs. {cure}")
         home = inspect.unwrap(method).__module__
         if not home.startswith(homes):
-            raise HostError(
-                f"{who}.{name} was replaced by {home}. Do not import that package, or train without the adapter."
-            )
+            raise HostError(f"{who}.{name} was replaced by {home}. Do not import it, or train without the adapter.")
         wanted = parameters.split()
         given = list(inspect.signature(inspect.unwrap(method)).parameters)[: len(wanted)]
         if given != wanted:

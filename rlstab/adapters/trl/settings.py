@@ -103,9 +103,7 @@ def check_engine(accelerator: Any) -> None:
     """
     if accelerator.distributed_type in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
         kind = accelerator.distributed_type.value
-        raise ConfigError(
-            f"accelerate was launched with {kind}, which steps in the backward pass. Launch with FSDP or DDP."
-        )
+        raise ConfigError(f"accelerate was launched with {kind}, which steps in the backward pass. Use FSDP or DDP.")
     for kind in ("tp", "cp", "sp"):
         if getattr(accelerator.parallelism_config, f"{kind}_enabled", False):
             raise ConfigError(

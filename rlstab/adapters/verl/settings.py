@@ -42,10 +42,6 @@ def check_settings(config: Any, objective: TokenObjective, *, distilled: bool = 
         raise ConfigError("\n  ".join(lines))
     actor = config.actor
     if actor.strategy not in ENGINES:
-        raise ConfigError(
-            f"{_ACTOR}.strategy = {actor.strategy!r}: the adapter knows verl's engine for FSDP alone. Write fsdp2."
-        )
+        raise ConfigError(f"{_ACTOR}.strategy = {actor.strategy!r}: the adapter knows FSDP alone. Write fsdp2.")
     if distilled:
-        raise ConfigError(
-            "distillation.enabled adds the loss of a teacher, and the objective is the loss. Switch it off."
-        )
+        raise ConfigError("distillation.enabled adds a loss, and the objective is the loss. Switch it off.")

@@ -75,9 +75,7 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # mypy cannot
         check_release()
         path = objective_file(host.config)
         if not path:
-            raise ConfigError(
-                "actor_rollout_ref.actor.policy_loss.loss_mode = 'rlstab:' names no file. Write loss_mode=rlstab:FILE."
-            )
+            raise ConfigError("policy_loss.loss_mode = 'rlstab:' names no file. Write loss_mode=rlstab:FILE.")
         self.objective: Composition = compose(load_objective(path))
         check_complete(self.objective)
         check_settings(host.config, self.objective, distilled=host.distillation_enabled)
@@ -101,7 +99,7 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # mypy cannot
         hashes = set(_from_ranks(group, objective_hash(self.objective)))
         if len(hashes) > 1:
             raise ConfigError(
-                f"ranks read different objectives: {', '.join(sorted(hashes))}. Name one file that all nodes have."
+                f"ranks read different objectives: {', '.join(sorted(hashes))}. Name one file for all nodes."
             )
 
     def set_loss_fn(self, loss_fn: Any) -> None:
