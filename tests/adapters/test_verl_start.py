@@ -62,10 +62,10 @@ FUSED, UNSCORED = {"model.use_fused_kernels": "true"}, {"rollout.calculate_log_p
     ("objective", "changes", "text"),
     [
         ([CLIP], REFERENCE, "use_kl_loss = True, and no method .*use_kl_loss=false"),
-        ([CLIP], {"actor.kl_loss_coef": 0.04}, "kl_loss_coef = 0.04 .*kl_loss_coef=0.001"),
+        ([CLIP], {"actor.kl_loss_coef": 0.04}, "kl_loss_coef = 0.04, .*kl_loss_coef=0.001"),
         ([CLIP, KL], {}, r"(?s)'kl' reads .* Write .*use_kl_loss=true\..*kl_loss_coef=0.02"),
         ([CLIP, {**KL, "anchor": "old"}], REFERENCE, "use_kl_loss = True, and no method"),
-        ([CLIP, KL], {**REFERENCE, "actor.kl_loss_coef": 0.04}, "kl_loss_coef = 0.04 .*coef=0.02"),
+        ([CLIP, KL], {**REFERENCE, "actor.kl_loss_coef": 0.04}, "kl_loss_coef = 0.04, .*coef=0.02"),
         ([CLIP], {"actor.strategy": "torchtitan"}, "strategy = 'torchtitan'"),
         ([CLIP, {"name": "lp_reg"}], FUSED, "'lp_reg' reads 'max_logprobs', .*use_fused_kernels at false"),
         ([CLIP, {"name": "mismatch"}], UNSCORED, "'mismatch' reads 'rollout_logprobs', .*calculate_log_probs=true"),
