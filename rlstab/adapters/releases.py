@@ -18,18 +18,18 @@ from rlstab.errors import HostError
 from rlstab.hosts import HOSTS, facts
 
 
-def check_release(host: str, installed: str, homes: tuple[str, ...]) -> None:
+def check_release(host: str, installed: str = "") -> None:
     """Refuse a release that the adapter does not support; warn if it differs from the tested one.
 
     Args:
         host: key of :data:`rlstab.hosts.HOSTS`.
-        installed: its version.
-        homes: prefixes of the modules that may define its methods.
+        installed: its version; empty asks for it.
 
     Raises:
         HostError: it has another release, or a method was replaced or has other parameters.
     """
-    name, known = f"{HOSTS[host].name} {installed}", facts(host)
+    installed, known = installed or version(host), facts(host)
+    name, homes = f"{HOSTS[host].name} {installed}", tuple(known["homes"])
     if not _matches(installed, known["release"]):
         raise HostError(f"{name} is installed, and the adapter knows {known['release']} alone. {how_to_install(host)}")
     changed = [

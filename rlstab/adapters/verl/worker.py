@@ -28,8 +28,8 @@ from rlstab.adapters.checkpoint import keep_state, restore_state
 from rlstab.adapters.host_correction import HostCorrection
 from rlstab.adapters.host_signals import unscored
 from rlstab.adapters.metrics import HostMetrics
+from rlstab.adapters.releases import check_release
 from rlstab.adapters.settings import require_one_correction
-from rlstab.adapters.verl import check_release
 from rlstab.adapters.verl.batch import ROW, WEIGHTS, MiniBatch
 from rlstab.adapters.verl.loss import BY_ENGINE, FROM_LOGITS, PlannedLoss
 from rlstab.adapters.verl.loss_mode import objective_file
@@ -72,7 +72,7 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # mypy cannot
     """
 
     def __init__(self, host: Any, config: Any) -> None:
-        check_release()
+        check_release("verl")
         path = objective_file(host.config)
         if not path:
             raise ConfigError("policy_loss.loss_mode = 'rlstab:' names no file. Write loss_mode=rlstab:FILE.")
