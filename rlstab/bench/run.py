@@ -8,6 +8,7 @@ import platform
 import re
 import select
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,11 +25,13 @@ from rich.console import Console
 from rich.markup import escape
 
 from rlstab.bench.file import Bench, BenchRun
+from rlstab.bench.launch import Launch, placeholders
 from rlstab.bench.plan import chosen, notes_of, plan_of, unnamed, with_other_settings
 from rlstab.bench.progress import Screen
 from rlstab.bench.record import FILE, read_record, update_record, write_record
-from rlstab.bench.worker import LOG, last_lines
+from rlstab.bench.worker import LOG, how, last_lines
 from rlstab.config.document import dump
+from rlstab.config.runs import RunConfig
 from rlstab.console import Terminal
 from rlstab.errors import ConfigError
 from rlstab.tasks.rewards import require_callable
@@ -109,8 +112,13 @@ def _run(bench: Bench, runs: Sequence[BenchRun], workers: int, overwrite: bool, 
         )
     to_make = {run.name for kind in ("anew", "resumed") for run in plan[kind]}
     queue = [run for run in runs if run.name in to_make]
-    for reward in {run.config.reward: None for run in queue}:
+    for reward in {run.config.reward: None for run in queue if isinstance(run.config, RunConfig)}:
         require_callable(reward)
+    for program in {run.config.template.arguments[0]: None for run in queue if isinstance(run.config, Launch)}:
+        if not placeholders(program) and shutil.which(program) is None:
+            raise ConfigError(
+                f"{bench.source}: command: no program is called '{program}' here. Correct its name or path."
+            )
     _describe(bench)
     for note in notes_of(bench, plan, others):
         console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
@@ -182,11 +190,12 @@ class _Worker:
     """A process that makes one run after another, and is started again where it died.
 
     Args:
-        gpu: that it sees; None where there are none.
+        gpu: that it sees, or several with commas between; None for all.
+        env: variables of its runs.
     """
 
-    def __init__(self, gpu: str | None) -> None:
-        self._seen = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
+    def __init__(self, gpu: str | None, env: Mapping[str, str]) -> None:
+        self._env = {**env} if gpu is None else {**env, "CUDA_VISIBLE_DEVICES": gpu}
         self.process: subprocess.Popen[bytes] | None = None
         self.run: BenchRun | None = None
 
@@ -196,7 +205,7 @@ class _Worker:
         if self.process is not None and self.process.poll() is not None:  # it died after its last run
             self.leave()
         if self.process is None:
-            env = {**os.environ, **ONE_THREAD, **self._seen}
+            env = {**os.environ, **self._env}
             with (run.folder / LOG).open("ab") as log:  # a session of its own: Ctrl-C is for the parent to decide
                 self.process = subprocess.Popen(
                     COMMAND, bufsize=0, stdin=PIPE, stdout=PIPE, stderr=log, env=env, start_new_session=True
@@ -241,8 +250,7 @@ class _Worker:
 
 def _make(bench: Bench, queue: Sequence[BenchRun], resumed: Sequence[BenchRun], count: int, screen: Screen) -> None:
     """Make runs in their order, so many at a time; however this ends, no worker is left."""
-    names: list[str | None] = [*gpus()] or [None]
-    workers = [_Worker(names[place % len(names)]) for place in range(count)]  # they share the GPUs evenly
+    workers = [_Worker(_share(bench, index, count), environment(bench)) for index in range(count)]
     waiting = deque(queue)
     try:
         while True:
@@ -258,7 +266,7 @@ def _make(bench: Bench, queue: Sequence[BenchRun], resumed: Sequence[BenchRun], 
                 run, code = worker.end()
                 if read_record(run.folder).get("status") not in ("finished", "failed"):
                     log = (run.folder / LOG).read_text(encoding="utf-8", errors="replace")
-                    text = last_lines(f"{log.rstrip()}\nthe worker {_how(code)}")
+                    text = last_lines(f"{log.rstrip()}\nthe worker {how(code)}")
                     update_record(run.folder, status="failed", error=text, seconds=None, cpu_seconds=None)
                 screen.ended(run)
     finally:
@@ -271,16 +279,38 @@ def _make(bench: Bench, queue: Sequence[BenchRun], resumed: Sequence[BenchRun], 
 def _start(bench: Bench, run: BenchRun, resumed: Sequence[BenchRun], worker: _Worker, screen: Screen) -> None:
     """Start a run, in place of the one that is there or from its checkpoint."""
     resume = run in resumed
+    worker.start(run, prepare(bench, run, resume))
+    screen.started(run, resume)
+
+
+def prepare(bench: Bench, run: BenchRun, resume: bool, status: str = "running") -> dict[str, Any]:
+    """Make the folder of a run ready, and return its order; see :mod:`rlstab.bench.worker`."""
     spent: dict[str, float | None] = {"seconds": 0.0, "cpu_seconds": 0.0}
     if resume:
         spent = {name: read_record(run.folder).get(name) for name in spent}
     run.folder.mkdir(parents=True, exist_ok=True)
-    write_record(run.folder, _record(bench, run, "running"))
+    write_record(run.folder, _record(bench, run, status))
     if not resume:
         (run.folder / LOG).write_bytes(b"")
-    order = {"run": run.config.model_dump(mode="json"), "resume": resume, "spent": spent}
-    worker.start(run, order | {"keep_checkpoints": bench.file.keep_checkpoints})
-    screen.started(run, resume)
+    if isinstance(run.config, Launch):
+        what: dict[str, Any] = {"command": run.config.prepare(resume=resume)}
+    else:
+        what = {"run": run.config.model_dump(mode="json")}
+    keep = bench.file.keep_checkpoints
+    return {**what, "folder": str(run.folder), "resume": resume, "spent": spent, "keep_checkpoints": keep}
+
+
+def environment(bench: Bench) -> dict[str, str]:
+    """Variables that a run gets; a command has those of the shell."""
+    return {} if bench.file.command else ONE_THREAD
+
+
+def _share(bench: Bench, index: int, count: int) -> str | None:
+    """The GPUs of a worker: one of them for a run of one process; a command gets its even share."""
+    names = gpus()
+    if not names or (bench.file.command and count == 1):
+        return None
+    return ",".join(names[index::count] if bench.file.command else []) or names[index % len(names)]
 
 
 def _record(bench: Bench, run: BenchRun, status: str) -> dict[str, Any]:
@@ -288,13 +318,6 @@ def _record(bench: Bench, run: BenchRun, status: str) -> dict[str, Any]:
     names = {"bench": bench.file.name, "setting": run.setting, "method": run.method, "seed": run.seed}
     ended = {"status": status, "error": None, "seconds": None, "cpu_seconds": None}
     return {**names, **ended, "command": command(bench, run), "run_hash": run.hash}
-
-
-def _how(code: int) -> str:
-    if code >= 0:
-        return f"ended with code {code}"
-    names = {number.value: number.name for number in signal.Signals}
-    return f"was ended by {names.get(-code, f'signal {-code}')}"
 
 
 def gpus() -> list[str]:
