@@ -117,6 +117,8 @@ def _parser() -> argparse.ArgumentParser:
     _takes_file(bench, "bench file", "bench", settings=False)
     bench.add_argument("--out", help="folder of the bench, instead of the file's")
     bench.add_argument("--workers", type=_count, help="runs in parallel, one thread each (one per CPU)")
+    bench.add_argument("--launcher", choices=("local", "slurm"), default="local", help="slurm: a job for each run")
+    bench.add_argument("--print", dest="launcher", action="store_const", const="print", help="print a command for each")
     bench.add_argument("--only", action="append", default=[], metavar="SETTING/METHOD", help="* matches anything")
     bench.add_argument("--overwrite", action="store_true", help="repeat finished runs whose settings have changed")
     bench.add_argument("--retry", action="store_true", help="repeat failed runs")
@@ -310,9 +312,7 @@ def _bench(options: argparse.Namespace) -> int:
     if options.dry_run:
         dry_run(bench, only=options.only)
         return 0
-    return run_bench(
-        bench, workers=options.workers, only=options.only, overwrite=options.overwrite, retry=options.retry
-    )
+    return run_bench(bench, **_given(options, "file", "example", "out", "dry_run", "kinds"))
 
 
 def _probe(options: argparse.Namespace) -> int:

@@ -82,6 +82,9 @@ class BenchFile(Settings):
     ablate: Literal["leave_one_out", "add_one_in", "both"] | None = Field(
         None, description="what to make of the stack; null is both"
     )
+    slurm: dict[str, JsonValue] = Field(
+        {}, description="of jobs, for --launcher slurm: time in minutes, partition, gpus_per_node, ... as in submitit"
+    )
     keep_checkpoints: bool = Field(False, description="keep the final checkpoint of a finished run")
 
 

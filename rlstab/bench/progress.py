@@ -74,11 +74,15 @@ class Screen:
             self._progress.update(self._tasks[run.name], completed=rollout, now=_measured(records))
         self._progress.update(self._all, completed=made)
 
+    def say(self, text: str) -> None:
+        """A line above the bars."""
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
     def started(self, run: BenchRun, resumed: bool) -> None:
         """A worker has begun."""
         if not self._console.is_terminal:
             word = "resume" if resumed else "start "
-            self._console.print(f"{word} {run.name}", highlight=False, markup=False, soft_wrap=True)
+            self.say(f"{word} {run.name}")
 
     def ended(self, run: BenchRun) -> None:
         """A worker is gone, and its record says how."""

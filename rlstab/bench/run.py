@@ -13,11 +13,11 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from subprocess import PIPE
-from typing import IO, Any
+from typing import IO, Any, Literal, TypeAlias
 
 import filelock
 import torch
@@ -29,12 +29,17 @@ from rlstab.bench.launch import Launch, placeholders
 from rlstab.bench.plan import chosen, notes_of, plan_of, unnamed, with_other_settings
 from rlstab.bench.progress import Screen
 from rlstab.bench.record import FILE, read_record, update_record, write_record
-from rlstab.bench.worker import LOG, how, last_lines
+from rlstab.bench.worker import LOG, ORDER, QUEUED, how, last_lines
 from rlstab.config.document import dump
 from rlstab.config.runs import RunConfig
 from rlstab.console import Terminal
 from rlstab.errors import ConfigError
+from rlstab.extras import require
+from rlstab.files import replace_file
 from rlstab.tasks.rewards import require_callable
+
+#: What starts the runs.
+Launcher: TypeAlias = Literal["local", "slurm", "print"]
 
 #: Seconds between looks at the workers.
 POLL = 0.5
@@ -61,6 +66,7 @@ def run_bench(
     only: Sequence[str] = (),
     overwrite: bool = False,
     retry: bool = False,
+    launcher: Launcher = "local",
     console: Console | None = None,
 ) -> int:
     """Make the runs of a bench that are not finished.
@@ -71,6 +77,8 @@ def run_bench(
         only: patterns of ``setting/method`` or ``setting/method/seed-0``; empty takes all.
         overwrite: make runs whose settings have changed again.
         retry: make failed runs again, from the newest whole checkpoint where there is one.
+        launcher: ``local``; ``slurm``, a job for each run; or ``print``, which starts nothing and prints for each run
+            the command with which any scheduler may start it.
         console: where to show the progress; None is the terminal.
 
     Returns:
@@ -78,7 +86,7 @@ def run_bench(
 
     Raises:
         ConfigError: runs have other settings than the file now, no run matches, another process runs it, its folder
-            cannot be written or holds another bench.
+            cannot be written or holds another bench, or jobs cannot be submitted.
         ScorerError: a reward cannot be loaded, or takes other arguments than it is called with.
     """
     console = console or Terminal(stderr=True)
@@ -86,7 +94,7 @@ def run_bench(
     try:
         bench.out.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(bench.out / ".lock", timeout=0):
-            return _run(bench, runs, workers or bench.workers, overwrite, retry, console)
+            return _run(bench, runs, workers or bench.workers, overwrite, retry, launcher, console)
     except filelock.Timeout:
         text = f"{bench.out} is being run by another process. Wait for it, or give another folder with --out."
         raise ConfigError(text) from None
@@ -95,7 +103,15 @@ def run_bench(
         raise ConfigError(text) from error
 
 
-def _run(bench: Bench, runs: Sequence[BenchRun], workers: int, overwrite: bool, retry: bool, console: Console) -> int:
+def _run(
+    bench: Bench,
+    runs: Sequence[BenchRun],
+    workers: int,
+    overwrite: bool,
+    retry: bool,
+    launcher: Launcher,
+    console: Console,
+) -> int:
     owner = read_record(bench.out).get("name", bench.file.name)
     if owner != bench.file.name:
         raise ConfigError(
@@ -119,17 +135,29 @@ def _run(bench: Bench, runs: Sequence[BenchRun], workers: int, overwrite: bool, 
             raise ConfigError(
                 f"{bench.source}: command: no program is called '{program}' here. Correct its name or path."
             )
+    submit: Callable[[Screen], None] | None = None
+    if launcher == "slurm" or any("job" in read_record(run.folder) for run in queue):
+        submit = _jobs(bench, queue, plan["resumed"], workers, launcher)
     _describe(bench)
     for note in notes_of(bench, plan, others):
         console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
     for run in plan["finished"]:
         if "status" not in read_record(run.folder):  # its record was lost
             write_record(run.folder, _record(bench, run, "finished"))
+    if launcher == "print":
+        for run in queue:
+            _order(bench, run, run in plan["resumed"])
+            print(shlex.join([*COMMAND, str(run.folder.absolute())]))
+        return 0
     try:
         with Screen(console, runs, queue) as screen:
-            _make(bench, queue, plan["resumed"], workers, screen)
+            if submit is not None:
+                submit(screen)
+            else:
+                _make(bench, queue, plan["resumed"], workers, screen)
     except KeyboardInterrupt:
-        _say(console, f"stopped; {_summary(runs)}. Continue with: {command(bench)}")
+        left = "its jobs go on, and scancel ends them. Show them again" if submit else "Continue"
+        _say(console, f"stopped; {_summary(runs)}. {left} with: {command(bench)}" + " --launcher slurm" * bool(submit))
         return STOPPED
     failed = [run for run in runs if read_record(run.folder).get("status") == "failed"]
     for run in failed:
@@ -142,6 +170,40 @@ def _run(bench: Bench, runs: Sequence[BenchRun], workers: int, overwrite: bool, 
         _say(console, text)
     _say(console, f"{bench.out}: {_summary(runs)}")
     return 1 if failed else 0
+
+
+def _jobs(
+    bench: Bench, queue: Sequence[BenchRun], resumed: Sequence[BenchRun], at_once: int, launcher: Launcher
+) -> Callable[[Screen], None] | None:
+    """What submits the runs that no job of an earlier call makes, and follows all; None where another launcher may go.
+
+    Raises:
+        ConfigError: a job makes one of the runs, and another launcher was asked for.
+    """
+    require("slurm", "--launcher slurm")
+    from rlstab.bench import slurm
+
+    executor = slurm.executor_of(bench, at_once)
+    jobs = slurm.jobs_of(executor, queue)
+    if launcher != "slurm":
+        for run, job in jobs.items():
+            text = f"{run.name} is made by job {job.job_id}. Go on with --launcher slurm, or end the jobs by scancel."
+            raise ConfigError(text)
+        return None
+
+    def submit(screen: Screen) -> None:
+        new = [run for run in queue if run not in jobs]
+        for run in new:
+            _order(bench, run, run in resumed)
+        slurm.follow({**jobs, **slurm.submit(executor, new)}, screen)
+
+    return submit
+
+
+def _order(bench: Bench, run: BenchRun, resume: bool) -> None:
+    """Leave the order of a run in its folder, for whatever starts it; see :func:`rlstab.bench.worker.make_alone`."""
+    order = prepare(bench, run, resume, QUEUED) | {"cwd": str(Path.cwd()), "env": environment(bench)}
+    replace_file(run.folder / ORDER, json.dumps(order))
 
 
 def _say(console: Console, text: str) -> None:

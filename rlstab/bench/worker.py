@@ -86,6 +86,8 @@ def make_alone(folder: Path) -> NoReturn:
         resume = has_checkpoint(folder) if "run" in order else any((folder / OUT).glob("*"))
         spent = {name: record.get(name) if resume else 0.0 for name in ("seconds", "cpu_seconds")}
         order |= {"resume": resume, "spent": spent}
+    os.chdir(order["cwd"])
+    os.environ.update(order["env"])
     update_record(folder, status="running", error=None)
     _make(order, alone=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -40,17 +41,12 @@ def read_foreign(folder: Path, console: Path) -> Logged:
         ReportError: neither has a metric that is known.
     """
     try:
-        log = read_folder(folder)
+        return _logged(read_folder(folder))
     except ReportError:
-        if not console.is_file():
-            raise
-        try:
-            (log,) = read_file(console, text_at(console))
-        except ReportError:
-            log = None
-        if log is None:
-            raise
-    return _logged(log)
+        if console.is_file():
+            with suppress(ReportError):
+                return _logged(read_file(console, text_at(console))[0])
+        raise
 
 
 def _logged(log: Log) -> Logged:
