@@ -500,6 +500,6 @@ def require_trainable(policy: Policy, name: str) -> None:
     """Raises ModelError if no weight of a model requires a gradient, so that nothing would be learnt."""
     if not any(weight.requires_grad for weight in policy.model.parameters()):
         raise ModelError(
-            f"no weight of '{name}' requires a gradient, so nothing can be trained. Give a model in a floating-point format, "
-            f"or put an adapter on it with model.adapter."
+            f"no weight of '{name}' requires a gradient, so nothing can be trained. Give a model in a floating-point "
+            f"format, or put an adapter on it with model.adapter."
         )
