@@ -70,7 +70,8 @@ def test_decoding_waits_for_one_token_in_eight(tmp_path):
     counts = []
     for length in (8, 24):
         with trainer_there() as tally:
-            go(small(tmp_path / str(length), rollout__max_new_tokens=length, optimisation__rollouts=1))
+            short = {"rollout__prompts": 1, "rollout__group": 2, "optimisation__rollouts": 1}
+            go(small(tmp_path / str(length), rollout__max_new_tokens=length, **short))
         counts.append(sum(tally.waits.values()))
     assert 0 <= counts[1] - counts[0] <= 16 / 8
 
