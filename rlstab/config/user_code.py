@@ -46,7 +46,6 @@ _IN_FILE = re.compile(r"(?P<file>[^\n]*[^\n/\\]\.py):(?P<name>[A-Za-z_]\w*(?:\.[
 _PATHS = re.compile(r"(^|.*\.)(model\.(name|adapter|reference)|adapter\.path|task\.(path|eval_path))")
 
 _files_of: dict[type, str] = {}
-_imports: dict[Path, tuple[dict[Path, tuple[int, int]], list[Path]]] = {}
 
 
 def is_user_code(name: object) -> bool:
