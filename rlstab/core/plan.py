@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rlstab.core.batch import BASICS, LEAST, MOST, TokenBatch, impossible
 from rlstab.core.comm import Comm, LocalComm
+from rlstab.core.devices import on_cpu
 from rlstab.core.loss import LossOutput, Part, counts, loss_of_part
 from rlstab.core.method import measure_all
 from rlstab.core.objective import (
@@ -246,7 +247,7 @@ def member_terms(plan: Plan, which: int | TokenBatch | Part) -> dict[str, Member
 
 def _lengths(batch: TokenBatch) -> dict[int, int]:
     """The number of tokens of each sequence of a batch, by sequence id, without empty ones."""
-    pairs = zip(batch.sequence_ids.tolist(), batch.lengths.tolist(), strict=True)
+    pairs = zip(batch.here.sequence_ids.tolist(), batch.here.lengths.tolist(), strict=True)
     return {sequence: int(length) for sequence, length in pairs if length}
 
 
@@ -348,12 +349,15 @@ def _refuse_impossible(objective: TokenObjective, parts: Sequence[TokenBatch], c
     names = ["old_logprobs", "logprobs", "advantages", *sorted(objective.needs - BASICS)]
     limited = [name for name in names if name in MOST or name in LEAST]
     counts = torch.zeros(len(names) + len(limited), dtype=torch.float64)
-    for part in filter(len, parts):
-        present = dict(part.per_token())
+    filled = [dict(part.here.per_token()) for part in parts if len(part)]
+
+    def seen_of(present: dict[str, Tensor]) -> Tensor:
         # NaN and Inf survive a sum; where a sum of finite values overflows, the values are checked again
         sums = [present[name].sum().double() for name in names]
         worst = [(present[name].amax() if name in MOST else present[name].amin()).double() for name in limited]
-        seen = torch.stack(sums + worst).cpu()  # one wait for the device
+        return torch.stack(sums + worst)
+
+    for present, seen in zip(filled, on_cpu([*map(seen_of, filled)]), strict=True):  # one wait for the device
         furthest = zip(limited, seen[len(names) :].tolist(), strict=True)
         possible = all(value <= MOST[name] if name in MOST else value >= LEAST[name] for name, value in furthest)
         if not (possible and seen.isfinite().all()):

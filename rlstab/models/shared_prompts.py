@@ -34,10 +34,7 @@ class SharedPrompts:
 
     @classmethod
     def among(cls, prompt_ids: Tensor, prompt_mask: Tensor, length: int) -> SharedPrompts | None:
-        """Those of ``(R, P)`` prompts with responses of ``length`` tokens; None where too few tokens would be saved.
-
-        It synchronises with the device.
-        """
+        """Those of ``(R, P)`` prompts with responses of ``length`` tokens; None where too few tokens would be saved."""
         ids = torch.where(prompt_mask, prompt_ids, -1)
         different, of = ids.unique(dim=0, return_inverse=True)
         if not worthwhile(len(ids), len(different), ids.shape[1], length):

@@ -47,6 +47,8 @@ class Tally:
 
     def __init__(self) -> None:
         self.waits: Counter[tuple[str, str]] = Counter()
+        self.sends: Counter[tuple[str, str]] = Counter()
+        self.queued: Counter[tuple[str, str]] = Counter()
         self.unordered: Counter[tuple[str, str]] = Counter()
         self.operations: Counter[str] = Counter()
         self.has_float64 = True
@@ -122,10 +124,12 @@ def _simulated(device: Any) -> bool:
 
 def _copied(func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
     """A copy within the device, or between it and the CPU, which waits."""
+    waits = not kwargs.get("non_blocking", False)
     if func.overloadpacket.__name__ == "copy_":
         target, source = args[0], args[1]
+        waits = waits and not any(args[2:])
         if isinstance(target, SimulatedTensor) != isinstance(source, SimulatedTensor):
-            TALLY.waits["copy to sim" if isinstance(target, SimulatedTensor) else "copy to cpu", _line()] += 1
+            _count_copy(isinstance(target, SimulatedTensor), waits)
         func(_held(target), _held(source), *args[2:], **kwargs)
         return target  # type: ignore[no-any-return]
     device, here = kwargs.get("device"), isinstance(args[0], SimulatedTensor)
@@ -134,8 +138,16 @@ def _copied(func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
         kwargs["device"] = torch.device("cpu")
     out = func(_held(args[0]), **kwargs)
     if here != there:
-        TALLY.waits["copy to sim" if there else "copy to cpu", _line()] += 1
+        _count_copy(there, waits)
     return SimulatedTensor(out) if there else out  # type: ignore[no-any-return]
+
+
+def _count_copy(to_device: bool, waits: bool) -> None:
+    """A copy to the CPU is read at once by what comes next, whether it waits itself or not."""
+    if to_device:
+        (TALLY.sends if waits else TALLY.queued)["copy to sim", _line()] += 1
+    else:
+        TALLY.waits["copy to cpu", _line()] += 1
 
 
 def _run(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
@@ -170,7 +182,7 @@ def _refuse_mixing(name: str, args: Any, given: Sequence[Tensor]) -> None:
     values = args[2] if len(args) > 2 else None
     on_cpu = isinstance(values, Tensor) and not isinstance(values, SimulatedTensor) and values.dim() > 0
     if name in INDEXING and isinstance(args[0], SimulatedTensor) and not on_cpu:
-        TALLY.waits["index sent", _line()] += 1
+        TALLY.sends["index sent", _line()] += 1
         return
     shapes = [(tuple(tensor.shape), tensor.device.type) for tensor in given]
     raise RuntimeError(f"Expected all tensors to be on the same device: {name} of {shapes} at {_line()}")
