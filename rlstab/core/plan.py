@@ -210,7 +210,12 @@ def make_plan(
             settled = stat if scope == "step" else measure_all(objective, [evidence], state, LocalComm())[0]
             planned.append(Part.of(part, settled, terms_of(objective, evidence, settled, state)))
         lr_scale = _lr_scale(objective, planned if scope == "step" else [], stat, state)
-        flat = torch.cat([*map(_counts_of, planned), _repeated(parts)]).cpu()  # one wait for the device
+        # what is read of a batch that lies on a device comes with the counts: one wait
+        live = [{} if part.batch.here is part.batch else part.live_rows() for part in planned]
+        counts = torch.cat([*map(_counts_of, planned), _repeated(parts)])
+        flat, *read = on_cpu([counts, *(tokens for rows in live for tokens in rows.values())])
+        rest = iter(read)
+        live = [{name: next(rest) for name in rows} for rows in live]
         by_part = flat[:-1].view(len(planned), len(_Counts._fields))
         *sums, repeated = comm.sum(torch.cat([by_part.sum(0), flat[-1:]])).tolist()
     counted = _Counts(*sums)
@@ -225,7 +230,10 @@ def make_plan(
         objective=objective,
         state=state,
         settled=stat,
-        parts=tuple(_counted(part, _Counts(*row)) for part, row in zip(planned, by_part.tolist(), strict=True)),
+        parts=tuple(
+            replace(_counted(part, _Counts(*row)), live_here=rows)
+            for part, row, rows in zip(planned, by_part.tolist(), live, strict=True)
+        ),
         kept=Totals(counted.kept_tokens, counted.kept_sequences),
         everything=Totals(counted.tokens, counted.sequences),
         live_tokens=int(counted.live),

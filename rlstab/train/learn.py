@@ -177,7 +177,7 @@ class Learner:
             return step
 
         # read before the first forward: a later read would wait for the kernels of a whole micro-batch
-        micro_batches = _micro_batches(step.plan, evidence, self.engine)
+        micro_batches = [_MicroBatch.of(step.plan, batch, sequences, self.engine) for sequences, batch in evidence]
         recorder = self.recorder if self.recorder is not None and self.recorder.wants(number) else None
         compared = first and self._compared == "live"
         reached, gaps = self._backward(step, micro_batches, rollout, recorder, compared=compared)
@@ -329,8 +329,9 @@ class _MicroBatch:
     shared: SharedPrompts | None = None
 
     @classmethod
-    def of(cls, where: Mapping[str, Tensor], batch: TokenBatch, sequences: Sequences, engine: Engine) -> _MicroBatch:
-        """The micro-batch of which the plan reads the live outputs on these tokens."""
+    def of(cls, plan: Plan, batch: TokenBatch, sequences: Sequences, engine: Engine) -> _MicroBatch:
+        """Find out what the plan reads of a micro-batch."""
+        where = plan.part(batch).live_here or plan.live_rows(batch)
         wanted = torch.stack(list(where.values())).any(0)
         index = wanted.nonzero().squeeze(-1)
         if not index.numel():
@@ -340,17 +341,6 @@ class _MicroBatch:
         needed = sequences.rows(chosen).cut(int(column.max()) + 1)
         index_in_needed = row * needed.response_ids.shape[1] + column
         return cls(batch, sequences, where, index, needed, index_in_needed, engine.shared_prompts(needed))
-
-
-def _micro_batches(plan: Plan, evidence: Sequence[tuple[Sequences, TokenBatch]], engine: Engine) -> list[_MicroBatch]:
-    """The micro-batches of an optimizer step; what the plan reads of them comes from the device in one copy."""
-    live = [plan.live_rows(batch) for _, batch in evidence]
-    read = iter(on_cpu([tokens for where in live for tokens in where.values()]))
-    here = [{name: next(read) for name in where} for where in live]
-    return [
-        _MicroBatch.of(where, batch, sequences, engine)
-        for where, (sequences, batch) in zip(here, evidence, strict=True)
-    ]
 
 
 def _compare_sampler(rollout: Rollout, signals: Mapping[str, Tensor], rows: Tensor, metrics: Metrics) -> None:

@@ -26,23 +26,31 @@ from rlstab.core.devices import counting_device
 #: Whether this torch can have a backend that is written in Python.
 AVAILABLE = hasattr(backend_registration, "_setup_privateuseone_for_python_backend")
 NEEDS = "torch's Python backend for PrivateUse1 is not in this release"
+OTHERS = "transformers"
 PACKAGE = str(Path(rlstab.__file__).parent)
 
-#: The host waits for their result: a number, or a shape that only values decide.
+#: The host waits for their result: a number, or a shape that only values decide. With copies that block, these are the
+#: operations of which ``torch.cuda.set_sync_debug_mode`` warns on CUDA.
 WAITS = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "bincount", "repeat_interleave"}
 WAITS |= {"unique_dim", "_unique2", "unique_consecutive"}
 #: CUDA adds floating-point numbers in no fixed order here, unless torch is told to be deterministic.
 UNORDERED = {"index_add", "index_add_", "scatter_add", "scatter_add_", "cumsum", "put_", "embedding_dense_backward"}
 UNORDERED |= {"scatter_reduce", "scatter_reduce_", "_index_put_impl_", "index_put", "index_put_", "histc", "bincount"}
-#: Of these, the ones of which torch has a deterministic form (its documentation of use_deterministic_algorithms).
-ORDERED_ON_REQUEST = {"index_add", "index_add_", "scatter_add", "scatter_add_", "cumsum", "put_", "index_put"}
-ORDERED_ON_REQUEST |= {"embedding_dense_backward", "_index_put_impl_", "index_put_"}
+#: Of these, and of others, the ones that torch refuses on CUDA where it is told to be deterministic.
+REFUSED = {"histc", "bincount", "put_", "kthvalue", "median", "scatter_reduce", "scatter_reduce_"}
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
 
 
 class Tally:
-    """What happened on the device: ``waits`` and ``unordered`` by ``(operation, file:line of rlstab)``, and all
-    ``operations`` by name.
+    """What happened on the device, by ``(operation, file:line)``, and all ``operations`` by name.
+
+    A line is of rlstab, or of transformers where that waits by itself.
+
+    Attributes:
+        waits: reads, for which the host waits until the device has done all that was asked of it.
+        sends: copies to the device that block: torch waits for them, and so for all that was asked before.
+        queued: copies to the device that do not block.
+        unordered: sums in no fixed order.
     """
 
     def __init__(self) -> None:
@@ -104,12 +112,14 @@ class SimulatedTensor(torch.Tensor):
 
 
 def _line() -> str:
-    """The innermost line of rlstab that is running."""
+    """The innermost line that is running of rlstab, or of transformers if that is further in."""
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if name.startswith(PACKAGE):
+        if name.startswith(PACKAGE) and not name.endswith(("core/devices.py", "core/comm.py")):
             return f"{name[len(PACKAGE) + 1 :]}:{frame.f_lineno}"
+        if f"{OTHERS}/" in name:
+            return f"{OTHERS}/{name.rpartition(f'{OTHERS}/')[2]}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return "elsewhere"
 
@@ -128,7 +138,7 @@ def _copied(func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
     if func.overloadpacket.__name__ == "copy_":
         target, source = args[0], args[1]
         waits = waits and not any(args[2:])
-        if isinstance(target, SimulatedTensor) != isinstance(source, SimulatedTensor):
+        if isinstance(target, SimulatedTensor) != isinstance(source, SimulatedTensor) and source.numel():
             _count_copy(isinstance(target, SimulatedTensor), waits)
         func(_held(target), _held(source), *args[2:], **kwargs)
         return target  # type: ignore[no-any-return]
@@ -137,7 +147,7 @@ def _copied(func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
     if device is not None:
         kwargs["device"] = torch.device("cpu")
     out = func(_held(args[0]), **kwargs)
-    if here != there:
+    if here != there and out.numel():  # a copy of nothing waits for nothing
         _count_copy(there, waits)
     return SimulatedTensor(out) if there else out  # type: ignore[no-any-return]
 
@@ -195,8 +205,10 @@ def _count(name: str, args: Any, given: Sequence[Tensor]) -> None:
     adds = len(args) > 3 and bool(args[3]) if "index_put" in name else True
     # whole numbers, and the largest of some, are the same in any order
     extreme = any(isinstance(argument, str) and argument in ("amax", "amin") for argument in args)
-    floats = bool(given) and given[0].is_floating_point() and not extreme
-    ordered = torch.are_deterministic_algorithms_enabled() and name in ORDERED_ON_REQUEST
+    floats = any(tensor.is_floating_point() for tensor in given) and not extreme
+    ordered = torch.are_deterministic_algorithms_enabled()
+    if ordered and name in REFUSED and (floats or name == "kthvalue"):
+        raise RuntimeError(f"{name} has no deterministic form on CUDA, and was asked for at {_line()}")
     if name in UNORDERED and adds and floats and not ordered:
         TALLY.unordered[name, _line()] += 1
 

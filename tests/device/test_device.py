@@ -24,5 +24,6 @@ def test_on_the_simulated_device(file, marks):
     ran = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"RLSTAB_ON_DEVICE": "1"})
     counted = re.search(r"(\d+) passed", ran.stdout)
     assert ran.returncode == 0, ran.stdout + ran.stderr
+    print(ran.stdout)
     assert counted is not None, ran.stdout
     assert "skipped" not in ran.stdout
