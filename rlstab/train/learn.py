@@ -268,7 +268,7 @@ class Learner:
     ) -> None:
         assert step.plan is not None
         batch, sequences, scale = micro_batch.batch, micro_batch.sequences, self.engine.loss_scale
-        tensors, ids = tensors_of(batch, live, sequences.response_ids), batch.sequence_ids.cpu()
+        tensors, ids = tensors_of(batch, live, sequences.response_ids), batch.here.sequence_ids
         tensors |= what_methods_did(step.plan, batch, live)
         tensors["prompt_ids"] = sequences.prompt_ids[sequences.prompt_mask]
         tensors["prompt_lengths"] = sequences.prompt_mask.sum(1)

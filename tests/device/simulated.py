@@ -38,6 +38,8 @@ UNORDERED = {"index_add", "index_add_", "scatter_add", "scatter_add_", "cumsum",
 UNORDERED |= {"scatter_reduce", "scatter_reduce_", "_index_put_impl_", "index_put", "index_put_", "histc", "bincount"}
 #: Of these, and of others, the ones that torch refuses on CUDA where it is told to be deterministic.
 REFUSED = {"histc", "bincount", "put_", "kthvalue", "median", "scatter_reduce", "scatter_reduce_"}
+#: These allocate, or compute no values, and launch nothing.
+FREE = {"empty", "new_empty", "empty_like", "empty_strided", "detach", "_unsafe_view", "_local_scalar_dense"}
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
 
 
@@ -51,6 +53,7 @@ class Tally:
         sends: copies to the device that block: torch waits for them, and so for all that was asked before.
         queued: copies to the device that do not block.
         unordered: sums in no fixed order.
+        launches: operations that compute values, each of which is a kernel or a few.
     """
 
     def __init__(self) -> None:
@@ -59,6 +62,7 @@ class Tally:
         self.queued: Counter[tuple[str, str]] = Counter()
         self.unordered: Counter[tuple[str, str]] = Counter()
         self.operations: Counter[str] = Counter()
+        self.launches = 0
         self.has_float64 = True
 
 
@@ -171,6 +175,9 @@ def _run(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     if simulated:
         _refuse_mixing(name, args, given)
     _count(name, args, given)
+    aliases = [value.alias_info for value in func._schema.returns]
+    views = any(alias is not None and not alias.is_write for alias in aliases)
+    TALLY.launches += not views and name not in FREE
     device = kwargs.get("device")
     there = bool(simulated) if device is None else _simulated(device)
     if device is not None:
