@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from rlstab.core.metadata import SOURCES
 from rlstab.diagnose.diagnosis import CAUSES, TOGETHER
-from rlstab.diagnose.metric_aliases import ALIASES, COMPLEMENTS, SUMS
 from rlstab.diagnose.remedies import Remedy, remedies
+from rlstab.logs.metric_aliases import ALIASES, COMPLEMENTS, SUMS
 from rlstab.signs import SIGNS
 
 #: The beginning of the page. It is written by a command, like the pages of the methods.

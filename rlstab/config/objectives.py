@@ -110,6 +110,8 @@ def _item(document: Document, item: Any, keys: Keys, registry: Registry[Any]) ->
         return item
     where = (*keys, "name") if isinstance(item, Mapping) and "name" in item else keys
     example = f"{{name: {registry.names()[0]}}}{' or {preset: dapo}' if registry is METHODS else ''}"
+    if isinstance(item, Mapping) and (name := next(iter(item), "")) in {*registry.names(), "within", "observe"}:
+        example = f"{{name: {name}, SETTING: ...}}"
     raise document.error(where, f"expected a {registry.noun}, for example {example}, not {shown(item)}.")
 
 

@@ -36,23 +36,31 @@ SECTIONS: Mapping[str, Any] = {
 MOST_HOMES = 3
 #: A key unlike every setting of its heading, and at least this like one of another heading or library, is that one.
 MISSPELT = 0.85
+#: Letters that a key has to have for that: of short words too many are alike.
+LONG = 6
 
 
 def unknown_key(key: str, model: type[BaseModel]) -> str:
     """A hint for a key that ``model``, a part of a file, does not have."""
     known, others = list(model.model_fields), {**_homes(), **_answers()}
-    wanted = plain(key)
-    if wanted not in {*others, *_kinds()} and max(likeness(key, name) for name in known) < NEAR:
+    wanted, near = plain(key), max(likeness(key, name) for name in known)
+    if "preset" in known and near < MISSPELT:
+        return (
+            f"Settings of its methods go under `set`, as in set: {{METHOD: {{{key}: ...}}}}; other methods are items."
+        )
+    if len(wanted) >= LONG and wanted not in {*others, *_kinds()} and near < NEAR:
         wanted = max((name for name in others if likeness(key, name) >= MISSPELT), default=wanted)
     if wanted in known:
         return did_you_mean(key, known)
     if wanted in _answers():
-        return _answers()[wanted]
+        method = tag_of(model) in METHODS.names() and f"name: {tag_of(model)}," not in _answers()[wanted]
+        return f"{_answers()[wanted]} Known here: {', '.join(known)}." if method else _answers()[wanted]
     if wanted in _kinds():
         return f"'{wanted}' is {_kinds()[wanted]}."
-    beyond = "{name:" if "preset" in known or tag_of(model) in METHODS.names() else "the method"  # at another level
+    beyond = "{name:" if tag_of(model) in METHODS.names() else "the method"  # at another level
     homes = [home for home in _homes().get(wanted, ()) if beyond not in home]
-    return f"It belongs to {' or '.join(homes)}." if 0 < len(homes) <= MOST_HOMES else did_you_mean(key, known)
+    elsewhere = near < MISSPELT and 0 < len(homes) <= MOST_HOMES
+    return f"It belongs to {' or '.join(homes)}." if elsewhere else did_you_mean(key, known)
 
 
 def unknown_name(name: str, known: Sequence[str]) -> str:
@@ -101,7 +109,7 @@ def _homes() -> dict[str, list[str]]:
     for name in METHODS.names():
         for setting in settings_of(METHODS.get(name)):
             homes[setting.name].append(f"the method `{name}`")
-    return homes
+    return homes | {key: ["the top of the run file"] for key in (*SECTIONS, "stages", "objective", "seed")}
 
 
 def _inside(annotation: Any, heading: str) -> Iterator[tuple[str, str]]:

@@ -118,6 +118,8 @@ def _line(document: Document, model: type[BaseModel], mistake: Mapping[str, Any]
             text += f" Write it without the quotes: {given}."
         elif kind == "literal_error" and (near := _near(given, re.findall("'([^']*)'", str(context["expected"])))):
             text += f" Did you mean {near}?"
+        elif "a list" in said:
+            text += f" Write {last}: {flow([given])}."
     if kind.startswith("model_") and (section := next(models_in(SECTIONS.get(str(last))), None)) is not None:
         key, field = next(iter(section.model_fields.items()))
         given = mistake["input"] if isinstance(mistake["input"], str) else field.get_default()

@@ -10,7 +10,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -26,6 +26,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlstab.config.settings import AdapterSettings, RolloutSettings
+from rlstab.core.devices import on_cpu, sent
 from rlstab.errors import ConfigError, DataError, ModelError
 from rlstab.models.loading import load_model, quiet_transformers, save_adapter, vocabulary_size
 from rlstab.models.shared_prompts import SharedPrompts, can_share, forward_shared, position_ids
@@ -42,6 +43,8 @@ TRIED = 100_000
 class Sequences:
     """Rows of prompt and response, padded to the longest: prompts on the left, responses on the right.
 
+    They lie on the CPU, which decides from them what to forward, and are sent to the device of the model.
+
     Attributes:
         prompt_ids, prompt_mask: ``(R, P)`` int64 and bool.
         response_ids, response_mask: ``(R, T)`` int64 and bool, the mask True up to and including the end.
@@ -56,8 +59,8 @@ class Sequences:
         """Some of the rows, cut to their own longest prompt and response."""
         prompt_mask, response_mask = self.prompt_mask[index], self.response_mask[index]
         width, length = 0, 0
-        if index.numel():  # waits for the device once
-            width, length = torch.stack([prompt_mask.sum(-1).max(), response_mask.sum(-1).max()]).tolist()
+        if index.numel():
+            width, length = int(prompt_mask.sum(-1).max()), int(response_mask.sum(-1).max())
         start = self.prompt_ids.shape[1] - width
         return Sequences(
             self.prompt_ids[index][:, start:],
@@ -153,6 +156,8 @@ class Policy:
     ) -> tuple[Tensor, Tensor]:
         """``(R, P)`` ids and mask of prompts, padded on the left; ``given`` tokens of the answers follow their prompts.
 
+        On the CPU.
+
         Raises:
             DataError: see :meth:`tokens`.
         """
@@ -165,7 +170,7 @@ class Policy:
         for row, tokens in enumerate(rows):
             ids[row, width - len(tokens) :] = torch.tensor(tokens)
             mask[row, width - len(tokens) :] = True
-        return ids.to(self.device), mask.to(self.device)
+        return ids, mask
 
     def tokens(self, example: Example, settings: RolloutSettings) -> list[int]:
         """The tokens of a prompt.
@@ -239,7 +244,7 @@ class Policy:
         gradient cost no backward pass through the vocabulary; else from the logits. ``shared`` prompts are forwarded
         once each; see :meth:`shared_prompts`.
         """
-        ids = sequences.response_ids.reshape(-1)[index]
+        ids, index = (sent(values, self.device) for values in (sequences.response_ids.reshape(-1)[index], index))
         asked: dict[str, Any] = {
             "temperature": temperature,
             "needs": needs,
@@ -258,7 +263,7 @@ class Policy:
     def evidence(
         self, sequences: Sequences, needs: Set[str], size: int, *, rows: Tensor | None = None, **asked: Any
     ) -> dict[str, Tensor]:
-        """``(R, T)`` float32 signals without gradient, 0 outside of the responses.
+        """``(R, T)`` float32 signals on the CPU without gradient, 0 where there is no token.
 
         Args:
             sequences: ``R`` prompts and responses.
@@ -268,19 +273,19 @@ class Policy:
             asked: temperature and options of :meth:`signals`.
         """
         rows = torch.arange(len(sequences.response_ids)) if rows is None else rows
-        shape, device = sequences.response_ids.shape, sequences.response_ids.device
-        evidence = {name: torch.zeros(shape, device=device) for name in needs}
-        for index_of_rows in rows.to(device).split(size):
+        names, cells, found = sorted(needs), [], list[Tensor]()
+        for index_of_rows in rows.split(size):
             if not len(index_of_rows):
                 continue
             part = sequences.rows(index_of_rows)
             index = part.response_mask.reshape(-1).nonzero().squeeze(-1)
             signals = self.signals(part, index, needs=needs, shared=self.shared_prompts(part), **asked)
-            for name, values in evidence.items():
-                given = getattr(signals, name)
-                flat = torch.zeros(part.response_mask.numel(), dtype=given.dtype, device=device)
-                padded = flat.index_copy(0, index, given).view(part.response_mask.shape)
-                values[index_of_rows, : padded.shape[1]] = padded
+            width = part.response_mask.shape[1]
+            cells.append((index_of_rows[index // width], index % width))
+            found += [getattr(signals, name) for name in names]
+        evidence = {name: torch.zeros(sequences.response_ids.shape) for name in needs}
+        for number, values in enumerate(on_cpu(found)):  # one wait for the device
+            evidence[names[number % len(names)]][cells[number // len(names)]] = values.float()
         return evidence
 
     def _before_each_token(self, sequences: Sequences, shared: SharedPrompts | None) -> Tensor:
@@ -295,18 +300,21 @@ class Policy:
             logits: Tensor = self.model(**inputs, **self._plain, **self._keep(length + 1)).logits
             return logits
 
-        prompt = sequences.prompt_ids, sequences.prompt_mask
-        response = sequences.response_ids, sequences.response_mask
+        tensors = (getattr(sequences, each.name) for each in fields(sequences))
+        prompt_ids, prompt_mask, response_ids, response_mask = (sent(values, self.device) for values in tensors)
         if shared is not None:
-            return forward_shared(forward, self.model.config, *prompt, *response, shared)
-        ids, mask = (torch.cat(pair, dim=1) for pair in zip(prompt, response, strict=True))
+            shared = SharedPrompts(sent(shared.rows, self.device), sent(shared.of, self.device))
+            return forward_shared(
+                forward, self.model.config, prompt_ids, prompt_mask, response_ids, response_mask, shared
+            )
+        ids, mask = torch.cat([prompt_ids, response_ids], 1), torch.cat([prompt_mask, response_mask], 1)
         output = forward(input_ids=ids, attention_mask=mask.long(), position_ids=position_ids(mask), use_cache=False)
         return output[:, -length - 1 : -1]
 
     def shared_prompts(self, sequences: Sequences) -> SharedPrompts | None:
         """Which prompts of some sequences are worth a shared forward; None if none are, or sharing is not possible.
 
-        Gradient checkpointing keeps no keys and values. The call synchronises with the device.
+        Gradient checkpointing keeps no keys and values.
         """
         checkpointed = any(isinstance(module, CheckpointWrapper) for module in self.model.modules())
         if checkpointed or not self._shares_prompts:

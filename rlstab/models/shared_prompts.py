@@ -34,10 +34,7 @@ class SharedPrompts:
 
     @classmethod
     def among(cls, prompt_ids: Tensor, prompt_mask: Tensor, length: int) -> SharedPrompts | None:
-        """The shared ones of ``(R, P)`` prompts with responses of ``length`` tokens; None if too few tokens are saved.
-
-        The call synchronises with the device.
-        """
+        """The shared ones of ``(R, P)`` prompts with responses of ``length`` tokens; None if too few would be saved."""
         ids = torch.where(prompt_mask, prompt_ids, -1)
         different, of = ids.unique(dim=0, return_inverse=True)
         if not worthwhile(len(ids), len(different), ids.shape[1], length):

@@ -66,7 +66,7 @@ def identity(run: BenchRun) -> str:
     files and weights by their content; and :data:`NUMBERS`. They cover neither paths nor the order of keys nor how
     float32 is rounded, which changes an outcome only as another seed does.
     """
-    config = run.config
+    config = run.training
     apart = dict.fromkeys(("tracking", "engine", "model", "task", "stages", "objective"), True)
     exclude: dict[str, Any] = {**apart, "evaluation": {"pass_at"}, "rollout": {"stop"}}
     data = config.model_dump(mode="json", exclude_defaults=True, exclude=exclude)

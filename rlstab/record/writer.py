@@ -20,6 +20,7 @@ from torch import Tensor
 
 from rlstab.config import dump_objective
 from rlstab.core.batch import TokenBatch, layout_of
+from rlstab.core.devices import on_cpu
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.saved_state import dump_state
@@ -106,11 +107,12 @@ class Recorder:
                 ranks.
             where: index of the tokens in the log-probs.
         """
-        part = {name: values.detach().cpu() for name, values in tensors.items()}
+        *values, of_loss = on_cpu([*tensors.values(), loss])  # one wait for the device
+        part = dict(zip(tensors, values, strict=True))
         part["parts"] = torch.full_like(part["lengths"], len(self.parts))
         part["coefficients"] = torch.zeros_like(part["logprobs"])
         self.parts.append(part)
-        self.values.append(float(loss.detach()) * scale)
+        self.values.append(float(of_loss) * scale)
         if logprobs.requires_grad:
             keep = lambda slope: part.update(coefficients=slope.detach()[where].cpu() * scale)  # noqa: E731
             logprobs.register_hook(keep)
@@ -152,14 +154,17 @@ def tensors_of(batch: TokenBatch, live: PolicyOutputs, response_ids: Tensor) -> 
         live: outputs that the loss is made of.
         response_ids: ``(B, T)`` int64, the tokens of the rows that the batch was built from.
     """
-    tokens = {name: values for name, values in batch.per_token() if name in BY_TOKEN}
+    tokens = {name: values for name, values in batch.here.per_token() if name in BY_TOKEN}
     if batch.live_ratio:
         del tokens["old_logprobs"]
-    for name, values in vars(live).items():
-        if values is not None and (name not in tokens or not torch.equal(values.detach(), tokens[name])):
+    given = {name: values for name, values in vars(live).items() if values is not None}
+    here, there = (on_cpu([*tensors.values()]) for tensors in (tokens, given))  # to compare them
+    tokens = dict(zip(tokens, here, strict=True))
+    for name, values in zip(given, there, strict=True):
+        if name not in tokens or not torch.equal(values, tokens[name]):
             tokens[f"live_{name}"] = values
     return tokens | {
-        "ids": response_ids.reshape(-1)[layout_of(batch).index],
+        "ids": response_ids.reshape(-1)[layout_of(batch.here).index],
         "mask": torch.ones(len(batch), dtype=torch.uint8),
         "lengths": batch.lengths.long(),
         "sequence_ids": batch.sequence_ids,

@@ -82,7 +82,7 @@ def sequences_of(policy: Policy, step: Step) -> Sequences:
 def _evidence(policy: Policy, step: Step, sequences: Sequences) -> dict[str, Tensor]:
     """``(N,)`` signals of all tokens of the responses."""
     signals = policy.evidence(sequences, ADDED, ROWS, temperature=step.header.temperature or 1.0)
-    return {name: values[sequences.response_mask].cpu() for name, values in signals.items()}
+    return {name: values[sequences.response_mask] for name, values in signals.items()}
 
 
 def entropy_slopes(policy: Policy, step: Step, sequences: Sequences) -> Tensor:

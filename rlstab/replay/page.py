@@ -8,9 +8,10 @@ from typing import Any
 
 from markupsafe import Markup
 
+from rlstab.console import counted, ranges
 from rlstab.record import ACTIONS
 from rlstab.replay.effects import MEASURES
-from rlstab.report.formatting import MINUS, NOTHING, counted, decimals, ranges
+from rlstab.report.formatting import MINUS, NOTHING, decimals
 from rlstab.report.output import digest, resource
 from rlstab.report.template import rendered
 

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from rlstab.config import load_objective
 from rlstab.config.objectives import at_defaults
+from rlstab.console import counted
 from rlstab.core.objective import TokenObjective, no_fit_warnings
 from rlstab.errors import ReportError
 from rlstab.extras import require
@@ -30,7 +31,6 @@ from rlstab.replay.effects import Effects, effects_of, every_objective
 from rlstab.replay.host_loss import Verdict, judge
 from rlstab.replay.page import MARK, actions_in, page
 from rlstab.report import view
-from rlstab.report.formatting import counted
 from rlstab.report.output import refuse_foreign, write_text
 from rlstab.safe_read import plain
 from rlstab.zoo import METHODS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -10,6 +11,9 @@ from rlstab.tasks.workers import Workers
 
 #: Learnt from, or held out.
 Split = Literal["train", "eval"]
+
+#: Examples that tell the data of two runs apart, of a split that has an end and of one that has none.
+TOLD_BY, TOLD_BY_ENDLESS = 100_000, 64
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,22 @@ class Task(Protocol):
         counted and shown.
         """
         ...
+
+
+def checksum_of_examples(task: Task) -> str:
+    """Hexadecimal digits over the prompts and answers of a task, wherever its data come from: a file, a hub, code.
+
+    Of a split without end they are the first; of a very large one, some from all over it.
+    """
+    seen = hashlib.sha256()
+    for split, size in sorted(task.size.items()):
+        count = min(TOLD_BY_ENDLESS if size is None else size, TOLD_BY)
+        seen.update(f"{split} {size}".encode())
+        for index in range(count):
+            example = task.example(split, index if size is None else index * size // count)
+            answer = example.answer if isinstance(example.answer, str | int | float) else None  # others have no text
+            seen.update(repr((example.prompt, answer)).encode())
+    return seen.hexdigest()
 
 
 def flaky_share(task: object) -> float:

@@ -17,6 +17,18 @@ COMPLEMENTS: list[str] = _TABLE["complements"]
 #: Metrics of rlstab that are sums of other rlstab metrics.
 SUMS: Mapping[str, list[str]] = _TABLE["sums"]
 
+#: By our name, what trainers call the reward of an evaluation; of the data sets of verl the first counts.
+EVALUATIONS: Mapping[str, re.Pattern[str]] = {
+    "eval/mean": re.compile(r"eval[_/]reward|val-core/.+/(reward|acc|score)/mean@\d+|val/test_score/.+"),
+}
+
+#: What a run has spent, by unit: seconds and tokens (those of prompts too) of a step, and tokens since the start.
+SPENT: Mapping[str, tuple[str, ...]] = {
+    "seconds": ("step_time", "timing_s/step", "perf/time_per_step"),
+    "tokens": ("perf/total_num_tokens",),
+}
+TOKENS_SO_FAR = ("num_tokens", "progress/total_tokens")
+
 #: verl's largest and smallest reward of a step. Where they are equal no group has a gradient.
 EXTREMES = ("critic/score/max", "critic/score/min")
 #: TRL's standard deviation of all rewards of a step; 0 says the same.
@@ -59,6 +71,18 @@ def _no_spread(bare: Mapping[str, tuple[str, float]]) -> dict[str, tuple[str, fl
     if spread := bare.get(SPREAD):
         return {"reward/zero_std_groups": (f"{spread[0]} = 0", float(spread[1] == 0))}
     return {}
+
+
+def our_evaluation(row: Mapping[str, float]) -> dict[str, float]:
+    """What a row of a log says of an evaluation, under our names."""
+    found = ((ours, name) for ours, pattern in EVALUATIONS.items() for name in row if pattern.fullmatch(name))
+    return {ours: row[name] for ours, name in reversed(list(found))}
+
+
+def spent(row: Mapping[str, float], names: Iterable[str]) -> float | None:
+    """The first of some names that a row has, whatever a tracker put before it."""
+    bare = {_PREFIX.sub("", name): value for name, value in row.items()}
+    return next((bare[name] for name in names if name in bare), None)
 
 
 def known(names: Iterable[str]) -> bool:
