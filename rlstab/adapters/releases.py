@@ -45,8 +45,8 @@ def check_release(host: str, installed: str = "") -> None:
             f"new there may be missing here. Compare one step with its own loss, or install {tested(host)}.",
             stacklevel=4,
         )
-    beside = known.get("beside", {})
-    other = [package for package, release in beside.items() if not _matches(version(package), release)]
+    tested_with = known.get("tested_with", {})
+    other = [package for package, release in tested_with.items() if not _matches(version(package), release)]
     if other:
         there = ", ".join(f"{package} {version(package)}" for package in other)
         warnings.warn(f"the adapter was not tested with {there}, but with {tested(host)}.", stacklevel=4)
@@ -67,7 +67,7 @@ def tested(host: str) -> str:
     """The releases that the tests use."""
     known = facts(host)
     return ", ".join(
-        f"{name} {release}" for name, release in {host: known["release"], **known.get("beside", {})}.items()
+        f"{name} {release}" for name, release in {host: known["release"], **known.get("tested_with", {})}.items()
     )
 
 
