@@ -154,6 +154,18 @@ def _parser() -> argparse.ArgumentParser:
     diagnose.add_argument("runs", nargs="+", metavar="RUN", help=f"{logs}; several are allowed")
     diagnose.add_argument("--json", action="store_true", help="print JSON, with one entry per run")
 
+    look = command(
+        _look, "look at a run: what went wrong first, whether the loss was what it said, what methods would do"
+    )
+    look.add_argument("paths", nargs="*", metavar="PATH", help=f"{logs}, dump (what lies in this folder)")
+    look.add_argument("--methods", nargs="+", default=[], metavar="METHOD", help="files or names (all)")
+    look.add_argument("--out", metavar="PAGE.html", help="the page (look.html in the folder of the run)")
+    look.add_argument("--model", metavar="FOLDER", help="run this model to add entropies and what else a dump lacks")
+    look.add_argument("--tokenizer", metavar="FOLDER", help="tokenizer for a dump that has none")
+    look.add_argument("--fail-on", nargs="+", default=[], metavar="SIGN", help="end with exit code 3 if one is there")
+    look.add_argument("--json", dest="as_json", action="store_true", help="print JSON, with one entry per run")
+    look.add_argument("--open", dest="open_page", action="store_true", help="open the page in a browser")
+
     replay = command(
         _replay, "say from a dump of a run whether its loss was what it said, and what each method would do"
     )
@@ -350,6 +362,14 @@ def _diagnose(options: argparse.Namespace) -> None:
     from rlstab.diagnose.printed import run_diagnose
 
     run_diagnose(options.runs, Terminal(), as_json=options.json)
+
+
+def _look(options: argparse.Namespace) -> int:
+    require("report", "rlstab look", "jinja2", "safetensors")
+    from rlstab.console import Terminal
+    from rlstab.look.look import look
+
+    return look(**_given(options), console=Terminal())
 
 
 def _schema(options: argparse.Namespace) -> None:

@@ -21,7 +21,7 @@ from rlstab.diagnose.metric_aliases import known
 from rlstab.diagnose.run_log import RunLog, log_of
 from rlstab.errors import ReportError, reason
 from rlstab.files import exists, is_dir, leads_away
-from rlstab.record import Step, read_dump
+from rlstab.record import Dump, Step, read_dump
 from rlstab.record.foreign import exports
 from rlstab.record.step import DID
 from rlstab.report.formatting import counted, ranges
@@ -332,10 +332,13 @@ def _own_run(run: RunRecord) -> RunLog:
 
 
 def _tokens(path: Path) -> list[RunLog]:
-    """The export of another trainer: what each step says of its tokens becomes a row."""
-    dump = read_dump(path)
+    return [tokens_log(read_dump(path), str(path))]
+
+
+def tokens_log(dump: Dump, title: str) -> RunLog:
+    """What each recorded step says of its tokens, as the lines of a log."""
     rows = {step.number: _row(step) for step in dump.steps}
-    return [log_of(rows, title=str(path), writer="a token trace", remarks=tuple(dump.notes))]
+    return log_of(rows, title=title, writer="a token trace", remarks=tuple(dump.notes))
 
 
 def _row(step: Step) -> dict[str, float]:

@@ -99,7 +99,7 @@ def effects_of(steps: Sequence[Step], objectives: Mapping[str, TokenObjective], 
             try:
                 effect, states[name] = effect_of(step, objective, states[name], run)
             except RlstabError as error:
-                left_out[name] = _why(error, objective, step)
+                left_out[name] = why(error, objective, step)
                 continue
             touched[row] = _any(effect.actions.values(), step)
             numbers[name].append(effect.numbers)
@@ -128,7 +128,8 @@ def _any(actions: Iterable[Tensor], step: Step) -> Tensor:
     return torch.stack([torch.zeros(len(step.batch), dtype=torch.bool), *actions]).any(0)
 
 
-def _why(error: RlstabError, objective: TokenObjective, step: Step) -> str:
+def why(error: RlstabError, objective: TokenObjective, step: Step) -> str:
+    """Why nothing can be said of an objective."""
     absent = sorted(name for name in objective.needs if getattr(step.batch, name, None) is None)
     return f"reads {', '.join(absent)}, not in the dump" if absent else str(error).splitlines()[0]
 

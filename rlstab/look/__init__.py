@@ -1,0 +1,1 @@
+"""One look at a run: what went wrong first, whether the loss was what it said, and what each method would have done."""

@@ -1,0 +1,121 @@
+"""What a trainer left under a path: its log, and the optimizer steps that were recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rlstab.config.run_files import DUMP, METRICS
+from rlstab.diagnose.readers import STATE, read_logs, tokens_log
+from rlstab.diagnose.run_log import RunLog
+from rlstab.errors import ReportError
+from rlstab.files import is_dir
+from rlstab.record import Dump, read_dump
+from rlstab.record.foreign import exports
+from rlstab.record.reader import dumped, folder_of
+
+#: Endings of files that logs have where nothing was named.
+LOGS = (".csv", ".jsonl", ".log", ".wandb", ".db")
+#: How a run records its optimizer steps, by what wrote its log.
+RECORDS = {
+    "rlstab": "tracking.dump_every: 10",
+    "TRL": 'trainer.add_callback(DumpCallback(trainer, "dump")), from rlstab.adapters.trl',
+    "verl": "actor_rollout_ref.actor.rlstab.dump, see docs/hosts/verl.md",
+}
+
+
+@dataclass
+class Found:
+    """One run.
+
+    Attributes:
+        path: where it was found.
+        log: None where there is none, and where a dump gives none.
+        dump: None where no optimizer step was recorded.
+        dump_path: of the dump.
+        notes: what is missing and how to have it, and what could not be read.
+    """
+
+    path: Path
+    log: RunLog | None
+    dump: Dump | None = None
+    dump_path: Path | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def title(self) -> str:
+        """What the reader calls it."""
+        return self.log.title if self.log else str(self.path)
+
+
+def find(path: Path) -> list[Found]:
+    """Every run under a path.
+
+    Raises:
+        ReportError: nothing there that can be read.
+    """
+    dumps = list(_dumps(path))
+    refusal: ReportError | None = None
+    logs: list[RunLog] = []
+    # the export of another trainer is log and dump at once, and a folder that holds a dump alone has no log
+    if not (dumps == [path] and (exports(path) or dumped(path))):
+        try:
+            logs = read_logs(path)
+        except ReportError as error:
+            if not dumps:
+                raise
+            refusal = error
+    if len(logs) > 1:
+        runs = [Found(Path(log.path), log) for log in logs]
+        for run in runs:
+            _add_dump(run, list(_dumps(run.path)) if is_dir(run.path) else [])
+        return runs
+    run = Found(path, logs[0] if logs else None)
+    _add_dump(run, dumps)
+    if run.dump is not None and run.log is None:
+        run.log = tokens_log(run.dump, str(path))
+        found = "it is counted in optimizer steps of the dump" if refusal is None else str(refusal).splitlines()[0]
+        run.notes.append(f"No log was found, so the signs are read from the recorded steps alone ({found}).")
+    return [run]
+
+
+def _dumps(path: Path) -> Iterator[Path]:
+    """Where optimizer steps were recorded: there, in ``dump``, or in one folder of it."""
+    if dumped(folder_of(path)) or exports(path):
+        yield path
+    elif is_dir(path):
+        yield from (inner for inner in sorted(path.iterdir()) if is_dir(inner) and dumped(inner))
+
+
+def _add_dump(run: Found, dumps: Sequence[Path]) -> None:
+    for path in dumps[:1]:
+        try:
+            run.dump, run.dump_path = read_dump(path), path
+        except ReportError as error:
+            run.notes.append(str(error).splitlines()[0])
+    if len(dumps) > 1:
+        run.notes.append(f"Other dumps are not looked at: {', '.join(str(path) for path in dumps[1:])}.")
+    if run.dump is None and run.log is not None:
+        how = RECORDS.get(run.log.writer)
+        run.notes.append(
+            "No optimizer step was recorded, so nothing can be said of its loss, its sampler or its tokens."
+            + (f" Next time: {how}." if how else "")
+        )
+
+
+def candidates(folder: Path) -> list[Path]:
+    """What can be looked at in a folder, or in the folders in it, the newest first."""
+    there = [folder] if _holds(folder) else []
+    if not there:
+        inner = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+        deeper = [below for entry in inner if is_dir(entry) for below in entry.iterdir() if is_dir(below)]
+        there = [entry for entry in (*inner, *deeper) if _holds(entry)]
+    return sorted(there, key=lambda entry: -entry.stat().st_mtime)
+
+
+def _holds(path: Path) -> bool:
+    if not is_dir(path):
+        return path.suffix.lower() in LOGS and path.is_file()
+    names = (METRICS, STATE, f"checkpoint-*/{STATE}", f"{DUMP}/step-*", "step-*.json")
+    return any(next(path.glob(name), None) is not None for name in names)
