@@ -164,6 +164,7 @@ def _parser() -> argparse.ArgumentParser:
     look.add_argument("--tokenizer", metavar="FOLDER", help="tokenizer for a dump that has none")
     look.add_argument("--fail-on", nargs="+", default=[], metavar="SIGN", help="end with exit code 3 if one is there")
     look.add_argument("--json", dest="as_json", action="store_true", help="print JSON, with one entry per run")
+    look.add_argument("--follow", dest="follows", action="store_true", help="print each sign of a run as it appears")
     look.add_argument("--open", dest="open_page", action="store_true", help="open the page in a browser")
 
     replay = command(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
@@ -28,8 +27,8 @@ from rlstab.replay.host_loss import Formula, formula_of
 from rlstab.report.formatting import listed
 from rlstab.zoo import METHODS
 
-#: Tokens that methods are tried on: of a longer dump, optimizer steps at equal distances.
-MOST_TOKENS = 150_000
+#: Tokens and optimizer steps that methods are tried on: of a longer dump, steps at equal distances.
+MOST_TOKENS, MOST_STEPS = 1_000_000, 24
 #: Responses of which the tokens are shown, for each alternative.
 RESPONSES = 8
 #: A method has not acted where it turns the gradient by less, in degrees, and changes its length by less than this
@@ -149,7 +148,7 @@ class _Tried:
     state: State = field(default_factory=dict)
     turns: list[float] = field(default_factory=list)
     lengths: list[float] = field(default_factory=list)
-    actions: Counter[str] = field(default_factory=Counter)
+    actions: dict[str, float] = field(default_factory=dict)
     total: float = 0.0
     tops: list[Top] = field(default_factory=list)
 
@@ -205,9 +204,9 @@ def alternatives_of(steps: Sequence[Step], asked: Mapping[str, TokenObjective] |
 
 
 def _spaced(steps: Sequence[Step]) -> Iterator[int]:
-    """Indices of optimizer steps at equal distances, with about :data:`MOST_TOKENS` tokens, of the first at least."""
+    """Indices of optimizer steps at equal distances, within the limits, of the first at least."""
     sizes = [len(step.batch) for step in steps]
-    stride = max(1, math.ceil(sum(sizes) / MOST_TOKENS))
+    stride = max(1, math.ceil(sum(sizes) / MOST_TOKENS), math.ceil(len(steps) / MOST_STEPS))
     yield from (index for index in range(0, len(steps), stride) if sizes[index])
 
 
@@ -225,7 +224,11 @@ def _with_correction(step: Step) -> Step:
 
 
 def own_objective(steps: Sequence[Step]) -> Objective:
-    """What the trainer of a dump minimises, as methods."""
+    """What the trainer of a dump minimises, as methods.
+
+    A mean over each micro-batch stands as one over the step, and of a loss that is not known a clip at 0.2 and a mean
+    over tokens, which is told.
+    """
     formula = next((known for step in steps if (known := formula_of(step)) is not None), None)
     correction = [HostCorrection()] if any("weights" in step.tensors for step in steps) else []
     told = ""
@@ -299,6 +302,9 @@ def _joined(
     """The objective with each change: added, or in the place of the fewest members that it cannot stand next to."""
     for name, (acts_on, method) in changes.items():
         added = () if method is None else method.members if isinstance(method, Composition) else (method,)
+        if beyond := sorted(set().union(*(member.live_needs for member in added)) - {"logprobs"}):
+            left_out[name] = f"its gradient runs through the live {listed(beyond)}, and a dump has that of log-probs"
+            continue
         same = {member.name for member in added}
         replaced = [
             member
@@ -340,7 +346,7 @@ def _pulled(tried: _Tried, step: Step, index: int) -> Tensor:
         for key, method in trace(plan, batch, live).methods.items():
             if key in tried.keys:
                 for action, where in method.actions.items():
-                    tried.actions[action] += float(where.double().mean())
+                    tried.actions[action] = tried.actions.get(action, 0.0) + float(where.double().mean())
     if tried.acts_on != "preset":
         _keep_largest(tried, step, pulls(step, coefficients), index)
     if batch.sum_p_sq is None:

@@ -110,7 +110,8 @@ def candidates(folder: Path) -> list[Path]:
     if not there:
         inner = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
         deeper = [below for entry in inner if is_dir(entry) for below in entry.iterdir() if is_dir(below)]
-        there = [entry for entry in (*inner, *deeper) if _holds(entry)]
+        above = [entry for entry in inner if _holds(entry)]
+        there = above + [entry for entry in deeper if _holds(entry) and entry.parent not in above]
     return sorted(there, key=lambda entry: -entry.stat().st_mtime)
 
 

@@ -102,7 +102,7 @@ def gradient_of(steps: Sequence[Step], shares: Sequence[Tensor]) -> Gradient | N
     for number, (batch, share) in enumerate(zip(batches, shares, strict=True)):
         names, index = batch.group_ids[batch.sequence].unique(return_inverse=True)
         sums = torch.zeros(len(names), dtype=torch.float64).index_add(0, index, share.abs())
-        groups.update({(number, name): size for name, size in zip(names.tolist(), sums.tolist(), strict=True)})  # type: ignore[arg-type]
+        groups.update({(number, name): size for name, size in zip(names.tolist(), sums.tolist(), strict=True)})
     return Gradient(
         tokens=len(sizes),
         rare_below=rare_below,

@@ -22,6 +22,7 @@ from rlstab.look.gradient import Gradient, gradient_of, shares_of
 from rlstab.look.page import MARK, TIMES, page
 from rlstab.look.sampler import Sampler, sampler_of
 from rlstab.look.sampler import sentence as sampler_sentence
+from rlstab.look.watch import check_names, follow
 from rlstab.record import Step
 from rlstab.record.response_traces import decoder_of
 from rlstab.record.token_texts import Decode
@@ -76,7 +77,8 @@ class Look:
         seen, unseen = len(run.looked_at), len(run.unseen)
         if not seen:
             return "Nothing could be judged."
-        told = f"None of the {counted(seen, 'sign')} that could be judged is there"
+        none = f"one of the {counted(seen, 'sign')} that could be judged is there"
+        told = f"The loss is what it said, and n{none}" if self.loss is not None and self.loss.agrees else f"N{none}"
         return f"{told}; {unseen} could not be seen." if unseen else f"{told}."
 
     @property
@@ -122,6 +124,7 @@ def look(
     fail_on: Sequence[str] = (),
     as_json: bool = False,
     open_page: bool = False,
+    follows: bool = False,
     console: Console,
 ) -> int:
     """Look at runs, print what was found and write the page of the first that shows a sign.
@@ -135,6 +138,8 @@ def look(
         fail_on: names of signs; one that is there makes the return value :data:`FAILED`.
         as_json: print JSON, an entry for each run, and write no page unless ``out`` is given.
         open_page: open the page in a browser.
+        follows: read the log of one run again and again, and print each sign that appears, until one of ``fail_on``
+            does; no page.
         console: where to print.
 
     Returns:
@@ -142,12 +147,15 @@ def look(
 
     Raises:
         ReportError: nothing can be read, or the page cannot be written.
+        ConfigError: a name of ``fail_on`` is not that of a sign, or an objective cannot be used.
     """
-    if unknown := set(fail_on) - SIGNS.keys():
-        raise ReportError(f"--fail-on {', '.join(sorted(unknown))}: not a sign. The signs are {', '.join(SIGNS)}.")
+    check_names(fail_on, "--fail-on")
     others: list[Path] = []
     if not paths:
         paths, others = _nearest()
+    if follows:
+        there = follow(Path(paths[0]), lambda text: console.print(escape(text), highlight=False), stop_at=fail_on)
+        return FAILED if there else 0
     found = [run for path in paths for run in find(Path(path))]
     looked = [_look(run) for run in found]
     shown = next((run for run in looked if run.diagnosis and run.diagnosis.first), looked[0])
@@ -167,8 +175,8 @@ def look(
             console.print(visible(str(target), spaces=False), highlight=False, markup=False, soft_wrap=True)
         if open_page:
             webbrowser.open(target.resolve().as_uri())
-    there = {sign.name for run in looked if run.diagnosis for sign in run.diagnosis.fired}
-    return FAILED if there & set(fail_on) else 0
+    fired = {sign.name for run in looked if run.diagnosis for sign in run.diagnosis.fired}
+    return FAILED if fired & set(fail_on) else 0
 
 
 def _nearest() -> tuple[list[Path], list[Path]]:

@@ -77,6 +77,7 @@ def page(run: Look) -> str:
         "notes": run.notes,
         "missing": run.found.dump is None,
         "contents": [(id_, name) for id_, (name, there) in sections.items() if there],
+        "evidence": _evidence(run),
         "loss": _loss(run),
         "told": run.methods.told if run.methods else "",
         "sampler": None if run.sampler is None else _sampler(run.sampler),
@@ -144,6 +145,20 @@ def _change(run: Look) -> dict[str, Any] | None:
         f"{host}: {', '.join(names)}" for host, names in remedy.settings.items()
     ]
     return {"first": remedy.first, "likely": "; or ".join(remedy.likely), "settings": names}
+
+
+def _evidence(run: Look) -> list[tuple[str, str, str]]:
+    """What was compared among the methods that act on the cause: method, figures, and where they stand."""
+    remedy = run.diagnosis.remedy if run.diagnosis else None
+    return [
+        (
+            method,
+            "; ".join(figure.told for figure in figures),
+            f"against {figures[0].baseline}, {counted(figures[0].seeds, 'seed')}, task {figures[0].task}; "
+            f"{figures[0].page}, {figures[0].bench}; again: {figures[0].command}",
+        )
+        for method, figures in (remedy.evidence if remedy else ())
+    ]
 
 
 def _loss(run: Look) -> dict[str, Any] | None:
@@ -246,7 +261,7 @@ def _path(steps: Any, values: Any, left: Any, low: float, high: float) -> str:
 
 
 def _stride(span: int) -> int:
-    size = 10 ** int(math.log10(max(span / 5, 1)))
+    size = int(10 ** int(math.log10(max(span / 5, 1))))
     return next((factor * size for factor in (1, 2, 5) if factor * size * 5 >= span), 10 * size)
 
 
@@ -261,7 +276,7 @@ def _percent(share: float) -> str:
 
 def _sampler(sampler: Sampler) -> dict[str, Any]:
     tokens, responses = (median(size) for size in zip(*sampler.sizes, strict=True))
-    names = {None: "not known" if len(sampler.lags) == 1 else "one or more"}
+    names: dict[int | None, str] = {None: "not known" if len(sampler.lags) == 1 else "one or more"}
     return {
         "said": sampler_sentence(sampler),
         "lags": [

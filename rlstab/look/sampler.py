@@ -131,8 +131,9 @@ def _lags(steps: Sequence[Step], gaps: Sequence[Tensor]) -> list[Lag]:
     for updates in sorted(by_lag, key=lambda updates: math.inf if updates is None else updates)[:MOST_LAGS]:
         means = torch.stack([values.mean() for values in by_lag[updates]])
         whole = torch.cat(by_lag[updates])
-        quartiles = means.sort().values[[(len(means) - 1) // 4, (3 * (len(means) - 1) + 3) // 4]].tolist()
-        lags.append(Lag(updates, float(whole.mean()), *quartiles, len(whole)))
+        ordered = sorted(means.tolist())
+        low, high = ordered[(len(ordered) - 1) // 4], ordered[(3 * len(ordered)) // 4]
+        lags.append(Lag(updates, float(whole.mean()), low, high, len(whole)))
     return lags
 
 
@@ -189,7 +190,7 @@ def mean_weight(gaps: Tensor, settings: Mapping[str, Any], length: int) -> float
     inside = NormalDist(variance / 2, deviation)  # of the sum, where each response counts by its weight
     if settings.get("keep_high"):
         return inside.cdf(math.log(settings["keep_high"]))
-    cap = settings["max_weight"]
+    cap = float(settings["max_weight"])
     return inside.cdf(math.log(cap)) + cap * (1 - NormalDist(-variance / 2, deviation).cdf(math.log(cap)))
 
 
