@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlstab.config.run_files import DUMP, METRICS
-from rlstab.diagnose.readers import STATE, read_logs, tokens_log
+from rlstab.diagnose.readers import read_logs, tokens_log
 from rlstab.diagnose.run_log import RunLog
 from rlstab.errors import ReportError
 from rlstab.files import is_dir
+from rlstab.logs.readers import log_files
 from rlstab.record import Dump, read_dump
 from rlstab.record.foreign import exports
 from rlstab.record.reader import dumped, folder_of
@@ -104,6 +106,22 @@ def _add_dump(run: Found, dumps: Sequence[Path]) -> None:
         )
 
 
+def nearest(folder: Path) -> tuple[list[Found], list[Path]]:
+    """The newest run in a folder or in the folders in it, and what else may be looked at.
+
+    Raises:
+        ReportError: nothing there can be read.
+    """
+    there = candidates(folder)
+    for index, path in enumerate(there):
+        with suppress(ReportError):
+            return find(path), there[:index] + there[index + 1 :]
+    raise ReportError(
+        "Nothing in this folder can be looked at. Give a run folder, the output folder of TRL, a log of verl, a CSV of "
+        "wandb, or a dump; examples/dump-smollm2 is one."
+    )
+
+
 def candidates(folder: Path) -> list[Path]:
     """What can be looked at in a folder, or in the folders in it, the newest first."""
     there = [folder] if _holds(folder) else []
@@ -116,7 +134,12 @@ def candidates(folder: Path) -> list[Path]:
 
 
 def _holds(path: Path) -> bool:
+    """Whether a path looks like a run; lines of JSON may be anything, so a folder is not taken for its files."""
     if not is_dir(path):
         return path.suffix.lower() in LOGS and path.is_file()
-    names = (METRICS, STATE, f"checkpoint-*/{STATE}", f"{DUMP}/step-*", "step-*.json")
-    return any(next(path.glob(name), None) is not None for name in names)
+    names = (METRICS, f"{DUMP}/step-*", "step-*.json")
+    return (
+        any(next(path.glob(name), None) is not None for name in names)
+        or any(log_files(path).values())
+        or any(path.glob("*.db"))
+    )

@@ -12,12 +12,12 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from rlstab.console import counted
 from rlstab.diagnose.diagnosis import Diagnosis, diagnose
 from rlstab.diagnose.printed import overview
-from rlstab.errors import ReportError
 from rlstab.files import is_dir
 from rlstab.look.alternatives import Alternatives, alternatives_of
-from rlstab.look.find import Found, candidates, find
+from rlstab.look.find import Found, find, nearest
 from rlstab.look.gradient import Gradient, gradient_of, shares_of
 from rlstab.look.page import MARK, TIMES, page
 from rlstab.look.sampler import Sampler, sampler_of
@@ -28,7 +28,7 @@ from rlstab.record.response_traces import decoder_of
 from rlstab.record.token_texts import Decode
 from rlstab.replay.host_loss import Verdict, judge
 from rlstab.replay.replay import chosen, sentence
-from rlstab.report.formatting import counted, listed
+from rlstab.report.formatting import listed
 from rlstab.report.output import refuse_foreign, write_text
 from rlstab.signs import SIGNS
 from rlstab.visible import visible
@@ -150,13 +150,16 @@ def look(
         ConfigError: a name of ``fail_on`` is not that of a sign, or an objective cannot be used.
     """
     check_names(fail_on, "--fail-on")
-    others: list[Path] = []
-    if not paths:
-        paths, others = _nearest()
     if follows:
-        there = follow(Path(paths[0]), lambda text: console.print(escape(text), highlight=False), stop_at=fail_on)
+        there = follow(
+            Path(paths[0] if paths else "."), lambda text: console.print(escape(text), highlight=False), stop_at=fail_on
+        )
         return FAILED if there else 0
-    found = [run for path in paths for run in find(Path(path))]
+    others: list[Path] = []
+    if paths:
+        found = [run for path in paths for run in find(Path(path))]
+    else:
+        found, others = nearest(Path())
     looked = [_look(run) for run in found]
     shown = next((run for run in looked if run.diagnosis and run.diagnosis.first), looked[0])
     if len(looked) == 1 or out is not None or not as_json:
@@ -177,16 +180,6 @@ def look(
             webbrowser.open(target.resolve().as_uri())
     fired = {sign.name for run in looked if run.diagnosis for sign in run.diagnosis.fired}
     return FAILED if fired & set(fail_on) else 0
-
-
-def _nearest() -> tuple[list[Path], list[Path]]:
-    there = candidates(Path())
-    if not there:
-        raise ReportError(
-            "Nothing in this folder can be looked at. Give a run folder, TRL's output folder, a log of verl, a CSV of "
-            "wandb, or a dump; examples/dump-smollm2 is one."
-        )
-    return there[:1], there[1:]
 
 
 def _look(found: Found) -> Look:

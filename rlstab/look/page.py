@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from rlstab.bins import binned, last_tenth
+from rlstab.console import counted
 from rlstab.look.alternatives import ACTS_ON, LENGTH, TURN, Alternative, Alternatives, Top
 from rlstab.look.gradient import Gradient
 from rlstab.look.sampler import CONFIDENT, Sampler
@@ -18,7 +19,7 @@ from rlstab.look.sampler import sentence as sampler_sentence
 from rlstab.record import ACTIONS, Step
 from rlstab.record.token_texts import Decode, token_texts
 from rlstab.replay.replay import sentence
-from rlstab.report.formatting import MINUS, axis, counted, in_order, setting
+from rlstab.report.formatting import MINUS, axis, in_order, setting
 from rlstab.report.output import digest, resource, safe_json
 from rlstab.report.template import rendered
 from rlstab.signs import SIGNS

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rlstab.diagnose.readers import read_logs
 from rlstab.diagnose.run_log import log_of
 from rlstab.errors import ConfigError, ReportError
+from rlstab.logs.log import Rows
 from rlstab.safe_read import as_number
 from rlstab.signs import SIGNS, Sign, signs
 
@@ -42,22 +43,17 @@ class Watch:
 
     def __init__(self, unit: str = "step") -> None:
         self.unit = unit
-        self.rows: dict[int, dict[str, float]] = {}
+        self.rows = Rows()
         self.seen: dict[str, Sign] = {}
 
     def log(self, step: int, values: Mapping[str, Any]) -> list[Sign]:
-        """Add a line of the log; a step that comes again replaces what followed it.
+        """Add a line of the log.
 
         Returns:
             signs that are there now and were not before.
         """
-        for later in [other for other in self.rows if other > step]:
-            del self.rows[later]
-        row = self.rows.setdefault(step, {})
-        for name, value in values.items():
-            number = math.nan if value is None else as_number(value)
-            if number is not None:
-                row[name] = number
+        numbers = {name: math.nan if value is None else as_number(value) for name, value in values.items()}
+        self.rows.log(step, {name: number for name, number in numbers.items() if number is not None})
         return self._new(signs(log_of(self.rows, title="", writer="", unit=self.unit)))
 
     def _new(self, every: Sequence[Sign]) -> list[Sign]:
