@@ -22,6 +22,9 @@ from rlstab.report.load import find_runs
 from rlstab.report.runs import RunRecord
 from rlstab.safe_read import read_object
 
+#: What is said to have written the log that recorded optimizer steps are read as.
+TOKEN_TRACE = "a token trace"
+
 
 def read_logs(path: str | Path) -> list[RunLog]:
     """Every run that was logged under a path.
@@ -110,7 +113,7 @@ def _tokens(path: Path) -> list[RunLog]:
 def tokens_log(dump: Dump, title: str) -> RunLog:
     """What each recorded step says of its tokens, as the lines of a log."""
     rows = {step.number: _row(step) for step in dump.steps}
-    return log_of(rows, title=title, writer="a token trace", remarks=tuple(dump.notes))
+    return log_of(rows, title=title, writer=TOKEN_TRACE, remarks=tuple(dump.notes))
 
 
 def _row(step: Step) -> dict[str, float]:

@@ -17,12 +17,12 @@ from rlstab.config import load_objective
 from rlstab.config.objectives import at_defaults
 from rlstab.core.compose import Composition, compose
 from rlstab.core.objective import State, TokenObjective, no_fit_warnings
-from rlstab.core.plan import make_plan
 from rlstab.errors import Conflict, RlstabError
+from rlstab.files import is_file
 from rlstab.look.gradient import pulls
 from rlstab.presets import PRESETS
-from rlstab.record import Step, trace
-from rlstab.replay.effects import why
+from rlstab.record import Step
+from rlstab.replay.effects import effect_of, why
 from rlstab.replay.host_loss import Formula, formula_of
 from rlstab.report.formatting import listed
 from rlstab.zoo import METHODS
@@ -97,6 +97,8 @@ class Alternative:
         length: median length of the gradient, where that of the run is 1.
         actions: by action of :data:`rlstab.record.ACTIONS`, the share of the tokens.
         top: see :class:`Top`.
+        entropy: what a step of plain gradient ascent adds to the mean entropy of the tokens, nats per unit of learning
+            rate, exact to first order; None without a model.
     """
 
     name: str
@@ -105,7 +107,8 @@ class Alternative:
     turn: float
     length: float
     actions: Mapping[str, float]
-    top: Sequence[Top] = ()
+    top: Sequence[Top]
+    entropy: float | None
 
     @property
     def acts(self) -> bool:
@@ -151,6 +154,7 @@ class _Tried:
     actions: dict[str, float] = field(default_factory=dict)
     total: float = 0.0
     tops: list[Top] = field(default_factory=list)
+    entropies: list[float] = field(default_factory=list)
 
     def alternative(self) -> Alternative:
         """The means over the steps."""
@@ -159,7 +163,8 @@ class _Tried:
         top = [replace(of, share=of.share / total, tokens=[value / total for value in of.tokens]) for of in largest]
         turn, length = (fmean(self.turns), median(self.lengths)) if self.turns else (0.0, 1.0)
         actions = {action: share / len(self.turns) for action, share in self.actions.items() if share}
-        return Alternative(self.name, self.acts_on, self.joins, turn, length, actions, top)
+        entropy = fmean(self.entropies) if self.entropies else None
+        return Alternative(self.name, self.acts_on, self.joins, turn, length, actions, top, entropy)
 
 
 def alternatives_of(steps: Sequence[Step], asked: Mapping[str, TokenObjective] | None = None) -> Alternatives:
@@ -265,6 +270,24 @@ def _methods_of(formula: Formula, with_reference: bool) -> Iterator[dict[str, An
         yield {"name": "kl", "coefficient": formula.beta, "estimator": estimator, "cap": None}
 
 
+def chosen(names: Sequence[str], length: int) -> Mapping[str, TokenObjective]:
+    """Objectives by the name of a method or preset, the path of a file, or ``file.py:Class``; all if no name is given.
+
+    Args:
+        names: of objectives.
+        length: tokens of the longest response, for methods that need one as a setting.
+    """
+    with no_fit_warnings():  # methods stand alone, without what they were published with
+        return {name: _objective(name, length) for name in names}
+
+
+def _objective(name: str, length: int) -> TokenObjective:
+    if name in METHODS.names():
+        return load_objective(at_defaults(name, length))
+    preset = PRESETS.get(name.removeprefix("preset:"))
+    return preset.objective if preset else load_objective(name if is_file(name) else {"name": name})
+
+
 # -- changes of it -----------------------------------------------------------------------------------------------------
 
 
@@ -275,11 +298,13 @@ def _every(own: Objective, longest: int) -> dict[str, tuple[str, TokenObjective 
         changes[name] = "correction", load_objective([{"name": "importance_correction", **settings}])
     if any(_acts_on(member) == "correction" for member in own.members):
         changes["no correction"] = "correction", None
-    for name in METHODS.names():
-        if name != "importance_correction":
-            method = load_objective(at_defaults(name, longest))
-            changes[name] = _acts_on(method), method
-    return changes
+    every = every_method(longest).items()
+    return changes | {name: (_acts_on(method), method) for name, method in every if name != "importance_correction"}
+
+
+def every_method(length: int) -> dict[str, Composition]:
+    """Every method at its defaults; ``length`` is that of the longest response, for methods that have to be told."""
+    return {name: load_objective(at_defaults(name, length)) for name in METHODS.names()}
 
 
 def _acts_on(method: TokenObjective) -> str:
@@ -332,21 +357,17 @@ def _joined(
 
 def _pulled(tried: _Tried, step: Step, index: int) -> Tensor:
     """``(n,)`` the gradient of an objective in the logits of a step; its largest responses are kept."""
-    batch, live, loss_of_run = step.batch, step.live, step.header.loss
+    batch, loss_of_run = step.batch, step.header.loss
     recorded: Any = {} if loss_of_run is None else loss_of_run.settings.get("state") or {}
-    with no_fit_warnings():
-        state = {**tried.objective.init_state(), **tried.state}
-        state |= {key: value for key, value in recorded.items() if key in state}
-        plan = make_plan(tried.objective, [batch], state)
-    loss = plan.loss(0, live).loss
-    slope = torch.autograd.grad(loss, live.logprobs, allow_unused=True)[0] if loss.requires_grad else None
-    coefficients = torch.zeros(len(batch), dtype=torch.float64) if slope is None else -slope.double()
-    tried.state = plan.state
-    if tried.keys:
-        for key, method in trace(plan, batch, live).methods.items():
-            if key in tried.keys:
-                for action, where in method.actions.items():
-                    tried.actions[action] = tried.actions.get(action, 0.0) + float(where.double().mean())
+    state = {**tried.objective.init_state(), **tried.state}
+    state |= {key: value for key, value in recorded.items() if key in state}
+    effect, tried.state = effect_of(step, tried.objective, state)
+    coefficients = effect.coefficients
+    for key in tried.keys:
+        for action, where in effect.trace.methods[key].actions.items():
+            tried.actions[action] = tried.actions.get(action, 0.0) + float(where.double().mean())
+    if (slopes := step.tensors.get("entropy_slopes")) is not None:  # of a model: see rlstab.replay.forward
+        tried.entropies.append(float(coefficients @ slopes[step.mask].double()))
     if tried.acts_on != "preset":
         _keep_largest(tried, step, pulls(step, coefficients), index)
     if batch.sum_p_sq is None:

@@ -8,17 +8,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlstab.config.run_files import DUMP, METRICS
-from rlstab.diagnose.readers import read_logs, tokens_log
+from rlstab.diagnose.readers import TOKEN_TRACE, read_logs, tokens_log
 from rlstab.diagnose.run_log import RunLog
 from rlstab.errors import ReportError
-from rlstab.files import is_dir
-from rlstab.logs.readers import log_files
+from rlstab.files import is_dir, is_file
+from rlstab.logs.readers import log_files, text_at
 from rlstab.record import Dump, read_dump
-from rlstab.record.foreign import exports
+from rlstab.record.foreign import token_files
 from rlstab.record.reader import dumped, folder_of
 
 #: Endings of files that logs have where nothing was named.
 LOGS = (".csv", ".jsonl", ".log", ".wandb", ".db")
+#: Characters of a file in which the names of tensors by token are looked for.
+SNIFFED_CHARACTERS = 10_000
 #: How a run records its optimizer steps, by what wrote its log.
 RECORDS = {
     "rlstab": "tracking.dump_every: 10",
@@ -57,37 +59,48 @@ def find(path: Path) -> list[Found]:
     Raises:
         ReportError: nothing there that can be read.
     """
-    dumps = list(_dumps(path))
-    refusal: ReportError | None = None
-    logs: list[RunLog] = []
-    # the export of another trainer is log and dump at once, and a folder that holds a dump alone has no log
-    if not (dumps == [path] and (exports(path) or dumped(path))):
-        try:
-            logs = read_logs(path)
-        except ReportError as error:
-            if not dumps:
-                raise
-            refusal = error
+    dumps, logs, refusal = list(_dumps(path)), list[RunLog](), None
+    try:
+        logs = read_logs(path)
+    except ReportError as error:
+        refusal = error
     if len(logs) > 1:
         runs = [Found(Path(log.path), log) for log in logs]
         for run in runs:
             _add_dump(run, list(_dumps(run.path)) if is_dir(run.path) else [])
         return runs
     run = Found(path, logs[0] if logs else None)
-    _add_dump(run, dumps)
+    if refusal is not None and not dumps:  # the export of another trainer, perhaps
+        try:
+            run.dump, run.dump_path = read_dump(path), path
+        except ReportError as error:
+            raise error if _tokens_in(path) else refusal from None
+    elif logs and not dumps and logs[0].writer == TOKEN_TRACE:
+        dumps = [path]
+    if run.dump is None:
+        _add_dump(run, dumps)
     if run.dump is not None and run.log is None:
         run.log = tokens_log(run.dump, str(path))
-        found = "it is counted in optimizer steps of the dump" if refusal is None else str(refusal).splitlines()[0]
-        run.notes.append(f"No log was found, so the signs are read from the recorded steps alone ({found}).")
+        run.notes.append("No log was found, so the signs are read from the recorded optimizer steps alone.")
     return [run]
 
 
 def _dumps(path: Path) -> Iterator[Path]:
     """Where optimizer steps were recorded: there, in ``dump``, or in one folder of it."""
-    if dumped(folder_of(path)) or exports(path):
+    if dumped(path if is_file(path) else folder_of(path)):
         yield path
     elif is_dir(path):
         yield from (inner for inner in sorted(path.iterdir()) if is_dir(inner) and dumped(inner))
+
+
+def _tokens_in(path: Path) -> bool:
+    """Whether a path that cannot be read was to hold tokens and not a log."""
+    if is_dir(path):
+        return bool(token_files(path)) or is_file(path / "tokens.jsonl")
+    if path.suffix in (".pt", ".safetensors") or path.name == "tokens.jsonl":
+        return True
+    head = text_at(path)[:SNIFFED_CHARACTERS] if path.suffix in (".json", ".jsonl") else ""
+    return any(f'"{name}"' in head for name in ("token_ids", "token_loss_mask", "input", "sha256"))
 
 
 def _add_dump(run: Found, dumps: Sequence[Path]) -> None:

@@ -16,7 +16,7 @@ from rlstab.console import counted
 from rlstab.diagnose.diagnosis import Diagnosis, diagnose
 from rlstab.diagnose.printed import overview
 from rlstab.files import is_dir
-from rlstab.look.alternatives import Alternatives, alternatives_of
+from rlstab.look.alternatives import Alternatives, alternatives_of, chosen
 from rlstab.look.find import Found, find, nearest
 from rlstab.look.gradient import Gradient, gradient_of, shares_of
 from rlstab.look.page import MARK, TIMES, page
@@ -26,8 +26,7 @@ from rlstab.look.watch import check_names, follow
 from rlstab.record import Step
 from rlstab.record.response_traces import decoder_of
 from rlstab.record.token_texts import Decode
-from rlstab.replay.host_loss import Verdict, judge
-from rlstab.replay.replay import chosen, sentence
+from rlstab.replay.host_loss import Verdict, judge, sentence
 from rlstab.report.formatting import listed
 from rlstab.report.output import refuse_foreign, write_text
 from rlstab.signs import SIGNS

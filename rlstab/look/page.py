@@ -18,7 +18,7 @@ from rlstab.look.sampler import CONFIDENT, Sampler
 from rlstab.look.sampler import sentence as sampler_sentence
 from rlstab.record import ACTIONS, Step
 from rlstab.record.token_texts import Decode, token_texts
-from rlstab.replay.replay import sentence
+from rlstab.replay.host_loss import sentence
 from rlstab.report.formatting import MINUS, axis, in_order, setting
 from rlstab.report.output import digest, resource, safe_json
 from rlstab.report.template import rendered
@@ -414,6 +414,8 @@ def _did(row: Alternative) -> str:
     verbs = {"dropped": "drops", "clipped": "clips", "regularised": "penalises", "unclipped": "frees"}
     named = {action: verbs.get(action, f"{action.removesuffix('ed')}s") for action in ACTIONS}
     acted = [f"{named[action]} {_percent(share)}" for action, share in row.actions.items() if share >= 0.0005]
+    if row.entropy is not None:
+        acted.append(f"entropy {row.entropy:+.2g}")
     otherwise = {"region": "changes the ratio", "mean": "changes the weights of responses"}
     return ", ".join(acted) or otherwise.get(row.acts_on, "")
 

@@ -16,7 +16,7 @@ from rlstab.cli import main
 from rlstab.errors import ConfigError
 from rlstab.look import Watch, WatchCallback
 from rlstab.look.alternatives import alternatives_of, own_objective
-from rlstab.look.find import candidates, find
+from rlstab.look.find import candidates, find, nearest
 from rlstab.look.gradient import gradient_of, shares_of
 from rlstab.look.sampler import mean_weight, sampler_of
 from rlstab.look.watch import follow
@@ -232,11 +232,13 @@ def test_the_page_is_not_written_over_a_file_of_somebody_else(
     assert "look.html exists" in capsys.readouterr().err
 
 
-def test_without_a_path_the_newest_run_here_is_taken(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_path_the_newest_run_here_is_taken(run: Path) -> None:
     shutil.copy(LOGS / "healthy.jsonl", run.parent / "old.jsonl")
     os.utime(run.parent / "old.jsonl", (0, 0))
     assert [path.name for path in candidates(run.parent)] == ["<b>run", "old.jsonl"]
     assert candidates(run) == [run]
+    found, others = nearest(run.parent)
+    assert ([one.path for one in found], others) == ([run], [run.parent / "old.jsonl"])
 
 
 def test_the_page_in_a_browser(run: Path, browser_page: BrowserPage) -> None:
