@@ -150,9 +150,6 @@ def _holds(path: Path) -> bool:
     """Whether a path looks like a run; lines of JSON may be anything, so a folder is not taken for its files."""
     if not is_dir(path):
         return path.suffix.lower() in LOGS and path.is_file()
-    names = (METRICS, f"{DUMP}/step-*", "step-*.json")
-    return (
-        any(next(path.glob(name), None) is not None for name in names)
-        or any(log_files(path).values())
-        or any(path.glob("*.db"))
-    )
+    names = (METRICS, f"{DUMP}/step-*", "step-*.json", "*.db")
+    logs = (files for writer, files in log_files(path).items() if writer != "verl")
+    return any(any(path.glob(name)) for name in names) or any(logs)

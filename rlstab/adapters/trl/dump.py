@@ -1,4 +1,4 @@
-"""Writes down the tokens of optimizer steps of TRL's trainer, for ``rlstab replay``."""
+"""Writes down the tokens of optimizer steps of TRL's trainer, for ``rlstab look``."""
 
 from __future__ import annotations
 
