@@ -16,13 +16,14 @@ from rlstab.console import counted
 from rlstab.diagnose.diagnosis import Diagnosis, diagnose
 from rlstab.diagnose.printed import overview
 from rlstab.files import is_dir
+from rlstab.logs.watch import check_names
 from rlstab.look.alternatives import Alternatives, alternatives_of, chosen
 from rlstab.look.find import Found, find, nearest
 from rlstab.look.gradient import Gradient, gradient_of, shares_of
 from rlstab.look.page import MARK, TIMES, page
 from rlstab.look.sampler import Sampler, sampler_of
 from rlstab.look.sampler import sentence as sampler_sentence
-from rlstab.look.watch import check_names, follow
+from rlstab.look.watch import follow
 from rlstab.record import Step
 from rlstab.record.response_traces import decoder_of
 from rlstab.record.token_texts import Decode

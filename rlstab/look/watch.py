@@ -1,18 +1,15 @@
-"""The signs of a run while it goes on: those that a look at its log so far would tell."""
+"""The signs of a run of any trainer while it goes on: a callback of transformers, and a log that is followed."""
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlstab.diagnose.readers import read_logs
-from rlstab.diagnose.run_log import log_of
-from rlstab.errors import ConfigError, ReportError
-from rlstab.logs.log import Rows
-from rlstab.safe_read import as_number
+from rlstab.errors import ReportError
+from rlstab.logs.watch import Watch, check_names, told
 from rlstab.signs import SIGNS, Sign, signs
 
 if TYPE_CHECKING:
@@ -22,45 +19,6 @@ else:
         from transformers import TrainerCallback as _Callback
     except ImportError:
         _Callback = object
-
-
-def check_names(names: Collection[str], option: str) -> None:
-    """Refuse what is not the name of a sign.
-
-    Raises:
-        ConfigError: names one that is not.
-    """
-    if unknown := sorted(set(names) - SIGNS.keys()):
-        raise ConfigError(f"{option}: {', '.join(unknown)} is not a sign. The signs are {', '.join(SIGNS)}.")
-
-
-class Watch:
-    """The signs of a log that grows.
-
-    Args:
-        unit: what a step is: ``rollout`` or ``step``.
-    """
-
-    def __init__(self, unit: str = "step") -> None:
-        self.unit = unit
-        self.rows = Rows()
-        self.seen: dict[str, Sign] = {}
-
-    def log(self, step: int, values: Mapping[str, Any]) -> list[Sign]:
-        """Add a line of the log.
-
-        Returns:
-            signs that are there now and were not before.
-        """
-        numbers = {name: math.nan if value is None else as_number(value) for name, value in values.items()}
-        self.rows.log(step, {name: number for name, number in numbers.items() if number is not None})
-        return self._new(signs(log_of(self.rows, title="", writer="", unit=self.unit)))
-
-    def _new(self, every: Sequence[Sign]) -> list[Sign]:
-        there = {sign.name: sign for sign in every if sign.fired}
-        new = [sign for name, sign in there.items() if name not in self.seen]
-        self.seen = there
-        return new
 
 
 class WatchCallback(_Callback):
@@ -91,11 +49,6 @@ class WatchCallback(_Callback):
                 _to_wandb(sign, text)
             if sign.name in self.stop_at:
                 control.should_save = control.should_training_stop = True
-
-
-def told(sign: Sign, unit: str) -> str:
-    """A sign in one line."""
-    return f"{SIGNS[sign.name].title}, from {unit} {sign.step} on: {sign.text}"
 
 
 def _to_wandb(sign: Sign, text: str) -> None:
@@ -140,7 +93,7 @@ def follow(
         if len(logs) > 1:
             raise ReportError(f"{path}: {len(logs)} runs are logged there. Give the path of one of them.")
         for log in logs:
-            for sign in watch._new(signs(log)):
+            for sign in watch.new(signs(log)):
                 tell(told(sign, log.unit))
         if set(stop_at) & watch.seen.keys():
             return True

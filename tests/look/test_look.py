@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from rlstab.cli import main
 from rlstab.errors import ConfigError
@@ -26,6 +27,7 @@ from rlstab.replay.effects import run_coefficients
 from rlstab.signs import signs
 from tests.browser import BrowserPage
 from tests.replay.dumps import write
+from tests.train.runs import apart, checkpoints, go, lines, number, quiet, small
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "dump-smollm2"
@@ -315,3 +317,24 @@ def test_following_a_log_tells_each_sign_once(tmp_path: Path) -> None:
     assert follow(log, said.append, every=0, goes_on=goes_on) is False
     assert len(said) == len(set(said)) >= 1
     assert follow(log, said.append, stop_at=["truncation"], every=0) is True
+
+
+def test_our_trainer_stops_at_a_sign_with_a_checkpoint_and_goes_on(tmp_path: Path) -> None:
+    """Answers of two tokens are cut off from the first rollout on."""
+    stopped, plain = tmp_path / "stopped", tmp_path / "plain"
+    short: dict[str, Any] = {"rollout__max_new_tokens": 2, "optimisation__rollouts": 3}
+    said = quiet()
+    go(small(stopped, tracking__stop_at=["truncation"], **short), console=said)
+    assert "sign truncation" in said.file.getvalue()  # type: ignore[attr-defined]
+    assert [number(path) for path in checkpoints(stopped)] == [1]
+    go(small(plain, tracking__checkpoint_every=1, tracking__keep_checkpoints=9, **short))
+    first, mine = (load_file(checkpoints(run)[0] / "model.safetensors") for run in (plain, stopped))
+    assert all(torch.equal(values, mine[name]) for name, values in first.items())
+    go(small(stopped, **short), resume=True)
+    assert len(lines(stopped / "metrics.jsonl")) == 3
+    assert apart(stopped, plain) == 0
+
+
+def test_a_name_that_is_not_a_sign_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="truncation"):
+        small(tmp_path, tracking__stop_at=["truncated"])
