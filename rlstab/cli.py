@@ -160,15 +160,24 @@ def _parser() -> argparse.ArgumentParser:
     diagnose.add_argument("runs", nargs="+", metavar="RUN", help=f"{logs}; several are allowed")
     diagnose.add_argument("--json", action="store_true", help="print JSON, with one entry per run")
 
-    replay = command(
-        _replay, "say from a dump of a run whether its loss was what it said, and what each method would do"
+    look = command(
+        _look, "look at a run: what went wrong first, whether the loss was what it said, what methods would do"
     )
-    replay.add_argument("path", metavar="DUMP", help="folder of a dump, or the export of another trainer")
-    replay.add_argument("objectives", nargs="*", metavar="OBJECTIVE", help="files or names (all methods and presets)")
-    replay.add_argument("--out", metavar="FOLDER", help="folder of the pages (replay in the dump's folder)")
-    replay.add_argument("--model", metavar="FOLDER", help="run this model to add entropies and other missing signals")
-    replay.add_argument("--tokenizer", metavar="FOLDER", help="tokenizer for a dump that has none")
-    replay.add_argument("--responses", type=_count, default=argparse.SUPPRESS, metavar="N", help="on the page (200)")
+    look.add_argument("paths", nargs="*", metavar="PATH", help=f"{logs}, dump (what lies in this folder)")
+    look.add_argument("--methods", nargs="+", default=[], metavar="METHOD", help="files or names (all)")
+    look.add_argument("--out", metavar="PAGE.html", help="the page (look.html in the folder of the run)")
+    look.add_argument("--model", metavar="FOLDER", help="run this model to add entropies and what else a dump lacks")
+    look.add_argument("--tokenizer", metavar="FOLDER", help="tokenizer for a dump that has none")
+    look.add_argument("--fail-on", nargs="+", default=[], metavar="SIGN", help="end with exit code 3 if one is there")
+    look.add_argument("--json", dest="as_json", action="store_true", help="print JSON, with one entry per run")
+    look.add_argument("--follow", dest="follows", action="store_true", help="print each sign of a run as it appears")
+    look.add_argument("--open", dest="open_page", action="store_true", help="open the page in a browser")
+
+    replay = command(_replay, "rlstab look DUMP is the new name")
+    replay.add_argument("path", metavar="DUMP")
+    replay.add_argument("methods", nargs="*", metavar="OBJECTIVE")
+    for option in ("--out", "--model", "--tokenizer"):
+        replay.add_argument(option)
 
     runs = command(_runs, "list runs: what ran, how far it got, its best value")
     runs.add_argument("paths", nargs="*", metavar="PATH", help="run folders, bench folders, folders of them (runs)")
@@ -366,6 +375,14 @@ def _diagnose(options: argparse.Namespace) -> None:
     run_diagnose(options.runs, Terminal(), as_json=options.json)
 
 
+def _look(options: argparse.Namespace) -> int:
+    require("report", "rlstab look", "jinja2", "safetensors")
+    from rlstab.console import Terminal
+    from rlstab.look.look import look
+
+    return look(**_given(options), console=Terminal())
+
+
 def _schema(options: argparse.Namespace) -> None:
     if options.of == "bench":
         from rlstab.bench.describe import bench_schema as json_schema
@@ -379,13 +396,11 @@ def _schema(options: argparse.Namespace) -> None:
         sys.stdout.write(text)
 
 
-def _replay(options: argparse.Namespace) -> None:
-    require("report", "rlstab replay", "jinja2", "safetensors")
-    from rlstab.console import Terminal
-    from rlstab.replay.replay import replay
-
-    path = replay(**_given(options), console=Terminal())
-    print(visible(str(path), spaces=False))
+def _replay(options: argparse.Namespace) -> int:
+    options.paths = [options.__dict__.pop("path")]
+    code = _look(options)
+    print("rlstab replay is rlstab look now; the old name goes with the next release", file=sys.stderr)
+    return code
 
 
 def _runs(options: argparse.Namespace) -> None:

@@ -21,6 +21,8 @@ from pydantic import (
 
 from rlstab.config.document import misfit, refuse
 from rlstab.config.user_code import is_user_code
+from rlstab.errors import did_you_mean
+from rlstab.signs import SIGNS
 
 #: Upper bound of everything that is counted.
 MOST = 10_000_000
@@ -502,6 +504,13 @@ class EvaluationSettings(Settings):
         return self
 
 
+def known_sign(name: str) -> str:
+    """Refuse what is not the name of a sign."""
+    if name not in SIGNS:
+        raise ValueError(f"'{name}' is not a sign. {did_you_mean(name, list(SIGNS))}")
+    return name
+
+
 class TrackingSettings(Settings):
     """Where a run is stored, and where its metrics go."""
 
@@ -514,3 +523,7 @@ class TrackingSettings(Settings):
     keep_checkpoints: Count = Field(2, description="how many of the newest checkpoints are kept")
     samples: Every = Field(2, description="responses of each rollout written to samples.jsonl")
     dump_every: Every = Field(0, description="optimizer steps between those recorded in `dump`; 0 is never")
+    watch: bool = Field(False, description="print each sign that something goes wrong, as it appears")
+    stop_at: tuple[Annotated[str, AfterValidator(known_sign)], ...] = Field(
+        (), strict=False, description="signs at which the run ends, after a checkpoint"
+    )

@@ -127,11 +127,15 @@ class Diagnosis:
     def remarks(self) -> tuple[str, ...]:
         """What could not be read, and steps in which nothing was trained if no sign says so."""
         idle, lines = _idle(self.log)
-        fired = {sign.name for sign in (self.first.sign, *self.first.later)} if self.first else set()
-        if idle <= IDLE * lines or "zero_std_groups" in fired:
+        if idle <= IDLE * lines or any(sign.name == "zero_std_groups" for sign in self.fired):
             return self.log.remarks
         told = f"nothing was trained in {idle} of {lines} lines of the log: no group had a gradient, or its norm was 0"
         return (*self.log.remarks, told)
+
+    @property
+    def fired(self) -> tuple[Sign, ...]:
+        """The signs that are there, that of the cause first."""
+        return (self.first.sign, *self.first.later) if self.first else ()
 
     @property
     def remedy(self) -> Remedy | None:
@@ -147,7 +151,6 @@ class Diagnosis:
     def as_json(self) -> dict[str, Any]:
         """The diagnosis for machines; see docs/how-to/diagnose.md."""
         remedy = self.remedy
-        fired = (self.first.sign, *self.first.later) if self.first else ()
         return {
             "run": self.log.title,
             "writer": self.log.writer,
@@ -157,7 +160,7 @@ class Diagnosis:
             "cause": self.first.cause if self.first else None,
             "title": remedy.title if remedy else None,
             "step": self.first.sign.step if self.first else None,
-            "signs": [{"sign": sign.name, "step": sign.step, "text": sign.text} for sign in fired],
+            "signs": [{"sign": sign.name, "step": sign.step, "text": sign.text} for sign in self.fired],
             "looked_at": [{"sign": sign.name, "text": sign.text} for sign in self.looked_at],
             "unseen": [{"sign": sign.name, "why": sign.text} for sign in self.unseen],
             "methods": list(remedy.methods) if remedy else [],

@@ -24,6 +24,11 @@ def exports(path: Path) -> list[Path]:
     return next(filter(None, (sorted(path.glob(kind)) for kind in _FILES[:3])), [])
 
 
+def token_files(path: Path) -> list[Path]:
+    """Files of another trainer below a folder that hold tokens; empty if there are none."""
+    return next(filter(None, (sorted(path.glob(kind)) for kind in _FILES)), [])
+
+
 def read_foreign(path: Path, notes: list[str]) -> list[Step]:
     """The optimizer steps in the files of another trainer.
 
@@ -35,7 +40,7 @@ def read_foreign(path: Path, notes: list[str]) -> list[Step]:
     Raises:
         ReportError: it is a rollout dump of verl, which has no tokens.
     """
-    files = [path] if not is_dir(path) else next(filter(None, (sorted(path.glob(kind)) for kind in _FILES)), [])
+    files = token_files(path) if is_dir(path) else [path]
     responses: list[Response] = []
     for file in files:
         damaged = []

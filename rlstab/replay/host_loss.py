@@ -17,6 +17,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
+from rlstab.console import counted
 from rlstab.core.plan import make_plan
 from rlstab.errors import ReportError, RlstabError
 from rlstab.kl_estimators import k1, k2
@@ -259,6 +260,18 @@ class Verdict:
     error: float
     compared: str
     findings: tuple[str, ...] = ()
+
+
+def sentence(verdict: Verdict) -> str:
+    """The verdict on the loss in one sentence."""
+    if verdict.agrees is None:
+        return f"It cannot be decided whether the loss was what it said: {verdict.compared}."
+    digits = math.floor(-math.log10(min(max(1e-12, verdict.error), 1e12)))
+    if verdict.agrees:
+        return f"The loss is {verdict.name}: {verdict.compared} agree to {counted(digits, 'digit')}."
+    if verdict.findings and digits >= 4:
+        return f"The loss is {verdict.name}, to {counted(digits, 'digit')}, but its inputs are wrong."
+    return f"The loss is not {verdict.name}: {verdict.compared} differ by up to {verdict.error:.2g} of the largest."
 
 
 def judge(steps: Sequence[Step]) -> Verdict:

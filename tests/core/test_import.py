@@ -64,6 +64,7 @@ FLOORS = [
     {"adapters", "preflight", "train"},
     {"bench", "report"},
     {"diagnose", "probe", "replay"},
+    {"look"},
     {"cli"},
     {"__main__"},
 ]

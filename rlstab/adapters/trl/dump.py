@@ -1,4 +1,4 @@
-"""Records the tokens of optimizer steps of TRL's trainer, for ``rlstab replay``."""
+"""Records the tokens of optimizer steps of TRL's trainer, for ``rlstab look``."""
 
 from __future__ import annotations
 
