@@ -20,8 +20,8 @@ LEGEND = (
     "A number is the dose that a row tolerates, divided by the dose that the base tolerates: up to there training "
     "keeps half of its healthy gain. The base's row has that dose itself. Intervals are at 95 %, by Student's t over "
     "seeds; where one includes 1 the cell is grey. A cell in words has three seeds, which tell nothing finer. The "
-    "price is what is left of the healthy gain at the harmless end of the dial: 1 costs nothing. Other models tolerate "
-    "other doses."
+    "price is what is left of the healthy gain at the harmless end of the dial: 1 costs nothing. A row acted in the "
+    "runs that end otherwise than the base's of the same seed. Other models tolerate other doses."
 )
 
 
@@ -47,12 +47,15 @@ class Cell:
         outcomes: by dose and seed.
         prediction: written before the runs.
         base: whether it is what the others are compared with.
+        acted: runs that end otherwise than the base's of the same dose and seed, and how many there are of both. A
+            method that asks for nothing leaves every bit of a run as it is.
     """
 
     score: Score | str
     outcomes: Outcomes
     prediction: Prediction | None
     base: bool = False
+    acted: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -92,12 +95,19 @@ class Map:
         if cell.base:
             dose, last = cell.score.tolerated, cell.score.doses[-1]
             return f"dose {dose:.3g}" if math.isfinite(dose) else f"dose > {last:g}"
+        if not cell.acted[0]:
+            return "did not act"
         if cell.score.quick:
             return cell.score.verdict
         number, limit = cell.score.relative, cell.score.limit
         if number.low is None or number.high is None or number.low == number.high:
             return told(number.value, limit)
         return f"{told(number.value, limit)} [{told(number.low, limit)}, {told(number.high, limit)}]"
+
+    def acted(self, row: str) -> str:
+        """In how many of all its runs a row changed what came of them."""
+        changed, runs = (sum(cell.acted[k] for (name, _), cell in self.cells.items() if name == row) for k in (0, 1))
+        return f"{changed} of {runs}" if runs else NOTHING
 
     @property
     def sentences(self) -> list[str]:
@@ -119,6 +129,7 @@ class Map:
             "tolerated dose": self.shown,
             "price": _price,
             "predicted": self._predicted,
+            "runs that end otherwise than the base's": _acted,
             "ends below its start from": _harm,
             "outcomes of single seeds, by dose": _by_dose,
         }
@@ -149,7 +160,7 @@ class Map:
             scored = {"why": own} if isinstance(own, str) else {**asdict(own), "verdict": own.verdict}
             column = {"row": row, "probe": self.columns[place].probe.name, "policy": self.columns[place].policy}
             outcomes = {f"{dose:g}": dict(seeds) for dose, seeds in cell.outcomes.items()}
-            predicted = {"prediction": cell.prediction, "held": self.held(cell)}
+            predicted = {"prediction": cell.prediction, "held": self.held(cell), "acted": cell.acted}
             cells.append({**column, **scored, **predicted, "outcomes": outcomes})
         return json.dumps(plain({"cells": cells, "remarks": self.remarks}), indent=1) + "\n"
 
@@ -184,10 +195,19 @@ def draw_map(
         for row in names:
             prediction = column.probe.prediction(row, kinds.get(row, ()), column.policy) if row != "base" else None
             scored = score(by_row[row], by_row["base"], starts[place]) if by_row["base"] else "the base has no run"
-            cells[row, place] = Cell(scored, by_row[row], prediction, row == "base")
+            pairs = [] if row == "base" else _paired(by_row[row], by_row["base"])
+            acted = sum(own != base for own, base in pairs), len(pairs)
+            cells[row, place] = Cell(scored, by_row[row], prediction, row == "base", acted)
     bases = {column.title: cells["base", place].score for place, column in enumerate(columns)}
     missing = [f"{title}: {score}" for title, score in bases.items() if isinstance(score, str)]
     return Map(columns, names, cells, starts, [*remarks, *missing])
+
+
+def _paired(row: Outcomes, base: Outcomes) -> list[tuple[float, float]]:
+    """Outcomes of the same dose and seed."""
+    return [
+        (value, base[dose][seed]) for dose in row for seed, value in row[dose].items() if seed in base.get(dose, {})
+    ]
 
 
 def _outcomes(records: Sequence[Record], policy: str) -> dict[str, dict[float, dict[int, float]]]:
@@ -217,6 +237,10 @@ def _harm(cell: Cell) -> str:
 def _by_dose(cell: Cell) -> str:
     by_dose = ((dose, sorted(seeds.items())) for dose, seeds in sorted(cell.outcomes.items()))
     return "; ".join(f"{dose:g}: {' '.join(f'{value:.3f}' for _, value in values)}" for dose, values in by_dose)
+
+
+def _acted(cell: Cell) -> str:
+    return "{} of {}".format(*cell.acted) if cell.acted[1] else NOTHING
 
 
 def _price(cell: Cell) -> str:

@@ -28,7 +28,7 @@ def page(drawn: Map) -> str:
     lines = []
     for row, title in drawn.rows.items():
         cells = [_cell(drawn, row, place) for place in range(len(drawn.columns))]
-        lines.append({"title": title, "cells": cells, "base": row == "base"})
+        lines.append({"title": title, "cells": cells, "base": row == "base", "acted": drawn.acted(row)})
     return environment.from_string(template).render(
         style=style,
         policy=f"default-src 'none'; style-src '{digest(style)}'",

@@ -55,6 +55,7 @@ from rlstab.stages.pipeline import unmet
 from rlstab.tasks import Task
 from rlstab.tasks.build import build_task, require_task
 from rlstab.tasks.rewards import build_rewards
+from rlstab.tasks.task import checksum_of_examples
 from rlstab.train import checkpoint
 from rlstab.train.engine import build_engine, is_sharded, require_launcher
 from rlstab.train.evaluate import evaluate
@@ -191,6 +192,9 @@ class Trainer:
         rank, world = accelerator.process_index, accelerator.num_processes
         comm: Comm = TorchComm(device=accelerator.device) if world > 1 else LocalComm()
         self.task: Task = build_task(run.task) if task is None else require_task(task)
+        checksum = checksum_of_examples(self.task)
+        if folder is not None:
+            folder.note_examples(checksum)
         self.rewards = build_rewards(run.reward, self.task, getattr(run.task, "environment", None) or ())
         # the first process has the folder, which all have to see
         self.latest: Path | None = broadcast_object_list([folder.start if folder is not None else None])[0]
@@ -240,7 +244,7 @@ class Trainer:
 
         def waiting(whole: Mapping[str, Tensor]) -> Rollout:
             mine = of_rank(whole, rank, world, slots=self.generator.slots, group=self.run.rollout.group)
-            rollout = Rollout.from_tensors(mine, limit, self.policy.device, example)
+            rollout = Rollout.from_tensors(mine, limit, example)
             texts = [self.policy.decode(answer, skip_special_tokens=special) for answer in rollout.answers()]
             return replace(rollout, texts=texts)
 

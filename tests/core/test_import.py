@@ -54,6 +54,7 @@ FLOORS = [
     {"bins", "safe_read"},
     {"files", "signs"},
     {"core", "console", "extras", "hub"},
+    {"logs"},
     {"kl_estimators", "signals", "stages"},
     {"zoo"},
     {"presets"},

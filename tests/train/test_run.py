@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, get_scheduler
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaForCausalLM,
+    LlamaModel,
+    PreTrainedModel,
+    get_scheduler,
+)
 
 import rlstab
 from rlstab.errors import MissingSignal, ModelError, NonFinite
@@ -438,6 +446,34 @@ def test_shared_prompts_are_forwarded_once_and_change_nothing(tmp_path: Path, mo
     assert tokens[8] < tokens[1] / 2
     assert apart(tmp_path / "1", tmp_path / "8") <= ALIKE
     assert moved(tmp_path / "8") > 10 * ALIKE
+
+
+def test_a_cache_is_handed_over_under_the_name_that_the_model_has_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers 5.24 calls ``cache`` what was ``past_key_values``."""
+    changes = {"task": of_user("Wordy"), "rollout__max_new_tokens": 4}
+    go(small(tmp_path / "today", **changes))
+    handed: list[str] = []
+    whole, base = LlamaForCausalLM.forward, LlamaModel.forward
+
+    def of_whole(model: Any, input_ids: Any, cache: Any = None, logits_to_keep: Any = 0, **others: Any) -> Any:
+        assert "past_key_values" not in others
+        handed.append("whole")
+        return whole(model, input_ids, past_key_values=cache, logits_to_keep=logits_to_keep, **others)
+
+    def of_base(model: Any, input_ids: Any = None, cache: Any = None, **others: Any) -> Any:
+        if cache is not None:  # else from the whole model, in its own words
+            assert "past_key_values" not in others
+            handed.append("base")
+            others["past_key_values"] = cache
+        return base(model, input_ids, **others)
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", of_whole)
+    monkeypatch.setattr(LlamaModel, "forward", of_base)
+    go(small(tmp_path / "later", **changes))
+    assert {*handed} == {"whole", "base"}
+    assert apart(tmp_path / "today", tmp_path / "later") == 0
 
 
 def test_responses_that_were_cut_off_are_known_to_methods(tmp_path: Path) -> None:
