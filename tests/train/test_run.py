@@ -149,7 +149,7 @@ def test_the_learning_rate_is_that_of_transformers(tmp_path: Path) -> None:
 
 
 def test_a_schedule_that_meets_a_run_of_another_length_is_told(tmp_path: Path) -> None:
-    for schedule, told in [("cosine", True), ("linear", True), ("constant_with_warmup", False), (None, False)]:
+    for schedule, told in [("cosine", True), ("constant_with_warmup", False), (None, False)]:
         out, console = tmp_path / str(schedule), quiet()
         changes = {"optimisation__schedule": schedule, "rollout__max_new_tokens": 2}
         go(small(out, optimisation__rollouts=1, **changes))
