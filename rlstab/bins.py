@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-#: Rollouts of one bin. Statistics and signs read bins, so that a results file gives what its folders gave.
+#: Rollouts of one bin. Statistics and signs read bins, so a results file gives the same as the folders of its runs.
 WIDTH = 10
 
 #: No run is longer: a rollout beyond it is damage, and would not fit into an array either.
@@ -57,7 +57,7 @@ def binned(record: Curves, name: str) -> Curve:
 
 
 def bin_weights(record: Curves, ends: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Rollouts in each bin that ends at one of ``ends``: the last may have fewer than the others."""
+    """Number of rollouts in each bin that ends at one of ``ends``; the last may have fewer than the others."""
     width = record.bin_width if record.bin_width > 1 else WIDTH
     return ((ends - 1) % width + 1).astype(np.float64)
 
@@ -81,9 +81,9 @@ def in_bins(curve: Curve, last: int, summary: Callable[[NDArray[np.float64]], fl
     rollouts, values = curve
     finite = np.isfinite(values)
     rollouts, values = rollouts[finite], values[finite]
-    places = (rollouts - 1) // WIDTH
-    order = np.argsort(places, kind="stable")  # so each bin is a slice, in the order of the curve
-    kept, starts = np.unique(places[order], return_index=True)
+    bins = (rollouts - 1) // WIDTH
+    order = np.argsort(bins, kind="stable")  # so each bin is a slice, in the order of the curve
+    kept, starts = np.unique(bins[order], return_index=True)
     ends = np.minimum((kept + 1) * WIDTH, last)
     summaries = [rounded(summary(inside)) for inside in np.split(values[order], starts[1:])] if len(kept) else []
     return ends.astype(np.int64), np.array(summaries, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Whether what an adapter builds on is what it was written for: the release, signatures, who defined it, its body."""
+"""Whether a host is what its adapter was written for: its release, and signatures, origin and bodies of its methods."""
 
 from __future__ import annotations
 
@@ -18,22 +18,20 @@ from rlstab.errors import HostError
 from rlstab.hosts import HOSTS, facts
 
 
-def check_release(host: str, installed: str, homes: tuple[str, ...]) -> None:
-    """Refuse a release that the adapter does not support; warn where it is not quite as tested.
+def check_release(host: str, installed: str = "") -> None:
+    """Refuse a release that the adapter does not support; warn if it differs from the tested one.
 
     Args:
         host: key of :data:`rlstab.hosts.HOSTS`.
-        installed: its version.
-        homes: the beginnings of the names of modules that may have defined its methods.
+        installed: its version; empty asks for it.
 
     Raises:
         HostError: it has another release, or a method was replaced or has other parameters.
     """
-    name, known = f"{HOSTS[host].name} {installed}", facts(host)
+    installed, known = installed or version(host), facts(host)
+    name, homes = f"{HOSTS[host].name} {installed}", tuple(known["homes"])
     if not _matches(installed, known["release"]):
-        raise HostError(
-            f"{name} is installed, and the adapter was tested with {known['release']} alone. {how_to_install(host)}"
-        )
+        raise HostError(f"{name} is installed, and the adapter knows {known['release']} alone. {how_to_install(host)}")
     changed = [
         method
         for owner, methods in known["methods"].items()
@@ -47,15 +45,15 @@ def check_release(host: str, installed: str, homes: tuple[str, ...]) -> None:
             f"new there may be missing here. Compare one step with its own loss, or install {tested(host)}.",
             stacklevel=4,
         )
-    beside = known.get("beside", {})
-    other = [package for package, release in beside.items() if not _matches(version(package), release)]
+    tested_with = known.get("tested_with", {})
+    other = [package for package, release in tested_with.items() if not _matches(version(package), release)]
     if other:
         there = ", ".join(f"{package} {version(package)}" for package in other)
         warnings.warn(f"the adapter was not tested with {there}, but with {tested(host)}.", stacklevel=4)
 
 
 def _matches(installed: str, known: str) -> bool:
-    """Whether a version is one of a release, which may leave its last numbers open."""
+    """Whether a version belongs to a release, which may leave its last numbers open."""
     release = Version(known).release
     return Version(installed).release[: len(release)] == release
 
@@ -69,7 +67,7 @@ def tested(host: str) -> str:
     """The releases that the tests use."""
     known = facts(host)
     return ", ".join(
-        f"{name} {release}" for name, release in {host: known["release"], **known.get("beside", {})}.items()
+        f"{name} {release}" for name, release in {host: known["release"], **known.get("tested_with", {})}.items()
     )
 
 
@@ -83,11 +81,11 @@ def check_methods(
         methods: for each the names of its first parameters and, where its body matters, the :func:`checksum` that was
             tested.
         release: the host and its version, in the error.
-        homes: the beginnings of the names of modules that may have defined them.
+        homes: prefixes of the modules that may define them.
         cure: what to do about it.
 
     Returns:
-        Those whose body is not the one that was tested.
+        the names of methods whose body is not the tested one.
 
     Raises:
         HostError: names the method.
@@ -100,9 +98,7 @@ def check_methods(
             raise HostError(f"{who} of {release} has no {name}, which the adapter needs. {cure}")
         home = inspect.unwrap(method).__module__
         if not home.startswith(homes):
-            raise HostError(
-                f"{who}.{name} was replaced by {home}. Do not import that package, or train without the adapter."
-            )
+            raise HostError(f"{who}.{name} was replaced by {home}. Do not import it, or train without the adapter.")
         wanted = parameters.split()
         given = list(inspect.signature(inspect.unwrap(method)).parameters)[: len(wanted)]
         if given != wanted:
@@ -115,6 +111,6 @@ def check_methods(
 
 
 def checksum(method: Callable[..., Any]) -> str:
-    """Twelve digits of a method's syntax: comments and layout do not count."""
+    """Twelve digits over the syntax of a method, without comments and layout."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(method))))
     return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:12]

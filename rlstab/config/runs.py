@@ -30,8 +30,7 @@ class RunConfig(parts.Settings):
     model: parts.ModelSettings = parts.ModelSettings()
     task: parts.TaskSettings = parts.CountdownSettings()
     reward: parts.Rewards | None = Field(
-        None,
-        description="user-defined functions, or a weighted sum with the task's scorer; null is that scorer alone",
+        None, description="user-defined functions, or a weighted sum with the task's scorer; null is that scorer alone"
     )
     rollout: parts.RolloutSettings = parts.RolloutSettings()
     stages: list[dict[str, Any]]

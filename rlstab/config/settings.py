@@ -310,10 +310,7 @@ def _rewards(rewards: tuple[RewardSettings, ...]) -> tuple[RewardSettings, ...]:
 
 #: The value of `reward` in a run: one function, or a list.
 Rewards: TypeAlias = Annotated[
-    tuple[RewardSettings, ...],
-    Field(strict=False),
-    _or_alone(str | RewardSettings),
-    AfterValidator(_rewards),
+    tuple[RewardSettings, ...], Field(strict=False), _or_alone(str | RewardSettings), AfterValidator(_rewards)
 ]
 
 

@@ -1,4 +1,4 @@
-"""What a composition means, before anything runs: in words, as a table, and as a new run file."""
+"""What a composition means before anything runs: in words, as a table, and as a new run file."""
 
 from rlstab.explain.catalogue import listing
 from rlstab.explain.check import check, check_host

@@ -1,4 +1,4 @@
-"""What an objective needs and costs, on top of plain GRPO."""
+"""What an objective needs and costs in addition to plain GRPO."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlstab.hosts import measures
 COSTS: Mapping[str, Mapping[str, str]] = yaml.safe_load(
     Path(__file__).with_name("costs.yaml").read_text(encoding="utf-8")
 )
-#: Of evidence that only a user can give.
+#: For evidence that only the user can provide.
 YOURS = "yours to provide"
 _WHAT = {
     **SIGNALS,
@@ -26,7 +26,7 @@ _WHAT = {
 
 
 def costs(objective: Composition, run: RunConfig | None) -> list[str]:
-    """Signals, passes, state, statistics: what comes on top of plain GRPO."""
+    """Signals, passes, state, statistics: what an objective needs in addition to plain GRPO."""
     lines = [
         f"- `{name}`, for {_readers(objective, 'needs', name)}: {_WHAT.get(name, 'a user-defined signal')}. "
         f"{_upper(reference(run) if run and name == 'ref_logprobs' else COSTS['signals'].get(name, YOURS))}."
@@ -53,12 +53,12 @@ def costs(objective: Composition, run: RunConfig | None) -> list[str]:
 
 
 def _upper(text: str) -> str:
-    """A text that begins a sentence."""
+    """A text as the beginning of a sentence."""
     return text[:1].upper() + text[1:]
 
 
 def reference(run: RunConfig) -> str:
-    """Which policy the reference of `kl` is, and what it costs."""
+    """The reference policy of `kl`, and its cost."""
     model, second = run.model, "a second model in memory, and one more forward per rollout"
     if model.reference is not None:
         return f"the model '{model.reference}': {second}"
@@ -96,9 +96,9 @@ def _passes(objective: Composition, run: RunConfig) -> str:
 
 
 def _evidence_of(run: RunConfig | None) -> str:
-    """Which policy the evidence is of, and over how much the statistics are taken."""
+    """The policy of the evidence, and the tokens over which statistics are taken."""
     if run is None:
-        return "Of which policy (`refresh`) and over how much (`scope`) is for the run to say."
+        return "The run decides of which policy (`refresh`) and over how much (`scope`)."
     alone = " `scope: microbatch`: no, of each micro-batch alone." if run.optimisation.scope == "microbatch" else ""
     if run.optimisation.refresh == "step":
         return f"`refresh: step`: of the policy at the start of each optimizer step.{alone}"

@@ -34,7 +34,7 @@ EXTREMES = ("critic/score/max", "critic/score/min")
 #: TRL's standard deviation of all rewards of a step; 0 says the same.
 SPREAD = "reward_std"
 
-#: What trackers put before a name.
+#: Prefixes that trackers add to a name.
 _PREFIX = re.compile(r"^(train|trainer|metrics?|Train)/")
 
 
@@ -64,7 +64,7 @@ def our_metrics(row: Mapping[str, float]) -> dict[str, tuple[str, float]]:
 
 
 def _no_spread(bare: Mapping[str, tuple[str, float]]) -> dict[str, tuple[str, float]]:
-    """Whether all rewards of the step are equal, and so those of each group: 1 or 0, a lower bound of the share."""
+    """A lower bound of the share of groups with equal rewards: 1 if all rewards of the step are equal, else 0."""
     high, low = map(bare.get, EXTREMES)
     if high and low:
         return {"reward/zero_std_groups": (f"{high[0]} = {low[0]}", float(high[1] == low[1]))}
@@ -86,5 +86,5 @@ def spent(row: Mapping[str, float], names: Iterable[str]) -> float | None:
 
 
 def known(names: Iterable[str]) -> bool:
-    """Whether a log with such names has a metric to look at."""
+    """Whether a log with these names has a known metric."""
     return bool(our_metrics(dict.fromkeys(names, 0.5)).keys() - {"lr"})

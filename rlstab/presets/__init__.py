@@ -73,7 +73,7 @@ def preset(name: str) -> Preset:
 
 @cache
 def _table() -> Mapping[str, Any]:
-    import yaml  # whoever needs no preset does without
+    import yaml  # not needed without presets
 
     table: Mapping[str, Any] = yaml.safe_load(Path(__file__).with_name("presets.yaml").read_text(encoding="utf-8"))
     return table

@@ -112,9 +112,7 @@ def require_task(task: object) -> Task:
             raise ConfigError(f"{who} needs `{name}`, {what}; it has {has}. Add it to the class.")
     flaky = getattr(task, "flaky", 0.0)
     if isinstance(flaky, bool) or not isinstance(flaky, int | float) or not 0 <= flaky < 1:
-        raise ConfigError(
-            f"{who} has flaky = {flaky!r}, expected a share of at least 0 and below 1. Change it, or remove it."
-        )
+        raise ConfigError(f"{who} has flaky = {flaky!r}, expected a share from 0 to below 1. Change it, or remove it.")
     checked = cast(Task, task)
     for split in get_args(Split):
         size = checked.size.get(split, 0)
@@ -123,7 +121,5 @@ def require_task(task: object) -> Task:
         with blamed(f"{who}: example('{split}', 0)", "Correct its method `example`"):
             example = checked.example(split, 0)
         if not isinstance(example, Example) or not isinstance(example.prompt, str):
-            raise ConfigError(
-                f"{who}: example 0 of '{split}' is {kind_of(example)}. Return rlstab.tasks.Example(prompt, answer)."
-            )
+            raise ConfigError(f"{who}: example 0 of '{split}' is {kind_of(example)}. Return rlstab.tasks.Example.")
     return checked

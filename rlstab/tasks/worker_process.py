@@ -61,9 +61,7 @@ def _loaded(job: bytes) -> tuple[str, str, Any]:
     try:
         prompt, completion, answer = pickle.loads(job)
     except Exception as error:  # a user-defined class may raise anything
-        raise ScorerError(
-            f"the answer cannot be read where completions are scored: {in_one_line(error)}. {PLAIN}"
-        ) from error
+        raise ScorerError(f"the answer cannot be read by a worker: {in_one_line(error)}. {PLAIN}") from error
     return prompt, completion, answer
 
 

@@ -237,7 +237,7 @@ class _Worker:
             if isinstance(score, float) and math.isfinite(score) and isinstance(why, str | None):
                 return Scored(score, why)
         self.end()
-        return Scored(error="the answer of the process cannot be read")
+        return Scored(error="the process gave no answer that can be read")
 
     def end(self) -> None:
         """Kill the process, if it runs, and close the pipes."""

@@ -27,7 +27,7 @@ def check_release(version: str = trl.__version__) -> None:
             f"{who} TRL's GRPOTrainer, and the adapter builds on TRL's own. Do not import that package in this "
             f"process, or train without the adapter."
         )
-    releases.check_release("trl", version, homes=("trl.", "transformers."))
+    releases.check_release("trl", version)
 
 
 def check_attributes(trainer: Any) -> None:

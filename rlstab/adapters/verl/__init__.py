@@ -19,23 +19,11 @@ def check_host() -> None:
     Raises:
         HostError: verl has another release or patched methods, or the entry point is missing, disabled or broken.
     """
+    from rlstab.adapters.releases import check_release
     from rlstab.adapters.verl.plugin_check import check_plugin
 
-    check_release()
+    check_release("verl")
     check_plugin()
-
-
-def check_release(version: str | None = None) -> None:
-    """Refuse a verl that the adapter does not support, the installed one or that of a version.
-
-    Raises:
-        HostError: verl has another release, or a method was replaced or has other parameters.
-    """
-    import verl
-
-    from rlstab.adapters import releases
-
-    releases.check_release("verl", version or verl.__version__, homes=("verl.",))
 
 
 def tested() -> str:
