@@ -68,7 +68,7 @@ def test_a_stage_obeys(name: str) -> None:
 
 
 def test_compositions_obey() -> None:
-    for objective in [*NESTED, *random_compositions(4, seed=1), PRESETS["stack_stale"].objective]:
+    for objective in [*NESTED, PRESETS["stack_stale"].objective]:
         obeys(check_objective(objective, examples=1))
 
 
@@ -156,11 +156,11 @@ def test_each_law_is_a_test_of_pytest(check: Any, request: pytest.FixtureRequest
 
 
 def test_a_report_is_readable() -> None:
-    text, again = (str(check_objective(named("local_mean"), examples=3)) for _ in range(2))
+    text, again = (str(check_objective(named("local_mean"), examples=3, laws=["split", "ids"])) for _ in range(2))
     assert text == again  # the same draws each time
     assert "broken: split" in text
     assert "Step(row lengths [" in text
-    assert str(check_objective(r.ClipHigher(), examples=1)).rstrip().endswith("every law holds")
+    assert str(check_objective(r.ClipHigher(), examples=1, laws=["ids"])).rstrip().endswith("every law holds")
 
 
 def test_where_it_does_not_run_that_is_all_that_is_told_with_the_cause_last() -> None:

@@ -78,10 +78,16 @@ def test_overwrite_leaves_a_folder_alone_that_holds_no_run(tmp_path: Path) -> No
 
 
 class Breaks(own.Graded):
-    """Its run ends with an error in the second rollout, for which there are no problems."""
+    """Its run ends with an error in the second rollout, for which there are no problems once the first is scored."""
+
+    scored = False
+
+    def score(self, example: Any, completion: str) -> float:
+        self.scored = True
+        return super().score(example, completion)
 
     def example(self, split: Any, index: int) -> Any:
-        if split == "train" and index >= 2:
+        if self.scored and split == "train" and index >= 2:
             raise RuntimeError("no more examples")
         return super().example(split, index)
 
