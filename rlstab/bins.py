@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 #: Rollouts of one bin. Statistics and signs read bins, so that a results file gives what its folders gave.
 WIDTH = 10
 
+#: No run is longer: a rollout beyond it is damage, and would not fit into an array either.
+MOST_ROLLOUTS = 10**9
+
 #: Rollouts (int64) and values (float64), of equal length.
 Curve: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
 

@@ -117,6 +117,8 @@ def _parser() -> argparse.ArgumentParser:
     _takes_file(bench, "bench file", "bench", settings=False)
     bench.add_argument("--out", help="folder of the bench, instead of the file's")
     bench.add_argument("--workers", type=_count, help="runs in parallel, one thread each (one per CPU)")
+    bench.add_argument("--launcher", choices=("local", "slurm"), default="local", help="slurm: a job for each run")
+    bench.add_argument("--print", dest="launcher", action="store_const", const="print", help="print a command for each")
     bench.add_argument("--only", action="append", default=[], metavar="SETTING/METHOD", help="* matches anything")
     bench.add_argument("--overwrite", action="store_true", help="repeat finished runs whose settings have changed")
     bench.add_argument("--retry", action="store_true", help="repeat failed runs")
@@ -142,10 +144,14 @@ def _parser() -> argparse.ArgumentParser:
     view.add_argument("--tokenizer", metavar="FOLDER", help="tokenizer for a dump that has none")
 
     report = command(_report, "compare finished runs: one HTML file, figures, Markdown tables")
-    report.add_argument("paths", nargs="+", metavar="RUNS", help="bench folders, run folders, results files (.jsonl)")
+    report.add_argument("paths", nargs="*", metavar="RUNS", help="bench folders, run folders, results files (.jsonl)")
     report.add_argument("--out", help="folder of report.html, report.md and figures (report)")
     report.add_argument("--export", metavar="FILE.jsonl", help="write a results file, small enough to commit")
     report.add_argument("--markdown", dest="markdown_file", metavar="FILE.md", help="write the comparison as Markdown")
+    told = "folders of the runs of a method, of rlstab or of another trainer, such as grpo='runs/grpo-*'"
+    report.add_argument("--method", dest="methods", action="append", default=[], metavar="NAME=PATTERN", help=told)
+    told = "compare methods at the same number of these: rollouts, tokens or seconds (rollouts)"
+    report.add_argument("--by", choices=("rollouts", "tokens", "seconds"), default="rollouts", help=told)
     report.add_argument("--metric", dest="metrics", action="append", default=[], metavar="NAME", help="eval/mean (all)")
     report.add_argument("--baseline", metavar="METHOD", help="compare with this method, not with each bench's own")
 
@@ -215,6 +221,16 @@ def _overrides(pairs: list[str]) -> dict[str, object]:
             raise ConfigError(f"--set {pair}: expected KEY=VALUE, for example --set optimisation.lr=1e-4.")
         overrides[key] = Document.parse(value, f"--set {key}").data
     return overrides
+
+
+def _patterns(pairs: list[str]) -> dict[str, str]:
+    patterns: dict[str, str] = {}
+    for pair in pairs:
+        name, _, pattern = pair.partition("=")
+        if not name or not pattern or name in patterns:
+            raise ConfigError(f"--method {pair}: expected NAME=PATTERN, each name once, such as grpo='runs/grpo-*'.")
+        patterns[name] = pattern
+    return patterns
 
 
 def _train(options: argparse.Namespace) -> None:
@@ -296,9 +312,7 @@ def _bench(options: argparse.Namespace) -> int:
     if options.dry_run:
         dry_run(bench, only=options.only)
         return 0
-    return run_bench(
-        bench, workers=options.workers, only=options.only, overwrite=options.overwrite, retry=options.retry
-    )
+    return run_bench(bench, **_given(options, "file", "example", "out", "dry_run", "kinds"))
 
 
 def _probe(options: argparse.Namespace) -> int:
@@ -342,7 +356,7 @@ def _report(options: argparse.Namespace) -> None:
     require("report", "rlstab report")
     from rlstab.report.build import make_report
 
-    make_report(**_given(options))
+    make_report(**_given(options, "methods"), methods=_patterns(options.methods))
 
 
 def _diagnose(options: argparse.Namespace) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -39,3 +39,19 @@ def command(*arguments: str) -> str:
     else:
         program = ["rlstab"]
     return shlex.join([*program, *arguments])
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Whole numbers in short: ``0-4, 7``."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(f"{low}" if low == high else f"{low}-{high}" for low, high in runs)
+
+
+def counted(count: int, what: str) -> str:
+    """``1 run``, ``2 runs``."""
+    return f"{count} {what}{'s' * (count != 1)}"

@@ -19,6 +19,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "lora": ("peft",),
     "datasets": ("datasets",),
     "tensorboard": ("tensorboard",),
+    "slurm": ("submitit",),
     "testing": ("pytest",),
     "trl": ("trl",),
     "verl": ("verl", "transfer_queue", "cachetools"),

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from torch import Tensor
 
 from rlstab.core.batch import BASICS, SIGNALS
@@ -31,6 +34,13 @@ REFUSED: Mapping[str, str] = {
     "unclipped": "tokens without a trust region",
     "lr_scale": "another learning rate",
 }
+
+
+@cache
+def facts(key: str) -> dict[str, Any]:
+    """What ``hosts.yaml`` says of a host."""
+    table: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    return table[key]
 
 
 #: TRL's correction for the sampler, on by default; it acts where vLLM generates.
@@ -170,7 +180,7 @@ HOSTS: Mapping[str, Host] = {
             "TRL",
             _GIVEN,
             _LIVE,
-            release="1.16",
+            release=facts("trl")["release"],
             how={
                 "ref_logprobs": "set GRPOConfig.beta above 0, which loads the reference model",
                 "rollout_logprobs": "generate with vLLM (use_vllm=True), or with a rollout_func that returns logprobs",
@@ -186,7 +196,7 @@ HOSTS: Mapping[str, Host] = {
             "verl",
             _GIVEN,
             _LIVE,
-            release="0.9.1",
+            release=facts("verl")["release"],
             how={
                 "ref_logprobs": "set actor_rollout_ref.actor.use_kl_loss=true, which loads the reference model",
                 "rollout_logprobs": "set actor_rollout_ref.rollout.calculate_log_probs=true",

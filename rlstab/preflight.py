@@ -29,7 +29,7 @@ from rlstab.tasks.scorers import as_mathematics
 from rlstab.tasks.task import Example, Task
 
 #: Characters of a prompt that are shown.
-SHOWN = 300
+PROMPT_SHOWN = 300
 
 #: Right answers of each split that are scored, from all over it.
 ANSWERS = 64
@@ -88,7 +88,7 @@ def _tried(run: RunConfig, task: Task) -> list[str]:
     sizes = [f"{'no end of' if size is None else size} prompts in `{split}`" for split, size in task.size.items()]
     return [
         f"task {task.name}: {', '.join(sizes)}; an empty answer {told}",
-        f"first prompt: {example.prompt[:SHOWN]!r}",
+        f"first prompt: {example.prompt[:PROMPT_SHOWN]!r}",
         *silent,
     ]
 

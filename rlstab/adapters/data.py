@@ -73,7 +73,7 @@ class HostMean:
 
 
 @dataclass(frozen=True)
-class HostLoss:
+class LossSettings:
     """What the policy loss of the host has to be set to: a clip of the token's ratio; its KL and entropy terms are off.
 
     Attributes:
@@ -159,7 +159,7 @@ class DataLevel:
         require_data_level(self.objective)
         bounds = own_bounds(self.objective)
         low, high, dual = (NO_LOW, NO_HIGH, None) if bounds is None else (bounds.low, bounds.high, bounds.dual)
-        self.loss = HostLoss(float(low), float(high), dual, HostMean() if mean is None else mean)
+        self.loss = LossSettings(float(low), float(high), dual, HostMean() if mean is None else mean)
         self.state: State = self.objective.init_state() if state is None else state
 
     def step(self, batches: Sequence[TokenBatch], comm: Comm | None = None) -> DataStep:

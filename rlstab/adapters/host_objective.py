@@ -9,66 +9,16 @@ from typing import Any, TypeAlias
 
 from rlstab.config.document import Document, flow
 from rlstab.errors import ConfigError, did_you_mean
-from rlstab.hosts import CORRECTION_SETTING, HOSTS
+from rlstab.hosts import CORRECTION_SETTING, HOSTS, facts
 
 #: An objective as a list that YAML holds.
 Methods: TypeAlias = list[dict[str, Any]]
 
-#: Settings of ``GRPOConfig`` that decide TRL's own loss and that an objective replaces, with their defaults.
-TRL_LOSS: Mapping[str, Any] = {
-    "loss_type": "dapo",
-    "epsilon": 0.2,
-    "epsilon_high": None,
-    "delta": None,
-    "importance_sampling_level": "token",
-    "sapo_temperature_pos": 1.0,
-    "sapo_temperature_neg": 1.05,
-    "vespo_k_pos": 2.0,
-    "vespo_lambda_pos": 3.0,
-    "vespo_k_neg": 3.0,
-    "vespo_lambda_neg": 2.0,
-    "top_entropy_quantile": 1.0,
-    "off_policy_mask_threshold": None,
-    "entropy_coef": 0.0,
-    "use_adaptive_entropy": False,
-    "entropy_coef_min": 0.0,
-    "entropy_coef_max": 1.0,
-    "entropy_coef_delta": 0.005,
-    "entropy_target": 0.2,
-}
-#: Settings that have a say in it and stay in effect.
-TRL_OTHER: Mapping[str, Any] = {
-    "beta": 0.0,
-    "use_bias_correction_kl": True,
-    "max_completion_length": 512,
-    "use_vllm": False,
-    CORRECTION_SETTING: True,
-    "gradient_accumulation_steps": 1,
-    "steps_per_generation": None,
-}
-TRL_LOSS_TYPES = ("grpo", "dapo", "bnpo", "dr_grpo", "cispo", "sapo", "vespo", "luspo")
-
-#: The same of ``actor_rollout_ref.actor`` and its ``policy_loss``.
-VERL_LOSS: Mapping[str, Any] = {
-    "loss_mode": "vanilla",
-    "clip_ratio": 0.2,
-    "clip_ratio_low": 0.2,
-    "clip_ratio_high": 0.2,
-    "clip_ratio_c": 3.0,
-    "loss_agg_mode": "token-mean",
-    "loss_scale_factor": None,
-    "entropy_coeff": 0.0,
-    "tau_pos": 1.0,
-    "tau_neg": 1.05,
-    "clip_cov_ratio": 0.0002,
-    "clip_cov_lb": 1.0,
-    "clip_cov_ub": 5.0,
-    "kl_cov_ratio": 0.0002,
-    "ppo_kl_coef": 0.1,
-    "use_kl_loss": False,
-    "kl_loss_coef": 0.001,
-    "kl_loss_type": "low_var_kl",
-}
+#: Settings of ``GRPOConfig`` that decide TRL's own loss and that an objective replaces, with their defaults; and those
+#: that have a say in it and stay in effect.
+TRL_LOSS, TRL_OTHER = facts("trl")["loss"], facts("trl")["kept"]
+#: Settings of ``actor_rollout_ref.actor`` and its ``policy_loss`` that decide verl's own loss, with their defaults.
+VERL_LOSS = facts("verl")["loss"]
 #: Losses that average over responses, whatever ``loss_agg_mode`` says.
 _OVER_RESPONSES = ("sapo", "geo_mean")
 _VERL_KL: Mapping[str, str] = {
@@ -276,9 +226,9 @@ def objective_file(host: str, path: str | Path) -> str:
     given = {name: value for name, value in data.items() if name in defaults}
     for name, value in given.items():
         _check_kind(f"{path}: {name}", value, defaults[name])
-    kind = given.get("loss_type", "dapo")
-    if trl and kind not in TRL_LOSS_TYPES:
-        raise ConfigError(f"{path}: loss_type = {kind!r} is not one of TRL's. {did_you_mean(kind, TRL_LOSS_TYPES)}")
+    kind, loss_types = given.get("loss_type", "dapo"), facts("trl")["loss_types"]
+    if trl and kind not in loss_types:
+        raise ConfigError(f"{path}: loss_type = {kind!r} is not one of TRL's. {did_you_mean(kind, loss_types)}")
     if trl:
         config = settings_of_trl(given)
         methods, told = objective_of(config), deviations_of(config)

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from rlstab.bins import EMPTY
-from rlstab.diagnose.metric_aliases import ALIASES
 from rlstab.diagnose.readers import read_logs
 from rlstab.diagnose.remedies import Remedy, remedies
 from rlstab.diagnose.run_log import RunLog
 from rlstab.errors import ReportError
+from rlstab.logs.metric_aliases import ALIASES
 from rlstab.signs import SIGNS, Sign, signs
 
 #: By sign, the cause that it stands for when it is the first. A reward that falls with nothing before it, a gradient

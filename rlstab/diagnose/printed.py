@@ -12,9 +12,10 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
+from rlstab.console import counted
 from rlstab.diagnose.diagnosis import Diagnosis, First, diagnose_paths
 from rlstab.diagnose.remedies import Remedy
-from rlstab.report.formatting import counted, listed, setting
+from rlstab.report.formatting import listed, setting
 from rlstab.report.runs import setting_of
 from rlstab.signs import SIGNS
 from rlstab.visible import visible

@@ -2,6 +2,6 @@
 
 from rlstab.explain.catalogue import listing
 from rlstab.explain.check import check, check_host
-from rlstab.explain.page import explain, explain_preset, show
+from rlstab.explain.explanation import explain, explain_preset, show
 
 __all__ = ["check", "check_host", "explain", "explain_preset", "listing", "show"]

@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import yaml
 
 from rlstab.config import RunConfig
 from rlstab.core.batch import BASICS, SIGNALS
 from rlstab.core.compose import Composition, walk
-from rlstab.core.objective import TokenObjective
 from rlstab.hosts import measures
 
-#: What a signal costs in the trainer that ships.
-COSTS = {
-    "entropies": "free: the sampler has the logits",
-    "max_logprobs": "free: the sampler has the logits",
-    "log_kept_mass": "one more reduction over the vocabulary",
-    "sum_p_sq": "one more reduction over the vocabulary",
-    "rollout_logprobs": "free: the sampler has it",
-    "truncated": "free: the sampler knows it",
-    "branch": "free: the sampler knows it",
-    "block_ids": "free where the task tells its blocks; else yours to provide",
-    "rewards": "free: the scorer gave them",
-    "raw_rewards": "free: the scorer gave them",
-    "ref_logprobs": "one more forward per rollout, and a second model in memory unless an adapter is trained",
-}
-#: What it costs the trainer that ships to differentiate an output of the live policy.
-_LIVE_COSTS = {
-    "entropies": "in the pass that gives the log-probs",
-    "log_kept_mass": "one more reduction over the vocabulary in that pass, on the tokens that read it",
-}
-#: What it costs the trainer that ships that two policies can be told apart; see ``TokenObjective.reads_drift``.
-_DRIFT_COSTS = {
-    "sampler": "one more forward per rollout",
-    "start": "one more forward per optimizer step",
-    "step": "one more forward per optimizer step, where a rollout makes several",
-}
-_YOURS = "yours to provide"
+#: What evidence costs, by kind and name.
+COSTS: Mapping[str, Mapping[str, str]] = yaml.safe_load(
+    Path(__file__).with_name("costs.yaml").read_text(encoding="utf-8")
+)
+#: Of evidence that only a user can give.
+YOURS = "yours to provide"
 _WHAT = {
     **SIGNALS,
     "rewards": "reward of the response on each of its tokens, as the stages shaped it",
@@ -47,12 +29,12 @@ def costs(objective: Composition, run: RunConfig | None) -> list[str]:
     """Signals, passes, state, statistics: what comes on top of plain GRPO."""
     lines = [
         f"- `{name}`, for {_readers(objective, 'needs', name)}: {_WHAT.get(name, 'a user-defined signal')}. "
-        f"{_upper(reference(run) if run and name == 'ref_logprobs' else COSTS.get(name, _YOURS))}."
+        f"{_upper(reference(run) if run and name == 'ref_logprobs' else COSTS['signals'].get(name, YOURS))}."
         for name in sorted(objective.needs - BASICS)
     ]
     lines += [
         f"- `{name}` of the live policy, with gradient, for {_readers(objective, 'live_needs', name)}: "
-        f"{_LIVE_COSTS.get(name, _YOURS)}."
+        f"{COSTS['live'].get(name, YOURS)}."
         for name in sorted(objective.live_needs)
     ]
     if not lines:
@@ -89,14 +71,6 @@ def reference(run: RunConfig) -> str:
             f"it from there, merge the two and name the result as model.reference"
         )
     return text
-
-
-def beyond_free(method: TokenObjective) -> list[str]:
-    """What a method costs in the trainer that ships, at its settings, on top of plain GRPO; empty where it is free."""
-    lines = [f"{name}: {COSTS.get(name, _YOURS)}" for name in sorted(method.needs - BASICS)]
-    lines = [line for line in lines if ": free" not in line]
-    lines += [f"live {name}: {_LIVE_COSTS.get(name, _YOURS)}" for name in sorted(method.live_needs)]
-    return lines + [_DRIFT_COSTS[drift] for drift in sorted(method.reads_drift) if drift in _DRIFT_COSTS]
 
 
 def in_backticks(names: Iterable[str]) -> str:

@@ -26,16 +26,6 @@ _OTHERS = {
     "logprobs": "log-prob of the token under the policy that learns, nats",
     "prompt_features": "mean input embedding of the tokens of each prompt",
 }
-#: What evidence costs in the trainer that ships, beyond the signals that its sampler makes.
-_EVIDENCE_COSTS: Mapping[str, str] = {
-    **dict.fromkeys(("rewards", "raw_rewards"), COSTS["rewards"]),
-    **dict.fromkeys(("reward_parts", "reward_weights"), "free: of the run's `reward`"),
-    "logprobs": "one more forward of each rollout by the policy that learns",
-    "squared_gradient": "one backward for each response, before the rollout is learnt",
-    "prompt_features": "the input embeddings of the prompts that it looks at",
-    "rollout_logprobs": COSTS["rollout_logprobs"],
-    **dict.fromkeys(("block_rewards", "block_outcomes", "block_ids"), "the task's, where it knows blocks"),
-}
 _LACKS = "the trainer does not have it"
 
 
@@ -81,7 +71,7 @@ def cost(stage: Stage, name: str) -> str:
     if (kind := ONLY_FOR.get(name, stage.kind)) != stage.kind:
         return f"{_LACKS} for a stage of the kind {stage.kind}, only for one of the kind {kind}"
     name = "rewards" if name.startswith("reward/") else name
-    return _EVIDENCE_COSTS.get(name) or (COSTS.get(name) if name in SIGNAL_NAMES else None) or _LACKS
+    return COSTS["stages"].get(name) or (COSTS["signals"].get(name) if name in SIGNAL_NAMES else None) or _LACKS
 
 
 def lacking(pipeline: Pipeline) -> list[str]:

@@ -66,7 +66,7 @@ def identity(run: BenchRun) -> str:
     and weights by their content; and :data:`NUMBERS`. Neither paths, nor the order of keys, nor what rounds float32 in
     another way: that changes an outcome as another seed does, and is no reason to make all of them again.
     """
-    config = run.config
+    config = run.training
     elsewhere = dict.fromkeys(("tracking", "engine", "model", "task", "stages", "objective"), True)
     exclude: dict[str, Any] = {**elsewhere, "evaluation": {"pass_at"}, "rollout": {"stop"}}
     data = config.model_dump(mode="json", exclude_defaults=True, exclude=exclude)

@@ -90,14 +90,14 @@ def run_probes(
     if left:
         seconds = [known[of_runs[run.name]].cpu_seconds for run in planned if of_runs[run.name] in known]
         took = [second for second in seconds if second is not None]
-        rollouts = sum(run.config.optimisation.rollouts for run in plan["anew"] + plan["resumed"])
+        rollouts = sum(run.training.optimisation.rollouts for run in plan["anew"] + plan["resumed"])
         time = f", about {left * sum(took) / len(took) / 60:.0f} CPU-minutes, as recorded runs took" if took else ""
         console.print(f"To make: {left} runs of {rollouts} rollouts in all{time}.", highlight=False, soft_wrap=True)
     if dry_run:
         return 0
     code, failures = 0, dict[str, list[str]]()
     # before all runs fail, one by one
-    if left and model is not None and not is_dir(folder := Path(missing[0].config.model.name).expanduser()):
+    if left and model is not None and not is_dir(folder := Path(missing[0].training.model.name).expanduser()):
         raise ModelError(f"there is no model in {folder}. Make it with `python examples/{model}_model.py` in a clone.")
     if missing:
         given = {"--probe": names, "--records": records, "--model": [model], "--out": [out], "--workers": [workers]}
@@ -132,8 +132,8 @@ def _plan(suite: Sequence[Probe], lines: Sequence[Row], quick: bool, out: Path) 
     for line in lines:
         if line.name not in there:
             raise ConfigError(next(remark for remark in remarks if remark.startswith(f"{line.name} cannot")))
-    base = {run.setting: run.config.optimisation.old_logprobs for run in planned if run.method == "base"}
-    unlike = {run.method for run in planned if run.config.optimisation.old_logprobs != base[run.setting]}
+    base = {run.setting: run.training.optimisation.old_logprobs for run in planned if run.method == "base"}
+    unlike = {run.method for run in planned if run.training.optimisation.old_logprobs != base[run.setting]}
     if own := [line.name for line in lines if line.name in unlike]:
         remarks.append(f"ratio to the sampler (`old_logprobs: rollout`), unlike the base: {listed(own)}")
     return planned, remarks

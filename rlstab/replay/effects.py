@@ -23,9 +23,9 @@ from rlstab.replay.host_loss import formula_of, terms_of
 from rlstab.safe_read import plain
 from rlstab.zoo import METHODS
 
-#: Metrics of an objective with one number for each step; the share of the tokens by action comes in addition.
-METRICS = ("touched", "norm", "cosine", "entropy")
-#: Tokens of which touched ones are counted at once.
+#: What is measured of an objective in each step, besides the share of the tokens by action.
+MEASURES = ("touched", "norm", "cosine", "entropy")
+#: Tokens whose overlaps are counted at a time.
 CHUNK = 1 << 16
 
 
@@ -37,11 +37,11 @@ class Effect:
         actions: ``(n,)`` bool by action (:data:`rlstab.record.ACTIONS`), the tokens.
         weight: ``(n,)``, product of its methods' weights.
         coefficients: ``(n,)`` float64, minus the derivative of its loss by the log-prob of each token.
-        numbers: by action the share of the tokens, and the :data:`METRICS`; None where one is not known. ``touched`` is
-            the share of the tokens with any action. ``norm`` is that of the gradient, in logits where their
-            probabilities are known and in coefficients else, as a share of that of the plain loss. ``cosine`` compares
-            its coefficients with those of the run. ``entropy`` is what it adds to the mean entropy of the tokens, nats
-            per unit of learning rate; None without a model.
+        numbers: by action the share of the tokens, and the :data:`MEASURES`; None where one is unknown. ``touched`` is
+            the share of the tokens with any action. ``norm`` is the norm of the gradient, in logits where their
+            probabilities are known and otherwise in coefficients, as a share of that of the plain loss. ``cosine``
+            compares its coefficients with those of the run. ``entropy`` is what the objective adds to the mean entropy
+            of the tokens, nats per unit of learning rate; None without a model.
     """
 
     actions: Mapping[str, Tensor]
@@ -56,10 +56,11 @@ class Effects:
 
     Attributes:
         rows: by objective ``name``, the numbers of :class:`Effect` as means over steps, and under ``steps`` by step.
-            Those that touch most come first.
+            Objectives that touch most tokens come first.
         actions: by the name of the method or preset and by step, see :class:`Effect`; of the first tokens.
-        overlap: Jaccard by two names: tokens that both touch, of those that either does; NaN where neither touches any.
-        left_out: by name, why nothing can be said.
+        overlap: by two names, tokens that both touch as a share of those that either touches; NaN if neither touches
+            any.
+        left_out: by name, why the objective could not be replayed.
     """
 
     rows: Sequence[Mapping[str, Any]]
@@ -72,7 +73,7 @@ def every_objective(length: int) -> dict[str, Composition]:
     """Every method at its defaults, alone, and every preset.
 
     Args:
-        length: tokens of the longest response, for the methods that have to be told.
+        length: tokens of the longest response, for methods that need one as a setting.
     """
     made = {name: load_objective(at_defaults(name, length)) for name in METHODS.names()}
     return made | {f"preset:{name}": recipe.objective for name, recipe in PRESETS.items()}
@@ -84,7 +85,7 @@ def effects_of(steps: Sequence[Step], objectives: Mapping[str, TokenObjective], 
     Args:
         steps: in their order.
         objectives: by name; see :func:`every_objective`.
-        shown: tokens of each step of which every objective's actions are kept.
+        shown: how many tokens of each step keep their actions, for every objective.
     """
     names, left_out = list(objectives), dict[str, str]()
     actions: dict[str, list[Mapping[str, Tensor]]] = {name: [] for name in names}
@@ -106,15 +107,15 @@ def effects_of(steps: Sequence[Step], objectives: Mapping[str, TokenObjective], 
             actions[name].append({action: tokens[:shown].clone() for action, tokens in effect.actions.items()})
         for chunk in touched.split(CHUNK, 1):
             both += chunk.float() @ chunk.float().T
-    own = both.diag()
-    shares = both / (own + own[:, None] - both)
+    touched_by = both.diag()
+    shares = both / (touched_by + touched_by[:, None] - both)
     overlap = {(a, b): float(shares[i, j]) for i, a in enumerate(names) for j, b in enumerate(names)}
     rows = [_row(name, numbers[name]) for name in names if name not in left_out]
     return Effects(sorted(rows, key=lambda row: (-row["touched"], row["name"])), actions, overlap, left_out)
 
 
 def _row(name: str, numbers: Sequence[Mapping[str, float | None]]) -> dict[str, Any]:
-    steps = {column: [of_step[column] for of_step in numbers] for column in (*ACTIONS, *METRICS)}
+    steps = {column: [of_step[column] for of_step in numbers] for column in (*ACTIONS, *MEASURES)}
     known = {column: [value for value in values if value is not None] for column, values in steps.items()}
     return {
         "name": name,
@@ -124,7 +125,7 @@ def _row(name: str, numbers: Sequence[Mapping[str, float | None]]) -> dict[str, 
 
 
 def _any(actions: Iterable[Tensor], step: Step) -> Tensor:
-    """``(n,)`` bool, the tokens that any of the actions takes."""
+    """``(n,)`` bool, the tokens with any of the actions."""
     return torch.stack([torch.zeros(len(step.batch), dtype=torch.bool), *actions]).any(0)
 
 
@@ -134,7 +135,9 @@ def _why(error: RlstabError, objective: TokenObjective, step: Step) -> str:
 
 
 def run_coefficients(step: Step) -> Tensor:
-    """``(n,)`` float64, minus the coefficients of the run's own loss: recorded, of its formula, or plain ones."""
+    """``(n,)`` float64, minus the coefficients of the run's loss: as recorded, by its formula, or those of a plain
+    loss.
+    """
     formula = formula_of(step)
     if "coefficients" in step.tensors:
         return -step.tensors["coefficients"][step.mask].double()
@@ -148,7 +151,7 @@ def effect_of(step: Step, objective: TokenObjective, state: State | None, run: T
         step: of a dump.
         objective: usually a composition.
         state: None is the initial one.
-        run: ``(n,)`` minus the coefficients of the run's own loss.
+        run: ``(n,)`` minus the coefficients of the run's loss.
     """
     batch, live = step.batch, step.live
     with no_fit_warnings():
@@ -158,7 +161,7 @@ def effect_of(step: Step, objective: TokenObjective, state: State | None, run: T
     pull = torch.zeros(len(batch), dtype=torch.float64) if slope is None else -slope.double()
     traced = trace(plan, batch, live)
     methods = [method.actions for method in traced.methods.values()]
-    actions = {action: _any([own[action] for own in methods if action in own], step) for action in ACTIONS}
+    actions = {action: _any([taken[action] for taken in methods if action in taken], step) for action in ACTIONS}
     shares = {**actions, "touched": _any(actions.values(), step)}
     whole, size = _norm(step, _plain(step)), float(pull.norm() * run.norm())
     numbers = {
@@ -176,7 +179,7 @@ def _plain(step: Step) -> Tensor:
 
 
 def _norm(step: Step, coefficients: Tensor) -> float:
-    """Of the gradient in the logits, ``|c| |e - p|`` by token, where the probabilities are known; else of ``c``."""
+    """The norm of the gradient in the logits, ``|c| |e - p|`` by token; of ``c`` if probabilities are unknown."""
     squares, mass = coefficients.square(), step.batch.sum_p_sq
     if mass is not None:
         squares = squares * (1 - 2 * step.batch.logprobs.double().exp() + mass.double()).clamp(min=0)

@@ -8,9 +8,10 @@ from typing import Any
 
 from markupsafe import Markup
 
+from rlstab.console import counted, ranges
 from rlstab.record import ACTIONS
-from rlstab.replay.effects import METRICS
-from rlstab.report.formatting import MINUS, NOTHING, counted, decimals, ranges
+from rlstab.replay.effects import MEASURES
+from rlstab.report.formatting import MINUS, NOTHING, decimals
 from rlstab.report.output import digest, resource
 from rlstab.report.template import rendered
 
@@ -23,7 +24,7 @@ CURVE = (150, 26)
 
 
 def page(results: Mapping[str, Any], overlap: Mapping[tuple[str, str], float], *, source: str, tokens: str) -> str:
-    """The HTML. It asks for nothing, and nothing that a file says is read as HTML or script.
+    """The HTML. It loads nothing, and no text from a file is taken for HTML or a script.
 
     Args:
         results: see :func:`rlstab.replay.replay.results_of`.
@@ -43,7 +44,7 @@ def page(results: Mapping[str, Any], overlap: Mapping[tuple[str, str], float], *
         "source": source,
         "results": results,
         "groups": {title: of_kind for title, of_kind in groups.items() if of_kind},
-        "measured": (measured := [name for name in METRICS if any(row[name] is not None for row in rows)]),
+        "measured": (measured := [name for name in MEASURES if any(row[name] is not None for row in rows)]),
         "curves": _curves(rows, measured) if len(results["steps"]) > 1 else {},
         "size": CURVE,
         "actions": actions_in(rows),
@@ -55,7 +56,7 @@ def page(results: Mapping[str, Any], overlap: Mapping[tuple[str, str], float], *
 
 
 def actions_in(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What any of the objectives did."""
+    """The actions that any of the objectives took."""
     return [action for action in ACTIONS if any(row[action] for row in rows)]
 
 

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from rlstab.config import load_objective
 from rlstab.config.objectives import at_defaults
+from rlstab.console import counted
 from rlstab.core.objective import TokenObjective, no_fit_warnings
 from rlstab.errors import ReportError
 from rlstab.extras import require
@@ -30,15 +31,14 @@ from rlstab.replay.effects import Effects, effects_of, every_objective
 from rlstab.replay.host_loss import Verdict, judge
 from rlstab.replay.page import MARK, actions_in, page
 from rlstab.report import view
-from rlstab.report.formatting import counted
 from rlstab.report.output import refuse_foreign, write_text
 from rlstab.safe_read import plain
 from rlstab.zoo import METHODS
 
-#: Responses on the page of tokens, each with every method: without another number, and at most.
+#: Responses on the page of tokens, each with every method: by default, and at most.
 RESPONSES, MOST_RESPONSES = 200, 10**6
-#: Rows of the table in the terminal.
-SHOWN = 20
+#: Rows of the table on the terminal.
+MOST_ROWS = 20
 
 
 def replay(
@@ -51,7 +51,7 @@ def replay(
     responses: int = RESPONSES,
     console: Console,
 ) -> Path:
-    """Replay a dump, print what was found, and write ``replay.html``, ``tokens.html`` and ``replay.json``.
+    """Replay a dump, print the findings, and write ``replay.html``, ``tokens.html`` and ``replay.json``.
 
     Args:
         path: of the dump; see :func:`rlstab.record.read_dump`.
@@ -102,13 +102,13 @@ def replay(
 
 
 def _usable(dump: Dump) -> Dump:
-    """The dump without the responses that no method can be asked about."""
+    """The dump without the responses that no loss can be made of."""
     steps, notes = [], list(dump.notes)
     for step in dump.steps:
         kept, lost = step.usable()
         steps.append(kept)
         if lost:
-            notes.append(f"step {step.number}: {lost} responses are left out, of which a value is NaN or impossible.")
+            notes.append(f"step {step.number}: {lost} responses with values that are NaN or impossible are left out.")
     return Dump(steps, notes)
 
 
@@ -131,11 +131,11 @@ def responses_of(dump: Dump, effects: Effects, decode: Decode | None, limit: int
 
 
 def chosen(names: Sequence[str], length: int) -> Mapping[str, TokenObjective]:
-    """By the name of a method or preset, the path of a file, or ``file.py:Class``; where no name is given, all.
+    """Objectives by the name of a method or preset, the path of a file, or ``file.py:Class``; all if no name is given.
 
     Args:
         names: of objectives.
-        length: tokens of the longest response, for the methods that have to be told.
+        length: tokens of the longest response, for methods that need one as a setting.
     """
     with no_fit_warnings():  # methods stand alone, without what they were published with
         return {name: _objective(name, length) for name in names} or every_objective(length)
@@ -149,7 +149,7 @@ def _objective(name: str, length: int) -> TokenObjective:
 
 
 def results_of(dump: Dump, verdict: Verdict, effects: Effects) -> dict[str, Any]:
-    """What was found, as JSON can hold it; the pages and the terminal show it."""
+    """The findings in a form that JSON can hold; the pages and the terminal show them."""
     loss = {"name": verdict.name, "agrees": verdict.agrees, "said": sentence(verdict), "findings": verdict.findings}
     return {
         "rlstab_replay": 1,
@@ -168,12 +168,12 @@ def results_of(dump: Dump, verdict: Verdict, effects: Effects) -> dict[str, Any]
 def sentence(verdict: Verdict) -> str:
     """The verdict on the loss in one sentence."""
     if verdict.agrees is None:
-        return f"Whether the loss was what it said cannot be told: {verdict.compared}."
+        return f"It cannot be decided whether the loss was what it said: {verdict.compared}."
     digits = math.floor(-math.log10(min(max(1e-12, verdict.error), 1e12)))
     if verdict.agrees:
         return f"The loss is {verdict.name}: {verdict.compared} agree to {counted(digits, 'digit')}."
     if verdict.findings and digits >= 4:
-        return f"The loss is {verdict.name}, to {counted(digits, 'digit')}, and what goes into it is wrong."
+        return f"The loss is {verdict.name}, to {counted(digits, 'digit')}, but its inputs are wrong."
     return f"The loss is not {verdict.name}: {verdict.compared} differ by up to {verdict.error:.2g} of the largest."
 
 
@@ -185,12 +185,12 @@ def show(results: Mapping[str, Any], console: Console) -> None:
     rows, left_out = results["methods"], len(results["left_out"])
     actions = actions_in(rows)
     table = Table("method", box=box.SIMPLE, pad_edge=False)
-    table.columns[0].min_width = max((len(row["name"]) for row in rows[:SHOWN]), default=0)
+    table.columns[0].min_width = max((len(row["name"]) for row in rows[:MOST_ROWS]), default=0)
     for name in (*actions, "cosine"):
         table.add_column(name, justify="right")
-    for row in rows[:SHOWN]:
+    for row in rows[:MOST_ROWS]:
         shares = [f"{row[action]:.1%}" if row[action] else "" for action in actions]
         table.add_row(escape(row["name"]), *shares, "" if row["cosine"] is None else f"{row['cosine']:.2f}")
     console.print(table)
-    if len(rows) > SHOWN or left_out:
-        console.print(f"{max(len(rows) - SHOWN, 0)} more on the page; {left_out} left out, with the reason.")
+    if len(rows) > MOST_ROWS or left_out:
+        console.print(f"{max(len(rows) - MOST_ROWS, 0)} more on the page; {left_out} left out, with the reason.")

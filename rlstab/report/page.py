@@ -16,6 +16,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from rlstab.bins import WIDTH
+from rlstab.console import counted
 from rlstab.report.collapse import DEFINITIONS, TITLES
 from rlstab.report.comparison import Comparison, Outcome, Table
 from rlstab.report.curves import (
@@ -30,7 +31,7 @@ from rlstab.report.curves import (
     panels_of,
 )
 from rlstab.report.findings import findings
-from rlstab.report.formatting import axis, counted, decimals, listed, own_title, setting
+from rlstab.report.formatting import axis, decimals, listed, own_title, setting
 from rlstab.report.output import digest, resource, safe_json
 from rlstab.report.samples import MOST_SAMPLED, samples_of
 from rlstab.report.statistics import Estimate
@@ -173,6 +174,7 @@ def _what(comparison: Comparison, methods: int) -> str:
         counted(len({run.seed for run in runs}), "seed"),
         f"{counted(len(runs), 'run')} ({', '.join(counts)})",
         f"{length} rollouts per run",
+        *([f"compared by {SPENT[comparison.by]}"] if comparison.by != "rollouts" else []),
     ]
     return " · ".join(parts)
 
@@ -246,10 +248,11 @@ def result_table(table: Table, outcome: Outcome, *, alone: bool) -> dict[str, An
         if row.remark:
             remarks[row.remark].append(row.method)
     where = f"{table.title}. " if table.title and not alone else ""
+    unit = f", in {outcome.unit}" if outcome.unit else ""
     return {
         "outcome": outcome.name,
         "baseline": table.baseline,
-        "caption": f"{where}{outcome.title}: {outcome.text}{f', in {outcome.unit}' if outcome.unit else ''}.",
+        "caption": f"{where}{outcome.title}: {', '.join(filter(None, (outcome.text + unit, table.budget)))}.",
         "axis": scale.ticks() if differences else None,
         "rows": [(row, scale.drawn(row.estimate), table.collapses[row.method]) for row in rows],
         "remarks": [f"{', '.join(methods)}: {remark}." for remark, methods in remarks.items()],

@@ -244,7 +244,7 @@ class Trainer:
 
         def waiting(whole: Mapping[str, Tensor]) -> Rollout:
             mine = of_rank(whole, rank, world, slots=self.generator.slots, group=self.run.rollout.group)
-            rollout = Rollout.from_tensors(mine, limit, self.policy.device, example)
+            rollout = Rollout.from_tensors(mine, limit, example)
             texts = [self.policy.decode(answer, skip_special_tokens=special) for answer in rollout.answers()]
             return replace(rollout, texts=texts)
 

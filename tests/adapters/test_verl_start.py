@@ -1,6 +1,7 @@
 """What is refused before an actor trains, with what to change; what a step refuses; how verl finds the adapter."""
 
 import copy
+import pkgutil
 import sys
 import warnings
 from functools import partial
@@ -15,6 +16,7 @@ pytest.importorskip("tests.adapters.cpu_verl", reason="verl is not installed: no
 from rlstab import ClipHigher
 from rlstab import compose as compose_objective
 from rlstab.errors import ConfigError, HostError, MissingSignal
+from rlstab.hosts import facts
 from tests.adapters import jobs
 from tests.adapters.jobs import ROOT, shell, unmoved
 from tests.adapters.verl_jobs import composed, run, settings, worker_of
@@ -40,11 +42,12 @@ def checked(folder: Path, objective: Any, **changes: Any) -> None:
 
 
 def test_settings_that_the_objective_replaces_are_refused(tmp_path: Path) -> None:
-    from rlstab.adapters.verl.settings import REPLACED, REPLACED_LOSS, check_settings
+    from rlstab.adapters.verl.settings import check_settings
 
     own, config = compose_objective(ClipHigher()), composed(settings(tmp_path, [CLIP])).actor_rollout_ref
     check_settings(config, own)
-    for name in (*REPLACED, *(f"policy_loss.{name}" for name in REPLACED_LOSS)):
+    known = facts("verl")
+    for name in (*known["instead"], *(f"policy_loss.{name}" for name in known["instead_of_policy_loss"])):
         wrong = copy.deepcopy(config)
         wrong.merge_with_dotlist([f"actor.{name}=another"])
         with pytest.raises(ConfigError, match=rf"actor\.{name} = 'another'"):
@@ -159,22 +162,21 @@ def test_the_learning_rate_is_scaled_for_one_step(tmp_path: Path) -> None:
 
 
 def test_this_release_is_known_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlstab.adapters.verl import check_host
-    from rlstab.adapters.verl.release import METHODS, check_release
+    from rlstab.adapters.verl import check_host, check_release
 
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*adapter.*")
         check_host()
     for version in ("0.8.0", "0.9.2", "1.0.0.dev0"):
-        with pytest.raises(HostError, match=rf"verl {version} is installed, .* pip install 'verl==0.9.1'"):
+        with pytest.raises(HostError, match=rf"verl {version} is installed, .* pip install 'verl==0.9.1.\*'"):
             check_release(version)
     with monkeypatch.context() as patch:
         patch.setattr("rlstab.adapters.releases.checksum", lambda method: "another")
-        with pytest.warns(UserWarning, match=r"another train_mini_batch, .* ppo_loss"):
+        with pytest.warns(UserWarning, match=r"train_mini_batch, .* ppo_loss of verl"):
             check_release()
-    for owner, methods in METHODS:
+    for owner, methods in facts("verl")["methods"].items():
         with monkeypatch.context() as patch:
-            patch.setattr(owner, next(iter(methods)), run)
+            patch.setattr(pkgutil.resolve_name(owner), next(iter(methods)), run)
             with pytest.raises(HostError, match=r"was replaced by tests.adapters.verl_jobs"):
                 check_release()
 

@@ -75,7 +75,7 @@ def test_objectives_of_the_users_own_and_a_second_time(dump: Path, tmp_path: Pat
     assert {row["name"] for row in record["methods"]} == {"s2t", "preset:dapo", str(file)}
 
 
-@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("steps", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_the_page_in_a_browser(steps: int, tmp_path: Path, browser_page: BrowserPage) -> None:
     folder = write(tmp_path / "<b>dump", steps=steps)
     for file in folder.glob("*.json"):

@@ -45,6 +45,8 @@ OBJECTIVES["several"] = load_objective(
         {"name": "adaptive_entropy", "target_entropy": 5.0, "initial": 0.0, "increment": 0.01},
     ]
 )
+#: One for each thing that a method may do to a token: the default run tries these, the slow one all.
+KINDS = ["several", "clip_higher", "cispo", "gmpo", "kl_cov", "sequence_mean", "importance_correction"]
 Columns = dict[str, Tensor]
 Train = Callable[[Path, TokenObjective, bool], None]
 
@@ -174,7 +176,7 @@ def in_order(parts: list[Columns]) -> Columns:
 
 @pytest.mark.parametrize("trainer", [own, trl])
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * name.startswith("preset:")) for name in OBJECTIVES]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in KINDS)) for name in OBJECTIVES]
 )
 def test_a_replay_says_what_training_does(
     name: str,

@@ -20,14 +20,26 @@ def check_host() -> None:
         HostError: verl has another release or patched methods, or the entry point is missing, disabled or broken.
     """
     from rlstab.adapters.verl.plugin_check import check_plugin
-    from rlstab.adapters.verl.release import check_release
 
     check_release()
     check_plugin()
 
 
+def check_release(version: str | None = None) -> None:
+    """Refuse a verl that the adapter does not support, the installed one or that of a version.
+
+    Raises:
+        HostError: verl has another release, or a method was replaced or has other parameters.
+    """
+    import verl
+
+    from rlstab.adapters import releases
+
+    releases.check_release("verl", version or verl.__version__, homes=("verl.",))
+
+
 def tested() -> str:
     """The release that the tests use."""
-    from rlstab.adapters.verl.release import RELEASE
+    from rlstab.adapters import releases
 
-    return f"verl {RELEASE}"
+    return releases.tested("verl")

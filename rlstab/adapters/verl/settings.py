@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from verl.workers.config import ActorConfig, PolicyLossConfig
@@ -10,29 +9,8 @@ from verl.workers.config import ActorConfig, PolicyLossConfig
 from rlstab.adapters.settings import check_reference, defaults_of, require_defaults
 from rlstab.core.objective import TokenObjective
 from rlstab.errors import ConfigError
+from rlstab.hosts import facts
 
-#: Settings of ``actor_rollout_ref.actor`` for verl's loss, each with what to write in the objective instead.
-REPLACED: Mapping[str, str] = {
-    "clip_ratio": "low and high of clip_higher",
-    "clip_ratio_low": "low of clip_higher",
-    "clip_ratio_high": "high of clip_higher",
-    "clip_ratio_c": "dual_clip of clip_higher",
-    "loss_agg_mode": "sequence_mean, or constant_length; without either every token weighs the same",
-    "loss_scale_factor": "constant_length",
-    "entropy_coeff": "entropy_bonus, or adaptive_entropy",
-    "kl_loss_type": "the estimator of kl",
-    "tau_pos": "positive of sapo",
-    "tau_neg": "negative of sapo",
-}
-#: Likewise, settings of its ``policy_loss``.
-REPLACED_LOSS: Mapping[str, str] = {
-    "clip_cov_ratio": "share of clip_cov",
-    "clip_cov_lb": "low of clip_cov",
-    "clip_cov_ub": "high of clip_cov",
-    "kl_cov_ratio": "share of kl_cov",
-    "ppo_kl_coef": "coefficient of kl_cov",
-    "dro_beta": "something else, since rlstab has no DRO",
-}
 #: Engines that the tests run.
 ENGINES = ("fsdp", "fsdp2")
 _ACTOR = "actor_rollout_ref.actor"
@@ -49,9 +27,10 @@ def check_settings(config: Any, objective: TokenObjective, *, distilled: bool = 
     Raises:
         ConfigError: names the setting and what to write instead.
     """
-    actor, defaults = config.actor, defaults_of(ActorConfig)
-    require_defaults(_ACTOR, actor, defaults, REPLACED)
-    require_defaults(f"{_ACTOR}.policy_loss", actor.policy_loss, defaults_of(PolicyLossConfig), REPLACED_LOSS)
+    actor, defaults, known = config.actor, defaults_of(ActorConfig), facts("verl")
+    require_defaults(_ACTOR, actor, defaults, known["instead"])
+    loss = defaults_of(PolicyLossConfig)
+    require_defaults(f"{_ACTOR}.policy_loss", actor.policy_loss, loss, known["instead_of_policy_loss"])
     check_reference(
         objective,
         loaded=f"{_ACTOR}.use_kl_loss" if actor.use_kl_loss else "",

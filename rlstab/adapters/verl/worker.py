@@ -29,10 +29,10 @@ from rlstab.adapters.host_correction import HostCorrection
 from rlstab.adapters.host_signals import unscored
 from rlstab.adapters.metrics import VERL, HostMetrics
 from rlstab.adapters.settings import require_one_correction
+from rlstab.adapters.verl import check_release
 from rlstab.adapters.verl.batch import ROW, WEIGHTS, MiniBatch
 from rlstab.adapters.verl.loss import BY_ENGINE, FROM_LOGITS, PlannedLoss
 from rlstab.adapters.verl.loss_mode import objective_file
-from rlstab.adapters.verl.release import check_release
 from rlstab.adapters.verl.settings import check_settings
 from rlstab.config import load_objective, objective_hash
 from rlstab.core.batch import BASICS
