@@ -1,5 +1,6 @@
 """What a run computes, logs and leaves, each against transformers, torch or a run of another shape."""
 
+import inspect
 import math
 from collections import Counter
 from pathlib import Path
@@ -448,6 +449,9 @@ def test_shared_prompts_are_forwarded_once_and_change_nothing(tmp_path: Path, mo
     assert moved(tmp_path / "8") > 10 * ALIKE
 
 
+@pytest.mark.skipif(
+    "cache" in inspect.signature(LlamaModel.forward).parameters, reason="this transformers has the later name itself"
+)
 def test_a_cache_is_handed_over_under_the_name_that_the_model_has_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
