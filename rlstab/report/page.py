@@ -32,7 +32,7 @@ from rlstab.report.curves import (
 )
 from rlstab.report.findings import findings
 from rlstab.report.formatting import axis, decimals, listed, own_title, setting
-from rlstab.report.output import digest, resource, safe_json
+from rlstab.report.output import digest, packed, resource, safe_json
 from rlstab.report.samples import MOST_SAMPLED, samples_of
 from rlstab.report.statistics import Estimate
 from rlstab.report.sweeps import Sweep, highest_stable
@@ -67,8 +67,8 @@ def page(comparison: Comparison, folder: Path, command: str = "", source: str = 
         "style": Markup(f"{colours}\n{style}"),
         "without_script": Markup(without_script),
         "script": Markup(script),
-        "plotly": Markup(plotly),
-        "data": Markup(safe_json(plain(data(comparison)))),
+        "plotly": Markup(packed(plotly)),
+        "data": Markup(packed(safe_json(plain(data(comparison))))),
         "source": source,
     }
     functions = {"axis": axis, "own_title": own_title, "setting": setting, "decimals": decimals}
