@@ -26,7 +26,7 @@ from rlstab.config.user_code import portable
 from rlstab.console import counted
 from rlstab.errors import ReportError, reason
 from rlstab.files import is_dir, is_file
-from rlstab.report.foreign import Logged, read_foreign
+from rlstab.logs.run import Logged, read_foreign
 from rlstab.report.formatting import METRICS, natural, setting
 from rlstab.report.results_file import read_results
 from rlstab.report.runs import (

@@ -326,4 +326,5 @@
   follow();
   select();
   redraw();
+  root.dataset.drawn = "";
 })();

@@ -1,4 +1,4 @@
-"""What another trainer logged of a run, as the records hold it on which everything in ``report`` works."""
+"""A run of another trainer: its curves, evaluations and costs under our names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Logged:
     """A run of another trainer.
 
     Attributes:
-        facts: of :class:`rlstab.report.runs.RunRecord`, such as ``metrics`` and ``evaluations``.
+        facts: fields of a record of a report, such as ``metrics`` and ``evaluations``.
         ended: whether it made all steps that it planned; None where the log does not say how many.
         remarks: what was left out.
     """
