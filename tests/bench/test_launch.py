@@ -1,4 +1,4 @@
-"""Benches of commands: what is filled in, what is refused, and runs that are stopped, go on, fail and are made again."""
+"""Benches of commands: what is filled in, what is refused, runs that are stopped, go on, fail and are made again."""
 
 import json
 import os
@@ -105,7 +105,7 @@ MISTAKES = [
     (f"{COMMAND}base: {{}}\n", "b.yaml:4: base"),
     (f"{COMMAND}config: gone.yaml\n".replace("{lr}", "{lr} {config}"), "b.yaml:4: config"),
     (COMMAND.replace("objective: s2t", "objective: s3t"), "b.yaml:3: objective.name"),
-    (COMMAND.replace("set: {lr: 1}", "scale: {lr: 2.0}"), "b.yaml:3: methods.a.scale.lr"),
+    (COMMAND.replace("}}\n", ", scale: {other: 2.0}}}\n"), "b.yaml:3: methods.a.scale.other"),
     ("name: x\nconfig: c.yaml\nbase: {}\nmethods: {a: s2t}\n", "b.yaml:2: config"),
     ("name: x\nmethods: {a: s2t}\n", "b.yaml:1"),
 ]
