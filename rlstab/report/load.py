@@ -542,7 +542,9 @@ def settings_between(runs: Sequence[RunRecord], *, method: bool = False) -> dict
         method: whether objective and stages count too.
     """
     known = [run for run in runs if run.config]
-    if len(known) < 2 or all(run.config == known[0].config for run in known):
+    if len(known) < 2 or all(
+        (run.config, run.about.get("code")) == (known[0].config, known[0].about.get("code")) for run in known
+    ):
         return {}
     differ = {}
     flats = [_flat(run) for run in known]
@@ -560,7 +562,10 @@ _MISSING = "(missing)"
 
 
 def _flat(run: RunRecord) -> dict[str, Any]:
-    return dict(flat(portable(run.config)))
+    """The settings by dotted path, and checksums of the files of code and data that they name."""
+    code = run.about.get("code")
+    sums = {f"code.{Path(name).stem}": value for name, value in code.items()} if isinstance(code, Mapping) else {}
+    return {**dict(flat(portable(run.config))), **sums}
 
 
 def _value(values: Mapping[str, Any], path: str) -> Any:
