@@ -91,9 +91,7 @@ def make_report(
         folder = Path(out)
         files = folder / "report.html", folder / "report.md"
         about = named(f"--out {folder}", folder, files)
-        for file, text in zip(
-            files, (page.page(comparison, folder, **about), markdown(comparison, **about)), strict=True
-        ):
+        for file, text in zip(files, (page.page(comparison, **about), markdown(comparison, **about)), strict=True):
             written.append(write_text(file, text, "--out"))
     _say(console, comparison, written)
     return comparison

@@ -294,7 +294,7 @@ def _table(runs: Sequence[RunRecord], asked: str | None, outcomes: Sequence[Outc
         f"{where}: {method} differs from {baseline} in more than its method: {what}. The difference is that of both."
         for method, what in differs.items()
     ]
-    notes += [f"{where}: {text}" for run in finished for text in _resting(run, outcomes)]
+    notes += [f"{where}: {text}" for run in finished if not run.sparse for text in _resting(run, outcomes)]
     collapses = {method: _collapse(some) for method, some in by_method.items()}
     equal = "" if budget is None else f"at {budget:,.0f} {UNITS[by]} for each run"
     costs = costs_of(by_method, baseline)
@@ -324,7 +324,7 @@ def _resting(run: RunRecord, outcomes: Sequence[Outcome]) -> Iterator[str]:
         inside = ends[ends > run.rollouts - max(1, tenth)]
         if metric in run.metrics and len(inside):
             rollouts, values = run.metrics[metric]
-            count = int((np.isfinite(values) & (rollouts > (inside[0] - 1) // WIDTH * WIDTH)).sum()) * run.interval
+            count = int((np.isfinite(values) & (rollouts > (inside[0] - 1) // WIDTH * WIDTH)).sum())
             if run.bin_width > 1:  # a results file does not say which rollouts of a bin have the metric
                 count = int(bin_weights(run, inside).sum())
             if count < max(width, tenth):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlstab.bins import EMPTY, MOST_ROLLOUTS, Curve, highest, rounded
 from rlstab.config.document import Document
@@ -25,7 +26,7 @@ from rlstab.config.user_code import portable
 from rlstab.console import counted
 from rlstab.errors import ReportError, reason
 from rlstab.files import is_dir, is_file
-from rlstab.report.foreign import Logged, read_foreign
+from rlstab.logs.run import Logged, read_foreign
 from rlstab.report.formatting import METRICS, natural, setting
 from rlstab.report.results_file import read_results
 from rlstab.report.runs import (
@@ -39,7 +40,7 @@ from rlstab.report.runs import (
     running_total,
     setting_of,
 )
-from rlstab.safe_read import as_float, gaps, read_bytes, read_mapping, read_object, read_text, readable
+from rlstab.safe_read import MOST_NUMBER, as_float, gaps, read_bytes, read_mapping, read_object, read_text, readable
 
 #: Any of them makes a folder a run folder.
 FILES = (RECORDS, CONFIG, ABOUT)
@@ -390,13 +391,15 @@ def _records(path: Path, remarks: list[str]) -> dict[int, dict[str, Any]]:
         return {}
     if rest.strip():
         remarks.append(f"the last line of {path.name} is cut off")
-    records: dict[int, dict[str, Any]] = defaultdict(dict)
+    records: dict[int, dict[str, Any]] = {}
     damaged = 0
     for line in filter(bytes.strip, lines):
         record = read_object(line)
         rollout = record.get("rollout")
         if isinstance(rollout, int) and not isinstance(rollout, bool) and 0 <= rollout <= MOST_ROLLOUTS:
-            records[rollout] |= {readable(name): value for name, value in record.items()}
+            if not line.isascii() or b"\\u" in line:
+                record = {readable(name): value for name, value in record.items()}
+            records[rollout] = {**records[rollout], **record} if rollout in records else record
         else:
             damaged += 1
     if damaged:
@@ -408,21 +411,32 @@ def _records(path: Path, remarks: list[str]) -> dict[int, dict[str, Any]]:
 
 def _split(records: Mapping[int, Mapping[str, Any]]) -> tuple[dict[str, Curve], list[dict[str, float]]]:
     """Curves, the seconds of each rollout among them, and evaluations."""
-    # a count is written only where there was something to count
-    counts = {name: 0 for record in records.values() for name in record if name.startswith("optimizer_steps/")}
-    points: dict[str, list[tuple[int, float]]] = defaultdict(list)
-    evaluations: list[dict[str, float]] = []
-    for rollout, record in records.items():
-        values = {name: as_float(value) for name, value in {**counts, **record}.items() if name != "rollout"}
-        numbers = {name: value for name, value in values.items() if value is not None}
-        held_out = {name: value for name, value in numbers.items() if name.startswith("eval/") and math.isfinite(value)}
-        if evaluation := {name: rounded(value) for name, value in held_out.items()}:
-            evaluations.append({"rollout": rollout, **evaluation})
-        for name, value in numbers.items():
-            if rollout and (name == "seconds/rollout" or not name.startswith(("eval/", "seconds/"))):
-                points[name].append((rollout, value))
-    curves = {name: tuple(zip(*pairs, strict=True)) for name, pairs in points.items()}
-    return {name: (np.array(x, np.int64), np.array(y, np.float64)) for name, (x, y) in curves.items()}, evaluations
+    steps = np.array(list(records), np.int64)
+    metrics: dict[str, Curve] = {}
+    evaluations: dict[int, dict[str, float]] = {}
+    for name in sorted(set[str]().union(*records.values()) - {"rollout"}):
+        # a count is written only where there was something to count
+        missing = 0.0 if name.startswith("optimizer_steps/") else None
+        known, values = _numbers([record.get(name, missing) for record in records.values()])
+        if name.startswith("eval/"):
+            for rollout, value in zip(steps[known].tolist(), values[known].tolist(), strict=True):
+                if math.isfinite(value):
+                    evaluations.setdefault(rollout, {"rollout": rollout})[name] = rounded(value)
+        elif name == "seconds/rollout" or not name.startswith("seconds/"):
+            known &= steps > 0
+            if known.any():
+                metrics[name] = steps[known], values[known]
+    return metrics, [evaluations[rollout] for rollout in sorted(evaluations)]
+
+
+def _numbers(column: Sequence[Any]) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+    """Where a metric has a number, and the numbers; see :func:`rlstab.safe_read.as_float`."""
+    if set(map(type, column)) <= {float, type(None)}:
+        values = np.array(column, np.float64)
+        large = np.abs(values) > MOST_NUMBER
+        return np.array([value is not None for value in column]), np.where(large, np.copysign(np.inf, values), values)
+    numbers = list(map(as_float, column))
+    return np.array([number is not None for number in numbers]), np.array(numbers, np.float64)
 
 
 def _text(value: Any) -> str | None:
@@ -528,7 +542,9 @@ def settings_between(runs: Sequence[RunRecord], *, method: bool = False) -> dict
         method: whether objective and stages count too.
     """
     known = [run for run in runs if run.config]
-    if len(known) < 2 or all(run.config == known[0].config for run in known):
+    if len(known) < 2 or all(
+        (run.config, run.about.get("code")) == (known[0].config, known[0].about.get("code")) for run in known
+    ):
         return {}
     differ = {}
     flats = [_flat(run) for run in known]
@@ -546,7 +562,10 @@ _MISSING = "(missing)"
 
 
 def _flat(run: RunRecord) -> dict[str, Any]:
-    return dict(flat(portable(run.config)))
+    """The settings by dotted path, and checksums of the files of code and data that they name."""
+    code = run.about.get("code")
+    sums = {f"code.{Path(name).stem}": value for name, value in code.items()} if isinstance(code, Mapping) else {}
+    return {**dict(flat(portable(run.config))), **sums}
 
 
 def _value(values: Mapping[str, Any], path: str) -> Any:

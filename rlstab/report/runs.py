@@ -67,7 +67,7 @@ class RunRecord(RunFacts):
         spent: by unit (``seconds`` or ``tokens``) the total up to the last rollout of each bin of 10. Seconds are those
             of the rollouts themselves, so that neither evaluations nor a pause before a resume count; tokens are those
             sampled. A unit that some rollout did not record is left out.
-        interval: rollouts behind one line of its log; of another trainer they may be several.
+        sparse: its log, of another trainer, need not have a line for each rollout.
         by: what it was cut by, where it is only the part of a run within a budget; see :mod:`rlstab.report.cost`.
         remarks: what of this run could not be read, and why.
         written: when its metrics were last written, in seconds since 1970; of two copies the newer one counts.
@@ -77,7 +77,7 @@ class RunRecord(RunFacts):
     evaluations: list[dict[str, float]]
     metrics: dict[str, Curve]
     bin_width: int = 1
-    interval: int = 1
+    sparse: bool = False
     by: str = "rollouts"
     largest: dict[str, Curve] = field(default_factory=dict)
     spent: dict[str, Curve] = field(default_factory=dict)

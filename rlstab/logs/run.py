@@ -1,12 +1,10 @@
-"""What another trainer logged of a run, as the records hold it on which everything in ``report`` works."""
+"""A run of another trainer: its curves, evaluations and costs under our names."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +16,16 @@ from rlstab.logs.log import Log, Rows, curves_of
 from rlstab.logs.metric_aliases import SPENT, TOKENS_SO_FAR, our_evaluation, spent
 from rlstab.logs.readers import read_file, read_folder, text_at
 
+#: Share of the steps after which the log may stop to say what was spent.
+ENOUGH = 0.9
+
 
 @dataclass(frozen=True)
 class Logged:
     """A run of another trainer.
 
     Attributes:
-        facts: of :class:`rlstab.report.runs.RunRecord`, such as ``metrics`` and ``evaluations``.
+        facts: fields of a record of a report, such as ``metrics`` and ``evaluations``.
         ended: whether it made all steps that it planned; None where the log does not say how many.
         remarks: what was left out.
     """
@@ -57,13 +58,11 @@ def _logged(log: Log) -> Logged:
         for step, row in sorted(log.rows.items())
         if (values := {name: value for name, value in our_evaluation(row).items() if math.isfinite(value)})
     ]
-    steps = sorted({int(step) for steps, _ in curves.metrics.values() for step in steps})
-    between = Counter(after - before for before, after in pairwise(steps))
     facts = {
         "metrics": curves.metrics,
         "evaluations": evaluations,
         "spent": _spent(log.rows, curves.shift, last),
-        "interval": between.most_common(1)[0][0] if between else 1,
+        "sparse": True,
     }
     ended = None if log.planned is None else log.rows.last + curves.shift >= log.planned
     return Logged(facts, ended, (*log.remarks, *curves.remarks))
@@ -88,6 +87,7 @@ def _spent(rows: Rows, shift: int, last: int) -> dict[str, Curve]:
             if total is not None and math.isfinite(total) and total >= totals[-1]:
                 steps.append(step + shift)
                 totals.append(total)
-        if len(steps) > 1 and steps[-1] >= last > 0:
+        if steps[-1] >= ENOUGH * last > 0:
+            steps, totals = [*steps, last], [*totals, totals[-1] * max(1.0, last / steps[-1])]
             curves[unit] = ends, np.array([rounded(float(value)) for value in np.interp(ends, steps, totals)])
     return curves
