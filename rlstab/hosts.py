@@ -67,6 +67,7 @@ class Host:
         spared: where the evidence of a step costs no forward though a method reads it.
         section: the host's name of the settings that an objective asks for.
         settings: those of an objective, by name.
+        deterministic: its setting with which a GPU adds in a fixed order; an adapter does not set it.
         data_level: its own loss stays, and an objective reaches it through a mask and advantages.
     """
 
@@ -80,6 +81,7 @@ class Host:
     spared: str = ""
     section: str = ""
     settings: Callable[[TokenObjective], Mapping[str, HostSetting]] = lambda objective: {}
+    deterministic: str = ""
     data_level: bool = False
 
     @property
@@ -180,6 +182,7 @@ HOSTS: Mapping[str, Host] = {
             spared="where an optimizer step is one micro-batch",
             section="GRPOConfig",
             settings=trl_settings,
+            deterministic="GRPOConfig(full_determinism=True)",
         ),
         Host(
             "verl",
@@ -195,6 +198,7 @@ HOSTS: Mapping[str, Host] = {
                     "leave actor_rollout_ref.model.use_fused_kernels at false: fused kernels form no logits",
                 ),
             },
+            deterministic="actor_rollout_ref.actor.fsdp_config.full_determinism=true",
         ),
         Host("data", "the data level", frozenset(SIGNALS), data_level=True),
     )
