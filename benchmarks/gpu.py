@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,18 +57,8 @@ _NAMES = (
 )
 SMOLLM2 = dict(zip(_NAMES, (576, 1536, 30, 9, 3, 49152), strict=True))
 TINY = dict(zip(_NAMES, (32, 64, 2, 2, 1, 300), strict=True))
-#: The rows of the page: a pattern of cases, what they say, and from a record to a cell.
-ROWS: Sequence[tuple[str, str, Callable[[Record], str]]] = (
-    ("tests/device", "tests/device on the card, passed and failed", lambda r: f"{r['passed']} and {r['failed']}"),
-    ("equal runs", "two equal runs are equal bit for bit", lambda r: str(r["equal"])),
-    ("killed run", "a run that was killed and resumed equals one that was not", lambda r: str(r["equal"])),
-    ("split, fp32", "gradient norm in micro-batches of 3 and of 128, fp32", lambda r: f"{r['moved']:.1e} apart"),
-    ("split, bf16", "the same in bf16", lambda r: f"{r['moved']:.1e} apart"),
-    ("head A", "head, forward and backward, A in bf16, dense and 20 % live", lambda r: _head(r)),
-    ("head B", "the same, B", lambda r: _head(r)),
-    ("head C", "the same, C", lambda r: _head(r)),
-    ("step", "a step of 128 responses of 128 tokens, SmolLM2-135M's shape, bf16", lambda r: _step(r)),
-)
+#: Of the runs of countdown-tiny that are compared.
+LARGER = {"rollout__prompts": 16, "rollout__group": 8, "rollout__max_new_tokens": 24}
 
 
 def _head(record: Record) -> str:
@@ -79,6 +70,21 @@ def _step(record: Record) -> str:
     share = f", MFU {record['mfu']:.0%}" if record.get("mfu") else ""
     decoded = f", {record['decoded']:.0f} tokens/s decoded" if record.get("decoded") else ""
     return f"{record['name']} {record['wall_s']:.2f} s{decoded}{share}"
+
+
+#: The rows of the page: a pattern of cases, what they say, and from a record to a cell.
+ROWS: Sequence[tuple[str, str, Callable[[Record], str]]] = (
+    ("tests/device", "tests/device on the card, passed and failed", lambda r: f"{r['passed']} and {r['failed']}"),
+    ("equal runs", "two equal runs are equal bit for bit", lambda r: str(r["equal"])),
+    ("killed run", "a run that was killed and resumed equals one that was not", lambda r: str(r["equal"])),
+    ("split, fp32", "gradient norm in micro-batches of 3 and of 128, fp32", lambda r: f"{r['moved']:.1e} apart"),
+    ("split, bf16", "the same in bf16", lambda r: f"{r['moved']:.1e} apart"),
+    *(
+        (f"head {shape}", f"head, forward and backward, {shape} in bf16, dense and 20 % live", _head)
+        for shape in SHAPES
+    ),
+    ("step", "a step of 128 responses of 128 tokens, SmolLM2-135M's shape, bf16", _step),
+)
 
 
 # -- correctness -----------------------------------------------------------------------------------------------------
@@ -132,6 +138,16 @@ def runs(folder: Path, shape: dict[str, int]) -> Iterator[Record]:
             for size in (128, 3)
         ]
         yield {"case": f"split, {precision}", "moved": abs(norms[1] / norms[0] - 1)}
+
+
+def tried(about: Record, package: str | None, work: Callable[[], Record]) -> Record:
+    """A row, or one that says why it has no figures: a kernel of another project may not run on this card."""
+    if package is not None and importlib.util.find_spec(package) is None:
+        return {**about, "skipped": f"{package} is not installed"}
+    try:
+        return {**about, **work()}
+    except Exception as failure:
+        return {**about, "skipped": f"{type(failure).__name__}: {failure}"[:200]}
 
 
 # -- speed -----------------------------------------------------------------------------------------------------------
@@ -195,30 +211,28 @@ def require_agreement(head: Head, given: Inputs, device: torch.device, weights: 
             raise Disagreement(f"gradient {number}: relative error {far:.1e}, {allowed:.1e} of the plain log-softmax")
 
 
+def head_times(head: Head, problem: Problem, device: torch.device, repeat: int) -> Record:
+    """Forward and backward in bfloat16, with all rows live and with a fifth of them; and the memory of the latter."""
+    made, law, spent = inputs(problem), head.load(), {}
+    require_agreement(head, made, device, weights_of(problem, 0.2))
+    given = placed(made, device, torch.bfloat16, problem.tokens)
+    for key, live in (("dense_ms", 1.0), ("live_ms", 0.2)):
+        weights = weights_of(problem, live).to(device)
+
+        def both(weights: Tensor = weights) -> object:
+            return torch.autograd.grad(law(given, weights, False)[0], given.trained)
+
+        spent[key] = milliseconds(both, device, repeat)
+    return {**spent, "peak_mib": peak_mib(both, device)}
+
+
 def heads(device: torch.device, repeat: int, shapes: dict[str, tuple[int, int, int]]) -> Iterator[Record]:
-    """Forward and backward in bfloat16, with all rows live and with a fifth of them."""
+    """Ours, the plain log-softmax and those of others, at each shape."""
     for shape, sizes in shapes.items():
-        problem = Problem(*sizes, torch.bfloat16)
-        made = inputs(problem)
-        given = placed(made, device, torch.bfloat16, problem.tokens)
         for name in ("rlstab", "naive", "trl", "liger"):
-            head, about = HEADS[name], {"case": f"head {shape}", "name": name, "shape": list(sizes)}
-            if not head.installed:
-                yield {**about, "skipped": f"{head.package} is not installed"}
-                continue
-            try:
-                require_agreement(head, made, device, weights_of(problem, 0.2))
-                law, spent = head.load(), {}
-                for key, live in (("dense_ms", 1.0), ("live_ms", 0.2)):
-                    weights = weights_of(problem, live).to(device)
-
-                    def both(law: Any = law, weights: Tensor = weights, given: Inputs = given) -> object:
-                        return torch.autograd.grad(law(given, weights, False)[0], given.trained)
-
-                    spent[key] = milliseconds(both, device, repeat)
-                yield {**about, **spent, "peak_mib": peak_mib(both, device)}
-            except Exception as failure:  # the kernel of another project may not run on this card
-                yield {**about, "skipped": f"{type(failure).__name__}: {failure}"[:200]}
+            about = {"case": f"head {shape}", "name": name, "shape": list(sizes)}
+            work = partial(head_times, HEADS[name], Problem(*sizes, torch.bfloat16), device, repeat)
+            yield tried(about, HEADS[name].package, work)
 
 
 def random_model(folder: Path, sizes: dict[str, int]) -> str:
@@ -259,16 +273,16 @@ def steps(folder: Path, card: str, *, few: bool) -> Iterator[Record]:
     weights = layers * (2 * width * (width + keys) + 3 * width * sizes["intermediate_size"]) + width * vocabulary
     peak = next((value for name, value in PEAK.items() if name in card), None)
     for name in ("rlstab", "trl"):
-        about = {"case": "step", "name": name}
-        if importlib.util.find_spec(name) is None:
-            yield {**about, "skipped": f"{name} is not installed"}
-            continue
-        seen = child("benchmarks.throughput", {"trainer": name, "job": asdict(job), "threads": 1 if few else 8})
-        tokens = job.samples * seen["mean_tokens"]
-        more = {"decoded": tokens / seen["sample_s"]} if "sample_s" in seen else {}
-        if peak and "train_s" in seen:
-            more["mfu"] = 6 * weights * tokens / seen["train_s"] / (peak * 1e12)
-        yield {**about, **seen, **more}
+
+        def whole(name: str = name) -> Record:
+            seen: Record = child("benchmarks.throughput", {"trainer": name, "job": asdict(job), "threads": 8})
+            tokens = job.samples * seen["mean_tokens"]
+            more = {"decoded": tokens / seen["sample_s"]} if "sample_s" in seen else {}
+            if peak and "train_s" in seen:
+                more["mfu"] = 6 * weights * tokens / seen["train_s"] / (peak * 1e12)
+            return {**seen, **more}
+
+        yield tried({"case": "step", "name": name}, name, whole)
 
 
 # -- the page --------------------------------------------------------------------------------------------------------
@@ -311,10 +325,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         parts = (
             tests(device, few),
-            runs(
-                Path(folder),
-                {} if few else {"rollout__prompts": 16, "rollout__group": 8, "rollout__max_new_tokens": 24},
-            ),
+            runs(Path(folder), {} if few else LARGER),
             heads(device, 1 if few else options.repeat, {"A": (64, 32, 512)} if few else SHAPES),
             steps(Path(folder), card, few=few),
         )
@@ -323,6 +334,6 @@ def main() -> None:
                 case = record.pop("case")
                 run.console.print(case, record, highlight=False)
                 run.add(case, card=card, **record)
-    run.console.print(table(run.records), markup=False, highlight=False)
+    print(table(run.records))
     if not few:
         publish(run.records)
