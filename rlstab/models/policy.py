@@ -303,8 +303,8 @@ class Policy:
             return logits
 
         tensors = (getattr(sequences, each.name) for each in fields(sequences))
-        *prompt, response_ids, response_mask = (sent(values, self.device) for values in tensors)
-        response = response_ids, response_mask
+        prompt_ids, prompt_mask, response_ids, response_mask = (sent(values, self.device) for values in tensors)
+        prompt, response = (prompt_ids, prompt_mask), (response_ids, response_mask)
         if shared is not None:
             shared = SharedPrompts(sent(shared.rows, self.device), sent(shared.of, self.device))
             return forward_shared(forward, self.model.config, *prompt, *response, shared)

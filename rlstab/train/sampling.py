@@ -185,7 +185,7 @@ class _Decoder:
                     input_ids=tokens, attention_mask=mask.long(), position_ids=positions, past_key_values=cache
                 ).logits[:, -1]
                 if step == 0:  # each prompt was forwarded once; now every response gets a row
-                    cache.reorder_cache(prompt_read)
+                    cache.reorder_cache(prompt_read)  # type: ignore[arg-type]  # its annotation is the legacy LongTensor
                     logits, mask, positions = logits[prompt_read], mask[prompt_read], positions[prompt_read]
                 growing = ~out.ended[rows] & (step < room[rows])
                 chosen = self._token(logits.float(), draws[rows.to(home), step], step, out, rows, growing)

@@ -8,6 +8,7 @@ from transformers import TrainingArguments
 from tests.adapters.trl_jobs import run
 from tests.device.simulated import DEVICE, REAL, simulated_device
 
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 OBJECTIVE = ["clip_higher", "s2t", {"name": "stare", "target_entropy": 0.8}]
 
 
