@@ -78,6 +78,7 @@ class Host:
         spared: when the evidence of a step costs no forward although a method reads it.
         section: the host's name for the settings that an objective needs.
         settings: that an objective needs, by name.
+        deterministic: its setting with which a GPU adds in a fixed order; an adapter does not set it.
         data_level: whether the host keeps its loss, and an objective acts through a mask and advantages.
     """
 
@@ -91,6 +92,7 @@ class Host:
     spared: str = ""
     section: str = ""
     settings: Callable[[TokenObjective], Mapping[str, HostSetting]] = lambda objective: {}
+    deterministic: str = ""
     data_level: bool = False
 
     @property
@@ -199,7 +201,7 @@ def _host(key: str, settings: Callable[[TokenObjective], Mapping[str, HostSettin
 
 
 #: Fields of a host that ``hosts.yaml`` has.
-_TOLD = ("name", "release", "how", "otherwise", "spared", "section")
+_TOLD = ("name", "release", "how", "otherwise", "spared", "section", "deterministic")
 HOSTS: Mapping[str, Host] = {
     "trl": _host("trl", trl_settings),
     "verl": _host("verl", verl_settings),

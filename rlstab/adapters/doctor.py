@@ -26,7 +26,8 @@ def doctor(hosts: Iterable[Host] = HOSTS.values()) -> tuple[list[str], bool]:
     lines, well = [f"rlstab {_version('rlstab')}: Python {platform.python_version()}, {stack}"], True
     import torch  # slow, and not needed before
 
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU alone"
+    accelerator = torch.accelerator.current_accelerator(check_available=True)  # None without one
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else str(accelerator or "CPU alone")
     ready = [extra for extra in EXTRAS if not missing(extra)]
     absent = [f"{extra} (no {', '.join(missing(extra))})" for extra in EXTRAS if extra not in ready]
     lines.append(f"device: {device}, {os.cpu_count()} processors")

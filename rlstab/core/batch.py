@@ -124,7 +124,7 @@ class TokenBatch(SequenceArithmetic):
     live_ratio: bool = False
     _layout: Layout | None = None
     _grouped: bool = True
-    _here: TokenBatch | None = None
+    _here: TokenBatch | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         names, tokens, device = ("sequence", "position", "sequence_ids", "group_ids"), len(self), self.sequence.device

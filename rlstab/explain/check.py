@@ -60,6 +60,8 @@ def check_host(objective: Composition, name: str) -> None:
     settings = ", ".join(f"{name}={wanted.value!r}" for name, wanted in host.settings(objective).items())
     if settings:
         console.print(escape(f"{host.section}: {settings}"), soft_wrap=True)  # to be copied
+    if host.deterministic:
+        console.print(f"equal runs on a GPU take {host.deterministic}", highlight=False, soft_wrap=True)
     verb = "express" if host.data_level else "train"
     console.print(f"objective {objective_hash(objective)}: {host.name} can {verb} it")
 

@@ -21,7 +21,7 @@ from rlstab.presets import PRESETS
 from rlstab.signals import SIGNAL_NAMES, token_signals, token_signals_from_logits
 from tests.core.methods import Unweighted
 from tests.core.steps import EVIDENCE, LIVE, batch_of, padded, random_rows
-from tests.device.simulated import simulated_device
+from tests.device.simulated import DEVICE, REAL, simulated_device
 from tests.examples import EXAMPLES
 
 ROWS = random_rows(11, [3, 5, 0, 7, 4])
@@ -65,16 +65,24 @@ def test_every_method_and_preset_computes_there_what_it_computes_on_a_cpu(dtype,
         with simulated_device() as tally:
             torch.use_deterministic_algorithms(True)
             try:
-                seen = one_step(objective, "sim:0", dtype)
+                seen = one_step(objective, DEVICE, dtype)
             finally:
                 torch.use_deterministic_algorithms(False)
         expected = one_step(objective, "cpu", dtype)
-        assert tally.operations["mul"] > 0
+        assert REAL or tally.operations["mul"] > 0
         assert not tally.unordered, name
         assert len(seen) == len(expected) > 1, name
-        assert all(map(torch.equal, seen, expected)), name
+        assert all(map(close if REAL else torch.equal, seen, expected)), name
 
 
+def close(seen, expected):
+    """Equal but for the order of sums."""
+    return torch.allclose(
+        seen.double(), expected.double(), rtol=1e-4 if seen.dtype == torch.float32 else 0.02, atol=1e-7
+    )
+
+
+ONLY = pytest.mark.skipif(REAL, reason="nothing is counted on a real device")
 ALL = (ClipHigher(dual_clip=3.0), S2TMask(), STARE(), KLPenalty(), EntropyBonus(), SequenceMean())
 GATES = (Unweighted(), LpReg(form="code", share=0.4), ClipHigher(dual_clip=3.0))
 
@@ -89,13 +97,14 @@ GATES = (Unweighted(), LpReg(form="code", share=0.4), ClipHigher(dual_clip=3.0))
     ],
     ids=["clip", "clip, S2T, STARE", "penalties too", "gates, exempt tokens"],
 )
+@ONLY
 def test_the_loss_and_its_backward_wait_for_nothing_and_launch_little(methods, most):
     """No more launches than today; a larger number needs a reason."""
     with simulated_device() as tally:
-        batch = batch_of(ROWS).to(torch.device("sim:0"))
+        batch = batch_of(ROWS).to(DEVICE)
         plan = make_plan(compose(*methods), [batch])
         assert tally.waits
-        live = {name: padded(ROWS, field).to("sim:0").requires_grad_() for name, field in LIVE.items()}
+        live = {name: padded(ROWS, field).to(DEVICE).requires_grad_() for name, field in LIVE.items()}
         policy = PolicyOutputs.from_padded(batch, **live)
         for counter in (tally.waits, tally.sends):
             counter.clear()
@@ -125,9 +134,10 @@ def test_the_loss_and_its_backward_wait_for_nothing_and_launch_little(methods, m
         ("queued", "copy to sim", lambda x: torch.ones(3).to(x.device, non_blocking=True)),
     ],
 )
+@ONLY
 def test_a_wait_is_seen(kind, what, look):
     with simulated_device() as tally:
-        look(torch.ones(3).to("sim:0", non_blocking=True))
+        look(torch.ones(3).to(DEVICE, non_blocking=True))
     tally.queued["copy to sim", "elsewhere"] -= 1
     seen = {
         name: sorted({operation for operation, _ in +getattr(tally, name)}) for name in ("waits", "sends", "queued")
@@ -135,10 +145,11 @@ def test_a_wait_is_seen(kind, what, look):
     assert seen == {"waits": [], "sends": [], "queued": [], kind: [what]}
 
 
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="the benchmark of a GPU is tried on a CPU")
 @pytest.mark.parametrize("stray", ["A", "H", "logp"])
 def test_a_tensor_that_stayed_on_the_cpu_is_refused(stray):
     with simulated_device(), pytest.raises(Exception, match=r"device"):
-        one_step(OBJECTIVES["stapo"], "sim:0", torch.float32, stray)
+        one_step(OBJECTIVES["stapo"], DEVICE, torch.float32, stray)
 
 
 def signals_of(device, dtype, make):
@@ -161,6 +172,6 @@ def test_token_signals_are_those_of_a_cpu(dtype, from_logits):
         return token_signals(hidden, weight, ids, needs=SIGNAL_NAMES, min_p=0.1)
 
     with simulated_device():
-        seen = signals_of("sim:0", dtype, make)
+        seen = signals_of(DEVICE, dtype, make)
     for mine, theirs in zip(seen, signals_of("cpu", dtype, make), strict=True):
         assert torch.allclose(mine, theirs, atol=1e-5 if dtype == torch.float32 else 0.05)

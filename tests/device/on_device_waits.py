@@ -3,6 +3,9 @@
 import pytest
 
 from benchmarks.waits import figures
+from tests.device.simulated import REAL
+
+pytestmark = pytest.mark.skipif(REAL, reason="nothing is counted on a real device")
 
 STEP = "optimizer step of one micro-batch"
 
