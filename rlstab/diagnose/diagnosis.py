@@ -23,7 +23,13 @@ from rlstab.signs import SIGNS, Sign, signs
 CAUSES: Mapping[str, str] = {
     "sampler_mismatch": "mismatch",
     "sampler_drift": "staleness",
+    "shrunk_steps": "shrunk_steps",
     "truncation": "truncation",
+    "length_without_gain": "length",
+    "held_out": "reward_hacking",
+    "components": "reward_parts",
+    "repetition": "repetition",
+    "kl_drift": "kl_drift",
     "entropy_floor": "entropy_collapse",
     "refused_steps": "learning_rate",
     "gradient_spikes": "learning_rate",
@@ -31,6 +37,9 @@ CAUSES: Mapping[str, str] = {
     "clipped": "trust_region",
     "entropy_blow_up": "entropy_blow_up",
     "zero_std_groups": "dead_groups",
+    "difficulty": "difficulty",
+    "no_gradient": "no_gradient",
+    "plateau": "plateau",
 }
 
 #: Signs that begin within this many steps of each other begin together: the bins and the noise allow no finer order.
@@ -41,10 +50,19 @@ TOGETHER = 5
 #: this share of what they keep.
 EXPLAINED = 0.5
 
-#: What follows when it does not come first: a dead policy has equal rewards, and writes what never ends.
+#: What follows when it does not come first: a dead policy has equal rewards and no gradient, and writes what never ends.
+_DEAD = ("reward_fall", "truncation", "entropy_floor", "sampler_drift", "refused_steps")
 FOLLOWS: Mapping[str, tuple[str, ...]] = {
-    "zero_std_groups": ("reward_fall", "truncation", "entropy_floor", "sampler_drift", "refused_steps"),
+    "zero_std_groups": _DEAD,
+    "difficulty": _DEAD,
+    "no_gradient": (*_DEAD, "zero_std_groups", "difficulty"),
     "entropy_blow_up": ("reward_fall",),
+}
+
+#: What says the same with less of the cause, whichever came first. A plateau is what is left to say.
+LESS: Mapping[str, tuple[str, ...]] = {
+    "held_out": ("length_without_gain", "components"),
+    "plateau": tuple(CAUSES.keys() - {"plateau"}),
 }
 
 
@@ -93,6 +111,8 @@ def _follows(sign: Sign, there: Mapping[str, Sign], together: int) -> bool:
         # nothing is left of a policy that an update broke: neither end nor reward
         explains = sign.sudden or (late and left < EXPLAINED * sign.share)
         return explains and _step(fall) <= _step(sign) + near
+    if there.keys() & set(LESS.get(sign.name, ())):
+        return True
     before = [there[name] for name in FOLLOWS.get(sign.name, ()) if name in there]
     return any(_step(other) <= _step(sign) + together for other in before)
 

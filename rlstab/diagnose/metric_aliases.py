@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 
+from rlstab.signs import TOTALS
+
 #: From a value in a log to the value of the rlstab metric.
 Turn = Callable[[float], float]
 
@@ -25,24 +27,73 @@ def _other_share(value: float) -> float:
 
 #: By our name, the foreign ones in the order in which they are preferred. Ours stands for itself before them.
 ALIASES: Mapping[str, Mapping[str, Turn]] = {
-    "reward/mean": dict.fromkeys(("reward", "critic/score/mean", "critic/rewards/mean", "reward/all/mean"), _same),
-    "reward/zero_std_groups": {"frac_reward_zero_std": _same},
+    "reward/mean": dict.fromkeys(
+        (
+            *("reward", "critic/score/mean", "critic/rewards/mean", "reward/all/mean"),
+            *("rollout/raw_reward", "reward_mean"),
+        ),
+        _same,
+    ),
+    "reward/zero_std_groups": dict.fromkeys(("frac_reward_zero_std", "zero_variance_group_frac"), _same),
     "tokens/entropy": dict.fromkeys(
-        ("entropy", "entropy/mean", "actor/entropy", "actor/entropy_loss", "entropy/all/mean"), _same
+        (
+            *("entropy", "entropy/mean", "actor/entropy", "actor/entropy_loss", "entropy/all/mean"),
+            *("approx_entropy", "entropy_loss", "entropy_mean"),
+        ),
+        _same,
     ),
     "gradient/norm": dict.fromkeys(("grad_norm", "actor/grad_norm", "optim/grad_norm"), _same),
     "response/ended": dict.fromkeys(
-        ("completions/clipped_ratio", "response_length/clip_ratio", "is_truncated/all/mean"), _other_share
+        (
+            *("completions/clipped_ratio", "response_length/clip_ratio", "is_truncated/all/mean"),
+            *("rollout/truncated_ratio", "truncation_rate"),
+        ),
+        _other_share,
     ),
     "response/length": dict.fromkeys(
-        ("completions/mean_length", "completion_length", "response_length/mean", "seq_len/all/mean"), _same
+        (
+            *("completions/mean_length", "completion_length", "response_length/mean", "seq_len/all/mean"),
+            *("rollout/response_len/mean", "mean_gen_tokens_per_sample", "completion_len_mean"),
+        ),
+        _same,
     ),
     "ratio/clipped": dict.fromkeys(
-        ("clip_ratio/region_mean", "clip_ratio", "cispo_clip_ratio", "actor/pg_clipfrac"), _same
+        (
+            "clip_ratio/region_mean",
+            "clip_ratio",
+            "cispo_clip_ratio",
+            "actor/pg_clipfrac",
+            "pg_clipfrac",
+            "clip_fraction",
+        ),
+        _same,
     ),
-    "sampler/gap": {"sampling/sampling_logp_difference/mean": _same},
-    "mismatch/k3": dict.fromkeys(("rollout_corr/k3_kl", "mismatch_kl/all/mean"), _same),
+    "sampler/gap": dict.fromkeys(("sampling/sampling_logp_difference/mean", "train_rollout_logprob_abs_diff"), _same),
+    "mismatch/k3": dict.fromkeys(("rollout_corr/k3_kl", "mismatch_kl/all/mean", "gen_kl_error"), _same),
     "sampler/probability_gap": {"training/rollout_probs_diff_mean": _same},
+    "eval/mean": dict.fromkeys(
+        (
+            *("eval_reward", "eval/reward", "eval/accuracy", "eval_accuracy", "eval/score", "eval_score"),
+            *("validation/accuracy", "val/accuracy"),
+        ),
+        _same,
+    ),
+    "kl/value": dict.fromkeys(
+        (
+            *("kl", "actor/kl_loss", "actor/reward_kl_penalty", "kl_loss", "kl_penalty"),
+            *("kl_mean", "kl_divergence"),
+        ),
+        _same,
+    ),
+    "correction/weight": dict.fromkeys(
+        (
+            *("importance_correction/weight", "sampling/importance_sampling_ratio/mean"),
+            "rollout_corr/rollout_is_mean",
+        ),
+        _same,
+    ),
+    "response/repetition": dict.fromkeys(("rollout/repetition_frac", "repetition_frac", "repetition_rate"), _same),
+    "advantage/std": dict.fromkeys(("critic/advantages/std", "advantages/std", "advantage_std", "adv_std"), _same),
     "lr": dict.fromkeys(("learning_rate", "actor/lr", "optim/lr"), _same),
 }
 
@@ -61,6 +112,13 @@ OURS_ALONE = ("gradient/largest_norm", "optimizer_steps/refused")
 EXTREMES = ("critic/score/max", "critic/score/min")
 #: TRL's standard deviation of all rewards of a step; 0 says the same.
 SPREAD = "reward_std"
+
+#: Names with a part that is the user's: held-out scores of verl, of a data set, and of prime-rl, of an environment.
+HELD_OUT = re.compile(r"val-core/.+/(acc|reward|score)/mean@\d+|val/test_score/.+|eval/[^/]+/avg@\d+")
+#: Metrics that do not tell that something was trained.
+BESIDE = {"lr", "eval/mean"}
+#: One of several rewards: ours, and that of TRL and ms-swift. A total may have a name of the kind.
+PART = re.compile(r"reward/([^/]+)|rewards/(.+)/mean|rewards/([^/]+)")
 
 #: What trackers put before a name.
 _PREFIX = re.compile(r"^(train|trainer|metrics?|Train)/")
@@ -88,6 +146,11 @@ def our_metrics(row: Mapping[str, float]) -> dict[str, tuple[str, float]]:
             metrics[ours] = bare[other]
     if "reward/zero_std_groups" not in metrics:
         metrics |= _no_spread(bare)
+    if "eval/mean" not in metrics and (held_out := sorted(filter(HELD_OUT.fullmatch, bare))):
+        metrics["eval/mean"] = bare[held_out[0]]
+    for name in bare:
+        if (part := PART.fullmatch(name)) and (ours := f"reward/{part[1] or part[2] or part[3]}") not in TOTALS:
+            metrics[ours] = bare[name]
     return metrics | {name: bare[name] for name in OURS_ALONE if name in bare}
 
 
@@ -102,5 +165,5 @@ def _no_spread(bare: Mapping[str, tuple[str, float]]) -> dict[str, tuple[str, fl
 
 
 def known(names: Iterable[str]) -> bool:
-    """Whether a log with such names has a metric to look at."""
-    return bool(our_metrics(dict.fromkeys(names, 0.5)).keys() - {"lr"})
+    """Whether a log with such names has a metric of the training to look at."""
+    return bool(our_metrics(dict.fromkeys(names, 0.5)).keys() - BESIDE)
