@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from bisect import insort
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -80,8 +80,10 @@ KL = 1.0
 HELD_OUT_LOST = 0.1
 #: ... and is left behind if it gains less than this share of what the training reward gains, in both senses of gain ...
 HELD_OUT_LAG = 0.25
-#: ... which has gained at least this much.
+#: ... which has gained at least this much ...
 TRAINED = 0.1
+#: ... from a level that is no farther than this from that of the score: the two then count the same.
+LEVEL = 0.2
 #: Responses grow if they are longer than this multiple of the first ten steps.
 LONGER = 2.0
 #: A mean weight of the correction below this makes every step smaller by as much.
@@ -189,7 +191,32 @@ class Run(Curves, Protocol):
     def evaluations(self) -> Sequence[Mapping[str, float]]: ...
 
 
+@dataclass(frozen=True, eq=False)
+class _Once:
+    """A run whose metrics are binned once for all detectors that read them."""
+
+    metrics: Mapping[str, Curve]
+    largest: Mapping[str, Curve]
+    bin_width: int
+    rollouts: int
+    evaluations: Sequence[Mapping[str, float]]
+    binned: dict[str, Metric] = field(default_factory=dict)
+
+
+def _once(run: Run) -> _Once:
+    if isinstance(run, _Once):
+        return run
+    return _Once(run.metrics, run.largest, run.bin_width, run.rollouts, run.evaluations)
+
+
 def _metric(run: Run, name: str) -> Metric:
+    seen = _once(run).binned
+    if name not in seen:
+        seen[name] = _read(run, name)
+    return seen[name]
+
+
+def _read(run: Run, name: str) -> Metric:
     steps, values = run.metrics.get(name, EMPTY)
     if name.startswith("eval/") and not len(steps):
         told = [record for record in run.evaluations if record["rollout"] and name in record]
@@ -223,6 +250,7 @@ class Detector:
 
     def detect(self, run: Run) -> Sign:
         """What it says of a run."""
+        run = _once(run)
         names = [name for read in self.reads for name in (_parts(run) if read == PARTS else [read])]
         metric = next((metric for name in names if len((metric := _metric(run, name)).steps)), None)
         if metric is None:
@@ -260,6 +288,7 @@ def _detector(
 
 def signs(run: Run) -> list[Sign]:
     """What every detector says of a run so far, in the order of :data:`SIGNS`."""
+    run = _once(run)
     return [replace(detector.detect(run), name=name) for name, detector in SIGNS.items()]
 
 
@@ -519,25 +548,22 @@ def held_out(run: Run, metric: Metric) -> Sign:
     reward = _metric(run, "reward/mean")
     if len(reward.ends) < MIN_BINS:
         return _missing("reward/mean") if not len(reward.ends) else _short(reward, len(reward.ends))
-    scores = np.convolve(metric.means, np.ones(STATE) / STATE, "valid")
+    scores, rewards = _threes(metric.means), _rewards(metric, reward)
     index = int(scores.argmax())
     best, last = float(scores[index]), float(scores[-1])
     # the deviation of the difference of two means of three; not by the median, which few evaluations do not have
     deviation = float(np.sqrt(np.mean(np.diff(metric.means, n=2) ** 2) / 6 * 2 / STATE))
-    at_best = _around(reward, int(metric.ends[index + 1]))
-    text = f"{last:.3g} held out after {best:.3g}, training reward {reward.end:.3g} after {at_best:.3g}"
     lost = max(HELD_OUT_LOST * abs(best), REWARD_NOISE * deviation)
-    if best - last > lost and reward.end - at_best > -HELD_OUT_LOST * abs(at_best):
-        return _told(int(metric.ends[index + 1 + int((scores[index:] < best - lost).argmax())]), text)
-    trained = reward.means - reward.means[0]
+    if best - last > lost and rewards[-1] > rewards[index] - HELD_OUT_LOST * abs(rewards[index]):
+        step = int(metric.ends[index + 1 + int((scores[index:] < best - lost).argmax())])
+        return _told(step, f"{last:.3g} after {best:.3g}, training reward {rewards[-1]:.3g} after {rewards[index]:.3g}")
+    text = f"{last:.3g} after {scores[0]:.3g}, training reward {rewards[-1]:.3g} after {rewards[0]:.3g}"
     rise, error = slope(metric.ends.astype(np.float64), metric.means, deviation * np.sqrt(STATE / 2))
     flat = rise < DOUBT * error and last - scores[0] < HELD_OUT_LAG * TRAINED
-    if len(scores) >= SETTLED and flat and trained[-STATE:].min() > TRAINED + REWARD_NOISE * noise(reward.means):
-        text = (
-            f"{last:.3g} held out after {scores[0]:.3g}, training reward {reward.end:.3g} after {reward.means[0]:.3g}"
-        )
-        return _told(int(reward.ends[(trained > TRAINED).argmax()]), text)
-    return _told(None, text)
+    trained = rewards - rewards[0] > TRAINED + REWARD_NOISE * noise(reward.means)
+    if len(scores) < SETTLED or not trained[-STATE:].all() or not (flat or _lags(metric, reward)):
+        return _told(None, text)
+    return _told(int(metric.ends[1 + trained.argmax()]), text)
 
 
 @_detector(
@@ -576,10 +602,10 @@ def _part(task: Metric, other: Metric, form: bool) -> int | None:
         return None
     if len(task.ends) >= 3 * SETTLED and task.means.max() < UNTAUGHT and other.means[-2 * SETTLED :].min() > SOLVED:
         return int(other.ends[(other.means > SOLVED).argmax()])
-    for step in task.ends[SETTLED : -SETTLED : max(1, len(task.ends) // 20)].tolist():
-        if _stalls(task, step) and not _stalls(other, step) and _rises(other, step):
-            return int(step)
-    return None
+    # the knee of a curve is its point farthest above the line from its first to its last
+    line = np.interp(task.ends, task.ends[[0, -1]], [task.means[:STATE].mean(), task.means[-STATE:].mean()])
+    knee = int(task.ends[(task.means - line).argmax()])
+    return knee if _stalls(task, knee) and not _stalls(other, knee) and _rises(other, knee) else None
 
 
 @_detector(
@@ -597,7 +623,8 @@ def kl_drift(run: Run, metric: Metric) -> Sign:
 @_detector(
     "prompts too easy or too hard",
     f"more than {EQUAL} of the groups with equal rewards over the last tenth, {EQUAL_GROWTH} more than in the first "
-    f"ten steps, and the reward stalls; or from the start, at a reward below {HARD} that does not rise or above {SOLVED}",
+    f"ten steps, and the reward stalls; or from the start, at a reward below {HARD} that does not rise, or from "
+    f"{SOLVED} on",
     "whether the prompts suit the policy",
     "reward/zero_std_groups",
     "reward/mean",
@@ -605,7 +632,7 @@ def kl_drift(run: Run, metric: Metric) -> Sign:
 )
 def difficulty(run: Run, metric: Metric) -> Sign:
     """Without the share, only a reward of nothing or of everything tells."""
-    reward, shares = _metric(run, "reward/mean"), metric.means
+    reward, shares = _tasks(run)[0], metric.means
     if len(reward.ends) < SETTLED:
         return _missing("reward/mean") if not len(reward.ends) else _short(reward, len(reward.ends), SETTLED)
     alone = metric.name == reward.name
@@ -625,15 +652,15 @@ def difficulty(run: Run, metric: Metric) -> Sign:
     begun = _first(metric, lambda share: share > shares[0] + EQUAL_GROWTH)
     if alone or metric.end <= EQUAL or begun is None:
         return _told(None, text)
-    # a run that has solved its prompts is sound, and trains nothing if it goes on for long
-    lasting = (metric.ends > begun).sum() >= (2 * SETTLED if level == "easy" else SETTLED)
+    # a run that has solved its prompts is sound, and trains nothing if it goes on for as long
+    lasting = level != "easy" or metric.rollouts - begun > max(2 * SETTLED * WIDTH, metric.rollouts // 2)
     return _told(begun if lasting and _stalls(reward, begun) else None, f"{text}: too {level}")
 
 
 @_detector(
     "plateau",
-    f"the reward rose in the first half and, beyond doubt, by less than {PLATEAU:g} x that in the last, below {SOLVED}; "
-    "the held-out score does not rise either",
+    f"the reward rose in the first half and, beyond doubt, by less than {PLATEAU:g} x that in the last, below "
+    f"{SOLVED}; the held-out score does not rise either",
     "whether the reward still rises",
     "reward/mean",
     bins=4 * SETTLED,
@@ -689,9 +716,8 @@ def no_gradient(run: Run, metric: Metric) -> Sign:
 )
 def length_without_gain(run: Run, metric: Metric) -> Sign:
     """Longer answers are sound if they are right more often."""
-    tasks = [name for name in _parts(run) if not FORMS.search(name)]
     reward = _metric(run, "reward/mean")
-    gains = [gain for name in ("eval/mean", *tasks) if len((gain := _metric(run, name)).ends) >= SETTLED] or [reward]
+    gains = [gain for gain in (_metric(run, "eval/mean"), *_tasks(run)) if len(gain.ends) >= SETTLED] or [reward]
     grown = metric.end / metric.means[0] if metric.means[0] else 1.0
     text = f"{metric.end:.4g} tokens at the end, {grown:.2g} x as many as at first; {gains[0].name} {gains[0].end:.3g}"
     if not len(gains[0].ends):
@@ -700,7 +726,10 @@ def length_without_gain(run: Run, metric: Metric) -> Sign:
     if grown < LONGER or begun is None:
         return _told(None, text)
     lags = gains[0].name == "eval/mean" and len(reward.ends) > STATE and _lags(gains[0], reward)
-    return _told(begun if lags or _stalls(gains[0], begun) else None, text)
+    # where both level off together, longer answers have been right more often
+    before, after = (float(np.interp(begun, some.ends, some.means)) for some in (gains[0], metric))
+    little = gains[0].end - before < HELD_OUT_LAG * (metric.end / after - 1) * abs(before)
+    return _told(begun if lags or (little and _stalls(gains[0], begun)) else None, text)
 
 
 @_detector(
@@ -716,7 +745,7 @@ def shrunk_steps(run: Run, metric: Metric) -> Sign:
 
 @_detector(
     "repetition",
-    f"{REPEATED} more of the responses repeat themselves than in the first ten steps, in three times ten steps in a row",
+    f"{REPEATED} more of the responses repeat themselves than in the first ten steps, three times ten steps in a row",
     "whether responses repeat themselves",
     "response/repetition",
 )
@@ -729,6 +758,11 @@ def repetition(run: Run, metric: Metric) -> Sign:
 def _parts(run: Run) -> list[str]:
     """Several rewards of a run, by name."""
     return sorted(name for name in run.metrics if re.fullmatch("reward/[^/]+", name) and name not in TOTALS)
+
+
+def _tasks(run: Run) -> list[Metric]:
+    """The rewards that are about the task; the whole reward where none is by itself."""
+    return [_metric(run, name) for name in _parts(run) if not FORMS.search(name)] or [_metric(run, "reward/mean")]
 
 
 def _slope(metric: Metric, after: float = 0, until: float = np.inf) -> tuple[float, float]:
@@ -752,18 +786,22 @@ def _stalls(metric: Metric, step: int) -> bool:
     return (metric.ends > step).sum() >= SETTLED and after[0] + DOUBT * after[1] < STALLED * max(0.0, before[0])
 
 
+def _threes(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Means of three in a row."""
+    return np.convolve(values, np.ones(STATE) / STATE, "valid")
+
+
+def _rewards(score: Metric, reward: Metric) -> NDArray[np.float64]:
+    """The training reward where a score was evaluated, as means of three."""
+    return _threes(np.interp(score.ends, reward.ends, reward.means))
+
+
 def _lags(score: Metric, reward: Metric) -> bool:
-    """Whether a score gains much less than the training reward, in points and as a share of where it began."""
-    first, last = float(score.means[:STATE].mean()), float(score.means[-STATE:].mean())
-    gain, trained = last - first, reward.end - float(reward.means[0])
-    shares = gain * abs(float(reward.means[0])) < HELD_OUT_LAG * trained * abs(first)
-    return trained > TRAINED and gain < HELD_OUT_LAG * trained and shares
-
-
-def _around(metric: Metric, step: int) -> float:
-    """The mean of the three bins around a step."""
-    index = int(np.abs(metric.ends - step).argmin())
-    return float(metric.means[max(0, index - 1) : index + 2].mean())
+    """Whether a score, level with the reward at first, gains much less: in points, and as a share of where it began."""
+    scores, rewards = _threes(score.means), _rewards(score, reward)
+    gain, trained = float(scores[-1] - scores[0]), float(rewards[-1] - rewards[0])
+    level = abs(scores[0] - rewards[0]) < LEVEL
+    return bool(level and trained > TRAINED and gain < HELD_OUT_LAG * trained * min(1.0, abs(scores[0] / rewards[0])))
 
 
 def _state(metric: Metric, there: NDArray[np.bool_]) -> int | None:

@@ -62,6 +62,7 @@ FOLLOWS: Mapping[str, tuple[str, ...]] = {
 #: What says the same with less of the cause, whichever came first. A plateau is what is left to say.
 LESS: Mapping[str, tuple[str, ...]] = {
     "held_out": ("length_without_gain", "components"),
+    "difficulty": ("reward_fall",),
     "plateau": tuple(CAUSES.keys() - {"plateau"}),
 }
 
