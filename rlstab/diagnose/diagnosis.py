@@ -50,7 +50,7 @@ TOGETHER = 5
 #: this share of what they keep.
 EXPLAINED = 0.5
 
-#: What follows when it does not come first: a dead policy has equal rewards and no gradient, and writes what never ends.
+#: What follows when it does not come first: a dead policy has equal rewards and no gradient, and never ends.
 _DEAD = ("reward_fall", "truncation", "entropy_floor", "sampler_drift", "refused_steps")
 FOLLOWS: Mapping[str, tuple[str, ...]] = {
     "zero_std_groups": _DEAD,
