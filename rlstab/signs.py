@@ -95,7 +95,9 @@ NO_GRADIENT = 0.03
 #: A part of the reward below this has taught nothing while a format is at its ceiling.
 UNTAUGHT = 0.05
 #: Names of what a format earns, whatever is asked; the other parts of a reward are about the task.
-FORMS = re.compile("format|length|xml|tag|style|overlong|repetition|language|think|step", re.IGNORECASE)
+FORMS = re.compile(
+    "format|length|overlong|short|brev|concis|xml|tag|style|repetition|language|think|steps", re.IGNORECASE
+)
 #: Metrics ``reward/...`` that are not one of several rewards.
 TOTALS = {f"reward/{name}" for name in ("mean", "std", "min", "max", "true", "shaped_mean", "zero_std_groups")}
 #: Any of several rewards, as a metric that a detector reads.
@@ -584,9 +586,9 @@ def components(run: Run, metric: Metric) -> Sign:
             if other is not task and (step := _part(task, other, other in forms)):
                 text = f"{task.name} ends at {task.end:.3g}, {other.name} at {other.end:.3g}"
                 return _told(step, f"{text}, after {task.means[0]:.3g} and {other.means[0]:.3g}")
-    return (
-        _told(None, f"{len(parts)} rewards, none at the cost of another") if len(parts) > 1 else _missing("second one")
-    )
+    if len(parts) < 2:
+        return Sign("", None, None, "no second reward")
+    return _told(None, f"{len(parts)} rewards, none at the cost of another")
 
 
 def _part(task: Metric, other: Metric, form: bool) -> int | None:
@@ -631,30 +633,26 @@ def kl_drift(run: Run, metric: Metric) -> Sign:
     bins=SETTLED,
 )
 def difficulty(run: Run, metric: Metric) -> Sign:
-    """Without the share, only a reward of nothing or of everything tells."""
+    """Without the share of such groups, only a reward of nothing or of everything tells."""
     reward, shares = _tasks(run)[0], metric.means
     if len(reward.ends) < SETTLED:
-        return _missing("reward/mean") if not len(reward.ends) else _short(reward, len(reward.ends), SETTLED)
-    alone = metric.name == reward.name
-    if alone:
-        shares = ((shares < HARD / 5) | (shares > 1 - HARD / 5)).astype(np.float64)
+        return _short(reward, len(reward.ends), SETTLED) if len(reward.ends) else _missing("reward/mean")
+    estimated = metric.name == "reward/mean"
+    if estimated:
+        shares = (np.abs(shares - 0.5) > 0.5 - HARD / 5).astype(np.float64)
     level = "easy" if reward.end >= SOLVED else "hard" if reward.end < HARD else "easy or too hard"
-    told = f"reward {reward.end:.3g}" if alone else f"{metric.end:.2f} of the groups, {shares[0]:.2f} at first, at"
-    text = told if alone else f"{told} reward {reward.end:.3g}"
-    long = len(shares) >= 2 * SETTLED
-    if (
-        long
-        and shares.min() > EQUAL
-        and (level != "easy or too hard" or _stalls(reward, int(reward.ends[len(reward.ends) // 2])))
-    ):
-        if level == "easy" or not _rises(reward, int(reward.ends[0])) or level == "easy or too hard":
-            return _told(int(metric.steps[0]), f"{text}: too {level}")
-    begun = _first(metric, lambda share: share > shares[0] + EQUAL_GROWTH)
-    if alone or metric.end <= EQUAL or begun is None:
-        return _told(None, text)
+    groups = "" if estimated else f"{metric.end:.2f} of the groups, {shares[0]:.2f} at first, at "
+    text = f"{groups}reward {reward.end:.3g}: too {level}"
+    middle = int(reward.ends[len(reward.ends) // 2])
+    rests = {"easy": True, "hard": not _rises(reward, int(reward.ends[0]))}.get(level, _stalls(reward, middle))
+    if len(shares) >= 2 * SETTLED and shares.min() > EQUAL and rests:
+        return _told(int(metric.steps[0]), text)
+    begun = None if estimated else _first(metric, lambda share: share > shares[0] + EQUAL_GROWTH)
+    if begun is None or metric.end <= EQUAL or not _stalls(reward, begun):
+        return _told(None, text.partition(": too")[0])
     # a run that has solved its prompts is sound, and trains nothing if it goes on for as long
-    lasting = level != "easy" or metric.rollouts - begun > max(2 * SETTLED * WIDTH, metric.rollouts // 2)
-    return _told(begun if lasting and _stalls(reward, begun) else None, f"{text}: too {level}")
+    lasts = level != "easy" or metric.rollouts - begun > max(2 * SETTLED * WIDTH, metric.rollouts // 2)
+    return _told(begun if lasts else None, text)
 
 
 @_detector(

@@ -86,7 +86,7 @@ RISES = long(0.2, 0.7, size=0.02)
 #: Rises until step 150, and no longer.
 LEVEL = noisy([*np.linspace(0.2, 0.6, 150), *[0.6] * 250], 0.02)
 FALLEN = noisy([*np.linspace(0.2, 0.45, 150), *np.linspace(0.45, 0.2, 250)], 0.01)
-#: A sign that the report does not count, curves, and the first and last step at which it may begin; None: it is not there.
+#: A sign that the report does not count, curves, and between which steps it begins; None where it is not there.
 OTHERS: list[tuple[str, dict[str, Any], tuple[int, int] | None]] = [
     ("clipped", {"ratio/clipped": long(0.1, 0.5, 150), "reward/mean": LEVEL}, (150, 260)),
     ("clipped", {"ratio/clipped": long(0.1, 0.5, 150), "reward/mean": RISES}, None),  # no harm
@@ -116,7 +116,7 @@ OTHERS: list[tuple[str, dict[str, Any], tuple[int, int] | None]] = [
     ("no_gradient", {"gradient/norm": [0.5] * 200 + [0.001] * 200, "reward/mean": LEVEL}, (201, 201)),
     ("no_gradient", {"lr": long(1e-6, 0.0)[:350] + [0.0] * 50, "reward/mean": LEVEL}, (351, 351)),
     ("no_gradient", {"lr": [0.0] * LONG, "reward/mean": RISES}, None),  # a console that rounds
-    ("no_gradient", {"advantage/std": long(1.0, 0.0)}, (380, 400)),
+    ("no_gradient", {"advantage/std": [1.0] * 200 + [0.01] * 200}, (201, 201)),
     ("length_without_gain", {"response/length": long(300, 1200, 150), "eval/mean": every(LEVEL)}, (160, 260)),
     ("length_without_gain", {"response/length": long(300, 1200), "eval/mean": every(RISES)}, None),
     (

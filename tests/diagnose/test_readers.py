@@ -67,7 +67,8 @@ def test_what_a_real_trainer_state_of_trl_holds(tmp_path: Path) -> None:
     log = read(DATA / "trl_1_16" / "trainer_state.json")
     assert log.rollouts == 40
     names = {ours: name for name, (ours, _) in [*TRL.items()][:7]}
-    assert log.names == names | {"ratio/clipped": "clip_ratio/region_mean", "optimizer_steps/refused": "grad_norm"}
+    names |= {"reward/shorter": "rewards/shorter/mean", "ratio/clipped": "clip_ratio/region_mean"}
+    assert log.names == names | {"optimizer_steps/refused": "grad_norm"}
     diagnosis = diagnose(log)
     assert diagnosis.first is not None
     assert (diagnosis.first.cause, diagnosis.first.sign.step) == ("truncation", 1)
