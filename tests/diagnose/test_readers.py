@@ -14,6 +14,7 @@ from rlstab.cli import main
 from rlstab.diagnose.diagnosis import diagnose, diagnose_paths
 from rlstab.diagnose.readers import read_logs
 from rlstab.diagnose.run_log import RunLog, log_of
+from rlstab.signs import SIGNS
 from tests.diagnose.formats import DATA, TRL, rows, trainer_state, verl_lines, wandb_chart, wandb_history, written
 
 Command = Callable[..., tuple[int, str, str]]
@@ -178,7 +179,7 @@ def test_json_has_everything(command: Command) -> None:
     assert [sign["sign"] for sign in broken["signs"]] == ["entropy_floor", "zero_std_groups"]
     assert {"stare", "top_entropy"} <= {each["method"] for each in broken["evidence"]}
     assert (healthy["cause"], healthy["step"], healthy["signs"], healthy["evidence"]) == (None, None, [], [])
-    assert len(healthy["looked_at"]) + len(healthy["unseen"]) == 10
+    assert len(healthy["looked_at"]) + len(healthy["unseen"]) == len(SIGNS)
 
 
 def test_several_runs_have_a_line_each(command: Command) -> None:
