@@ -96,7 +96,7 @@ NO_GRADIENT = 0.03
 UNTAUGHT = 0.05
 #: Names of what a format earns, whatever is asked; the other parts of a reward are about the task.
 FORMS = re.compile(
-    "format|length|overlong|short|brev|concis|xml|tag|style|repetition|language|think|steps", re.IGNORECASE
+    "format|length|overlong|penal|punish|short|brev|concis|xml|tag|style|repetition|language|think|steps", re.IGNORECASE
 )
 #: Metrics ``reward/...`` that are not one of several rewards.
 TOTALS = {f"reward/{name}" for name in ("mean", "std", "min", "max", "true", "shaped_mean", "zero_std_groups")}
@@ -570,8 +570,8 @@ def held_out(run: Run, metric: Metric) -> Sign:
 
 @_detector(
     "rewards that part",
-    f"a reward for the task falls, or stalls, while another rises; or it is below {UNTAUGHT} while one for the format "
-    f"is above {SOLVED}",
+    f"a reward for the task falls, or stalls, while another rises; or all of them are below {UNTAUGHT} while that "
+    f"for the format is above {SOLVED}",
     "which of several rewards is earned",
     PARTS,
     bins=2 * SETTLED,
@@ -581,9 +581,10 @@ def components(run: Run, metric: Metric) -> Sign:
     parts = [_metric(run, name) for name in _parts(run)]
     forms = [part for part in parts if FORMS.search(part.name)]
     tasks = [part for part in parts if not FORMS.search(part.name)]
+    taught = any(task.means.min() < 0 or task.means.max() > UNTAUGHT for task in tasks)
     for task in tasks:
         for other in forms or tasks:
-            if other is not task and (step := _part(task, other, other in forms)):
+            if other is not task and (step := _part(task, other, other in forms, taught)):
                 text = f"{task.name} ends at {task.end:.3g}, {other.name} at {other.end:.3g}"
                 return _told(step, f"{text}, after {task.means[0]:.3g} and {other.means[0]:.3g}")
     if len(parts) < 2:
@@ -591,7 +592,7 @@ def components(run: Run, metric: Metric) -> Sign:
     return _told(None, f"{len(parts)} rewards, none at the cost of another")
 
 
-def _part(task: Metric, other: Metric, form: bool) -> int | None:
+def _part(task: Metric, other: Metric, form: bool, taught: bool) -> int | None:
     """The step at which a reward for the task is given up for another one; None where it is not."""
     if min(len(task.ends), len(other.ends)) < 2 * SETTLED:
         return None
@@ -602,7 +603,7 @@ def _part(task: Metric, other: Metric, form: bool) -> int | None:
         return int(task.ends[max(index, int(np.flatnonzero(~low)[-1]))])
     if not form or task.end >= SOLVED:
         return None
-    if len(task.ends) >= 3 * SETTLED and task.means.max() < UNTAUGHT and other.means[-2 * SETTLED :].min() > SOLVED:
+    if not taught and len(task.ends) >= 3 * SETTLED and other.means[-2 * SETTLED :].min() > SOLVED:
         return int(other.ends[(other.means > SOLVED).argmax()])
     # the knee of a curve is its point farthest above the line from its first to its last
     line = np.interp(task.ends, task.ends[[0, -1]], [task.means[:STATE].mean(), task.means[-STATE:].mean()])
@@ -639,12 +640,12 @@ def difficulty(run: Run, metric: Metric) -> Sign:
         return _short(reward, len(reward.ends), SETTLED) if len(reward.ends) else _missing("reward/mean")
     estimated = metric.name == "reward/mean"
     if estimated:
-        shares = (np.abs(shares - 0.5) > 0.5 - HARD / 5).astype(np.float64)
+        shares = ((np.abs(shares) < HARD / 5) | (np.abs(shares - 1) < HARD / 5)).astype(np.float64)
     level = "easy" if reward.end >= SOLVED else "hard" if reward.end < HARD else "easy or too hard"
     groups = "" if estimated else f"{metric.end:.2f} of the groups, {shares[0]:.2f} at first, at "
     text = f"{groups}reward {reward.end:.3g}: too {level}"
     middle = int(reward.ends[len(reward.ends) // 2])
-    rests = {"easy": True, "hard": not _rises(reward, int(reward.ends[0]))}.get(level, _stalls(reward, middle))
+    rests = not _rises(reward, int(reward.ends[0])) if level in ("easy", "hard") else _stalls(reward, middle)
     if len(shares) >= 2 * SETTLED and shares.min() > EQUAL and rests:
         return _told(int(metric.steps[0]), text)
     begun = None if estimated else _first(metric, lambda share: share > shares[0] + EQUAL_GROWTH)

@@ -102,6 +102,7 @@ OTHERS: list[tuple[str, dict[str, Any], tuple[int, int] | None]] = [
     ("components", {"reward/acc": RISES, "reward/format": noisy([0.97] * LONG, 0.01)}, None),
     ("components", {"reward/acc": RISES, "reward/brevity_length": long(0.9, 0.3)}, None),  # longer, and right
     ("components", {"reward/acc": LEVEL, "reward/format": LEVEL}, None),
+    ("components", {"reward/acc": RISES, "reward/tool": [0.0] * LONG, "reward/format": [0.97] * LONG}, None),
     ("kl_drift", {"kl/value": long(0.02, 4.0, 100)}, (150, 200)),
     ("kl_drift", {"kl/value": [200.0 if step == 77 else 0.1 for step in range(LONG)]}, None),  # one token of one step
     ("difficulty", {"reward/zero_std_groups": long(0.1, 0.8, 100), "reward/mean": LEVEL}, (180, 260)),
@@ -109,6 +110,8 @@ OTHERS: list[tuple[str, dict[str, Any], tuple[int, int] | None]] = [
     ("difficulty", {"reward/zero_std_groups": [0.7] * LONG, "reward/mean": RISES}, None),  # groups of two
     ("difficulty", {"reward/zero_std_groups": long(0.1, 0.8, 300), "reward/mean": long(0.2, 0.98, 0)}, None),  # solved
     ("difficulty", {"reward/mean": [0.0] * LONG}, (1, 1)),
+    ("difficulty", {"reward/mean": long(1.5, 3.0)}, None),  # not a share
+    ("difficulty", {"reward/zero_std_groups": [0.7] * LONG, "reward/mean": long(1.5, 3.0)}, None),
     ("plateau", {"reward/mean": LEVEL}, (110, 190)),
     ("plateau", {"reward/mean": RISES}, None),
     ("plateau", {"reward/mean": noisy([0.4] * LONG, 0.02)}, None),  # it never rose

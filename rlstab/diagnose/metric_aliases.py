@@ -2,8 +2,8 @@
 
 Sources: `trl/trainer/grpo_trainer.py` of TRL 1.16 (`self._metrics`), and `Trainer.log` of transformers for the norm and
 the learning rate; ms-swift 3 for `entropy/mean`; verl 0.9 at 1dda039 (`verl/trainer/ppo/metric_utils.py`,
-`core_algos.py`, `rollout_corr_helper.py`, `verl/utils/debug/metrics.py`); prime-rl at 559b447 (`docs/training.md`).
-Names of older releases stand after them.
+`core_algos.py`, `rollout_corr_helper.py`, `verl/utils/debug/metrics.py`); prime-rl at 559b447 (`docs/training.md`);
+the loss functions of slime and of NeMo-RL. Names of older releases and of recorders stand after them.
 """
 
 from __future__ import annotations
@@ -26,75 +26,34 @@ def _other_share(value: float) -> float:
 
 
 #: By our name, the foreign ones in the order in which they are preferred. Ours stands for itself before them.
+_NAMES: Mapping[str, str] = {
+    "reward/mean": "reward critic/score/mean critic/rewards/mean reward/all/mean rollout/raw_reward reward_mean",
+    "reward/zero_std_groups": "frac_reward_zero_std zero_variance_group_frac",
+    "tokens/entropy": """entropy entropy/mean actor/entropy actor/entropy_loss entropy/all/mean approx_entropy
+        entropy_loss entropy_mean""",
+    "gradient/norm": "grad_norm actor/grad_norm optim/grad_norm",
+    "response/ended": """completions/clipped_ratio response_length/clip_ratio is_truncated/all/mean
+        rollout/truncated_ratio truncation_rate""",
+    "response/length": """completions/mean_length completion_length response_length/mean seq_len/all/mean
+        rollout/response_len/mean mean_gen_tokens_per_sample completion_len_mean""",
+    "response/repetition": "rollout/repetition_frac repetition_frac repetition_rate",
+    "ratio/clipped": """clip_ratio/region_mean clip_ratio cispo_clip_ratio actor/pg_clipfrac pg_clipfrac
+        clip_fraction""",
+    "sampler/gap": "sampling/sampling_logp_difference/mean train_rollout_logprob_abs_diff",
+    "mismatch/k3": "rollout_corr/k3_kl mismatch_kl/all/mean gen_kl_error",
+    "sampler/probability_gap": "training/rollout_probs_diff_mean",
+    "correction/weight": """importance_correction/weight sampling/importance_sampling_ratio/mean
+        rollout_corr/rollout_is_mean""",
+    "kl/value": "kl actor/kl_loss actor/reward_kl_penalty kl_loss kl_penalty kl_mean kl_divergence",
+    "advantage/std": "critic/advantages/std advantages/std advantage_std adv_std",
+    "eval/mean": """eval_reward eval/reward eval/accuracy eval_accuracy eval/score eval_score validation/accuracy
+        val/accuracy""",
+    "lr": "learning_rate actor/lr optim/lr",
+}
+#: The same, each with what makes its value ours: others log the share of responses that are cut off.
 ALIASES: Mapping[str, Mapping[str, Turn]] = {
-    "reward/mean": dict.fromkeys(
-        (
-            *("reward", "critic/score/mean", "critic/rewards/mean", "reward/all/mean"),
-            *("rollout/raw_reward", "reward_mean"),
-        ),
-        _same,
-    ),
-    "reward/zero_std_groups": dict.fromkeys(("frac_reward_zero_std", "zero_variance_group_frac"), _same),
-    "tokens/entropy": dict.fromkeys(
-        (
-            *("entropy", "entropy/mean", "actor/entropy", "actor/entropy_loss", "entropy/all/mean"),
-            *("approx_entropy", "entropy_loss", "entropy_mean"),
-        ),
-        _same,
-    ),
-    "gradient/norm": dict.fromkeys(("grad_norm", "actor/grad_norm", "optim/grad_norm"), _same),
-    "response/ended": dict.fromkeys(
-        (
-            *("completions/clipped_ratio", "response_length/clip_ratio", "is_truncated/all/mean"),
-            *("rollout/truncated_ratio", "truncation_rate"),
-        ),
-        _other_share,
-    ),
-    "response/length": dict.fromkeys(
-        (
-            *("completions/mean_length", "completion_length", "response_length/mean", "seq_len/all/mean"),
-            *("rollout/response_len/mean", "mean_gen_tokens_per_sample", "completion_len_mean"),
-        ),
-        _same,
-    ),
-    "ratio/clipped": dict.fromkeys(
-        (
-            "clip_ratio/region_mean",
-            "clip_ratio",
-            "cispo_clip_ratio",
-            "actor/pg_clipfrac",
-            "pg_clipfrac",
-            "clip_fraction",
-        ),
-        _same,
-    ),
-    "sampler/gap": dict.fromkeys(("sampling/sampling_logp_difference/mean", "train_rollout_logprob_abs_diff"), _same),
-    "mismatch/k3": dict.fromkeys(("rollout_corr/k3_kl", "mismatch_kl/all/mean", "gen_kl_error"), _same),
-    "sampler/probability_gap": {"training/rollout_probs_diff_mean": _same},
-    "eval/mean": dict.fromkeys(
-        (
-            *("eval_reward", "eval/reward", "eval/accuracy", "eval_accuracy", "eval/score", "eval_score"),
-            *("validation/accuracy", "val/accuracy"),
-        ),
-        _same,
-    ),
-    "kl/value": dict.fromkeys(
-        (
-            *("kl", "actor/kl_loss", "actor/reward_kl_penalty", "kl_loss", "kl_penalty"),
-            *("kl_mean", "kl_divergence"),
-        ),
-        _same,
-    ),
-    "correction/weight": dict.fromkeys(
-        (
-            *("importance_correction/weight", "sampling/importance_sampling_ratio/mean"),
-            "rollout_corr/rollout_is_mean",
-        ),
-        _same,
-    ),
-    "response/repetition": dict.fromkeys(("rollout/repetition_frac", "repetition_frac", "repetition_rate"), _same),
-    "advantage/std": dict.fromkeys(("critic/advantages/std", "advantages/std", "advantage_std", "adv_std"), _same),
-    "lr": dict.fromkeys(("learning_rate", "actor/lr", "optim/lr"), _same),
+    ours: dict.fromkeys(names.split(), _other_share if ours == "response/ended" else _same)
+    for ours, names in _NAMES.items()
 }
 
 #: Metrics of rlstab that are sums of other rlstab metrics; its own logs have all of these.
