@@ -94,11 +94,14 @@ def test(python: str, torch: str, instructions: str, threads: int) -> None:
 @nox.session(python="3.11", reuse_venv=True, default=False)
 def trl(session: nox.Session) -> None:
     """The tests of the adapter for TRL, with the release that they name; elsewhere they are skipped."""
-    own = "torch==2.13.0", "trl==1.16.0", "hypothesis>=6.120", "-e", ".[train,tasks,lora,trl,testing]"
+    own = "torch==2.13.0", "trl==1.16.0", "hypothesis>=6.120", "-e", ".[train,report,tasks,lora,trl,testing]"
     session.install("-c", "constraints.txt", *own)
     env = {"OMP_NUM_THREADS": "1", "RLSTAB_REQUIRE_TRL": "1"}
     session.run("rlstab", "doctor", env=env)
     session.run("python", "-m", "pytest", "tests/adapters", "tests/replay", *session.posargs, env=env)
+    # two objectives in TRL, three seeds each, by a bench file: three minutes
+    session.run("python", "-m", "pytest", "tests/adapters/test_trl_bench.py", "-m", "slow", env=env)
+    session.run("python", "-m", "pytest", "tests/device", "-k", "trl", env=env)
     # the stored numbers of TRL are still what TRL gives
     session.run("python", "-m", "pytest", "tests/conformance", "-m", "slow", "-k", "trl", env=env)
 

@@ -272,7 +272,7 @@ def told(causes: Counter[str]) -> str:
 def ours(folder: Path) -> Iterator[str]:
     """The table of our broken runs, judged by all three."""
     hits: dict[str, Counter[str]] = defaultdict(Counter)
-    for path in sorted(path for path in folder.iterdir() if path.is_dir() or path.suffix == ".jsonl"):
+    for path in sorted(path for path in folder.iterdir() if path.suffix == ".jsonl" or re.search(r"-\d+$", path.name)):
         name = path.stem.partition("-")[0]
         (log,) = read_logs(path)
         first = diagnose(log).first

@@ -6,14 +6,17 @@ Bins of ten rollouts are smooth enough to read, and the same from a run folder a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-#: Rollouts of one bin. Statistics and signs read bins, so that a results file gives what its folders gave.
+#: Rollouts of one bin. Statistics and signs read bins, so a results file gives the same as the folders of its runs.
 WIDTH = 10
+
+#: No run is longer: a rollout beyond it is damage, and would not fit into an array either.
+MOST_ROLLOUTS = 10**9
 
 #: Rollouts (int64) and values (float64), of equal length.
 Curve: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
@@ -46,15 +49,17 @@ def binned(record: Curves, name: str) -> Curve:
         ends: last rollout of each bin that the run reached.
         values: means over the rollouts of the bin that have the metric, of 6 significant digits.
     """
-    rollouts, values = record.metrics.get(name, EMPTY)
-    if record.bin_width > 1:
+    known: dict[str, Curve] = vars(record).setdefault("_bins", {})  # asked for again and again
+    if name not in known:
+        rollouts, values = record.metrics.get(name, EMPTY)
         finite = np.isfinite(values)
-        return rollouts[finite], values[finite]
-    return in_bins((rollouts, values), record.rollouts, lambda some: math.fsum(some.tolist()) / len(some))
+        joined = record.bin_width > 1
+        known[name] = (rollouts[finite], values[finite]) if joined else in_bins((rollouts, values), record.rollouts)
+    return known[name]
 
 
 def bin_weights(record: Curves, ends: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Rollouts in each bin that ends at one of ``ends``: the last may have fewer than the others."""
+    """Number of rollouts in each bin that ends at one of ``ends``; the last may have fewer than the others."""
     width = record.bin_width if record.bin_width > 1 else WIDTH
     return ((ends - 1) % width + 1).astype(np.float64)
 
@@ -70,20 +75,27 @@ def last_tenth(record: Curves, name: str) -> float | None:
 
 def highest(curve: Curve, last: int) -> Curve:
     """The largest value of each bin."""
-    return in_bins(curve, last, lambda values: float(values.max()))
+    return in_bins(curve, last, largest=True)
 
 
-def in_bins(curve: Curve, last: int, summary: Callable[[NDArray[np.float64]], float]) -> Curve:
-    """One value per bin of ``WIDTH`` rollouts, ``last`` ending the run, over finite values; empty bins are left out."""
+def in_bins(curve: Curve, last: int, *, largest: bool = False) -> Curve:
+    """The mean, or the largest value, of each bin of ``WIDTH`` rollouts, ``last`` ending the run.
+
+    Only finite values count; empty bins are left out.
+    """
     rollouts, values = curve
     finite = np.isfinite(values)
     rollouts, values = rollouts[finite], values[finite]
-    places = (rollouts - 1) // WIDTH
-    order = np.argsort(places, kind="stable")  # so each bin is a slice, in the order of the curve
-    kept, starts = np.unique(places[order], return_index=True)
+    bins = (rollouts - 1) // WIDTH
+    if (np.diff(bins) < 0).any():
+        order = np.argsort(bins, kind="stable")  # so each bin is a slice, in the order of the curve
+        bins, values = bins[order], values[order]
+    kept, starts, counts = np.unique(bins, return_index=True, return_counts=True)
     ends = np.minimum((kept + 1) * WIDTH, last)
-    summaries = [rounded(summary(inside)) for inside in np.split(values[order], starts[1:])] if len(kept) else []
-    return ends.astype(np.int64), np.array(summaries, dtype=np.float64)
+    if not len(kept):
+        return EMPTY
+    summaries = np.maximum.reduceat(values, starts) if largest else np.add.reduceat(values, starts) / counts
+    return ends.astype(np.int64), np.array(list(map(rounded, summaries.tolist())), dtype=np.float64)
 
 
 def noise(values: NDArray[np.float64]) -> float:

@@ -20,13 +20,13 @@ from rlstab.extras import require
 from rlstab.files import exists, write_text
 from rlstab.visible import in_error, visible
 
-if TYPE_CHECKING:  # each command pays only for what it uses
+if TYPE_CHECKING:  # each command imports only what it uses
     from rlstab.config.document import Kind
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; errors of rlstab end it with their text and code 2."""
-    for stream in (sys.stdout, sys.stderr):  # where the terminal lacks a character, a mark and no traceback
+    for stream in (sys.stdout, sys.stderr):  # a character that the terminal lacks becomes a mark, not a traceback
         with suppress(AttributeError, ValueError, OSError):
             if stream.errors == "strict" and stream.encoding.lower() not in ("utf-8", "utf8"):
                 stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # of a TextIOWrapper
@@ -34,9 +34,9 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         code = int(options.command(options) or 0)
         if sys.stdout is not None:
-            sys.stdout.flush()  # here, where what goes wrong is told, and not when Python ends
+            sys.stdout.flush()  # here, where errors are reported, rather than when Python ends
         return code
-    except BrokenPipeError:  # the reader of the output has seen enough, such as `| head`
+    except BrokenPipeError:  # the reader of the output has closed it, such as `| head`
         _forget_output()
         return 128 + int(signal.SIGPIPE)
     except RlstabError as error:
@@ -48,9 +48,9 @@ def main(arguments: list[str] | None = None) -> int:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO) or error.filename is not None:
             raise
         _forget_output()
-        return _failed(f"OSError: the output cannot be written: {reason(error)}. Make room, or write it elsewhere.")
+        return _failed(f"OSError: the output cannot be written: {reason(error)}. Free some space, or use another disk.")
     except KeyboardInterrupt as stop:
-        if os.environ.get("RANK", "0") == "0":  # the others would say the same
+        if os.environ.get("RANK", "0") == "0":  # other processes would print the same
             hint = "; continue with --resume" if hasattr(options, "resume") else ""
             _failed(f"{str(stop) or f'stopped{hint}'}{_notes(stop)}")
         return 128 + int(getattr(stop, "number", signal.SIGINT))
@@ -66,7 +66,7 @@ def _notes(error: BaseException) -> str:
 
 
 def _forget_output() -> None:
-    """Let what was not written go nowhere: Python would try again at its end, and print what went wrong."""
+    """Discard output that was not written; else Python would try again at its end and print another error."""
     with suppress(OSError, ValueError, AttributeError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
@@ -117,6 +117,8 @@ def _parser() -> argparse.ArgumentParser:
     _takes_file(bench, "bench file", "bench", settings=False)
     bench.add_argument("--out", help="folder of the bench, instead of the file's")
     bench.add_argument("--workers", type=_count, help="runs in parallel, one thread each (one per CPU)")
+    bench.add_argument("--launcher", choices=("local", "slurm"), default="local", help="slurm: a job for each run")
+    bench.add_argument("--print", dest="launcher", action="store_const", const="print", help="print a command for each")
     bench.add_argument("--only", action="append", default=[], metavar="SETTING/METHOD", help="* matches anything")
     bench.add_argument("--overwrite", action="store_true", help="repeat finished runs whose settings have changed")
     bench.add_argument("--retry", action="store_true", help="repeat failed runs")
@@ -142,10 +144,14 @@ def _parser() -> argparse.ArgumentParser:
     view.add_argument("--tokenizer", metavar="FOLDER", help="tokenizer for a dump that has none")
 
     report = command(_report, "compare finished runs: one HTML file, figures, Markdown tables")
-    report.add_argument("paths", nargs="+", metavar="RUNS", help="bench folders, run folders, results files (.jsonl)")
+    report.add_argument("paths", nargs="*", metavar="RUNS", help="bench folders, run folders, results files (.jsonl)")
     report.add_argument("--out", help="folder of report.html, report.md and figures (report)")
     report.add_argument("--export", metavar="FILE.jsonl", help="write a results file, small enough to commit")
     report.add_argument("--markdown", dest="markdown_file", metavar="FILE.md", help="write the comparison as Markdown")
+    told = "folders of the runs of a method, of rlstab or of another trainer, such as grpo='runs/grpo-*'"
+    report.add_argument("--method", dest="methods", action="append", default=[], metavar="NAME=PATTERN", help=told)
+    told = "compare methods at the same number of these: rollouts, tokens or seconds (rollouts)"
+    report.add_argument("--by", choices=("rollouts", "tokens", "seconds"), default="rollouts", help=told)
     report.add_argument("--metric", dest="metrics", action="append", default=[], metavar="NAME", help="eval/mean (all)")
     report.add_argument("--baseline", metavar="METHOD", help="compare with this method, not with each bench's own")
 
@@ -154,15 +160,24 @@ def _parser() -> argparse.ArgumentParser:
     diagnose.add_argument("runs", nargs="+", metavar="RUN", help=f"{logs}; several are allowed")
     diagnose.add_argument("--json", action="store_true", help="print JSON, with one entry per run")
 
-    replay = command(
-        _replay, "say from a dump of a run whether its loss was what it said, and what each method would do"
+    look = command(
+        _look, "look at a run: what went wrong first, whether the loss was what it said, what methods would do"
     )
-    replay.add_argument("path", metavar="DUMP", help="folder of a dump, or the export of another trainer")
-    replay.add_argument("objectives", nargs="*", metavar="OBJECTIVE", help="files or names (all methods and presets)")
-    replay.add_argument("--out", metavar="FOLDER", help="folder of the pages (replay in the dump's folder)")
-    replay.add_argument("--model", metavar="FOLDER", help="run this model to add entropies and what else is missing")
-    replay.add_argument("--tokenizer", metavar="FOLDER", help="tokenizer for a dump that has none")
-    replay.add_argument("--responses", type=_count, default=argparse.SUPPRESS, metavar="N", help="on the page (200)")
+    look.add_argument("paths", nargs="*", metavar="PATH", help=f"{logs}, dump (what lies in this folder)")
+    look.add_argument("--methods", nargs="+", default=[], metavar="METHOD", help="files or names (all)")
+    look.add_argument("--out", metavar="PAGE.html", help="the page (look.html in the folder of the run)")
+    look.add_argument("--model", metavar="FOLDER", help="run this model to add entropies and what else a dump lacks")
+    look.add_argument("--tokenizer", metavar="FOLDER", help="tokenizer for a dump that has none")
+    look.add_argument("--fail-on", nargs="+", default=[], metavar="SIGN", help="end with exit code 3 if one is there")
+    look.add_argument("--json", dest="as_json", action="store_true", help="print JSON, with one entry per run")
+    look.add_argument("--follow", dest="follows", action="store_true", help="print each sign of a run as it appears")
+    look.add_argument("--open", dest="open_page", action="store_true", help="open the page in a browser")
+
+    replay = command(_replay, "rlstab look DUMP is the new name")
+    replay.add_argument("path", metavar="DUMP")
+    replay.add_argument("methods", nargs="*", metavar="OBJECTIVE")
+    for option in ("--out", "--model", "--tokenizer"):
+        replay.add_argument(option)
 
     runs = command(_runs, "list runs: what ran, how far it got, its best value")
     runs.add_argument("paths", nargs="*", metavar="PATH", help="run folders, bench folders, folders of them (runs)")
@@ -181,23 +196,23 @@ def _count(text: str) -> int:
 def _takes_file(
     parser: argparse.ArgumentParser, what: str, *kinds: Kind, settings: bool = True
 ) -> argparse._MutuallyExclusiveGroup:
-    """A command that takes a file, or an example that ships by its name, and values of settings in it."""
+    """Let a command take a file, or a shipped example by its name, and values of settings."""
     if settings:
         parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as optimisation.lr=1e-4")
     group = parser.add_mutually_exclusive_group(required=True)
     group.add_argument("file", nargs="?", help=what)
-    group.add_argument("--example", metavar="NAME", help="an example of the package; `rlstab list` lists them")
+    group.add_argument("--example", metavar="NAME", help="an example in the package; `rlstab list` lists them")
     parser.set_defaults(kinds=kinds)
     return group
 
 
 def _given(options: argparse.Namespace, *taken: str) -> dict[str, Any]:
-    """What was given, as arguments of the function that a command is for."""
+    """The options as arguments of the function behind a command."""
     return {name: value for name, value in vars(options).items() if name not in ("command", *taken)}
 
 
 def _file(options: argparse.Namespace) -> str:
-    """The path of the file, given or by the name of an example."""
+    """The path of the file, or of the example with the given name."""
     if options.example is None:
         return str(options.file)
     from rlstab.config.bundled_examples import example
@@ -215,6 +230,16 @@ def _overrides(pairs: list[str]) -> dict[str, object]:
             raise ConfigError(f"--set {pair}: expected KEY=VALUE, for example --set optimisation.lr=1e-4.")
         overrides[key] = Document.parse(value, f"--set {key}").data
     return overrides
+
+
+def _patterns(pairs: list[str]) -> dict[str, str]:
+    patterns: dict[str, str] = {}
+    for pair in pairs:
+        name, _, pattern = pair.partition("=")
+        if not name or not pattern or name in patterns:
+            raise ConfigError(f"--method {pair}: expected NAME=PATTERN, each name once, such as grpo='runs/grpo-*'.")
+        patterns[name] = pattern
+    return patterns
 
 
 def _train(options: argparse.Namespace) -> None:
@@ -236,7 +261,7 @@ def _train(options: argparse.Namespace) -> None:
         again = shlex.join(["rlstab", "train", *file, *(f"--set={pair}" for pair in options.set), "--resume"])
         stop.args = (f"{stop}. Continue with: {again}",)
         raise
-    PartialState().destroy_process_group()  # all processes are after their last collective
+    PartialState().destroy_process_group()  # all processes have passed their last collective
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -296,9 +321,7 @@ def _bench(options: argparse.Namespace) -> int:
     if options.dry_run:
         dry_run(bench, only=options.only)
         return 0
-    return run_bench(
-        bench, workers=options.workers, only=options.only, overwrite=options.overwrite, retry=options.retry
-    )
+    return run_bench(bench, **_given(options, "file", "example", "out", "dry_run", "kinds"))
 
 
 def _probe(options: argparse.Namespace) -> int:
@@ -342,7 +365,7 @@ def _report(options: argparse.Namespace) -> None:
     require("report", "rlstab report")
     from rlstab.report.build import make_report
 
-    make_report(**_given(options))
+    make_report(**_given(options, "methods"), methods=_patterns(options.methods))
 
 
 def _diagnose(options: argparse.Namespace) -> None:
@@ -350,6 +373,14 @@ def _diagnose(options: argparse.Namespace) -> None:
     from rlstab.diagnose.printed import run_diagnose
 
     run_diagnose(options.runs, Terminal(), as_json=options.json)
+
+
+def _look(options: argparse.Namespace) -> int:
+    require("report", "rlstab look", "jinja2", "safetensors")
+    from rlstab.console import Terminal
+    from rlstab.look.look import look
+
+    return look(**_given(options), console=Terminal())
 
 
 def _schema(options: argparse.Namespace) -> None:
@@ -365,13 +396,11 @@ def _schema(options: argparse.Namespace) -> None:
         sys.stdout.write(text)
 
 
-def _replay(options: argparse.Namespace) -> None:
-    require("report", "rlstab replay", "jinja2", "safetensors")
-    from rlstab.console import Terminal
-    from rlstab.replay.replay import replay
-
-    path = replay(**_given(options), console=Terminal())
-    print(visible(str(path), spaces=False))
+def _replay(options: argparse.Namespace) -> int:
+    options.paths = [options.__dict__.pop("path")]
+    code = _look(options)
+    print("rlstab replay is rlstab look now; the old name goes with the next release", file=sys.stderr)
+    return code
 
 
 def _runs(options: argparse.Namespace) -> None:

@@ -1,11 +1,11 @@
-"""A terminal on which text from files and models cannot act."""
+"""A terminal that text from files and models cannot control."""
 
 from __future__ import annotations
 
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -15,13 +15,13 @@ from rlstab.visible import visible
 
 
 class Terminal(Console):
-    """A console that shows control characters, whatever they came with: names, paths, errors, completions.
+    """A console that makes control characters visible in all text: names, paths, errors, completions.
 
-    Colours and the movements of a progress bar are rich's own and stay.
+    Colours and progress bars, which rich itself writes, are not affected.
     """
 
     def on_broken_pipe(self) -> None:
-        """The reader of the output has seen enough: the command line ends as it does at any other closed pipe."""
+        """End the command as for any other closed pipe."""
         raise BrokenPipeError
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
@@ -30,7 +30,7 @@ class Terminal(Console):
 
 
 def command(*arguments: str) -> str:
-    """A line to type that starts this program with other arguments, as it was found when it was started."""
+    """A shell command that starts this program, in the way it was started, with other arguments."""
     called = Path(sys.argv[0])
     if called.name == "__main__.py" and called.parent.name == "rlstab":
         program = ["python", "-m", "rlstab"]
@@ -39,3 +39,19 @@ def command(*arguments: str) -> str:
     else:
         program = ["rlstab"]
     return shlex.join([*program, *arguments])
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Whole numbers in short: ``0-4, 7``."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(f"{low}" if low == high else f"{low}-{high}" for low, high in runs)
+
+
+def counted(count: int, what: str) -> str:
+    """``1 run``, ``2 runs``."""
+    return f"{count} {what}{'s' * (count != 1)}"

@@ -1,11 +1,11 @@
-"""Signs that something goes wrong in a run, each defined once: for the report, for `diagnose`, for a run that goes on.
+"""Signs that something goes wrong in a run, each defined once: for the report, for `diagnose`, and for a live run.
 
-A sign is found in the curves of a run until now, in bins of ten steps, and has the step at which it begins. The
-thresholds are choices; docs/how-to/diagnose.md says how often they are right. They rest on trials of the tiny countdown
-policy, made before any benchmark was run with them. Plain GRPO loses two thirds of its entropy in 500 rollouts while it
-still improves. A learning rate that is too high ends in a reward near 0, zero-variance groups and a gradient near 0,
-while entropy stays or *rises*. Only without a trust region did gradient norms spike, at forty times their mean. So no
-single curve shows a collapse, and each sign stands for itself.
+A sign is found in the curves of a run so far, in bins of ten steps, and has the step at which it begins. The thresholds
+are choices; docs/how-to/diagnose.md says how often they are right. They rest on trials with the tiny countdown policy,
+made before any benchmark used them. Plain GRPO loses two thirds of its entropy in 500 rollouts while it still improves.
+A learning rate that is too high ends in a reward near 0, zero-variance groups and a gradient near 0, while entropy
+stays or *rises*. Gradient norms spiked only without a trust region, at forty times their mean. So no single curve shows
+a collapse, and each sign is judged by itself.
 """
 
 from __future__ import annotations
@@ -114,16 +114,16 @@ SPAN = 5
 
 @dataclass(frozen=True)
 class Sign:
-    """What one detector says of one run.
+    """The judgement of one detector about one run.
 
     Attributes:
         name: a key of :data:`SIGNS`.
-        fired: whether it is there; None where the curves do not say.
-        step: at which it begins; None if it is not there.
-        text: the values in words, or why nothing can be said.
-        share: what is left, where something falls: of the reward, of the answers that end.
-        first_line: it is there in the first line of the log.
-        sudden: from one line of the log to the next.
+        fired: whether the sign is present; None if the curves do not say.
+        step: at which it begins; None if it is absent.
+        text: the values in words, or why it could not be judged.
+        share: the remaining share of something that falls: of the reward, of the answers that end.
+        first_line: whether it is present in the first line of the log.
+        sudden: whether it appears from one line of the log to the next.
     """
 
     name: str
@@ -137,7 +137,7 @@ class Sign:
 
 @dataclass(frozen=True, eq=False)
 class Metric:
-    """One metric of a run as if it were alone: one that is logged later than others ends the run for itself.
+    """One metric of a run by itself: its last step counts as the end of the run.
 
     Attributes:
         name: its name.
@@ -167,7 +167,7 @@ class Metric:
 
     @property
     def largest(self) -> dict[str, Curve]:
-        """Nothing: it is alone."""
+        """Empty, for :class:`rlstab.bins.Curves`."""
         return {}
 
     @property
@@ -233,9 +233,9 @@ class Detector:
     """How a sign is found.
 
     Attributes:
-        title: what it is called.
-        definition: when it is there.
-        unseen: what cannot be seen without its metrics, in words that end a sentence.
+        title: of the sign.
+        definition: when it is present.
+        unseen: what cannot be seen without its metrics, as the end of a sentence.
         reads: metrics, of which the first that a run has is judged.
         bins: that the metric needs.
         counted: whether the report counts it, as a sign that a method may prevent.
@@ -262,7 +262,7 @@ class Detector:
         return self.judge(run, metric)
 
 
-#: By name, in the order in which a reader looks at them, what can be wrong with a run by itself.
+#: The detectors by name, in the order in which a reader looks at them.
 SIGNS: dict[str, Detector] = {}
 #: The same of the signs that a method may prevent: the report counts them.
 COUNTED: dict[str, Detector] = {}
@@ -813,13 +813,15 @@ def _state(metric: Metric, there: NDArray[np.bool_]) -> int | None:
 
 
 def _first(metric: Metric, beyond: Callable[[float], bool]) -> int | None:
-    """The step at which the first bin that is beyond begins to be so; None where none is."""
+    """The step at which the first bin beyond a threshold begins to be so; None if no bin is."""
     there = [int(end) for end, mean in zip(metric.ends, metric.means, strict=True) if beyond(float(mean))]
     return _begins(metric, there[0], beyond) if there else None
 
 
 def _begins(metric: Metric, end: int, beyond: Callable[[float], bool], after: int = 0) -> int:
-    """The first step, in the bin that ends at ``end`` or the one before, that is beyond and five of which are."""
+    """The first step, in the bin that ends at ``end`` or the one before, that is beyond the threshold with the next
+    four.
+    """
     width = max(WIDTH, metric.bin_width)
     for step in metric.steps[(metric.steps > max(end - 2 * width, after)) & (metric.steps <= end)].tolist():
         ahead = metric.values[(metric.steps >= step) & (metric.steps < step + SPAN)]

@@ -6,12 +6,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from rlstab.bench.file import NAME, BenchFile, MethodEntry, load_bench
-from rlstab.config import Document
+from rlstab.bench.file import NAME, BenchFile, BenchRun, MethodEntry, load_bench
+from rlstab.bench.launch import Launch
+from rlstab.config import Document, RunConfig, load_objective
 from rlstab.config.document import kind_of_file
 from rlstab.config.editor_schema import json_schema
+from rlstab.core.compose import Composition
 from rlstab.errors import ConfigError
-from rlstab.explain.page import page
+from rlstab.explain.explanation import page
 
 
 def bench_page(source: str, overrides: Mapping[str, Any]) -> str:
@@ -26,14 +28,17 @@ def bench_page(source: str, overrides: Mapping[str, Any]) -> str:
     settings, methods = list(bench.file.settings), list(bench.file.methods)
     first = settings[0]
     others = f", the first of {len(settings)} settings" if len(settings) > 1 else ""
-    pages = {
-        run.method: page(run.method, run.config.composition, run.config)
-        for run in bench.runs[::-1]
-        if run.setting == first
-    }
+    pages = {run.method: page(run.method, *_explained(run)) for run in bench.runs[::-1] if run.setting == first}
     head = f"# {source}\n\nBench {bench.file.name}, baseline {bench.file.baseline}. Each method at {first}{others}."
-    nested = [re.sub(r"(?m)^#", "##", pages[name]) for name in methods]
+    nested = [re.sub(r"(?m)^#", "##", pages[name]) for name in methods if name in pages]
     return "\n\n".join([head, *nested])
+
+
+def _explained(run: BenchRun) -> tuple[Composition, RunConfig | None]:
+    """The objective, and the run where rlstab's trainer makes it."""
+    if isinstance(run.config, Launch):
+        return load_objective(run.config.objective), None
+    return run.config.composition, run.config
 
 
 def is_bench(source: str) -> bool:
@@ -49,7 +54,7 @@ def bench_schema() -> dict[str, Any]:
     entry["properties"]["objective"] = objective
     base = {key: run[key] for key in ("type", "properties", "additionalProperties")}
     description = schema["properties"]["base"]["description"]
-    schema["properties"]["base"] = {"anyOf": [{"type": "string"}, base], "description": description}
+    schema["properties"]["base"] = {"anyOf": [{"type": "string"}, base, {"type": "null"}], "description": description}
     schema["properties"]["methods"]["additionalProperties"] = {"anyOf": [objective, entry]}
     schema["properties"]["stack"]["items"] = {"$ref": "#/$defs/objective_item"}
     schema["properties"]["name"]["pattern"] = f"^{NAME.pattern}$"

@@ -21,7 +21,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
@@ -29,8 +29,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue
 
+from rlstab.bench import launch
 from rlstab.bench.documents import ablations, joined, part, placed
-from rlstab.config.document import Document, Place, shown
+from rlstab.bench.launch import Launch, Template, launch_of, template_of
+from rlstab.config.document import Document, Keys, shown
 from rlstab.config.identity import run_hash
 from rlstab.config.runs import RunConfig, build_run
 from rlstab.config.settings import Count, Settings
@@ -61,15 +63,27 @@ class BenchFile(Settings):
     name: str = Field(description="letters, digits and _ . + -; the folder is runs/<name>")
     about: str = Field("", description="what it asks and what to know beside its figures; reports of it say so first")
     out: str | None = Field(None, description="folder of the bench; null is runs/<name>")
-    base: Any = Field(description="the run that all methods share, or the path of its file from this file's folder")
+    base: Any = Field(
+        None, description="the run that all methods share, or the path of its file from this file's folder"
+    )
+    command: str | None = Field(
+        None,
+        description="in place of base: starts a run of another trainer. {objective}, {seed} and {out} are filled in",
+    )
+    config: str | None = Field(None, description="file that is filled in likewise; {config} in the command is its path")
     methods: dict[str, Any] = Field({}, description="objectives by name, or {objective: ..., set: {key: value}}")
     baseline: str | None = Field(None, description="the method that the others are compared with; null is the first")
     settings: dict[str, dict[str, JsonValue]] = Field({}, description="values by dotted key, such as optimisation.lr")
     seeds: Seeds = Field(5, description="how many, from 0; or a list")
-    workers: Count | None = Field(None, description="runs at a time, one thread each; null is one per CPU")
+    workers: Count | None = Field(
+        None, description="runs at a time, one thread each; null is one per CPU, and with a command one"
+    )
     stack: list[Any] = Field([], description="methods of which every one is left out, or added to the base, in turn")
     ablate: Literal["leave_one_out", "add_one_in", "both"] | None = Field(
         None, description="what to make of the stack; null is both"
+    )
+    slurm: dict[str, JsonValue] = Field(
+        {}, description="of jobs, for --launcher slurm: time in minutes, partition, gpus_per_node, ... as in submitit"
     )
     keep_checkpoints: bool = Field(False, description="keep the final checkpoint of a finished run")
 
@@ -88,13 +102,13 @@ class BenchRun:
     """One run of a bench.
 
     Attributes:
-        config: the whole run; ``tracking.out`` is its folder.
+        config: the whole run, of which ``tracking.out`` is its folder; or the command that makes it.
     """
 
     setting: str
     method: str
     seed: int
-    config: RunConfig
+    config: RunConfig | Launch
 
     @property
     def name(self) -> str:
@@ -102,14 +116,30 @@ class BenchRun:
         return f"{self.setting}/{self.method}/seed-{self.seed}"
 
     @property
+    def training(self) -> RunConfig:
+        """The whole run, where rlstab's trainer makes it."""
+        assert isinstance(self.config, RunConfig)
+        return self.config
+
+    @property
     def folder(self) -> Path:
         """Where it is kept."""
-        return Path(self.config.tracking.out)
+        return self.config.folder if isinstance(self.config, Launch) else Path(self.config.tracking.out)
+
+    @property
+    def rollouts(self) -> int:
+        """How long it is; how long a command takes is not known, and it counts as one."""
+        return 1 if isinstance(self.config, Launch) else self.config.optimisation.rollouts
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What ``config.yaml`` in its folder says, as plain data."""
+        return self.config.settings if isinstance(self.config, Launch) else self.config.model_dump(mode="json")
 
     @cached_property
     def hash(self) -> str:
         """See :func:`rlstab.config.run_hash`."""
-        return run_hash(self.config)
+        return _hash(self.config)
 
 
 @dataclass(frozen=True)
@@ -140,7 +170,8 @@ class Bench:
     @property
     def resolved(self) -> dict[str, Any]:
         """The file as plain data, nothing in it shared; loads to the same bench."""
-        return self.file.model_dump(mode="json", exclude={"stack", "ablate"})
+        unused = {"base"} if self.file.command else {"command", "config"}
+        return self.file.model_dump(mode="json", exclude={"stack", "ablate", *unused})
 
 
 def load_bench(source: str | Path | Mapping[str, Any], *, out: str | Path | None = None) -> Bench:
@@ -157,7 +188,8 @@ def load_bench(source: str | Path | Mapping[str, Any], *, out: str | Path | None
     require_kind(document, "bench")
     document = located(document)
     file = validate(document, BenchFile, dict(document.data))
-    base = _base(document, file, Path(document.name).parent)
+    folder = Path(document.name).parent
+    base = _base(document, file, folder)
     methods = _methods(document, file, base)
     settings = {name: _values(document, ("settings", name)) for name in file.settings} or {DEFAULT: {}}
     for kind in ("methods", "settings"):
@@ -168,15 +200,20 @@ def load_bench(source: str | Path | Mapping[str, Any], *, out: str | Path | None
     baseline = file.baseline or next(iter(methods))
     if baseline not in methods:
         raise document.error(("baseline",), f"no method is called '{baseline}'. {did_you_mean(baseline, methods)}")
-    folder = Path(out or file.out or f"runs/{file.name}")
-    loaded, unequal = _load_all(document, base, methods, settings)
+    template = None
+    if file.command is not None:
+        given = {key for some in (*settings.values(), *(m.set | m.override for m in methods.values())) for key in some}
+        template = template_of(document, file.command, file.config, given, folder)
+    loaded, unequal = _load_all(document, base, template, methods, settings)
+    out_folder = Path(out or file.out or f"runs/{file.name}")
     runs = tuple(
-        BenchRun(setting, method, seed, _placed(loaded[setting, method], folder / "runs" / setting / method, seed))
+        BenchRun(setting, method, seed, _placed(loaded[setting, method], out_folder / "runs" / setting / method, seed))
         for seed, setting, method in product(seeds, settings, methods)
     )
     resolved = {
-        "out": str(folder),
+        "out": str(out_folder),
         "base": base.data,
+        "config": file.config and str((folder / file.config).absolute()),
         "methods": {
             name: {"objective": entry.objective.data, "set": _plain(entry.set), "scale": entry.scale}
             | {"override": _plain(entry.override)}
@@ -186,8 +223,8 @@ def load_bench(source: str | Path | Mapping[str, Any], *, out: str | Path | None
         "settings": {name: _plain(values) for name, values in settings.items()},
         "seeds": list(seeds),
     }
-    workers, notes = file.workers or _processors(), (*unequal, *_alike(methods, settings, loaded))
-    return Bench(file.model_copy(update=resolved), folder, out is not None, document.name, workers, runs, notes)
+    workers, notes = file.workers or (1 if template else _processors()), (*unequal, *_alike(methods, settings, loaded))
+    return Bench(file.model_copy(update=resolved), out_folder, out is not None, document.name, workers, runs, notes)
 
 
 def _plain(values: Mapping[str, Document]) -> dict[str, Any]:
@@ -203,6 +240,16 @@ class _Method:
 
 
 def _base(document: Document, file: BenchFile, folder: Path) -> Document:
+    """The run that all methods share; of a command, a method without an objective."""
+    if file.command is not None:
+        if file.base is not None:
+            raise document.error(("base",), "a bench has a base or a command. Remove one of them.")
+        return Document({}, document.name, {})
+    if file.config is not None:
+        raise document.error(("config",), "there is no command that reads it. Name it in the base.")
+    if "base" not in document.data:
+        text = "the key `base` is missing. Give the run that all methods share, or the `command` of another trainer."
+        raise document.error((), text)
     if isinstance(file.base, Mapping):
         return part(document, ("base",))
     if not isinstance(file.base, str):
@@ -219,7 +266,8 @@ def _base(document: Document, file: BenchFile, folder: Path) -> Document:
 
 def _methods(document: Document, file: BenchFile, base: Document) -> dict[str, _Method]:
     own = part(base, ("objective",)) if "objective" in base.data else None
-    methods = {name: _method(document, name, own) for name in file.methods}
+    otherwise = own if file.command is None else Document([], document.name, {})  # a command may take none
+    methods = {name: _method(document, name, otherwise) for name in file.methods}
     if file.ablate and not file.stack:
         raise document.error(("ablate",), "there is no stack to ablate. List its methods under `stack`.")
     if file.stack:
@@ -250,7 +298,7 @@ def _method(document: Document, name: str, own: Document | None) -> _Method:
     return _Method(objective, given, checked.scale, override)
 
 
-def _values(document: Document, place: Place) -> dict[str, Document]:
+def _values(document: Document, place: Keys) -> dict[str, Document]:
     """Values by dotted key; keys that a bench decides itself are refused."""
     here = part(document, place)
     return {key: part(here, (_free(document, key, (*place, key)),)) for key in here.data}
@@ -265,7 +313,12 @@ DECIDED = {
 }
 
 
-def _free(document: Document, key: str, place: Place) -> str:
+def _free(document: Document, key: str, place: Keys) -> str:
+    if document.data.get("command") is not None:
+        if key in launch.RESERVED or not launch.NAME.fullmatch(key):
+            text = f"{shown(key)} cannot name a value: a name begins with a letter, and the bench gives "
+            raise document.error(place, f"{text}{', '.join(launch.RESERVED)} itself. Call it something else.")
+        return key
     head, _, rest = key.partition(".")
     if head in DECIDED and key != "model.reference":
         raise document.error(place, DECIDED[head])
@@ -274,7 +327,7 @@ def _free(document: Document, key: str, place: Place) -> str:
     return key
 
 
-def _check_name(document: Document, place: Place, name: str) -> None:
+def _check_name(document: Document, place: Keys, name: str) -> None:
     if not NAME.fullmatch(name):
         text = f"{shown(name)} cannot name a folder. Use up to 100 letters, digits and _ . + -, and no dot in front."
         raise document.error(place, text)
@@ -297,11 +350,12 @@ def _seeds(document: Document, seeds: int | list[int], each: int) -> tuple[int, 
 def _load_all(
     document: Document,
     base: Document,
+    template: Template | None,
     methods: Mapping[str, _Method],
     settings: Mapping[str, Mapping[str, Document]],
-) -> tuple[dict[tuple[str, str], RunConfig], tuple[str, ...]]:
+) -> tuple[dict[tuple[str, str], RunConfig | Launch], tuple[str, ...]]:
     """Every run, less its seed, all mistakes at once; and what they resolve differently."""
-    loaded: dict[tuple[str, str], RunConfig] = {}
+    loaded: dict[tuple[str, str], RunConfig | Launch] = {}
     problems: dict[str, list[str]] = {}
     unequal: dict[str, None] = {}
     for setting, values in settings.items():
@@ -309,6 +363,9 @@ def _load_all(
         for name, method in methods.items():
             try:
                 run = _document(document, base, name, method, setting, values)
+                if template is not None:
+                    loaded[setting, name] = launch_of(template, document, run, setting, name)
+                    continue
                 config = loaded[setting, name] = build_run(run)
                 require_loadable(config.task)
                 require_functions(config.reward)
@@ -344,7 +401,7 @@ def _document(
     return run
 
 
-def _scaled(document: Document, run: Document, key: str, factor: float, place: Place) -> Document:
+def _scaled(document: Document, run: Document, key: str, factor: float, place: Keys) -> Document:
     """The run with a number of it scaled; a number in the key is a place in a list, such as that of a stage."""
     path = tuple(int(step) if step.isdecimal() else step for step in key.split("."))
     value: Any = run.data
@@ -367,10 +424,10 @@ FOLLOWING = ("old_logprobs", "refresh")
 
 
 def _alike(
-    methods: Iterable[str], settings: Iterable[str], loaded: Mapping[tuple[str, str], RunConfig]
+    methods: Iterable[str], settings: Iterable[str], loaded: Mapping[tuple[str, str], RunConfig | Launch]
 ) -> Iterator[str]:
     """Says which settings, and which methods of all settings, are the same, and which names differ in case alone."""
-    hashes = {key: run_hash(config) for key, config in loaded.items()}
+    hashes = {key: _hash(config) for key, config in loaded.items()}
     of_settings = {setting: tuple(hashes[setting, method] for method in methods) for setting in settings}
     of_methods = {method: tuple(hashes[setting, method] for setting in settings) for method in methods}
     for kind, contents in (("settings", of_settings), ("methods", of_methods)):
@@ -402,7 +459,13 @@ def few(names: Sequence[str]) -> str:
     return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
-def _placed(run: RunConfig, folder: Path, seed: int) -> RunConfig:
+def _hash(run: RunConfig | Launch) -> str:
+    return run.hash if isinstance(run, Launch) else run_hash(run)
+
+
+def _placed(run: RunConfig | Launch, folder: Path, seed: int) -> RunConfig | Launch:
+    if isinstance(run, Launch):
+        return replace(run, seed=seed, folder=folder / f"seed-{seed}")
     changes: dict[str, Any] = {"out": str(folder / f"seed-{seed}")}
     if "checkpoint_every" not in run.tracking.model_fields_set:
         changes["checkpoint_every"] = 0  # runs of a bench are short, and a finished one needs no checkpoint

@@ -14,11 +14,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from rlstab.bench.file import Bench, BenchRun, few
+from rlstab.bench.launch import Launch
 from rlstab.bench.progress import last_records
 from rlstab.bench.record import FILE, read_record
+from rlstab.bench.worker import has_checkpoint
 from rlstab.config.document import Document, flat
 from rlstab.config.identity import is_measured, is_neutral, settings_hash
-from rlstab.config.run_files import ABOUT, CHECKPOINTS, CONFIG
+from rlstab.config.run_files import ABOUT, CONFIG, OUT
 from rlstab.config.user_code import portable
 from rlstab.console import Terminal
 from rlstab.errors import ConfigError
@@ -74,7 +76,7 @@ def plan_of(runs: Sequence[BenchRun], *, overwrite: bool = False, retry: bool = 
 
 def _kind(run: BenchRun, overwrite: bool, retry: bool) -> str:
     record, records = read_record(run.folder), last_records(run.folder)
-    status, resumable = record.get("status"), (run.folder / CHECKPOINTS).is_dir() and _has_checkpoint(run.folder)
+    status, resumable = record.get("status"), is_resumable(run)
     same = record.get("run_hash") == run.hash
     if status != "finished" and not records and not resumable:  # nothing is lost with it
         return "failed" if status == "failed" and same and not retry else "anew"
@@ -82,7 +84,7 @@ def _kind(run: BenchRun, overwrite: bool, retry: bool) -> str:
     if not same:
         again = status == "failed" and retry and not resumable
         return "anew" if overwrite or again else "changed"
-    if status is None and records and records[-1]["rollout"] >= run.config.optimisation.rollouts:
+    if status is None and records and records[-1]["rollout"] >= run.rollouts:
         status = "finished"  # its record was lost
     if status == "finished":
         measured = any(is_measured(path) for path in differences(run))
@@ -92,10 +94,11 @@ def _kind(run: BenchRun, overwrite: bool, retry: bool) -> str:
     return "resumed" if resumable else "anew"
 
 
-def _has_checkpoint(folder: Path) -> bool:
-    from rlstab.train import checkpoint  # loads transformers
-
-    return any(checkpoint.read(path) is not None for path in checkpoint.checkpoints(folder / CHECKPOINTS))
+def is_resumable(run: BenchRun) -> bool:
+    """Whether it can go on: from a whole checkpoint, or from whatever a command left, which looks for it itself."""
+    if isinstance(run.config, Launch):
+        return any((run.folder / OUT).glob("*"))
+    return has_checkpoint(run.folder)
 
 
 def _hash(folder: Path) -> str | None:
@@ -115,7 +118,7 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 def differences(run: BenchRun) -> dict[str, str]:
     """Settings that change training or an evaluation and differ between a run's folder and the file, in words."""
-    before, now = flat(portable(_settings(run.folder))), flat(portable(run.config.model_dump(mode="json")))
+    before, now = flat(portable(_settings(run.folder))), flat(portable(run.settings))
     paths = [path for path in now if path in before and before[path] != now[path]]
     counting = [path for path in paths if is_measured(path) or not is_neutral(path, now)]
     return {path: f"{path} = {before[path]}, now {now[path]}" for path in counting}
@@ -174,15 +177,12 @@ def dry_run(bench: Bench, *, only: Sequence[str] = (), console: Console | None =
     others = plan_of([run for run in bench.runs if run.name not in asked])["changed"]
     rows: list[list[str]] = []
     finished = {run.name for kind in ("finished", "measured") for run in plan[kind]}
-    totals = [0] * 5
+    totals = [0] * (2 if bench.file.command else len(COLUMNS))
     for setting, method in product(bench.file.settings, bench.file.methods):
         some = [run for run in runs if (run.setting, run.method) == (setting, method)]
         if not some:
             continue
-        optimisation, rollout = some[0].config.optimisation, some[0].config.rollout
-        rollouts = len(some) * optimisation.rollouts
-        work = [rollouts * optimisation.optimizer_steps_per_rollout, rollouts * rollout.prompts * rollout.group]
-        numbers = [len(some), sum(run.name in finished for run in some), rollouts, *work]
+        numbers = [len(some), sum(run.name in finished for run in some), *_work(some)]
         totals = list(map(sum, zip(totals, numbers, strict=True)))
         rows.append([setting, method, *map(str, numbers)])
     lines = _table(rows, ["all", "", *map(str, totals)], console)
@@ -196,12 +196,22 @@ def dry_run(bench: Bench, *, only: Sequence[str] = (), console: Console | None =
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
+def _work(runs: Sequence[BenchRun]) -> list[int]:
+    """Rollouts, optimizer steps and responses of the runs of one method in one setting; of a command none is known."""
+    config = runs[0].config
+    if isinstance(config, Launch):
+        return []
+    rollouts = len(runs) * config.optimisation.rollouts
+    steps = rollouts * config.optimisation.optimizer_steps_per_rollout
+    return [rollouts, steps, rollouts * config.rollout.prompts * config.rollout.group]
+
+
 def _table(rows: Sequence[Sequence[str]], total: Sequence[str], console: Console) -> list[str]:
     """Print the rows as a table; where the terminal is too narrow for one, return them as lines instead."""
     table = Table("setting", "method", box=box.SIMPLE, pad_edge=False, show_edge=False)
     for column in table.columns:
         column.overflow = "fold"  # names that are cut look the same
-    for name in COLUMNS:
+    for name in COLUMNS[: len(total) - 2]:
         table.add_column(name, justify="right", min_width=max(map(len, name.split())))  # numbers stay whole
     for row in rows:
         table.add_row(*map(escape, row))
@@ -214,4 +224,4 @@ def _table(rows: Sequence[Sequence[str]], total: Sequence[str], console: Console
 
 
 def _in_words(numbers: Sequence[str]) -> str:
-    return ", ".join(f"{number} {name}" for number, name in zip(numbers, COLUMNS, strict=True))
+    return ", ".join(f"{number} {name}" for number, name in zip(numbers, COLUMNS, strict=False))

@@ -43,7 +43,7 @@ class Screen:
         columns = (name, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[now]}"))
         # runs end seldom: the time that is left is told by rollouts, over some minutes
         self._progress = Progress(*columns, console=console, disable=not console.is_terminal, speed_estimate_period=600)
-        self._all = self._progress.add_task("rollouts", total=sum(map(_rollouts, queue)), now=self._counts())
+        self._all = self._progress.add_task("all", total=sum(run.rollouts for run in queue), now=self._counts())
         self._made, self._start = 0, time.monotonic()
         self._tasks: dict[str, TaskID] = {}
 
@@ -67,22 +67,26 @@ class Screen:
         made = self._made
         for run in running:
             if run.name not in self._tasks:
-                self._tasks[run.name] = self._progress.add_task(escape(run.name), total=_rollouts(run), now="")
+                self._tasks[run.name] = self._progress.add_task(escape(run.name), total=run.rollouts, now="")
             records = last_records(run.folder)
             rollout = records[-1]["rollout"] if records else 0
             made += rollout
             self._progress.update(self._tasks[run.name], completed=rollout, now=_measured(records))
         self._progress.update(self._all, completed=made)
 
+    def say(self, text: str) -> None:
+        """A line above the bars."""
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
     def started(self, run: BenchRun, resumed: bool) -> None:
         """A worker has begun."""
         if not self._console.is_terminal:
             word = "resume" if resumed else "start "
-            self._console.print(f"{word} {run.name}", highlight=False, markup=False, soft_wrap=True)
+            self.say(f"{word} {run.name}")
 
     def ended(self, run: BenchRun) -> None:
         """A worker is gone, and its record says how."""
-        self._ended, self._made = self._ended + 1, self._made + _rollouts(run)
+        self._ended, self._made = self._ended + 1, self._made + run.rollouts
         record = read_record(run.folder)
         finished = record.get("status") == "finished"
         self._failed += not finished
@@ -100,10 +104,6 @@ class Screen:
         text = f"{count} {escape(run.name)}  {_measured(last_records(run.folder))}  {cost}, {left} left"
         text = text if finished else f"{count} [red]failed[/] {escape(run.name)}: {escape(reason)}"
         self._console.print(text, highlight=False, soft_wrap=True)
-
-
-def _rollouts(run: BenchRun) -> int:
-    return run.config.optimisation.rollouts
 
 
 def last_records(folder: Path) -> list[dict[str, Any]]:

@@ -8,15 +8,16 @@ import platform
 import re
 import select
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from subprocess import PIPE
-from typing import IO, Any
+from typing import IO, Any, Literal, TypeAlias
 
 import filelock
 import torch
@@ -24,14 +25,21 @@ from rich.console import Console
 from rich.markup import escape
 
 from rlstab.bench.file import Bench, BenchRun
+from rlstab.bench.launch import Launch, placeholders
 from rlstab.bench.plan import chosen, notes_of, plan_of, unnamed, with_other_settings
 from rlstab.bench.progress import Screen
 from rlstab.bench.record import FILE, read_record, update_record, write_record
-from rlstab.bench.worker import LOG, last_lines
+from rlstab.bench.worker import LOG, ORDER, QUEUED, how, last_lines
 from rlstab.config.document import dump
+from rlstab.config.runs import RunConfig
 from rlstab.console import Terminal
 from rlstab.errors import ConfigError
+from rlstab.extras import require
+from rlstab.files import replace_file
 from rlstab.tasks.rewards import require_callable
+
+#: What starts the runs.
+Launcher: TypeAlias = Literal["local", "slurm", "print"]
 
 #: Seconds between looks at the workers.
 POLL = 0.5
@@ -58,6 +66,7 @@ def run_bench(
     only: Sequence[str] = (),
     overwrite: bool = False,
     retry: bool = False,
+    launcher: Launcher = "local",
     console: Console | None = None,
 ) -> int:
     """Make the runs of a bench that are not finished.
@@ -68,6 +77,8 @@ def run_bench(
         only: patterns of ``setting/method`` or ``setting/method/seed-0``; empty takes all.
         overwrite: make runs whose settings have changed again.
         retry: make failed runs again, from the newest whole checkpoint where there is one.
+        launcher: ``local``; ``slurm``, a job for each run; or ``print``, which starts nothing and prints for each run
+            the command with which any scheduler may start it.
         console: where to show the progress; None is the terminal.
 
     Returns:
@@ -75,7 +86,7 @@ def run_bench(
 
     Raises:
         ConfigError: runs have other settings than the file now, no run matches, another process runs it, its folder
-            cannot be written or holds another bench.
+            cannot be written or holds another bench, or jobs cannot be submitted.
         ScorerError: a reward cannot be loaded, or takes other arguments than it is called with.
     """
     console = console or Terminal(stderr=True)
@@ -83,7 +94,7 @@ def run_bench(
     try:
         bench.out.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(bench.out / ".lock", timeout=0):
-            return _run(bench, runs, workers or bench.workers, overwrite, retry, console)
+            return _run(bench, runs, workers or bench.workers, overwrite, retry, launcher, console)
     except filelock.Timeout:
         text = f"{bench.out} is being run by another process. Wait for it, or give another folder with --out."
         raise ConfigError(text) from None
@@ -92,7 +103,15 @@ def run_bench(
         raise ConfigError(text) from error
 
 
-def _run(bench: Bench, runs: Sequence[BenchRun], workers: int, overwrite: bool, retry: bool, console: Console) -> int:
+def _run(
+    bench: Bench,
+    runs: Sequence[BenchRun],
+    workers: int,
+    overwrite: bool,
+    retry: bool,
+    launcher: Launcher,
+    console: Console,
+) -> int:
     owner = read_record(bench.out).get("name", bench.file.name)
     if owner != bench.file.name:
         raise ConfigError(
@@ -109,19 +128,36 @@ def _run(bench: Bench, runs: Sequence[BenchRun], workers: int, overwrite: bool, 
         )
     to_make = {run.name for kind in ("anew", "resumed") for run in plan[kind]}
     queue = [run for run in runs if run.name in to_make]
-    for reward in {run.config.reward: None for run in queue}:
+    for reward in {run.config.reward: None for run in queue if isinstance(run.config, RunConfig)}:
         require_callable(reward)
+    for program in {run.config.template.arguments[0]: None for run in queue if isinstance(run.config, Launch)}:
+        if not placeholders(program) and shutil.which(program) is None:
+            raise ConfigError(
+                f"{bench.source}: command: no program is called '{program}' here. Correct its name or path."
+            )
+    submit: Callable[[Screen], None] | None = None
+    if launcher == "slurm" or any("job" in read_record(run.folder) for run in queue):
+        submit = _jobs(bench, queue, plan["resumed"], workers, launcher)
     _describe(bench)
     for note in notes_of(bench, plan, others):
         console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
     for run in plan["finished"]:
         if "status" not in read_record(run.folder):  # its record was lost
             write_record(run.folder, _record(bench, run, "finished"))
+    if launcher == "print":
+        for run in queue:
+            _order(bench, run, run in plan["resumed"])
+            print(shlex.join([*COMMAND, str(run.folder.absolute())]))
+        return 0
     try:
         with Screen(console, runs, queue) as screen:
-            _make(bench, queue, plan["resumed"], workers, screen)
+            if submit is not None:
+                submit(screen)
+            else:
+                _make(bench, queue, plan["resumed"], workers, screen)
     except KeyboardInterrupt:
-        _say(console, f"stopped; {_summary(runs)}. Continue with: {command(bench)}")
+        left = "its jobs go on, and scancel ends them. Show them again" if submit else "Continue"
+        _say(console, f"stopped; {_summary(runs)}. {left} with: {command(bench)}" + " --launcher slurm" * bool(submit))
         return STOPPED
     failed = [run for run in runs if read_record(run.folder).get("status") == "failed"]
     for run in failed:
@@ -134,6 +170,40 @@ def _run(bench: Bench, runs: Sequence[BenchRun], workers: int, overwrite: bool, 
         _say(console, text)
     _say(console, f"{bench.out}: {_summary(runs)}")
     return 1 if failed else 0
+
+
+def _jobs(
+    bench: Bench, queue: Sequence[BenchRun], resumed: Sequence[BenchRun], at_once: int, launcher: Launcher
+) -> Callable[[Screen], None] | None:
+    """What submits the runs that no job of an earlier call makes, and follows all; None where another launcher may go.
+
+    Raises:
+        ConfigError: a job makes one of the runs, and another launcher was asked for.
+    """
+    require("slurm", "--launcher slurm")
+    from rlstab.bench import slurm
+
+    executor = slurm.executor_of(bench, at_once)
+    jobs = slurm.jobs_of(executor, queue)
+    if launcher != "slurm":
+        for run, job in jobs.items():
+            text = f"{run.name} is made by job {job.job_id}. Go on with --launcher slurm, or end the jobs by scancel."
+            raise ConfigError(text)
+        return None
+
+    def submit(screen: Screen) -> None:
+        new = [run for run in queue if run not in jobs]
+        for run in new:
+            _order(bench, run, run in resumed)
+        slurm.follow({**jobs, **slurm.submit(executor, new)}, screen)
+
+    return submit
+
+
+def _order(bench: Bench, run: BenchRun, resume: bool) -> None:
+    """Leave the order of a run in its folder, for whatever starts it; see :func:`rlstab.bench.worker.make_alone`."""
+    order = prepare(bench, run, resume, QUEUED) | {"cwd": str(Path.cwd()), "env": environment(bench)}
+    replace_file(run.folder / ORDER, json.dumps(order))
 
 
 def _say(console: Console, text: str) -> None:
@@ -182,11 +252,12 @@ class _Worker:
     """A process that makes one run after another, and is started again where it died.
 
     Args:
-        gpu: that it sees; None where there are none.
+        gpu: that it sees, or several with commas between; None for all.
+        env: variables of its runs.
     """
 
-    def __init__(self, gpu: str | None) -> None:
-        self._seen = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
+    def __init__(self, gpu: str | None, env: Mapping[str, str]) -> None:
+        self._env = {**env} if gpu is None else {**env, "CUDA_VISIBLE_DEVICES": gpu}
         self.process: subprocess.Popen[bytes] | None = None
         self.run: BenchRun | None = None
 
@@ -196,7 +267,7 @@ class _Worker:
         if self.process is not None and self.process.poll() is not None:  # it died after its last run
             self.leave()
         if self.process is None:
-            env = {**os.environ, **ONE_THREAD, **self._seen}
+            env = {**os.environ, **self._env}
             with (run.folder / LOG).open("ab") as log:  # a session of its own: Ctrl-C is for the parent to decide
                 self.process = subprocess.Popen(
                     COMMAND, bufsize=0, stdin=PIPE, stdout=PIPE, stderr=log, env=env, start_new_session=True
@@ -241,8 +312,7 @@ class _Worker:
 
 def _make(bench: Bench, queue: Sequence[BenchRun], resumed: Sequence[BenchRun], count: int, screen: Screen) -> None:
     """Make runs in their order, so many at a time; however this ends, no worker is left."""
-    names: list[str | None] = [*gpus()] or [None]
-    workers = [_Worker(names[place % len(names)]) for place in range(count)]  # they share the GPUs evenly
+    workers = [_Worker(_share(bench, index, count), environment(bench)) for index in range(count)]
     waiting = deque(queue)
     try:
         while True:
@@ -258,7 +328,7 @@ def _make(bench: Bench, queue: Sequence[BenchRun], resumed: Sequence[BenchRun], 
                 run, code = worker.end()
                 if read_record(run.folder).get("status") not in ("finished", "failed"):
                     log = (run.folder / LOG).read_text(encoding="utf-8", errors="replace")
-                    text = last_lines(f"{log.rstrip()}\nthe worker {_how(code)}")
+                    text = last_lines(f"{log.rstrip()}\nthe worker {how(code)}")
                     update_record(run.folder, status="failed", error=text, seconds=None, cpu_seconds=None)
                 screen.ended(run)
     finally:
@@ -271,16 +341,38 @@ def _make(bench: Bench, queue: Sequence[BenchRun], resumed: Sequence[BenchRun], 
 def _start(bench: Bench, run: BenchRun, resumed: Sequence[BenchRun], worker: _Worker, screen: Screen) -> None:
     """Start a run, in place of the one that is there or from its checkpoint."""
     resume = run in resumed
+    worker.start(run, prepare(bench, run, resume))
+    screen.started(run, resume)
+
+
+def prepare(bench: Bench, run: BenchRun, resume: bool, status: str = "running") -> dict[str, Any]:
+    """Make the folder of a run ready, and return its order; see :mod:`rlstab.bench.worker`."""
     spent: dict[str, float | None] = {"seconds": 0.0, "cpu_seconds": 0.0}
     if resume:
         spent = {name: read_record(run.folder).get(name) for name in spent}
     run.folder.mkdir(parents=True, exist_ok=True)
-    write_record(run.folder, _record(bench, run, "running"))
+    write_record(run.folder, _record(bench, run, status))
     if not resume:
         (run.folder / LOG).write_bytes(b"")
-    order = {"run": run.config.model_dump(mode="json"), "resume": resume, "spent": spent}
-    worker.start(run, order | {"keep_checkpoints": bench.file.keep_checkpoints})
-    screen.started(run, resume)
+    if isinstance(run.config, Launch):
+        what: dict[str, Any] = {"command": run.config.prepare(resume=resume)}
+    else:
+        what = {"run": run.config.model_dump(mode="json")}
+    keep = bench.file.keep_checkpoints
+    return {**what, "folder": str(run.folder), "resume": resume, "spent": spent, "keep_checkpoints": keep}
+
+
+def environment(bench: Bench) -> dict[str, str]:
+    """Variables that a run gets; a command has those of the shell."""
+    return {} if bench.file.command else ONE_THREAD
+
+
+def _share(bench: Bench, index: int, count: int) -> str | None:
+    """The GPUs of a worker: one of them for a run of one process; a command gets its even share."""
+    names = gpus()
+    if not names or (bench.file.command and count == 1):
+        return None
+    return ",".join(names[index::count] if bench.file.command else []) or names[index % len(names)]
 
 
 def _record(bench: Bench, run: BenchRun, status: str) -> dict[str, Any]:
@@ -288,13 +380,6 @@ def _record(bench: Bench, run: BenchRun, status: str) -> dict[str, Any]:
     names = {"bench": bench.file.name, "setting": run.setting, "method": run.method, "seed": run.seed}
     ended = {"status": status, "error": None, "seconds": None, "cpu_seconds": None}
     return {**names, **ended, "command": command(bench, run), "run_hash": run.hash}
-
-
-def _how(code: int) -> str:
-    if code >= 0:
-        return f"ended with code {code}"
-    names = {number.value: number.name for number in signal.Signals}
-    return f"was ended by {names.get(-code, f'signal {-code}')}"
 
 
 def gpus() -> list[str]:

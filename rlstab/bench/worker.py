@@ -3,6 +3,9 @@
 The order of a run is a line of JSON on standard input, the answer a line with the exit code of its process on standard
 output. Standard input stays open for as long as the parent lives: its end ends the worker and its run, however the
 parent died.
+
+``python -m rlstab.bench.worker FOLDER`` makes one run without a parent, by the order that lies in its folder: what a
+scheduler starts. After SIGTERM it stops in order, and the same command goes on with the run.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -19,15 +23,23 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rlstab.bench.record import update_record
-from rlstab.config.run_files import CHECKPOINTS
+from rlstab.bench.record import FILE, update_record
+from rlstab.config.run_files import CHECKPOINTS, OUT
 from rlstab.errors import RlstabError
 
 #: What the run prints goes there, in its folder.
 LOG = "worker.log"
 
-#: Lines of an error that are kept.
-LINES = 12
+#: The order of a run, in its folder, where a scheduler starts it.
+ORDER = "order.json"
+#: The state of a run that was handed to a scheduler and has not begun.
+QUEUED = "queued"
+
+#: Lines of an error that are kept, and bytes at the end of a log in which they are looked for.
+LINES, TAIL = 12, 20_000
+
+#: Seconds that a command has to end by itself after SIGTERM; the parent of a worker waits longer.
+GRACE = 6.0
 
 #: Exit code of a run whose parent is gone.
 ORPHANED = 3
@@ -36,12 +48,14 @@ ORPHANED = 3
 class _Clock:
     """Time that the run took, with the attempts before; None where that is not known."""
 
-    def __init__(self, before: dict[str, float | None]) -> None:
-        self._before, self._start = before, time.perf_counter()
+    def __init__(self, before: dict[str, float | None], commands: bool) -> None:
+        self._before, self._commands, self._start = before, commands, time.perf_counter()
 
     def read(self) -> dict[str, float | None]:
-        """``seconds`` of wall time and ``cpu_seconds``, user and system, of all threads of this process."""
-        now = {"seconds": time.perf_counter() - self._start, "cpu_seconds": time.process_time()}
+        """``seconds`` of wall time and ``cpu_seconds``, user and system, of this process or of its command."""
+        children = os.times()  # commands that have ended
+        spent = time.process_time() + self._commands * (children.children_user + children.children_system)
+        now = {"seconds": time.perf_counter() - self._start, "cpu_seconds": spent}
         before = self._before
         return {name: None if (old := before[name]) is None else round(old + new, 3) for name, new in now.items()}
 
@@ -51,38 +65,122 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     answers = os.dup(1)
     os.dup2(2, 1)  # whoever prints is no answer
-    import rlstab.train.loop  # noqa: F401  # once for all runs
-
     while line := sys.stdin.buffer.readline():
+        order = json.loads(line)
+        if "run" in order:
+            import rlstab.train.loop  # noqa: F401  # once for all runs
         # macOS's frameworks do not survive a fork: there a worker makes one run and ends
         if sys.platform != "linux" or not (process := os.fork()):
-            _make(json.loads(line))
+            _make(order)
         code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
         with suppress(OSError):  # the parent is gone
             os.write(answers, f"{code}\n".encode())
 
 
-def _make(order: dict[str, Any]) -> NoReturn:
+def make_alone(folder: Path) -> NoReturn:
+    """Make the run that is ordered in a folder, or go on with it; one that is finished stays."""
+    order, record = (json.loads((folder / name).read_text(encoding="utf-8")) for name in (ORDER, FILE))
+    if record.get("status") == "finished":
+        sys.exit(0)
+    if record.get("status") != QUEUED:  # it was stopped, or failed
+        resume = has_checkpoint(folder) if "run" in order else any((folder / OUT).glob("*"))
+        spent = {name: record.get(name) if resume else 0.0 for name in ("seconds", "cpu_seconds")}
+        order |= {"resume": resume, "spent": spent}
+    os.chdir(order["cwd"])
+    os.environ.update(order["env"])
+    update_record(folder, status="running", error=None)
+    _make(order, alone=True)
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether a run of rlstab's trainer left a whole checkpoint."""
+    if not (folder / CHECKPOINTS).is_dir():
+        return False
+    from rlstab.train import checkpoint  # loads transformers
+
+    return any(checkpoint.read(path) is not None for path in checkpoint.checkpoints(folder / CHECKPOINTS))
+
+
+def _make(order: dict[str, Any], *, alone: bool = False) -> NoReturn:
     """Train, record how it ended, and end the process.
 
     Args:
-        order: ``run`` (a resolved run), ``resume``, ``keep_checkpoints`` and ``spent``, the seconds of the attempts
-            before.
+        order: ``folder`` of the run; ``run`` (a resolved run) or ``command``; ``resume``, ``keep_checkpoints`` and
+            ``spent``, the seconds of the attempts before.
+        alone: nothing on standard input says when the parent is gone.
     """
-    folder = Path(order["run"]["tracking"]["out"])
-    clock, writing = _Clock(order["spent"]), threading.Lock()
+    folder = Path(order["folder"])
+    clock, writing = _Clock(order["spent"], "command" in order), threading.Lock()
     with (folder / LOG).open("ab") as log:
         for stream in (1, 2):
             os.dup2(log.fileno(), stream)
-    threading.Thread(target=_leave_with_parent, args=(folder, clock, writing), daemon=True).start()
-    error = _train(order["run"], order["resume"])
+    command = _Command(order["command"]) if "command" in order else None
+    if not alone:
+        threading.Thread(target=_leave_with_parent, args=(folder, clock, writing, command), daemon=True).start()
+    error = command.run(folder / LOG) if command else _train(order["run"], order["resume"])
+    if command and command.stopped:
+        update_record(folder, **clock.read())
+        signal.signal(command.stopped, signal.SIG_DFL)
+        os.kill(os.getpid(), command.stopped)
     with writing:
         update_record(folder, status="failed" if error else "finished", error=error, **clock.read())
-        if error is None and not order["keep_checkpoints"]:
+        if error is None and not order["keep_checkpoints"] and command is None:
             shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0 if error is None else 1)  # the thread still waits for the parent
+
+
+class _Command:
+    """The command of another trainer, with all that it starts.
+
+    Attributes:
+        stopped: number of the signal that asked this process to end; 0 without one.
+    """
+
+    def __init__(self, arguments: list[str]) -> None:
+        self._arguments, self.stopped = arguments, 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def run(self, log: Path) -> str | None:
+        """Wait for its end; the last lines of its log where that is not 0."""
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, self._stop)
+        try:  # a group of its own, so that what it leaves behind can be ended
+            self._process = subprocess.Popen(self._arguments, stdin=subprocess.DEVNULL, process_group=0)
+        except OSError as error:
+            return f"{self._arguments[0]} cannot be started: {error.strerror or error}"
+        code = self._process.wait()
+        if self.stopped:
+            self.end()
+        if code == 0:
+            return None
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
+            text = file.read().decode("utf-8", errors="replace")
+        return last_lines(f"{text.rstrip()}\nthe command {how(code)}")
+
+    def end(self) -> None:
+        """Ask it to end, and kill what is left of it after a while; another thread waits for it."""
+        deadline = time.monotonic() + GRACE
+        self._signal(signal.SIGTERM)
+        while self._signal(0) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> bool:
+        """Send a signal to all that it started; whether one of them is there."""
+        if self._process is None:
+            return False
+        try:
+            os.killpg(self._process.pid, number)
+        except OSError:
+            return False
+        return True
+
+    def _stop(self, number: int, frame: object) -> None:
+        self.stopped = number
+        threading.Thread(target=self.end, daemon=True).start()
 
 
 def _train(run: dict[str, Any], resume: bool) -> str | None:
@@ -108,9 +206,11 @@ def _train(run: dict[str, Any], resume: bool) -> str | None:
     return None
 
 
-def _leave_with_parent(folder: Path, clock: _Clock, writing: threading.Lock) -> None:
+def _leave_with_parent(folder: Path, clock: _Clock, writing: threading.Lock, command: _Command | None) -> None:
     os.read(0, 1)  # nothing comes before the run has ended
     with writing:
+        if command:
+            command.end()
         update_record(folder, **clock.read())
         os._exit(ORPHANED)
 
@@ -120,5 +220,13 @@ def last_lines(text: str) -> str:
     return "\n".join(text.strip().splitlines()[-LINES:])
 
 
+def how(code: int) -> str:
+    """How a process ended, by its exit code."""
+    if code >= 0:
+        return f"ended with code {code}"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"was ended by {names.get(-code, f'signal {-code}')}"
+
+
 if __name__ == "__main__":
-    main()
+    make_alone(Path(sys.argv[1])) if len(sys.argv) > 1 else main()

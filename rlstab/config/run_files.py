@@ -11,3 +11,6 @@ METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"
 
 #: Folders of checkpoints and of recorded optimizer steps.
 CHECKPOINTS, DUMP = "checkpoints", "dump"
+
+#: In the folder of a run that a bench made by a command: where the command wrote.
+OUT = "out"

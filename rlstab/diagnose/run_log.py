@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from rlstab.diagnose.metric_aliases import known, our_metrics
-from rlstab.report.formatting import counted
-from rlstab.report.runs import MOST_ROLLOUTS, RunRecord, Status
-from rlstab.safe_read import gaps
+from rlstab.logs.log import curves_of
+from rlstab.report.runs import RunRecord, Status
 
 #: Values by the names of the log; what was there and not finite is NaN.
 Row = Mapping[str, float]
@@ -66,28 +61,8 @@ def log_of(
         remarks: what was left out of it.
         **others: more of it.
     """
-    points: dict[str, list[tuple[int, float]]] = {}
-    names: dict[str, str] = {}
-    # what rlstab writes at rollout 0 is an evaluation; another trainer that logs a metric of training there trained
-    shift = int(unit == "step" and known(rows.get(0, ())))
-    steps = sorted(step for step in rows if 0 <= step < MOST_ROLLOUTS)
-    for step in steps if shift else filter(None, steps):
-        metrics = our_metrics(rows[step])
-        if "gradient/norm" in metrics and "optimizer_steps/refused" not in metrics:
-            name, norm = metrics["gradient/norm"]
-            metrics["optimizer_steps/refused"] = name, float(not math.isfinite(norm))
-        for ours, (name, value) in metrics.items():
-            # of several data sets that are held out, one is looked at
-            if math.isfinite(value) and not (names.setdefault(ours, name) != name and ours == "eval/mean"):
-                points.setdefault(ours, []).append((step + shift, value))
-    curves = {
-        ours: (np.array([step for step, _ in pairs], np.int64), np.array([value for _, value in pairs], np.float64))
-        for ours, pairs in points.items()
-    }
-    if shift:
-        remarks += ("its steps begin at 0 and are counted from 1 here",)
-    if beyond := len(rows) - len(steps):
-        remarks += (f"left out {counted(beyond, unit)} below 0 or above {MOST_ROLLOUTS:,}",)
-    if missing := gaps({step for pairs in points.values() for step, _ in pairs}):
-        remarks += (f"no line for {unit} {missing}",)
-    return RunLog(path=title, writer=writer, unit=unit, metrics=curves, names=names, remarks=remarks, **others)
+    curves = curves_of(rows, unit)
+    told = (*remarks, *curves.remarks)
+    return RunLog(
+        path=title, writer=writer, unit=unit, metrics=curves.metrics, names=curves.names, remarks=told, **others
+    )

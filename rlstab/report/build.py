@@ -5,17 +5,16 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 
-from rlstab.console import Terminal
+from rlstab.console import Terminal, counted
 from rlstab.files import is_file
 from rlstab.report.comparison import Comparison, compare
-from rlstab.report.formatting import counted
 from rlstab.report.load import load_runs
 from rlstab.report.markdown import markdown
 from rlstab.report.output import refuse_foreign, write_text
@@ -31,8 +30,10 @@ def make_report(
     out: str | Path | None = None,
     export: str | Path | None = None,
     markdown_file: str | Path | None = None,
+    methods: Mapping[str, str] | None = None,
     metrics: Sequence[str] = (),
     baseline: str | None = None,
+    by: str = "rollouts",
     console: Console | None = None,
 ) -> Comparison:
     """Compare runs and write the report.
@@ -43,8 +44,11 @@ def make_report(
             inside the folder of the runs, beside a results file, or in the folder that holds several paths.
         export: results file to write.
         markdown_file: Markdown page to write.
+        methods: by the name of a method, a pattern of the folders of its runs; see
+            :func:`rlstab.report.load.load_runs`.
         metrics: outcomes to compare; all known ones if empty.
         baseline: method to compare with; each bench's own if None.
+        by: ``rollouts``, ``tokens`` or ``seconds``; see :func:`rlstab.report.comparison.compare`.
         console: where to say what was written and left out; standard error if None.
 
     Raises:
@@ -52,34 +56,49 @@ def make_report(
             of other runs.
     """
     console = console or Terminal(stderr=True)
-    loaded = load_runs(*paths)
-    comparison = compare(loaded, baseline=baseline, metrics=metrics)
+    methods = methods or {}
+    loaded = load_runs(*paths, methods=methods)
+    comparison = compare(loaded, baseline=baseline, metrics=metrics, by=by)
+    sources = [*map(str, paths), *methods.values()]
+    options = [f"--method {shlex.quote(f'{name}={pattern}')}" for name, pattern in methods.items()]
+    options += [f"--metric {shlex.quote(name)}" for name in metrics]
+    options += [f"--baseline {shlex.quote(baseline)}"] if baseline is not None else []
+    options += [f"--by {by}"] if by != "rollouts" else []
+
+    def named(target: str, folder: Path, files: Sequence[Path]) -> dict[str, str]:
+        """What makes the report again, and the name of its runs."""
+        option, path = target.split(" ", 1)
+        parts = [
+            "rlstab report",
+            *(shlex.quote(str(path)) for path in paths),
+            *options,
+            f"{option} {shlex.quote(path)}",
+        ]
+        return {"command": " ".join(parts), "source": _require_ours(sources, folder, files, option)}
+
     if out is None and export is None and markdown_file is None:
-        out = _beside(paths)
+        out = _beside(paths, methods.values())
     written = []
     if export is not None:
         written.append(export_results(loaded, export))
     if markdown_file is not None:
-        command = _command(paths, metrics, baseline, f"--markdown {shlex.quote(str(markdown_file))}")
-        source = _require_ours(paths, Path(markdown_file).parent, [Path(markdown_file)], "--markdown")
-        text = markdown(comparison, title="Results", command=command, source=source)
-        written.append(write_text(Path(markdown_file), text, "--markdown"))
+        file = Path(markdown_file)
+        text = markdown(comparison, title="Results", **named(f"--markdown {file}", file.parent, [file]))
+        written.append(write_text(file, text, "--markdown"))
     if out is not None:
         from rlstab.report import page  # Markdown and export do without plotly
 
         folder = Path(out)
-        html_file, markdown_file = folder / "report.html", folder / "report.md"
-        command = _command(paths, metrics, baseline, f"--out {shlex.quote(str(out))}")
-        source = _require_ours(paths, folder, [html_file, markdown_file], "--out")
-        text = markdown(comparison, command=command, source=source)
-        written.append(write_text(markdown_file, text, "--out"))
-        text = page.page(comparison, folder, command, source)
-        written.append(write_text(html_file, text, "--out"))
+        files = folder / "report.html", folder / "report.md"
+        about = named(f"--out {folder}", folder, files)
+        for file, text in zip(files, (page.page(comparison, **about), markdown(comparison, **about)), strict=True):
+            written.append(write_text(file, text, "--out"))
     _say(console, comparison, written)
     return comparison
 
 
-def _beside(paths: Sequence[str | Path]) -> Path:
+def _beside(paths: Sequence[str | Path], patterns: Iterable[str]) -> Path:
+    paths = [*paths, *(Path(pattern.partition("*")[0] + "_").parent for pattern in patterns)]
     first = Path(paths[0])
     if len(paths) == 1:
         return first.with_name(f"{first.stem}-report") if is_file(first) else first / "report"
@@ -108,13 +127,6 @@ def _require_ours(paths: Sequence[str | Path], folder: Path, files: Sequence[Pat
         ours = [mark + name.encode() for mark in MARKS for name in names]
         refuse_foreign(file, ours, "a report of these runs", option)
     return names[0]
-
-
-def _command(paths: Sequence[str | Path], metrics: Sequence[str], baseline: str | None, target: str) -> str:
-    parts = ["rlstab report", *(shlex.quote(str(path)) for path in paths)]
-    parts += [f"--metric {shlex.quote(name)}" for name in metrics]
-    parts += [f"--baseline {shlex.quote(baseline)}"] if baseline is not None else []
-    return " ".join([*parts, target])
 
 
 def _say(console: Console, comparison: Comparison, written: Sequence[Path]) -> None:

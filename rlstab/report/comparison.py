@@ -14,9 +14,11 @@ import numpy as np
 
 from rlstab import signs
 from rlstab.bins import WIDTH, bin_weights, binned, last_tenth
+from rlstab.console import counted
 from rlstab.errors import ReportError, did_you_mean
 from rlstab.report.collapse import collapsed, detect
-from rlstab.report.formatting import METRICS, counted, natural
+from rlstab.report.cost import UNITS, budget_of, costs_of, up_to, weights_of
+from rlstab.report.formatting import METRICS, natural
 from rlstab.report.idle import Idle, idle_methods
 from rlstab.report.load import settings_between, shown
 from rlstab.report.runs import Loaded, RunRecord, best_bin
@@ -101,7 +103,7 @@ def outcome_of(run: RunRecord, name: str) -> float | None:
 
 def _area(run: RunRecord, name: str = "reward/mean") -> float | None:
     ends, values = binned(run, name)
-    return float(np.average(values, weights=bin_weights(run, ends))) if len(values) else None
+    return float(np.average(values, weights=weights_of(run, ends))) if len(values) else None
 
 
 DERIVED: dict[str, Callable[[RunRecord], float | None]] = {
@@ -159,6 +161,8 @@ class Table:
         runs: by method, those that the curves are drawn from.
         cells: by method and outcome.
         collapses: by method.
+        costs: by method, what a rollout costs, in words.
+        budget: at how much of what the methods are compared, in words; empty where it is at the end of the runs.
         differs: by method, the settings besides objective and stages in which it differs from the baseline, in words.
         notes: what is missing in this table, and why; what differs in it besides the methods.
     """
@@ -170,6 +174,8 @@ class Table:
     runs: dict[str, list[RunRecord]]
     cells: dict[tuple[str, str], Cell]
     collapses: dict[str, Collapse]
+    costs: dict[str, str]
+    budget: str
     differs: dict[str, str]
     notes: list[str]
 
@@ -199,6 +205,7 @@ class Comparison:
         idle: methods that never acted.
         sweeps: of benches whose settings differ in one number.
         notes: on reading, and on what is missing in the tables.
+        by: ``rollouts``, ``tokens`` or ``seconds``: what the methods have had equally much of.
     """
 
     loaded: Loaded
@@ -207,22 +214,28 @@ class Comparison:
     idle: list[Idle]
     sweeps: list[Sweep]
     notes: list[str]
+    by: str = "rollouts"
 
 
-def compare(loaded: Loaded, *, baseline: str | None = None, metrics: Sequence[str] = ()) -> Comparison:
+def compare(
+    loaded: Loaded, *, baseline: str | None = None, metrics: Sequence[str] = (), by: str = "rollouts"
+) -> Comparison:
     """Compute everything.
 
     Args:
         loaded: from :func:`rlstab.report.load.load_runs`.
         baseline: method to compare with; None takes each bench's baseline, else ``grpo``, else the first by name.
         metrics: outcomes instead of those of :func:`known_outcomes`; any metric can be one.
+        by: ``rollouts``, or ``tokens`` or ``seconds``: what each method of a table may spend equally much of.
 
     Raises:
-        ReportError: no run has this method or metric.
+        ReportError: no run has this method or metric, or says what it spent.
     """
     known = {run.method for run in loaded.runs}
     if baseline is not None and baseline not in known:
         raise ReportError(f"--baseline {baseline}: no run has this method. {did_you_mean(baseline, known)}")
+    if by in UNITS and not any(by in run.spent for run in loaded.runs):
+        raise ReportError(f"--by {by}: no run recorded its {UNITS[by]} in every rollout. Compare by rollouts.")
     outcomes = chosen_outcomes(loaded.runs, metrics)
     groups: dict[tuple[str, str], list[RunRecord]] = defaultdict(list)
     for run in loaded.runs:
@@ -233,12 +246,12 @@ def compare(loaded: Loaded, *, baseline: str | None = None, metrics: Sequence[st
         groups,
         key=lambda group: (group[0], swept.get(group, 0.0), loaded.order.get(group, len(groups)), natural(group[1])),
     )
-    tables = [_table(groups[group], baseline, outcomes) for group in order]
+    tables = [_table(groups[group], baseline, outcomes, by) for group in order]
     notes = [*loaded.notes, *(note for table in tables for note in table.notes)]
-    return Comparison(loaded, outcomes, tables, idle_methods(loaded.runs), sweeps, notes)
+    return Comparison(loaded, outcomes, tables, idle_methods(loaded.runs), sweeps, notes, by)
 
 
-def _table(runs: Sequence[RunRecord], asked: str | None, outcomes: Sequence[Outcome]) -> Table:
+def _table(runs: Sequence[RunRecord], asked: str | None, outcomes: Sequence[Outcome], by: str) -> Table:
     baseline = _baseline(runs, asked)
     methods = sorted({run.method for run in runs}, key=lambda name: (name != baseline, natural(name)))
     by_method = {method: [run for run in runs if run.method == method] for method in methods}
@@ -247,9 +260,17 @@ def _table(runs: Sequence[RunRecord], asked: str | None, outcomes: Sequence[Outc
     cells: dict[tuple[str, str], Cell] = {}
     notes = _absent(where, runs, asked, baseline)
     finished = [run for run in runs if run.status == "finished"]
+    judged, budget = by_method, budget_of(finished, by)
+    if budget is not None:
+        cut = {run: up_to(run, by, budget) for run in finished}
+        judged = {method: [part for run in some if (part := cut.get(run))] for method, some in by_method.items()}
+        if lost := ", ".join(f"{run.method} seed {run.seed}" for run, part in cut.items() if part is None):
+            why = f"their {UNITS[by]} are not recorded, or ten rollouts take more than all have"
+            notes.append(f"{where}: left out of the comparison by {by}: {lost}: {why}.")
+        finished = [part for some in judged.values() for part in some]
     missing: dict[tuple[RunRecord, ...], list[str]] = defaultdict(list)
     for outcome in outcomes:
-        values = {method: _values(by_method[method], outcome.name) for method in methods}
+        values = {method: _values(judged[method], outcome.name) for method in methods}
         others = {method: own for method, own in values.items() if method != baseline}
         paired = against_baseline(others, values[baseline]) if baseline is not None else {}
         for method in methods:
@@ -273,9 +294,11 @@ def _table(runs: Sequence[RunRecord], asked: str | None, outcomes: Sequence[Outc
         f"{where}: {method} differs from {baseline} in more than its method: {what}. The difference is that of both."
         for method, what in differs.items()
     ]
-    notes += [f"{where}: {text}" for run in finished for text in _resting(run, outcomes)]
+    notes += [f"{where}: {text}" for run in finished if not run.sparse for text in _resting(run, outcomes)]
     collapses = {method: _collapse(some) for method, some in by_method.items()}
-    return Table(bench, setting, baseline, methods, by_method, cells, collapses, differs, notes)
+    equal = "" if budget is None else f"at {budget:,.0f} {UNITS[by]} for each run"
+    costs = costs_of(by_method, baseline)
+    return Table(bench, setting, baseline, methods, by_method, cells, collapses, costs, equal, differs, notes)
 
 
 def _differs(runs: Mapping[str, Sequence[RunRecord]], baseline: str | None) -> dict[str, str]:

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from rlstab.console import counted
 from rlstab.report.collapse import all_below_start
 from rlstab.report.comparison import Comparison, Outcome, Table
 from rlstab.report.curves import curve_of, lead_sweep, seeds_of
-from rlstab.report.formatting import axis, counted, decimals, listed, paragraphs, places, size
+from rlstab.report.formatting import axis, decimals, listed, paragraphs, places, size
 from rlstab.report.statistics import Paired, Verdict
 from rlstab.report.sweeps import highest_stable
 from rlstab.report.tables import in_words

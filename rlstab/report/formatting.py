@@ -41,22 +41,6 @@ def places(values: list[float]) -> int:
     return 3 if largest == 0 or largest >= 0.01 else min(6, 1 - math.floor(math.log10(largest)))
 
 
-def ranges(numbers: Iterable[int]) -> str:
-    """Whole numbers in short: ``0-4, 7``."""
-    runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(f"{low}" if low == high else f"{low}-{high}" for low, high in runs)
-
-
-def counted(count: int, what: str) -> str:
-    """``1 run``, ``2 runs``."""
-    return f"{count} {what}{'s' * (count != 1)}"
-
-
 def estimate(value: float | None, low: float | None, high: float | None) -> str:
     """A number with its interval, if it has one."""
     digits = places([number for number in (value, low, high) if number is not None])

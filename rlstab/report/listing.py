@@ -13,7 +13,8 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from rlstab.report.formatting import counted, setting
+from rlstab.console import counted
+from rlstab.report.formatting import setting
 from rlstab.report.load import find_runs
 from rlstab.report.runs import LeftOut, RunRecord, best_bin, setting_of
 from rlstab.safe_read import read_text

@@ -9,34 +9,38 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from glob import glob
 from itertools import groupby, product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from rlstab.bins import EMPTY, Curve, highest, rounded
+from rlstab.bins import EMPTY, MOST_ROLLOUTS, Curve, highest, rounded
 from rlstab.config.document import Document
 from rlstab.config.identity import is_measured, is_neutral
-from rlstab.config.run_files import ABOUT, CHECKPOINTS, CONFIG
+from rlstab.config.run_files import ABOUT, CHECKPOINTS, CONFIG, OUT
 from rlstab.config.run_files import METRICS as RECORDS
 from rlstab.config.user_code import portable
+from rlstab.console import counted
 from rlstab.errors import ReportError, reason
 from rlstab.files import is_dir, is_file
-from rlstab.report.formatting import METRICS, counted, natural, setting
+from rlstab.logs.run import Logged, read_foreign
+from rlstab.report.formatting import METRICS, natural, setting
 from rlstab.report.results_file import read_results
 from rlstab.report.runs import (
     JOINED,
-    MOST_ROLLOUTS,
     LeftOut,
     Loaded,
     RunRecord,
+    Status,
     flat,
     objective_names,
     running_total,
     setting_of,
 )
-from rlstab.safe_read import as_float, gaps, read_bytes, read_mapping, read_object, read_text, readable
+from rlstab.safe_read import MOST_NUMBER, as_float, gaps, read_bytes, read_mapping, read_object, read_text, readable
 
 #: Any of them makes a folder a run folder.
 FILES = (RECORDS, CONFIG, ABOUT)
@@ -48,16 +52,17 @@ DEPTH = 12
 MOST_RUNS = 100_000
 
 
-def load_runs(*paths: str | Path) -> Loaded:
+def load_runs(*paths: str | Path, methods: Mapping[str, str] | None = None) -> Loaded:
     """Everything usable under some paths; what is not says why.
 
     Args:
         paths: bench folders, run folders, folders of such, and results files (``.jsonl``).
+        methods: by the name of a method, a pattern of the folders of its runs, of rlstab or of another trainer.
 
     Raises:
-        ReportError: a path does not exist, or nothing usable is there at all.
+        ReportError: a path does not exist, no folder matches a pattern, or nothing usable is there at all.
     """
-    every, left_out, benches = _search(paths)
+    every, left_out, benches = _search(paths, methods or {})
     kept, copies = _without_copies(every)
     runs = sorted(told_apart(kept), key=lambda run: (run.bench or "", *_name(run)[1:]))
     behind = [
@@ -76,7 +81,7 @@ def find_runs(*paths: str | Path) -> tuple[list[RunRecord], list[LeftOut]]:
     Raises:
         ReportError: see :func:`load_runs`.
     """
-    runs, left_out, _ = _search(paths)
+    runs, left_out, _ = _search(paths, {})
     return sorted({run.path: run for run, _ in runs}.values(), key=lambda run: natural(run.path)), left_out
 
 
@@ -93,9 +98,11 @@ class _Benches:
     order: dict[tuple[str, str], int] = field(default_factory=dict)
 
 
-def _search(paths: Sequence[str | Path]) -> tuple[list[tuple[RunRecord, str]], list[LeftOut], _Benches]:
+def _search(
+    paths: Sequence[str | Path], methods: Mapping[str, str]
+) -> tuple[list[tuple[RunRecord, str]], list[LeftOut], _Benches]:
     """Runs with the path under which each lies, what is left out, and what the files of benches say."""
-    if not paths:
+    if not paths and not methods:
         raise ReportError("no runs were named. Give bench folders, run folders or results files (.jsonl).")
     items: list[tuple[RunRecord | LeftOut, str]] = []
     benches = _Benches()
@@ -109,6 +116,8 @@ def _search(paths: Sequence[str | Path]) -> tuple[list[tuple[RunRecord, str]], l
         else:
             raise ReportError(f"{path}: no such file or folder. Give bench folders, run folders or results files.")
         items += [(record, str(path)) for record in records]
+    for method, pattern in methods.items():
+        items += [(record, pattern) for record in _matching(method, pattern)]
     runs = [(record, path) for record, path in items if isinstance(record, RunRecord)]
     left_out = [record for record, _ in items if isinstance(record, LeftOut)]
     if not runs:
@@ -126,6 +135,8 @@ def _walk(
     seen.add(real)
     if is_run(folder):
         yield read_folder(folder, bench)
+        if _is_launched(folder):  # what a trainer left in its folder is none of ours
+            return
         own = bench
     elif own := read_mapping(folder / "bench.json")[0] or bench:
         settings, named = _named(folder)
@@ -229,6 +240,43 @@ def _notes(runs: Sequence[RunRecord]) -> list[str]:
     return notes
 
 
+#: The number of a seed in the name of a folder: ``seed-3``, ``seed_3``, ``s3``, or the last number of all.
+_SEED = re.compile(r"(?i)(?:seed[-_=]?|(?<![a-z])s)(\d{1,9})(?!\d)")
+
+
+def _matching(method: str, pattern: str) -> Iterator[RunRecord | LeftOut]:
+    """The runs of a method in the folders that match a pattern, each with the seed in its name."""
+    folders = [Path(path) for path in sorted(glob(pattern), key=natural) if is_dir(path)]  # noqa: PTH207  # may be absolute
+    if not folders:
+        raise ReportError(f"--method {method}={pattern}: no folder matches. Put the pattern in quotes, with * for any.")
+    tails = _ends(list(map(str, folders))) if len(folders) > 1 else [folders[0].name]
+    told = [_SEED.findall(tail) or re.findall(r"(\d{1,9})(?!.*\d)", tail) for tail in tails]
+    seeds = [int(numbers[-1]) for numbers in told if numbers]
+    by_name = len(set(seeds)) == len(folders)
+    for index, folder in enumerate(folders):
+        seed, remark = (seeds[index], ()) if by_name else (index, ("no seed is in its name; taken by its order",))
+        if is_run(folder):
+            run = read_folder(folder)
+            yield replace(run, bench=None, setting="default", method=method) if isinstance(run, RunRecord) else run
+            continue
+        try:
+            logged = read_foreign(folder, folder / "worker.log")
+        except ReportError as error:
+            yield LeftOut(str(folder), str(error))
+            continue
+        yield RunRecord(
+            **logged.facts,
+            bench=None,
+            setting="default",
+            method=method,
+            seed=seed,
+            path=str(folder),
+            status="unfinished" if logged.ended is False else "finished",
+            written=_written(folder),
+            remarks=(*remark, *logged.remarks),
+        )
+
+
 # -- one folder --------------------------------------------------------------------------------------------------------
 
 
@@ -246,34 +294,37 @@ def read_folder(folder: Path, bench: Mapping[str, Any] | None = None) -> RunReco
     """
     bench = bench or {}
     remarks: list[str] = []
+    launched = _is_launched(folder)
     config = _config(folder / CONFIG, remarks)
-    about = _mapping(folder / ABOUT, remarks)
     place = _mapping(folder / "bench.json", remarks) if (folder / "bench.json").is_file() else {}
-    records = _records(folder / RECORDS, remarks)
+    about = {"run_hash": place.get("run_hash")} if launched else _mapping(folder / ABOUT, remarks)
     method = place["method"] if isinstance(place.get("method"), str) else "+".join(objective_names(config))
     if not method:
         return LeftOut(str(folder), "neither config.yaml nor bench.json says what was trained: " + "; ".join(remarks))
-    failed = place.get("status") == "failed"
-    if not records and not failed:
-        return LeftOut(str(folder), "no record of a rollout or evaluation: " + ("; ".join(remarks) or "empty"))
-    metrics, evaluations = _split(records)
-    seconds = metrics.pop("seconds/rollout", EMPTY)
-    rollouts = max((int(curve[0][-1]) for curve in metrics.values()), default=0)
-    spent = {"seconds": seconds, "tokens": metrics.get("response/tokens", EMPTY)}
-    totals = {unit: running_total(curve, rollouts) for unit, curve in spent.items()}
-    planned = setting_of(config, "optimisation.rollouts")
-    done = isinstance(planned, int) and rollouts >= planned
+    status: Status | None = "failed" if place.get("status") == "failed" else None
+    if launched:
+        try:
+            logged = read_foreign(folder / OUT, folder / "worker.log")
+        except ReportError as error:
+            if status is None:
+                return LeftOut(str(folder), str(error))
+            logged = Logged(dict[str, Any](metrics={}, evaluations=[]), None, ())
+        status = status or ("finished" if place.get("status") == "finished" else "unfinished")
+    else:
+        logged = _own(folder, config, remarks)
+        if not logged.facts["metrics"] and not logged.facts["evaluations"] and status is None:
+            return LeftOut(str(folder), "no record of a rollout or evaluation: " + ("; ".join(remarks) or "empty"))
     seed = next((value for value in (place.get("seed"), config.get("seed")) if isinstance(value, int)), None)
     if seed is None:
         remarks.append("no file says its seed; taken for seed 0")
-    file = folder / RECORDS
     return RunRecord(
-        written=file.stat().st_mtime if file.is_file() else 0.0,
+        **logged.facts,
+        written=_written(folder),
         bench=_text(place.get("bench")) or _text(bench.get("name")),
         setting=_text(place.get("setting")) or "default",
         method=method,
         seed=seed or 0,
-        status="failed" if failed else "finished" if done else "unfinished",
+        status=status or ("finished" if logged.ended else "unfinished"),
         error=_text(place.get("error")),
         path=str(folder),
         config=config,
@@ -281,15 +332,38 @@ def read_folder(folder: Path, bench: Mapping[str, Any] | None = None) -> RunReco
         command=_text(place.get("command")) or _text(about.get("command")),
         cpu_seconds=as_float(place.get("cpu_seconds")),
         seconds=as_float(place.get("seconds")),
-        evaluations=evaluations,
-        metrics=metrics,
-        largest={name: highest(curve, rollouts) for name, curve in metrics.items() if "/largest" in name},
-        spent={unit: total for unit, total in totals.items() if total is not None},
         baseline=_text(bench.get("baseline")),
         bench_command=_text(bench.get("command")),
         bench_about=_text(bench.get("about")) or "",
-        remarks=tuple(remarks),
+        remarks=(*remarks, *logged.remarks),
     )
+
+
+def _is_launched(folder: Path) -> bool:
+    """Whether a bench made the run by the command of another trainer."""
+    return (folder / OUT).is_dir() and not (folder / RECORDS).is_file()
+
+
+def _written(folder: Path) -> float:
+    file = folder / RECORDS
+    return file.stat().st_mtime if file.is_file() else folder.stat().st_mtime
+
+
+def _own(folder: Path, config: Mapping[str, Any], remarks: list[str]) -> Logged:
+    """What rlstab's trainer wrote."""
+    metrics, evaluations = _split(_records(folder / RECORDS, remarks))
+    seconds = metrics.pop("seconds/rollout", EMPTY)
+    rollouts = max((int(curve[0][-1]) for curve in metrics.values()), default=0)
+    spent = {"seconds": seconds, "tokens": metrics.get("response/tokens", EMPTY)}
+    totals = {unit: running_total(curve, rollouts) for unit, curve in spent.items()}
+    planned = setting_of(config, "optimisation.rollouts")
+    facts = {
+        "metrics": metrics,
+        "evaluations": evaluations,
+        "largest": {name: highest(curve, rollouts) for name, curve in metrics.items() if "/largest" in name},
+        "spent": {unit: total for unit, total in totals.items() if total is not None},
+    }
+    return Logged(facts, isinstance(planned, int) and rollouts >= planned, ())
 
 
 def _mapping(path: Path, remarks: list[str], parse: Callable[[str], Any] = json.loads) -> dict[str, Any]:
@@ -317,13 +391,15 @@ def _records(path: Path, remarks: list[str]) -> dict[int, dict[str, Any]]:
         return {}
     if rest.strip():
         remarks.append(f"the last line of {path.name} is cut off")
-    records: dict[int, dict[str, Any]] = defaultdict(dict)
+    records: dict[int, dict[str, Any]] = {}
     damaged = 0
     for line in filter(bytes.strip, lines):
         record = read_object(line)
         rollout = record.get("rollout")
         if isinstance(rollout, int) and not isinstance(rollout, bool) and 0 <= rollout <= MOST_ROLLOUTS:
-            records[rollout] |= {readable(name): value for name, value in record.items()}
+            if not line.isascii() or b"\\u" in line:
+                record = {readable(name): value for name, value in record.items()}
+            records[rollout] = {**records[rollout], **record} if rollout in records else record
         else:
             damaged += 1
     if damaged:
@@ -335,21 +411,32 @@ def _records(path: Path, remarks: list[str]) -> dict[int, dict[str, Any]]:
 
 def _split(records: Mapping[int, Mapping[str, Any]]) -> tuple[dict[str, Curve], list[dict[str, float]]]:
     """Curves, the seconds of each rollout among them, and evaluations."""
-    # a count is written only where there was something to count
-    counts = {name: 0 for record in records.values() for name in record if name.startswith("optimizer_steps/")}
-    points: dict[str, list[tuple[int, float]]] = defaultdict(list)
-    evaluations: list[dict[str, float]] = []
-    for rollout, record in records.items():
-        values = {name: as_float(value) for name, value in {**counts, **record}.items() if name != "rollout"}
-        numbers = {name: value for name, value in values.items() if value is not None}
-        held_out = {name: value for name, value in numbers.items() if name.startswith("eval/") and math.isfinite(value)}
-        if evaluation := {name: rounded(value) for name, value in held_out.items()}:
-            evaluations.append({"rollout": rollout, **evaluation})
-        for name, value in numbers.items():
-            if rollout and (name == "seconds/rollout" or not name.startswith(("eval/", "seconds/"))):
-                points[name].append((rollout, value))
-    curves = {name: tuple(zip(*pairs, strict=True)) for name, pairs in points.items()}
-    return {name: (np.array(x, np.int64), np.array(y, np.float64)) for name, (x, y) in curves.items()}, evaluations
+    steps = np.array(list(records), np.int64)
+    metrics: dict[str, Curve] = {}
+    evaluations: dict[int, dict[str, float]] = {}
+    for name in sorted(set[str]().union(*records.values()) - {"rollout"}):
+        # a count is written only where there was something to count
+        missing = 0.0 if name.startswith("optimizer_steps/") else None
+        known, values = _numbers([record.get(name, missing) for record in records.values()])
+        if name.startswith("eval/"):
+            for rollout, value in zip(steps[known].tolist(), values[known].tolist(), strict=True):
+                if math.isfinite(value):
+                    evaluations.setdefault(rollout, {"rollout": rollout})[name] = rounded(value)
+        elif name == "seconds/rollout" or not name.startswith("seconds/"):
+            known &= steps > 0
+            if known.any():
+                metrics[name] = steps[known], values[known]
+    return metrics, [evaluations[rollout] for rollout in sorted(evaluations)]
+
+
+def _numbers(column: Sequence[Any]) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+    """Where a metric has a number, and the numbers; see :func:`rlstab.safe_read.as_float`."""
+    if set(map(type, column)) <= {float, type(None)}:
+        values = np.array(column, np.float64)
+        large = np.abs(values) > MOST_NUMBER
+        return np.array([value is not None for value in column]), np.where(large, np.copysign(np.inf, values), values)
+    numbers = list(map(as_float, column))
+    return np.array([number is not None for number in numbers]), np.array(numbers, np.float64)
 
 
 def _text(value: Any) -> str | None:
@@ -455,7 +542,9 @@ def settings_between(runs: Sequence[RunRecord], *, method: bool = False) -> dict
         method: whether objective and stages count too.
     """
     known = [run for run in runs if run.config]
-    if len(known) < 2 or all(run.config == known[0].config for run in known):
+    if len(known) < 2 or all(
+        (run.config, run.about.get("code")) == (known[0].config, known[0].about.get("code")) for run in known
+    ):
         return {}
     differ = {}
     flats = [_flat(run) for run in known]
@@ -473,7 +562,10 @@ _MISSING = "(missing)"
 
 
 def _flat(run: RunRecord) -> dict[str, Any]:
-    return dict(flat(portable(run.config)))
+    """The settings by dotted path, and checksums of the files of code and data that they name."""
+    code = run.about.get("code")
+    sums = {f"code.{Path(name).stem}": value for name, value in code.items()} if isinstance(code, Mapping) else {}
+    return {**dict(flat(portable(run.config))), **sums}
 
 
 def _value(values: Mapping[str, Any], path: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
@@ -63,6 +64,11 @@ def refuse_foreign(path: Path, marks: Sequence[bytes], what: str, option: str) -
 def digest(text: str) -> str:
     """What a content policy calls a script or a style."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def packed(text: str) -> str:
+    """A text as a page holds it that unpacks it itself: gzip in base64, a third as long and the same at each call."""
+    return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
 
 
 def safe_json(data: Any) -> str:

@@ -1,6 +1,14 @@
 "use strict";
-(() => {
-  const data = JSON.parse(document.getElementById("data").textContent);
+(async () => {
+  // gzip in base64, as `packed` in output.py writes it; a script runs by its digest in the head of the page
+  const unpacked = (id) => {
+    const bytes = Uint8Array.from(atob(document.getElementById(id).textContent), (one) => one.charCodeAt(0));
+    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  };
+  const library = document.createElement("script");
+  library.textContent = await unpacked("plotly");
+  document.head.append(library);
+  const data = JSON.parse(await unpacked("data"));
   const root = document.documentElement;
   const all = (selector, inside = document) => [...inside.querySelectorAll(selector)];
   const state = { setting: data.settings[0].key, outcome: null, off: new Set(), seeds: false, band: "quartiles", smooth: 1, axis: "rollout", print: false };
@@ -318,4 +326,5 @@
   follow();
   select();
   redraw();
+  root.dataset.drawn = "";
 })();

@@ -8,7 +8,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -16,6 +15,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from rlstab.bins import WIDTH
+from rlstab.console import counted
 from rlstab.report.collapse import DEFINITIONS, TITLES
 from rlstab.report.comparison import Comparison, Outcome, Table
 from rlstab.report.curves import (
@@ -30,9 +30,8 @@ from rlstab.report.curves import (
     panels_of,
 )
 from rlstab.report.findings import findings
-from rlstab.report.formatting import axis, counted, decimals, listed, own_title, setting
-from rlstab.report.output import digest, resource, safe_json
-from rlstab.report.samples import MOST_SAMPLED, samples_of
+from rlstab.report.formatting import axis, decimals, listed, own_title, setting
+from rlstab.report.output import digest, packed, resource, safe_json
 from rlstab.report.statistics import Estimate
 from rlstab.report.sweeps import Sweep, highest_stable
 from rlstab.report.tables import about_runs, rows_of
@@ -45,12 +44,11 @@ LEARNING = 4
 SPENT = {"tokens": "tokens sampled", "seconds": "training time"}
 
 
-def page(comparison: Comparison, folder: Path, command: str = "", source: str = "") -> str:
+def page(comparison: Comparison, command: str = "", source: str = "") -> str:
     """The HTML of a report.
 
     Args:
         comparison: what it shows.
-        folder: where it will lie: its links go from there.
         command: what makes it again.
         source: names what it is a report of; see :func:`rlstab.report.build.make_report`.
     """
@@ -66,33 +64,30 @@ def page(comparison: Comparison, folder: Path, command: str = "", source: str = 
         "style": Markup(f"{colours}\n{style}"),
         "without_script": Markup(without_script),
         "script": Markup(script),
-        "plotly": Markup(plotly),
-        "data": Markup(safe_json(plain(data(comparison)))),
+        "plotly": Markup(packed(plotly)),
+        "data": Markup(packed(safe_json(plain(data(comparison))))),
         "source": source,
     }
     functions = {"axis": axis, "own_title": own_title, "setting": setting, "decimals": decimals}
     functions["highest_stable"] = highest_stable
-    return rendered(resource("page.html"), functions, contents(comparison, command, folder) | shown)
+    return rendered(resource("page.html"), functions, contents(comparison, command) | shown)
 
 
 # -- texts -------------------------------------------------------------------------------------------------------------
 
 
-def contents(comparison: Comparison, command: str = "", folder: Path | None = None) -> dict[str, Any]:
+def contents(comparison: Comparison, command: str = "") -> dict[str, Any]:
     """The context of ``page.html``.
 
     Args:
         comparison: what it tells.
         command: makes the report again.
-        folder: of the page, from which its links go; None is the working directory.
     """
     runs, looks, tables = comparison.loaded.runs, looks_of(comparison), _tables(comparison)
     key_of = {(table.bench, table.setting): key for key, table in tables.items()}
     names = _setting_names(tables)
     panels, lead = panels_of(runs), lead_curve(comparison)
     learning = [name for name in panels.learning if name != lead][:LEARNING]
-    in_tables = [run for table in tables.values() for some in table.runs.values() for run in some]
-    samples = sorted(samples_of(runs), key=lambda sample: in_tables.index(sample.run))
     first, *others = findings(comparison)
     return {
         **vars(comparison),
@@ -116,11 +111,8 @@ def contents(comparison: Comparison, command: str = "", folder: Path | None = No
         "same": {key: text for key, table in tables.items() if (text := _same(table))},
         "panels": panels,
         "learning": learning,
-        "samples": [(key_of[sample.run.bench, sample.run.setting], sample) for sample in samples],
-        "folder": folder or Path(),
         "runs": runs,
         "several": len({run.bench for run in runs}) > 1,
-        "most_sampled": MOST_SAMPLED,
         "idle": [(key_of[idle.bench, idle.setting], idle) for idle in comparison.idle],
         "by_setting": tables,
         "titles": TITLES,
@@ -173,6 +165,7 @@ def _what(comparison: Comparison, methods: int) -> str:
         counted(len({run.seed for run in runs}), "seed"),
         f"{counted(len(runs), 'run')} ({', '.join(counts)})",
         f"{length} rollouts per run",
+        *([f"compared by {SPENT[comparison.by]}"] if comparison.by != "rollouts" else []),
     ]
     return " · ".join(parts)
 
@@ -246,10 +239,11 @@ def result_table(table: Table, outcome: Outcome, *, alone: bool) -> dict[str, An
         if row.remark:
             remarks[row.remark].append(row.method)
     where = f"{table.title}. " if table.title and not alone else ""
+    unit = f", in {outcome.unit}" if outcome.unit else ""
     return {
         "outcome": outcome.name,
         "baseline": table.baseline,
-        "caption": f"{where}{outcome.title}: {outcome.text}{f', in {outcome.unit}' if outcome.unit else ''}.",
+        "caption": f"{where}{outcome.title}: {', '.join(filter(None, (outcome.text + unit, table.budget)))}.",
         "axis": scale.ticks() if differences else None,
         "rows": [(row, scale.drawn(row.estimate), table.collapses[row.method]) for row in rows],
         "remarks": [f"{', '.join(methods)}: {remark}." for remark, methods in remarks.items()],

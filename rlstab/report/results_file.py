@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
-from rlstab.bins import WIDTH, Curve, binned, rounded
-from rlstab.report.formatting import ranges
+from rlstab.bins import MOST_ROLLOUTS, WIDTH, Curve, binned, rounded
+from rlstab.console import ranges
 from rlstab.report.output import refuse_foreign, write_text
-from rlstab.report.runs import MOST_ROLLOUTS, LeftOut, Loaded, RunFacts, RunRecord
+from rlstab.report.runs import LeftOut, Loaded, RunFacts, RunRecord
 from rlstab.safe_read import MOST_NUMBER, plain, read_bytes
 
 FORMAT = 2

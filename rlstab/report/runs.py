@@ -11,9 +11,6 @@ import numpy as np
 from rlstab.bins import WIDTH, Curve, bin_weights, binned, rounded
 from rlstab.config.user_code import portable
 
-#: No run is so long: a rollout beyond it is damage, and would not fit into an array either.
-MOST_ROLLOUTS = 10**9
-
 #: Between the names of several parts.
 JOINED = " + "
 
@@ -70,6 +67,8 @@ class RunRecord(RunFacts):
         spent: by unit (``seconds`` or ``tokens``) the total up to the last rollout of each bin of 10. Seconds are those
             of the rollouts themselves, so that neither evaluations nor a pause before a resume count; tokens are those
             sampled. A unit that some rollout did not record is left out.
+        sparse: its log, of another trainer, need not have a line for each rollout.
+        by: what it was cut by, where it is only the part of a run within a budget; see :mod:`rlstab.report.cost`.
         remarks: what of this run could not be read, and why.
         written: when its metrics were last written, in seconds since 1970; of two copies the newer one counts.
     """
@@ -78,6 +77,8 @@ class RunRecord(RunFacts):
     evaluations: list[dict[str, float]]
     metrics: dict[str, Curve]
     bin_width: int = 1
+    sparse: bool = False
+    by: str = "rollouts"
     largest: dict[str, Curve] = field(default_factory=dict)
     spent: dict[str, Curve] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from rlstab.console import counted
 from rlstab.report.comparison import Cell, Outcome, Table
-from rlstab.report.formatting import counted, decimals, places
+from rlstab.report.formatting import decimals, places
 from rlstab.report.runs import RunRecord
 from rlstab.report.statistics import MOST_SEEDS, Estimate, Paired
 
@@ -34,6 +35,7 @@ class Row:
         difference, wins: from the baseline; None for the baseline itself, and where there is none.
         estimate: of the difference, likewise.
         verdict: in words.
+        cost: of a rollout, in words.
         remark: what the verdict alone hides, why there is no interval, and which settings differ from those of the
             baseline; empty if nothing.
     """
@@ -45,6 +47,7 @@ class Row:
     wins: Shown | None
     estimate: Estimate | None
     verdict: str
+    cost: str
     remark: str
 
 
@@ -65,6 +68,7 @@ def rows_of(table: Table, outcome: Outcome) -> list[Row]:
                 wins=_shown(paired.wins, 2) if paired else None,
                 estimate=paired.difference if paired else None,
                 verdict=paired.verdict if paired else "the baseline" if method == table.baseline else "",
+                cost=table.costs[method],
                 remark="; ".join(filter(None, [_remark(cell, outcome), table.differs.get(method, "")])),
             )
         )

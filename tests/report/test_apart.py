@@ -211,3 +211,15 @@ def test_settings_stand_in_the_order_of_the_file_and_others_by_their_numbers(tmp
     for path in (tmp_path / "b").rglob("config.yaml"):  # no sweep, whose values would be the order
         path.write_text(path.read_text().replace("numbers", path.parents[2].name))
     assert [table.setting for table in told(tmp_path / "b").tables] == ["m2", "m10", "m1"]
+
+
+def test_code_that_changed_between_runs_tells_them_apart(tmp_path: Path) -> None:
+    for seed in range(4):
+        about = json.loads((run(tmp_path, seed=seed) / "run.json").read_text())
+        code = {"code": {"my_reward.py:Mine": "a1b2" if seed < 2 else "c3d4", "data.jsonl": "same"}}
+        (tmp_path / "runs" / "default" / "grpo" / f"seed-{seed}" / "run.json").write_text(json.dumps(about | code))
+    comparison = told(tmp_path)
+    assert [(table.setting, len(table.runs["grpo"])) for table in comparison.tables] == [
+        ("my_reward=a1b2", 2),
+        ("my_reward=c3d4", 2),
+    ]

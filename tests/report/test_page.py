@@ -2,6 +2,7 @@
 
 import base64
 import dataclasses
+import gzip
 import hashlib
 import itertools
 import json
@@ -21,7 +22,6 @@ from rlstab.report.curves import curve_of, lead_curve, lead_sweep
 from rlstab.report.load import load_runs
 from rlstab.report.page import Scale, contents, data
 from rlstab.report.runs import LeftOut, Loaded, RunRecord
-from rlstab.report.samples import LENGTH, MOST, READ, Samples, samples_of
 from tests.report.conftest import config, curves, record, write_run
 
 HOSTILE = "</script><script>window.hit=1</script><img src=x onerror=window.hit=2>\u2028<!--"
@@ -57,8 +57,13 @@ class Parsed(HTMLParser):
         return [attributes for _, attributes in self.elements if name in attributes]
 
 
+def unpacked(text: str) -> str:
+    """What the page unpacks before it draws."""
+    return gzip.decompress(base64.b64decode(text)).decode()
+
+
 def parsed(comparison: Comparison) -> Parsed:
-    return Parsed(page.page(comparison, Path()))
+    return Parsed(page.page(comparison))
 
 
 def of(*runs: RunRecord) -> Comparison:
@@ -67,7 +72,7 @@ def of(*runs: RunRecord) -> Comparison:
 
 def saved(comparison: Comparison, folder: Path) -> Path:
     path = folder / "page.html"
-    path.write_text(page.page(comparison, folder), encoding="utf-8")
+    path.write_text(page.page(comparison), encoding="utf-8")
     return path
 
 
@@ -87,13 +92,13 @@ def hostile() -> Comparison:
 
 
 def test_texts_of_runs_are_texts_of_the_page(hostile: Comparison) -> None:
-    text = page.page(hostile, Path())
+    text = page.page(hostile)
     read = Parsed(text)
     tags = [tag for tag, _ in read.elements]
     assert tags.count("script") == 3
     assert not [name for _, attributes in read.elements for name in attributes if name.startswith("on")]
     assert not {"img", "iframe", "object", "embed", "link", "base", "form"} & set(tags)
-    assert json.loads(read.scripts[0])["methods"][1]["name"] == HOSTILE
+    assert json.loads(unpacked(read.scripts[0]))["methods"][1]["name"] == HOSTILE
     # what has no shape of its own is shown, so that nothing hides in a name
     assert "⟨U+2028⟩" in read.text
     assert "\u2028" not in text
@@ -102,17 +107,18 @@ def test_texts_of_runs_are_texts_of_the_page(hostile: Comparison) -> None:
 @pytest.fixture(scope="module")
 def text(compared: Comparison) -> str:
     """The page of the bench."""
-    return page.page(compared, Path(), "rlstab report 'a b'")
+    return page.page(compared, "rlstab report 'a b'")
 
 
 def test_nothing_is_asked_for_and_only_our_scripts_run(text: str) -> None:
     read = Parsed(text)
-    assert text.count(get_plotlyjs()) == 1
-    assert "http" not in text.replace(get_plotlyjs(), "").replace("http-equiv", "")
+    assert unpacked(read.scripts[1]) == get_plotlyjs()
+    assert "http" not in text.replace("http-equiv", "")
     assert not [read.having(name) for name in ("src", "srcset", "data") if read.having(name)]
     assert all(attributes["href"].startswith("#") for attributes in read.having("href"))
     [policy] = [attributes["content"] for attributes in read.having("http-equiv")]
-    digests = [base64.b64encode(hashlib.sha256(entry.encode()).digest()).decode() for entry in read.scripts[1:]]
+    ran = unpacked(read.scripts[1]), read.scripts[2]
+    digests = [base64.b64encode(hashlib.sha256(entry.encode()).digest()).decode() for entry in ran]
     assert {rule.split()[0]: rule.split()[1:] for rule in policy.split(";")} == {
         **{name: ["'none'"] for name in ("default-src", "base-uri", "form-action")},
         "img-src": ["data:", "blob:"],
@@ -206,57 +212,6 @@ def test_the_page_opens_with_the_curve_of_the_main_outcome_or_the_sweep(compared
     assert (lead_curve(comparison), curve_of(comparison, "eval/entropy")) == ("reward/mean", "tokens/entropy")
 
 
-def write_samples(folder: Path, rollouts: int, *, text: str = "answer", each: int = 3) -> Samples:
-    """Of a run of which only samples are left."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lines = [
-        json.dumps({"rollout": rollout, "prompt": f"p{rollout}", "text": f"{text} {place}", "reward": float(place)})
-        for rollout in range(1, rollouts + 1)
-        for place in range(each)
-    ]
-    (folder / "samples.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    (samples,) = samples_of([record({"reward/mean": [0.5]}, path=str(folder))])
-    return samples
-
-
-def test_the_first_and_the_last_rollout_are_shown(tmp_path: Path) -> None:
-    samples = write_samples(tmp_path / "run", 7)
-    assert {number: len(responses) for number, responses in samples.rollouts.items()} == {1: MOST, 7: MOST}
-    last = samples.rollouts[7][1]
-    assert (last.prompt, last.text, last.reward) == ("p7", "answer 1", 1.0)
-    # also of a file that is longer than what is read of it
-    assert list(write_samples(tmp_path / "long", 400, text="x" * 600).rollouts) == [1, 400]
-    assert (tmp_path / "long" / "samples.jsonl").stat().st_size > 2 * READ
-    assert list(write_samples(tmp_path / "other", 200, text="y" * 550).rollouts) == [1, 200]
-    samples = write_samples(tmp_path / "cut", 1, text="z" * (LENGTH + 5), each=2)
-    assert samples.rollouts[1][0].text == "z" * LENGTH + " … (7 more characters)"
-    # damaged lines are passed over
-    run, file = write_samples(tmp_path / "bad", 2).run, tmp_path / "bad" / "samples.jsonl"
-    damage = b'{"rollout": "entry"}\n[1]\n{"rollout": 1\n\xff\xfe\n' + b"[" * 5000 + b"\n"
-    file.write_bytes(damage + file.read_bytes() + b'{"rollout": 3, "te')
-    assert list(samples_of([run])[0].rollouts) == [1, 2]
-    file.write_bytes(damage)
-    assert samples_of([run]) == []
-
-
-def test_the_tokens_are_a_link_where_their_page_is_and_a_command_elsewhere(tmp_path: Path) -> None:
-    folder = tmp_path / "javascript:a b"
-    samples = write_samples(folder, 1, text=HOSTILE)
-    assert not samples.traced
-    (folder / "view.html").write_text("")
-    assert samples.link(tmp_path) is None  # of other tokens, if of any
-    (folder / "dump").mkdir()
-    (folder / "dump" / "step-000001.rank-0.json").write_text("{}")
-    (samples,) = samples_of([samples.run])
-    assert samples.link(tmp_path) == "javascript%3Aa%20b/view.html"
-    assert samples.link(tmp_path / "report") == "../javascript%3Aa%20b/view.html"
-    (folder / "view.html").unlink()
-    read = parsed(of(samples.run))
-    assert [tag for tag, _ in read.elements].count("script") == 3
-    assert read.text.count("<script>window.hit=1</script>") == MOST
-    assert f"rlstab view '{folder}'" in read.text
-
-
 def test_no_other_report_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)
     for folder, seed in (("all/a/run-0", 0), ("all/a/run-1", 1), ("all/b", 5)):
@@ -298,12 +253,19 @@ def drawn(tab: Any, metric: str, part: str = "mean") -> list[str]:
     )
 
 
+def opened(browser_page: Any, path: Path) -> Any:
+    """The page once its figures are drawn."""
+    tab = browser_page.open(path)
+    tab.wait_for_selector("html[data-drawn]", state="attached")
+    return tab
+
+
 END = "document.querySelector(`figure[data-metric='reward/mean'] .plot`).data.at(-1).y.at(-1)"
 
 
 @pytest.mark.slow
 def test_it_opens_and_its_controls_work(compared: Comparison, tmp_path: Path, browser_page: Any) -> None:
-    tab = browser_page.open(saved(compared, tmp_path))
+    tab = opened(browser_page, saved(compared, tmp_path))
     empty = tab.evaluate(
         "[...document.querySelectorAll('figure:not([hidden]) .plot')]"
         ".filter(entry => !entry.querySelector('svg') && !entry.querySelector('.absent')).length"
@@ -347,7 +309,7 @@ def test_it_opens_and_its_controls_work(compared: Comparison, tmp_path: Path, br
 
 @pytest.mark.slow
 def test_setting_and_outcome_are_chosen(swept: Comparison, tmp_path: Path, browser_page: Any) -> None:
-    tab = browser_page.open(saved(swept, tmp_path))
+    tab = opened(browser_page, saved(swept, tmp_path))
     good = tab.evaluate(END)
     tab.locator("#setting").select_option(label="lr_4e-4")
     assert tab.evaluate(END) < 0.5 * good
@@ -364,7 +326,7 @@ def test_setting_and_outcome_are_chosen(swept: Comparison, tmp_path: Path, brows
 
 @pytest.mark.slow
 def test_hostile_texts_are_inert_in_a_browser(hostile: Comparison, tmp_path: Path, browser_page: Any) -> None:
-    tab = browser_page.open(saved(hostile, tmp_path))
+    tab = opened(browser_page, saved(hostile, tmp_path))
     tab.locator("#seeds").check()
     tab.locator("button.chip").last.click()
     tab.locator("button.chip").last.click()
@@ -401,7 +363,7 @@ def test_curves_are_drawn_over_what_was_spent(tmp_path: Path, browser_page: Any)
         write_run(tmp_path / "runs" / str(seed), seed=seed, changes=values)
     comparison = compare(load_runs(tmp_path / "runs"))
     assert list(contents(comparison)["spent"]) == ["tokens", "seconds"]
-    tab = browser_page.open(saved(comparison, tmp_path))
+    tab = opened(browser_page, saved(comparison, tmp_path))
     last = "name => { const entry = document.querySelector(`figure[data-metric='reward/mean'] .plot`);"
     last += " return [entry.data.filter((trace) => trace.meta.part === name).map((trace) => trace.x.at(-1)),"
     last += " entry.layout.xaxis.title.text]; }"

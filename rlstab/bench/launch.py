@@ -1,0 +1,204 @@
+"""A command that a bench starts for each run in place of rlstab's trainer, with what is filled in.
+
+::
+
+    command: accelerate launch train.py --objective {objective} --seed {seed} --output_dir {out} --lr {lr}
+    settings: {slow: {lr: 1.0e-6}, fast: {lr: 2.0e-6}}
+
+A placeholder is a name in braces; ``{{name}}`` stands for ``{name}`` itself, and other braces for themselves. The
+command is split as a shell would split it before anything is filled in, so a value is never more than one argument.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlstab.config.document import Document, dump, flow
+from rlstab.config.objectives import build_objective, digest, dump_objective
+from rlstab.config.run_files import CONFIG, OUT
+from rlstab.config.user_code import checksums, portable
+from rlstab.errors import ConfigError, did_you_mean
+from rlstab.files import replace_file
+from rlstab.safe_read import read_text
+
+#: What the bench fills in itself.
+RESERVED = ("objective", "seed", "out", "method", "setting", "config")
+#: Folder of the files that are filled in, inside the folder of a run.
+GIVEN = "given"
+
+#: What a value can be called.
+NAME = re.compile(r"[A-Za-z_][\w.-]*")
+_PLACEHOLDER = re.compile(rf"\{{(\{{)?({NAME.pattern})\}}(?(1)\}})")
+
+
+def placeholders(text: str) -> set[str]:
+    """The names that are filled in."""
+    return {match[2] for match in _PLACEHOLDER.finditer(text) if not match[1]}
+
+
+def filled(text: str, values: Mapping[str, Any]) -> str:
+    """The text with its placeholders filled in: text as it is, other values as YAML writes them."""
+
+    def value(match: re.Match[str]) -> str:
+        if match[1]:
+            return match[0][1:-1]
+        data = values[match[2]]
+        return data if isinstance(data, str) else flow(data)
+
+    return _PLACEHOLDER.sub(value, text)
+
+
+@dataclass(frozen=True)
+class Template:
+    """A command and the file beside it, before they are filled in.
+
+    Attributes:
+        arguments: of the command, the program first.
+        config: name and text of a file that is filled in too; ``{config}`` is its path.
+        names: all placeholders of both.
+    """
+
+    arguments: tuple[str, ...]
+    config: tuple[str, str] | None
+    names: frozenset[str]
+
+
+def template_of(document: Document, command: str, config: str | None, given: Iterable[str], folder: Path) -> Template:
+    """The command of a bench file.
+
+    Args:
+        document: the bench file.
+        command: as it is written there.
+        config: path of a file that is filled in, from ``folder``.
+        given: names that its methods and settings give values.
+        folder: of the bench file.
+
+    Raises:
+        ConfigError: it cannot be split, a file cannot be read, a placeholder is unknown, or the runs would write into
+            one folder or share a seed.
+    """
+    try:
+        arguments = shlex.split(command.replace("\\\n", " "))
+    except ValueError as error:
+        raise document.error(("command",), f"cannot be split into arguments: {error}. Close the quotes.") from None
+    if not arguments or "=" in arguments[0]:
+        text = "a command starts with a program. Write `env NAME=value PROGRAM ...` to set variables."
+        raise document.error(("command",), text)
+    known = {*RESERVED, *given} - ({"config"} if config is None else set())
+    names = placeholders(" ".join(arguments))
+    for name in sorted(names - known):
+        text = f"{{{name}}} is not filled in by anything. {did_you_mean(name, known)} Braces that stay are doubled."
+        raise document.error(("command",), text)
+    for name, why in (("out", "all runs would write into one folder"), ("config", "the file would not be read")):
+        if name in known and name not in names:
+            raise document.error(("command",), f"without {{{name}}} {why}. Add it to the command.")
+    file = None
+    if config is not None:
+        try:
+            text = read_text(folder / config)
+        except (OSError, ValueError) as error:
+            raise document.error(("config",), f"{config} cannot be read: {error}.") from error
+        for number, line in enumerate(text.splitlines(), 1):
+            for name in sorted(placeholders(line) - known | placeholders(line) & {"config"}):
+                hint = did_you_mean(name, known - {"config"})
+                raise ConfigError(f"{folder / config}:{number}: {{{name}}} is not filled in by anything. {hint}")
+        file, names = (Path(config).name, text), names | placeholders(text)
+    if "seed" not in names:
+        raise document.error(("command",), "without {seed} all runs would have one seed. Add it to the command.")
+    return Template(tuple(arguments), file, frozenset(names))
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The command of one run.
+
+    Attributes:
+        template: before it is filled in.
+        objective: of the method, resolved; empty where the command does not take one.
+        values: by placeholder, from the method and the setting.
+        setting, method, seed: of the run.
+        folder: of the run; what the command writes goes to ``out`` in it.
+    """
+
+    template: Template
+    objective: list[dict[str, Any]]
+    values: Mapping[str, Any]
+    setting: str
+    method: str
+    seed: int = 0
+    folder: Path = Path()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What ``config.yaml`` of the run's folder says, as plain data."""
+        file = {} if self.template.config is None else {"config": digest(self.template.config)}
+        settings = {"settings": dict(self.values)} if self.values else {}
+        command = {"command": shlex.join(self.template.arguments), **file}
+        return {"objective": self.objective, **settings, **command, "seed": self.seed}
+
+    @property
+    def hash(self) -> str:
+        """Twelve hexadecimal digits over all of it, and over the files of user-defined methods."""
+        return digest(portable(self.settings) | {"code": checksums(self.settings)})
+
+    def prepare(self, *, resume: bool) -> list[str]:
+        """Write the files that the command reads, and return its arguments, filled in; paths are absolute.
+
+        Without ``resume``, what an earlier command left in ``out`` moves aside.
+        """
+        out, given = self.folder / OUT, self.folder / GIVEN
+        if not resume and out.is_dir():
+            number = sum(1 for _ in self.folder.glob(f"{OUT}-before-*"))
+            out.rename(self.folder / f"{OUT}-before-{number + 1}")
+        for folder in (out, given):
+            folder.mkdir(parents=True, exist_ok=True)
+        name, text = self.template.config or ("", "")
+        paths = {"objective": given / "objective.yaml", "out": out, "config": given / name}
+        values = {**self.values, **{key: str(path.absolute()) for key, path in paths.items()}}
+        values |= {"seed": self.seed, "method": self.method, "setting": self.setting}
+        replace_file(self.folder / CONFIG, dump(self.settings))
+        replace_file(paths["objective"], dump({"objective": self.objective}))
+        if name:
+            replace_file(paths["config"], filled(text, values))
+        return [filled(argument, values) for argument in self.template.arguments]
+
+
+def launch_of(template: Template, document: Document, run: Document, setting: str, method: str) -> Launch:
+    """The launch of a method in a setting, less its seed and folder.
+
+    Args:
+        template: of the bench.
+        document: the bench file.
+        run: its values by placeholder, and ``objective``.
+        setting: its name.
+        method: its name.
+
+    Raises:
+        ConfigError: a value is missing, or changes nothing.
+        Conflict: the methods of the objective do not fit together.
+    """
+    values = dict(_leaves({key: value for key, value in run.data.items() if key != "objective"}))
+    for name in sorted(template.names - {*RESERVED, *values}):
+        text = f"{{{name}}} has no value. Give it one in each setting, or under `set` of each method."
+        raise document.error(("command",), text)
+    for name in values.keys() - template.names:
+        raise run.error(tuple(name.split(".")), f"changes nothing: the command has no {{{name}}}. Add it there.")
+    takes = "objective" in template.names
+    if run.data["objective"] and not takes:
+        raise run.error(("objective",), "changes nothing: the command has no {objective}. Add it there.")
+    objective = dump_objective(build_objective(run)) if takes else []
+    return Launch(template, objective, values, setting, method)
+
+
+def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Values by dotted name."""
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value

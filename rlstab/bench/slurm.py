@@ -1,0 +1,133 @@
+"""``rlstab bench --launcher slurm``: a job for each run, in an array, through submitit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import submitit
+from submitit.core.utils import DelayedSubmission
+
+from rlstab.bench.file import Bench, BenchRun
+from rlstab.bench.progress import Screen
+from rlstab.bench.record import read_record, update_record
+from rlstab.bench.worker import GRACE, last_lines
+from rlstab.errors import ConfigError, did_you_mean
+
+#: In the folder of a bench: what submitit writes, the output of jobs among it.
+FOLDER = "slurm"
+#: Seconds between looks at the records of the runs.
+POLL = 2.0
+#: How a run is recorded that has ended.
+ENDED = ("finished", "failed")
+
+
+@dataclass
+class Job:
+    """What a job does: it makes the run in a folder, and goes on with it after it was stopped and queued again."""
+
+    folder: str
+    process: subprocess.Popen[bytes] | None = None
+
+    def __call__(self) -> int:
+        """The exit code of the run's process."""
+        self.process = subprocess.Popen([sys.executable, "-m", "rlstab.bench.worker", self.folder])
+        while self.process.poll() is None:  # a wait would hold a lock that `checkpoint` needs
+            time.sleep(0.2)
+        return self.process.wait()
+
+    def checkpoint(self) -> DelayedSubmission:
+        """Called before the job is stopped: the run leaves a checkpoint, and the job is queued again."""
+        if self.process is not None:
+            self.process.terminate()
+            try:
+                self.process.wait(60 * GRACE)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+        return DelayedSubmission(Job(self.folder))
+
+
+def executor_of(bench: Bench, at_once: int) -> submitit.Executor:
+    """What submits the jobs of a bench, by the settings under ``slurm`` in its file.
+
+    Raises:
+        ConfigError: a setting is not one of submitit's, or the time that a job may take is missing.
+    """
+    given = dict(bench.file.slurm)
+    shared, own = submitit.AutoExecutor._typed_parameters(), submitit.SlurmExecutor._valid_parameters()
+    for name in given.keys() - shared.keys() - own - {"cluster"}:
+        hint = did_you_mean(name, {*shared, *own, "cluster"})
+        raise ConfigError(f"{bench.source}: slurm.{name}: submitit has no such setting. {hint}")
+    if not {"time", "timeout_min"} & given.keys():
+        text = "slurm: say how many minutes a job may take, such as `time: 240`; after that it is queued again."
+        raise ConfigError(f"{bench.source}: {text}")
+    try:
+        executor = submitit.AutoExecutor(bench.out / FOLDER, cluster=str(given.pop("cluster", "slurm")))
+        settings = {name if name in shared else f"slurm_{name}": value for name, value in given.items()}
+        executor.update_parameters(**{"name": bench.file.name, "slurm_array_parallelism": at_once, **settings})
+    except (AssertionError, NameError, RuntimeError, ValueError) as error:
+        raise ConfigError(f"{bench.source}: slurm: {error}") from error
+    return executor
+
+
+def jobs_of(executor: submitit.Executor, runs: Sequence[BenchRun]) -> dict[BenchRun, submitit.Job[int]]:
+    """The jobs of an earlier call that have not ended."""
+    jobs: dict[BenchRun, submitit.Job[int]] = {}
+    for run in runs:
+        record = read_record(run.folder)
+        if record.get("job") and record.get("status") not in ENDED:
+            job = executor.job_class(executor.folder, str(record["job"]))
+            if not job.done(force_check=True):
+                jobs[run] = job
+    return jobs
+
+
+def submit(executor: submitit.Executor, runs: Sequence[BenchRun]) -> dict[BenchRun, submitit.Job[int]]:
+    """Submit runs whose orders lie in their folders, as one array, and record the number of each job.
+
+    Raises:
+        ConfigError: the scheduler does not take them.
+    """
+    if not runs:
+        return {}
+    try:
+        jobs = executor.submit_array([Job(str(run.folder.absolute())) for run in runs])
+    except (OSError, RuntimeError, subprocess.SubprocessError, submitit.core.utils.FailedJobError) as error:
+        raise ConfigError(f"slurm: the jobs cannot be submitted: {error}") from error
+    for run, job in zip(runs, jobs, strict=True):
+        update_record(run.folder, job=job.job_id)
+    return dict(zip(runs, jobs, strict=True))
+
+
+def follow(jobs: Mapping[BenchRun, submitit.Job[int]], screen: Screen) -> None:
+    """Show how far the runs are until all have ended."""
+    left, told = dict(jobs), ""
+    while left:
+        for run, job in list(left.items()):
+            ended = job.done()  # before the record is read, which may then be complete
+            if read_record(run.folder).get("status") in ENDED or ended:
+                _record_end(run, job)
+                screen.ended(run)
+                del left[run]
+        states = Counter(str(read_record(run.folder).get("status")) for run in left)
+        if left and (now := ", ".join(f"{count} {state}" for state, count in sorted(states.items()))) != told:
+            screen.say(f"jobs: {now}")
+            told = now
+        screen.look(list(left))
+        time.sleep(POLL if left else 0)
+
+
+def _record_end(run: BenchRun, job: submitit.Job[Any]) -> None:
+    """Record that a run failed whose job ended without a word of it."""
+    if read_record(run.folder).get("status") in ENDED:
+        return
+    path = Path(job.paths.stderr)
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    text = last_lines(f"{text.rstrip()}\nthe job {job.job_id} ended ({job.state})")
+    update_record(run.folder, status="failed", error=text, seconds=None, cpu_seconds=None)

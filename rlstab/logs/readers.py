@@ -1,0 +1,318 @@
+"""Reads what other trainers and trackers logged.
+
+``trainer_state.json`` of transformers (TRL, ms-swift), verl's file logger and its console, other JSON lines, a CSV
+exported from wandb, and what wandb and TensorBoard keep in a folder. Damaged lines are left out and counted.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rlstab.console import counted, ranges
+from rlstab.errors import ReportError, reason
+from rlstab.files import exists, leads_away
+from rlstab.logs import trackers
+from rlstab.logs.log import Log, Rows
+from rlstab.logs.metric_aliases import known
+from rlstab.safe_read import as_number, as_step, parse_json, read_bytes, read_object, text_of
+
+#: In every checkpoint of transformers, and in the output folder where the trainer was asked to save it.
+STATE = "trainer_state.json"
+#: What can be read, for errors.
+READABLE = (
+    f"a run folder or results file of rlstab, {STATE} or an output folder of TRL, verl's console log or the file of "
+    f"its file logger (.jsonl), a CSV exported from wandb, a folder with files of wandb or TensorBoard, a "
+    f"database (.db) of Trackio or MLflow, or token exports of prime-rl"
+)
+#: What trainers and trackers call the number of a step, the likeliest first: wandb's own count is of calls to its log.
+STEPS = (
+    *("rollout", "train/global_step", "global_step", "training/global_step", "global_step/max_steps"),
+    *("step", "Step", "_step"),
+)
+#: Lines in which one that tells the writer is looked for: the first may be damaged.
+SNIFFED = 20
+#: Folders below an output folder in which the files of trackers are looked for.
+DEPTH = 4
+
+
+def read_file(path: Path, text: str) -> list[Log]:
+    """The runs that a file holds; more than one where it is a chart of wandb.
+
+    Raises:
+        ReportError: it is not a log with a metric to look at.
+    """
+    if path.suffix.lower() in (".csv", ".tsv"):
+        return _table(path, text)
+    return [_trainer_state(path, text) if path.suffix.lower() == ".json" else _lines(path, text)]
+
+
+def log_files(folder: Path) -> dict[str, list[Path]]:
+    """By writer, the files of logs in the output folder of a trainer; writers in the order of preference."""
+
+    def below(name: str) -> list[Path]:
+        found = (path for depth in range(DEPTH) for path in folder.glob(f"{'*/' * depth}{name}"))
+        # by the time in the name: of the folder of wandb, of the file of TensorBoard
+        return sorted(found, key=lambda path: str(path) if path.suffix == ".wandb" else path.name)
+
+    states = sorted(folder.glob(f"checkpoint-*/{STATE}"), key=lambda state: _number_of(state.parent.name), reverse=True)
+    return {
+        "TRL": [*([folder / STATE] if exists(folder / STATE) else []), *states],
+        "verl": below("*.jsonl"),
+        "wandb": below("*.wandb"),
+        "TensorBoard": below("events.out.tfevents.*"),
+    }
+
+
+def read_folder(folder: Path) -> Log:
+    """The one run that a trainer logged in its output folder, by the first writer whose files can be read.
+
+    Raises:
+        ReportError: no file there is a log with a metric to look at.
+    """
+    remarks: list[str] = []
+    for writer, files in log_files(folder).items():
+        if writer in _TRACKERS:
+            log = _tracked(folder, writer, files, remarks) if files else None
+        else:
+            log = _longest(folder, files, remarks, newest=writer == "TRL")
+        if log is not None:
+            return replace(log, remarks=(*log.remarks, *remarks))
+    why = f"{'; '.join(remarks)}." if remarks else f"Give {READABLE}."
+    raise ReportError(f"{folder}: no log in it. {why}")
+
+
+def _longest(folder: Path, files: Sequence[Path], remarks: list[str], *, newest: bool) -> Log | None:
+    """What holds the longest history; of checkpoints the newest that can be read is looked at, and no other."""
+    found: list[Log] = []
+    for path in files:
+        if newest and path.parent != folder and any(folder != Path(log.title).parent for log in found):
+            break
+        if leads_away(path) or (path.parent != folder and leads_away(path.parent)):
+            remarks.append(f"left out {path}: a link that leads out of the folder")
+            continue
+        try:
+            found += read_file(path, text_at(path))
+        except ReportError as error:
+            remarks.append(f"left out {str(error).rpartition('. ')[0]}")
+    return max(found, key=lambda log: log.rows.last, default=None)
+
+
+#: What reads the files of a tracker: a row of values for each record, in the order in which they were logged.
+_TRACKERS: Mapping[str, Callable[[Path, list[str]], Iterable[Mapping[str, Any]]]] = {
+    "wandb": trackers.wandb_rows,
+    "TensorBoard": trackers.tensorboard_rows,
+}
+
+
+def _tracked(folder: Path, writer: str, files: Sequence[Path], remarks: list[str]) -> Log | None:
+    """The run that a tracker kept in one file for each time that it was started."""
+    rows = Rows()
+    for path in files:
+        try:
+            for row in _TRACKERS[writer](path, remarks):
+                if (step := _step(row)) is not None:
+                    rows.log(step, _values(row))
+        except OSError as error:
+            remarks.append(f"left out {path}: {reason(error)}")
+    if not any(known(row) for row in rows.values()):
+        return None
+    return Log(str(folder), writer, rows, rows.remarks)
+
+
+def read_database(path: Path) -> list[Log]:
+    """The runs in a database of Trackio or MLflow that have a metric to look at.
+
+    Raises:
+        ReportError: there is none, or it cannot be read.
+    """
+    try:
+        writer, runs = trackers.database_runs(path)
+    except ValueError as error:
+        raise ReportError(f"{path}: cannot be read: {error}. Give {READABLE}.") from error
+    logs = []
+    for name, lines in runs.items():
+        rows = Rows()
+        for step, values in lines:
+            rows.log(step, _values(values))
+        if any(known(row) for row in rows.values()):
+            logs.append(Log(f"{path}: {name}", writer, rows, rows.remarks))
+    if not logs:
+        raise ReportError(f"{path}: no run in it has a metric that is known here. Give {READABLE}.")
+    return logs
+
+
+def text_at(path: Path) -> str:
+    """The text of a log.
+
+    Raises:
+        ReportError: it cannot be read.
+    """
+    try:
+        return text_of(read_bytes(path))
+    except OSError as error:
+        raise ReportError(f"{path}: cannot be read: {reason(error)}. Give {READABLE}.") from error
+
+
+def _step(row: Mapping[str, Any]) -> int | None:
+    """The number of a step: 61, 61.0, ``"61"``, or ``"61/500"`` as ms-swift writes it."""
+    values = (row.get(name) for name in STEPS)
+    steps = (as_step(value.partition("/")[0] if isinstance(value, str) else value) for value in values)
+    return next((step for step in steps if step is not None), None)
+
+
+def _values(row: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a row; what was there and not finite is NaN, and JSON's null is what writers of NaN mean by it."""
+    values = {name: math.nan if value is None else as_number(value) for name, value in row.items()}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _left_out(numbers: list[int], what: str) -> tuple[str, ...]:
+    return (f"left out {counted(len(numbers), what)}: {ranges(numbers)}",) if numbers else ()
+
+
+# -- lines -------------------------------------------------------------------------------------------------------------
+
+#: A step on verl's console, behind what Ray and progress bars write before it.
+_CONSOLE = re.compile(r"(?<![\w/])step:(\d{1,18}) - (.*)")
+#: A number as numpy prints it: ``np.float64(0.2)``.
+_NUMPY = re.compile(r"(?:np|numpy)\.\w+\((.*)\)")
+
+
+def _lines(path: Path, text: str) -> Log:
+    """Objects of JSON with their values next to the step or, as by verl's file logger, under ``data``; or a console."""
+    rows = Rows()
+    damaged: list[int] = []
+    writers: set[str] = set()
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        if told := _CONSOLE.search(line):
+            writers.add("verl")
+            rows.log(int(told[1]), dict(_console(told[2])))
+            continue
+        data = read_object(line)
+        step = _step(data)
+        if step is None:
+            damaged.append(number)
+            continue
+        inside = data.get("data")
+        writers.add("verl" if isinstance(inside, dict) else "rlstab" if "rollout" in data else "JSON lines")
+        rows.log(step, _values(inside if isinstance(inside, dict) else data))
+    if not any(known(row) for row in rows.values()):
+        raise ReportError(
+            f"{path}: no line in it has a step and a metric that is known here. Give a file whose lines are those of "
+            f"verl's console or file logger, or objects with a step and metrics named as in TRL, verl or rlstab."
+        )
+    if _CONSOLE.search(text):  # a console has other lines, which are not damaged
+        damaged = []
+    writer = next(name for name in ("verl", "rlstab", "JSON lines") if name in writers)
+    unit = "rollout" if writer == "rlstab" else "step"
+    remarks = (*_left_out(damaged, "damaged line"), *rows.remarks)
+    return Log(str(path), writer, rows, remarks, unit)
+
+
+def _console(text: str) -> Iterator[tuple[str, float]]:
+    """The ``name:value`` of a line of verl's console."""
+    for item in text.strip().split(" - "):
+        name, _, value = item.rpartition(":")
+        number = as_number(wrapped[1] if (wrapped := _NUMPY.fullmatch(value.strip())) else value)
+        if number is not None:
+            yield name, number
+
+
+# -- transformers ------------------------------------------------------------------------------------------------------
+
+
+def _number_of(checkpoint: str) -> int:
+    """Of a checkpoint, by the name of its folder; 0 without one."""
+    digits = checkpoint.rpartition("-")[2]
+    return int(digits) if digits.isdecimal() else 0
+
+
+def _trainer_state(path: Path, text: str) -> Log:
+    try:
+        state = parse_json(text)
+    except ValueError as error:
+        if any(_step(read_object(line)) is not None for line in text.split("\n", SNIFFED)[:SNIFFED]):
+            return _lines(path, text)
+        raise ReportError(f"{path}: is not JSON: {reason(error)}. Give that of a whole checkpoint.") from error
+    history = state.get("log_history") if isinstance(state, dict) else state
+    if not isinstance(history, list):
+        raise ReportError(f"{path}: has no log_history. Give a trainer_state.json that TRL's trainer has written.")
+    rows = Rows()
+    damaged = 0
+    for entry in history:
+        step = _step(entry) if isinstance(entry, dict) else None
+        if step is None:
+            damaged += 1
+        else:
+            # those of an evaluation begin with eval_, and the last entry sums up: neither has our names
+            rows.log(step, _values(entry))
+    left_out = (f"log_history: left out {counted(damaged, 'record')} without a step",) if damaged else ()
+    planned = as_step(state.get("max_steps")) if isinstance(state, dict) else None
+    return Log(str(path), "TRL", rows, (*left_out, *rows.remarks), planned=planned or None)
+
+
+# -- wandb -------------------------------------------------------------------------------------------------------------
+
+#: Between the name of a run and that of a metric, in the head of a chart's column.
+BETWEEN = " - "
+#: A chart writes each curve three times, twice with these ends.
+ENVELOPE = ("__MIN", "__MAX")
+#: Characters of the longest cell: a table of samples among the columns.
+_CELL = 10**7
+
+
+def _table(path: Path, text: str) -> list[Log]:
+    """The rows of one run, or of a chart with a column for each run."""
+    csv.field_size_limit(_CELL)
+    first = text.partition("\n")[0]
+    try:
+        lines = csv.reader(io.StringIO(text), delimiter=max(",\t;", key=first.count))
+        head, *cells = [line for line in lines if line] or [[]]
+    except csv.Error as error:
+        raise ReportError(f"{path}: is not a table: {error}. Export it from wandb again.") from error
+    if not set(STEPS) & set(head):
+        raise ReportError(f"{path}: no column of steps. Export it with one of {', '.join(STEPS)}.")
+    columns = [_column(name) for name in head]
+    runs: dict[str, Rows] = {}
+    damaged: list[int] = []
+    for number, line in enumerate(cells, 2):
+        step = _step(dict(zip(head, line, strict=False)))
+        if step is None:
+            damaged.append(number)
+            continue
+        values: dict[str, dict[str, float]] = {}
+        for (run, metric), cell in zip(columns, line, strict=False):
+            value = as_number(cell)
+            if metric and value is not None:
+                values.setdefault(run, {})[metric] = value
+        for run, row in values.items():
+            runs.setdefault(run, Rows()).log(step, row)
+    left_out = _left_out(damaged, "row without a step")
+    logs = [
+        Log(f"{path}: {run}" if run else str(path), "wandb", rows, (*left_out, *rows.remarks))
+        for run, rows in runs.items()
+        if any(known(row) for row in rows.values())
+    ]
+    if not logs:
+        raise ReportError(
+            f"{path}: no column of a metric that is known here. Export metrics named as in TRL, verl or rlstab, such "
+            f"as reward, entropy and grad_norm."
+        )
+    return logs
+
+
+def _column(head: str) -> tuple[str, str]:
+    """Run and metric of a column; no metric where it is only the envelope of a curve."""
+    if head.endswith(ENVELOPE):
+        return "", ""
+    run, between, metric = head.rpartition(BETWEEN)
+    return (run, metric) if between else ("", head)

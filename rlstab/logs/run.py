@@ -1,0 +1,93 @@
+"""A run of another trainer: its curves, evaluations and costs under our names."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlstab.bins import WIDTH, Curve, rounded
+from rlstab.errors import ReportError
+from rlstab.logs.log import Log, Rows, curves_of
+from rlstab.logs.metric_aliases import SPENT, TOKENS_SO_FAR, our_evaluation, spent
+from rlstab.logs.readers import read_file, read_folder, text_at
+
+#: Share of the steps after which the log may stop to say what was spent.
+ENOUGH = 0.9
+
+
+@dataclass(frozen=True)
+class Logged:
+    """A run of another trainer.
+
+    Attributes:
+        facts: fields of a record of a report, such as ``metrics`` and ``evaluations``.
+        ended: whether it made all steps that it planned; None where the log does not say how many.
+        remarks: what was left out.
+    """
+
+    facts: dict[str, Any]
+    ended: bool | None
+    remarks: tuple[str, ...]
+
+
+def read_foreign(folder: Path, console: Path) -> Logged:
+    """The run in the output folder of a trainer; where that has no log, in what the trainer printed.
+
+    Raises:
+        ReportError: neither has a metric that is known.
+    """
+    try:
+        return _logged(read_folder(folder))
+    except ReportError:
+        if console.is_file():
+            with suppress(ReportError):
+                return _logged(read_file(console, text_at(console))[0])
+        raise
+
+
+def _logged(log: Log) -> Logged:
+    curves = curves_of(log.rows, log.unit)
+    last = max((int(steps[-1]) for steps, _ in curves.metrics.values()), default=0)
+    evaluations = [
+        {"rollout": min(step + curves.shift, last), **{name: rounded(value) for name, value in values.items()}}
+        for step, row in sorted(log.rows.items())
+        if (values := {name: value for name, value in our_evaluation(row).items() if math.isfinite(value)})
+    ]
+    facts = {
+        "metrics": curves.metrics,
+        "evaluations": evaluations,
+        "spent": _spent(log.rows, curves.shift, last),
+        "sparse": True,
+    }
+    ended = None if log.planned is None else log.rows.last + curves.shift >= log.planned
+    return Logged(facts, ended, (*log.remarks, *curves.remarks))
+
+
+def _spent(rows: Rows, shift: int, last: int) -> dict[str, Curve]:
+    """What was spent until the end of each bin; each line of a log stands for the steps since the one before."""
+    ends = np.unique(np.minimum(np.arange(WIDTH, last + WIDTH, WIDTH), last)).astype(np.int64)
+    curves: dict[str, Curve] = {}
+    for unit, names in SPENT.items():
+        steps, totals = [0], [0.0]
+        for step, row in sorted(rows.items()):
+            so_far = spent(row, TOKENS_SO_FAR) if unit == "tokens" else None
+            each = spent(row, names)
+            total = (
+                so_far
+                if so_far is not None
+                else None
+                if each is None
+                else totals[-1] + each * (step + shift - steps[-1])
+            )
+            if total is not None and math.isfinite(total) and total >= totals[-1]:
+                steps.append(step + shift)
+                totals.append(total)
+        if steps[-1] >= ENOUGH * last > 0:
+            steps, totals = [*steps, last], [*totals, totals[-1] * max(1.0, last / steps[-1])]
+            curves[unit] = ends, np.array([rounded(float(value)) for value in np.interp(ends, steps, totals)])
+    return curves

@@ -1,0 +1,84 @@
+"""What runs cost, and runs cut where each has spent as much as the others: a method may draw more for one rollout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlstab.bins import WIDTH, Curve, bin_weights, rounded
+from rlstab.report.runs import RunRecord
+
+#: What runs can be compared by beside rollouts, with the words for it.
+UNITS: Mapping[str, str] = {"tokens": "sampled tokens", "seconds": "seconds of training"}
+
+
+def budget_of(runs: Sequence[RunRecord], by: str) -> float | None:
+    """What the cheapest of some finished runs has spent, which is what all of them have; None where none says it."""
+    return min((float(run.spent[by][1][-1]) for run in runs if by in run.spent), default=None)
+
+
+def up_to(run: RunRecord, by: str, budget: float) -> RunRecord | None:
+    """The run up to the last whole bin within a budget; None where not one is, or its cost is not known.
+
+    The last evaluation is interpolated, by cost, between the two that are nearest to the budget.
+    """
+    if by not in run.spent:
+        return None
+    ends, totals = run.spent[by]
+    inside = totals <= budget * (1 + 1e-9)
+    if not inside.any():
+        return None
+    last = int(ends[inside][-1])
+    metrics = {
+        name: (rollouts[rollouts <= last], values[rollouts <= last]) for name, (rollouts, values) in run.metrics.items()
+    }
+    evaluations = [record for record in run.evaluations if record["rollout"] < last]
+    costs = _at(run.spent[by], np.array([record["rollout"] for record in run.evaluations]))
+    final: dict[str, float] = {"rollout": last}
+    for name in {name for record in run.evaluations for name in record} - {"rollout"}:
+        points = [(cost, record[name]) for cost, record in zip(costs, run.evaluations, strict=True) if name in record]
+        if points[0][0] <= budget <= points[-1][0] * (1 + 1e-9):
+            final[name] = rounded(float(np.interp(budget, *np.array(points).T)))
+    return replace(run, metrics=metrics, evaluations=[*evaluations, final], by=by)
+
+
+def _at(total: Curve, rollouts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """What was spent until the end of some rollouts."""
+    return np.asarray(np.interp(rollouts, [0, *total[0]], [0.0, *total[1]]), dtype=np.float64)
+
+
+def weights_of(run: RunRecord, ends: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The weights of bins in a mean over a whole run: their rollouts, or what they cost in a run that is cut by it."""
+    if run.by == "rollouts":
+        return bin_weights(run, ends)
+    width = run.bin_width if run.bin_width > 1 else WIDTH
+    return _at(run.spent[run.by], ends) - _at(run.spent[run.by], (ends - 1) // width * width)
+
+
+def costs_of(runs: Mapping[str, Sequence[RunRecord]], baseline: str | None) -> dict[str, str]:
+    """By method, what a rollout costs: of the baseline the amount, of the others how many times that."""
+    each = {name: {unit: _each(some, unit) for unit in UNITS} for name, some in runs.items()}
+    first = each.get(baseline or "", {})
+    told: dict[str, str] = {}
+    for name, costs in each.items():
+        if name == baseline or not any(first.values()):
+            amounts = {"tokens": "{:,.0f} tokens", "seconds": "{:.3g} s"}
+            parts = [amounts[unit].format(cost) for unit, cost in costs.items() if cost]
+        else:
+            short = {"tokens": "tokens", "seconds": "time"}
+            pairs = ((short[unit], cost, first[unit]) for unit, cost in costs.items())
+            parts = [f"{cost / other:.2f}\u00d7 {unit}" for unit, cost, other in pairs if cost and other]
+        told[name] = ", ".join(parts)
+    return told
+
+
+def _each(runs: Sequence[RunRecord], unit: str) -> float | None:
+    """The mean over runs of what a rollout costs."""
+    costs = [
+        float(totals[-1]) / int(ends[-1]) for run in runs if unit in run.spent for ends, totals in [run.spent[unit]]
+    ]
+    return math.fsum(costs) / len(costs) if costs else None
