@@ -123,6 +123,13 @@ def extras(session: nox.Session) -> None:
 
 
 @nox.session(python="3.11", reuse_venv=True, default=False)
+def signs(session: nox.Session) -> None:
+    """The tables of docs/how-to/diagnose.md: rlstab, rldoctor and rlprobe on each other's broken runs."""
+    session.install("-c", "constraints.txt", "torch==2.13.0", "-e", ".", "rldoctor==0.2.0", "rlprobe==0.1.0")
+    session.run("python", "-m", "benchmarks", "generated", "--page", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+
+
+@nox.session(python="3.11", reuse_venv=True, default=False)
 def verl(session: nox.Session) -> None:
     """The tests of the adapter for verl, whose pins exclude those of TRL; elsewhere they are skipped."""
     session.install("-c", "constraints-verl.txt", "torch==2.13.0", "hypothesis>=6.120", "-e", ".[train,testing,verl]")

@@ -23,6 +23,7 @@ NAMES = {
     "trl_adapter": "an objective inside TRL's trainer against its own loss",
     "verl_adapter": "an objective inside verl's actor against its own loss",
     "diagnose": "how often `rlstab diagnose` names the right first cause, on runs broken on purpose",
+    "generated": "the same on the runs that rldoctor and rlprobe generate, and the two on ours",
     "damage": "commands on damaged files and extreme numbers: tracebacks and waits, counted",
     "evidence": "rlstab/diagnose/evidence.json from the results that are kept, and docs/troubleshooting.md",
     "check": "the goals that hold on any machine, on a small shape; exit 1 where a must fails",

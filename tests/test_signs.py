@@ -68,6 +68,102 @@ CASES: list[tuple[str, dict[str, Any], int | None]] = [
 ]
 
 
+LONG = 400
+
+
+def long(first: float, last: float, start: int = 0, size: float = 0.0) -> list[float]:
+    """``first`` up to a step, then straight to ``last``, with noise."""
+    values = [first] * start + np.linspace(first, last, LONG - start).tolist()
+    return noisy(values, size) if size else values
+
+
+def every(values: Sequence[float], steps: int = 25) -> list[float]:
+    """Only every so many steps, as evaluations are."""
+    return [value if step % steps == 0 else np.nan for step, value in enumerate(values, 1)]
+
+
+RISES = long(0.2, 0.7, size=0.02)
+#: Rises until step 150, and no longer.
+LEVEL = noisy([*np.linspace(0.2, 0.6, 150), *[0.6] * 250], 0.02)
+FALLEN = noisy([*np.linspace(0.2, 0.45, 150), *np.linspace(0.45, 0.2, 250)], 0.01)
+#: A sign that the report does not count, curves, and between which steps it begins; None where it is not there.
+OTHERS: list[tuple[str, dict[str, Any], tuple[int, int] | None]] = [
+    ("clipped", {"ratio/clipped": long(0.1, 0.5, 150), "reward/mean": LEVEL}, (150, 260)),
+    ("clipped", {"ratio/clipped": long(0.1, 0.5, 150), "reward/mean": RISES}, None),  # no harm
+    ("clipped", {"ratio/clipped": [0.5] * LONG, "reward/mean": LEVEL}, None),  # what its objective makes normal
+    ("held_out", {"eval/mean": every(FALLEN), "reward/mean": RISES}, (200, 350)),
+    ("held_out", {"eval/mean": every(noisy([0.2] * LONG, 0.01)), "reward/mean": RISES}, (50, 300)),
+    ("held_out", {"eval/mean": every(RISES), "reward/mean": RISES}, None),
+    ("held_out", {"eval/mean": every(long(0.02, 0.12, size=0.005)), "reward/mean": RISES}, None),  # a harder set
+    ("held_out", {"eval/mean": every(FALLEN), "reward/mean": FALLEN}, None),  # the reward tells that itself
+    ("components", {"reward/acc": FALLEN, "reward/format": long(0.3, 0.9, 100)}, (150, 320)),
+    ("components", {"reward/acc": LEVEL, "reward/format": long(0.3, 0.9, 150)}, (120, 180)),
+    ("components", {"reward/acc": long(0.01, 0.03), "reward/format": noisy([0.97] * LONG, 0.01)}, (1, 20)),
+    ("components", {"reward/acc": RISES, "reward/format": noisy([0.97] * LONG, 0.01)}, None),
+    ("components", {"reward/acc": RISES, "reward/brevity_length": long(0.9, 0.3)}, None),  # longer, and right
+    ("components", {"reward/acc": LEVEL, "reward/format": LEVEL}, None),
+    ("components", {"reward/acc": RISES, "reward/tool": [0.0] * LONG, "reward/format": [0.97] * LONG}, None),
+    ("kl_drift", {"kl/value": long(0.02, 4.0, 100)}, (150, 200)),
+    ("kl_drift", {"kl/value": [200.0 if step == 77 else 0.1 for step in range(LONG)]}, None),  # one token of one step
+    ("difficulty", {"reward/zero_std_groups": long(0.1, 0.8, 100), "reward/mean": LEVEL}, (180, 260)),
+    ("difficulty", {"reward/zero_std_groups": [0.75] * LONG, "reward/mean": [0.04] * LONG}, (1, 1)),
+    ("difficulty", {"reward/zero_std_groups": [0.7] * LONG, "reward/mean": RISES}, None),  # groups of two
+    ("difficulty", {"reward/zero_std_groups": long(0.1, 0.8, 300), "reward/mean": long(0.2, 0.98, 0)}, None),  # solved
+    ("difficulty", {"reward/mean": [0.0] * LONG}, (1, 1)),
+    ("difficulty", {"reward/mean": long(1.5, 3.0)}, None),  # not a share
+    ("difficulty", {"reward/zero_std_groups": [0.7] * LONG, "reward/mean": long(1.5, 3.0)}, None),
+    ("plateau", {"reward/mean": LEVEL}, (110, 190)),
+    ("plateau", {"reward/mean": RISES}, None),
+    ("plateau", {"reward/mean": noisy([0.4] * LONG, 0.02)}, None),  # it never rose
+    ("plateau", {"reward/mean": LEVEL, "eval/mean": every(RISES)}, None),
+    ("no_gradient", {"gradient/norm": [0.5] * 200 + [0.001] * 200, "reward/mean": LEVEL}, (201, 201)),
+    ("no_gradient", {"lr": long(1e-6, 0.0)[:350] + [0.0] * 50, "reward/mean": LEVEL}, (351, 351)),
+    ("no_gradient", {"lr": [0.0] * LONG, "reward/mean": RISES}, None),  # a console that rounds
+    ("no_gradient", {"advantage/std": [1.0] * 200 + [0.01] * 200}, (201, 201)),
+    ("length_without_gain", {"response/length": long(300, 1200, 150), "eval/mean": every(LEVEL)}, (160, 260)),
+    ("length_without_gain", {"response/length": long(300, 1200), "eval/mean": every(RISES)}, None),
+    (
+        "length_without_gain",
+        {"response/length": long(300, 1200, 150), "reward/mean": RISES, "reward/acc": LEVEL},
+        (160, 260),
+    ),
+    ("shrunk_steps", {"correction/weight": long(1.0, 0.4)}, (120, 160)),
+    ("shrunk_steps", {"correction/weight": noisy([0.97] * LONG, 0.1)}, None),
+    ("repetition", {"response/repetition": long(0.02, 0.5, 200)}, (260, 310)),
+    ("repetition", {"response/repetition": long(0.02, 0.15)}, None),
+]
+
+
+@pytest.mark.parametrize("bin_width", [1, 10])
+def test_the_other_signs_fire_where_their_definition_holds_and_nowhere_else(bin_width: int) -> None:
+    assert SIGNS.keys() - DETECTORS.keys() - {"sampler_mismatch", "sampler_drift"} == {name for name, *_ in OTHERS}
+    for name, shapes, when in OTHERS:
+        sign = SIGNS[name].detect(at(shapes, bin_width))
+        assert sign.fired is (when is not None), (name, sign)
+        if when is not None:
+            assert when[0] <= (sign.step or 0) <= when[1] + 10 * (bin_width > 1), (name, sign)
+
+
+def test_a_live_verdict_is_that_of_the_prefix() -> None:
+    shapes = {"reward/mean": LEVEL, "ratio/clipped": long(0.1, 0.5, 150), "kl/value": long(0.02, 4.0, 100)}
+    shapes |= {
+        "eval/mean": every(FALLEN),
+        "response/length": long(300, 1200, 150),
+        "tokens/entropy": ramp(0.5, 0.3) * 4,
+    }
+    grown: dict[str, list[float]] = {name: [] for name in shapes}
+    live, past = record(grown), []
+    for step in range(LONG):
+        for name, values in shapes.items():
+            grown[name].append(values[step])
+        live.metrics.update(record(grown).metrics)  # one record that goes on
+        if step % 20 == 19:
+            past.append((step + 1, signs(live)))
+    for length, verdict in past:
+        assert verdict == signs(record({name: values[:length] for name, values in shapes.items()}))
+    assert sum(bool(sign.fired) for _, verdict in past for sign in verdict) > 20
+
+
 def at(shapes: dict[str, Any], bin_width: int) -> RunRecord:
     """The curves as a folder has them, or as a results file does, in bins of ten."""
     run = record(shapes)

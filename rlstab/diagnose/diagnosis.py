@@ -24,7 +24,13 @@ from rlstab.signs import SIGNS, Sign, signs
 CAUSES: Mapping[str, str] = {
     "sampler_mismatch": "mismatch",
     "sampler_drift": "staleness",
+    "shrunk_steps": "shrunk_steps",
     "truncation": "truncation",
+    "length_without_gain": "length",
+    "held_out": "reward_hacking",
+    "components": "reward_parts",
+    "repetition": "repetition",
+    "kl_drift": "kl_drift",
     "entropy_floor": "entropy_collapse",
     "refused_steps": "learning_rate",
     "gradient_spikes": "learning_rate",
@@ -32,6 +38,9 @@ CAUSES: Mapping[str, str] = {
     "clipped": "trust_region",
     "entropy_blow_up": "entropy_blow_up",
     "zero_std_groups": "dead_groups",
+    "difficulty": "difficulty",
+    "no_gradient": "no_gradient",
+    "plateau": "plateau",
 }
 
 #: Signs that begin within this many steps of each other count as simultaneous: bins and noise allow no finer order.
@@ -43,10 +52,20 @@ TOGETHER = 5
 #: than this multiple of that share is left.
 EXPLAINED = 0.5
 
-#: Signs that follow from others unless they come first: a dead policy has equal rewards and writes without end.
+#: What follows when it does not come first: a dead policy has equal rewards and no gradient, and never ends.
+_DEAD = ("reward_fall", "truncation", "entropy_floor", "sampler_drift", "refused_steps")
 FOLLOWS: Mapping[str, tuple[str, ...]] = {
-    "zero_std_groups": ("reward_fall", "truncation", "entropy_floor", "sampler_drift", "refused_steps"),
+    "zero_std_groups": _DEAD,
+    "difficulty": _DEAD,
+    "no_gradient": (*_DEAD, "zero_std_groups", "difficulty"),
     "entropy_blow_up": ("reward_fall",),
+}
+
+#: What says the same with less of the cause, whichever came first. A plateau is what is left to say.
+LESS: Mapping[str, tuple[str, ...]] = {
+    "held_out": ("length_without_gain", "components"),
+    "difficulty": ("reward_fall",),
+    "plateau": tuple(CAUSES.keys() - {"plateau"}),
 }
 
 
@@ -95,6 +114,8 @@ def _follows(sign: Sign, there: Mapping[str, Sign], together: int) -> bool:
         # a policy that an update broke keeps neither ends nor reward
         explains = sign.sudden or (late and left < EXPLAINED * sign.share)
         return explains and _step(fall) <= _step(sign) + near
+    if there.keys() & set(LESS.get(sign.name, ())):
+        return True
     before = [there[name] for name in FOLLOWS.get(sign.name, ()) if name in there]
     return any(_step(other) <= _step(sign) + together for other in before)
 

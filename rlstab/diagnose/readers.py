@@ -98,6 +98,7 @@ def _own_run(run: RunRecord) -> RunLog:
         unit="rollout",
         bin_width=run.bin_width,
         largest=run.largest,
+        evaluations=run.evaluations,
         config=run.config,
         remarks=run.remarks,
     )

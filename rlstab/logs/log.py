@@ -97,8 +97,8 @@ def curves_of(rows: Mapping[int, Mapping[str, float]], unit: str = "step") -> Lo
             name, norm = metrics["gradient/norm"]
             metrics["optimizer_steps/refused"] = name, float(not math.isfinite(norm))
         for ours, (name, value) in metrics.items():
-            if math.isfinite(value):
-                names.setdefault(ours, name)
+            # of several data sets that are held out, one is looked at
+            if math.isfinite(value) and not (names.setdefault(ours, name) != name and ours == "eval/mean"):
                 points.setdefault(ours, []).append((step + shift, value))
     curves = {
         ours: (np.array([step for step, _ in pairs], np.int64), np.array([value for _, value in pairs], np.float64))

@@ -9,6 +9,8 @@ from typing import Any
 
 import yaml
 
+from rlstab.signs import TOTALS
+
 _TABLE: Mapping[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 #: By rlstab's name, those of other trainers in the order in which they are preferred.
 ALIASES: Mapping[str, list[str]] = _TABLE["names"]
@@ -33,6 +35,13 @@ TOKENS_SO_FAR = ("num_tokens", "progress/total_tokens")
 EXTREMES = ("critic/score/max", "critic/score/min")
 #: TRL's standard deviation of all rewards of a step; 0 says the same.
 SPREAD = "reward_std"
+
+#: Held-out scores whose name has a part that is the user's: of verl, by data set, and of prime-rl, by environment.
+HELD_OUT = re.compile(r"val-core/.+/(acc|reward|score)/mean@\d+|val/test_score/.+|eval/[^/]+/avg@\d+")
+#: Metrics that do not tell that something was trained.
+BESIDE = {"lr", "eval/mean"}
+#: One of several rewards: of rlstab, and of TRL and ms-swift. A total may have a name of the kind.
+PART = re.compile(r"reward/([^/]+)|rewards/(.+)/mean|rewards/([^/]+)")
 
 #: Prefixes that trackers add to a name.
 _PREFIX = re.compile(r"^(train|trainer|metrics?|Train)/")
@@ -60,6 +69,11 @@ def our_metrics(row: Mapping[str, float]) -> dict[str, tuple[str, float]]:
             metrics[ours] = bare[other]
     if "reward/zero_std_groups" not in metrics:
         metrics |= _no_spread(bare)
+    if "eval/mean" not in metrics and (held_out := sorted(filter(HELD_OUT.fullmatch, bare))):
+        metrics["eval/mean"] = bare[held_out[0]]
+    for name in bare:
+        if (part := PART.fullmatch(name)) and (ours := f"reward/{part[1] or part[2] or part[3]}") not in TOTALS:
+            metrics[ours] = bare[name]
     return metrics | {name: bare[name] for name in _TABLE["alone"] if name in bare}
 
 
@@ -86,5 +100,5 @@ def spent(row: Mapping[str, float], names: Iterable[str]) -> float | None:
 
 
 def known(names: Iterable[str]) -> bool:
-    """Whether a log with these names has a known metric."""
-    return bool(our_metrics(dict.fromkeys(names, 0.5)).keys() - {"lr"})
+    """Whether a log with these names has a known metric of the training."""
+    return bool(our_metrics(dict.fromkeys(names, 0.5)).keys() - BESIDE)

@@ -13,17 +13,8 @@ from rlstab import signs
 from rlstab.report.runs import RunRecord
 from rlstab.signs import Detector, Sign
 
-#: By name, in the order of the report's tables, the signs that it counts: those that a method may prevent.
-DETECTORS: Mapping[str, Detector] = {
-    "reward_fall": signs.reward_fall,
-    "entropy_floor": signs.entropy_floor,
-    "entropy_blow_up": signs.entropy_blow_up,
-    "gradient_spikes": signs.gradient_spikes,
-    "zero_std_groups": signs.zero_std_groups,
-    "truncation": signs.growing_truncation,
-    "refused_steps": signs.refused_steps,
-    "below_start": signs.below_start,
-}
+#: By name, in the order of the report's tables, the signs that it counts.
+DETECTORS: Mapping[str, Detector] = signs.COUNTED
 TITLES = {name: detector.title for name, detector in DETECTORS.items()}
 DEFINITIONS = {name: detector.definition for name, detector in DETECTORS.items()}
 

@@ -44,8 +44,9 @@ def test_nothing_is_found_in_a_healthy_run(name: str, form: str, tmp_path: Path)
     (diagnosis,) = diagnose_paths([written(name, form, tmp_path)])
     assert diagnosis.first is None
     assert diagnosis.told() == "nothing found"
+    unseen = {"held_out", "components", "kl_drift", "shrunk_steps", "repetition", "plateau", "length_without_gain"}
     # other trainers log nothing of a sampler that is the policy itself
-    unseen = set() if form == "rlstab" else {"sampler_mismatch", "sampler_drift"}
+    unseen |= set() if form == "rlstab" else {"sampler_mismatch", "sampler_drift"}
     assert {sign.name for sign in diagnosis.unseen} == unseen
     assert {sign.name for sign in diagnosis.looked_at} == SIGNS.keys() - unseen
 
@@ -100,6 +101,10 @@ SIGNED = [
     ("learning_rate", [sign("zero_std_groups", 12), sign("reward_fall", 15)]),
     ("dead_groups", [sign("zero_std_groups", 1), sign("reward_fall", None)]),
     ("dead_groups", [sign("zero_std_groups", 12), sign("reward_fall", 40)]),
+    # a plateau is what is left to say, and of two that part the one that says more counts
+    ("kl_drift", [sign("plateau", 20), sign("kl_drift", 60)]),
+    ("plateau", [sign("plateau", 20), sign("kl_drift", None)]),
+    ("length", [sign("held_out", 20), sign("length_without_gain", 90)]),
     # answers that are cut off explain a reward that falls with them, and no other
     ("truncation", [sign("truncation", 30, share=0.3), sign("reward_fall", 30, share=0.4)]),
     ("learning_rate", [sign("truncation", 30, share=0.8), sign("reward_fall", 30, share=0.05)]),

@@ -14,6 +14,7 @@ from rlstab.cli import main
 from rlstab.diagnose.diagnosis import diagnose, diagnose_paths
 from rlstab.diagnose.readers import read_logs
 from rlstab.diagnose.run_log import RunLog, log_of
+from rlstab.signs import SIGNS
 from tests.diagnose.formats import DATA, TRL, rows, trainer_state, verl_lines, wandb_chart, wandb_history, written
 
 Command = Callable[..., tuple[int, str, str]]
@@ -67,7 +68,8 @@ def test_what_a_real_trainer_state_of_trl_holds(tmp_path: Path) -> None:
     log = read(DATA / "trl_1_16" / "trainer_state.json")
     assert log.rollouts == 40
     names = {ours: name for name, (ours, _) in [*TRL.items()][:7]}
-    assert log.names == names | {"ratio/clipped": "clip_ratio/region_mean", "optimizer_steps/refused": "grad_norm"}
+    names |= {"reward/shorter": "rewards/shorter/mean", "ratio/clipped": "clip_ratio/region_mean"}
+    assert log.names == names | {"optimizer_steps/refused": "grad_norm"}
     diagnosis = diagnose(log)
     assert diagnosis.first is not None
     assert (diagnosis.first.cause, diagnosis.first.sign.step) == ("truncation", 1)
@@ -177,7 +179,7 @@ def test_json_has_everything(command: Command) -> None:
     assert [sign["sign"] for sign in broken["signs"]] == ["entropy_floor", "zero_std_groups"]
     assert {"stare", "top_entropy"} <= {each["method"] for each in broken["evidence"]}
     assert (healthy["cause"], healthy["step"], healthy["signs"], healthy["evidence"]) == (None, None, [], [])
-    assert len(healthy["looked_at"]) + len(healthy["unseen"]) == 10
+    assert len(healthy["looked_at"]) + len(healthy["unseen"]) == len(SIGNS)
 
 
 def test_several_runs_have_a_line_each(command: Command) -> None:
