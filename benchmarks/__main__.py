@@ -15,6 +15,7 @@ NAMES = {
     "modules": "the methods of the zoo on top of the head, against a plain GRPO loss",
     "collectives": "what a plan asks of other ranks: collectives and bytes, counted",
     "waits": "how often the host waits for a device, counted on a simulated one",
+    "gpu": "what only an accelerator can tell: correctness, speed, memory; and the rows of docs/performance.md",
     "quantile": "exact quantiles of a whole step against torch.quantile",
     "e2e": "forward and backward of a whole model of 134.5M parameters",
     "prompts": "forward and backward over responses that share their prompts, against whole rows",

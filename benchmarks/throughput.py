@@ -165,6 +165,10 @@ def train_ours(job: Job, folder: Path) -> dict[str, float]:
     records = train(run, console=Console(file=io.StringIO())).records[job.warmup :]
     return {
         **marks.per_step(job),
+        **{
+            f"{phase}_s": statistics.mean(record[f"seconds/{phase}"] for record in records)
+            for phase in ("sample", "train")
+        },
         "mean_tokens": statistics.mean(record["response/length"] for record in records),
         "mean_reward": statistics.mean(record["reward/mean"] for record in records),
         "zero_std_groups": statistics.mean(record["reward/zero_std_groups"] for record in records),
@@ -224,7 +228,7 @@ def train_trl(job: Job, folder: Path) -> dict[str, float]:
         bf16=job.precision == "bf16",
         gradient_checkpointing=False,
         shuffle_dataset=False,
-        use_cpu=True,
+        use_cpu=not torch.cuda.is_available(),
         dataloader_pin_memory=False,
         report_to="none",
         logging_strategy="no",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rlstab.core.metadata import SOURCES
 from rlstab.diagnose.diagnosis import CAUSES, TOGETHER
 from rlstab.diagnose.remedies import Remedy, remedies
-from rlstab.logs.metric_aliases import ALIASES, SUMS
+from rlstab.logs.metric_aliases import ALIASES, COMPLEMENTS, SUMS
 from rlstab.signs import SIGNS
 
 #: The beginning of the page. It is written by a command, like the pages of the methods.
@@ -109,7 +109,7 @@ def _names() -> Iterator[str]:
     yield "| rlstab | elsewhere, the first that is there |"
     yield "| --- | --- |"
     for ours, foreign in ALIASES.items():
-        names = [f"1 - `{name}`" if turn(0.0) == 1 else f"`{name}`" for name, turn in foreign.items()]
+        names = [f"1 - `{name}`" if name in COMPLEMENTS else f"`{name}`" for name in foreign]
         shown = f"`{ours}`" + (f" ({' + '.join(f'`{part}`' for part in SUMS[ours])})" if ours in SUMS else "")
         yield f"| {shown} | {', '.join(names)} |"
 

@@ -1,10 +1,19 @@
 """How often the host waits for the device, counted on a simulated one: per token, micro-batch and optimizer step.
 
     python -m benchmarks waits
-    python -m benchmarks waits --lines          # the lines of rlstab that wait, in one whole run
+    python -m benchmarks waits --lines          # the lines that wait, in one whole run
 
-A wait is what a GPU makes the host do to read a number or a shape, or to copy between the two. Each figure is the
-difference between two runs of the trainer that differ in that alone, so the figures hold on any machine.
+A program queues work on a GPU and runs ahead of it, until it has to know a value. Three things are counted apart:
+
+- reads: a value, or a shape that values decide, comes to the host, which waits until the queue is empty;
+- blocking copies to the device: torch waits until they and the queue are done (pageable memory, not non_blocking);
+- queued copies to the device: `non_blocking`, for which nothing waits. From pageable memory the host still copies the
+  bytes itself, which takes time and waits for no kernel.
+
+The first two are what `torch.cuda.set_sync_debug_mode("warn")` names on CUDA. Reads inside of transformers are told
+apart: its attention masks look whether all of a mask is True, once in each forward.
+
+Each figure is the difference between two runs of the trainer that differ in that alone, so it holds on any machine.
 """
 
 from __future__ import annotations
@@ -12,9 +21,11 @@ from __future__ import annotations
 import argparse
 import tempfile
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from rich.console import Console
 from rich.table import Table
@@ -27,32 +38,53 @@ from tests.device.on_device_trainer import trainer_there
 from tests.train.runs import go, small
 
 METHODS = (1, 10, 29)
-ONE = {"optimisation__rollouts": 1, "rollout__max_new_tokens": 8, "rollout__group": 8}
+ONE = {
+    "optimisation__rollouts": 1,
+    "optimisation__old_logprobs": "rollout",
+    "optimisation__refresh": "rollout",
+    "rollout__max_new_tokens": 4,
+    "rollout__group": 8,
+}
 #: The run without and with more of something, and how much more there is.
 PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
-    "decoded token": ({}, {"rollout__max_new_tokens": 24}, 16),
-    "micro-batch": ({"optimisation__micro_batch_size": 8}, {"optimisation__micro_batch_size": 2}, 6),
-    "optimizer step": ({}, {"optimisation__epochs": 3}, 2),
+    "decoded token": ({}, {"rollout__max_new_tokens": 20}, 16),
+    "micro-batch": ({}, {"optimisation__micro_batch_size": 4}, 3),
+    "optimizer step of one micro-batch": ({}, {"optimisation__epochs": 3}, 2),
+    "the same with fresh evidence": ({}, {"optimisation__epochs": 3, "optimisation__refresh": "step"}, 3),
     "dumped micro-batch": ({}, {"tracking__dump_every": 1}, 1),
 }
+COLUMNS = ("reads", "transformers' reads", "blocking copies", "queued copies")
 
 
-def waits(folder: Path, methods: int, changes: dict[str, Any]) -> simulated.Tally:
-    """What a run of one rollout waits for."""
+def counted(tally: simulated.Tally) -> tuple[int, ...]:
+    """How often what happened that :data:`COLUMNS` name."""
+    theirs = sum(times for (_, line), times in tally.waits.items() if line.startswith(simulated.OTHERS))
+    return tally.waits.total() - theirs, theirs, tally.sends.total(), tally.queued.total()
+
+
+def run(folder: Path, methods: int, changes: dict[str, Any]) -> simulated.Tally:
+    """What happened in a run of one rollout."""
     objective: Any = "clip_higher" if methods == 1 else dump_objective(compose(*stack()[:methods]))
     with tempfile.TemporaryDirectory(dir=folder) as out, trainer_there() as tally, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        go(small(Path(out) / "run", objective, **{**ONE, "optimisation__old_logprobs": "rollout", **changes}))
+        with patch("rlstab.train.loop.require_decoding"):  # the same in every run, and half of a short one
+            go(small(Path(out) / "run", objective, **{**ONE, **changes}))
     return tally
 
 
-def figures(folder: Path, methods: int, rows: Sequence[str] = tuple(PAIRS)) -> dict[str, float]:
-    """Waits per unit of each row, for an objective of some methods."""
+def figures(folder: Path, methods: int, rows: Sequence[str] = tuple(PAIRS)) -> dict[str, tuple[float, ...]]:
+    """The counts of :data:`COLUMNS` per unit of each row, for an objective of some methods."""
+    runs: dict[str, tuple[int, ...]] = {}
+
+    def of(changes: dict[str, Any]) -> tuple[int, ...]:
+        key = str(changes)
+        runs[key] = runs.get(key) or counted(run(folder, methods, changes))
+        return runs[key]
+
     found = {}
     for row in rows:
         without, more, units = PAIRS[row]
-        before, after = (sum(waits(folder, methods, changes).waits.values()) for changes in (without, more))
-        found[row] = (after - before) / units
+        found[row] = tuple((after - before) / units for before, after in zip(of(without), of(more), strict=True))
     return found
 
 
@@ -63,11 +95,14 @@ def main() -> None:
     simulated.register()
     with tempfile.TemporaryDirectory() as folder:
         if given.lines:
-            for (operation, line), times in waits(Path(folder), 1, {}).waits.most_common():
-                console.print(f"{times:5}  {operation:<20}  {line}", highlight=False)
+            tally = run(Path(folder), 1, {})
+            for what in ("waits", "sends", "queued"):
+                counts: Counter[tuple[str, str]] = getattr(tally, what)
+                for (operation, line), times in counts.most_common():
+                    console.print(f"{what:<7}{times:5}  {operation:<20}  {line}", highlight=False)
             return
-        table = Table("waits of the host per", *(f"{count} methods" for count in METHODS))
-        columns = [figures(Path(folder), count) for count in METHODS]
-        for row in PAIRS:
-            table.add_row(row, *(f"{column[row]:g}" for column in columns))
+        table = Table("per", "methods", *COLUMNS)
+        for methods in METHODS:
+            for row, values in figures(Path(folder), methods).items():
+                table.add_row(row, str(methods), *(f"{value:g}" for value in values))
         console.print(table)

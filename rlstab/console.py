@@ -1,4 +1,4 @@
-"""A terminal on which text from files and models cannot act."""
+"""A terminal that text from files and models cannot control."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rlstab.visible import visible
 
 
 class Terminal(Console):
-    """A console that shows control characters, whatever they came with: names, paths, errors, completions.
+    """A console that makes control characters visible in all text: names, paths, errors, completions.
 
-    Colours and the movements of a progress bar are rich's own and stay.
+    Colours and progress bars, which rich itself writes, are not affected.
     """
 
     def on_broken_pipe(self) -> None:
-        """The reader of the output has seen enough: the command line ends as it does at any other closed pipe."""
+        """End the command as for any other closed pipe."""
         raise BrokenPipeError
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
@@ -30,7 +30,7 @@ class Terminal(Console):
 
 
 def command(*arguments: str) -> str:
-    """A line to type that starts this program with other arguments, as it was found when it was started."""
+    """A shell command that starts this program, in the way it was started, with other arguments."""
     called = Path(sys.argv[0])
     if called.name == "__main__.py" and called.parent.name == "rlstab":
         program = ["python", "-m", "rlstab"]

@@ -1,6 +1,6 @@
-"""Every error that rlstab raises on purpose: one tree, each also a standard-library exception.
+"""Every error that rlstab raises on purpose: one tree, each also a standard exception.
 
-A message names who, what, the parties, and ends with what to do.
+A message names who raises it, what is wrong and who is involved, and ends with what to do.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
-#: Names that are at least so alike may be meant for each other.
+#: Names that are at least this alike may have been confused.
 NEAR = 0.62
 
 
@@ -88,28 +88,28 @@ class MissingPackage(RlstabError, ImportError):
 
 
 def plain(name: str) -> str:
-    """A name without what typing it differently changes: upper case, ``-`` or a blank for ``_``."""
+    """A name independent of how it was typed: upper case, ``-`` or a blank for ``_``."""
     return name.strip().lower().replace("-", "_").replace(" ", "_")
 
 
 def likeness(name: str, other: str) -> float:
-    """How near two names are by their letters, about 0 to 1: swapped letters cost little, a common start counts."""
+    """Similarity of two names, about 0 to 1: swapped letters cost little, and a common prefix counts."""
     one, two = sorted((plain(name), plain(other)), key=len)
     ratios = [difflib.SequenceMatcher(None, *pair).ratio() for pair in ((one, two), (sorted(one), sorted(two)))]
     return sum(ratios) / 2 + (0.2 if len(one) >= 3 and two.startswith(one) else 0)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of an error about an unknown name: the nearest known one, else all of them."""
+    """The end of an error about an unknown name: the most similar known name, or all of them."""
     known = sorted(known)
     close = max(known, key=lambda other: likeness(name, other), default="")
     return f"Did you mean '{close}'?" if likeness(name, close) >= NEAR else f"Known: {', '.join(known)}."
 
 
 def misspelt(name: str, known: Iterable[str]) -> str | None:
-    """The known name that an unknown one is a slip of the keys away from, a plural included; else None.
+    """The known name of which an unknown one is a typing error or a plural; else None.
 
-    Narrower than :func:`did_you_mean`: for names that a user may also make up, such as those of signals.
+    It is stricter than :func:`did_you_mean`, for names that a user may also invent, such as those of signals.
     """
     forms = {form: word for word in known for form in (word, word.replace("_", ""), word.replace("ies", "y"))}
     close = difflib.get_close_matches(name, forms, n=1, cutoff=0.9)
@@ -117,12 +117,12 @@ def misspelt(name: str, known: Iterable[str]) -> str | None:
 
 
 def kind_of(value: Any) -> str:
-    """What a value is, in an error: ``None``, ``an int``, ``a Tensor``."""
+    """The type of a value in an error: ``None``, ``an int``, ``a Tensor``."""
     name = type(value).__name__
     return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
 def reason(error: Exception) -> str:
-    """What the system or Python says is wrong with a file, in one line; the error's class where it says nothing."""
+    """The message of the system or of Python about a file, in one line; the class of the error if it has none."""
     system = getattr(error, "strerror", None)
     return str(system).lower() if system else str(error).partition("\n")[0] or type(error).__name__

@@ -1,6 +1,6 @@
-"""What an installation has: the packages of each extra, looked for before they are imported.
+"""The packages of each extra, and whether they are installed, checked before any import.
 
-The package is on no index: :func:`how_to_install` is the one place that says how to get an extra.
+rlstab is not on a package index; only :func:`how_to_install` says how to install an extra.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from importlib.util import find_spec
 
 from rlstab.errors import ConfigError, MissingPackage
 
-#: The names by which the packages of an extra are imported. Not wandb, of `train`: only a run that tracks by it needs
-#: it. Of `verl`, what its launch imports first.
+#: The import names of the packages of each extra. `train` is listed without wandb, which only runs that use it need,
+#: and
+#: `verl` with what its launch imports first.
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "train": ("transformers", "accelerate", "einops", "safetensors", "filelock"),
     "report": ("scipy", "plotly", "jinja2", "safetensors"),
@@ -34,20 +35,20 @@ def how_to_install(*extras: str) -> str:
 
 
 def missing(extra: str, *packages: str) -> list[str]:
-    """Those of some packages of an extra (all by default) that are not installed, by the names of their imports."""
+    """The import names of packages of an extra that are not installed, of all its packages by default."""
     return [name for name in packages or EXTRAS[extra] if find_spec(name) is None]
 
 
 def require(extra: str, who: str, *packages: str) -> None:
-    """Look for packages of an extra, and import none.
+    """Require packages of an extra without importing them.
 
     Args:
         extra: key of :data:`EXTRAS`.
-        who: what needs them, as the subject of the error.
-        packages: those that are needed, by the names of their imports; all of the extra by default.
+        who: needs them, as the subject of the error.
+        packages: by import name; all of the extra by default.
 
     Raises:
-        MissingPackage: names what is missing, and the command that installs it.
+        MissingPackage: names the missing packages, and the command that installs them.
     """
     absent = missing(extra, *packages)
     if absent:
@@ -58,7 +59,7 @@ def require(extra: str, who: str, *packages: str) -> None:
 
 
 def require_trackers(names: Iterable[str]) -> None:
-    """Refuse trackers that are not there, which accelerate would leave out without a word.
+    """Refuse trackers that are not installed, which accelerate would silently leave out.
 
     Raises:
         ConfigError: a package is missing.

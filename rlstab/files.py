@@ -1,6 +1,6 @@
-"""Files that a user names: whether they are there, whether they may be replaced and how, and code in them.
+"""Files that a user names: whether they exist, whether they may be replaced, how to write them, and code in them.
 
-Those checks of :class:`pathlib.Path` raise where a name is too long or a folder may not be searched, up to Python 3.13.
+The checks of :class:`pathlib.Path` raise if a name is too long or a folder may not be searched, up to Python 3.13.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from rlstab.safe_read import open_file, read_bytes
 
 
 def exists(path: str | Path) -> bool:
-    """Whether something is there that can be reached."""
+    """Whether a path exists and can be reached."""
     return os.path.exists(path)  # noqa: PTH110  # see above
 
 
 def is_file(path: str | Path) -> bool:
-    """Whether an ordinary file is there that can be reached."""
+    """Whether a path is a regular file that can be reached."""
     return os.path.isfile(path)  # noqa: PTH113
 
 
 def is_dir(path: str | Path) -> bool:
-    """Whether a folder is there that can be reached."""
+    """Whether a path is a folder that can be reached."""
     return os.path.isdir(path)  # noqa: PTH112
 
 
 def leads_away(path: str | Path) -> bool:
-    """Whether this is a link that leads out of its folder: writing to it would change a file outside."""
+    """Whether a path is a link out of its folder, so that writing to it would change a file outside."""
     path = Path(path)
     return os.path.islink(path) and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(path.parent))  # noqa: PTH114
 
 
 def is_foreign(path: str | Path, *marks: bytes) -> bool:
-    """Whether something is there that must not be replaced: a link to another folder, or a file without a mark.
+    """Whether a path must not be replaced, because it is a link to another folder or a file without a mark.
 
     Args:
-        path: to which something is about to be written.
-        marks: of what the same command writes; one of them is in its first 4096 bytes.
+        path: that would be written.
+        marks: of files of the same command; one of them is in the first 4096 bytes.
     """
     if leads_away(path):
         return True
@@ -55,10 +55,10 @@ def is_foreign(path: str | Path, *marks: bytes) -> bool:
 
 
 def write_text(path: str | Path, text: str, *marks: bytes) -> None:
-    """Write a file, over nothing but an earlier one of the same command, which has one of the marks in it.
+    """Write a file; only an earlier file of the same command, with one of the marks in it, is replaced.
 
     Raises:
-        ConfigError: another file is there, or it cannot be written.
+        ConfigError: another file is there, or the file cannot be written.
     """
     try:
         if is_foreign(path, *marks):
@@ -66,15 +66,15 @@ def write_text(path: str | Path, text: str, *marks: bytes) -> None:
         with Path(path).open("w" if marks else "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError as error:
-        raise ConfigError(f"{path} exists, and stays as it is. Give --out another file.") from error
+        raise ConfigError(f"{path} exists and is not replaced. Give --out another file.") from error
     except (OSError, ValueError) as error:  # a name with a null character
         raise ConfigError(f"{path}: cannot be written: {reason(error)}. Give --out another file.") from error
 
 
 def replace_file(path: Path, content: str | bytes) -> None:
-    """Make ``path`` hold the content: at any moment, also after a kill, all of the old or all of the new.
+    """Write a file so that at any moment, also after a kill, it has all of the old or all of the new content.
 
-    Several processes may write one path at once: each has a temporary file, and the last one to finish counts.
+    Several processes may write one path at a time: each has a temporary file, and the last to finish counts.
     """
     writing = path.with_name(f".{path.name}.{os.getpid()}.writing")
     with writing.open("wb") as file:
@@ -93,12 +93,12 @@ _modules: dict[tuple[Path, str], ModuleType] = {}
 
 
 def load_module(path: Path) -> ModuleType:
-    """The module of a .py file, loaded once for as long as it does not change. Raises whatever the file raises."""
+    """The module of a .py file, loaded again only if the file changes. Raises whatever the file raises."""
     content = read_bytes(path)
     key = path, checksum(content)
     if key not in _modules:
         if str(path.parent) not in sys.path:
-            sys.path.append(str(path.parent))  # it may import its neighbours; at the end, so that it hides nothing
+            sys.path.append(str(path.parent))  # it may import its neighbours; last, so that it hides no other module
         spec = importlib.util.spec_from_file_location(f"user_{path.stem}_{checksum(str(path).encode())}", path)
         assert spec is not None
         assert spec.loader is not None
@@ -114,7 +114,7 @@ def load_module(path: Path) -> ModuleType:
 
 
 def in_one_line(error: BaseException, path: Path | None = None) -> str:
-    """An error of user code, with the last line of the file that it came from."""
+    """An error of user code in one line, with the last line number in the user's file."""
     if isinstance(error, RlstabError):
         return str(error).rstrip(".")
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]

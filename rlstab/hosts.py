@@ -1,16 +1,19 @@
-"""What other trainers hand to a loss that is not theirs, as the adapters that ship find it: facts.
+"""Facts about other trainers: what each provides to an objective, and which settings an objective needs.
 
-The adapters check themselves against them when a trainer is made; ``rlstab check --host``, ``rlstab explain`` and
-``rlstab doctor`` read the same facts.
+The adapters check these facts when a trainer is made; ``rlstab check --host``, ``rlstab explain`` and ``rlstab doctor``
+read them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from torch import Tensor
 
 from rlstab.core.batch import BASICS, SIGNALS
@@ -22,7 +25,7 @@ from rlstab.core.terms import Bounds
 from rlstab.errors import ConfigError, UnknownName, did_you_mean
 from rlstab.signals import SIGNAL_NAMES
 
-#: What no mask and no advantages can say, by the field of Terms that a method fills with it.
+#: What neither a mask nor advantages can express, by the field of Terms that a method fills with it.
 REFUSED: Mapping[str, str] = {
     "penalties": "a penalty, a term of the loss with a gradient of its own",
     "gates": "a trust region other than one clip of the ratio",
@@ -33,17 +36,24 @@ REFUSED: Mapping[str, str] = {
 }
 
 
+@cache
+def facts(key: str) -> dict[str, Any]:
+    """The entry of a host in ``hosts.yaml``."""
+    table: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    return table[key]
+
+
 #: TRL's correction for the sampler, on by default; it acts where vLLM generates.
 CORRECTION_SETTING = "vllm_importance_sampling_correction"
 
 
 @dataclass(frozen=True)
 class HostSetting:
-    """What a setting of a host has to be beside an objective.
+    """The value that a setting of a host needs with an objective.
 
     Attributes:
         value: to write.
-        fits: whether another value does as well.
+        fits: whether a given value is accepted.
         why: the end of a sentence, for an error.
     """
 
@@ -57,17 +67,19 @@ class Host:
     """A trainer for which an adapter ships.
 
     Attributes:
-        key: by which ``rlstab check --host`` knows it; of its package too, unless it is ``data_level``.
+        key: its name in ``rlstab check --host``; also that of its package, unless it is ``data_level``.
         name: of the trainer.
-        gives: signals of the evidence beyond log-probs, their old values and advantages.
-        live: outputs of the live policy that can be differentiated beyond the log-probs.
-        release: the one that the adapter takes.
-        how: signals that it gives only where something is set, with what to set.
-        otherwise: what to do about a signal that no setting gives, other than to remove the method; ``{name}`` is it.
-        spared: where the evidence of a step costs no forward though a method reads it.
-        section: the host's name of the settings that an objective asks for.
-        settings: those of an objective, by name.
-        data_level: its own loss stays, and an objective reaches it through a mask and advantages.
+        gives: signals of the evidence in addition to log-probs, their old values and advantages.
+        live: outputs of the live policy that can be differentiated in addition to the log-probs.
+        release: that the adapter supports.
+        how: signals that it gives only with a setting, each with what to set.
+        otherwise: what to do about a signal that no setting gives, other than to remove the method; ``{name}`` is its
+            name.
+        spared: when the evidence of a step costs no forward although a method reads it.
+        section: the host's name for the settings that an objective needs.
+        settings: that an objective needs, by name.
+        deterministic: its setting with which a GPU adds in a fixed order; an adapter does not set it.
+        data_level: whether the host keeps its loss, and an objective acts through a mask and advantages.
     """
 
     key: str
@@ -80,6 +92,7 @@ class Host:
     spared: str = ""
     section: str = ""
     settings: Callable[[TokenObjective], Mapping[str, HostSetting]] = lambda objective: {}
+    deterministic: str = ""
     data_level: bool = False
 
     @property
@@ -89,7 +102,7 @@ class Host:
 
     @property
     def titled(self) -> str:
-        """Its name, and the release that the adapter takes."""
+        """Its name, and the release that the adapter supports."""
         return f"{self.name} {self.release}".strip()
 
     def cure(self, name: str) -> str:
@@ -97,12 +110,12 @@ class Host:
         return self.how.get(name, self.otherwise.format(name=name))
 
     def lacks(self, objective: TokenObjective) -> list[str]:
-        """What an objective needs and this host cannot give; empty where nothing is missing."""
+        """What an objective needs and this host cannot give; empty if nothing is missing."""
         missing = [f"`{name}`" for name in sorted(objective.needs - self.gives - BASICS)]
         missing += [f"live `{name}`" for name in sorted(objective.live_needs - self.live)]
         if self.data_level:
             asks = {what: leaf.name for leaf in walk(objective) if (what := refusal(leaf.method)) is not None}
-            missing += [f"a place for what `{name}` asks for: {what}" for what, name in asks.items()]
+            missing += [f"a way to express `{name}`: {what}" for what, name in asks.items()]
         return missing
 
     def require(self, objective: Composition) -> None:
@@ -125,87 +138,82 @@ def kl_settings(objective: TokenObjective, name: str) -> list[Any]:
 
 
 def own_correction(objective: TokenObjective) -> tuple[str, str] | None:
-    """A method beside which no correction for the sampler can act, and why; None where one can."""
+    """A method that excludes a correction for the sampler, and why; None if none does."""
     for leaf in walk(objective):
         why = leaf.method.excludes.get("importance_correction")
         if why is not None:
             return leaf.name, why
-        # a penalty towards the sampler, or a gate, changes no weight of the policy term
+        # a penalty towards the sampler, or a gate, does not change the weights of the policy term
         if leaf.method.writes - {"lr_scale", "penalties", "gates"} and "rollout_logprobs" in leaf.method.needs:
             return leaf.name, "both correct for the sampler."
     return None
 
 
 def trl_settings(objective: TokenObjective) -> dict[str, HostSetting]:
-    """What ``GRPOConfig`` has to say beside an objective, where that is not its default alone."""
-    readers = [leaf.name for leaf in walk(objective, observed=True) if "ref_logprobs" in leaf.method.needs]
-    coefficients, estimators = kl_settings(objective, "coefficient"), kl_settings(objective, "estimator")
-    if not readers:
-        beta = HostSetting(0.0, lambda value: not value, "no method of the objective reads the reference model")
-    else:
-        why = f"'{readers[0]}' reads 'ref_logprobs'" + (f" with the coefficient {coefficients[0]}" * bool(coefficients))
-        wanted = coefficients[0] if coefficients else 0.001
-        beta = HostSetting(wanted, lambda value: value in coefficients if coefficients else bool(value), why)
+    """The settings that ``GRPOConfig`` needs with an objective, other than those that must stay at their defaults."""
+    readers, coefficients, estimators = _reference(objective)
+    wanted = coefficients[0] if coefficients else 0.001
+    settings = {
+        "beta": HostSetting(wanted, lambda value: value in coefficients if coefficients else bool(value), readers)
+        if readers
+        else HostSetting(0.0, lambda value: not value, _UNREAD)
+    }
     unbiased = [estimator == "k3_unbiased" for estimator in estimators] or [True]
     why = f"the objective decides: its 'kl' has estimator {estimators[0]}" if estimators else "it acts on 'kl' alone"
-    settings = {"beta": beta, "use_bias_correction_kl": HostSetting(unbiased[0], lambda value: value in unbiased, why)}
-    own = own_correction(objective)
-    if own is not None:
-        settings[CORRECTION_SETTING] = HostSetting(
-            False, lambda value: not value, f"'{own[0]}' excludes it: {own[1].rstrip('.')}"
-        )
+    settings["use_bias_correction_kl"] = HostSetting(unbiased[0], lambda value: value in unbiased, why)
+    excluding = own_correction(objective)
+    if excluding is not None:
+        why = f"'{excluding[0]}' excludes it: {excluding[1].rstrip('.')}"
+        settings[CORRECTION_SETTING] = HostSetting(False, lambda value: not value, why)
     return settings
 
 
-_GIVEN = SIGNAL_NAMES - {"logprobs"} | {"ref_logprobs", "rollout_logprobs", "truncated", "branch"}
-_LIVE = frozenset({"entropies", "log_kept_mass"})
-_LOGITS = ("max_logprobs", "log_kept_mass", "sum_p_sq")
+def verl_settings(objective: TokenObjective) -> dict[str, HostSetting]:
+    """The settings that ``actor_rollout_ref.actor`` needs with an objective; see :func:`trl_settings`."""
+    readers, coefficients, _ = _reference(objective)
+    default = facts("verl")["loss"]["kl_loss_coef"]
+    allowed = coefficients if readers else [default]
+    return {
+        "use_kl_loss": HostSetting(bool(readers), lambda value: bool(value) == bool(readers), readers or _UNREAD),
+        "kl_loss_coef": HostSetting(
+            next(iter(allowed), default), lambda value: not allowed or value in allowed, readers or _UNREAD
+        ),
+    }
 
-#: A response is truncated where its last token, which TRL and verl hand over, is no EOS; neither grows branches.
+
+_UNREAD = "no method of the objective reads the reference model"
+
+
+def _reference(objective: TokenObjective) -> tuple[str, list[Any], list[Any]]:
+    """Why an objective needs the reference model, empty if it does not; coefficients and estimators of its ``kl``."""
+    names = [leaf.name for leaf in walk(objective, observed=True) if "ref_logprobs" in leaf.method.needs]
+    coefficients = kl_settings(objective, "coefficient")
+    with_coefficient = f" with the coefficient {coefficients[0]}" if coefficients else ""
+    why = f"'{names[0]}' reads 'ref_logprobs'{with_coefficient}" if names else ""
+    return why, coefficients, kl_settings(objective, "estimator")
+
+
+def _host(key: str, settings: Callable[[TokenObjective], Mapping[str, HostSetting]]) -> Host:
+    """A host whose loss is replaced. A response is truncated if its last token is not an EOS; none grows branches."""
+    gives = SIGNAL_NAMES - {"logprobs"} | {"ref_logprobs", "rollout_logprobs", "truncated", "branch"}
+    told = {name: facts(key)[name] for name in _TOLD if name in facts(key)}
+    return Host(key, gives=gives, live=frozenset({"entropies", "log_kept_mass"}), settings=settings, **told)
+
+
+#: Fields of a host that ``hosts.yaml`` has.
+_TOLD = ("name", "release", "how", "otherwise", "spared", "section", "deterministic")
 HOSTS: Mapping[str, Host] = {
-    host.key: host
-    for host in (
-        Host(
-            "trl",
-            "TRL",
-            _GIVEN,
-            _LIVE,
-            release="1.16",
-            how={
-                "ref_logprobs": "set GRPOConfig.beta above 0, which loads the reference model",
-                "rollout_logprobs": "generate with vLLM (use_vllm=True), or with a rollout_func that returns logprobs",
-                **dict.fromkeys(_LOGITS, "write head='rlstab'"),
-            },
-            otherwise="give the trainer signals={{'{name}': function}}, (B, T) values from its batch",
-            spared="where an optimizer step is one micro-batch",
-            section="GRPOConfig",
-            settings=trl_settings,
-        ),
-        Host(
-            "verl",
-            "verl",
-            _GIVEN,
-            _LIVE,
-            release="0.9.1",
-            how={
-                "ref_logprobs": "set actor_rollout_ref.actor.use_kl_loss=true, which loads the reference model",
-                "rollout_logprobs": "set actor_rollout_ref.rollout.calculate_log_probs=true",
-                **dict.fromkeys(
-                    _LOGITS,
-                    "leave actor_rollout_ref.model.use_fused_kernels at false: fused kernels form no logits",
-                ),
-            },
-        ),
-        Host("data", "the data level", frozenset(SIGNALS), data_level=True),
-    )
+    "trl": _host("trl", trl_settings),
+    "verl": _host("verl", verl_settings),
+    "data": Host("data", "the data level", frozenset(SIGNALS), data_level=True),
 }
 
 
 def adapted(key: str) -> Host:
-    """The host that an adapter ships for.
+    """The host of this name.
 
     Raises:
-        UnknownName: there is none of this name.
+        UnknownName: there is no adapter for such a host.
     """
     if key not in HOSTS:
         raise UnknownName(f"no adapter is called '{key}'. {did_you_mean(key, HOSTS)}")
@@ -213,14 +221,14 @@ def adapted(key: str) -> Host:
 
 
 def measures(method: TokenObjective) -> bool:
-    """Whether it decides by statistics of the whole optimizer step."""
+    """Whether a method decides by statistics of the whole optimizer step."""
     if isinstance(method, Observe):
         return any(measures(leaf.method) for leaf in walk(method, observed=True))
     return type(method).measure is not TokenObjective.measure
 
 
 def refusal(method: TokenObjective) -> str | None:
-    """What a method asks for that a mask and advantages cannot say; None where they can say all of it."""
+    """What a method asks for that a mask and advantages cannot express; None if they can express all of it."""
     for leaf in walk(method):
         if isinstance(leaf.method, Observe):
             continue
@@ -234,7 +242,7 @@ def refusal(method: TokenObjective) -> str | None:
 
 
 def require_data_level(objective: Composition) -> None:
-    """Refuse what no mask and no advantages can say.
+    """Refuse what neither a mask nor advantages can express.
 
     Raises:
         ConfigError: names the method, what it asks for, and what to change.
@@ -243,12 +251,13 @@ def require_data_level(objective: Composition) -> None:
         what = refusal(method)
         if what is not None:
             raise ConfigError(
-                f"'{key}' asks for {what}: no mask and no advantages can say it. Remove it, or use rlstab.adapters.trl."
+                f"'{key}' asks for {what}, which neither a mask nor advantages can express. Remove it, or use "
+                f"rlstab.adapters.trl."
             )
 
 
 def own_bounds(objective: TokenObjective) -> Bounds | None:
-    """The trust region that an objective asks for, from a part without tokens."""
+    """The trust region of an objective, from a part without tokens."""
     if "bounds" not in objective.writes:
         return None
     empty = objective._empty_part()

@@ -1,4 +1,4 @@
-"""Small pure mathematics on the log-prob of one sampled token: its probability, and estimators of a KL divergence.
+"""Functions of the log-prob of one sampled token: its probability, and estimators of a KL divergence.
 
 ``d = ln p_target(a) - ln p_policy(a)`` in nats, shape ``(n,)``, for tokens ``a`` sampled from the policy. Names after
 J. Schulman, "Approximating KL divergence" (2020).
@@ -43,7 +43,7 @@ def k3(d: Tensor, cap: float | None = None) -> Tensor:
 
 
 class _K3(torch.autograd.Function):
-    """Its derivative falls out of the value; autograd through two clamps costs more."""
+    """The derivative is a by-product of the value; autograd through two clamps costs more."""
 
     @staticmethod
     def forward(ctx: Any, d: Tensor, cap: float | None) -> Tensor:

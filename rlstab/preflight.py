@@ -28,15 +28,15 @@ from rlstab.tasks.rewards import build_rewards, require_functions, score
 from rlstab.tasks.scorers import as_mathematics
 from rlstab.tasks.task import Example, Task
 
-#: Characters of a prompt that are shown.
-SHOWN = 300
+#: Characters of a prompt that are printed.
+PROMPT_SHOWN = 300
 
-#: Right answers of each split that are scored, from all over it.
+#: Right answers that are scored, evenly from each split.
 ANSWERS = 64
 
 
 def preflight(run: RunConfig) -> list[str]:
-    """Try a run; the lines say what was seen, the last ones what was not checked.
+    """Try a run; the lines are the findings, and the last ones say what was not checked.
 
     Raises:
         RlstabError: what training would raise.
@@ -67,12 +67,12 @@ def preflight(run: RunConfig) -> list[str]:
 
 
 def _is_on_the_hub(name: str) -> bool:
-    """Whether a name of a model or data set is not that of a folder; nor is a path that is not there."""
+    """Whether the name of a model or data set is neither a folder nor written as a path."""
     return not name.startswith((".", "/", "~")) and not Path(name).is_dir()
 
 
 def _tried(run: RunConfig, task: Task) -> list[str]:
-    """What is seen of a task: its first prompt and how an empty answer to it scores."""
+    """Findings about a task: its first prompt, and the score of an empty answer."""
     if any(name.startswith("block_") for name in run.composition.needs | run.pipeline.needs):
         require_blocks(task, "a method or stage")
     example = task.example("train", 0)
@@ -85,16 +85,16 @@ def _tried(run: RunConfig, task: Task) -> list[str]:
     told = f"scores {scores.rewards.item():g}"
     if scores.errors or scores.timed_out.any():
         told = f"cannot be scored, and would get 0: {' '.join(scores.errors) or 'it takes too long'}"
-    sizes = [f"{'no end of' if size is None else size} prompts in `{split}`" for split, size in task.size.items()]
+    sizes = [f"{'unlimited' if size is None else size} prompts in `{split}`" for split, size in task.size.items()]
     return [
         f"task {task.name}: {', '.join(sizes)}; an empty answer {told}",
-        f"first prompt: {example.prompt[:SHOWN]!r}",
+        f"first prompt: {example.prompt[:PROMPT_SHOWN]!r}",
         *silent,
     ]
 
 
 def never_right(settings: TaskSettings, task: Task) -> list[str]:
-    """What is said of right answers that the task's own scorer does not count as right, so that nothing ever is."""
+    """A note on right answers to which the scorer of the task does not give 1, so that no completion can be right."""
     if not isinstance(settings, TextSettings | ReasoningGymSettings):
         return []
     examples = []
@@ -109,17 +109,17 @@ def never_right(settings: TaskSettings, task: Task) -> list[str]:
     (example, text), given = wrong[0]
     why = f" ({scores.errors[0]})" if scores.errors else ""
     return [
-        f"note: {len(wrong)} of {len(pairs)} right answers do not score 1, so that the policy cannot be right there: "
+        f"note: {len(wrong)} of {len(pairs)} right answers do not score 1, so the policy cannot be right there: "
         f"{example.where or example.prompt[:60]!r} has the answer {example.answer!r:.80}, and {text!r:.80} scores "
         f"{given:g}{why}. Look at the answers, task.scorer and task.answer_pattern."
     ]
 
 
-# -- a completion that should be right ---------------------------------------------------------------------------------
+# -- a right completion ---------------------------------------------------------------------------------
 
 
 def _right_completion(settings: TextSettings | ReasoningGymSettings, example: Example) -> str | None:
-    """The right answer as a completion may have it; None where the data set gives none."""
+    """The right answer as a completion may have it; None if the data set gives none."""
     answer = example.answer if isinstance(settings, TextSettings) else example.answer.get("answer")
     if not isinstance(answer, str):
         return None
@@ -133,7 +133,7 @@ _CHARACTERS = {"DIGIT": "1", "WORD": "x", "NOT_SPACE": "x"}
 
 
 def _text_of(parsed: Iterable[Any], answer: str) -> str:
-    """What a parsed pattern may stand for: the first alternatives, as few repetitions as it allows, the answer."""
+    """A text that a parsed pattern matches: the first alternatives, the fewest repetitions, the answer as group 1."""
     text = ""
     for kind, value in parsed:
         match str(kind):
@@ -161,10 +161,10 @@ def _text_of(parsed: Iterable[Any], answer: str) -> str:
 
 
 def _try_model(run: RunConfig, task: Task | None) -> list[str]:
-    """Read what describes the model, and write the prompts in its tokens, as training would.
+    """Read the configuration of the model, and encode the prompts as training would.
 
     Raises:
-        ConfigError, DataError, ModelError: the model, its tokenizer or its context do not fit the run.
+        ConfigError, DataError, ModelError: the model, its tokenizer or its context does not fit the run.
     """
     from transformers import AutoConfig, AutoTokenizer
 
@@ -190,7 +190,7 @@ def _try_model(run: RunConfig, task: Task | None) -> list[str]:
     if not run.rollout.chat and last in tokenizer.all_special_tokens and not example.prompt.endswith(last):
         told.append(
             f"note: the tokenizer ends each prompt with {last!r}, so responses begin after an end. Switch that off "
-            f"in its tokenizer_config.json, such as add_eos_token: false, and save it anew."
+            f"in its tokenizer_config.json, for example by add_eos_token: false."
         )
     return told
 

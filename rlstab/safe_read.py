@@ -1,8 +1,8 @@
-"""The one guard for reading files that somebody else wrote: what is read, what is refused, and which numbers are kept.
+"""Safe reading of foreign files: what is read, what is refused, and which numbers are kept.
 
 A reader that opens files here never waits (only regular files are opened), never fills the memory (files above
-:data:`MOST_BYTES` are refused), and never recurses (JSON above :data:`MOST_DEPTH` levels is refused). Numbers come out
-so that sums and squares of them cannot overflow.
+:data:`MOST_BYTES` are refused), and never recurses too deeply (JSON above :data:`MOST_DEPTH` levels is refused). Sums
+and squares of the numbers cannot overflow.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from typing import Any, BinaryIO
 
 from rlstab.errors import reason
 
-#: Bytes of the largest file that is read: as Python objects it takes many times as much.
+#: Bytes of the largest file that is read; as Python objects it takes many times as much.
 MOST_BYTES = 2**31
-#: Levels of nesting in the deepest JSON that is read: no log or export comes close, and all code may recurse into it.
+#: Levels of nesting in the deepest JSON that is read. No log or export comes close, and code may recurse into it.
 MOST_DEPTH = 100
-#: Larger numbers count as infinite. No trainer computes in a type that holds them, and their squares would overflow.
+#: Larger numbers count as infinite: no trainer computes with them, and their squares would overflow.
 MOST_NUMBER = 1e100
-#: Gaps of a log that are told one by one.
+#: Gaps of a log that are listed one by one.
 _GAPS = 10
-#: Read of a file whose size the system does not know, such as those in ``/proc``.
+#: Bytes that are read of a file of unknown size, such as those in ``/proc``.
 _UNSIZED = 2**24
 
 
@@ -37,11 +37,11 @@ def open_file(path: str | Path) -> BinaryIO:
     """Open a regular file for reading, in binary.
 
     Raises:
-        OSError: there is none; or it is a folder, a pipe, a socket or a device, which might never end; or it is larger
-            than :data:`MOST_BYTES`. Its ``strerror`` says which.
+        OSError: it does not exist; is a folder, a pipe, a socket or a device, which might never end; or is larger than
+            :data:`MOST_BYTES`. Its ``strerror`` says which.
     """
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116  # before it is opened, which may act on a device
+        if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116  # checked first, since opening may act on a device
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         file = open(path, "rb", opener=_without_waiting)  # Path.open takes no opener
     except ValueError as error:
@@ -53,7 +53,7 @@ def open_file(path: str | Path) -> BinaryIO:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    # a pipe may have taken the file's name in the meantime; reads of a regular file never block
+    # a pipe may have replaced the file in the meantime; reads of a regular file never block
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
@@ -64,12 +64,12 @@ def read_bytes(path: str | Path) -> bytes:
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a regular file in UTF-8; see :func:`open_file`. Raises UnicodeDecodeError where it is not UTF-8."""
+    """The text of a regular file in UTF-8; see :func:`open_file`. Raises UnicodeDecodeError if it is not UTF-8."""
     return read_bytes(path).decode("utf-8-sig")
 
 
 def text_of(content: bytes) -> str:
-    """The text of a file that may be damaged: in UTF-8, or in UTF-16 where a byte order mark says so."""
+    """The text of a file that may be damaged, in UTF-8, or in UTF-16 if a byte order mark says so."""
     utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     return content.decode("utf-16" if utf16 else "utf-8-sig", errors="replace")
 
@@ -105,7 +105,7 @@ def _is_deep(data: Any) -> bool:
 
 
 def read_mapping(path: Path, parse: Callable[[str], Any] = parse_json) -> tuple[dict[str, Any] | None, str]:
-    """The mapping in a file of JSON, or of what ``parse`` reads, or None with the reason."""
+    """The mapping in a file of JSON, or of another format with its parser; or None with the reason."""
     try:
         data = plain(parse(read_text(path)))
     except FileNotFoundError:
@@ -116,7 +116,7 @@ def read_mapping(path: Path, parse: Callable[[str], Any] = parse_json) -> tuple[
 
 
 def read_object(line: str | bytes) -> dict[str, Any]:
-    """The object in a line of JSON; an empty one where it is damaged."""
+    """The object in a line of JSON; empty if the line is damaged."""
     try:
         data = parse_json(line)
     except ValueError:
@@ -125,7 +125,7 @@ def read_object(line: str | bytes) -> dict[str, Any]:
 
 
 def as_float(value: Any) -> float | None:
-    """A number, NaN and Inf among them, as which those beyond :data:`MOST_NUMBER` count; None where it is none."""
+    """A number, possibly NaN or Inf; beyond :data:`MOST_NUMBER` it is infinite. None if the value is not a number."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
     if abs(value) > MOST_NUMBER:
@@ -134,7 +134,7 @@ def as_float(value: Any) -> float | None:
 
 
 def as_number(value: Any) -> float | None:
-    """The same, also of a number as text: ``"0.5"``, ``"NaN"``, ``"-Infinity"``."""
+    """As :func:`as_float`, also of a number as text: ``"0.5"``, ``"NaN"``, ``"-Infinity"``."""
     if isinstance(value, str):
         try:
             value = float(value)
@@ -144,17 +144,17 @@ def as_number(value: Any) -> float | None:
 
 
 def as_step(value: Any) -> int | None:
-    """A whole number, also as a float or as text: 61, 61.0, ``"61"``; None where it is none."""
+    """A whole number, also as a float or as text: 61, 61.0, ``"61"``; None if it is not one."""
     number = as_number(value)
     return int(number) if number is not None and number.is_integer() else None
 
 
 def gaps(steps: Iterable[int], interval: int | None = None) -> str:
-    """The steps that a log leaves out, in short: ``5-7, 12``. Empty where it leaves out none.
+    """The steps that are missing in a log, in short: ``5-7, 12``; empty if none are.
 
     Args:
         steps: of its lines.
-        interval: between two lines; None takes the usual one, and a log without one leaves out nothing.
+        interval: between two lines; None takes the usual one, without which no step is missing.
     """
     neighbours = list(pairwise(sorted(set(steps))))
     if interval is None:
@@ -168,7 +168,7 @@ def gaps(steps: Iterable[int], interval: int | None = None) -> str:
 
 
 def plain(data: Any) -> Any:
-    """The same as JSON can hold it: text gets a mark in place of each lone surrogate, NaN and Inf are None.
+    """The data in a form that JSON can hold: lone surrogates in texts become marks, and NaN and Inf become None.
 
     Args:
         data: mappings, lists, tuples and scalars, without circles.

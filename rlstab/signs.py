@@ -1,11 +1,11 @@
-"""Signs that something goes wrong in a run, each defined once: for the report, for `diagnose`, for a run that goes on.
+"""Signs that something goes wrong in a run, each defined once: for the report, for `diagnose`, and for a live run.
 
-A sign is found in the curves of a run until now, in bins of ten steps, and has the step at which it begins. The
-thresholds are choices; docs/how-to/diagnose.md says how often they are right. They rest on trials of the tiny countdown
-policy, made before any benchmark was run with them. Plain GRPO loses two thirds of its entropy in 500 rollouts while it
-still improves. A learning rate that is too high ends in a reward near 0, zero-variance groups and a gradient near 0,
-while entropy stays or *rises*. Only without a trust region did gradient norms spike, at forty times their mean. So no
-single curve shows a collapse, and each sign stands for itself.
+A sign is found in the curves of a run so far, in bins of ten steps, and has the step at which it begins. The thresholds
+are choices; docs/how-to/diagnose.md says how often they are right. They rest on trials with the tiny countdown policy,
+made before any benchmark used them. Plain GRPO loses two thirds of its entropy in 500 rollouts while it still improves.
+A learning rate that is too high ends in a reward near 0, zero-variance groups and a gradient near 0, while entropy
+stays or *rises*. Gradient norms spiked only without a trust region, at forty times their mean. So no single curve shows
+a collapse, and each sign is judged by itself.
 """
 
 from __future__ import annotations
@@ -66,16 +66,16 @@ SPAN = 5
 
 @dataclass(frozen=True)
 class Sign:
-    """What one detector says of one run.
+    """The judgement of one detector about one run.
 
     Attributes:
         name: a key of :data:`SIGNS`.
-        fired: whether it is there; None where the curves do not say.
-        step: at which it begins; None if it is not there.
-        text: the values in words, or why nothing can be said.
-        share: what is left, where something falls: of the reward, of the answers that end.
-        first_line: it is there in the first line of the log.
-        sudden: from one line of the log to the next.
+        fired: whether the sign is present; None if the curves do not say.
+        step: at which it begins; None if it is absent.
+        text: the values in words, or why it could not be judged.
+        share: the remaining share of something that falls: of the reward, of the answers that end.
+        first_line: whether it is present in the first line of the log.
+        sudden: whether it appears from one line of the log to the next.
     """
 
     name: str
@@ -89,7 +89,7 @@ class Sign:
 
 @dataclass(frozen=True, eq=False)
 class Metric:
-    """One metric of a run as if it were alone: one that is logged later than others ends the run for itself.
+    """One metric of a run by itself: its last step counts as the end of the run.
 
     Attributes:
         name: its name.
@@ -119,7 +119,7 @@ class Metric:
 
     @property
     def largest(self) -> dict[str, Curve]:
-        """Nothing: it is alone."""
+        """Empty, for :class:`rlstab.bins.Curves`."""
         return {}
 
     @property
@@ -156,12 +156,12 @@ class Detector:
     """How a sign is found.
 
     Attributes:
-        title: what it is called.
-        definition: when it is there.
-        unseen: what cannot be seen without its metrics, in words that end a sentence.
+        title: of the sign.
+        definition: when it is present.
+        unseen: what cannot be seen without its metrics, as the end of a sentence.
         reads: metrics, of which the first that a run has is judged.
-        bins: that the metric needs.
-        judge: looks at a run and at that metric.
+        bins: how many the metric needs.
+        judge: the judgement from a run and that metric.
     """
 
     title: str
@@ -172,7 +172,7 @@ class Detector:
     judge: Callable[[Run, Metric], Sign]
 
     def detect(self, run: Run) -> Sign:
-        """What it says of a run."""
+        """The sign in a run."""
         metric = next((metric for read in self.reads if len((metric := _metric(run, read)).steps)), None)
         if metric is None:
             return Sign("", None, None, f"no {' or '.join(self.reads)}")
@@ -181,7 +181,7 @@ class Detector:
         return self.judge(run, metric)
 
 
-#: By name, in the order in which a reader looks at them, what can be wrong with a run by itself.
+#: The detectors by name, in the order in which a reader looks at them.
 SIGNS: dict[str, Detector] = {}
 
 
@@ -198,7 +198,7 @@ def _detector(
 
 
 def signs(run: Run) -> list[Sign]:
-    """What every detector says of a run so far, in the order of :data:`SIGNS`."""
+    """The judgement of every detector about a run so far, in the order of :data:`SIGNS`."""
     return [replace(detector.detect(run), name=name) for name, detector in SIGNS.items()]
 
 
@@ -278,7 +278,7 @@ def growing_truncation(run: Run, metric: Metric) -> Sign:
     bins=1,
 )
 def truncation(run: Run, metric: Metric) -> Sign:
-    """Too many are cut off from the first step on, or ever more."""
+    """Too many answers are cut off from the first step on, or more and more are."""
     cut_off = 1 - float(metric.values[0])
     if cut_off <= CUT_OFF:
         return growing_truncation.detect(run)
@@ -293,7 +293,7 @@ def truncation(run: Run, metric: Metric) -> Sign:
     "reward/zero_std_groups",
 )
 def zero_std_groups(run: Run, metric: Metric) -> Sign:
-    """It begins where the share stays above."""
+    """It begins where the share stays above the threshold."""
     reward = _metric(run, "reward/mean")
     if not len(reward.steps):
         return Sign("", None, None, "no reward/mean")
@@ -340,7 +340,7 @@ def entropy_blow_up(run: Run, metric: Metric) -> Sign:
     "gradient/norm",
 )
 def gradient_spikes(run: Run, metric: Metric) -> Sign:
-    """It begins at the first norm that is this multiple of the median of those before it."""
+    """It begins at the first norm above this multiple of the median of those before it."""
     single = _metric(run, "gradient/largest_norm")
     single = single if len(single.steps) else metric
     ends, largest = run.largest.get("gradient/largest_norm", highest((single.steps, single.values), single.rollouts))
@@ -348,7 +348,7 @@ def gradient_spikes(run: Run, metric: Metric) -> Sign:
     _, means, highests = np.intersect1d((metric.ends - 1) // width, (ends - 1) // width, return_indices=True)
     if len(means) < MIN_BINS:
         return _short(metric, len(means))
-    # so far: in a run that dies, later norms are near 0, and the ordinary ones before would look like spikes
+    # of norms so far: in a run that dies, later norms are near 0, and ordinary ones before would look like spikes
     medians = _running_medians(metric.means[means].tolist())
     multiples = largest[highests] / np.maximum(medians, np.finfo(np.float64).tiny)
     spikes = metric.ends[means][multiples > SPIKE]
@@ -370,7 +370,7 @@ def gradient_spikes(run: Run, metric: Metric) -> Sign:
     bins=0,
 )
 def refused_steps(run: Run, metric: Metric) -> Sign:
-    """The metric is written only where there was something to count."""
+    """The metric is written only if there was something to count."""
     if metric.name != "optimizer_steps/refused":
         return _told(None, "NaN or Inf in 0 optimizer steps")
     refused = metric.values > 0
@@ -389,8 +389,8 @@ def refused_steps(run: Run, metric: Metric) -> Sign:
 def reward_fall(run: Run, metric: Metric) -> Sign:
     """It begins where five steps are below the share of the peak that is kept, after the peak.
 
-    A share needs a bottom. Rewards below 0 are counted from -1, the lowest that a scorer of right and wrong gives, and
-    those below that from the lowest ten steps.
+    A share needs a lower end. Rewards below 0 are counted from -1, the lowest reward of a scorer of right and wrong,
+    and those below -1 from the lowest ten steps.
     """
     lowest = float(metric.means.min())
     bottom = min(lowest, -1.0) if lowest < 0 else 0.0
@@ -415,7 +415,7 @@ def reward_fall(run: Run, metric: Metric) -> Sign:
     "ends below start",
     "training reward over the last tenth below that of the policy at the start",
     "whether the run has improved",
-    *("reward/true", "reward/mean"),  # an evaluation has no flaky grader, so what it is compared with has none either
+    *("reward/true", "reward/mean"),  # evaluations have no flaky grader, so the reward without it is compared
     by_itself=False,
 )
 def below_start(run: Run, metric: Metric) -> Sign:
@@ -429,13 +429,15 @@ def below_start(run: Run, metric: Metric) -> Sign:
 
 
 def _first(metric: Metric, beyond: Callable[[float], bool]) -> int | None:
-    """The step at which the first bin that is beyond begins to be so; None where none is."""
+    """The step at which the first bin beyond a threshold begins to be so; None if no bin is."""
     there = [int(end) for end, mean in zip(metric.ends, metric.means, strict=True) if beyond(float(mean))]
     return _begins(metric, there[0], beyond) if there else None
 
 
 def _begins(metric: Metric, end: int, beyond: Callable[[float], bool], after: int = 0) -> int:
-    """The first step, in the bin that ends at ``end`` or the one before, that is beyond and five of which are."""
+    """The first step, in the bin that ends at ``end`` or the one before, that is beyond the threshold with the next
+    four.
+    """
     width = max(WIDTH, metric.bin_width)
     for step in metric.steps[(metric.steps > max(end - 2 * width, after)) & (metric.steps <= end)].tolist():
         ahead = metric.values[(metric.steps >= step) & (metric.steps < step + SPAN)]

@@ -1,10 +1,10 @@
-"""Text that somebody else wrote, shown so that it can be read and cannot act."""
+"""Makes foreign text visible, so that it can be read and cannot control a terminal or a page."""
 
 from __future__ import annotations
 
 import unicodedata
 
-#: How white space is shown. A newline also breaks the line, which the reader's page or terminal does itself.
+#: Marks for white space. The page or terminal also breaks the line at a newline.
 MARKS = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "␍", "\u00a0": "⍽"}
 
 #: Characters of the longest line of an error.
@@ -12,25 +12,25 @@ LINE = 500
 
 
 def visible(text: str, *, spaces: bool = True) -> str:
-    """The text with everything replaced that has no shape of its own, or that would steer a terminal or a page.
+    """The text with a mark for every character that is invisible or could control a terminal or a page.
 
     Control characters of ASCII become their pictures (ESC is ``␛``); other controls, format characters (the
     bidirectional ones and the zero-width ones among them), line separators and lone surrogates become ``⟨U+202E⟩``.
 
     Args:
-        text: anything.
-        spaces: False leaves spaces and newlines as they are, for text that is read and not looked at by token.
+        text: any text.
+        spaces: whether spaces and newlines get marks too, for text that is shown by token.
     """
     return "".join(_shown(character, spaces) for character in text)
 
 
 def in_error(text: str) -> str:
-    """An error text for a terminal: :func:`visible`, and of each line longer than :data:`LINE` the ends alone."""
+    """An error text for a terminal: :func:`visible`, and with only the ends of lines longer than :data:`LINE`."""
     return "\n".join(map(_cut, visible(text, spaces=False).split("\n")))
 
 
 def _cut(line: str) -> str:
-    # an error names who and what first, and ends with what to do
+    # an error begins with who and what, and ends with what to do
     end = LINE // 3
     return line if len(line) <= LINE else f"{line[: LINE - end - 5]} ... {line[-end:]}"
 

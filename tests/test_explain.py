@@ -18,8 +18,8 @@ from rlstab.core.terms import WRITABLE
 from rlstab.errors import MissingSignal
 from rlstab.explain import stages
 from rlstab.explain.costs import costs
+from rlstab.explain.explanation import STORY, page, story
 from rlstab.explain.notes import idle, idle_in_run, pairs, unsafe
-from rlstab.explain.page import STORY, page, story
 from rlstab.presets import PRESETS
 from rlstab.stages.grpo import GRPO
 from rlstab.stages.in_order import InOrder

@@ -23,7 +23,7 @@ from rlstab.core.objective import Leaf, TokenObjective
 from rlstab.core.settings import settings_of
 from rlstab.core.terms import SLOTS, WRITABLE
 from rlstab.explain.card import card
-from rlstab.explain.costs import beyond_free
+from rlstab.explain.costs import COSTS, YOURS
 from rlstab.explain.stages import KINDS
 from rlstab.hosts import refusal
 from rlstab.presets import PRESETS
@@ -211,7 +211,10 @@ def costs(method: Method[Any]) -> str:
     )
     told += [f"state {', '.join(f'`{key}`' for key in method.init_state())}"] if method.init_state() else []
     if isinstance(method, TokenObjective):
-        told += beyond_free(method)
+        evidence = [f"{name}: {COSTS['signals'].get(name, YOURS)}" for name in sorted(method.needs - BASICS)]
+        told += [line for line in evidence if ": free" not in line]
+        told += [f"live {name}: {COSTS['live'].get(name, YOURS)}" for name in sorted(method.live_needs)]
+        told += [COSTS["drift"][drift] for drift in sorted(method.reads_drift) if drift in COSTS["drift"]]
     return "; ".join(told) or "nothing"
 
 
@@ -339,7 +342,7 @@ def method_index(links: Links, drawn: list[TokenObjective]) -> str:
         "What becomes of each where [only a mask and advantages](../hosts/data.md) reach the loss.",
         listed(f"{says}: {inline(names(which), links)}." for says, which in sorted(data_level.items())),
         "## Presets",
-        "With every setting. The source of each value is in `rlstab/presets`.",
+        "With every setting. The source of each value is in `rlstab/presets/presets.yaml`.",
         listed(
             f"**`{name}`**: {inline(recipe.about, links)} Advantage `{recipe.estimator}`."
             + "".join(f"\n    - {_placed(leaf, links)}" for leaf in walk(recipe.objective))

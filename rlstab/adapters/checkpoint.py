@@ -1,4 +1,4 @@
-"""The state of the objective beside the host's own files in a checkpoint."""
+"""The state of the objective among the files of a host's checkpoint."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rlstab.core.saved_state import dump_state, load_state
 from rlstab.errors import CheckpointError
 from rlstab.safe_read import parse_json, read_bytes
 
-#: In a checkpoint of the host; the second is there where a state holds tensors.
+#: Files in a checkpoint of the host; the second exists if a state holds tensors.
 RECORD, TENSORS = "rlstab.json", "rlstab.safetensors"
 
 
 def keep_state(folder: str | Path, objective: TokenObjective, state: State) -> None:
     """Write the state into a checkpoint."""
     record, tensors = dump_state({key: state[key] for key in objective.init_state()})
-    Path(folder).mkdir(parents=True, exist_ok=True)  # a sharded host may come later, and another rank may come first
+    Path(folder).mkdir(parents=True, exist_ok=True)  # a sharded host may write later, and another rank first
     if tensors:
         save_file({name: values.cpu() for name, values in tensors.items()}, Path(folder) / TENSORS)
     Path(folder, RECORD).write_text(json.dumps({"objective": objective_hash(objective), **record}, indent=1))
@@ -31,7 +31,7 @@ def restore_state(folder: str | Path, objective: TokenObjective) -> State:
     """The state from a checkpoint.
 
     Raises:
-        CheckpointError: the checkpoint has none, a damaged one, or that of another objective.
+        CheckpointError: the checkpoint has no state, a damaged one, or that of another objective.
     """
     path = Path(folder) / RECORD
     cure = "Resume with the objective of that run, or load the weights of this checkpoint as the model of a new one."
@@ -40,10 +40,10 @@ def restore_state(folder: str | Path, objective: TokenObjective) -> State:
     try:
         record = parse_json(read_bytes(path))
         tensors = load(read_bytes(Path(folder) / TENSORS)) if record["tensors"] else {}
-        own, stored = objective_hash(objective), record["objective"]
+        expected, stored = objective_hash(objective), record["objective"]
         state = load_state(record, tensors)
     except (OSError, ValueError, LookupError, TypeError, SafetensorError) as error:
         raise CheckpointError(f"{path} is damaged: {error}. Resume from the checkpoint before it.") from error
-    if stored != own:
-        raise CheckpointError(f"{folder} belongs to the objective {stored}, and the trainer has {own}. {cure}")
+    if stored != expected:
+        raise CheckpointError(f"{folder} belongs to the objective {stored}, and the trainer has {expected}. {cure}")
     return state

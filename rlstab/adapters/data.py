@@ -1,7 +1,7 @@
 """The data level: an objective as a loss mask and advantages per token, for a host whose loss cannot be changed.
 
-The host keeps its clipped policy loss. Where a composition asks for masks, weights, bonuses, one clip for all tokens
-and an average, the gradient is that of the objective's own loss; anything else is refused by name.
+The host keeps its clipped policy loss. If a composition asks only for masks, weights, bonuses, one clip for all tokens
+and an average, the gradient is that of the objective's loss; anything else is refused by name.
 
 The host's loss has to be this one, at the settings of :attr:`DataLevel.loss`, with ``h`` from :class:`HostMean`::
 
@@ -34,7 +34,7 @@ from rlstab.hosts import own_bounds, require_data_level
 Over = Literal["tokens", "sequences", "nothing"]
 Counts = Literal["mask", "response"]
 
-#: A clip that no ratio between 0 and e^20 reaches, for hosts that always clip.
+#: Bounds of a clip that no ratio between 0 and e^20 reaches, for hosts that always clip.
 NO_LOW, NO_HIGH = 1.0, 1e9
 
 
@@ -44,7 +44,7 @@ class HostMean:
 
     Attributes:
         over: ``tokens``, the mean over tokens; ``sequences``, the mean of each response's mean; ``nothing``, a sum.
-        counts: the tokens that its divisors count: those of the ``mask`` that it is given, or all of the ``response``.
+        counts: the tokens that its divisors count: those of the given ``mask``, or all of the ``response``.
     """
 
     over: Over = "tokens"
@@ -56,13 +56,13 @@ class HostMean:
                 raise OutOfRange(f"HostMean: {name} = {value!r}. Write one of: {', '.join(map(repr, known))}.")
 
     def share(self, batch: TokenBatch, mask: Tensor, tokens: float, sequences: float) -> Tensor:
-        """``(n,)`` float64: what each token of the mask weighs in the loss of the host.
+        """``(n,)`` float64: the weight of each token of the mask in the loss of the host.
 
         Args:
             batch: some of the sequences of the optimizer step.
             mask: ``(n,)`` bool, the tokens that count.
-            tokens: how many count in the optimizer step.
-            sequences: how many responses have one that does.
+            tokens: number of tokens that count in the optimizer step.
+            sequences: number of responses with such a token.
         """
         ones = torch.ones_like(batch.sequence, dtype=torch.float64)
         if self.over == "nothing":
@@ -73,13 +73,13 @@ class HostMean:
 
 
 @dataclass(frozen=True)
-class HostLoss:
-    """What the policy loss of the host has to be set to: a clip of the token's ratio; its KL and entropy terms are off.
+class LossSettings:
+    """The settings that the policy loss of the host needs: a clip of the token's ratio, without KL and entropy terms.
 
     Attributes:
         low, high: the ratio is held to ``[1 - low, 1 + high]``. Without a trust region they are 1.0 and 1e9, which no
             ratio reaches.
-        dual_clip: what the ratio is held to where the advantage is negative; None for none.
+        dual_clip: upper bound of the ratio if the advantage is negative, or None.
         mean: see :class:`HostMean`.
     """
 
@@ -91,11 +91,11 @@ class HostLoss:
 
 @dataclass(frozen=True, eq=False)
 class DataPart:
-    """What the host is given instead of its own, for one part of the optimizer step.
+    """Mask and advantages for the host to use instead of its own, for one part of the optimizer step.
 
     Attributes:
-        mask: ``(B, T)`` bool, the loss mask. A response of which nothing is left keeps its tokens here, with an
-            advantage of 0, so that no divisor meets an empty one.
+        mask: ``(B, T)`` bool, the loss mask. A response that lost all tokens keeps them here, with an advantage of 0,
+            so that no divisor sees an empty response.
         advantages: ``(B, T)``, 0 on what is dropped and outside the mask; in the dtype of the evidence's.
     """
 
@@ -108,10 +108,10 @@ class DataStep:
     """One optimizer step of this rank.
 
     Attributes:
-        parts: in the order of the batches that it was made from.
-        plan: all decisions; its ``state`` is what is carried on.
+        parts: in the order of the batches.
+        plan: all decisions, and the next ``state``.
         report: metrics over all parts and ranks.
-        has_no_gradient: nothing has one. A host that steps all the same moves the weights by its momentum.
+        has_no_gradient: whether no token has a gradient. A host that steps anyway moves the weights by its momentum.
     """
 
     parts: Sequence[DataPart]
@@ -123,7 +123,7 @@ class DataStep:
         return self.plan.has_no_gradient
 
     def metrics(self) -> dict[str, float]:
-        """The report as numbers, without metrics that counted nothing."""
+        """The report as numbers, without empty metrics."""
         return {name: mean.value for name, mean in self.report.items() if float(mean.count)}
 
 
@@ -136,16 +136,16 @@ class DataLevel:
 
     Args:
         objective: path of a YAML file, what such a file holds, or a method or composition.
-        mean: how the host averages. Where the objective averages otherwise, the advantages make up for it.
-        state: to go on from; None is the initial one.
+        mean: how the host averages. If the objective averages differently, the advantages make up for it.
+        state: to continue from; None is the initial one.
 
     Attributes:
         objective: as a composition.
-        loss: what the policy loss of the host has to be set to.
-        state: what is carried into the next optimizer step; :func:`rlstab.core.saved_state.dump_state` writes it.
+        loss: the settings that the policy loss of the host needs.
+        state: before the next optimizer step; :func:`rlstab.core.saved_state.dump_state` writes it.
 
     Raises:
-        ConfigError: a method asks for what no mask and no advantages can say; it is named.
+        ConfigError: names a method that neither a mask nor advantages can express.
     """
 
     def __init__(
@@ -159,44 +159,45 @@ class DataLevel:
         require_data_level(self.objective)
         bounds = own_bounds(self.objective)
         low, high, dual = (NO_LOW, NO_HIGH, None) if bounds is None else (bounds.low, bounds.high, bounds.dual)
-        self.loss = HostLoss(float(low), float(high), dual, HostMean() if mean is None else mean)
+        self.loss = LossSettings(float(low), float(high), dual, HostMean() if mean is None else mean)
         self.state: State = self.objective.init_state() if state is None else state
 
     def step(self, batches: Sequence[TokenBatch], comm: Comm | None = None) -> DataStep:
-        """Decide about one optimizer step, and carry the state on.
+        """Decide about one optimizer step, and advance the state.
 
         Args:
-            batches: what this rank has of the optimizer step, by :meth:`TokenBatch.from_padded`; none on a rank without
-                responses. Where log-probs at the start of the optimizer step are not given, the old ones stand for
-                them, as with ``refresh: rollout``.
-            comm: the ranks that share the optimizer step; all of them call this. None is this process alone.
+            batches: the part of this rank in the optimizer step, by :meth:`TokenBatch.from_padded`; empty on a rank
+                without responses. If log-probs at the start of the optimizer step are not given, the old ones are used,
+                as with ``refresh: rollout``.
+            comm: the ranks that share the optimizer step, all of which call this; None is this process alone.
 
         Raises:
-            NonFinite: NaN or Inf in the evidence, on any rank; every rank raises, and the state stays.
+            NonFinite: there is NaN or Inf in the evidence of any rank; every rank raises, and the state does not
+                change.
             MissingSignal: a batch lacks a signal that the objective reads.
             ShapeError: a batch was not built from padded tensors.
         """
         comm = LocalComm() if comm is None else comm
         for batch in batches:
-            layout_of(batch)  # refuses one that has no (B, T) shape
+            layout_of(batch)  # refuses a batch without (B, T) shape
         plan = make_plan(self.objective, batches, self.state, comm)
         masks = [self._mask(part) for part in plan.parts]
-        own = [counts(part.batch, mask).cpu() for part, mask in zip(plan.parts, masks, strict=True)]
-        tokens, sequences = comm.sum(torch.stack([torch.zeros(2, dtype=torch.float64), *own]).sum(0)).tolist()
+        counted = [counts(part.batch, mask).cpu() for part, mask in zip(plan.parts, masks, strict=True)]
+        tokens, sequences = comm.sum(torch.stack([torch.zeros(2, dtype=torch.float64), *counted]).sum(0)).tolist()
         parts = [self._given(part, mask, plan, tokens, sequences) for part, mask in zip(plan.parts, masks, strict=True)]
         report = _report(self.objective, plan, comm)
         self.state = plan.state
         return DataStep(parts, plan, report)
 
     def _mask(self, part: Part) -> Tensor:
-        """``(n,)`` bool: what is kept, and the whole of a response that lost everything."""
+        """``(n,)`` bool: the kept tokens, and all tokens of a response that lost all."""
         keep, batch = part.terms.keep, part.batch
         if keep is None or self.loss.mean.counts == "response":
             return torch.ones_like(batch.sequence, dtype=torch.bool)
         return keep | batch.spread(batch.sequence_total(keep) == 0)
 
     def _given(self, part: Part, mask: Tensor, plan: Plan, tokens: float, sequences: float) -> DataPart:
-        """The advantages that make the sum of the host the loss of the objective."""
+        """The advantages with which the loss of the host is that of the objective."""
         batch, terms = part.batch, part.terms
         keep = torch.ones_like(mask) if terms.keep is None else terms.keep
         wanted = torch.zeros_like(batch.sequence, dtype=torch.float64)
@@ -210,7 +211,7 @@ class DataLevel:
 
 
 def _report(objective: TokenObjective, plan: Plan, comm: Comm) -> dict[str, Mean]:
-    """What the methods report, over parts and ranks; the names are those of a part without tokens."""
+    """The metrics of the methods over parts and ranks, with the names in the report of a part without tokens."""
     with torch.no_grad():
         empty = objective.terms(objective._empty_part(), plan.settled, plan.state).report
     zero = torch.zeros((), dtype=torch.float64)

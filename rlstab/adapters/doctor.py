@@ -1,4 +1,4 @@
-"""``rlstab doctor``: device, extras, which hosts are installed, and whether each adapter works with them."""
+"""``rlstab doctor``: the device, the extras, the installed hosts, and whether their adapters work."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from importlib.metadata import PackageNotFoundError, version
 from rlstab.extras import EXTRAS, how_to_install, missing
 from rlstab.hosts import HOSTS, Host
 
-#: What every host stands on.
+#: Packages that every host needs.
 BELOW = ("torch", "transformers", "accelerate")
 
 
 def doctor(hosts: Iterable[Host] = HOSTS.values()) -> tuple[list[str], bool]:
-    """Lines to print, and whether every host that is installed has a live adapter.
+    """Lines to print, and whether every installed host has a working adapter.
 
-    An adapter is a module with ``check_host()``, which raises where the installed release is not one that it knows, and
+    An adapter is a module with ``check_host()``, which raises if it does not support the installed release, and
     ``tested()``, the releases with which it was tested.
     """
     stack = ", ".join(f"{name} {_version(name) or 'not installed'}" for name in BELOW)
     lines, well = [f"rlstab {_version('rlstab')}: Python {platform.python_version()}, {stack}"], True
-    import torch  # not by who only asks for the version of rlstab
+    import torch  # slow, and not needed before
 
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU alone"
+    accelerator = torch.accelerator.current_accelerator(check_available=True)  # None without one
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else str(accelerator or "CPU alone")
     ready = [extra for extra in EXTRAS if not missing(extra)]
     absent = [f"{extra} (no {', '.join(missing(extra))})" for extra in EXTRAS if extra not in ready]
     lines.append(f"device: {device}, {os.cpu_count()} processors")
@@ -49,7 +50,7 @@ def _examined(host: Host) -> tuple[str, bool]:
             adapter = importlib.import_module(host.adapter)
             adapter.check_host()
             tested = adapter.tested()
-        except Exception as error:  # whatever an installed package does when it is imported
+        except Exception as error:  # importing a package may raise anything
             return f"{host.name} {installed}: {host.adapter} does not work: {type(error).__name__}: {error}", False
     ours = "".join(f" {warning.message}" for warning in caught if "adapter" in str(warning.message))
     return f"{host.name} {installed}: {host.adapter} is live; tested with {tested}.{ours}", True

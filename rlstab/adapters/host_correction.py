@@ -1,4 +1,4 @@
-"""A host's own correction for the mismatch between sampler and trainer, as a method beside those of the user."""
+"""A host's correction for the mismatch between sampler and trainer, as a method among those of the user."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CORRECTION = "importance_sampling_ratio"
 
 
 class HostCorrection(TokenObjective):
-    """Multiply the policy term of a token by the weight that the host made; the divisor stays, as in its loss."""
+    """Multiply the policy term of a token by the host's weight; the divisor stays the same, as in the host's loss."""
 
     name = "host_correction"
     needs = {CORRECTION}

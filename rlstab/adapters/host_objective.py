@@ -1,4 +1,4 @@
-"""What the settings of TRL and verl say about the loss, as an objective. Neither has to be installed."""
+"""The loss that settings of TRL and verl describe, as an objective. Neither has to be installed."""
 
 from __future__ import annotations
 
@@ -9,67 +9,17 @@ from typing import Any, TypeAlias
 
 from rlstab.config.document import Document, flow
 from rlstab.errors import ConfigError, did_you_mean
-from rlstab.hosts import CORRECTION_SETTING, HOSTS
+from rlstab.hosts import CORRECTION_SETTING, HOSTS, facts
 
 #: An objective as a list that YAML holds.
 Methods: TypeAlias = list[dict[str, Any]]
 
-#: Settings of ``GRPOConfig`` that decide TRL's own loss and that an objective replaces, with their defaults.
-TRL_LOSS: Mapping[str, Any] = {
-    "loss_type": "dapo",
-    "epsilon": 0.2,
-    "epsilon_high": None,
-    "delta": None,
-    "importance_sampling_level": "token",
-    "sapo_temperature_pos": 1.0,
-    "sapo_temperature_neg": 1.05,
-    "vespo_k_pos": 2.0,
-    "vespo_lambda_pos": 3.0,
-    "vespo_k_neg": 3.0,
-    "vespo_lambda_neg": 2.0,
-    "top_entropy_quantile": 1.0,
-    "off_policy_mask_threshold": None,
-    "entropy_coef": 0.0,
-    "use_adaptive_entropy": False,
-    "entropy_coef_min": 0.0,
-    "entropy_coef_max": 1.0,
-    "entropy_coef_delta": 0.005,
-    "entropy_target": 0.2,
-}
-#: Settings that have a say in it and stay in effect.
-TRL_OTHER: Mapping[str, Any] = {
-    "beta": 0.0,
-    "use_bias_correction_kl": True,
-    "max_completion_length": 512,
-    "use_vllm": False,
-    CORRECTION_SETTING: True,
-    "gradient_accumulation_steps": 1,
-    "steps_per_generation": None,
-}
-TRL_LOSS_TYPES = ("grpo", "dapo", "bnpo", "dr_grpo", "cispo", "sapo", "vespo", "luspo")
-
-#: The same of ``actor_rollout_ref.actor`` and its ``policy_loss``.
-VERL_LOSS: Mapping[str, Any] = {
-    "loss_mode": "vanilla",
-    "clip_ratio": 0.2,
-    "clip_ratio_low": 0.2,
-    "clip_ratio_high": 0.2,
-    "clip_ratio_c": 3.0,
-    "loss_agg_mode": "token-mean",
-    "loss_scale_factor": None,
-    "entropy_coeff": 0.0,
-    "tau_pos": 1.0,
-    "tau_neg": 1.05,
-    "clip_cov_ratio": 0.0002,
-    "clip_cov_lb": 1.0,
-    "clip_cov_ub": 5.0,
-    "kl_cov_ratio": 0.0002,
-    "ppo_kl_coef": 0.1,
-    "use_kl_loss": False,
-    "kl_loss_coef": 0.001,
-    "kl_loss_type": "low_var_kl",
-}
-#: Losses that average over responses, whatever ``loss_agg_mode`` says.
+#: Settings of ``GRPOConfig`` that decide TRL's loss and that an objective replaces, with their defaults; and settings
+#: that affect it and stay in effect.
+TRL_LOSS, TRL_OTHER = facts("trl")["loss"], facts("trl")["kept"]
+#: Settings of ``actor_rollout_ref.actor`` and its ``policy_loss`` that decide verl's loss, with their defaults.
+VERL_LOSS = facts("verl")["loss"]
+#: Losses that average over responses, whatever ``loss_agg_mode`` is.
 _OVER_RESPONSES = ("sapo", "geo_mean")
 _VERL_KL: Mapping[str, str] = {
     **{"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "mse+": "k2", "k2+": "k2", "low_var_kl": "k3", "k3": "k3"},
@@ -79,26 +29,28 @@ _VERL_KL: Mapping[str, str] = {
 
 
 def settings_of_trl(given: Mapping[str, Any]) -> SimpleNamespace:
-    """What :func:`objective_of` and :func:`deviations_of` read of ``GRPOConfig``, on one process, without TRL."""
+    """The part of ``GRPOConfig`` that :func:`objective_of` and :func:`deviations_of` read, for one process, without
+    TRL.
+    """
     config = SimpleNamespace(**{**TRL_LOSS, **TRL_OTHER, **given}, world_size=1)
     config.steps_per_generation = config.steps_per_generation or config.gradient_accumulation_steps
     return config
 
 
 def objective_of(config: Any) -> Methods:
-    """The objective that is TRL's own loss with these settings; see :func:`deviations_of`.
+    """The objective that is TRL's loss with these settings; see :func:`deviations_of`.
 
     Args:
-        config: a ``GRPOConfig``, or what has its attributes.
+        config: a ``GRPOConfig``, or an object with its attributes.
 
     Raises:
-        ConfigError: no objective is that loss; names the nearest setting that one has.
+        ConfigError: no objective is that loss; names the nearest setting for which one is.
     """
     kind, high = config.loss_type, config.epsilon if config.epsilon_high is None else config.epsilon_high
     if kind == "cispo" and high < 1:
         raise ConfigError(
-            f"GRPOConfig.epsilon_high = {high} is the largest ratio of loss_type='cispo', and an objective takes none "
-            f"below 1. The nearest is epsilon_high=1.0; ScaleRL has 5.0."
+            f"GRPOConfig.epsilon_high = {high} is the largest ratio of loss_type='cispo', which must be at least 1 "
+            f"in an objective. The nearest is epsilon_high=1.0; ScaleRL has 5.0."
         )
     vespo = {
         **{"positive_power": config.vespo_k_pos, "positive_decay": config.vespo_lambda_pos},
@@ -145,7 +97,7 @@ def _clip(config: Any, high: float) -> dict[str, Any]:
 
 
 def deviations_of(config: Any) -> list[str]:
-    """Where :func:`objective_of` is TRL's loss only nearly: a sentence each, empty where it is exact."""
+    """A sentence for each way in which :func:`objective_of` differs from TRL's loss; empty if it is exact."""
     cut = config.gradient_accumulation_steps > 1 or config.world_size > 1
     by_token = config.loss_type in ("dapo", "cispo", "vespo", "bnpo")
     sequence_kl = config.beta and config.use_bias_correction_kl and config.importance_sampling_level == "sequence"
@@ -167,14 +119,14 @@ def deviations_of(config: Any) -> list[str]:
 
 
 def verl_objective_of(actor: Mapping[str, Any]) -> Methods:
-    """The objective that is verl's own loss with these settings; see :func:`verl_deviations_of`.
+    """The objective that is verl's loss with these settings; see :func:`verl_deviations_of`.
 
     Args:
-        actor: ``actor_rollout_ref.actor``, with the settings of its ``policy_loss`` beside the others; a setting that
-            is missing has verl's default.
+        actor: ``actor_rollout_ref.actor`` together with the settings of its ``policy_loss``; a missing setting has
+            verl's default.
 
     Raises:
-        ConfigError: no objective is that loss; names the nearest setting that one has.
+        ConfigError: no objective is that loss; names the nearest setting for which one is.
     """
     get = {**VERL_LOSS, **actor}
     kind = get["loss_mode"]
@@ -227,19 +179,13 @@ def verl_objective_of(actor: Mapping[str, Any]) -> Methods:
 
 
 def verl_deviations_of(actor: Mapping[str, Any]) -> list[str]:
-    """Where :func:`verl_objective_of` is verl's loss only nearly: a sentence each, empty where it is exact."""
+    """A sentence for each way in which :func:`verl_objective_of` differs from verl's loss; empty if it is exact."""
     get = {**VERL_LOSS, **actor}
     kind, mode = get["loss_mode"], get["loss_agg_mode"]
     added = get["entropy_coeff"] or get["use_kl_loss"]
     told = [
-        (
-            kind in ("clip_cov", "kl_cov"),
-            f"{kind}: verl selects in each micro-batch, the objective in the step.",
-        ),
-        (
-            kind == "geo_mean",
-            "geo_mean: verl takes the mean of each micro-batch, the objective that of the step.",
-        ),
+        (kind in ("clip_cov", "kl_cov"), f"{kind}: verl selects in each micro-batch, the objective in the step."),
+        (kind == "geo_mean", "geo_mean: verl takes the mean of each micro-batch, the objective that of the step."),
         (
             kind in _OVER_RESPONSES and mode != "seq-mean-token-mean" and added,
             f"{kind}: verl averages entropy and KL as loss_agg_mode = {mode!r} says, the objective over responses.",
@@ -249,7 +195,7 @@ def verl_deviations_of(actor: Mapping[str, Any]) -> list[str]:
 
 
 def _verl_settings(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Those of the actor, wherever a file of verl's has them, with those of its policy loss."""
+    """The settings of the actor in a file of verl, together with those of its policy loss."""
     for key in ("actor_rollout_ref", "actor"):
         data = data[key] if isinstance(data.get(key), Mapping) else data
     loss = data.get("policy_loss")
@@ -261,11 +207,11 @@ def objective_file(host: str, path: str | Path) -> str:
 
     Args:
         host: ``trl`` or ``verl``.
-        path: settings of ``GRPOConfig``, or verl's configuration, ``actor_rollout_ref`` or ``actor`` in it or alone. Of
-            other settings nothing is read.
+        path: settings of ``GRPOConfig``, or verl's configuration, or only its ``actor_rollout_ref`` or ``actor``. Other
+            settings are ignored.
 
     Raises:
-        ConfigError: not such a file, a value of another kind, or no objective is that loss.
+        ConfigError: it is not such a file, a value has another type, or no objective is that loss.
     """
     document = Document.read(path)
     if not isinstance(document.data, Mapping):
@@ -276,9 +222,9 @@ def objective_file(host: str, path: str | Path) -> str:
     given = {name: value for name, value in data.items() if name in defaults}
     for name, value in given.items():
         _check_kind(f"{path}: {name}", value, defaults[name])
-    kind = given.get("loss_type", "dapo")
-    if trl and kind not in TRL_LOSS_TYPES:
-        raise ConfigError(f"{path}: loss_type = {kind!r} is not one of TRL's. {did_you_mean(kind, TRL_LOSS_TYPES)}")
+    kind, loss_types = given.get("loss_type", "dapo"), facts("trl")["loss_types"]
+    if trl and kind not in loss_types:
+        raise ConfigError(f"{path}: loss_type = {kind!r} is not one of TRL's. {did_you_mean(kind, loss_types)}")
     if trl:
         config = settings_of_trl(given)
         methods, told = objective_of(config), deviations_of(config)
@@ -291,11 +237,8 @@ def objective_file(host: str, path: str | Path) -> str:
 
 
 def _check_kind(where: str, value: Any, default: Any) -> None:
-    """A value of the kind of its default, where None stands for a number."""
-    kinds: Mapping[type, tuple[tuple[type, ...], str]] = {
-        bool: ((bool,), "true or false"),
-        str: ((str,), "text"),
-    }
+    """Refuse a value of another type than its default, where None stands for a number."""
+    kinds: Mapping[type, tuple[tuple[type, ...], str]] = {bool: ((bool,), "true or false"), str: ((str,), "text")}
     allowed, called = kinds.get(type(default), ((int, float), "a number"))
     if value is None and (default is None or where.endswith(("clip_ratio_low", "clip_ratio_high"))):
         return

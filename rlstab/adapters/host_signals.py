@@ -1,4 +1,4 @@
-"""Signals that a host's batch holds without a forward of the policy, by the host's names."""
+"""Signals in a host's batch that need no forward of the policy, by the host's names."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from rlstab.errors import MissingSignal
 def held_signals(
     needs: Set[str], columns: Mapping[str, Tensor], names: Mapping[str, tuple[str, str]], old: Tensor, *, host: str
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """The ``(B, T)`` signals, and ``(B, T)`` bool: sampler log-probs that are NaN or above 0, which ``old`` replaces.
+    """The ``(B, T)`` signals, and ``(B, T)`` bool: sampler log-probs that are NaN or above 0, replaced by ``old``.
 
     Args:
         needs: of the objective.
-        columns: what the host holds.
-        names: the column of a signal, and what makes the host hold it.
+        columns: tensors of the host.
+        names: by signal, its column and how to make the host provide it.
         old: ``(B, T)`` log-probs of the policy that the ratio divides by.
-        host: in the error.
+        host: its name in the error.
 
     Raises:
-        MissingSignal: a column is not there that was promised when the trainer was made.
+        MissingSignal: a column is missing that was promised when the trainer was made.
     """
     signals = {}
     for name in sorted(needs & names.keys()):
@@ -39,16 +39,16 @@ def held_signals(
         lost = torch.isnan(sampled) | impossible("rollout_logprobs", sampled)
         signals["rollout_logprobs"] = torch.where(lost, old.to(sampled.dtype), sampled)
     if "branch" in needs:
-        signals["branch"] = torch.zeros_like(old)  # no host grows branches; a user-defined function may know of some
+        signals["branch"] = torch.zeros_like(old)  # no host grows branches, but a user-defined function may
     return signals, lost
 
 
 def unscored(needs: Set[str], batches: Sequence[tuple[TokenBatch, Tensor]]) -> dict[str, Mean]:
-    """The metric of tokens whose log-prob the sampler could not give; empty where the objective does not read them.
+    """The share of tokens for which the sampler gave no log-prob; empty if the objective does not read them.
 
     Args:
         needs: of the objective.
-        batches: the evidence of each micro-batch, and the number of such tokens in it.
+        batches: the evidence of each micro-batch, and its number of such tokens.
     """
     if "rollout_logprobs" not in needs:
         return {}

@@ -1,59 +1,116 @@
-"""Whether what an adapter builds on is what it was written for: signatures, who defined it, and its body."""
+"""Whether a host is what its adapter was written for: its release, and signatures, origin and bodies of its methods."""
 
 from __future__ import annotations
 
 import ast
 import hashlib
 import inspect
+import pkgutil
 import textwrap
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
 from typing import Any
 
+from packaging.version import Version
+
 from rlstab.errors import HostError
+from rlstab.hosts import HOSTS, facts
+
+
+def check_release(host: str, installed: str = "") -> None:
+    """Refuse a release that the adapter does not support; warn if it differs from the tested one.
+
+    Args:
+        host: key of :data:`rlstab.hosts.HOSTS`.
+        installed: its version; empty asks for it.
+
+    Raises:
+        HostError: it has another release, or a method was replaced or has other parameters.
+    """
+    installed, known = installed or version(host), facts(host)
+    name, homes = f"{HOSTS[host].name} {installed}", tuple(known["homes"])
+    if not _matches(installed, known["release"]):
+        raise HostError(f"{name} is installed, and the adapter knows {known['release']} alone. {how_to_install(host)}")
+    changed = [
+        method
+        for owner, methods in known["methods"].items()
+        for method in check_methods(
+            pkgutil.resolve_name(owner), methods, release=name, homes=homes, cure=how_to_install(host)
+        )
+    ]
+    if changed:
+        warnings.warn(
+            f"{', '.join(changed)} of {name}, or of what it builds on, changed since the adapter was tested. What is "
+            f"new there may be missing here. Compare one step with its own loss, or install {tested(host)}.",
+            stacklevel=4,
+        )
+    tested_with = known.get("tested_with", {})
+    other = [package for package, release in tested_with.items() if not _matches(version(package), release)]
+    if other:
+        there = ", ".join(f"{package} {version(package)}" for package in other)
+        warnings.warn(f"the adapter was not tested with {there}, but with {tested(host)}.", stacklevel=4)
+
+
+def _matches(installed: str, known: str) -> bool:
+    """Whether a version belongs to a release, which may leave its last numbers open."""
+    release = Version(known).release
+    return Version(installed).release[: len(release)] == release
+
+
+def how_to_install(host: str) -> str:
+    """The sentence that says how to get the release of a host that an adapter was tested with."""
+    return f"Install the release that the adapter was tested with: pip install '{host}=={facts(host)['release']}.*'"
+
+
+def tested(host: str) -> str:
+    """The releases that the tests use."""
+    known = facts(host)
+    return ", ".join(
+        f"{name} {release}" for name, release in {host: known["release"], **known.get("tested_with", {})}.items()
+    )
 
 
 def check_methods(
-    owner: Any, methods: Mapping[str, tuple[str, str]], *, release: str, homes: tuple[str, ...], cure: str
+    owner: Any, methods: Mapping[str, Sequence[str]], *, release: str, homes: tuple[str, ...], cure: str
 ) -> list[str]:
     """Refuse methods that are missing, that another package replaced, or that take other parameters.
 
     Args:
         owner: a class, or a module.
-        methods: for each the names of its first parameters, and the :func:`checksum` that was tested; empty where its
-            body does not matter.
+        methods: for each the names of its first parameters and, where its body matters, the :func:`checksum` that was
+            tested.
         release: the host and its version, in the error.
-        homes: the beginnings of the names of modules that may have defined them.
+        homes: prefixes of the modules that may define them.
         cure: what to do about it.
 
     Returns:
-        Those whose body is not the one that was tested.
+        the names of methods whose body is not the tested one.
 
     Raises:
         HostError: names the method.
     """
     changed = []
     who = owner.__name__.rpartition(".")[2]
-    for name, (parameters, tested) in methods.items():
+    for name, (parameters, *checksums) in methods.items():
         method = getattr(owner, name, None)
         if method is None:
             raise HostError(f"{who} of {release} has no {name}, which the adapter needs. {cure}")
         home = inspect.unwrap(method).__module__
         if not home.startswith(homes):
-            raise HostError(
-                f"{who}.{name} was replaced by {home}. Do not import that package, or train without the adapter."
-            )
+            raise HostError(f"{who}.{name} was replaced by {home}. Do not import it, or train without the adapter.")
         wanted = parameters.split()
         given = list(inspect.signature(inspect.unwrap(method)).parameters)[: len(wanted)]
         if given != wanted:
             raise HostError(
                 f"{who}.{name} of {release} takes ({', '.join(given)}), expected ({', '.join(wanted)}). {cure}"
             )
-        if tested and checksum(method) != tested:
+        if checksums and checksum(method) not in checksums:
             changed.append(name)
     return changed
 
 
 def checksum(method: Callable[..., Any]) -> str:
-    """Twelve digits of a method's syntax: comments and layout do not count."""
+    """Twelve digits over the syntax of a method, without comments and layout."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(method))))
     return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:12]

@@ -1,15 +1,14 @@
-"""Settings of a host that an objective takes over: what every adapter refuses, in the host's words."""
+"""Settings of a host that an objective replaces: refused by every adapter, in the host's words."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from rlstab.core.compose import walk
 from rlstab.core.objective import TokenObjective
 from rlstab.errors import ConfigError
-from rlstab.hosts import kl_settings, own_correction
+from rlstab.hosts import HostSetting, own_correction
 
 
 def defaults_of(config: type) -> dict[str, Any]:
@@ -17,75 +16,41 @@ def defaults_of(config: type) -> dict[str, Any]:
     return {field.name: field.default for field in dataclasses.fields(config)}
 
 
-def require_defaults(
-    section: str, given: Mapping[str, Any], defaults: Mapping[str, Any], replaced: Mapping[str, str]
-) -> None:
-    """Refuse settings of the host's own loss that are set.
+def misfits(
+    get: Callable[[str], Any], defaults: Mapping[str, Any], wanted: Mapping[str, HostSetting]
+) -> tuple[list[str], dict[str, Any]]:
+    """A sentence for each setting of a host that does not fit an objective, and what to write.
 
     Args:
-        section: the host's name of the section, in the error.
-        given: its settings by name.
-        defaults: their defaults.
-        replaced: of those that the objective replaces, what to write in it instead.
-
-    Raises:
-        ConfigError: names the setting, and what to write instead.
+        get: the value of a setting.
+        defaults: of the settings that the objective replaces.
+        wanted: the other settings that it needs.
     """
-    for name, instead in replaced.items():
-        if name in given and name in defaults and given[name] != defaults[name]:
-            raise ConfigError(
-                f"{section}.{name} = {given[name]!r} has no effect: the objective is the loss. Leave it at "
-                f"{defaults[name]!r}, and write in the objective: {instead}."
-            )
-
-
-def check_reference(
-    objective: TokenObjective, *, loaded: str, switch: str, on: str, coefficient: str, value: float, idle: float
-) -> None:
-    """The host loads a reference model where the objective reads one, and its coefficient is that of ``kl``.
-
-    Args:
-        objective: usually a composition.
-        loaded: the host's setting that loads the model, and its value; empty where it loads none.
-        switch: that setting with the value that loads none.
-        on: what to write to load it, without the coefficient.
-        coefficient: the host's setting of the coefficient.
-        value: of that setting.
-        idle: its value where no method reads a reference model.
-
-    Raises:
-        ConfigError: names the setting, and what to write instead.
-    """
-    readers = [leaf.name for leaf in walk(objective, observed=True) if "ref_logprobs" in leaf.method.needs]
-    wanted = kl_settings(objective, "coefficient")
-    if loaded and not readers:
-        raise ConfigError(
-            f"{loaded} has no effect: no method of the objective reads the reference model. Write {switch}, or add to "
-            f"the objective: {{name: kl, coefficient: {value}}}."
-        )
-    if readers and not loaded:
-        raise ConfigError(
-            f"'{readers[0]}' reads 'ref_logprobs', and no reference model is loaded. Write {on}{coefficient}="
-            f"{next(iter(wanted), value or 0.001)!r}."
-        )
-    allowed = wanted if readers else [idle]
-    if allowed and value not in allowed:
-        raise ConfigError(
-            f"{coefficient} = {value} has no effect: 'kl' has its own. Write {coefficient}={allowed[0]!r}."
-        )
+    wrong: list[str] = []
+    write: dict[str, Any] = {}
+    for name, default in defaults.items():
+        if get(name) != default:
+            wrong.append(f"{name} = {get(name)!r} has no effect: the objective is the loss")
+            write[name] = default
+    for name, setting in wanted.items():
+        if not setting.fits(get(name)):
+            wrong.append(f"{name} = {get(name)!r}, and {setting.why}")
+            write[name] = setting.value
+    return wrong, write
 
 
 def require_one_correction(objective: TokenObjective, setting: str, off: str) -> None:
-    """Refuse an objective beside which no correction for the sampler can act, where the host has one.
+    """Refuse an objective that excludes the host's correction for the sampler.
 
     Args:
         objective: usually a composition.
-        setting: of the host, which is on.
-        off: the line that switches it off.
+        setting: of the host, which switches the correction on.
+        off: the setting that switches it off.
 
     Raises:
         ConfigError: names the method.
     """
-    own = own_correction(objective)
-    if own is not None:
-        raise ConfigError(f"'{own[0]}' and {setting} exclude each other: {own[1]} Write {off}, or remove '{own[0]}'.")
+    excluding = own_correction(objective)
+    if excluding is not None:
+        name, why = excluding
+        raise ConfigError(f"'{name}' and {setting} exclude each other: {why} Write {off}, or remove '{name}'.")

@@ -13,7 +13,7 @@ from rlstab.config.document import kind_of_file
 from rlstab.config.editor_schema import json_schema
 from rlstab.core.compose import Composition
 from rlstab.errors import ConfigError
-from rlstab.explain.page import page
+from rlstab.explain.explanation import page
 
 
 def bench_page(source: str, overrides: Mapping[str, Any]) -> str:

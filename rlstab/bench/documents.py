@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from rlstab.config.document import Document, Place
+from rlstab.config.document import Document, Keys
 from rlstab.errors import ConfigError
 
 
-def part(document: Document, place: Place) -> Document:
+def part(document: Document, place: Keys) -> Document:
     """The value at a place as a document of its own."""
     data = document.data
     for step in place:

@@ -32,7 +32,7 @@ from pydantic import Field, JsonValue
 from rlstab.bench import launch
 from rlstab.bench.documents import ablations, joined, part, placed
 from rlstab.bench.launch import Launch, Template, launch_of, template_of
-from rlstab.config.document import Document, Place, shown
+from rlstab.config.document import Document, Keys, shown
 from rlstab.config.identity import run_hash
 from rlstab.config.runs import RunConfig, build_run
 from rlstab.config.settings import Count, Settings
@@ -298,7 +298,7 @@ def _method(document: Document, name: str, own: Document | None) -> _Method:
     return _Method(objective, given, checked.scale, override)
 
 
-def _values(document: Document, place: Place) -> dict[str, Document]:
+def _values(document: Document, place: Keys) -> dict[str, Document]:
     """Values by dotted key; keys that a bench decides itself are refused."""
     here = part(document, place)
     return {key: part(here, (_free(document, key, (*place, key)),)) for key in here.data}
@@ -313,7 +313,7 @@ DECIDED = {
 }
 
 
-def _free(document: Document, key: str, place: Place) -> str:
+def _free(document: Document, key: str, place: Keys) -> str:
     if document.data.get("command") is not None:
         if key in launch.RESERVED or not launch.NAME.fullmatch(key):
             text = f"{shown(key)} cannot name a value: a name begins with a letter, and the bench gives "
@@ -327,7 +327,7 @@ def _free(document: Document, key: str, place: Place) -> str:
     return key
 
 
-def _check_name(document: Document, place: Place, name: str) -> None:
+def _check_name(document: Document, place: Keys, name: str) -> None:
     if not NAME.fullmatch(name):
         text = f"{shown(name)} cannot name a folder. Use up to 100 letters, digits and _ . + -, and no dot in front."
         raise document.error(place, text)
@@ -401,7 +401,7 @@ def _document(
     return run
 
 
-def _scaled(document: Document, run: Document, key: str, factor: float, place: Place) -> Document:
+def _scaled(document: Document, run: Document, key: str, factor: float, place: Keys) -> Document:
     """The run with a number of it scaled; a number in the key is a place in a list, such as that of a stage."""
     path = tuple(int(step) if step.isdecimal() else step for step in key.split("."))
     value: Any = run.data

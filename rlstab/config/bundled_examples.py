@@ -1,4 +1,4 @@
-"""The YAML files of ``examples/`` by name: the same in a clone and in an installed package, which has them as data."""
+"""The YAML files of ``examples/`` by name, from a clone or from an installed package, which holds them as data."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Example:
 
 @cache
 def examples() -> Mapping[str, Example]:
-    """The examples that run anywhere: those that name neither a file next to them nor a model to download."""
+    """The examples that run anywhere, because they need neither a file next to them nor a model to download."""
     inside = _PACKAGE / "data" / "examples"  # where the wheel has them; see pyproject.toml
     folder = inside if inside.is_dir() else _PACKAGE.parent / "examples"
     read = {path.stem: _read(path) for path in sorted(folder.glob("*.yaml"))}
@@ -45,7 +45,7 @@ def example(name: str, *kinds: Kind) -> Example:
 
     Args:
         name: of the file, without its ending.
-        kinds: of which it has to be one; any if none is given.
+        kinds: the kinds that are accepted; any if none is given.
 
     Raises:
         UnknownName: with the nearest known name.
@@ -66,6 +66,6 @@ def _read(path: Path) -> Example:
 
 
 def _needs_more(data: Any) -> bool:
-    """Whether some text names a file or a model of the hub; where a run is stored is not one of them."""
-    named = {place for place, value in flat(data).items() if isinstance(value, str) and "/" in value}
-    return not all({"out", "tracking"} & {*place.split(".")} for place in named)
+    """Whether a text names a file or a model on the hub; the folder in which a run is stored does not count."""
+    named = {path for path, value in flat(data).items() if isinstance(value, str) and "/" in value}
+    return not all({"out", "tracking"} & {*path.split(".")} for path in named)

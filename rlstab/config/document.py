@@ -1,4 +1,4 @@
-"""A YAML file with the line of every value, so that an error can point at it."""
+"""A YAML file with the line of every value, so that an error can point to it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from pydantic_core import PydanticCustomError
 from rlstab.errors import ConfigError, Conflict, RlstabError, reason
 from rlstab.safe_read import open_file
 
-Place = tuple[str | int, ...]
+#: The keys and indices that lead to a value in nested data.
+Keys = tuple[str | int, ...]
 
 #: What a file describes.
 Kind: TypeAlias = Literal["run", "bench", "objective"]
@@ -24,10 +25,10 @@ Kind: TypeAlias = Literal["run", "bench", "objective"]
 #: More nodes than any run file has; stops aliases that unfold exponentially.
 MAX_NODES = 100_000
 
-#: Nested deeper than any run file is; stops aliases that contain themselves.
+#: Deeper nesting than in any run file; stops aliases that contain themselves.
 MAX_DEPTH = 100
 
-#: Bytes, larger than any run file.
+#: Bytes; no run file is larger.
 MAX_BYTES = 2**24
 
 #: YAML 1.2 knows ``1e-3`` as a number; PyYAML, which reads YAML 1.1, takes it for text.
@@ -66,19 +67,19 @@ class Document:
     Attributes:
         data: mappings, lists and scalars.
         name: the file, or empty for data that came from Python.
-        marks: ``file:line`` by place.
+        marks: ``file:line`` by the keys that lead to each value.
     """
 
     data: Any
     name: str
-    marks: Mapping[Place, str]
+    marks: Mapping[Keys, str]
 
     @classmethod
     def read(cls, path: str | Path) -> Document:
         """Read a file: plain data only, each key once.
 
         Raises:
-            ConfigError: no such file, not YAML, a repeated key, a tag that would build an object.
+            ConfigError: there is no such file, it is not YAML, it repeats a key, or a tag in it would build an object.
         """
         try:
             with open_file(path) as file:
@@ -100,7 +101,7 @@ class Document:
             node = loader.get_single_node()
             if node is None:
                 return cls(None, name, {})
-            marks = {place: f"{name}:{line}" for place, line in _lines(loader, node, name)}
+            marks = {keys: f"{name}:{line}" for keys, line in _lines(loader, node, name)}
             return cls(loader.construct_document(node), name, marks)
         except yaml.YAMLError as error:
             where, reason = _parser_error(error, text)
@@ -114,89 +115,89 @@ class Document:
         return cls(data, "", {})
 
     def under(self, key: str) -> Document:
-        """The same data as the value of ``key``."""
-        return Document({key: self.data}, self.name, {(key, *place): mark for place, mark in self.marks.items()})
+        """The same data, as the value of a key."""
+        return Document({key: self.data}, self.name, {(key, *keys): mark for keys, mark in self.marks.items()})
 
     def replaced(self, path: str, value: Any) -> Document:
-        """With another value at a dotted path; errors about it name the path.
+        """A copy with another value at a dotted path; errors about it name the path.
 
         Raises:
-            ConfigError: there is no mapping to set it in.
+            ConfigError: the path leads through something that is not a mapping.
         """
-        place = tuple(path.split("."))
+        keys = tuple(path.split("."))
         option = f"--set {path}"
 
         def put(data: Any, depth: int) -> dict[Any, Any]:
             if not isinstance(data, Mapping):
-                raise ConfigError(f"{option}: {'.'.join(place[:depth]) or 'the file'} is not a mapping.")
-            head = place[depth]
-            below = value if depth + 1 == len(place) else put(data.get(head, {}), depth + 1)
+                raise ConfigError(f"{option}: {'.'.join(keys[:depth]) or 'the file'} is not a mapping.")
+            head = keys[depth]
+            below = value if depth + 1 == len(keys) else put(data.get(head, {}), depth + 1)
             return {**data, head: below}
 
-        marks = {known: mark for known, mark in self.marks.items() if known[: len(place)] != place}
-        return Document(put(self.data, 0), self.name, {**marks, place: option})
+        marks = {known: mark for known, mark in self.marks.items() if known[: len(keys)] != keys}
+        return Document(put(self.data, 0), self.name, {**marks, keys: option})
 
-    def where(self, place: Place) -> str:
-        """``file:line`` of the nearest known part around ``place``."""
-        while place and place not in self.marks:
-            place = place[:-1]
-        return self.marks.get(place, self.name)
+    def where(self, keys: Keys) -> str:
+        """``file:line`` of a value, or of the nearest part around it that has one."""
+        while keys and keys not in self.marks:
+            keys = keys[:-1]
+        return self.marks.get(keys, self.name)
 
-    def text(self, place: Place, text: str) -> str:
-        """A text about ``place``, after file, line and path."""
-        where, path = self.where(place), ".".join(map(str, place))
+    def text(self, keys: Keys, text: str) -> str:
+        """A text about a value, after its file, line and path."""
+        where, path = self.where(keys), ".".join(map(str, keys))
         return ": ".join(part for part in (where, "" if where == f"--set {path}" else path, text) if part)
 
-    def error(self, place: Place, text: str) -> ConfigError:
-        """An error that points at ``place``."""
-        return ConfigError(self.text(place, text))
+    def error(self, keys: Keys, text: str) -> ConfigError:
+        """An error that points to a value."""
+        return ConfigError(self.text(keys, text))
 
     @contextmanager
-    def at(self, place: Place, hint: str = "") -> Iterator[None]:
-        """Errors of rlstab that are raised inside point at ``place``; a conflict stays one, and ends with the hint."""
+    def at(self, keys: Keys, hint: str = "") -> Iterator[None]:
+        """Errors of rlstab that are raised inside point to a value; a conflict remains one and ends with the hint."""
         try:
             yield
         except Conflict as error:
-            raise Conflict(self.text(place, f"{error}{hint}")) from None
+            raise Conflict(self.text(keys, f"{error}{hint}")) from None
         except RlstabError as error:
-            raise self.error(place, str(error)) from error
+            raise self.error(keys, str(error)) from error
 
 
-def misfit(text: str, *place: str | int) -> PydanticCustomError:
+def misfit(text: str, *keys: str | int) -> PydanticCustomError:
     """What a validator raises.
 
     Args:
         text: what is wrong, and what to do.
-        place: of the mistake, inside of what is validated.
+        keys: of the mistake, inside the data that is validated.
     """
-    # pydantic takes no lone surrogates
-    plain = [step if isinstance(step, int) else str(step).encode(errors="backslashreplace").decode() for step in place]
+    # pydantic refuses lone surrogates
+    plain = [key if isinstance(key, int) else str(key).encode(errors="backslashreplace").decode() for key in keys]
     told = text.encode(errors="backslashreplace").decode()
-    return PydanticCustomError("misfit", "{text}", {"text": told, "place": plain})
+    return PydanticCustomError("misfit", "{text}", {"text": told, "keys": plain})
 
 
-def refuse(wrong: object, place: str, text: str) -> None:
-    """Raise :func:`misfit` where something is wrong at a dotted place."""
+def refuse(wrong: object, path: str, text: str) -> None:
+    """Raise :func:`misfit` if something is wrong at a dotted path."""
     if wrong:
-        raise misfit(text, *(int(step) if step.isdigit() else step for step in place.split(".") if step))
+        raise misfit(text, *(int(key) if key.isdigit() else key for key in path.split(".") if key))
 
 
 def kind_of_file(data: Any) -> Kind:
-    """What the data of a file describe, as far as their keys tell."""
-    keys = data.keys() if isinstance(data, Mapping) else {"name"}
-    run = keys & {"model", "task", "objective"}
-    if "base" in keys or (keys & {"methods", "stack"} and not run):
+    """What the data of a file describe, judged by their keys."""
+    names = data.keys() if isinstance(data, Mapping) else {"name"}
+    run = names & {"model", "task", "objective"}
+    if "base" in names or (names & {"methods", "stack"} and not run):
         return "bench"
-    return "run" if run or not keys & {"name", "preset"} else "objective"
+    return "run" if run or not names & {"name", "preset"} else "objective"
 
 
-def flat(data: Any, place: str = "") -> dict[str, Any]:
-    """The leaves of nested settings by their place, such as ``objective.0.name``; None is "null"."""
+def flat(data: Any, prefix: str = "") -> dict[str, Any]:
+    """The leaves of nested settings by their dotted path, such as ``objective.0.name``; None is "null"."""
     if isinstance(data, Mapping):
-        return {path: value for key, part in data.items() for path, value in flat(part, f"{place}{key}.").items()}
+        return {path: value for key, part in data.items() for path, value in flat(part, f"{prefix}{key}.").items()}
     if isinstance(data, list):
-        return flat({str(index): part for index, part in enumerate(data)}, place)
-    return {place.rstrip("."): "null" if data is None else data}
+        return flat({str(index): part for index, part in enumerate(data)}, prefix)
+    return {prefix.rstrip("."): "null" if data is None else data}
 
 
 def shown(value: Any) -> str:
@@ -230,17 +231,17 @@ def _parser_error(error: yaml.YAMLError, text: str) -> tuple[str, str]:
     return where, ", ".join(part for part in (error.context, error.problem) if part)
 
 
-def _lines(loader: _Loader, root: yaml.Node, name: str) -> Iterator[tuple[Place, int]]:
-    """Place and line of every node: a value in a mapping is on the line of its key."""
-    stack: list[tuple[Place, yaml.Node, int]] = [((), root, root.start_mark.line + 1)]
+def _lines(loader: _Loader, root: yaml.Node, name: str) -> Iterator[tuple[Keys, int]]:
+    """Keys and line of every node: a value in a mapping is on the line of its key."""
+    stack: list[tuple[Keys, yaml.Node, int]] = [((), root, root.start_mark.line + 1)]
     count = 0
     while stack:
-        place, node, line = stack.pop()
+        keys, node, line = stack.pop()
         count += 1
-        if count > MAX_NODES or len(place) > MAX_DEPTH:
+        if count > MAX_NODES or len(keys) > MAX_DEPTH:
             limit = f"more than {MAX_NODES} values, or nested deeper than {MAX_DEPTH} levels"
             raise ConfigError(f"{name}: {limit}. An alias may repeat without end.")
-        yield place, line
+        yield keys, line
         if node.tag not in _PLAIN:
             tag = node.tag.replace(_TAG, "!!")
             raise ConfigError(f"{name}:{line}: the tag {tag} is refused. Write plain values, lists and mappings.")
@@ -253,9 +254,9 @@ def _lines(loader: _Loader, root: yaml.Node, name: str) -> Iterator[tuple[Place,
                 if key.value in seen:
                     raise ConfigError(f"{name}:{line}: the key '{key.value}' appears twice. Remove one of them.")
                 seen.add(key.value)
-                stack.append(((*place, key.value), value, line))
+                stack.append(((*keys, key.value), value, line))
         elif isinstance(node, yaml.SequenceNode):
-            stack.extend(((*place, index), value, value.start_mark.line + 1) for index, value in enumerate(node.value))
+            stack.extend(((*keys, index), value, value.start_mark.line + 1) for index, value in enumerate(node.value))
         else:
             try:
                 loader.construct_object(node)

@@ -1,6 +1,6 @@
-"""When two policies that a method compares can differ in a run: which settings let them, and why they do not.
+"""When the two policies that a method compares can differ in a run: with which settings, and why not otherwise.
 
-One table, read in two directions: to fill in what a run leaves open, and to tell which methods cannot act.
+One table, read in two directions: to fill in what a run leaves open, and to find methods that cannot act.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class _Drift:
     Attributes:
         differs: whether the two can differ, from ``old_logprobs``, whether ``refresh`` is ``step``, and whether a
             rollout makes several optimizer steps.
-        why: they are one otherwise, with the cure.
-        settings: with which they differ, where the run leaves these settings open.
+        why: why they are otherwise the same, with the cure.
+        settings: with which they differ, if the run leaves these settings open.
     """
 
     differs: Callable[[str, bool, bool], bool]
@@ -52,11 +52,11 @@ _DRIFTS: Mapping[str, _Drift] = {
 
 
 def why_idle(drift: str, optimisation: OptimisationSettings) -> str | None:
-    """Why two policies that a method compares are one in a run, with the cure; None where they can differ.
+    """Why the two policies that a method compares are the same in a run, with the cure; None if they can differ.
 
     Args:
         drift: one of :data:`rlstab.core.validate.DRIFT`.
-        optimisation: settings that leave nothing open.
+        optimisation: resolved settings.
     """
     several = optimisation.optimizer_steps_per_rollout > 1
     differs = _DRIFTS[drift].differs(str(optimisation.old_logprobs), optimisation.refresh == "step", several)
@@ -68,7 +68,7 @@ def settings_for(drifts: Iterable[str], several: bool) -> dict[str, str]:
 
     Args:
         drifts: of :data:`rlstab.core.validate.DRIFT`.
-        several: a rollout makes several optimizer steps; with one, a refresh at each step makes the same evidence.
+        several: whether a rollout makes several optimizer steps; with one, a refresh at each step changes nothing.
     """
     wanted: dict[str, str] = {}
     for drift in drifts:

@@ -15,7 +15,7 @@ from rlstab.presets import PRESETS
 from rlstab.stages import STAGES
 from rlstab.zoo import METHODS
 
-#: A user-defined class in a file; what its settings are, only the file says.
+#: A user-defined class in a file; only the file knows its settings.
 _USER_NAME = {"type": "string", "pattern": r"\.py:[A-Za-z_]", "description": "path/to/file.py:Name of a class"}
 _USER = {"type": "object", "properties": {"name": _USER_NAME}, "required": ["name"]}
 
@@ -49,18 +49,18 @@ def json_schema() -> dict[str, Any]:
 
 
 def _listed(item: str, **more: Any) -> dict[str, Any]:
-    """A list of items, or one alone."""
+    """A list of items, or a single item."""
     reference = {"$ref": f"#/$defs/{item}"}
     return {"anyOf": [{"type": "array", "items": reference, **more}, reference]}
 
 
 def _item(kind: str, registry: Registry[Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """A method or a stage by its name, with settings or without; the definition of each joins the others."""
+    """A method or a stage by its name, with or without settings; adds the definition of each to the others."""
     names, known = registry.names(), []
     for name in names:
         cls: Any = registry.get(name)
         definition = definitions[f"{kind}.{name}"] = method_model(cls).model_json_schema()
-        # a preset, which refers to it too, has what is required
+        # a preset refers to it too, and already has the required settings
         known.append({"$ref": f"#/$defs/{kind}.{name}", "required": ["name", *definition.pop("required", [])]})
     return {"anyOf": [{"enum": names}, _USER_NAME, *known, _USER]}
 

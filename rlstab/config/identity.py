@@ -1,4 +1,4 @@
-"""When two runs are the same run: their settings agree, but for those whose field has the mark ``Neutral``."""
+"""When two runs are the same: their settings agree, except for those whose field is marked ``Neutral``."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from rlstab.config.user_code import checksums, portable
 def run_hash(run: RunConfig) -> str:
     """Twelve hexadecimal digits over everything that can change what a run learns beyond the rounding of float32.
 
-    Of user-defined code and files of data, what counts is their name and what is in them.
+    User-defined code and data files count by name and content.
     """
     settings = run.model_dump(mode="json")
     return settings_hash(settings, checksums(settings))
 
 
 def settings_hash(settings: Mapping[str, Any], code: Mapping[str, str]) -> str:
-    """The hash of a run whose resolved settings and checksums of files were stored; see :func:`run_hash`."""
+    """The hash of a run from its stored settings and checksums of files; see :func:`run_hash`."""
     values = flat(portable(settings))
     counting = {path: value for path, value in values.items() if not is_neutral(path, values)}
     return digest(counting | ({"code": dict(code)} if code else {}))
@@ -36,7 +36,7 @@ def is_neutral(path: str, values: Mapping[str, Any]) -> bool:
     """Whether a setting cannot change what a run learns beyond the rounding of float32.
 
     Args:
-        path: dotted, such as ``optimisation.micro_batch_size``; an item of a list stands by its index or its name.
+        path: dotted, such as ``optimisation.micro_batch_size``; an item of a list is named by its index or its name.
         values: of the run, by dotted path.
     """
     mark = _mark(path)
@@ -44,21 +44,21 @@ def is_neutral(path: str, values: Mapping[str, Any]) -> bool:
 
 
 def is_measured(path: str) -> bool:
-    """Whether a setting changes what evaluations measure and nothing else."""
+    """Whether a setting changes only what evaluations measure."""
     mark = _mark(path)
     return mark is not None and mark.measured
 
 
 @cache
 def _mark(path: str) -> Neutral | None:
-    """The mark of a setting, or of the section that it is in."""
+    """The mark of a setting, or of its section."""
     found = [mark for pattern, mark in _marks() if fnmatchcase(path, pattern) or fnmatchcase(path, f"{pattern}.*")]
     return found[-1] if found else None
 
 
 @cache
 def _marks() -> tuple[tuple[str, Neutral], ...]:
-    """Patterns of dotted paths with their marks, sections before what is in them."""
+    """Patterns of dotted paths with their marks, sections before their settings."""
     return tuple(_marks_of(RunConfig, ""))
 
 
@@ -70,7 +70,7 @@ def _marks_of(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, Neutra
 
 
 def _models(annotation: Any, depth: str = "") -> Iterator[tuple[type[BaseModel], str]]:
-    """Models in an annotation, with ``*.`` for those that are items of a tuple."""
+    """The models in an annotation, with ``*.`` for items of a tuple."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation, depth
     for argument in get_args(annotation):

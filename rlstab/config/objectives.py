@@ -18,7 +18,7 @@
       - {name: grpo, std: false}        # the advantage
       - {name: deep_grpo, branches: 4}  # more responses
 
-Stages that a run does not name are ``in_order`` and ``grpo``, or those that its presets bring.
+By default, the stages are ``in_order`` and ``grpo``, or those that the presets bring.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, create_model
 
-from rlstab.config.document import MAX_DEPTH, Document, Place, kind_of_file, shown
+from rlstab.config.document import MAX_DEPTH, Document, Keys, kind_of_file, shown
 from rlstab.config.settings import Settings
 from rlstab.config.suggestions import unknown_name
 from rlstab.config.user_code import is_user_code, load_method, located, make, name_in_yaml, portable
@@ -79,11 +79,11 @@ class WithinItem(Settings):
     inner: Any
 
 
-def _listed(data: Any, place: Place) -> list[tuple[Any, Place]]:
-    """The items of a list with their places; one alone stands for the list of it."""
+def _listed(data: Any, keys: Keys) -> list[tuple[Any, Keys]]:
+    """The items of a list with their keys; a single item is accepted where a list is expected."""
     if isinstance(data, list | tuple):
-        return [(item, (*place, index)) for index, item in enumerate(data)]
-    return [] if data is None else [(data, place)]
+        return [(item, (*keys, index)) for index, item in enumerate(data)]
+    return [] if data is None else [(data, keys)]
 
 
 # -- one method or stage -----------------------------------------------------------------------------------------------
@@ -103,33 +103,35 @@ def _field(setting: Setting) -> Any:
     return Field(**limits) if setting.default is MISSING else Field(default=setting.default, **limits)
 
 
-def _item(document: Document, item: Any, place: Place, registry: Registry[Any]) -> Mapping[Any, Any]:
+def _item(document: Document, item: Any, keys: Keys, registry: Registry[Any]) -> Mapping[Any, Any]:
     """An item of a list as a mapping with a name, or a preset."""
     item = {"name": item} if isinstance(item, str) else item
     if isinstance(item, Mapping) and (isinstance(item.get("name"), str) or ("preset" in item and registry is METHODS)):
         return item
-    where = (*place, "name") if isinstance(item, Mapping) and "name" in item else place
+    where = (*keys, "name") if isinstance(item, Mapping) and "name" in item else keys
     example = f"{{name: {registry.names()[0]}}}{' or {preset: dapo}' if registry is METHODS else ''}"
+    if isinstance(item, Mapping) and (name := next(iter(item), "")) in {*registry.names(), "within", "observe"}:
+        example = f"{{name: {name}, SETTING: ...}}"
     raise document.error(where, f"expected a {registry.noun}, for example {example}, not {shown(item)}.")
 
 
-def _made(document: Document, item: Any, place: Place, registry: Registry[Kind]) -> Kind:
+def _made(document: Document, item: Any, keys: Keys, registry: Registry[Kind]) -> Kind:
     """The method or stage of an item."""
-    settings = dict(_item(document, item, place, registry))
+    settings = dict(_item(document, item, keys, registry))
     name = settings.pop("name")
     if is_user_code(name):
-        cls = load_method(document, name, (*place, "name"), registry)
+        cls = load_method(document, name, (*keys, "name"), registry)
     else:
         if name not in registry.names():
             hint = unknown_name(name, registry.names())
-            raise document.error((*place, "name"), f"no {registry.noun} is called '{name}'. {hint}")
+            raise document.error((*keys, "name"), f"no {registry.noun} is called '{name}'. {hint}")
         cls = registry.get(name)
-    return _of_class(document, cls, settings, place)
+    return _of_class(document, cls, settings, keys)
 
 
-def _of_class(document: Document, cls: type[Kind], settings: Mapping[Any, Any], place: Place) -> Kind:
-    checked = validate(document, method_model(cls), {"name": cls.name, **settings}, place)
-    with document.at(place):
+def _of_class(document: Document, cls: type[Kind], settings: Mapping[Any, Any], keys: Keys) -> Kind:
+    checked = validate(document, method_model(cls), {"name": cls.name, **settings}, keys)
+    with document.at(keys):
         return make(cls, {setting.name: getattr(checked, setting.name) for setting in settings_of(cls)})
 
 
@@ -139,13 +141,13 @@ def settings_as_yaml(method: Method[Any]) -> dict[str, Any]:
 
 
 def at_defaults(name: str, length: int) -> dict[str, Any]:
-    """A method of the zoo as YAML has it; one that has to be told the ``length`` of a response is told this one."""
+    """A shipped method in YAML, with its ``length`` setting if it has one."""
     told = "length" in {setting.name for setting in settings_of(METHODS.get(name))}
     return {"name": name} | ({"length": length} if told else {})
 
 
 def _plain(setting: Setting, value: Any) -> Any:
-    """Numbers that are equal look equal: 1 is 1.0 and -0.0 is 0.0 where a float is wanted."""
+    """A value such that equal numbers look equal: 1 becomes 1.0, and -0.0 becomes 0.0, where a float is expected."""
     if float in setting.kinds and int not in setting.kinds and isinstance(value, int | float):
         return float(value) + 0.0
     return value
@@ -180,20 +182,21 @@ def build_objective(document: Document) -> Composition:
 
 
 def presets_of(data: Any) -> list[Preset]:
-    """The presets that an objective names, in order; names that no preset has are left out."""
+    """The presets that an objective names, in order; unknown names are left out."""
     if isinstance(data, list | tuple):
         return [recipe for item in data for recipe in presets_of(item)]
     if not isinstance(data, Mapping):
         return []
     inside = [data[key] for key in ("outer", "inner", "method") if key in data]
-    return ([PRESETS[data["preset"]]] if data.get("preset") in PRESETS else []) + presets_of(inside)
+    name = data.get("preset")
+    return ([PRESETS[name]] if isinstance(name, str) and name in PRESETS else []) + presets_of(inside)
 
 
-def _composed(document: Document, data: Any, place: Place) -> Composition:
-    if len(place) > MAX_DEPTH:
-        raise document.error(place[:4], f"nested deeper than {MAX_DEPTH} levels.")
-    items, hint = _listed(data, place), ""
-    made = together(partial(_methods, document, item, place_of_item) for item, place_of_item in items)
+def _composed(document: Document, data: Any, keys: Keys) -> Composition:
+    if len(keys) > MAX_DEPTH:
+        raise document.error(keys[:4], f"nested deeper than {MAX_DEPTH} levels.")
+    items, hint = _listed(data, keys), ""
+    made = together(partial(_methods, document, item, its_keys) for item, its_keys in items)
     methods = [method for several in made for method in several]
     for (item, _), several in zip(items, made, strict=True):
         if several and isinstance(item, Mapping) and "preset" in item:
@@ -201,66 +204,66 @@ def _composed(document: Document, data: Any, place: Place) -> Composition:
             cure = f"{{preset: {item['preset']}, drop: [{brought[0]}]}}, or change it by set: {{{brought[0]}: {{...}}}}"
             hint += f"\n  The preset '{item['preset']}' brings {', '.join(brought)}. Leave one out by {cure}."
     if not methods:
-        raise document.error(place, "no method is left. List at least one, for example: - name: clip_higher")
-    with document.at(place, hint if len(items) > 1 else ""):
+        raise document.error(keys, "no method is left. List at least one, for example: - name: clip_higher")
+    with document.at(keys, hint if len(items) > 1 else ""):
         return compose(*methods)
 
 
-def _methods(document: Document, item: Any, place: Place) -> list[TokenObjective]:
-    item = _item(document, item, place, METHODS)
+def _methods(document: Document, item: Any, keys: Keys) -> list[TokenObjective]:
+    item = _item(document, item, keys, METHODS)
     if "preset" in item:
-        return _preset(document, item, place)
+        return _preset(document, item, keys)
     if item["name"] == "within":
-        parts = validate(document, WithinItem, dict(item), place)
-        outer = _composed(document, parts.outer, (*place, "outer"))
-        inner = _composed(document, parts.inner, (*place, "inner"))
-        with document.at(place):
+        parts = validate(document, WithinItem, dict(item), keys)
+        outer = _composed(document, parts.outer, (*keys, "outer"))
+        inner = _composed(document, parts.inner, (*keys, "inner"))
+        with document.at(keys):
             return [within(_single(outer), _single(inner))]
     if item["name"] == "observe":
-        part = validate(document, ObserveItem, dict(item), place)
-        members = _composed(document, part.method, (*place, "method")).members
-        with document.at(place):
+        part = validate(document, ObserveItem, dict(item), keys)
+        members = _composed(document, part.method, (*keys, "method")).members
+        with document.at(keys):
             return [observe(method) for method in members]
-    return [_made(document, item, place, METHODS)]
+    return [_made(document, item, keys, METHODS)]
 
 
 def _single(objective: TokenObjective) -> TokenObjective:
     return objective.members[0] if isinstance(objective, Composition) and len(objective.members) == 1 else objective
 
 
-def _preset(document: Document, item: Mapping[Any, Any], place: Place) -> list[TokenObjective]:
-    checked = validate(document, PresetItem, dict(item), place)
+def _preset(document: Document, item: Mapping[Any, Any], keys: Keys) -> list[TokenObjective]:
+    checked = validate(document, PresetItem, dict(item), keys)
     if checked.preset not in PRESETS:
         hint = unknown_name(checked.preset, sorted(PRESETS))
-        raise document.error((*place, "preset"), f"no preset is called '{checked.preset}'. {hint}")
+        raise document.error((*keys, "preset"), f"no preset is called '{checked.preset}'. {hint}")
     recipe = PRESETS[checked.preset]
     names = [leaf.name for leaf in walk(recipe.objective)]
     changed = {("set", name): name for name in checked.set} | {("drop", n): name for n, name in enumerate(checked.drop)}
     text = f"the preset '{checked.preset}' has no method"
-    wrong = {(*place, *step): name for step, name in changed.items() if name not in names}
+    wrong = {(*keys, *step): name for step, name in changed.items() if name not in names}
     if wrong:
         hints = {name: did_you_mean(name, names) for name in wrong.values()}
         lines = [document.text(step, f"{text} '{name}'. {hints[name]}") for step, name in wrong.items()]
         raise ConfigError("\n".join(lines))
-    adapted = (_adapted(document, method, checked, place) for method in recipe.objective.members)
+    adapted = (_adapted(document, method, checked, keys) for method in recipe.objective.members)
     return [method for method in adapted if method is not None]
 
 
-def _adapted(document: Document, method: TokenObjective, item: PresetItem, place: Place) -> TokenObjective | None:
-    """A method of a recipe with the settings that ``item`` changes; None where ``item`` drops it."""
+def _adapted(document: Document, method: TokenObjective, item: PresetItem, keys: Keys) -> TokenObjective | None:
+    """A method of a recipe with the settings that ``item`` changes; None if ``item`` drops it."""
     if isinstance(method, Within):
-        outer = _adapted(document, method.outer, item, place)
-        inner = _adapted(document, method.inner, item, place)
+        outer = _adapted(document, method.outer, item, keys)
+        inner = _adapted(document, method.inner, item, keys)
         if outer is None or inner is None:
             return inner if outer is None else outer
-        with document.at(place):
+        with document.at(keys):
             return within(_single(outer), _single(inner))
     if method.name in item.drop:
         return None
     if method.name not in item.set:
         return method
     changed = {**settings_as_yaml(method), **item.set[method.name]}
-    return _of_class(document, type(method), changed, (*place, "set", method.name))
+    return _of_class(document, type(method), changed, (*keys, "set", method.name))
 
 
 def dump_objective(objective: TokenObjective) -> list[dict[str, Any]]:
@@ -282,9 +285,9 @@ def _part(method: TokenObjective) -> dict[str, Any] | list[dict[str, Any]]:
 
 
 def objective_hash(objective: TokenObjective) -> str:
-    """Twelve hexadecimal digits; two objectives share them exactly when methods and settings are the same.
+    """Twelve hexadecimal digits that two objectives share exactly if their methods and settings are the same.
 
-    Of a user-defined method, what counts is the name of the file and of the class.
+    A user-defined method counts by the names of its file and class.
     """
     return digest(portable(dump_objective(objective)))
 
@@ -303,26 +306,27 @@ def build_stages(document: Document, recipes: Sequence[Preset]) -> Pipeline:
 
     Args:
         document: a mapping.
-        recipes: the presets of its objective; the run's own stages come before theirs.
+        recipes: the presets of its objective; the stages of the run come before theirs.
 
     Raises:
         ConfigError: with file and line.
-        Conflict: stages that do not fit together, or presets that bring different ones.
+        Conflict: stages do not fit together, or presets bring different ones.
     """
     items = _listed(document.data.get("stages"), ("stages",))
-    stages = together(partial(_made, document, item, place, STAGES) for item, place in items)
+    stages = together(partial(_made, document, item, keys, STAGES) for item, keys in items)
     with document.at(("stages",) if "stages" in document.data else ("objective",)):
         return Pipeline.of(*stages, *_brought(recipes, stages))
 
 
 def dump_stages(pipeline: Pipeline) -> list[dict[str, Any]]:
-    """The canonical form: every stage with every setting, in the order in which a rollout runs through them."""
+    """The canonical form: every stage with every setting, in the order of a rollout."""
     return [{"name": name_in_yaml(stage), **settings_as_yaml(stage)} for stage in pipeline]
 
 
-def _brought(recipes: Sequence[Preset], own: Sequence[Stage]) -> list[Stage]:
-    """What the presets bring, less what the run says itself: a stage of that name, or of a kind that a run has once."""
-    once = tuple(kind for kind in (PromptSelector, AdvantageEstimator) if any(isinstance(stage, kind) for stage in own))
+def _brought(recipes: Sequence[Preset], named: Sequence[Stage]) -> list[Stage]:
+    """The stages of the presets, except those that the run names itself and kinds that occur once and that it has."""
+    kinds = (PromptSelector, AdvantageEstimator)
+    once = tuple(kind for kind in kinds if any(isinstance(stage, kind) for stage in named))
     estimators = sorted({recipe.estimator for recipe in recipes})
     if len(estimators) > 1 and AdvantageEstimator not in once:
         text = f"the presets use different estimators: {', '.join(estimators)}.\n  List one of them under `stages`."
@@ -330,8 +334,8 @@ def _brought(recipes: Sequence[Preset], own: Sequence[Stage]) -> list[Stage]:
     brought: dict[str, Stage] = {}
     defaults = [STAGES.get(name)() for name in estimators]
     for stage in [*(stage for recipe in recipes for stage in recipe.stages), *defaults]:
-        if isinstance(stage, once) or any(stage.name == named.name for named in own):
+        if isinstance(stage, once) or any(stage.name == other.name for other in named):
             continue
         if brought.setdefault(stage.name, stage) != stage:
-            raise Conflict(f"the presets bring '{stage.name}' with different settings. Name it under `stages`.")
+            raise Conflict(f"the presets bring '{stage.name}' with different settings. List it under `stages`.")
     return list(brought.values())

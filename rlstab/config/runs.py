@@ -19,7 +19,7 @@ from rlstab.core.compose import Composition, walk
 from rlstab.core.objective import active_methods
 from rlstab.stages.pipeline import Pipeline, check_exclusions
 
-#: First parts of the trainer's metrics, under which no method or stage of a run can report its own.
+#: First parts of the names of the trainer's metrics; no method or stage of a run may have such a name.
 LOGGED = frozenset(
     "blocks eval gradient head loss lr optimizer_steps response reward rollout sampler scorer seconds".split()
 )
@@ -31,8 +31,7 @@ class RunConfig(parts.Settings):
     model: parts.ModelSettings = parts.ModelSettings()
     task: parts.TaskSettings = parts.CountdownSettings()
     reward: parts.Rewards | None = Field(
-        None,
-        description="user-defined functions, or a weighted sum with the task's scorer; null is that scorer alone",
+        None, description="user-defined functions, or a weighted sum with the task's scorer; null is that scorer alone"
     )
     rollout: parts.RolloutSettings = parts.RolloutSettings()
     stages: list[dict[str, Any]]
@@ -67,7 +66,7 @@ class RunConfig(parts.Settings):
         rounded = self.engine.gather == "bf16" and optimisation.precision != "bf16"
         text = f"bf16 needs optimisation.precision bf16, which is {optimisation.precision}. Change either."
         refuse(rounded, "engine.gather", text)
-        # texts, ids and rewards of a rollout are lists and tensors in memory
+        # a rollout is held in memory
         for part, prompts, setting, each in (
             ("rollout", rollout.prompts, "group", rollout.group),
             ("evaluation", evaluation.prompts if evaluation.every else 0, "samples", evaluation.samples),
@@ -76,11 +75,11 @@ class RunConfig(parts.Settings):
             refuse(prompts * each > parts.MOST, f"{part}.prompts", text)
         scored = self.reward is None or any(reward.function == parts.TASK for reward in self.reward)
         text = (
-            f"it loses scores of the task, and `reward` does not list `{parts.TASK}`. Add it there, or set this to 0."
+            f"it loses scores of the task, but `reward` does not list `{parts.TASK}`. Add it there, or set this to 0."
         )
         refuse(getattr(task, "flaky", 0) and not scored, "task.flaky", text)
         messages = getattr(task, "system", None) is not None and not rollout.chat
-        text = "a system message needs a chat template. Set rollout.chat to true, or write it in prompt_template."
+        text = "a system message needs a chat template. Set rollout.chat to true, or put the text into prompt_template."
         refuse(messages, "task.system", text)
         return self
 
@@ -136,11 +135,11 @@ def build_run(document: Document) -> RunConfig:
         for name in sorted(LOGGED.intersection(names)):
             raise document.error((path,), f"'{name}' is the name of metrics of the trainer. Give it another `name`.")
     if run.rollout.group == 1 and pipeline.estimator.compares and not pipeline.expanders:
-        text = f"'{pipeline.estimator.name}' compares responses to one prompt: one alone teaches nothing. Raise it."
+        text = f"'{pipeline.estimator.name}' compares responses to one prompt, so one alone teaches nothing. Raise it."
         raise document.error(("rollout", "group"), text)
     if "reward_parts" in pipeline.needs and sum(reward.weight != 0 for reward in run.reward or ()) < 2:
         reader = next(stage.name for stage in pipeline if "reward_parts" in stage.needs)
-        text = f"'{reader}' compares rewards one by one, and the run has one: list two with a weight, or use 'grpo'."
+        text = f"'{reader}' compares rewards one by one, and the run has one. List two with a weight, or use 'grpo'."
         raise document.error(("reward",), text)
     lists = {"stages": dump_stages(pipeline), "objective": dump_objective(composition)}
     resolved: RunConfig = run.model_copy(update={**lists, "optimisation": _resolved(run, composition)})
@@ -154,17 +153,17 @@ def dump_run(run: RunConfig) -> str:
 
 
 def _resolved(run: RunConfig, composition: Composition) -> parts.OptimisationSettings:
-    """The optimisation with the cheapest evidence with which every method acts that can, where the run does not say.
+    """The optimisation, with the cheapest evidence that lets every method act where the run leaves it open.
 
-    Three policies: the one that sampled (``rollout_logprobs``), the one that the ratio divides by (``old_logprobs``),
-    and the one at the start of the optimizer step (``logprobs``). A method says which it compares.
+    There are three policies: the one that sampled (``rollout_logprobs``), the one that the ratio divides by
+    (``old_logprobs``), and the one at the start of the optimizer step (``logprobs``). A method says which it compares.
     """
-    # of what acts: a method that is observed, or only reports, would change the run by moving its policies
+    # only of methods that act: one that is observed, or only reports, must not change the run
     drift = frozenset[str]().union(*(method.reads_drift for method in active_methods(composition) if method.writes))
     several = run.optimisation.optimizer_steps_per_rollout > 1
     old: parts.OldLogprobs = "recompute" if several else "live"
     if run.rollout.staleness or run.rollout.precision is not None or run.rollout.weight_noise:
-        old = "rollout"  # the sampler is another policy by intention, and the ratio is to it
+        old = "rollout"  # the sampler is another policy on purpose, and the ratio divides by it
     wanted = {"old_logprobs": old, "refresh": "rollout", **settings_for(drift, several)}
     given = run.optimisation.model_dump(include={"old_logprobs", "refresh"}, exclude_none=True)
     return run.optimisation.model_copy(update={**wanted, **given})

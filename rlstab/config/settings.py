@@ -1,4 +1,4 @@
-"""The parts of a run as pydantic models: unknown keys are errors, and values do not change once loaded."""
+"""The parts of a run as pydantic models; unknown keys are errors, and values cannot change once loaded."""
 
 from __future__ import annotations
 
@@ -21,26 +21,28 @@ from pydantic import (
 
 from rlstab.config.document import misfit, refuse
 from rlstab.config.user_code import is_user_code
+from rlstab.errors import did_you_mean
+from rlstab.signs import SIGNS
 
-#: More than any run has of anything that is counted.
+#: Upper bound of everything that is counted.
 MOST = 10_000_000
 
-#: The reward that is the task's own scorer.
+#: The name of the reward that is the scorer of the task.
 TASK = "task"
 
 #: Entry points of other packages that are tasks.
 TASK_GROUP = "rlstab.tasks"
 
-#: Metrics `reward/...` that the trainer and the report write themselves.
+#: Metrics `reward/...` that the trainer and the report write.
 TAKEN = frozenset({"area", "best", "last", "mean", "shaped_mean", "true", "zero_std_groups"})
 
 Count = Annotated[int, Field(ge=1, le=MOST)]
-#: A count that may be 0, which mostly means never.
+#: A count that may be 0, which usually means never.
 Every = Annotated[int, Field(ge=0, le=MOST)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0)]
-#: What torch.manual_seed takes, with room for what a run adds to it.
+#: A seed for torch.manual_seed, with room for what a run adds to it.
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 EngineName: TypeAlias = Literal["auto", "ddp", "fsdp2"]
 
@@ -53,7 +55,7 @@ class Neutral:
 
     Attributes:
         measured: whether it changes what evaluations measure.
-        unless: a setting and the value of it with which this one counts after all; empty where it never does.
+        unless: a setting and the value with which this one counts after all; empty if it never does.
     """
 
     measured: bool = False
@@ -61,7 +63,7 @@ class Neutral:
 
 
 def _or(key: str, schema: Any) -> BeforeValidator:
-    """A text may stand for the mapping that has it under a key."""
+    """A text is accepted in place of a mapping with that text under a key."""
     return BeforeValidator(lambda given: {key: given} if isinstance(given, str) else given, schema)
 
 
@@ -77,7 +79,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     def _leave_out(self, names: Iterable[str], why: str) -> None:
-        """Refuse settings that nothing reads, where they differ from their defaults."""
+        """Refuse settings that nothing reads if they differ from their defaults."""
         for name in names:
             default = type(self).model_fields[name].default
             refuse(getattr(self, name) != default, name, f"{why} Leave it out.")
@@ -112,7 +114,7 @@ class AdapterSettings(Settings):
         return self
 
 
-#: Its settings, or the folder of one to continue.
+#: The settings of an adapter, or the folder of one to continue.
 Adapter: TypeAlias = Annotated[AdapterSettings, _or("path", str | AdapterSettings)]
 
 
@@ -162,16 +164,18 @@ def _compiles(pattern: str) -> str:
     return pattern
 
 
-def _has_place(template: str) -> str:
+def _takes_prompt(template: str) -> str:
     if "{prompt}" not in template:
-        raise misfit(f"{template!r} has no {{prompt}}, so every prompt would be the same. Write it where it belongs.")
+        raise misfit(
+            f"{template!r} has no {{prompt}}, so all prompts would be equal. Write it where the prompt belongs."
+        )
     return template
 
 
 #: A regular expression whose group 1 is an answer.
 Pattern = Annotated[str, AfterValidator(_compiles)]
 #: A text around each prompt.
-Template = Annotated[str, AfterValidator(_has_place)]
+Template = Annotated[str, AfterValidator(_takes_prompt)]
 
 
 #: Names of environment variables, never their values: a run file is shared.
@@ -248,7 +252,7 @@ class UserTaskSettings(Settings):
 
 
 def _user_task(given: Any) -> Any:
-    """The settings of a task, where a user-defined class has the place of the name."""
+    """The settings of a task; those of a user-defined one are moved into ``options``."""
     name = given.get("name") if isinstance(given, Mapping) else None
     if not isinstance(name, str) or not (is_user_code(name) or name in entry_points(group=TASK_GROUP).names):
         return given
@@ -266,7 +270,7 @@ TaskSettings = Annotated[
 
 
 class RewardSettings(WorkerSettings):
-    """One reward. Their weighted sum is what is learnt from, and what an evaluation means by the reward."""
+    """One reward. Training maximises the weighted sum of all rewards, and evaluations report it."""
 
     function: str = Field(
         description="`path/to/file.py:function`, an entry point of the group rlstab.rewards, or `task`: its own scorer"
@@ -286,14 +290,14 @@ class RewardSettings(WorkerSettings):
     @model_validator(mode="after")
     def _fit(self) -> RewardSettings:
         in_file = ":" in self.function or self.function.endswith(".py")
-        text = f"'{self.function}' names no function in a file. Write it as path/to/file.py:function."
+        text = f"'{self.function}' does not name a function in a file. Write it as path/to/file.py:function."
         refuse(in_file and not is_user_code(self.function), "function", text)
         valid = self.name not in TAKEN and re.fullmatch(r"[^\W\d][\w.-]*", self.name)
-        text = f"'reward/{self.name}' is taken or cannot be a metric. Set another `name`, of letters, digits and _."
+        text = f"'reward/{self.name}' is taken or cannot be a metric. Set another `name` of letters, digits and _."
         refuse(not valid, "name", text)
         if self.function == TASK:
             names = (*WorkerSettings.model_fields, "special_tokens")
-            self._leave_out(names, "the task's own scorer reads that of `task`, where it has it.")
+            self._leave_out(names, "the scorer of the task reads this setting of `task`, if it has one.")
         return self
 
 
@@ -308,17 +312,14 @@ def _rewards(rewards: tuple[RewardSettings, ...]) -> tuple[RewardSettings, ...]:
 
 #: The value of `reward` in a run: one function, or a list.
 Rewards: TypeAlias = Annotated[
-    tuple[RewardSettings, ...],
-    Field(strict=False),
-    _or_alone(str | RewardSettings),
-    AfterValidator(_rewards),
+    tuple[RewardSettings, ...], Field(strict=False), _or_alone(str | RewardSettings), AfterValidator(_rewards)
 ]
 
 
 # -- rollout, optimisation ---------------------------------------------------------------------------------------------
 
 
-#: What transformers' apply_chat_template takes beyond the variables of a template.
+#: Arguments of transformers' apply_chat_template that are not variables of a template.
 TEMPLATE_TAKEN = frozenset(
     """add_generation_prompt continue_final_message conversation max_length padding return_assistant_tokens_mask
     return_dict return_tensors tokenize tokenizer_kwargs truncation""".split()
@@ -355,7 +356,7 @@ class RolloutSettings(Settings):
         text = "only a chat template reads it. Set rollout.chat to true, or leave it out."
         refuse(self.chat_template is not None and not self.chat, "chat_template", text)
         for name in sorted(TEMPLATE_TAKEN & (self.chat_template or {}).keys()):
-            refuse(True, f"chat_template.{name}", "rlstab decides it, for it samples token by token. Leave it out.")
+            refuse(True, f"chat_template.{name}", "rlstab sets it, since it samples token by token. Leave it out.")
         return self
 
     @field_serializer("stop")
@@ -503,6 +504,13 @@ class EvaluationSettings(Settings):
         return self
 
 
+def known_sign(name: str) -> str:
+    """Refuse what is not the name of a sign."""
+    if name not in SIGNS:
+        raise ValueError(f"'{name}' is not a sign. {did_you_mean(name, list(SIGNS))}")
+    return name
+
+
 class TrackingSettings(Settings):
     """Where a run is stored, and where its metrics go."""
 
@@ -515,3 +523,7 @@ class TrackingSettings(Settings):
     keep_checkpoints: Count = Field(2, description="how many of the newest checkpoints are kept")
     samples: Every = Field(2, description="responses of each rollout written to samples.jsonl")
     dump_every: Every = Field(0, description="optimizer steps between those recorded in `dump`; 0 is never")
+    watch: bool = Field(False, description="print each sign that something goes wrong, as it appears")
+    stop_at: tuple[Annotated[str, AfterValidator(known_sign)], ...] = Field(
+        (), strict=False, description="signs at which the run ends, after a checkpoint"
+    )

@@ -1,4 +1,4 @@
-"""What an unknown key or name in a YAML file was meant as: a name here, another heading, or the nearest by letters.
+"""What an unknown key or name in a YAML file probably means: a name in rlstab, another heading, or a similar name.
 
 ``other_names.yaml`` has the names that TRL, verl, PEFT and papers use.
 """
@@ -21,7 +21,7 @@ from rlstab.presets import PRESETS
 from rlstab.stages import STAGES
 from rlstab.zoo import METHODS
 
-#: The headings of a run that have settings, each with the models of what it holds.
+#: The headings of a run that have settings, each with the models of its settings.
 SECTIONS: Mapping[str, Any] = {
     "model": settings.ModelSettings,
     "task": settings.TaskSettings,
@@ -32,33 +32,41 @@ SECTIONS: Mapping[str, Any] = {
     "evaluation": settings.EvaluationSettings,
     "tracking": settings.TrackingSettings,
 }
-#: A key that stands in more places than this could be meant for any of them.
+#: A key that occurs under more headings than this could belong to any of them.
 MOST_HOMES = 3
-#: A key that is like no setting of its heading, and so like one of another heading or library, is that one misspelt.
+#: A key unlike every setting of its heading, and at least this like one of another heading or library, is that one.
 MISSPELT = 0.85
+#: Letters that a key has to have for that: of short words too many are alike.
+LONG = 6
 
 
 def unknown_key(key: str, model: type[BaseModel]) -> str:
-    """What to say of a key that ``model``, a part of a file, does not have."""
+    """A hint for a key that ``model``, a part of a file, does not have."""
     known, others = list(model.model_fields), {**_homes(), **_answers()}
-    wanted = plain(key)
-    if wanted not in {*others, *_kinds()} and max(likeness(key, name) for name in known) < NEAR:
+    wanted, near = plain(key), max(likeness(key, name) for name in known)
+    if "preset" in known and near < MISSPELT:
+        return (
+            f"Settings of its methods go under `set`, as in set: {{METHOD: {{{key}: ...}}}}; other methods are items."
+        )
+    if len(wanted) >= LONG and wanted not in {*others, *_kinds()} and near < NEAR:
         wanted = max((name for name in others if likeness(key, name) >= MISSPELT), default=wanted)
     if wanted in known:
         return did_you_mean(key, known)
     if wanted in _answers():
-        return _answers()[wanted]
+        method = tag_of(model) in METHODS.names() and f"name: {tag_of(model)}," not in _answers()[wanted]
+        return f"{_answers()[wanted]} Known here: {', '.join(known)}." if method else _answers()[wanted]
     if wanted in _kinds():
         return f"'{wanted}' is {_kinds()[wanted]}."
-    beyond = "{name:" if "preset" in known or tag_of(model) in METHODS.names() else "the method"  # of another level
+    beyond = "{name:" if tag_of(model) in METHODS.names() else "the method"  # at another level
     homes = [home for home in _homes().get(wanted, ()) if beyond not in home]
-    return f"It belongs to {' or '.join(homes)}." if 0 < len(homes) <= MOST_HOMES else did_you_mean(key, known)
+    elsewhere = near < MISSPELT and 0 < len(homes) <= MOST_HOMES
+    return f"It belongs to {' or '.join(homes)}." if elsewhere else did_you_mean(key, known)
 
 
 def unknown_name(name: str, known: Sequence[str]) -> str:
-    """What to say of a name where that of a method, a stage or a preset is expected, of which some are ``known``."""
+    """A hint for an unknown name of a method, a stage or a preset, where the ``known`` names are expected."""
     meant = _table()["methods"].get(plain(name), plain(name))
-    # of two that are equally near, the one that is expected
+    # of two equally similar names, the expected one
     close = max({*known, *_kinds()}, key=lambda other: (likeness(meant, other), other in known, other))
     if close in known or likeness(meant, close) < NEAR:
         return did_you_mean(meant, known)
@@ -67,7 +75,7 @@ def unknown_name(name: str, known: Sequence[str]) -> str:
 
 @cache
 def _kinds() -> dict[str, str]:
-    """What each name is, and where it is written."""
+    """What each name is, and where to write it."""
     return {
         **dict.fromkeys(METHODS.names(), "a method of the loss: list it under `objective`"),
         **dict.fromkeys(STAGES.names(), "a stage: list it under `stages`"),
@@ -83,7 +91,7 @@ def _table() -> dict[str, dict[str, Any]]:
 
 @cache
 def _answers() -> dict[str, str]:
-    """What to say of a setting by the name that another library has for it."""
+    """A hint for each setting of another library, by its name there."""
     return {
         name: text if text.endswith(".") else f"'{name}' ({library}) is here: {text}."
         for library, names in _table()["settings"].items()
@@ -93,7 +101,7 @@ def _answers() -> dict[str, str]:
 
 @cache
 def _homes() -> dict[str, list[str]]:
-    """Where each setting of a run and of a method stands, by its name."""
+    """The headings of each setting of a run or a method, by its name."""
     homes = defaultdict[str, list[str]](list)
     for section, models in SECTIONS.items():
         for key, home in _inside(models, section):
@@ -101,11 +109,11 @@ def _homes() -> dict[str, list[str]]:
     for name in METHODS.names():
         for setting in settings_of(METHODS.get(name)):
             homes[setting.name].append(f"the method `{name}`")
-    return homes
+    return homes | {key: ["the top of the run file"] for key in (*SECTIONS, "stages", "objective", "seed")}
 
 
 def _inside(annotation: Any, heading: str) -> Iterator[tuple[str, str]]:
-    """Settings in the models of a type, each with its dotted path; where models differ by their name, with that too."""
+    """Settings in the models of a type with their dotted paths, and with the ``name`` by which the models differ."""
     for model in models_in(annotation):
         for key, field in model.model_fields.items():
             tag = tag_of(model)

@@ -8,9 +8,11 @@
       - {name: stages.py:Thirds}
     task: {name: jsonl, path: problems.jsonl}
 
-A relative path is looked up next to the YAML file, then in the current folder; in the resolved run it is absolute. To
-name a file of code is to run it, in the process that reads the YAML: :func:`load_class` is called for files that the
-user gave to a command, never for those of a run folder that a report or a viewer reads.
+A relative path is looked up next to the YAML file, then in the current folder; in the resolved run it is absolute.
+Naming
+a file of code runs it in the process that reads the YAML: :func:`load_class` is called for files that the user gave to
+    a
+command, never for those in a run folder that a report or a viewer reads.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlstab.config.document import MAX_DEPTH, Document, Place
+from rlstab.config.document import MAX_DEPTH, Document, Keys
 from rlstab.core.comm import LocalComm
 from rlstab.core.method import Method, State, measure_all
 from rlstab.core.registry import Registry
@@ -52,20 +54,20 @@ def is_user_code(name: object) -> bool:
 
 
 def _changed(
-    data: Any, code: Callable[[str, str, Place], str], path: Callable[[str, Place], str], place: Place = ()
+    data: Any, code: Callable[[str, str, Keys], str], path: Callable[[str, Keys], str], keys: Keys = ()
 ) -> Any:
     """The data with every file and name of user code changed, and every setting that may be a path."""
-    if len(place) > MAX_DEPTH:  # refused where it is read
+    if len(keys) > MAX_DEPTH:  # refused when it is read
         return data
     if isinstance(data, Mapping):
-        return {key: _changed(value, code, path, (*place, key)) for key, value in data.items()}
+        return {key: _changed(value, code, path, (*keys, key)) for key, value in data.items()}
     if isinstance(data, list | tuple):
-        return [_changed(value, code, path, (*place, index)) for index, value in enumerate(data)]
+        return [_changed(value, code, path, (*keys, index)) for index, value in enumerate(data)]
     if not isinstance(data, str):
         return data
     if user := _IN_FILE.fullmatch(data):
-        return code(user["file"], user["name"], place)
-    return path(data, place) if _PATHS.fullmatch(".".join(map(str, place))) else data
+        return code(user["file"], user["name"], keys)
+    return path(data, keys) if _PATHS.fullmatch(".".join(map(str, keys))) else data
 
 
 # -- paths -------------------------------------------------------------------------------------------------------------
@@ -77,22 +79,22 @@ SHIPPED_MODELS = tuple(sorted(config.parent.name for config in _DATA.glob("*/con
 
 
 def located(document: Document) -> Document:
-    """The document with an absolute path wherever it names a file or folder that is there."""
+    """The document with absolute paths for files and folders that exist."""
 
-    def path(text: str, place: Place) -> str:
-        return text if text in SHIPPED_MODELS else str(_find(document, text, place) or text)
+    def path(text: str, keys: Keys) -> str:
+        return text if text in SHIPPED_MODELS else str(_find(document, text, keys) or text)
 
-    data = _changed(document.data, lambda file, name, place: f"{path(file, place)}:{name}", path)
+    data = _changed(document.data, lambda file, name, keys: f"{path(file, keys)}:{name}", path)
     return Document(data, document.name, document.marks)
 
 
-def _find(document: Document, path: str, place: Place) -> Path | None:
-    return next((candidate for candidate in _candidates(document, path, place) if exists(candidate)), None)
+def _find(document: Document, path: str, keys: Keys) -> Path | None:
+    return next((candidate for candidate in _candidates(document, path, keys) if exists(candidate)), None)
 
 
-def _candidates(document: Document, path: str, place: Place) -> list[Path]:
-    """Where a path may lead: next to the YAML file first, then from the current folder."""
-    mark, _, line = document.where(place).rpartition(":")
+def _candidates(document: Document, path: str, keys: Keys) -> list[Path]:
+    """Where to look for a path: next to the YAML file first, then in the current folder."""
+    mark, _, line = document.where(keys).rpartition(":")
     given = Path(path).expanduser()
     next_to_file = [Path(mark).absolute().parent / given] if line.isdigit() else []
     return list(dict.fromkeys(Path(*candidate.parts) for candidate in (*next_to_file, given.absolute())))
@@ -101,59 +103,59 @@ def _candidates(document: Document, path: str, place: Place) -> list[Path]:
 # -- classes -----------------------------------------------------------------------------------------------------------
 
 
-def load_class(document: Document, text: str, place: Place, wanted: str, fix: str) -> type:
+def load_class(document: Document, text: str, keys: Keys, wanted: str, fix: str) -> type:
     """The class that a text names.
 
     Args:
-        document: for the file and line of errors; its paths are :func:`located`.
+        document: for the file and line in errors; its paths are :func:`located`.
         text: ``path/to/file.py:Name``.
-        place: of the text.
-        wanted: what the class is to be, in errors: ``a method``.
-        fix: what to do where it is something else.
+        keys: of the text.
+        wanted: what the class should be, in errors: ``a method``.
+        fix: what to do if it is something else.
 
     Raises:
-        ConfigError: no such file or name, the file cannot be loaded, or it is not a class.
+        ConfigError: there is no such file or name, the file cannot be loaded, or it is not a class.
     """
     file, _, name = text.rpartition(":")
-    path = _find(document, file, place)
+    path = _find(document, file, keys)
     if path is None or not is_file(path):
-        looked = " or ".join(map(str, _candidates(document, file, place)))
-        raise document.error(place, f"there is no file {looked}. Correct the path, or create the file.")
+        looked = " or ".join(map(str, _candidates(document, file, keys)))
+        raise document.error(keys, f"there is no file {looked}. Correct the path, or create the file.")
     try:
         module = load_module(path)
-    except (Exception, SystemExit) as error:  # user code fails in every way
-        raise document.error(place, f"{path} cannot be loaded: {in_one_line(error, path)}. Correct it.") from error
+    except (Exception, SystemExit) as error:  # user code may raise anything
+        raise document.error(keys, f"{path} cannot be loaded: {in_one_line(error, path)}. Correct it.") from error
     try:
         cls = operator.attrgetter(name)(module)
     except AttributeError as error:
         classes = [value for value in vars(module).values() if inspect.isclass(value)]
-        own = [cls.__name__ for cls in classes if cls.__module__ == module.__name__]
-        known = [name for name in own if not name.startswith("_")]
+        defined = [cls.__name__ for cls in classes if cls.__module__ == module.__name__]
+        known = [name for name in defined if not name.startswith("_")]
         hint = did_you_mean(name, known) if known else f"Define it: {fix}"
-        raise document.error(place, f"{path} has no class '{name}'. {hint}") from error
+        raise document.error(keys, f"{path} has no class '{name}'. {hint}") from error
     if not inspect.isclass(cls):
-        raise document.error(place, f"'{name}' in {path} is {kind_of(cls)}, not {wanted}. {fix}")
+        raise document.error(keys, f"'{name}' in {path} is {kind_of(cls)}, not {wanted}. {fix}")
     _files_of[cls] = f"{path}:{name}"
     return cls
 
 
-def load_method(document: Document, text: str, place: Place, registry: Registry[Kind]) -> type[Kind]:
+def load_method(document: Document, text: str, keys: Keys, registry: Registry[Kind]) -> type[Kind]:
     """The method or stage that a text names.
 
     Raises:
-        ConfigError: see :func:`load_class`; or the class is not one, or has the name of another.
+        ConfigError: see :func:`load_class`; the class is not a method, or has the name of another one.
     """
     noun, base = registry.noun, registry.base
     fix = f"Name a class that inherits from {base.__module__}.{base.__name__}."
-    cls = load_class(document, text, place, f"a {noun}", fix)
+    cls = load_class(document, text, keys, f"a {noun}", fix)
     where = f"'{cls.__qualname__}' in {_files_of[cls].rpartition(':')[0]}"
     if not issubclass(cls, base):
-        raise document.error(place, f"{where} is not a {noun}. {fix}")
+        raise document.error(keys, f"{where} is not a {noun}. {fix}")
     if inspect.isabstract(cls):
-        raise document.error(place, f"{where} lacks {', '.join(sorted(cls.__abstractmethods__))}. Define it there.")
+        raise document.error(keys, f"{where} lacks {', '.join(sorted(cls.__abstractmethods__))}. Define it there.")
     if cls.name in registry.names() and registry.get(cls.name) is not cls:
         text = f"{where} has the name '{cls.name}' of another {noun}. Give the class another `name`."
-        raise document.error(place, text)
+        raise document.error(keys, text)
     return cls
 
 
@@ -164,10 +166,10 @@ def name_in_yaml(method: Method[Any]) -> str:
 
 @contextmanager
 def blamed(what: str, fix: str, path: Path | None = None) -> Iterator[None]:
-    """Around user code, which fails in every way: that is one line. An error of rlstab stays as it is.
+    """Run user code, and report whatever it raises in one line; errors of rlstab are not changed.
 
     Raises:
-        ConfigError: ``what`` raised, with the last line of the file that it came from, and the fix.
+        ConfigError: says that ``what`` raised, with the last line of the user's file, and the fix.
     """
     try:
         yield
@@ -178,11 +180,11 @@ def blamed(what: str, fix: str, path: Path | None = None) -> Iterator[None]:
 
 
 def make(cls: type[Kind], settings: Mapping[str, Any]) -> Kind:
-    """A method or stage. Of one that does not ship, what it declares and its first states are tried.
+    """A method or stage. Of a user-defined one, the declared properties and the first states are tried.
 
     Raises:
-        ConfigError: something of it raises.
-        MethodError: a state is something that a checkpoint cannot hold.
+        ConfigError: user code raises.
+        MethodError: a checkpoint cannot hold a state.
     """
     if cls.__module__.startswith("rlstab."):
         return cls(**settings)
@@ -197,17 +199,17 @@ def make(cls: type[Kind], settings: Mapping[str, Any]) -> Kind:
         state = method.init_state()
     check_mapping(cls.name, "init_state", state)
     require_storable(cls.name, "init_state", state)
-    with suppress(Exception):  # what it makes of no tokens is tried where a rank has none
+    with suppress(Exception):  # its result without tokens is tried when a rank has none
         state = measure_all(method, [], state, LocalComm())[1]
     require_storable(cls.name, "advance", state)
     return method
 
 
 def require_storable(who: str, method: str, state: State) -> None:
-    """Refuse a state that JSON and safetensors do not give back as it was.
+    """Refuse a state that JSON and safetensors do not restore exactly.
 
     Raises:
-        MethodError: names what returned it, and the key.
+        MethodError: names the function that returned it, and the key.
     """
     for key, value in state.items():
         try:
@@ -215,7 +217,7 @@ def require_storable(who: str, method: str, state: State) -> None:
             back = json.loads(json.dumps(plain))
             same = back == plain or repr(back) == repr(plain)  # NaN is not equal to itself
             why = "" if same else "JSON gives it back as something else"
-        except Exception as error:  # objects of every kind
+        except Exception as error:  # objects of any kind
             why = in_one_line(error)
         if why:
             raise MethodError(
@@ -230,20 +232,20 @@ def require_storable(who: str, method: str, state: State) -> None:
 def checksums(run: Any) -> dict[str, str]:
     """Checksums of the files that a resolved run names: code by ``file.py:Name``, data by their names.
 
-    That of code is also over what it imports from its own folder; that of a folder of data, over all files in it but
-    hidden ones and caches. A file that is gone has an empty one.
+    The checksum of code includes the files that it imports from its folder; that of a folder of data covers all files
+    but hidden ones and caches. A file that is gone has an empty checksum.
     """
     sums: dict[str, str] = {}
 
-    def path(text: str, place: Place, name: str = "") -> str:
-        if not name and place[0] == "task" and is_dir(text):
+    def path(text: str, keys: Keys, name: str = "") -> str:
+        if not name and keys[0] == "task" and is_dir(text):
             sums[Path(text).name] = _sum_of_folder(Path(text))
-        elif name or (place[0] == "task" and is_file(text)):
+        elif name or (keys[0] == "task" and is_file(text)):
             files = [Path(text), *(_imported(Path(text)) if name else ())] if is_file(text) else []
             sums[f"{Path(text).name}{name}"] = checksum(b"".join(file.read_bytes() for file in files)) if files else ""
         return text
 
-    _changed(run, lambda file, name, place: path(file, place, f":{name}"), path)
+    _changed(run, lambda file, name, keys: path(file, keys, f":{name}"), path)
     return dict(sorted(sums.items()))
 
 
@@ -257,31 +259,31 @@ def _sum_of_folder(folder: Path) -> str:
 
 @lru_cache(1024)
 def _sum_of_file(path: Path, size: int, modified: int) -> str:
-    """Of a file as it was last modified: data may be large, and a run asks with each checkpoint."""
+    """The checksum of a file, cached until it is modified: data may be large, and a run asks at each checkpoint."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _imported(path: Path) -> list[Path]:
-    """Files of its folder that a file of code imports, or that those do; in a clone rlstab itself is none of them."""
+    """Files in its folder that a file of code imports, directly or not; in a clone, rlstab itself does not count."""
     finder = ModuleFinder([str(path.parent)], excludes=["rlstab"])
-    with suppress(SyntaxError, ValueError, OSError):  # loading it says so
+    with suppress(SyntaxError, ValueError, OSError):  # reported when the file is loaded
         finder.run_script(str(path))
     files = (getattr(module, "__file__", None) for module in finder.modules.values())
     return sorted(Path(file) for file in files if file and Path(file) != path)
 
 
 def portable(data: Any) -> Any:
-    """Settings as they would be on another machine: code by the name of its file, other paths by their last two."""
+    """Settings as they would be on another machine: code by file name, other paths by their last two parts."""
 
-    def path(text: str, place: Place) -> str:
+    def path(text: str, keys: Keys) -> str:
         return "/".join(Path(text).parts[-2:]) if Path(text).is_absolute() else text
 
-    return _changed(data, lambda file, name, place: f"{Path(file).name}:{name}", path)
+    return _changed(data, lambda file, name, keys: f"{Path(file).name}:{name}", path)
 
 
 def changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
-    """What to say of files that are not as they were when a run was started."""
+    """A sentence for each file that has changed since a run was started."""
     for name in sorted(before.keys() & now.keys()):
         if before[name] != now[name]:
             yield f"{name} has changed since the run was last started"

@@ -1,6 +1,6 @@
 """Where the keys and values of a YAML file are checked: against the pydantic models of ``settings``.
 
-Each mistake is one line with the file, its line and the setting; all mistakes of a file are told at once.
+Each mistake is one line with file, line and setting; all mistakes of a file are reported at once.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from rlstab.config.document import Document, Kind, Place, flow, kind_of_file, shown
+from rlstab.config.document import Document, Keys, Kind, flow, kind_of_file, shown
 from rlstab.config.suggestions import SECTIONS, models_in, tag_of, unknown_key
 from rlstab.errors import ConfigError, Conflict, RlstabError, did_you_mean
 
 Model = TypeVar("Model", bound=BaseModel)
 Result = TypeVar("Result")
 
-#: What a file is, and what it is for.
+#: What a file is, and which command takes it.
 _USE: Mapping[Kind, str] = {
     "bench": "a bench file. Run it by `rlstab bench {}`; --dry-run tries it",
     "run": "a run file. Train it by `rlstab train {}`, or name it as the `base` of a bench file",
@@ -29,8 +29,8 @@ _USE: Mapping[Kind, str] = {
 _KINDS = {"dictionary": "a mapping", "list": "a list", "tuple": "a list"}
 
 
-def validate(document: Document, model: type[Model], data: Any, path: Place = ()) -> Model:
-    """A part of a document as a model; unknown keys, missing keys and values out of range are mistakes.
+def validate(document: Document, model: type[Model], data: Any, path: Keys = ()) -> Model:
+    """A part of a document as a model; unknown keys, missing keys and values out of range are errors.
 
     Args:
         document: for files and lines.
@@ -45,17 +45,17 @@ def validate(document: Document, model: type[Model], data: Any, path: Place = ()
         return model.model_validate(data)
     except ValidationError as error:
         lines = dict[tuple[Any, ...], str]()
-        for mistake in error.errors(include_url=False):  # of a value that fits no member of a union, the first alone
+        for mistake in error.errors(include_url=False):  # only the first one of a value that fits no member of a union
             value = tuple(_steps_in(data, mistake["loc"])) if mistake["type"] != "missing" else mistake["loc"]
             lines.setdefault(value, _line(document, model, mistake, data, path))
         raise ConfigError(_by_line(lines.values())) from None
 
 
 def require_kind(document: Document, wanted: Kind) -> None:
-    """Refuse the file of something else. A run file is one of an objective too.
+    """Refuse a file of another kind; a run file also serves as the file of an objective.
 
     Raises:
-        ConfigError: says what it is, and what takes it.
+        ConfigError: says what the file is, and which command takes it.
     """
     kind = kind_of_file(document.data)
     if kind != wanted and (kind, wanted) != ("run", "objective"):
@@ -63,7 +63,7 @@ def require_kind(document: Document, wanted: Kind) -> None:
 
 
 def together(checks: Iterable[Callable[[], Result]]) -> list[Result]:
-    """The results of several checks of one file; errors of any are raised together, in the order of the file."""
+    """The results of several checks of one file; their errors are raised together, in the order of the file."""
     results, errors = list[Result](), list[RlstabError]()
     for check in checks:
         try:
@@ -82,7 +82,7 @@ _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
 def mistakes_of(error: RlstabError) -> list[str]:
-    """The mistakes that an error names, one by one; what follows a mistake on lines of its own is indented."""
+    """The mistakes that an error names, one by one; further lines of a mistake are indented."""
     return re.split(r"\n(?=\S)", str(error))
 
 
@@ -91,13 +91,13 @@ def _by_line(lines: Iterable[str]) -> str:
     return "\n".join(sorted(found, key=lambda line: (at[1], int(at[2])) if (at := found[line]) else ("", 0)))
 
 
-def _line(document: Document, model: type[BaseModel], mistake: Mapping[str, Any], data: Any, path: Place) -> str:
+def _line(document: Document, model: type[BaseModel], mistake: Mapping[str, Any], data: Any, path: Keys) -> str:
     """A mistake that pydantic found, in the words of a YAML file."""
     kind, loc, context = mistake["type"], mistake["loc"], mistake.get("ctx", {})
     inside = (*path, *_steps_in(data, loc))
     last = loc[-1] if loc else ""
     if kind == "misfit":
-        return document.text((*inside, *context["place"]), context["text"])
+        return document.text((*inside, *context["keys"]), context["text"])
     if kind == "extra_forbidden":
         return document.text(inside, f"unknown key '{last}'. {unknown_key(str(last), _model_at(model, loc))}")
     if kind == "missing":
@@ -118,6 +118,8 @@ def _line(document: Document, model: type[BaseModel], mistake: Mapping[str, Any]
             text += f" Write it without the quotes: {given}."
         elif kind == "literal_error" and (near := _near(given, re.findall("'([^']*)'", str(context["expected"])))):
             text += f" Did you mean {near}?"
+        elif "a list" in said:
+            text += f" Write {last}: {flow([given])}."
     if kind.startswith("model_") and (section := next(models_in(SECTIONS.get(str(last))), None)) is not None:
         key, field = next(iter(section.model_fields.items()))
         given = mistake["input"] if isinstance(mistake["input"], str) else field.get_default()
@@ -126,12 +128,12 @@ def _line(document: Document, model: type[BaseModel], mistake: Mapping[str, Any]
 
 
 def _near(given: str, known: Sequence[str]) -> str | None:
-    """The one of the known values that a text is nearly; None where it is near to none."""
+    """The known value that a text is close to, or None."""
     return next(iter(get_close_matches(given.lower(), known, 1)), None)
 
 
 def _model_at(model: type[BaseModel], loc: Sequence[str | int]) -> type[BaseModel]:
-    """The model that has an unknown key, by pydantic's ``loc`` of it: steps are keys, indices and tags of unions."""
+    """The model in which an unknown key is, by its ``loc`` in pydantic: keys, indices and tags of unions."""
     models = [model]
     for step in loc[:-1]:
         fields = [one.model_fields[str(step)] for one in models if step in one.model_fields]
@@ -141,7 +143,7 @@ def _model_at(model: type[BaseModel], loc: Sequence[str | int]) -> type[BaseMode
 
 
 def _steps_in(data: Any, loc: Sequence[str | int]) -> Iterator[str | int]:
-    """The steps of pydantic's ``loc`` that are keys and indices of the data; others name members of unions."""
+    """The elements of pydantic's ``loc`` that are keys and indices of the data; others name members of unions."""
     for step in loc:
         if isinstance(data, Mapping) and step in data:
             yield step

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rlstab.core.compare import greater, less
+from rlstab.core.devices import sent
 from rlstab.core.random import uniform_in
 from rlstab.core.sequences import SequenceArithmetic
 from rlstab.errors import MissingSignal, OutOfRange, ShapeError, UnknownName, did_you_mean, kind_of
@@ -123,6 +124,7 @@ class TokenBatch(SequenceArithmetic):
     live_ratio: bool = False
     _layout: Layout | None = None
     _grouped: bool = True
+    _here: TokenBatch | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         names, tokens, device = ("sequence", "position", "sequence_ids", "group_ids"), len(self), self.sequence.device
@@ -227,7 +229,7 @@ class TokenBatch(SequenceArithmetic):
             return values.detach().to(device=mask.device, dtype=torch.int64)
 
         old = pack("old_logprobs", old_logprobs)
-        packed = {name: pack(name, named[name]) for name in SIGNALS if name in named}
+        packed: dict[str, Any] = {name: pack(name, named[name]) for name in SIGNALS if name in named}
         return cls(
             old_logprobs=old,
             logprobs=old if logprobs is None else pack("logprobs", logprobs),
@@ -302,9 +304,28 @@ class TokenBatch(SequenceArithmetic):
         given["extra"] = {name: values[where] for name, values in self.extra.items()}
         if self._layout is not None:
             given["_layout"] = Layout(self._layout.index[where], self._layout.shape)
+        given["_here"] = None
         selected = object.__new__(type(self))  # less what was computed of this one, and without checking it all again
         vars(selected).update(given)
         return selected
+
+    def to(self, device: torch.device) -> TokenBatch:
+        """The batch on a device, which is not waited for: what is checked of its values is read from this one."""
+        if self.sequence.device == device:
+            return self
+        given = {field.name: vars(self)[field.name] for field in fields(self) if field.name in vars(self)}
+        given = {name: sent(value, device) if isinstance(value, Tensor) else value for name, value in given.items()}
+        given["extra"] = {name: sent(values, device) for name, values in self.extra.items()}
+        if self._layout is not None:
+            given["_layout"] = Layout(sent(self._layout.index, device), self._layout.shape)
+        moved = object.__new__(type(self))
+        vars(moved).update(given | {"_here": self.here})
+        return moved
+
+    @property
+    def here(self) -> TokenBatch:
+        """The batch from which :meth:`to` made this one, or itself: what is read of values is read there."""
+        return self if self._here is None else self._here
 
     def evidence(self) -> TokenBatch:
         """What a method sees: without the padded layout, so that no method can depend on it.

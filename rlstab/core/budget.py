@@ -28,7 +28,7 @@ def beyond_budget(values: Tensor, budget: float, alone: bool) -> Rounds[tuple[fl
     Equal values go together, and the smallest value stays.
 
     Args:
-        values: ``(n,)`` numbers of at least 0 on this rank, on any device.
+        values: ``(n,)`` numbers of at least 0 on this rank, on the CPU.
         budget: a finite number.
         alone: nothing travels.
 
@@ -64,7 +64,7 @@ def beyond_budget(values: Tensor, budget: float, alone: bool) -> Rounds[tuple[fl
 
 
 def _histogram(keys: Tensor, digits: Tensor) -> Tensor:
-    """``(3, 2^DIGIT)`` float64 on the CPU: counts, and the sums of both halves of the mantissas."""
+    """``(3, 2^DIGIT)`` float64: counts, and the sums of both halves of the mantissas."""
     mantissas = keys & (1 << MANTISSA) - 1 | (keys >> MANTISSA > 0).long() << MANTISSA
     columns = (None, mantissas >> HALF, mantissas & (1 << HALF) - 1)
-    return torch.stack([torch.bincount(digits, column, 1 << DIGIT).double() for column in columns]).cpu()
+    return torch.stack([torch.bincount(digits, column, 1 << DIGIT).double() for column in columns])

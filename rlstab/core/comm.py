@@ -5,13 +5,15 @@ What is measured asks for them in rounds, so that methods that are settled toget
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from rlstab.core.devices import on_cpu
 
 Result = TypeVar("Result")
 Key = TypeVar("Key")
@@ -31,8 +33,15 @@ class Gather:
     values: Tensor
 
 
-#: Computes something of which other ranks have a part: yields what it asks them for, and is sent the answer.
-Rounds: TypeAlias = Generator[Sum | Gather, Tensor, Result]
+@dataclass(frozen=True, eq=False)
+class Read:
+    """Asks for tensors of this rank on the CPU: a list in the same order. No other rank takes part."""
+
+    tensors: Sequence[Tensor]
+
+
+#: Computes something of which other ranks have a part: yields what it asks for, and is sent the answer.
+Rounds: TypeAlias = Generator[Sum | Gather | Read, Any, Result]
 
 
 class Comm(Protocol):
@@ -94,22 +103,24 @@ def carried_out(rounds: Rounds[Result], comm: Comm) -> Result:
     try:
         asked = next(rounds)
         while True:
-            done = comm.sum(asked.values) if isinstance(asked, Sum) else comm.gather(asked.values)
-            asked = rounds.send(done)
+            if isinstance(asked, Read):
+                asked = rounds.send(on_cpu(asked.tensors))
+            else:
+                asked = rounds.send((comm.sum if isinstance(asked, Sum) else comm.gather)(asked.values))
     except StopIteration as end:
         result: Result = end.value
         return result
 
 
 def side_by_side(several: Mapping[Key, Rounds[Result]]) -> Rounds[dict[Key, Result]]:
-    """The results of several: all that they want summed in a round travels as one sum.
+    """The results of several: all that they read in a round is one copy, and all that they want summed one sum.
 
     Every rank has the same ones, and which round asks for what is decided by what all ranks know.
     """
     results: dict[Key, Result] = {}
-    asked: dict[Key, Sum | Gather] = {}
+    asked: dict[Key, Sum | Gather | Read] = {}
 
-    def go_on(key: Key, answer: Tensor | None) -> None:
+    def go_on(key: Key, answer: Tensor | Sequence[Tensor] | None) -> None:
         asked.pop(key, None)
         try:
             asked[key] = next(several[key]) if answer is None else several[key].send(answer)
@@ -119,6 +130,10 @@ def side_by_side(several: Mapping[Key, Rounds[Result]]) -> Rounds[dict[Key, Resu
     for key in several:
         go_on(key, None)
     while asked:
+        while reads := {key: request.tensors for key, request in asked.items() if isinstance(request, Read)}:
+            read = iter((yield Read([tensor for tensors in reads.values() for tensor in tensors])))
+            for key, tensors in reads.items():
+                go_on(key, [next(read) for _ in tensors])
         round_of = dict(asked)
         sums = {key: request.values for key, request in round_of.items() if isinstance(request, Sum)}
         if sums:

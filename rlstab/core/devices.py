@@ -1,10 +1,16 @@
-"""What a device can compute."""
+"""What a device can compute, and copies to and from it.
+
+A program queues work on an accelerator and runs ahead of it. A read of any value makes the host wait until the queue is
+empty, so values that are read together are copied together, and what is sent waits for nothing.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import torch
+from torch import Tensor
 
 
 @cache
@@ -15,3 +21,21 @@ def counting_device(device: torch.device) -> torch.device:
     except TypeError:
         return torch.device("cpu")
     return device
+
+
+def sent(values: Tensor, device: torch.device) -> Tensor:
+    """The values on a device, which is not waited for; a tensor that is there already is returned as it is."""
+    return values.to(device, non_blocking=values.device.type == "cpu" and device.type != "mps")
+
+
+def on_cpu(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors on the CPU, without gradient; those of a device come in one copy, as bytes."""
+    here = [tensor.detach() for tensor in tensors]
+    for device in {tensor.device for tensor in here if tensor.device.type != "cpu"}:
+        there = [index for index, tensor in enumerate(here) if tensor.device == device]
+        there.sort(key=lambda index: -here[index].element_size())  # keeps each tensor aligned
+        flat = [here[index].reshape(-1).view(torch.uint8) for index in there]
+        pieces = torch.cat(flat).cpu().split([values.numel() for values in flat])
+        for index, piece in zip(there, pieces, strict=True):
+            here[index] = piece.view(here[index].dtype).view(here[index].shape)
+    return here

@@ -120,6 +120,7 @@ class Part:
         has_gradient: ``(n,)`` bool, the tokens whose policy term can have one: kept, weight and advantage not zero.
         trains: some token has; known once the plan was counted.
         penalised: some token is under a penalty with a coefficient; likewise.
+        live_here: :meth:`live_rows` on the CPU, where the plan read them from another device.
         taken: its loss was made, with a gradient; set by :meth:`rlstab.core.plan.Plan.loss`.
     """
 
@@ -130,6 +131,7 @@ class Part:
     has_gradient: Tensor
     trains: bool = False
     penalised: bool = False
+    live_here: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     taken: bool = False
 
     @classmethod

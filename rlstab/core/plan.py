@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rlstab.core.batch import BASICS, LEAST, MOST, TokenBatch, impossible
 from rlstab.core.comm import Comm, LocalComm
+from rlstab.core.devices import on_cpu
 from rlstab.core.loss import LossOutput, Part, counts, loss_of_part
 from rlstab.core.method import measure_all
 from rlstab.core.objective import (
@@ -209,7 +210,12 @@ def make_plan(
             settled = stat if scope == "step" else measure_all(objective, [evidence], state, LocalComm())[0]
             planned.append(Part.of(part, settled, terms_of(objective, evidence, settled, state)))
         lr_scale = _lr_scale(objective, planned if scope == "step" else [], stat, state)
-        flat = torch.cat([*map(_counts_of, planned), _repeated(parts)]).cpu()  # one wait for the device
+        # what is read of a batch that lies on a device comes with the counts: one wait
+        live = [{} if part.batch.here is part.batch else part.live_rows() for part in planned]
+        counts = torch.cat([*map(_counts_of, planned), _repeated(parts)])
+        flat, *read = on_cpu([counts, *(tokens for rows in live for tokens in rows.values())])
+        rest = iter(read)
+        live = [{name: next(rest) for name in rows} for rows in live]
         by_part = flat[:-1].view(len(planned), len(_Counts._fields))
         *sums, repeated = comm.sum(torch.cat([by_part.sum(0), flat[-1:]])).tolist()
     counted = _Counts(*sums)
@@ -224,7 +230,10 @@ def make_plan(
         objective=objective,
         state=state,
         settled=stat,
-        parts=tuple(_counted(part, _Counts(*row)) for part, row in zip(planned, by_part.tolist(), strict=True)),
+        parts=tuple(
+            replace(_counted(part, _Counts(*row)), live_here=rows)
+            for part, row, rows in zip(planned, by_part.tolist(), live, strict=True)
+        ),
         kept=Totals(counted.kept_tokens, counted.kept_sequences),
         everything=Totals(counted.tokens, counted.sequences),
         live_tokens=int(counted.live),
@@ -246,7 +255,7 @@ def member_terms(plan: Plan, which: int | TokenBatch | Part) -> dict[str, Member
 
 def _lengths(batch: TokenBatch) -> dict[int, int]:
     """The number of tokens of each sequence of a batch, by sequence id, without empty ones."""
-    pairs = zip(batch.sequence_ids.tolist(), batch.lengths.tolist(), strict=True)
+    pairs = zip(batch.here.sequence_ids.tolist(), batch.here.lengths.tolist(), strict=True)
     return {sequence: int(length) for sequence, length in pairs if length}
 
 
@@ -348,12 +357,15 @@ def _refuse_impossible(objective: TokenObjective, parts: Sequence[TokenBatch], c
     names = ["old_logprobs", "logprobs", "advantages", *sorted(objective.needs - BASICS)]
     limited = [name for name in names if name in MOST or name in LEAST]
     counts = torch.zeros(len(names) + len(limited), dtype=torch.float64)
-    for part in filter(len, parts):
-        present = dict(part.per_token())
+    filled = [dict(part.here.per_token()) for part in parts if len(part)]
+
+    def seen_of(present: dict[str, Tensor]) -> Tensor:
         # NaN and Inf survive a sum; where a sum of finite values overflows, the values are checked again
         sums = [present[name].sum().double() for name in names]
         worst = [(present[name].amax() if name in MOST else present[name].amin()).double() for name in limited]
-        seen = torch.stack(sums + worst).cpu()  # one wait for the device
+        return torch.stack(sums + worst)
+
+    for present, seen in zip(filled, on_cpu([*map(seen_of, filled)]), strict=True):  # one wait for the device
         furthest = zip(limited, seen[len(names) :].tolist(), strict=True)
         possible = all(value <= MOST[name] if name in MOST else value >= LEAST[name] for name, value in furthest)
         if not (possible and seen.isfinite().all()):

@@ -42,7 +42,7 @@ def selection(asked: Mapping[str, tuple[Tensor, Ranks]], alone: bool) -> Rounds[
     """Order statistics of several sets of values, which share their sums over ranks.
 
     Args:
-        asked: for each set its ``(n,)`` values on this rank, float32 or float64, on any device, perhaps none; and
+        asked: for each set its ``(n,)`` values on this rank, float32 or float64, on the CPU, perhaps none; and
             which order statistics are wanted. The names are those of every rank. -0.0 equals 0.0, and NaN is above
             every number. Where some ranks hold float32 and others float64, all go on in float64, after one discarded
             reduction.
@@ -139,10 +139,10 @@ class _Search:
         return keys.index_select(0, indices(self._digits(keys).eq_(found_bin).bool()))
 
     def _histogram(self, pieces: list[Tensor]) -> Tensor:
-        total = torch.zeros(1 << self._digit, dtype=torch.int64, device=self.values.device)
+        total = torch.zeros(1 << self._digit, dtype=torch.int64)
         for keys in pieces:
             total += torch.bincount(self._digits(keys), minlength=1 << self._digit)
-        return total.double().cpu()
+        return total.double()
 
 
 def _keys(values: Tensor) -> Tensor:

@@ -11,6 +11,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from rlstab.core.devices import sent
+
 
 class SequenceArithmetic:
     """For a batch of ``n`` tokens in ``S`` sequences. Sums are float64; tokens may be in any order.
@@ -24,6 +26,11 @@ class SequenceArithmetic:
     sequence: Tensor
     position: Tensor
     sequence_ids: Tensor
+
+    @property
+    def here(self) -> SequenceArithmetic:
+        """The same tokens where reading a value does not wait for a device, if a copy of them lies there."""
+        return self
 
     @property
     def num_sequences(self) -> int:
@@ -93,6 +100,8 @@ class SequenceArithmetic:
     @cached_property
     def _cell(self) -> Tensor:
         """``(n,)`` int64: where each token lies in the rows of :meth:`_rows`, by position."""
+        if self.here is not self:
+            return sent(self.here._cell, self.sequence.device)
         step, start = self.sequence.diff(), self.lengths.long().cumsum(0) - self.lengths.long()
         packed = bool(((step > 0) | ((step == 0) & (self.position.diff() > 0))).all())  # as packing leaves them
         order = None if packed else self.position.argsort(stable=True)
@@ -104,7 +113,8 @@ class SequenceArithmetic:
 
     @cached_property
     def _longest(self) -> int:
-        return int(self.lengths.max()) if self.lengths.numel() else 0
+        lengths = self.here.lengths
+        return int(lengths.max()) if lengths.numel() else 0
 
     def _rows(self, values: Tensor, fill: float) -> Tensor:
         """``(S, T)``: the ``(n,)`` values of each sequence from the left; ``fill`` behind them."""

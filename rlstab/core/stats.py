@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Literal, NoReturn, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
 from rlstab.core.budget import beyond_budget
-from rlstab.core.comm import Comm, Gather, LocalComm, Rounds, Sum, carried_out
+from rlstab.core.comm import Comm, Gather, LocalComm, Read, Rounds, Sum, carried_out
 from rlstab.core.compare import below, chunks, indices, reached
+from rlstab.core.devices import sent
 from rlstab.core.select import OrderStatistics, selection
 from rlstab.errors import MethodError, MissingSignal, OutOfRange, did_you_mean
 
@@ -49,6 +50,12 @@ class Mean:
         """A number of the optimizer step, the same in every part."""
         return cls(torch.tensor(value, dtype=torch.float64), torch.tensor(1.0, dtype=torch.float64))
 
+    def _tensors(self) -> list[Tensor]:
+        return [self.total, self.count]
+
+    def _read(self, tensors: Iterator[Tensor]) -> Mean:
+        return Mean(next(tensors), next(tensors))
+
     def merge(self, other: Mean) -> Mean:
         """The summary of both parts."""
         return Mean(_plus(self.total, other.total), _plus(self.count, other.count))
@@ -72,7 +79,7 @@ class Grouped:
     Make one with :meth:`of`. It settles to itself over the whole optimizer step: every rank holds all keys, in order.
 
     Attributes:
-        keys: ``(k,)`` int64, ascending and different.
+        keys: ``(k,)`` int64; once settled, ascending and different.
         totals: ``(k,)`` float64.
         counts: ``(k,)`` float64.
     """
@@ -89,21 +96,30 @@ class Grouped:
         ``Grouped.of(batch.spread(batch.group_ids), entropies)``.
         """
         values = values.detach().double()
+        counts = torch.ones_like(values)
         if where is not None:
-            keys, values = keys[where], values[where]
-        return cls._summed(keys.long(), values, torch.ones_like(values))
+            values, counts = torch.where(where, values, 0.0), where.double()
+        return cls(keys.long(), values, counts)
 
-    @classmethod
-    def _summed(cls, keys: Tensor, totals: Tensor, counts: Tensor) -> Grouped:
-        keys, index = torch.unique(keys, sorted=True, return_inverse=True)
-        zeros = torch.zeros(keys.shape, dtype=torch.float64, device=totals.device)
-        return cls(keys, zeros.index_add(0, index, totals), zeros.index_add(0, index, counts))
+    @functools.cached_property
+    def _summed(self) -> Grouped:
+        """With one row for each key that something was counted for, in order; to find them waits for a device."""
+        counted = self.counts > 0
+        keys, index = torch.unique(self.keys[counted], sorted=True, return_inverse=True)
+        zeros = torch.zeros(keys.shape, dtype=torch.float64, device=keys.device)
+        totals, counts = (zeros.index_add(0, index, column[counted]) for column in (self.totals, self.counts))
+        return Grouped(keys, totals, counts)
+
+    def _tensors(self) -> list[Tensor]:
+        return [self.keys, self.totals, self.counts]
+
+    def _read(self, tensors: Iterator[Tensor]) -> Grouped:
+        return Grouped(next(tensors), next(tensors), next(tensors))
 
     def merge(self, other: Grouped) -> Grouped:
         """The summary of both parts."""
-        columns = ("keys", "totals", "counts")
-        pairs = [(getattr(self, column), getattr(other, column)) for column in columns]
-        return Grouped._summed(*(torch.cat([mine, theirs.to(mine.device)]) for mine, theirs in pairs))
+        pairs = zip(self._summed._tensors(), other._summed._tensors(), strict=True)
+        return Grouped(*(torch.cat([mine, theirs.to(mine.device)]) for mine, theirs in pairs))
 
     def mean(self, keys: Tensor) -> Tensor:
         """``(m,)`` float64 means under ``(m,)`` keys; NaN under a key that nothing was counted for."""
@@ -111,27 +127,28 @@ class Grouped:
 
     def total(self, keys: Tensor) -> Tensor:
         """``(m,)`` float64 sums under ``(m,)`` keys, 0 under an unknown one."""
-        return self._look_up(keys, self.totals)
+        return self._look_up(keys, self._summed.totals)
 
     def count(self, keys: Tensor) -> Tensor:
         """``(m,)`` float64 counts under ``(m,)`` keys, 0 under an unknown one."""
-        return self._look_up(keys, self.counts)
+        return self._look_up(keys, self._summed.counts)
 
     def _look_up(self, keys: Tensor, column: Tensor) -> Tensor:
-        if not self.keys.numel():
+        known, column = (sent(values, keys.device) for values in (self._summed.keys, column))
+        if not known.numel():
             return torch.zeros(keys.shape, dtype=torch.float64, device=keys.device)
-        known = self.keys.to(keys.device)
         index = torch.searchsorted(known, keys).clamp(max=known.numel() - 1)
-        return torch.where(known[index] == keys, column.to(keys.device)[index], 0.0)
+        return torch.where(known[index] == keys, column[index], 0.0)
 
     def _gathered(self, alone: bool) -> Rounds[Grouped]:
         """Over all ranks. Keys travel in two halves: a float64 does not hold every int64."""
+        mine = self._summed
         if alone:
-            return self
-        rows = [self.keys >> 32, self.keys & 0xFFFFFFFF, self.totals, self.counts]
-        every = yield Gather(torch.stack([row.double().cpu() for row in rows], 1).reshape(-1))
+            return mine
+        rows = [mine.keys >> 32, mine.keys & 0xFFFFFFFF, mine.totals, mine.counts]
+        every = yield Gather(torch.stack([row.double() for row in rows], 1).reshape(-1))
         high, low, totals, counts = every.view(-1, 4).unbind(1)
-        return Grouped._summed((high.long() << 32) | low.long(), totals, counts)
+        return Grouped((high.long() << 32) | low.long(), totals, counts)._summed
 
 
 Rule: TypeAlias = Literal["linear", "ceil", "floor", "count", "budget"]
@@ -144,12 +161,13 @@ class Pool:
     Make one with :meth:`quantile`, :meth:`top`, :meth:`largest` or :meth:`beyond_budget`.
 
     Attributes:
-        parts: one-dimensional float32 or float64 tensors, each on the device where it was measured.
+        parts: one-dimensional values, each on the device where it was measured, and the bools that say which of them
+            are in the pool; None for all.
         level: q, the share, the number of values, or the budget.
         rule: how the level becomes a position among the sorted values.
     """
 
-    parts: tuple[Tensor, ...]
+    parts: tuple[tuple[Tensor, Tensor | None], ...]
     level: float
     rule: Rule
 
@@ -161,7 +179,7 @@ class Pool:
         """
         if not 0 <= q <= 1:
             raise OutOfRange(f"Pool.quantile: q = {q!r}, expected a number in [0, 1]. Divide a percentage by 100.")
-        return cls((_wide(values, where),), q, "linear")
+        return cls((_part(values, where),), q, "linear")
 
     @classmethod
     def top(
@@ -179,7 +197,7 @@ class Pool:
         """
         if not 0 < share <= 1:
             raise OutOfRange(f"Pool.top: share = {share!r}, expected a number in (0, 1]. Divide a percentage by 100.")
-        return cls((_wide(values, where),), share, rounding)
+        return cls((_part(values, where),), share, rounding)
 
     @classmethod
     def largest(cls, values: Tensor, count: int, where: Tensor | None = None) -> Pool:
@@ -190,7 +208,7 @@ class Pool:
         """
         if count < 1:
             raise OutOfRange(f"Pool.largest: count = {count!r}, expected at least 1.")
-        return cls((_wide(values, where),), float(count), "count")
+        return cls((_part(values, where),), float(count), "count")
 
     @classmethod
     def beyond_budget(cls, values: Tensor, budget: float, where: Tensor | None = None) -> Pool:
@@ -199,7 +217,7 @@ class Pool:
         Equal values go together, and the smallest value always stays. The threshold is None where nothing has to go.
         Of ``(n,)`` values of at least 0, or of those where the ``(n,)`` bool is True. See :mod:`rlstab.core.budget`.
         """
-        return cls((_wide(values, where),), budget, "budget")
+        return cls((_part(values, where),), budget, "budget")
 
     def merge(self, other: Pool) -> Pool:
         """The pool of both parts."""
@@ -207,7 +225,14 @@ class Pool:
 
     def threshold(self) -> Threshold:
         """The exact order statistic of the values of this process."""
-        return carried_out(_thresholds({"": self}, alone=True), LocalComm())[""]
+        return settle([{"": self}], LocalComm()).threshold("")
+
+    def _tensors(self) -> list[Tensor]:
+        return [tensor for part in self.parts for tensor in part if tensor is not None]
+
+    def _read(self, tensors: Iterator[Tensor]) -> Pool:
+        parts = ((next(tensors), None if where is None else next(tensors)) for _, where in self.parts)
+        return replace(self, parts=tuple(parts))
 
     def _ranks(self, size: int) -> tuple[int, ...]:
         """Which of ``size`` values, counted from the smallest, make the threshold: one, or two to lie between."""
@@ -236,21 +261,25 @@ class Pool:
 
     def _joined(self) -> Tensor:
         """All values of this process; empty parts do not determine dtype or device."""
-        parts = [values for values in self.parts if values.numel()] or [self.parts[0]]
-        return parts[0] if len(parts) == 1 else torch.cat([values.to(parts[0].device) for values in parts])
+        wide = [_wide(*part) for part in self.parts]
+        parts = [values for values in wide if values.numel()] or [wide[0]]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _part(values: Tensor, where: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    return values.detach().reshape(-1), None if where is None else where.reshape(-1)
 
 
 def _wide(values: Tensor, where: Tensor | None) -> Tensor:
     """``(n,)`` float32 for half precision, float64 for what is not a float: nothing is rounded."""
-    values = values.detach().reshape(-1)
     if where is not None:
-        values = values.index_select(0, indices(where.reshape(-1)))  # faster than by the mask
+        values = values.index_select(0, indices(where))  # faster than by the mask
     kind = torch.promote_types(values.dtype, torch.float32) if values.is_floating_point() else torch.float64
     return values.to(kind)
 
 
 def _thresholds(pools: Mapping[str, Pool], alone: bool) -> Rounds[dict[str, Threshold]]:
-    """What the pools settle to: their values stay where they are, and what is summed over ranks they share."""
+    """What the pools settle to: their values stay on their rank, and what is summed over ranks they share."""
     ranked = {name: pool for name, pool in pools.items() if pool.rule != "budget"}
     selected = yield from selection({name: (pool._joined(), pool._ranks) for name, pool in ranked.items()}, alone)
     settled = {name: pool._settled(selected[name]) for name, pool in ranked.items()}
@@ -361,14 +390,16 @@ def settle(parts: Iterable[Stat], comm: Comm) -> Settled:
 def settling(parts: Iterable[Stat], alone: bool) -> Rounds[Settled]:
     """As :func:`settle`, in rounds; ``alone`` where nothing travels."""
     given = list(parts)
+    summaries = [summary for part in given for summary in part.values()]
+    if summaries:  # all that was measured on a device comes from there at once
+        read = iter((yield Read([tensor for summary in summaries for tensor in summary._tensors()])))
+        given = [{name: summary._read(read) for name, summary in part.items()} for part in given]
     total: Stat = dict(sorted(functools.reduce(merge, given).items())) if given else NOTHING
     settled = Settled()
     means = {name: summary for name, summary in total.items() if isinstance(summary, Mean)}
     if means:
         scalars = [scalar for mean in means.values() for scalar in (mean.total, mean.count)]
-        device = next((scalar.device for scalar in scalars if scalar.device.type != "cpu"), scalars[0].device)
-        flat = torch.stack([scalar.to(device) for scalar in scalars]).cpu().view(-1, 2)  # one wait for the device
-        for name, row in zip(means, (yield Sum(flat)), strict=True):
+        for name, row in zip(means, (yield Sum(torch.stack(scalars).view(-1, 2))), strict=True):
             settled[name] = Mean(row[0], row[1])
     for name, summary in total.items():
         if isinstance(summary, Grouped):

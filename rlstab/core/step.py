@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rlstab.core.batch import TokenBatch
 from rlstab.core.comm import Comm, LocalComm
+from rlstab.core.devices import on_cpu
 from rlstab.core.loss import LossOutput, Part
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.plan import Plan, Scope, make_plan
@@ -52,6 +53,7 @@ class OptimizerStep:
         reports: metrics of the micro-batches so far, and metrics that the host adds.
         losses: the number of micro-batches whose loss was taken.
         total_loss: the loss of the whole optimizer step over all ranks, after :meth:`finish`.
+        norm: of the gradient, as :meth:`finish` was given it.
     """
 
     objective: TokenObjective
@@ -63,6 +65,7 @@ class OptimizerStep:
     reports: list[Mapping[str, Mean]] = field(default_factory=list, init=False)
     losses: int = field(default=0, init=False)
     total_loss: float = field(default=0.0, init=False)
+    norm: float = field(default=0.0, init=False)
     _sums: tuple[Tensor, Tensor] | None = field(
         default=None, init=False, repr=False
     )  # loss and nonfinite, on the device
@@ -105,10 +108,10 @@ class OptimizerStep:
             norm: of the gradient over all ranks, the same on each; omit it if the host checks it.
         """
         comm = LocalComm() if self.comm is None else self.comm
-        nothing = torch.zeros(2, dtype=torch.float64)
-        sums = nothing if self._sums is None else torch.stack([each.double() for each in self._sums]).cpu()
-        self.total_loss, count = comm.sum(sums).tolist()
-        norm = float(norm)
+        sums = (torch.zeros(()), torch.zeros(())) if self._sums is None else self._sums
+        *read, size = on_cpu([*sums, torch.as_tensor(norm)])  # one wait for the device
+        self.total_loss, count = comm.sum(torch.stack([each.double() for each in read])).tolist()
+        self.norm = norm = norm if isinstance(norm, float) else float(size)
         wrong = [f"{int(count)} live values of the policy or of gates are NaN or Inf"] if count else []
         wrong += [] if math.isfinite(norm) else [f"the gradient norm is {norm}"]
         if wrong and self.refusal is None:

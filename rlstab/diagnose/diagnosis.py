@@ -1,4 +1,4 @@
-"""What is to be said of one run: what came first, what followed, what was looked at, what cannot be seen."""
+"""The diagnosis of one run: which sign came first, which followed, which are absent, and which cannot be seen."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from rlstab.errors import ReportError
 from rlstab.logs.metric_aliases import ALIASES
 from rlstab.signs import SIGNS, Sign, signs
 
-#: By sign, the cause that it stands for when it is the first. A reward that falls with nothing before it, a gradient
-#: out of proportion, NaN: the updates themselves are too large.
+#: By sign, the cause that it indicates if it is the first. A reward that falls without another sign before it, a
+#: gradient
+#: out of proportion, and NaN mean that the updates are too large.
 CAUSES: Mapping[str, str] = {
     "sampler_mismatch": "mismatch",
     "sampler_drift": "staleness",
@@ -33,15 +34,16 @@ CAUSES: Mapping[str, str] = {
     "zero_std_groups": "dead_groups",
 }
 
-#: Signs that begin within this many steps of each other begin together: the bins and the noise allow no finer order.
-#: Then the one that stands first in :data:`CAUSES` counts, what explains the others before what others explain.
+#: Signs that begin within this many steps of each other count as simultaneous: bins and noise allow no finer order.
+#: Then
+#: the first in :data:`CAUSES` counts, where signs that explain others come before these.
 TOGETHER = 5
 
-#: Answers that are cut off explain a reward that falls as those that end become fewer, not one that keeps less than
-#: this share of what they keep.
+#: Truncated answers explain a reward that falls along with the share of answers that end, but not one of which less
+#: than this multiple of that share is left.
 EXPLAINED = 0.5
 
-#: What follows when it does not come first: a dead policy has equal rewards, and writes what never ends.
+#: Signs that follow from others unless they come first: a dead policy has equal rewards and writes without end.
 FOLLOWS: Mapping[str, tuple[str, ...]] = {
     "zero_std_groups": ("reward_fall", "truncation", "entropy_floor", "sampler_drift", "refused_steps"),
     "entropy_blow_up": ("reward_fall",),
@@ -50,11 +52,11 @@ FOLLOWS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class First:
-    """What came first.
+    """The first cause.
 
     Attributes:
         cause: a value of :data:`CAUSES`.
-        sign: by which it shows.
+        sign: that indicates it.
         later: the other signs, by step.
     """
 
@@ -64,7 +66,7 @@ class First:
 
 
 def first_of(signs: Sequence[Sign], interval: int = 1) -> First | None:
-    """The first cause; None where no sign is there.
+    """The first cause; None if there is no sign.
 
     Args:
         signs: every sign of the run.
@@ -83,14 +85,14 @@ def first_of(signs: Sequence[Sign], interval: int = 1) -> First | None:
 
 
 def _follows(sign: Sign, there: Mapping[str, Sign], together: int) -> bool:
-    """Whether another sign that is there explains this one."""
+    """Whether another sign of the run explains this one."""
     if sign.name == "truncation" and "reward_fall" in there and sign.share is not None:
         fall = there["reward_fall"]
         left = 1.0 if fall.share is None else fall.share
-        # a first line after step 1 is a mean over updates that may have broken the policy: two lines are together then
+        # a first line after step 1 averages over updates that may have broken the policy: then two lines count together
         late = _step(sign) > (1 if sign.first_line else together)
         near = 2 * together if sign.first_line else together
-        # nothing is left of a policy that an update broke: neither end nor reward
+        # a policy that an update broke keeps neither ends nor reward
         explains = sign.sudden or (late and left < EXPLAINED * sign.share)
         return explains and _step(fall) <= _step(sign) + near
     before = [there[name] for name in FOLLOWS.get(sign.name, ()) if name in there]
@@ -101,7 +103,7 @@ def _step(sign: Sign) -> int:
     return sign.step or 0
 
 
-#: Where more lines of the log than this share trained nothing, a remark says so.
+#: If more than this share of the lines of a log trained nothing, a remark says so.
 IDLE = 0.25
 
 
@@ -110,10 +112,10 @@ class Diagnosis:
     """One run.
 
     Attributes:
-        log: what was read.
-        first: what came first; None where no sign is there.
-        looked_at: signs that could be judged and are not there.
-        unseen: those that could not be judged, with the metrics that would tell, or that the log is too short.
+        log: the run as it was logged.
+        first: the first cause; None if there is no sign.
+        looked_at: signs that could be judged and are absent.
+        unseen: signs that could not be judged, with the metrics that are missing, or because the log is too short.
     """
 
     log: RunLog
@@ -123,17 +125,21 @@ class Diagnosis:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What could not be read, and steps in which nothing was trained where no sign says so."""
+        """What could not be read, and steps in which nothing was trained if no sign says so."""
         idle, lines = _idle(self.log)
-        fired = {sign.name for sign in (self.first.sign, *self.first.later)} if self.first else set()
-        if idle <= IDLE * lines or "zero_std_groups" in fired:
+        if idle <= IDLE * lines or any(sign.name == "zero_std_groups" for sign in self.fired):
             return self.log.remarks
         told = f"nothing was trained in {idle} of {lines} lines of the log: no group had a gradient, or its norm was 0"
         return (*self.log.remarks, told)
 
     @property
+    def fired(self) -> tuple[Sign, ...]:
+        """The signs that are there, that of the cause first."""
+        return (self.first.sign, *self.first.later) if self.first else ()
+
+    @property
     def remedy(self) -> Remedy | None:
-        """What is said of the cause."""
+        """The text about the cause."""
         return remedies()[self.first.cause] if self.first else None
 
     def told(self) -> str:
@@ -143,9 +149,8 @@ class Diagnosis:
         return "nothing found" if self.looked_at else "nothing found, because nothing could be looked at"
 
     def as_json(self) -> dict[str, Any]:
-        """For machines: see docs/how-to/diagnose.md."""
+        """The diagnosis for machines; see docs/how-to/diagnose.md."""
         remedy = self.remedy
-        fired = (self.first.sign, *self.first.later) if self.first else ()
         return {
             "run": self.log.title,
             "writer": self.log.writer,
@@ -155,7 +160,7 @@ class Diagnosis:
             "cause": self.first.cause if self.first else None,
             "title": remedy.title if remedy else None,
             "step": self.first.sign.step if self.first else None,
-            "signs": [{"sign": sign.name, "step": sign.step, "text": sign.text} for sign in fired],
+            "signs": [{"sign": sign.name, "step": sign.step, "text": sign.text} for sign in self.fired],
             "looked_at": [{"sign": sign.name, "text": sign.text} for sign in self.looked_at],
             "unseen": [{"sign": sign.name, "why": sign.text} for sign in self.unseen],
             "methods": list(remedy.methods) if remedy else [],
@@ -170,7 +175,7 @@ class Diagnosis:
 
 
 def diagnose(log: RunLog) -> Diagnosis:
-    """What came first in a run."""
+    """Diagnose a run."""
     every = signs(log)
     return Diagnosis(
         log=log,
@@ -184,17 +189,17 @@ def diagnose_paths(paths: Sequence[str | Path]) -> list[Diagnosis]:
     """Every run that was logged under some paths.
 
     Raises:
-        ReportError: a path holds no log that can be read, or a log has no metric to look at.
+        ReportError: there is no log at a path that can be read, or a log has no known metric.
     """
     logs = [log for path in paths for log in read_logs(path)]
     for log in logs:
         if not log.metrics.keys() - {"lr"}:
-            raise ReportError(f"{log.title}: no metric that is known here. {_wanted()}")
+            raise ReportError(f"{log.title}: it has no known metric. {_wanted()}")
     return [diagnose(log) for log in logs]
 
 
 def _idle(log: RunLog) -> tuple[int, int]:
-    """Lines of the log in which no group had a gradient or the gradient was 0, and all that tell."""
+    """The number of lines in which no group had a gradient or the gradient was 0, and of lines that say so."""
     idle: set[int] = set()
     lines: set[int] = set()
     for name, nothing in (("reward/zero_std_groups", 1.0), ("gradient/norm", 0.0)):

@@ -20,11 +20,11 @@ from rlstab.report.runs import setting_of
 from rlstab.signs import SIGNS
 from rlstab.visible import visible
 
-#: Of more runs than this each has one line.
+#: With more runs than this, each gets one line.
 FEW = 3
-#: How many methods without a comparison are named.
+#: The most methods without a comparison that are named.
 MOST_METHODS = 8
-#: The page that says the same of every cause.
+#: The page with the same text about every cause.
 PAGE = "docs/troubleshooting.md"
 
 
@@ -34,7 +34,7 @@ def run_diagnose(paths: Sequence[str | Path], console: Console, *, as_json: bool
     Args:
         paths: see :func:`rlstab.diagnose.readers.read_logs`.
         console: where to print.
-        as_json: one list for machines instead, an entry for each run.
+        as_json: print a list for machines instead, with an entry for each run.
 
     Raises:
         ReportError: see :func:`rlstab.diagnose.diagnosis.diagnose_paths`.
@@ -48,17 +48,17 @@ def run_diagnose(paths: Sequence[str | Path], console: Console, *, as_json: bool
 
 
 def overview(runs: Sequence[Diagnosis]) -> RenderableType:
-    """A line for each run, and how often each cause was the first."""
+    """A line for each run, and the number of runs by cause."""
     table = Table.grid(padding=(0, 2))
     for run in runs:
         table.add_row(_safe(run.log.title), escape(run.told()))
     titles = Counter(run.remedy.title if run.remedy else "nothing found" for run in runs)
     counts = ", ".join(f"{title} {count}" for title, count in titles.most_common())
-    return Group(table, "", f"{counted(len(runs), 'run')}: {counts}. Name one of them for the whole text.")
+    return Group(table, "", f"{counted(len(runs), 'run')}: {counts}. Give one of them for the full text.")
 
 
 def _grid(*first: bool) -> Table:
-    """Columns two apart: one for each bool, which says whether it is on the right, and a last one that folds."""
+    """A table with a column for each bool, which says whether it is right-aligned, and a last column that folds."""
     table = Table.grid(padding=(0, 2))
     for right in first:
         table.add_column(justify="right" if right else "left", no_wrap=True)
@@ -112,7 +112,7 @@ def _remedy(remedy: Remedy, run: Diagnosis) -> Iterator[RenderableType]:
 
 
 def _setting(name: str, run: Diagnosis) -> str:
-    """A setting, with its value where the run tells it."""
+    """A setting, with its value if the run has it."""
     value = setting_of(run.log.config, name)
     told = setting(value) if isinstance(value, float) else value
     return f"{name} (here {told})" if isinstance(told, str | int) and not isinstance(told, bool) else name
@@ -125,8 +125,8 @@ def _evidence(remedy: Remedy) -> Padding:
         where = f"{figure.bench}, {figure.setting}" if figure.setting != "default" else figure.bench
         told = "; ".join(figure.told for figure in figures)
         seeds = counted(figure.seeds, "seed")
-        place = f"against {figure.baseline}, {seeds}, task {figure.task}; {figure.page}, {where}"
-        table.add_row(escape(method), f"{escape(told)}\n[dim]{escape(place)}[/]")
+        source = f"against {figure.baseline}, {seeds}, task {figure.task}; {figure.page}, {where}"
+        table.add_row(escape(method), f"{escape(told)}\n[dim]{escape(source)}[/]")
     commands = dict.fromkeys(figure.command for _, figures in remedy.evidence for figure in figures)
     table.add_row("", f"[dim]again: {escape('; '.join(commands))}[/]")
     return Padding(table, (0, 0, 0, 2))
@@ -150,5 +150,5 @@ def _looked_at(run: Diagnosis) -> Iterator[RenderableType]:
 
 
 def _safe(text: str) -> str:
-    """A text of the log, as data."""
+    """A text of the log, escaped."""
     return escape(visible(text, spaces=False))

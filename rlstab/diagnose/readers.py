@@ -14,13 +14,16 @@ from rlstab.diagnose.run_log import RunLog, log_of
 from rlstab.errors import ReportError
 from rlstab.files import exists, is_dir
 from rlstab.logs.log import Log
-from rlstab.logs.readers import READABLE, SNIFFED, log_files, read_file, read_folder, text_at
-from rlstab.record import Step, read_dump
+from rlstab.logs.readers import READABLE, SNIFFED, log_files, read_database, read_file, read_folder, text_at
+from rlstab.record import Dump, Step, read_dump
 from rlstab.record.foreign import exports
 from rlstab.record.step import DID
 from rlstab.report.load import find_runs
 from rlstab.report.runs import RunRecord
 from rlstab.safe_read import read_object
+
+#: What is said to have written the log that recorded optimizer steps are read as.
+TOKEN_TRACE = "a token trace"
 
 
 def read_logs(path: str | Path) -> list[RunLog]:
@@ -34,6 +37,10 @@ def read_logs(path: str | Path) -> list[RunLog]:
         return _folder(path)
     if not exists(path):
         raise ReportError(f"{path}: no such file or folder. Give {READABLE}.")
+    if path.suffix.lower() == ".db":
+        return list(map(_foreign, read_database(path)))
+    if path.suffix.lower() == ".wandb":
+        return [_foreign(read_folder(path.parent))]
     text = text_at(path)
     if path.suffix.lower() not in (".csv", ".tsv"):
         for _, line in zip(range(SNIFFED), text.split("\n", SNIFFED), strict=False):
@@ -54,6 +61,8 @@ def _folder(path: Path) -> list[RunLog]:
         try:
             return _own(path)
         except ReportError as error:
+            if databases := sorted(path.glob("*.db")):
+                return list(map(_foreign, read_database(databases[0])))
             if not any(files.values()):
                 raise ReportError(f"{path}: no log in it. Give {READABLE}.") from error
     return [_foreign(read_folder(path))]
@@ -98,10 +107,13 @@ def _own_run(run: RunRecord) -> RunLog:
 
 
 def _tokens(path: Path) -> list[RunLog]:
-    """The export of another trainer: what each step says of its tokens becomes a row."""
-    dump = read_dump(path)
+    return [tokens_log(read_dump(path), str(path))]
+
+
+def tokens_log(dump: Dump, title: str) -> RunLog:
+    """What each recorded step says of its tokens, as the lines of a log."""
     rows = {step.number: _row(step) for step in dump.steps}
-    return [log_of(rows, title=str(path), writer="a token trace", remarks=tuple(dump.notes))]
+    return log_of(rows, title=title, writer=TOKEN_TRACE, remarks=tuple(dump.notes))
 
 
 def _row(step: Step) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What is said of each cause: where it comes from, what to look at, which methods act on it."""
+"""The text about each cause: where it comes from, what to look at, which methods address it."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Figure:
         outcome: what is compared, such as ``eval/entropy``.
         unit: such as ``nats``; empty for rewards and shares.
         seeds: how many both have.
-        difference, low, high: mean of method minus baseline with its 95 % interval; None where too few seeds have it.
-        verdict: in words, as on the page; ``higher`` says nothing about better.
-        task: that the bench trains on.
-        command: runs the bench again.
-        page: where the whole comparison stands, from the root of the repository.
+        difference, low, high: mean of method minus baseline with its 95 % interval; None if too few seeds have it.
+        verdict: in words, as on the page; ``higher`` does not mean better.
+        task: on which the bench trains.
+        command: that repeats the bench.
+        page: with the whole comparison, from the root of the repository.
     """
 
     bench: str
@@ -74,7 +74,7 @@ def key(comparison: Mapping[str, Any]) -> str:
 
 
 def _evidence(comparisons: list[Mapping[str, Any]]) -> Iterator[tuple[str, list[Figure]]]:
-    """The methods that some comparisons name, each with its figures in the order of the outcomes."""
+    """The methods in some comparisons, each with its figures in the order of the outcomes."""
     for comparison in comparisons:
         kept = {(figure.method, figure.outcome): figure for figure in figures().get(key(comparison), ())}
         for method in comparison["methods"]:
@@ -91,13 +91,13 @@ class Remedy:
         cause: its name, a value of :data:`rlstab.diagnose.diagnosis.CAUSES`.
         title: for headings.
         looks: what it looks like in the metrics.
-        likely: what usually is behind it.
+        likely: its usual reasons.
         first: what to try before any method.
-        settings: of each trainer, those to look at.
+        settings: by trainer, those to look at.
         sources: of instability, keys of :data:`rlstab.core.metadata.SOURCES`.
-        methods: those against it, the nearest first, then all others whose class names one of the sources.
-        stages: those against it.
-        evidence: what was compared here: name in the bench and figures.
+        methods: those that address it, the closest first, then all others that address one of the sources.
+        stages: those that address it.
+        evidence: comparisons: name in the bench, and figures.
     """
 
     cause: str
@@ -114,7 +114,7 @@ class Remedy:
 
 @cache
 def table() -> Mapping[str, Any]:
-    """The file as it stands."""
+    """The content of the file."""
     data: Mapping[str, Any] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
     return data
 

@@ -1,4 +1,4 @@
-"""``rlstab list``: methods by the source of instability that they are against, stages by kind, presets, examples."""
+"""``rlstab list``: methods by the source of instability that they address, stages by kind, presets, examples."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from rlstab.zoo import METHODS
 
 
 def listing(words: Sequence[str] = ()) -> RenderableType:
-    """What each method and stage does and where it is from; presets and examples.
+    """Each method and stage with its papers; presets and examples.
 
     Args:
-        words: only what has each of them in its name, its text or its heading.
+        words: of which each must occur in the name, the text or the heading of an entry.
 
     Raises:
-        UnknownName: nothing has.
+        UnknownName: no entry has all of them.
     """
     methods = [METHODS.get(name) for name in METHODS.names()]
     stages = [STAGES.get(name) for name in STAGES.names()]
@@ -49,7 +49,7 @@ def listing(words: Sequence[str] = ()) -> RenderableType:
         for heading, rows in sections
     ]
     if not any(rows for _, rows in matching):
-        raise UnknownName(f"nothing in the list has {' and '.join(map(repr, words))}. Run `rlstab list` for all of it.")
+        raise UnknownName(f"no entry of the list has {' and '.join(map(repr, words))}. Run `rlstab list` for all.")
     return Group(*blocks(matching))
 
 
@@ -72,11 +72,11 @@ def _of_preset(name: str, preset: Preset) -> tuple[str, str]:
 
 
 def _told(cls: type[Method[Any]], also: Sequence[str] = ()) -> tuple[str, str]:
-    """The name; what the class does, and a second line with what else it is against and its papers."""
+    """The name; what the class does, and a second line with the other sources that it addresses and its papers."""
     told = [f"also {', '.join(also)}"] * bool(also) + [f"arXiv {', '.join(card(cls).arxiv)}"] * bool(card(cls).arxiv)
     return cls.name, f"{summary(cls)}\n{' · '.join(told)}"
 
 
 def _sources(cls: type[TokenObjective]) -> list[str]:
-    """The source under which it is listed, and the others that it is against."""
+    """The source under which it is listed, and the others that it addresses."""
     return [source for source in SOURCES if source in cls.about.addresses] or [""]

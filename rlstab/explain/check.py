@@ -23,12 +23,12 @@ from rlstab.signals import SIGNAL_NAMES
 
 
 def check(objective: Composition, run: RunConfig | None, tried: Sequence[str] = ()) -> None:
-    """Print what a file means for rlstab's own trainer.
+    """Print what a file means for rlstab's trainer.
 
     Args:
         objective: of the file.
-        run: of the file, where it has more than an objective.
-        tried: what was seen by trying the run, see :func:`rlstab.preflight.preflight`.
+        run: of the file, if it has more than an objective.
+        tried: findings from trying the run, see :func:`rlstab.preflight.preflight`.
     """
     console = Terminal()
     console.print(
@@ -47,25 +47,27 @@ def check(objective: Composition, run: RunConfig | None, tried: Sequence[str] = 
 
 
 def check_host(objective: Composition, name: str) -> None:
-    """Print what the adapter of another trainer makes of an objective; what cannot run raises what it would raise.
+    """Print how the adapter for another trainer runs an objective; one that cannot run raises the adapter's error.
 
     Raises:
-        UnknownName: no adapter ships for the host.
-        MissingSignal: the host cannot give what a method reads.
-        ConfigError: the host's own loss stays, and no mask and no advantages can say what a method asks for.
+        UnknownName: there is no adapter for the host.
+        MissingSignal: the host does not provide a signal that a method reads.
+        ConfigError: the host keeps its loss, and neither a mask nor advantages can express a method.
     """
     console, host = Terminal(), adapted(name)
     console.print(host_table(objective, host))
     host.require(objective)
     settings = ", ".join(f"{name}={wanted.value!r}" for name, wanted in host.settings(objective).items())
     if settings:
-        console.print(escape(f"{host.section}: {settings}"), soft_wrap=True)  # to be pasted
+        console.print(escape(f"{host.section}: {settings}"), soft_wrap=True)  # to be copied
+    if host.deterministic:
+        console.print(f"equal runs on a GPU take {host.deterministic}", highlight=False, soft_wrap=True)
     verb = "express" if host.data_level else "train"
     console.print(f"objective {objective_hash(objective)}: {host.name} can {verb} it")
 
 
 def read(path: str, overrides: Mapping[str, Any]) -> tuple[Composition, RunConfig | None]:
-    """What a file holds: a run and its objective, or an objective alone.
+    """The objective of a file, and its run if it has one.
 
     Raises:
         ConfigError, Conflict: see :func:`rlstab.config.load_run`.
@@ -77,7 +79,7 @@ def read(path: str, overrides: Mapping[str, Any]) -> tuple[Composition, RunConfi
 
 
 def host_table(objective: Composition, host: Host) -> RenderableType:
-    """One row per method: what it reads, and where the host gets that from."""
+    """One row per method: what it reads, and where the host gets it."""
     table = Table(show_lines=True, title=f"{host.titled}, through {host.adapter}")
     for column in ("method", "reads", "decides by the whole step", f"from {host.name}"):
         table.add_column(column, overflow="fold")
@@ -103,7 +105,7 @@ def _from(method: TokenObjective, host: Host) -> str:
 
 
 def _forwards(objective: Composition, host: Host) -> list[str]:
-    """What the host shows, and whether evidence costs a separate forward."""
+    """What the objective sees in the host, and whether evidence costs a separate forward."""
     if host.data_level:
         return ["sees: the whole optimizer step, once its rollout is scored: refresh is rollout"]
     wanted = [key for key, method in objective.keyed.items() if method.needs & SIGNAL_NAMES]

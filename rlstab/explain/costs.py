@@ -1,41 +1,23 @@
-"""What an objective needs and costs, on top of plain GRPO."""
+"""What an objective needs and costs in addition to plain GRPO."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import yaml
 
 from rlstab.config import RunConfig
 from rlstab.core.batch import BASICS, SIGNALS
 from rlstab.core.compose import Composition, walk
-from rlstab.core.objective import TokenObjective
 from rlstab.hosts import measures
 
-#: What a signal costs in the trainer that ships.
-COSTS = {
-    "entropies": "free: the sampler has the logits",
-    "max_logprobs": "free: the sampler has the logits",
-    "log_kept_mass": "one more reduction over the vocabulary",
-    "sum_p_sq": "one more reduction over the vocabulary",
-    "rollout_logprobs": "free: the sampler has it",
-    "truncated": "free: the sampler knows it",
-    "branch": "free: the sampler knows it",
-    "block_ids": "free where the task tells its blocks; else yours to provide",
-    "rewards": "free: the scorer gave them",
-    "raw_rewards": "free: the scorer gave them",
-    "ref_logprobs": "one more forward per rollout, and a second model in memory unless an adapter is trained",
-}
-#: What it costs the trainer that ships to differentiate an output of the live policy.
-_LIVE_COSTS = {
-    "entropies": "in the pass that gives the log-probs",
-    "log_kept_mass": "one more reduction over the vocabulary in that pass, on the tokens that read it",
-}
-#: What it costs the trainer that ships that two policies can be told apart; see ``TokenObjective.reads_drift``.
-_DRIFT_COSTS = {
-    "sampler": "one more forward per rollout",
-    "start": "one more forward per optimizer step",
-    "step": "one more forward per optimizer step, where a rollout makes several",
-}
-_YOURS = "yours to provide"
+#: What evidence costs, by kind and name.
+COSTS: Mapping[str, Mapping[str, str]] = yaml.safe_load(
+    Path(__file__).with_name("costs.yaml").read_text(encoding="utf-8")
+)
+#: For evidence that only the user can provide.
+YOURS = "yours to provide"
 _WHAT = {
     **SIGNALS,
     "rewards": "reward of the response on each of its tokens, as the stages shaped it",
@@ -44,15 +26,15 @@ _WHAT = {
 
 
 def costs(objective: Composition, run: RunConfig | None) -> list[str]:
-    """Signals, passes, state, statistics: what comes on top of plain GRPO."""
+    """Signals, passes, state, statistics: what an objective needs in addition to plain GRPO."""
     lines = [
         f"- `{name}`, for {_readers(objective, 'needs', name)}: {_WHAT.get(name, 'a user-defined signal')}. "
-        f"{_upper(reference(run) if run and name == 'ref_logprobs' else COSTS.get(name, _YOURS))}."
+        f"{_upper(reference(run) if run and name == 'ref_logprobs' else COSTS['signals'].get(name, YOURS))}."
         for name in sorted(objective.needs - BASICS)
     ]
     lines += [
         f"- `{name}` of the live policy, with gradient, for {_readers(objective, 'live_needs', name)}: "
-        f"{_LIVE_COSTS.get(name, _YOURS)}."
+        f"{COSTS['live'].get(name, YOURS)}."
         for name in sorted(objective.live_needs)
     ]
     if not lines:
@@ -71,12 +53,12 @@ def costs(objective: Composition, run: RunConfig | None) -> list[str]:
 
 
 def _upper(text: str) -> str:
-    """A text that begins a sentence."""
+    """A text as the beginning of a sentence."""
     return text[:1].upper() + text[1:]
 
 
 def reference(run: RunConfig) -> str:
-    """Which policy the reference of `kl` is, and what it costs."""
+    """The reference policy of `kl`, and its cost."""
     model, second = run.model, "a second model in memory, and one more forward per rollout"
     if model.reference is not None:
         return f"the model '{model.reference}': {second}"
@@ -89,14 +71,6 @@ def reference(run: RunConfig) -> str:
             f"it from there, merge the two and name the result as model.reference"
         )
     return text
-
-
-def beyond_free(method: TokenObjective) -> list[str]:
-    """What a method costs in the trainer that ships, at its settings, on top of plain GRPO; empty where it is free."""
-    lines = [f"{name}: {COSTS.get(name, _YOURS)}" for name in sorted(method.needs - BASICS)]
-    lines = [line for line in lines if ": free" not in line]
-    lines += [f"live {name}: {_LIVE_COSTS.get(name, _YOURS)}" for name in sorted(method.live_needs)]
-    return lines + [_DRIFT_COSTS[drift] for drift in sorted(method.reads_drift) if drift in _DRIFT_COSTS]
 
 
 def in_backticks(names: Iterable[str]) -> str:
@@ -122,9 +96,9 @@ def _passes(objective: Composition, run: RunConfig) -> str:
 
 
 def _evidence_of(run: RunConfig | None) -> str:
-    """Which policy the evidence is of, and over how much the statistics are taken."""
+    """The policy of the evidence, and the tokens over which statistics are taken."""
     if run is None:
-        return "Of which policy (`refresh`) and over how much (`scope`) is for the run to say."
+        return "The run decides of which policy (`refresh`) and over how much (`scope`)."
     alone = " `scope: microbatch`: no, of each micro-batch alone." if run.optimisation.scope == "microbatch" else ""
     if run.optimisation.refresh == "step":
         return f"`refresh: step`: of the policy at the start of each optimizer step.{alone}"

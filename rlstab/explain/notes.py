@@ -1,4 +1,4 @@
-"""What a user would want to be told: what does nothing, what is unsafe, and what methods do to each other."""
+"""Notes for the user: what does nothing, what is unsafe, and what methods expect or exclude."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from rlstab.explain.costs import in_backticks
 from rlstab.stages.pipeline import Pipeline
 from rlstab.stages.pipeline import unmet as stages_unmet
 
-#: Of a method that writes nothing else, nothing is left to act where the ratio is 1.
+#: A method that writes nothing else cannot act if the ratio is 1.
 _REGION = frozenset({"bounds", "gates", "surrogate", "ratio"})
 
 
 def notes(objective: Composition, run: RunConfig | None) -> list[str]:
-    """For ``rlstab check``: methods that cannot act, and what is missing that they were published with."""
+    """For ``rlstab check``: methods that cannot act, and missing parts that they were published with."""
     of_run = [*unsafe(objective, run), *idle_in_run(objective, run), *stages.lacking(run.pipeline)] if run else []
     return of_run + repeated(objective) + _not_as_published(objective, run.pipeline if run else None)
 
 
 def idle(objective: Composition, run: RunConfig | None) -> list[str]:
-    """For ``rlstab explain``: methods that do nothing at their settings or in the run, and what makes it unsafe."""
+    """For ``rlstab explain``: methods that do nothing at their settings or in the run, and unsafe settings."""
     warnings = unsafe(objective, run) + stages.lacking(run.pipeline) if run else []
     lines = [f"**Warning:** {text}" for text in warnings]
     lines += idle_in_run(objective, run) if run else _with_several_steps(objective)
@@ -54,7 +54,7 @@ def _not_as_published(objective: Composition, pipeline: Pipeline | None) -> list
 
 
 def repeated(objective: Composition) -> list[str]:
-    """Methods that are listed several times in one composition, each with what that means."""
+    """A note on each method that is listed several times in one composition."""
     lines = []
     for name, count in Counter(method.name for method in objective.members).items():
         if count > 1 and name != "within":
@@ -65,14 +65,14 @@ def repeated(objective: Composition) -> list[str]:
 
 
 def _with_several_steps(objective: Composition) -> list[str]:
-    """Of an objective without a run: what only compares the live policy with the old one."""
+    """For an objective without a run: methods that only compare the live policy with the old one."""
     names = [_compares(f"`{key}`", method) for key, method in objective.keyed.items() if "live" in method.reads_drift]
     text = f"Only with several optimizer steps per rollout, because otherwise the ratio is 1: {', '.join(names)}."
     return [text] if names else []
 
 
 def _compares(name: str, method: TokenObjective) -> str:
-    """A method that compares the live policy with the old one, or only its trust region, where it writes more."""
+    """The name of a method that compares the live policy with the old one, or of its trust region if it does more."""
     return f"the trust region of {name}" if method.writes - _REGION and method.writes & _REGION else name
 
 
@@ -111,7 +111,7 @@ def unsafe(objective: Composition, run: RunConfig) -> list[str]:
     if steps > 1 and not bound:
         lines.append(
             f"{steps} optimizer steps per rollout and no method with bounds, surrogate or gates: nothing stops a token "
-            f"whose ratio has run away. Add clip_higher."
+            f"whose ratio has gone too far. Add clip_higher."
         )
     if optimisation.scope == "microbatch":
         lines.append("optimisation.scope = microbatch: the loss depends on how the step is cut into micro-batches.")

@@ -26,10 +26,10 @@ from rlstab.presets import PRESETS
 from rlstab.stages import STAGES
 from rlstab.zoo import METHODS
 
-#: Columns of a file.
-WIDTH = 110
+#: Columns of a file, and the one in which comments begin.
+WIDTH, COLUMN = 118, 36
 
-#: The run that a preset is put into: a preset has no model, no data and no schedule.
+#: The run that a preset is put into, since a preset has neither a model nor data nor a schedule.
 AROUND = "countdown"
 
 _COMBINED = {
@@ -42,13 +42,13 @@ Line = tuple[str, str]
 
 
 def recipes() -> dict[str, str]:
-    """Name and one line of every recipe: the examples of runs, and the presets that have another name."""
+    """Name and one line of every recipe: the examples of runs, and the presets that no example is named after."""
     runs = {name: example.about for name, example in examples().items() if example.kind == "run"}
     return runs | {name: preset.about for name, preset in PRESETS.items() if name not in runs}
 
 
 def recipe_list() -> RenderableType:
-    """The recipes, and how one is taken."""
+    """The recipes, and how to write one as a file."""
     heading = f"examples of runs, and presets in the run of the example {AROUND}"
     return Group(*blocks([(heading, [*recipes().items()])]), "rlstab init NAME writes NAME.yaml.")
 
@@ -104,7 +104,7 @@ def _around(preset: str) -> dict[str, Any]:
 
 
 def _run(run: RunConfig, data: Mapping[str, Any], sources: Mapping[str, str]) -> Iterator[Line]:
-    """All sections, each setting as the recipe has it: what it leaves to the other settings is null here too."""
+    """All sections, each setting as in the recipe: null where the recipe leaves it to the other settings."""
     properties = RunConfig.model_json_schema()["properties"]
     for key, field in RunConfig.model_fields.items():
         if key == "stages":
@@ -155,41 +155,22 @@ def _methods(items: Sequence[Mapping[str, Any]], indent: str, sources: Mapping[s
 
 
 def _said(description: str, schema: Mapping[str, Any]) -> str:
-    """What a field is, and what it may be."""
-    return "; ".join(part for part in (description, _allowed(schema)) if part)
-
-
-def _allowed(schema: Mapping[str, Any]) -> str:
-    options = [option for option in schema.get("anyOf", [schema]) if option.get("type") != "null"]
-    if len(options) != 1:
-        return ""
-    option = options[0].get("items", options[0])
-    if "enum" in option:
-        return " | ".join(option["enum"])
-    words = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
-    return ", ".join(f"{text} {option[key]}" for key, text in words.items() if key in option)
+    """What a field is and, where there is a choice, its possible values."""
+    options = [option.get("items", option) for option in schema.get("anyOf", [schema])]
+    choices = [" | ".join(option["enum"]) for option in options if "enum" in option]
+    return "; ".join(part for part in (description, *choices) if part)
 
 
 def _set(lines: Iterable[Line]) -> Iterator[str]:
-    """Lines with their comments: to the right, in one column of a section, or above for want of room."""
-    section: list[Line] = []
-    for line in lines:
-        if line[0]:
-            section.append(line)
-            continue
-        right = [line for line in section if len(line[0]) + len(line[1]) + 4 <= WIDTH and len(line[0]) <= WIDTH // 2]
-        column = max((len(text) for text, _ in right), default=0) + 2
-        for text, comment in section:
-            indent = " " * (len(text) - len(text.lstrip()))
-            if not comment:
-                yield text
-            elif column + 2 + len(comment) <= WIDTH and len(text) + 2 <= column:
-                yield f"{text:<{column}}# {comment}"
-            else:
-                head = f"{indent}# "
-                yield from textwrap.wrap(
-                    comment, WIDTH, initial_indent=head, subsequent_indent=head, break_on_hyphens=False
-                )
-                yield text
-        yield ""
-        section = []
+    """Lines with their comments: to the right in one column, or above where there is no room."""
+    for text, comment in lines:
+        if not comment:
+            yield text
+        elif len(text) + 2 <= COLUMN and COLUMN + 2 + len(comment) <= WIDTH:
+            yield f"{text:<{COLUMN}}# {comment}"
+        else:
+            head = " " * (len(text) - len(text.lstrip())) + "# "
+            yield from textwrap.wrap(
+                comment, WIDTH, initial_indent=head, subsequent_indent=head, break_on_hyphens=False
+            )
+            yield text

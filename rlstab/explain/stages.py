@@ -1,4 +1,4 @@
-"""What acts outside the loss, in words and in the order of a rollout: what it does, needs, keeps and expects."""
+"""Stages in words, in the order of a rollout: what each does, needs and keeps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlstab.stages.pipeline import Pipeline
 from rlstab.stages.response_batch import EVIDENCE, ONLY_FOR
 from rlstab.stages.stage import AdvantageEstimator, PromptSelector, RewardShaper, RolloutExpander, Stage
 
-#: The kinds in the order in which a rollout runs through them: what happens there, and the question that it answers.
+#: The kinds in the order of a rollout, each with a heading and the question that it answers.
 KINDS: Mapping[type[Stage], tuple[str, str]] = {
     PromptSelector: ("Prompts", "which prompts"),
     RewardShaper: ("Rewards", "what a response earns"),
@@ -26,21 +26,11 @@ _OTHERS = {
     "logprobs": "log-prob of the token under the policy that learns, nats",
     "prompt_features": "mean input embedding of the tokens of each prompt",
 }
-#: What evidence costs in the trainer that ships, beyond the signals that its sampler makes.
-_EVIDENCE_COSTS: Mapping[str, str] = {
-    **dict.fromkeys(("rewards", "raw_rewards"), COSTS["rewards"]),
-    **dict.fromkeys(("reward_parts", "reward_weights"), "free: of the run's `reward`"),
-    "logprobs": "one more forward of each rollout by the policy that learns",
-    "squared_gradient": "one backward for each response, before the rollout is learnt",
-    "prompt_features": "the input embeddings of the prompts that it looks at",
-    "rollout_logprobs": COSTS["rollout_logprobs"],
-    **dict.fromkeys(("block_rewards", "block_outcomes", "block_ids"), "the task's, where it knows blocks"),
-}
 _LACKS = "the trainer does not have it"
 
 
 def rollout(pipeline: Pipeline, run: RunConfig | None) -> list[str]:
-    """One numbered line for each thing that happens in a rollout, in order."""
+    """One numbered line for each action in a rollout, in order."""
     lines = [_line(pipeline.selector)]
     lines += [f"**Responses.** {_sampling(run)}"] if run else []
     lines += [_line(stage) for stage in (*pipeline.shapers, *pipeline.expanders, pipeline.estimator)]
@@ -64,7 +54,7 @@ def _sampling(run: RunConfig) -> str:
 
 
 def needs(pipeline: Pipeline) -> list[str]:
-    """Evidence that stages read, where it comes from, and the states that they keep, as items of a list."""
+    """The evidence that stages read, its source and cost, and the states that they keep, as items of a list."""
     lines = []
     for name in sorted(pipeline.needs):
         readers = [stage for stage in pipeline if name in stage.needs]
@@ -77,14 +67,14 @@ def needs(pipeline: Pipeline) -> list[str]:
 
 
 def cost(stage: Stage, name: str) -> str:
-    """At what cost the trainer that ships has some evidence for a stage, or that it does not have it."""
+    """The cost of some evidence for a stage in rlstab's trainer, or that the trainer does not have it."""
     if (kind := ONLY_FOR.get(name, stage.kind)) != stage.kind:
         return f"{_LACKS} for a stage of the kind {stage.kind}, only for one of the kind {kind}"
     name = "rewards" if name.startswith("reward/") else name
-    return _EVIDENCE_COSTS.get(name) or (COSTS.get(name) if name in SIGNAL_NAMES else None) or _LACKS
+    return COSTS["stages"].get(name) or (COSTS["signals"].get(name) if name in SIGNAL_NAMES else None) or _LACKS
 
 
 def lacking(pipeline: Pipeline) -> list[str]:
-    """Evidence that stages need and the trainer does not have, so that it refuses the run."""
+    """Evidence that stages need and the trainer does not have, for which it refuses the run."""
     needed = [(stage.name, name, cost(stage, name)) for stage in pipeline for name in sorted(stage.needs)]
     return [f"the stage {stage} needs {name}: {told}." for stage, name, told in needed if told.startswith(_LACKS)]

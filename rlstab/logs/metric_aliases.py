@@ -1,50 +1,21 @@
-"""What other trainers call the metrics of rlstab, and what has to be done to a value to make it ours.
-
-Sources: `trl/trainer/grpo_trainer.py` of TRL 1.16 (`self._metrics`), and `Trainer.log` of transformers for the norm and
-the learning rate; ms-swift 3 for `entropy/mean`; verl 0.9 at 1dda039 (`verl/trainer/ppo/metric_utils.py`,
-`core_algos.py`, `rollout_corr_helper.py`, `verl/utils/debug/metrics.py`); prime-rl at 559b447 (`docs/training.md`).
-Names of older releases stand after them.
-"""
+"""The metrics of a log of any trainer under rlstab's names, by ``metric_aliases.yaml``."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
-#: From a value in a log to the value of the rlstab metric.
-Turn = Callable[[float], float]
+import yaml
 
-
-def _same(value: float) -> float:
-    return value
-
-
-def _other_share(value: float) -> float:
-    return 1.0 - value
-
-
-#: By our name, the foreign ones in the order in which they are preferred. Ours stands for itself before them.
-ALIASES: Mapping[str, Mapping[str, Turn]] = {
-    "reward/mean": dict.fromkeys(("reward", "critic/score/mean", "critic/rewards/mean", "reward/all/mean"), _same),
-    "reward/zero_std_groups": {"frac_reward_zero_std": _same},
-    "tokens/entropy": dict.fromkeys(
-        ("entropy", "entropy/mean", "actor/entropy", "actor/entropy_loss", "entropy/all/mean"), _same
-    ),
-    "gradient/norm": dict.fromkeys(("grad_norm", "actor/grad_norm", "optim/grad_norm"), _same),
-    "response/ended": dict.fromkeys(
-        ("completions/clipped_ratio", "response_length/clip_ratio", "is_truncated/all/mean"), _other_share
-    ),
-    "response/length": dict.fromkeys(
-        ("completions/mean_length", "completion_length", "response_length/mean", "seq_len/all/mean"), _same
-    ),
-    "ratio/clipped": dict.fromkeys(
-        ("clip_ratio/region_mean", "clip_ratio", "cispo_clip_ratio", "actor/pg_clipfrac"), _same
-    ),
-    "sampler/gap": {"sampling/sampling_logp_difference/mean": _same},
-    "mismatch/k3": dict.fromkeys(("rollout_corr/k3_kl", "mismatch_kl/all/mean"), _same),
-    "sampler/probability_gap": {"training/rollout_probs_diff_mean": _same},
-    "lr": dict.fromkeys(("learning_rate", "actor/lr", "optim/lr"), _same),
-}
+_TABLE: Mapping[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+#: By rlstab's name, those of other trainers in the order in which they are preferred.
+ALIASES: Mapping[str, list[str]] = _TABLE["names"]
+#: Those whose value is one minus that of rlstab.
+COMPLEMENTS: list[str] = _TABLE["complements"]
+#: Metrics of rlstab that are sums of other rlstab metrics.
+SUMS: Mapping[str, list[str]] = _TABLE["sums"]
 
 #: By our name, what trainers call the reward of an evaluation; of the data sets of verl the first counts.
 EVALUATIONS: Mapping[str, re.Pattern[str]] = {
@@ -58,53 +29,42 @@ SPENT: Mapping[str, tuple[str, ...]] = {
 }
 TOKENS_SO_FAR = ("num_tokens", "progress/total_tokens")
 
-#: Metrics of rlstab that are sums of other rlstab metrics; its own logs have all of these.
-SUMS: Mapping[str, tuple[str, ...]] = {
-    "ratio/clipped": ("ratio/clipped_high", "ratio/clipped_low", "ratio/clipped_dual"),
-}
-
-#: Metrics of rlstab that stand in for another that is missing: the same quantity, over fewer tokens.
-STAND_INS: Mapping[str, str] = {"sampler/gap": "sampler/gap_live"}
-
-#: Ours that only rlstab logs.
-OURS_ALONE = ("gradient/largest_norm", "optimizer_steps/refused")
-
 #: verl's largest and smallest reward of a step. Where they are equal no group has a gradient.
 EXTREMES = ("critic/score/max", "critic/score/min")
 #: TRL's standard deviation of all rewards of a step; 0 says the same.
 SPREAD = "reward_std"
 
-#: What trackers put before a name.
+#: Prefixes that trackers add to a name.
 _PREFIX = re.compile(r"^(train|trainer|metrics?|Train)/")
 
 
 def our_metrics(row: Mapping[str, float]) -> dict[str, tuple[str, float]]:
-    """One row of a log under our names: each with the name that it had there, and our value.
+    """One row of a log under rlstab's names: for each the name in the log, and the value as rlstab would log it.
 
     Args:
         row: values by the names of the log, NaN and Inf among them.
     """
     bare = {_PREFIX.sub("", name): (name, value) for name, value in row.items()}
     metrics: dict[str, tuple[str, float]] = {}
-    for ours, foreign in ALIASES.items():
-        for name, turn in {ours: _same, **foreign}.items():
-            if name in bare:
-                metrics[ours] = bare[name][0], turn(bare[name][1])
-                break
+    for ours, others in ALIASES.items():
+        name = next((name for name in (ours, *others) if name in bare), None)
+        if name is not None:
+            logged, value = bare[name]
+            metrics[ours] = logged, 1.0 - value if name in COMPLEMENTS else value
     for ours, parts in SUMS.items():
         there = [part for part in parts if part in bare]
         if ours not in metrics and there:
             metrics[ours] = " + ".join(bare[part][0] for part in there), sum(bare[part][1] for part in there)
-    for ours, other in STAND_INS.items():
+    for ours, other in _TABLE["stand_ins"].items():
         if ours not in metrics and other in bare:
             metrics[ours] = bare[other]
     if "reward/zero_std_groups" not in metrics:
         metrics |= _no_spread(bare)
-    return metrics | {name: bare[name] for name in OURS_ALONE if name in bare}
+    return metrics | {name: bare[name] for name in _TABLE["alone"] if name in bare}
 
 
 def _no_spread(bare: Mapping[str, tuple[str, float]]) -> dict[str, tuple[str, float]]:
-    """Whether all rewards of the step are equal, and so those of each group: 1 or 0, a lower bound of the share."""
+    """A lower bound of the share of groups with equal rewards: 1 if all rewards of the step are equal, else 0."""
     high, low = map(bare.get, EXTREMES)
     if high and low:
         return {"reward/zero_std_groups": (f"{high[0]} = {low[0]}", float(high[1] == low[1]))}
@@ -126,5 +86,5 @@ def spent(row: Mapping[str, float], names: Iterable[str]) -> float | None:
 
 
 def known(names: Iterable[str]) -> bool:
-    """Whether a log with such names has a metric to look at."""
+    """Whether a log with these names has a known metric."""
     return bool(our_metrics(dict.fromkeys(names, 0.5)).keys() - {"lr"})

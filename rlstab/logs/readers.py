@@ -28,8 +28,8 @@ STATE = "trainer_state.json"
 #: What can be read, for errors.
 READABLE = (
     f"a run folder or results file of rlstab, {STATE} or an output folder of TRL, verl's console log or the file of "
-    f"its file logger (.jsonl), a CSV exported from wandb, a folder with files of wandb or TensorBoard, or token "
-    f"exports of prime-rl"
+    f"its file logger (.jsonl), a CSV exported from wandb, a folder with files of wandb or TensorBoard, a "
+    f"database (.db) of Trackio or MLflow, or token exports of prime-rl"
 )
 #: What trainers and trackers call the number of a step, the likeliest first: wandb's own count is of calls to its log.
 STEPS = (
@@ -124,6 +124,28 @@ def _tracked(folder: Path, writer: str, files: Sequence[Path], remarks: list[str
     if not any(known(row) for row in rows.values()):
         return None
     return Log(str(folder), writer, rows, rows.remarks)
+
+
+def read_database(path: Path) -> list[Log]:
+    """The runs in a database of Trackio or MLflow that have a metric to look at.
+
+    Raises:
+        ReportError: there is none, or it cannot be read.
+    """
+    try:
+        writer, runs = trackers.database_runs(path)
+    except ValueError as error:
+        raise ReportError(f"{path}: cannot be read: {error}. Give {READABLE}.") from error
+    logs = []
+    for name, lines in runs.items():
+        rows = Rows()
+        for step, values in lines:
+            rows.log(step, _values(values))
+        if any(known(row) for row in rows.values()):
+            logs.append(Log(f"{path}: {name}", writer, rows, rows.remarks))
+    if not logs:
+        raise ReportError(f"{path}: no run in it has a metric that is known here. Give {READABLE}.")
+    return logs
 
 
 def text_at(path: Path) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import struct
 from collections.abc import Iterator
+from contextlib import closing
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -77,3 +79,36 @@ def tensorboard_rows(path: Path, remarks: list[str]) -> Iterator[dict[str, Any]]
         ]
     for step, name, value in sorted(values, key=lambda each: each[0]):
         yield {"_step": step, name: value}
+
+
+def database_runs(path: Path) -> tuple[str, dict[str, list[tuple[int, dict[str, Any]]]]]:
+    """The runs in a database of Trackio (one for each project) or MLflow (``mlflow.db``), read without a lock.
+
+    Returns:
+        who wrote it, and by the name of the run its steps with their values, in the order of steps.
+
+    Raises:
+        ValueError: it is not a database of theirs, or damaged.
+    """
+    runs: dict[str, list[tuple[int, dict[str, Any]]]] = {}
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=1)) as database:
+            columns = {row[1] for row in database.execute("pragma table_info(metrics)")}
+            if {"run_name", "step", "metrics"} <= columns:
+                for run, step, text in database.execute(
+                    "select run_name, step, metrics from metrics order by step, rowid"
+                ):
+                    values = parse_json(text)
+                    if isinstance(values, dict):
+                        runs.setdefault(str(run), []).append((int(step), values))
+                return "Trackio", runs
+            if {"run_uuid", "step", "key", "value", "is_nan"} <= columns:
+                names = dict(database.execute("select run_uuid, name from runs").fetchall())
+                asked = "select run_uuid, step, key, value, is_nan from metrics order by step, timestamp"
+                for run, step, key, value, missing in database.execute(asked):
+                    named = f"{names.get(run) or run}"
+                    runs.setdefault(named, []).append((int(step), {str(key): None if missing else value}))
+                return "MLflow", runs
+    except (sqlite3.Error, TypeError, ValueError) as error:
+        raise ValueError(str(error)) from error
+    raise ValueError("it has no table of metrics that Trackio or MLflow writes")

@@ -1,6 +1,6 @@
-"""A causal language model: loaded with or without an adapter, and asked for the signals of tokens.
+"""Causal language models, with or without an adapter, and the signals of their tokens.
 
-It knows nothing of rollouts, objectives and optimizers.
+This room knows nothing of rollouts, objectives and optimizers.
 """
 
 from rlstab.models.loading import SHIPPED

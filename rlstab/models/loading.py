@@ -1,6 +1,6 @@
 """Loading a model by shipped name, folder or hub name, with a LoRA adapter where that is asked for.
 
-peft puts the matrices of an adapter into the model's own layers, so that forwards are those of any other model.
+peft puts the matrices of an adapter into the layers of the model, so forwards are those of any other model.
 
 Source: Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, 2021, https://arxiv.org/abs/2106.09685.
 """
@@ -18,13 +18,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from rlstab import hub
@@ -48,18 +42,18 @@ _GIVE = (
 def load_model(
     name: str, adapter: AdapterSettings | None = None, saved: Path | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, frozenset[int], str]:
-    """A causal language model in float32 on the CPU, its tokenizer, and the tokens that end an answer.
+    """A causal language model in float32 on the CPU, its tokenizer, the tokens that end an answer, and a checksum.
 
-    Last a checksum of what an adapter leaves frozen; it is empty where there is no adapter.
+    The checksum is of the weights that an adapter leaves frozen; without an adapter it is empty.
 
     Args:
         name: of the model.
-        adapter: put on the model, so that it alone is trained.
-        saved: a checkpoint, to take the weights from: all of them, or those of the adapter.
+        adapter: put on the model, so that only the adapter is trained.
+        saved: a checkpoint that has the weights: all of them, or those of the adapter.
 
     Raises:
-        ModelError: it cannot be loaded, or has no pad or EOS token.
-        MissingPackage: an adapter is asked for, and peft is not installed.
+        ModelError: the model cannot be loaded, or has no pad or EOS token.
+        MissingPackage: an adapter is given, and peft is not installed.
     """
     if adapter is not None:
         require("lora", "model.adapter")
@@ -75,7 +69,7 @@ def load_model(
         use_safetensors=True,
         output_loading_info=True,
     )
-    if getattr(model, "_hf_peft_config_loaded", False):  # transformers loads an adapter on the hub with its model
+    if getattr(model, "_hf_peft_config_loaded", False):  # of an adapter on the hub, transformers loads the model too
         raise _is_adapter(name, str(model.name_or_path))
     if report["missing_keys"]:
         raise ModelError(
@@ -98,12 +92,12 @@ def load_model(
 
 
 def vocabulary_size(config: PretrainedConfig) -> int:
-    """Token ids that a model of this configuration has an embedding for: those below it."""
+    """The number of token ids that a model of this configuration has embeddings for."""
     return int(config.get_text_config().vocab_size)
 
 
 def require_pad_token(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, name: str) -> None:
-    """Raises ModelError: the tokenizer has no pad token, or one that the model has no embedding for."""
+    """Raises ModelError if the tokenizer has no pad token, or one without an embedding in the model."""
     pad, known = tokenizer.pad_token_id, vocabulary_size(config)
     if pad is None or pad >= known:
         lacks = "no pad token"
@@ -116,10 +110,10 @@ def require_pad_token(tokenizer: PreTrainedTokenizerBase, config: PretrainedConf
 
 
 def load_part(what: str, name: str, load: Callable[..., Any], **options: Any) -> Any:
-    """A part of a model by one of transformers' loaders; no code that comes with a model is run.
+    """A part of a model by one of transformers' loaders; code that comes with a model is never run.
 
     Raises:
-        ModelError: it cannot be loaded, there is no such folder, or it holds an adapter.
+        ModelError: the part cannot be loaded, or the folder is missing or holds an adapter.
     """
     source = str(SHIPPED.get(name, Path(name).expanduser()))
     if name.startswith((".", "/", "~")) and not Path(source).is_dir():
@@ -132,7 +126,7 @@ def load_part(what: str, name: str, load: Callable[..., Any], **options: Any) ->
     try:
         with quiet_transformers():
             return load(source, trust_remote_code=False, local_files_only=bool(offline), **options)
-    except Exception as error:  # files of others fail in every way
+    except Exception as error:  # a loader may raise anything
         raise ModelError(
             f"the {what} of '{name}' cannot be loaded: {offline or hub.first_line(error)}. {_GIVE}"
         ) from error
@@ -140,7 +134,7 @@ def load_part(what: str, name: str, load: Callable[..., Any], **options: Any) ->
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Without transformers' progress bars, which break into our own."""
+    """Without the progress bars of transformers, which would mix with those of rlstab."""
     shown = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
@@ -151,7 +145,7 @@ def quiet_transformers() -> Iterator[None]:
 
 
 # -- LoRA adapters ---------------------------------------------------------------------------------------------------
-# peft puts the matrices into the model's own layers, so that forwards, signals and sampling are those of any policy.
+# peft puts the matrices into the layers of the model, so forwards, signals and sampling are those of any policy
 
 ADAPTER_CONFIG, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -161,7 +155,7 @@ _BASE = "base_model.json"
 #: Releases that fit together, those of constraints.txt.
 FIT = "transformers 5.23 with peft 0.21"
 
-#: What peft puts before names when it wraps a model.
+#: The prefix of names when peft wraps a model.
 _WRAPPED = "base_model.model."
 
 _FIX = "Give the folder of a LoRA adapter that was trained on this model."
@@ -173,13 +167,13 @@ def is_of_adapter(name: str) -> bool:
 
 
 def put_adapter(model: PreTrainedModel, name: str, settings: AdapterSettings) -> str:
-    """Put an adapter on a model and freeze all else; return a checksum of what is frozen.
+    """Put an adapter on a model and freeze everything else; return a checksum of the frozen weights.
 
     A new adapter starts as the identity; its random half is drawn from torch's generator on the CPU. A model on the
-    device ``meta`` gets the adapter's shapes alone.
+    device ``meta`` gets only the shapes of the adapter.
 
     Raises:
-        ModelError: the adapter does not fit the model, or is of a kind that cannot be trained here.
+        ModelError: the adapter does not fit the model, or is of a kind that cannot be trained.
     """
     from peft import LoraConfig, PeftConfig, load_peft_weights
 
@@ -213,7 +207,7 @@ def put_adapter(model: PreTrainedModel, name: str, settings: AdapterSettings) ->
         try:  # a folder, or on the hub; safetensors, or torch.load with weights_only
             config = PeftConfig.from_pretrained(path)
             weights = {} if shapes_only else load_peft_weights(path, device="cpu")
-        except Exception as error:  # files of others fail in every way
+        except Exception as error:  # a loader may raise anything
             reason = hub.why_offline() or hub.first_line(error)
             raise ModelError(f"the adapter '{settings.path}' cannot be read: {reason}. {_FIX}") from error
         _require_plain_lora(config, settings.path)
@@ -230,7 +224,7 @@ def put_adapter(model: PreTrainedModel, name: str, settings: AdapterSettings) ->
 def _is_adapter(name: str, base: str) -> ModelError:
     of, model = (f" of '{base}'", f"'{base}'") if base else ("", "the model that it was trained on")
     return ModelError(
-        f"'{name}' is an adapter{of}, not a model: taken for a model, none of its weights would be trained. Set "
+        f"'{name}' is an adapter{of}, not a model; as a model, none of its weights would be trained. Set "
         f"model.name to {model} and model.adapter to '{name}'; for model.reference, merge the two and give the folder "
         f"of the result."
     )
@@ -239,22 +233,24 @@ def _is_adapter(name: str, base: str) -> ModelError:
 def _inject(model: PreTrainedModel, config: Any, what: str, fix: str) -> None:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a tied head, which is refused
+            warnings.simplefilter("ignore")  # about a tied head, which is refused
             model.add_adapter(config)
-    except Exception as error:  # peft refuses what it cannot adapt in every way
-        if "version of PEFT" in str(error):  # transformers refuses all of peft
+    except Exception as error:  # peft may raise anything
+        if "version of PEFT" in str(error):  # transformers refuses this release of peft
             fix = f"Install releases that fit together, such as {FIT}: {how_to_install('train', 'lora')}"
         raise ModelError(f"{what}: {hub.first_line(error)}. {fix}.") from error
     ends = model.get_output_embeddings(), model.get_input_embeddings()
     if getattr(model.config, "tie_word_embeddings", False) and any(hasattr(end, "base_layer") for end in ends):
         raise ModelError(
-            f"{what}: its vocabulary head is tied to the embeddings, and one adapter on two places cannot be merged. "
+            f"{what}: its vocabulary head is tied to the embeddings, and one adapter on both cannot be merged. "
             f"Leave both out of the targets."
         )
 
 
 def _checksum(model: PreTrainedModel) -> str:
-    """Sixteen hexadecimal digits over names, shapes and the first 64 KiB of each weight; training moves all of them."""
+    """Sixteen hexadecimal digits over names, shapes and the first 64 KiB of each weight, all of which training
+    moves.
+    """
     digest = hashlib.sha256()
     for name, weight in sorted(model.named_parameters()):
         digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
@@ -266,13 +262,13 @@ def _checksum(model: PreTrainedModel) -> str:
 def _matrices(model: PreTrainedModel) -> Mapping[str, Tensor]:
     from peft import get_peft_model_state_dict
 
-    # by default peft asks the hub about embeddings, and adds a head that is a target, which is frozen
+    # by default, peft asks the hub about embeddings and adds a targeted head, which is frozen
     matrices: Mapping[str, Tensor] = get_peft_model_state_dict(model, save_embedding_layers=False)
     return matrices
 
 
 def save_adapter(model: PreTrainedModel, folder: Path, base: str) -> None:
-    """Write an adapter as ``PeftModel.save_pretrained`` does, and in a separate file which model it was trained on."""
+    """Write an adapter as ``PeftModel.save_pretrained`` does, and the model that it was trained on in another file."""
     weights = {f"{_WRAPPED}{name}": value.detach().contiguous() for name, value in _matrices(model).items()}
     save_file(weights, folder / _ADAPTER_WEIGHTS, metadata={"format": "pt"})
     (name,) = model.active_adapters()
@@ -296,7 +292,7 @@ def _fill(model: PreTrainedModel, weights: Mapping[str, Tensor], path: str, name
 
 
 def _require_modules(model: PreTrainedModel, targets: list[str]) -> None:
-    """Each target is the name of a module; peft is content if any of them is."""
+    """Require that each target is the name of a module; peft only requires that one of them is."""
     modules = {name: module for name, module in model.named_modules()}
     linear = {name.rpartition(".")[2] for name, module in modules.items() if isinstance(module, torch.nn.Linear)}
     for target in targets if targets != ["all-linear"] else ():
@@ -308,7 +304,7 @@ def _require_modules(model: PreTrainedModel, targets: list[str]) -> None:
 
 
 def _require_plain_lora(config: Any, path: str) -> None:
-    """Nothing but LoRA matrices is trained: the rest would stay when the adapter is off for the reference."""
+    """Refuse to train anything but LoRA matrices: the rest would stay on when the adapter is off for the reference."""
     kind = getattr(config.peft_type, "value", config.peft_type)
     more = [key for key in ("modules_to_save", "trainable_token_indices") if getattr(config, key, None)]
     more += ["bias"] if getattr(config, "bias", "none") != "none" else []
@@ -320,7 +316,7 @@ def _require_plain_lora(config: Any, path: str) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The mapping in a JSON file; empty where it cannot be read."""
+    """The mapping in a JSON file; empty if it cannot be read."""
     try:
         return read_object(read_bytes(path))
     except OSError:

@@ -1,4 +1,4 @@
-"""The policy: a causal language model with its tokenizer, its optional LoRA adapter, and the ways in which it is asked.
+"""The policy: a causal language model with its tokenizer, its optional LoRA adapter, and its forwards.
 
 Source of the adapter: Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, 2021,
 https://arxiv.org/abs/2106.09685.
@@ -10,7 +10,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -26,6 +26,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlstab.config.settings import AdapterSettings, RolloutSettings
+from rlstab.core.devices import on_cpu, sent
 from rlstab.errors import ConfigError, DataError, ModelError
 from rlstab.models.loading import load_model, quiet_transformers, save_adapter, vocabulary_size
 from rlstab.models.shared_prompts import SharedPrompts, can_share, forward_shared, position_ids
@@ -33,14 +34,16 @@ from rlstab.signals import TokenSignals, token_signals_from_logits
 from rlstab.signals.vocabulary_head import VocabularyHead, find_head
 from rlstab.tasks.task import Example, Message, Task
 
-#: Prompts of a split that are tried before a run begins, unless rows that do not fit are left out. A larger data set
-#: has its later rows tried when they are asked.
+#: Prompts of a split that are tried before a run begins, unless rows that do not fit are left out. Later rows of a
+#: larger data set are tried when they are used.
 TRIED = 100_000
 
 
 @dataclass(frozen=True)
 class Sequences:
     """Rows of prompt and response, padded to the longest: prompts on the left, responses on the right.
+
+    They lie on the CPU, which decides from them what to forward, and are sent to the device of the model.
 
     Attributes:
         prompt_ids, prompt_mask: ``(R, P)`` int64 and bool.
@@ -56,8 +59,8 @@ class Sequences:
         """Some of the rows, cut to their own longest prompt and response."""
         prompt_mask, response_mask = self.prompt_mask[index], self.response_mask[index]
         width, length = 0, 0
-        if index.numel():  # one wait for the device
-            width, length = torch.stack([prompt_mask.sum(-1).max(), response_mask.sum(-1).max()]).tolist()
+        if index.numel():
+            width, length = int(prompt_mask.sum(-1).max()), int(response_mask.sum(-1).max())
         start = self.prompt_ids.shape[1] - width
         return Sequences(
             self.prompt_ids[index][:, start:],
@@ -87,7 +90,7 @@ class Sequences:
         )
 
     def cut(self, length: int) -> Sequences:
-        """The first ``length`` tokens of each response: what comes later cannot change their signals."""
+        """The first ``length`` tokens of each response, whose signals do not depend on later tokens."""
         return replace(self, response_ids=self.response_ids[:, :length], response_mask=self.response_mask[:, :length])
 
 
@@ -96,9 +99,9 @@ class Policy:
     """A model in float32 and in eval mode, with its tokenizer.
 
     Attributes:
-        precision: ``bf16`` runs forwards in autocast over the float32 weights. Sampling, evidence and the reference
-            forward without the module that accelerate prepares, so the cast is here and not in accelerate's wrapper.
-        base: of a model with an adapter, a checksum of the frozen weights; empty where all weights are trained.
+        precision: ``bf16`` runs forwards in autocast over the float32 weights. Sampling, evidence and the reference do
+            not run through the module that accelerate prepares, so the cast is here and not in accelerate's wrapper.
+        base: of a model with an adapter, a checksum of the frozen weights; empty if all weights are trained.
     """
 
     model: PreTrainedModel
@@ -115,7 +118,7 @@ class Policy:
 
     @cached_property
     def context_length(self) -> int | None:
-        """Longest prompt and response together, in tokens; None where the model does not say."""
+        """The most tokens of prompt and response together; None if the model does not say."""
         length = getattr(self.model.config, "max_position_embeddings", None)
         return length if isinstance(length, int) else None
 
@@ -126,7 +129,7 @@ class Policy:
         return nullcontext()
 
     def save(self, folder: Path) -> None:
-        """Write weights, or the adapter alone, as safetensors and the tokenizer, for :func:`load_policy`."""
+        """Write the weights, or only the adapter, as safetensors, and the tokenizer, for :func:`load_policy`."""
         with quiet_transformers():
             if self.base:
                 save_adapter(self.model, folder, self.base)
@@ -136,7 +139,7 @@ class Policy:
 
     @contextmanager
     def without_adapter(self) -> Iterator[None]:
-        """The context in which the adapter is off, so that the policy is the model that it was put on."""
+        """The context in which the adapter is off, so that the policy is the model without it."""
         if not self.base:
             yield
             return
@@ -153,6 +156,8 @@ class Policy:
     ) -> tuple[Tensor, Tensor]:
         """``(R, P)`` ids and mask of prompts, padded on the left; ``given`` tokens of the answers follow their prompts.
 
+        On the CPU.
+
         Raises:
             DataError: see :meth:`tokens`.
         """
@@ -165,14 +170,14 @@ class Policy:
         for row, tokens in enumerate(rows):
             ids[row, width - len(tokens) :] = torch.tensor(tokens)
             mask[row, width - len(tokens) :] = True
-        return ids.to(self.device), mask.to(self.device)
+        return ids, mask
 
     def tokens(self, example: Example, settings: RolloutSettings) -> list[int]:
         """The tokens of a prompt.
 
         Raises:
-            DataError: it cannot be written in tokens, has none, has one without an embedding, or leaves no room for
-                the response.
+            DataError: it cannot be encoded, has no token, has one without an embedding, or leaves no room for the
+                response.
         """
         tokens, room = self._tokens(example, settings), settings.max_new_tokens
         known = vocabulary_size(self.model.config)
@@ -196,15 +201,13 @@ class Policy:
     def decode(self, ids: list[int], *, skip_special_tokens: bool = False) -> str:
         """The text of some tokens of one response."""
         text = self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
-        assert isinstance(text, str)  # a list of texts is the answer to a list of lists
+        assert isinstance(text, str)  # lists of lists give lists of texts
         return text
 
     def _tokens(self, example: Example, settings: RolloutSettings) -> list[int]:
         who = f"{example.where or 'the prompt'}: {example.prompt[:60]!r}"
         if example.messages and not settings.chat:
-            raise DataError(
-                f"{who} is a list of messages, which only a chat template writes as tokens. Set rollout.chat to true."
-            )
+            raise DataError(f"{who} is a list of messages, which need a chat template. Set rollout.chat to true.")
         try:
             if not settings.chat:
                 return list(self.tokenizer(example.prompt)["input_ids"])
@@ -215,7 +218,7 @@ class Policy:
                 turns, add_generation_prompt=True, return_dict=False, **variables
             )
             return list(ids)
-        except Exception as error:  # tokenizers raise a bare Exception for text outside their vocabulary
+        except Exception as error:  # tokenizers raise a bare Exception for text outside of their vocabulary
             cure = "Set rollout.chat to false" if settings.chat and not example.messages else "Change the prompts"
             raise DataError(
                 f"{who} cannot be encoded by the tokenizer of '{self.tokenizer.name_or_path}': "
@@ -237,11 +240,11 @@ class Policy:
     ) -> TokenSignals:
         """Signals of the response tokens at ``index`` of the flattened ``(R, T)``, by one forward over the rows.
 
-        From the hidden states where :attr:`head` is known, so that no logits are held and tokens without gradient cost
-        no backward through the vocabulary; else from the model's logits. Prompts that are ``shared`` are forwarded once
-        each; see :meth:`shared_prompts`.
+        They are made from hidden states if :attr:`head` is known, so that no logits are held and tokens without
+        gradient cost no backward pass through the vocabulary; else from the logits. ``shared`` prompts are forwarded
+        once each; see :meth:`shared_prompts`.
         """
-        ids = sequences.response_ids.reshape(-1)[index]
+        ids, index = (sent(values, self.device) for values in (sequences.response_ids.reshape(-1)[index], index))
         asked: dict[str, Any] = {
             "temperature": temperature,
             "needs": needs,
@@ -260,33 +263,33 @@ class Policy:
     def evidence(
         self, sequences: Sequences, needs: Set[str], size: int, *, rows: Tensor | None = None, **asked: Any
     ) -> dict[str, Tensor]:
-        """``(R, T)`` float32 signals without gradient, 0 where there is no token.
+        """``(R, T)`` float32 signals on the CPU without gradient, 0 where there is no token.
 
         Args:
             sequences: ``R`` prompts and responses.
             needs: which signals.
             size: rows in a forward.
-            rows: ``(n,)`` int64, the others are 0 as well; None for all.
+            rows: ``(n,)`` int64, the rows to compute; others are 0. None computes all.
             asked: temperature and options of :meth:`signals`.
         """
         rows = torch.arange(len(sequences.response_ids)) if rows is None else rows
-        shape, device = sequences.response_ids.shape, sequences.response_ids.device
-        evidence = {name: torch.zeros(shape, device=device) for name in needs}
-        for index_of_rows in rows.to(device).split(size):
+        names, cells, found = sorted(needs), [], list[Tensor]()
+        for index_of_rows in rows.split(size):
             if not len(index_of_rows):
                 continue
             part = sequences.rows(index_of_rows)
             index = part.response_mask.reshape(-1).nonzero().squeeze(-1)
             signals = self.signals(part, index, needs=needs, shared=self.shared_prompts(part), **asked)
-            for name, values in evidence.items():
-                given = getattr(signals, name)
-                flat = torch.zeros(part.response_mask.numel(), dtype=given.dtype, device=device)
-                padded = flat.index_copy(0, index, given).view(part.response_mask.shape)
-                values[index_of_rows, : padded.shape[1]] = padded
+            width = part.response_mask.shape[1]
+            cells.append((index_of_rows[index // width], index % width))
+            found += [getattr(signals, name) for name in names]
+        evidence = {name: torch.zeros(sequences.response_ids.shape) for name in needs}
+        for number, values in enumerate(on_cpu(found)):  # one wait for the device
+            evidence[names[number % len(names)]][cells[number // len(names)]] = values.float()
         return evidence
 
     def _before_each_token(self, sequences: Sequences, shared: SharedPrompts | None) -> Tensor:
-        """``(R, T, ...)`` hidden states where :attr:`head` is known, else logits, which predict the response tokens."""
+        """``(R, T, ...)`` hidden states if :attr:`head` is known, else logits, that predict the response tokens."""
         length = sequences.response_ids.shape[1]
 
         def forward(**inputs: Any) -> Tensor:
@@ -297,18 +300,21 @@ class Policy:
             logits: Tensor = self.model(**inputs, **self._plain, **self._keep(length + 1)).logits
             return logits
 
-        prompt = sequences.prompt_ids, sequences.prompt_mask
-        response = sequences.response_ids, sequences.response_mask
+        tensors = (getattr(sequences, each.name) for each in fields(sequences))
+        prompt_ids, prompt_mask, response_ids, response_mask = (sent(values, self.device) for values in tensors)
         if shared is not None:
-            return forward_shared(forward, self.model.config, *prompt, *response, shared)
-        ids, mask = (torch.cat(pair, dim=1) for pair in zip(prompt, response, strict=True))
+            shared = SharedPrompts(sent(shared.rows, self.device), sent(shared.of, self.device))
+            return forward_shared(
+                forward, self.model.config, prompt_ids, prompt_mask, response_ids, response_mask, shared
+            )
+        ids, mask = torch.cat([prompt_ids, response_ids], 1), torch.cat([prompt_mask, response_mask], 1)
         output = forward(input_ids=ids, attention_mask=mask.long(), position_ids=position_ids(mask), use_cache=False)
         return output[:, -length - 1 : -1]
 
     def shared_prompts(self, sequences: Sequences) -> SharedPrompts | None:
-        """What of the prompts of some sequences is worth forwarding once; None where nothing is, or cannot be.
+        """Which prompts of some sequences are worth a shared forward; None if none are, or sharing is not possible.
 
-        Gradient checkpointing keeps no keys and values. It synchronises with the device.
+        Gradient checkpointing keeps no keys and values.
         """
         checkpointed = any(isinstance(module, CheckpointWrapper) for module in self.model.modules())
         if checkpointed or not self._shares_prompts:
@@ -321,12 +327,12 @@ class Policy:
 
     @cached_property
     def head(self) -> VocabularyHead | None:
-        """How hidden states become logits in this model; None where that is more than a product and a scale."""
+        """How hidden states become logits in this model; None if that is more than a product and a scale."""
         return find_head(self.model)
 
     @cached_property
     def _embeds_the_vocabulary(self) -> bool:
-        """The embeddings have a row for each logit and no other, so that they refuse a token id that has none."""
+        """Whether the embeddings have exactly one row for each logit, so that they refuse any other token id."""
         embeddings, head = self.model.get_input_embeddings(), self.model.get_output_embeddings()
         rows = getattr(embeddings, "num_embeddings", None)
         return rows is not None and rows == getattr(head, "out_features", None)
@@ -335,18 +341,20 @@ class Policy:
         """One step of decoding: the model's output, its logits for the last position only."""
         mask, sdpa = inputs["attention_mask"], self.model.config._attn_implementation == "sdpa"
         if mask.device.type != "cpu" and sdpa and self._shares_prompts and inputs["input_ids"].shape[1] == 1:
-            # whether a mask of two dimensions is all ones is read in each step, which waits for the device
+            # of a mask with two dimensions, each step checks whether it is all ones, which waits for the device
             inputs["attention_mask"] = mask[:, None, None].bool()
         return self.model(**self._with_cache(inputs), **self._plain, use_cache=True, **self._keep(1))
 
     def _with_cache(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """The cache under the name that the model has for it: transformers 5.24 renames ``past_key_values``."""
+        """The inputs with the cache under the model's name for it: transformers 5.24 renames ``past_key_values``."""
         renamed = "past_key_values" in inputs and "cache" in self._arguments
         return {"cache" if renamed and name == "past_key_values" else name: value for name, value in inputs.items()}
 
     @cached_property
     def _plain(self) -> dict[str, bool]:
-        """What switches router logits off: with them a mixture of experts computes a loss that fits no decoding."""
+        """The argument that switches router logits off; with them a mixture of experts computes a loss, which breaks
+        decoding.
+        """
         on = getattr(self.model.config.get_text_config(), "output_router_logits", False)
         return {"output_router_logits": False} if on else {}
 
@@ -355,17 +363,17 @@ class Policy:
 
     @cached_property
     def _arguments(self) -> frozenset[str]:
-        """The names of what the model's forward takes."""
+        """The names of the arguments of the model's forward."""
         return frozenset(inspect.signature(self.model.forward).parameters)
 
     def checkpoint_gradients(self) -> None:
         """Recompute the activations of each layer in the backward pass.
 
-        By torch's wrapper, as accelerate does: layers of transformers checkpoint in training mode alone, which would
-        switch dropout on.
+        This uses torch's wrapper, as accelerate does: layers of transformers checkpoint only in training mode, which
+        would switch dropout on.
 
         Raises:
-            ModelError: the model cannot.
+            ModelError: the model does not support it.
         """
         names = set(getattr(self.model, "_no_split_modules", None) or ())
         if not self.model.supports_gradient_checkpointing or not names:
@@ -389,18 +397,18 @@ def load_policy(
 ) -> Policy:
     """A causal language model by shipped name, folder or hub name, in float32 and in eval mode.
 
-    Eval mode switches dropout off: the ratio compares two policies, not two dropout masks.
+    Eval mode switches dropout off, because the ratio compares two policies, not two dropout masks.
 
     Args:
         name: of the model.
-        device: to load it to.
+        device: for the weights.
         precision: see :class:`Policy`.
-        adapter: put on the model, so that it alone is trained.
-        saved: a checkpoint, to take the weights from: all of them, or those of the adapter.
+        adapter: put on the model, so that only the adapter is trained.
+        saved: a checkpoint that has the weights: all of them, or those of the adapter.
 
     Raises:
-        ModelError: it cannot be loaded, or has no pad or EOS token.
-        MissingPackage: an adapter is asked for, and peft is not installed.
+        ModelError: the model cannot be loaded, or has no pad or EOS token.
+        MissingPackage: an adapter is given, and peft is not installed.
     """
     model, tokenizer, eos_ids, base = load_model(name, adapter, saved)
     nn.Module.to(model, device).eval()
@@ -410,18 +418,18 @@ def load_policy(
 def require_prompts(
     policy: Policy, task: Task, rollout: RolloutSettings, watch: Callable[[range, str], Iterable[int]]
 ) -> list[str]:
-    """Try the prompts of a task before a run begins; of a split without end, the first.
+    """Try the prompts of a task before a run begins; of an unlimited split, the first.
 
-    Rows that do not fit are left out where the task says so by ``too_long``.
+    Rows that do not fit are left out if the task allows it by ``too_long``.
 
     Args:
-        policy: that will be asked. Its model may be a description: ``config`` alone is read.
-        task: whose prompts they are.
-        rollout: how they are asked.
-        watch: goes through a range under a title, and may show how far it is.
+        policy: that will get the prompts. Only ``config`` of its model is read.
+        task: that has the prompts.
+        rollout: how responses are sampled.
+        watch: iterates over a range under a title, and may show the progress.
 
     Returns:
-        what a user should know: rows that were left out.
+        notes for the user, such as on rows that were left out.
 
     Raises:
         ConfigError: prompts are lists of messages, and ``rollout.chat`` is false; or a stop text cannot be written.
@@ -450,10 +458,10 @@ def require_prompts(
             continue
         first = next(iter(unfit.values()))
         if not skip or len(unfit) == size:
-            more = f" {len(unfit) - 1} more of {count} do not fit either." if len(unfit) > 1 else ""
+            more = f" {len(unfit) - 1} more of {count} do not fit." if len(unfit) > 1 else ""
             cure = " Or leave such rows out by task.too_long: skip." if hasattr(task, "too_long") and not skip else ""
             raise DataError(f"{first}{more}{cure}")
-        task.leave_out(split, unfit)  # type: ignore[attr-defined]  # what has `too_long` has it
+        task.leave_out(split, unfit)  # type: ignore[attr-defined]  # tasks with `too_long` have it
         told.append(f"{len(unfit)} of {size} prompts in `{split}` are left out (task.too_long), the first as {first}")
     return told
 
@@ -474,7 +482,9 @@ def _require_template(tokenizer: PreTrainedTokenizerBase, variables: Mapping[str
 
 
 def _require_stops(policy: Policy, stops: Sequence[str]) -> list[str]:
-    """Refuse a stop text that the tokenizer never writes; say which one looks like a special token and is not."""
+    """Refuse stop texts that the tokenizer cannot write; a note says which ones look like special tokens and are
+    not.
+    """
     told = []
     for stop in stops:
         try:  # twice: a decoder may strip the blank before the first token
@@ -495,9 +505,9 @@ def _require_stops(policy: Policy, stops: Sequence[str]) -> list[str]:
 
 
 def require_trainable(policy: Policy, name: str) -> None:
-    """Raises ModelError: no weight of a model requires a gradient, so that nothing would be learnt."""
+    """Raises ModelError if no weight of a model requires a gradient, so that nothing would be learnt."""
     if not any(weight.requires_grad for weight in policy.model.parameters()):
         raise ModelError(
-            f"no weight of '{name}' can be trained: none requires a gradient. Give a model in a floating point format, "
-            f"or put an adapter on it with model.adapter."
+            f"no weight of '{name}' requires a gradient, so nothing can be trained. Give a model in a floating-point "
+            f"format, or put an adapter on it with model.adapter."
         )

@@ -1,4 +1,4 @@
-"""The policy that samples, where it is not the trainer's own: a copy with rounded weights, or with noise on them."""
+"""The policy that samples, if it is not the trainer's: a copy with rounded weights, or with noise on them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlstab.config.settings import Precision
 from rlstab.models.loading import is_of_adapter
 from rlstab.models.policy import Policy
 
-#: The largest number of each narrow format: that of a row is mapped to it. Integers are symmetric around 0.
+#: The largest number of each narrow format, to which the largest of a row is mapped. Integers are symmetric around 0.
 LARGEST = {"fp8": 448.0, "int8": 127.0, "int4": 7.0, "int3": 3.0, "int2": 1.0}
 
 
@@ -43,19 +43,19 @@ def rounded(weight: Tensor, precision: Precision) -> Tensor:
 
 
 class Sampler:
-    """The policy that samples: the trainer's own, or a copy with weights of fewer bits, as sampling engines hold them.
+    """The policy that samples: the trainer's, or a copy with weights of fewer bits, as in sampling engines.
 
-    Weights may carry noise instead, or as well, which makes a gap of any size.
+    Weights may have noise instead or in addition, which makes a gap of any size.
 
-    Weights are rounded to the numbers that the narrow format holds, and products are taken as before: the gap between
-    sampler and trainer is that of the weights alone. Linear layers and experts are rounded to ``fp8`` or
-    integers; the vocabulary head, embeddings, norms, biases and LoRA adapters are bfloat16, as engines keep them
-    (vLLM's online quantisation takes all linear layers but the head, and its adapters have the dtype of the model).
+    Weights are rounded to numbers of the narrow format and products are computed as before, so the gap between sampler
+    and trainer is only that of the weights. Linear layers and experts are rounded to ``fp8`` or integers; the
+    vocabulary head, embeddings, norms, biases and LoRA adapters are bfloat16, as in engines (vLLM's online quantisation
+    applies to all linear layers but the head, and its adapters have the dtype of the model).
 
     Args:
         precision: see :func:`rounded`; None keeps the trainer's weights.
-        weight_noise: standard deviation of what is added to each matrix but those of adapters, the head and embeddings
-            included, as a share of that of its weights. It is the same whenever the weights are refreshed.
+        weight_noise: standard deviation of the noise on each matrix, head and embeddings included and adapters
+            excluded, as a share of that of its weights. The noise is the same whenever the weights are refreshed.
         seed: of the noise.
     """
 
@@ -65,12 +65,12 @@ class Sampler:
 
     @property
     def differs(self) -> bool:
-        """Whether it is a copy; else the trainer's own policy samples."""
+        """Whether it is a copy; else the trainer's policy samples."""
         return self.precision is not None or self.weight_noise > 0
 
     @torch.no_grad()
     def refreshed(self, policy: Policy) -> Policy:
-        """The policy to sample from, by the weights that the trainer's has now. Its own weights are only read."""
+        """The policy to sample from, with the current weights of the trainer's policy, which are only read."""
         if not self.differs:
             return policy
         if self._copy is None:
@@ -91,13 +91,13 @@ class Sampler:
         return self._copy
 
     def _noise(self, name: str, weight: Tensor) -> Tensor:
-        """Standard normal numbers by the seed and the name: those of another weight, or another time, do not matter."""
-        generator = torch.Generator().manual_seed(crc32(f"{self.seed} {name}".encode()))  # it takes 32 bits
+        """Standard normal numbers that depend on the seed and the name of the weight alone."""
+        generator = torch.Generator().manual_seed(crc32(f"{self.seed} {name}".encode()))  # a seed has 32 bits
         return torch.randn(weight.shape, generator=generator).to(weight.device, weight.dtype)
 
 
 def _narrow(model: PreTrainedModel) -> set[str]:
-    """Names of the matrices that engines quantise: those of layers. A head that is tied is an embedding."""
+    """Names of the matrices that engines quantise: those of layers. A tied head counts as an embedding."""
     kept: list[nn.Module] = [module for module in model.modules() if isinstance(module, nn.Embedding | nn.Conv1d)]
     head = model.get_output_embeddings()
     wide = {id(weight) for module in [*kept, *([] if head is None else [head])] for weight in module.parameters()}

@@ -1,7 +1,7 @@
-"""Responses to one prompt forward its tokens once together, and each its own.
+"""One forward over the tokens of a prompt for all of its responses, and one over the tokens of each response.
 
-The keys and values of a prompt do not depend on what answers it. So a group of ``G`` responses needs one forward over
-the prompt instead of ``G``, and one backward of the sum of what comes back from them.
+The keys and values of a prompt do not depend on the response. So a group of ``G`` responses needs one forward over the
+prompt instead of ``G``, and one backward of the sum of their gradients.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import DynamicCache, PretrainedConfig
 from transformers.cache_utils import DynamicLayer
 
-#: Share of the tokens that has to be saved: a second forward has a price of its own.
+#: Share of the tokens that must be saved, since a second forward has a cost.
 WORTH = 0.1
 
 
@@ -26,7 +26,7 @@ class SharedPrompts:
 
     Attributes:
         rows: ``(U,)`` int64, the first row with each of the different prompts.
-        of: ``(R,)`` int64, which of these each row has.
+        of: ``(R,)`` int64, the prompt of each row among these.
     """
 
     rows: Tensor
@@ -34,10 +34,7 @@ class SharedPrompts:
 
     @classmethod
     def among(cls, prompt_ids: Tensor, prompt_mask: Tensor, length: int) -> SharedPrompts | None:
-        """Those of ``(R, P)`` prompts with responses of ``length`` tokens; None where too few tokens would be saved.
-
-        It synchronises with the device.
-        """
+        """The shared ones of ``(R, P)`` prompts with responses of ``length`` tokens; None if too few would be saved."""
         ids = torch.where(prompt_mask, prompt_ids, -1)
         different, of = ids.unique(dim=0, return_inverse=True)
         if not worthwhile(len(ids), len(different), ids.shape[1], length):
@@ -52,16 +49,16 @@ def worthwhile(rows: int, prompts: int, width: int, length: int) -> bool:
 
 
 def can_share(config: PretrainedConfig) -> bool:
-    """Whether all that a model of this configuration keeps of a prompt are keys and values of each of its tokens.
+    """Whether a model of this configuration keeps only the keys and values of each token of a prompt.
 
-    Sliding windows drop some, and recurrent states are written in place, which a backward cannot go through.
+    Sliding windows drop some, and recurrent states are written in place, through which there is no backward.
     """
     layers = DynamicCache(config=config).layers
     return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
 
 
 def position_ids(mask: Tensor) -> Tensor:
-    """``(R, L)`` positions that count tokens and not padding."""
+    """``(R, L)`` positions, which count tokens but not padding."""
     return (mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
@@ -76,7 +73,7 @@ def forward_shared(
 ) -> Tensor:
     """``(R, T, ...)`` outputs of a model at the position before each response token.
 
-    Gradients by ``backward`` alone: ``torch.autograd.grad`` would not see those that go through the prompts.
+    Use ``backward`` for gradients: ``torch.autograd.grad`` would not see those through the prompts.
 
     Args:
         forward: the model, which takes its keyword arguments and gives an output for each token.
@@ -85,7 +82,7 @@ def forward_shared(
         prompt_mask: ``(R, P)`` bool.
         response_ids: ``(R, T)`` int64, padded on the right.
         response_mask: ``(R, T)`` bool.
-        shared: which of them have the same prompt.
+        shared: which rows have the same prompt.
     """
     cache = DynamicCache(config=config)
     once = prompt_mask[shared.rows]
@@ -96,7 +93,7 @@ def forward_shared(
         past_key_values=cache,
         use_cache=True,
     )
-    every: list[Any] = cache.layers  # of one kind, see can_share
+    every: list[Any] = cache.layers  # all of one kind, see can_share
     layers = [layer for layer in every if layer.is_initialized]  # a layer that reads the keys of another stays empty
     *kept, last = _apart([*(kept for layer in layers for kept in (layer.keys, layer.values)), prompts[:, -1:]])
     for layer, keys, values in zip(layers, kept[::2], kept[1::2], strict=True):
@@ -114,14 +111,14 @@ def forward_shared(
 
 
 def _apart(made: list[Tensor]) -> list[Tensor]:
-    """What was made of the prompts, with a backward of its own that runs when that of the responses is through.
+    """The tensors of the prompts, with a separate backward that runs after that of the responses.
 
-    In one graph, autograd would keep the gradient that the responses give to each weight until the prompts have given
-    theirs: 4 bytes more for each trained parameter.
+    In one graph, autograd would keep the gradient of the responses for each weight until that of the prompts arrives,
+    which takes 4 more bytes for each trained parameter.
     """
     if not any(tensor.requires_grad for tensor in made):
         return made
-    start = torch.ones((), device=made[0].device, requires_grad=True)  # something has to want a gradient
+    start = torch.ones((), device=made[0].device, requires_grad=True)  # one input must require a gradient
     return list(_Apart.apply(start, made))  # type: ignore[no-untyped-call]
 
 

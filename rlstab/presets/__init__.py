@@ -1,31 +1,63 @@
-"""Named compositions: published recipes as far as the loss and the advantage go, each value with its source."""
+"""Named compositions: the recipes of ``presets.yaml``, each value with its source."""
 
-from collections.abc import Mapping
+from __future__ import annotations
 
-from rlstab.core.compose import compose, within
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rlstab.core.compose import Composition, compose, within
+from rlstab.core.objective import TokenObjective
 from rlstab.errors import UnknownName, did_you_mean
-from rlstab.presets.grpo_family import GRPO_FAMILY, JUSTRL_DUAL
-from rlstab.presets.off_policy import OFF_POLICY
-from rlstab.presets.ratios import RATIOS
-from rlstab.presets.recipe import Preset, clip
-from rlstab.presets.stacks import STACKS
-from rlstab.presets.token_recipes import S2T_SOURCES, STARE_SOURCES, TOKENS
-from rlstab.zoo.clip_higher import ClipHigher
-from rlstab.zoo.s2t import S2TMask
-from rlstab.zoo.stare import STARE
-from rlstab.zoo.token_mean import TokenMean
+from rlstab.stages import STAGES
+from rlstab.stages.pipeline import Pipeline
+from rlstab.stages.stage import Stage
+from rlstab.zoo import METHODS
 
 __all__ = ["PRESETS", "Preset", "preset"]
 
-_RECOMMENDED = Preset(
-    compose(ClipHigher(low=0.2, high=0.28, dual_clip=10.0), within(S2TMask(), STARE(variant="O1")), TokenMean()),
-    "grpo",
-    "Our stack: JustRL, spurious tokens dropped, and STARE's boost among the remaining tokens.",
-    {**clip("arXiv 2503.14476: 0.2", "arXiv 2503.14476: 0.28", JUSTRL_DUAL), **S2T_SOURCES, **STARE_SOURCES},
-)
 
-#: Name to recipe: the family of GRPO, tokens treated otherwise, other ratios, other policies, our own, and stacks.
-PRESETS: Mapping[str, Preset] = {**GRPO_FAMILY, **TOKENS, **RATIOS, **OFF_POLICY, "recommended": _RECOMMENDED, **STACKS}
+@dataclass(frozen=True)
+class Preset:
+    """One recipe.
+
+    Attributes:
+        objective: its loss.
+        estimator: the stage that makes the advantages, with its defaults.
+        about: what it is, one sentence.
+        sources: ``method.setting`` to where the value comes from, for every setting of the objective and the stages.
+        stages: what it does outside the loss, apart from the estimator.
+    """
+
+    objective: Composition
+    estimator: str
+    about: str
+    sources: Mapping[str, str] = field(repr=False)
+    stages: tuple[Stage, ...] = ()
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """What it does outside the loss."""
+        return Pipeline.of(*self.stages, STAGES.get(self.estimator)())
+
+
+class _Presets(Mapping[str, Preset]):
+    """Recipes by name, in the order of the file. The file is read, and a recipe made, when it is first asked for."""
+
+    def __getitem__(self, name: str) -> Preset:
+        return _made(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_table())
+
+    def __len__(self) -> int:
+        return len(_table())
+
+
+#: Recipes by name.
+PRESETS: Mapping[str, Preset] = _Presets()
 
 
 def preset(name: str) -> Preset:
@@ -37,3 +69,35 @@ def preset(name: str) -> Preset:
     if name not in PRESETS:
         raise UnknownName(f"no preset is called '{name}'. {did_you_mean(name, PRESETS)}")
     return PRESETS[name]
+
+
+@cache
+def _table() -> Mapping[str, Any]:
+    import yaml  # not needed without presets
+
+    table: Mapping[str, Any] = yaml.safe_load(Path(__file__).with_name("presets.yaml").read_text(encoding="utf-8"))
+    return table
+
+
+@cache
+def _made(name: str) -> Preset:
+    recipe = _table()[name]
+    objective, stages = recipe["objective"], recipe.get("stages", {})
+    methods: dict[str, TokenObjective] = {key: METHODS.get(key)(**_values(objective[key])) for key in objective}
+    for inner, outer in recipe.get("within", {}).items():
+        methods[inner] = within(methods.pop(outer), methods[inner])
+    return Preset(
+        objective=compose(*methods.values()),
+        estimator=recipe["estimator"],
+        about=recipe["about"],
+        sources={
+            f"{key}.{setting}": source.replace("{script}", recipe.get("script", ""))
+            for key, settings in {**objective, **stages}.items()
+            for setting, (_, source) in settings.items()
+        },
+        stages=tuple(STAGES.get(key)(**_values(settings)) for key, settings in stages.items()),
+    )
+
+
+def _values(settings: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
+    return {setting: value for setting, (value, _) in settings.items()}

@@ -20,8 +20,8 @@ LEGEND = (
     "A number is the dose that a row tolerates, divided by the dose that the base tolerates: up to there training "
     "keeps half of its healthy gain. The base's row has that dose itself. Intervals are at 95 %, by Student's t over "
     "seeds; where one includes 1 the cell is grey. A cell in words has three seeds, which tell nothing finer. The "
-    "price is what is left of the healthy gain at the harmless end of the dial: 1 costs nothing. Other models tolerate "
-    "other doses."
+    "price is what is left of the healthy gain at the harmless end of the dial: 1 costs nothing. A row acted in the "
+    "runs that end otherwise than the base's of the same seed. Other models tolerate other doses."
 )
 
 
@@ -43,16 +43,19 @@ class Cell:
     """A row in a column.
 
     Attributes:
-        score: or why there is none.
+        score: or the reason why there is none.
         outcomes: by dose and seed.
         prediction: written before the runs.
-        base: whether it is what the others are compared with.
+        base: whether the others are compared with it.
+        acted: the number of runs that end differently from the base's run of the same dose and seed, and the number of
+            such pairs. A method that asks for nothing does not change any bit of a run.
     """
 
     score: Score | str
     outcomes: Outcomes
     prediction: Prediction | None
     base: bool = False
+    acted: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,8 @@ class Map:
     Attributes:
         columns: probes and policies.
         rows: names, with their titles.
-        cells: by row and place of the column.
-        starts: outcome of the policy before training, by place of the column.
+        cells: by row and index of the column.
+        starts: outcome of the policy before training, by index of the column.
         remarks: what is missing, and why.
     """
 
@@ -74,7 +77,7 @@ class Map:
     remarks: list[str]
 
     def seen(self, cell: Cell) -> Prediction | None:
-        """What a row tolerates, compared with the base; None where it has no score."""
+        """What a row tolerates compared with the base; None if it has no score."""
         if isinstance(cell.score, str) or cell.base:
             return None
         if not cell.score.visible or cell.score.verdict == "no visible difference":
@@ -82,16 +85,18 @@ class Map:
         return "more" if cell.score.relative.value > 1 else "less"
 
     def held(self, cell: Cell) -> bool | None:
-        """Whether a prediction did; None where there is nothing to hold."""
+        """Whether the prediction held; None without a prediction or a score."""
         return None if None in (cell.prediction, self.seen(cell)) else cell.prediction == self.seen(cell)
 
     def shown(self, cell: Cell) -> str:
-        """A cell in words: the dose of the base; of a quick map the verdict, and nothing finer."""
+        """A cell in words: for the base its dose; in a quick map only the verdict."""
         if isinstance(cell.score, str):
             return NOTHING
         if cell.base:
             dose, last = cell.score.tolerated, cell.score.doses[-1]
             return f"dose {dose:.3g}" if math.isfinite(dose) else f"dose > {last:g}"
+        if not cell.acted[0]:
+            return "did not act"
         if cell.score.quick:
             return cell.score.verdict
         number, limit = cell.score.relative, cell.score.limit
@@ -99,14 +104,19 @@ class Map:
             return told(number.value, limit)
         return f"{told(number.value, limit)} [{told(number.low, limit)}, {told(number.high, limit)}]"
 
+    def acted(self, row: str) -> str:
+        """In how many of its runs a row changed the outcome."""
+        changed, runs = (sum(cell.acted[k] for (name, _), cell in self.cells.items() if name == row) for k in (0, 1))
+        return f"{changed} of {runs}" if runs else NOTHING
+
     @property
     def sentences(self) -> list[str]:
-        """One for each row beside the fixed ones."""
+        """One sentence for each row other than the fixed ones."""
         sentences = []
         for row in self.rows.keys() - FIXED.keys():
             by_verdict: dict[str, list[str]] = defaultdict(list)
-            for place, column in enumerate(self.columns):
-                cell = self.cells[row, place]
+            for index, column in enumerate(self.columns):
+                cell = self.cells[row, index]
                 by_verdict[self.shown(cell) if isinstance(cell.score, Score) else "no score"].append(column.title)
             parts = (f"{verdict} in {listed(titles)}" for verdict, titles in by_verdict.items())
             sentences.append(f"{row}, tolerated dose against the base's: {'; '.join(parts)}.")
@@ -114,11 +124,12 @@ class Map:
 
     @property
     def markdown(self) -> str:
-        """Tables of all that a cell has, a sentence for each row, and what is missing."""
+        """Tables of everything in the cells, a sentence for each row, and what is missing."""
         tables = {
             "tolerated dose": self.shown,
             "price": _price,
             "predicted": self._predicted,
+            "runs that end otherwise than the base's": _acted,
             "ends below its start from": _harm,
             "outcomes of single seeds, by dose": _by_dose,
         }
@@ -134,7 +145,7 @@ class Map:
     def _table(self, title: str, shown: Any) -> list[str]:
         head = [title, *(column.title for column in self.columns)]
         body = [
-            [name, *(shown(self.cells[row, place]) for place in range(len(self.columns)))]
+            [name, *(shown(self.cells[row, index]) for index in range(len(self.columns)))]
             for row, name in self.rows.items()
         ]
         lines = [head, ["---"] * len(head), *body]
@@ -142,14 +153,14 @@ class Map:
 
     @property
     def json(self) -> str:
-        """Everything, for programs: infinite doses are null, and ``limit`` says beyond what."""
+        """Everything, for programs; infinite doses are null, and ``limit`` is what they exceed."""
         cells = []
-        for (row, place), cell in self.cells.items():
-            own = cell.score
-            scored = {"why": own} if isinstance(own, str) else {**asdict(own), "verdict": own.verdict}
-            column = {"row": row, "probe": self.columns[place].probe.name, "policy": self.columns[place].policy}
+        for (row, index), cell in self.cells.items():
+            result, drawn = cell.score, self.columns[index]
+            scored = {"why": result} if isinstance(result, str) else {**asdict(result), "verdict": result.verdict}
+            column = {"row": row, "probe": drawn.probe.name, "policy": drawn.policy}
             outcomes = {f"{dose:g}": dict(seeds) for dose, seeds in cell.outcomes.items()}
-            predicted = {"prediction": cell.prediction, "held": self.held(cell)}
+            predicted = {"prediction": cell.prediction, "held": self.held(cell), "acted": cell.acted}
             cells.append({**column, **scored, **predicted, "outcomes": outcomes})
         return json.dumps(plain({"cells": cells, "remarks": self.remarks}), indent=1) + "\n"
 
@@ -161,11 +172,11 @@ def draw_map(
     *,
     remarks: Sequence[str] = (),
 ) -> Map:
-    """The map of what came of runs.
+    """The map of the results of runs.
 
     Args:
         suite: the probes.
-        kinds: of the rows beside the fixed ones, see :attr:`rlstab.probe.rows.Row.kinds`.
+        kinds: of the rows other than the fixed ones, see :attr:`rlstab.probe.rows.Row.kinds`.
         results: of the runs.
         remarks: what is missing, and why.
     """
@@ -173,25 +184,34 @@ def draw_map(
     columns = [
         Column(probe, policy) for probe in suite for policy in (("trainer", "sampler") if probe.name in two else ("",))
     ]
-    there = {row for probe in suite for row in probe.bench["methods"]}  # on another model not all of them
+    there = {row for probe in suite for row in probe.bench["methods"]}  # not all of them on another model
     names = {row: title for row, title in FIXED.items() if row in there} | {row: row for row in kinds}
     cells: dict[tuple[str, int], Cell] = {}
     starts: dict[int, float] = {}
-    for place, column in enumerate(columns):
+    for index, column in enumerate(columns):
         by_row = _outcomes([record for record in results if record.probe == column.probe.name], column.policy)
         before = [value for seeds in by_row[START].values() for value in seeds.values()]
-        starts[place] = before[0] if before else math.nan
+        starts[index] = before[0] if before else math.nan
         for row in names:
             prediction = column.probe.prediction(row, kinds.get(row, ()), column.policy) if row != "base" else None
-            scored = score(by_row[row], by_row["base"], starts[place]) if by_row["base"] else "the base has no run"
-            cells[row, place] = Cell(scored, by_row[row], prediction, row == "base")
-    bases = {column.title: cells["base", place].score for place, column in enumerate(columns)}
+            scored = score(by_row[row], by_row["base"], starts[index]) if by_row["base"] else "the base has no run"
+            pairs = [] if row == "base" else _paired(by_row[row], by_row["base"])
+            acted = sum(value != base for value, base in pairs), len(pairs)
+            cells[row, index] = Cell(scored, by_row[row], prediction, row == "base", acted)
+    bases = {column.title: cells["base", index].score for index, column in enumerate(columns)}
     missing = [f"{title}: {score}" for title, score in bases.items() if isinstance(score, str)]
     return Map(columns, names, cells, starts, [*remarks, *missing])
 
 
+def _paired(row: Outcomes, base: Outcomes) -> list[tuple[float, float]]:
+    """Outcomes of the same dose and seed."""
+    return [
+        (value, base[dose][seed]) for dose in row for seed, value in row[dose].items() if seed in base.get(dose, {})
+    ]
+
+
 def _outcomes(records: Sequence[Record], policy: str) -> dict[str, dict[float, dict[int, float]]]:
-    """By row, dose and seed; where the sampler is the trainer's own policy, it has the trainer's outcome."""
+    """Outcomes by row, dose and seed; a sampler that is the trainer's policy has the trainer's outcome."""
     by_row: dict[str, dict[float, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
     for record in records:
         sampler = record.trainer if record.sampler is None else record.sampler
@@ -200,13 +220,13 @@ def _outcomes(records: Sequence[Record], policy: str) -> dict[str, dict[float, d
 
 
 def told(relative: float, limit: float) -> str:
-    """A relative dose in words: beyond the last dose it is only known to be above."""
+    """A relative dose in words; beyond the last dose, only a lower bound is known."""
     if math.isnan(relative):
         return NOTHING
     if math.isinf(relative):
         return f"> {limit:.2g}"
     texts = (f"{relative:.{digits}g}" for digits in (2, 3, 4))
-    return next((text for text in texts if text != "1"), "1")  # what rounds to 1 has to tell on which side of it
+    return next((text for text in texts if text != "1"), "1")  # show on which side of 1 it is
 
 
 def _harm(cell: Cell) -> str:
@@ -217,6 +237,10 @@ def _harm(cell: Cell) -> str:
 def _by_dose(cell: Cell) -> str:
     by_dose = ((dose, sorted(seeds.items())) for dose, seeds in sorted(cell.outcomes.items()))
     return "; ".join(f"{dose:g}: {' '.join(f'{value:.3f}' for _, value in values)}" for dose, values in by_dose)
+
+
+def _acted(cell: Cell) -> str:
+    return "{} of {}".format(*cell.acted) if cell.acted[1] else NOTHING
 
 
 def _price(cell: Cell) -> str:

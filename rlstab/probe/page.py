@@ -1,4 +1,4 @@
-"""The map as one HTML page: it holds everything it needs and runs nothing; a cell opens its curves."""
+"""The map as one self-contained HTML page without scripts; a cell opens its curves."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rlstab.probe.score import SURVIVAL, Score
 from rlstab.report.formatting import setting
 from rlstab.report.output import digest
 
-#: Of a figure, and the room around what is drawn.
+#: The size of a figure, and its margins.
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 420, 220, 34, 10, 8, 24
 
-#: Colours have so many steps either way; one is a factor of two.
+#: Shades of a colour in either direction; each is a factor of two.
 STEPS = 3
 
 
@@ -27,8 +27,8 @@ def page(drawn: Map) -> str:
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     lines = []
     for row, title in drawn.rows.items():
-        cells = [_cell(drawn, row, place) for place in range(len(drawn.columns))]
-        lines.append({"title": title, "cells": cells, "base": row == "base"})
+        cells = [_cell(drawn, row, index) for index in range(len(drawn.columns))]
+        lines.append({"title": title, "cells": cells, "base": row == "base", "acted": drawn.acted(row)})
     return environment.from_string(template).render(
         style=style,
         policy=f"default-src 'none'; style-src '{digest(style)}'",
@@ -41,11 +41,11 @@ def page(drawn: Map) -> str:
     )
 
 
-def _cell(drawn: Map, row: str, place: int) -> dict[str, Any]:
-    cell, column, score = drawn.cells[row, place], drawn.columns[place], drawn.cells[row, place].score
+def _cell(drawn: Map, row: str, index: int) -> dict[str, Any]:
+    cell, column, score = drawn.cells[row, index], drawn.columns[index], drawn.cells[row, index].score
     value, bracket, interval = drawn.shown(cell).partition(" [")
     return {
-        "id": f"c-{list(drawn.rows).index(row)}-{place}",
+        "id": f"c-{list(drawn.rows).index(row)}-{index}",
         "row": drawn.rows[row],
         "column": column.title,
         "dial": column.probe.dial,
@@ -58,12 +58,12 @@ def _cell(drawn: Map, row: str, place: int) -> dict[str, Any]:
         "about": [] if isinstance(score, str) else _about(score),
         "prediction": cell.prediction,
         "held": drawn.held(cell),
-        "figure": _figure(drawn, row, place),
+        "figure": _figure(drawn, row, index),
     }
 
 
 def _colour(drawn: Map, cell: Cell) -> str:
-    """A class: how many factors of two more or less than the base, which three seeds do not tell; or grey."""
+    """A CSS class: how many factors of two more or less than the base, which three seeds do not resolve; or grey."""
     seen = drawn.seen(cell)
     if isinstance(cell.score, str) or seen in (None, "same"):
         return "grey"
@@ -84,9 +84,9 @@ def _about(score: Score) -> list[tuple[str, str]]:
     ]
 
 
-def _figure(drawn: Map, row: str, place: int) -> dict[str, Any]:
-    """Lines of means and a point for each seed, of the row and of the base; doses are evenly spaced."""
-    base, cell, start = drawn.cells["base", place], drawn.cells[row, place], drawn.starts[place]
+def _figure(drawn: Map, row: str, index: int) -> dict[str, Any]:
+    """Lines of means and a point for each seed, for the row and the base; doses are evenly spaced."""
+    base, cell, start = drawn.cells["base", index], drawn.cells[row, index], drawn.starts[index]
     doses = sorted(base.outcomes.keys() | cell.outcomes.keys())
     x = {dose: LEFT + (WIDTH - LEFT - RIGHT) * (k + 0.5) / len(doses) for k, dose in enumerate(doses)}
     top = max([0.1, *(value for some in (base, cell) for _, value in _points(some))])

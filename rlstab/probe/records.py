@@ -1,6 +1,6 @@
-"""Recorded runs: one JSON line each, known again by all that decides what comes of a run.
+"""Recorded runs: one JSON line each, identified by everything that decides the outcome of a run.
 
-What ships is the ``results.jsonl`` of ``rlstab probe``, in the folder ``recorded``.
+The folder ``recorded`` has the ``results.jsonl`` of ``rlstab probe`` for the runs that ship.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from rlstab.probe.suite import HERE
 from rlstab.report.load import read_folder
 from rlstab.report.runs import RunRecord
 
-#: Of what runs give. Add 1 when a change of rlstab, a new value of a default included, changes what they give: all
-#: records are stale then, and have to be made again.
+#: The version of the outcomes. Add 1 when a change of rlstab, or of a default, changes outcomes: then all records are
+#: stale and must be made again.
 NUMBERS = 1
 
-#: What was measured: no NaN, which is no outcome.
+#: A measurement, which is not NaN.
 Number: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)
 class Record:
-    """What came of one run of a probe.
+    """The outcome of one run of a probe.
 
     Attributes:
-        probe, dose, row, seed: which run it is.
+        probe, dose, row, seed: of the run.
         identity: see :func:`identity`.
-        trainer: held-out mean of the trainer's policy at the end; 0 where the policy was lost to NaN or Inf.
-        sampler: the same of the sampler's policy, where that is another one.
-        cpu_seconds: that it took.
+        trainer: held-out mean of the trainer's policy at the end; 0 if the policy was lost to NaN or Inf.
+        sampler: the same for the sampler's policy, if that is another one.
+        cpu_seconds: of the run.
     """
 
     probe: str
@@ -60,15 +60,15 @@ class Record:
 
 
 def identity(run: BenchRun) -> str:
-    """Twelve hexadecimal digits over what decides the outcome of a run.
+    """Twelve hexadecimal digits over everything that decides the outcome of a run.
 
-    Settings that are not the default, so that one that is new makes no record stale; user-defined code, files of data
-    and weights by their content; and :data:`NUMBERS`. Neither paths, nor the order of keys, nor what rounds float32 in
-    another way: that changes an outcome as another seed does, and is no reason to make all of them again.
+    They cover settings that are not the default, so that a new setting makes no record stale; user-defined code, data
+    files and weights by their content; and :data:`NUMBERS`. They cover neither paths nor the order of keys nor how
+    float32 is rounded, which changes an outcome only as another seed does.
     """
     config = run.training
-    elsewhere = dict.fromkeys(("tracking", "engine", "model", "task", "stages", "objective"), True)
-    exclude: dict[str, Any] = {**elsewhere, "evaluation": {"pass_at"}, "rollout": {"stop"}}
+    apart = dict.fromkeys(("tracking", "engine", "model", "task", "stages", "objective"), True)
+    exclude: dict[str, Any] = {**apart, "evaluation": {"pass_at"}, "rollout": {"stop"}}
     data = config.model_dump(mode="json", exclude_defaults=True, exclude=exclude)
     if config.rollout.stop is not None:  # a single text was recorded as a text
         data["rollout"]["stop"] = config.rollout.stop[0] if len(config.rollout.stop) == 1 else config.rollout.stop
@@ -84,7 +84,7 @@ def identity(run: BenchRun) -> str:
 
 
 def _changed(method: Method[Any]) -> dict[str, Any]:
-    """A method or stage with the settings that are not the default."""
+    """A method or stage with its settings that are not the default."""
     if isinstance(method, Within):
         return {"outer": _changed(method.outer), "inner": _changed(method.inner)}
     if isinstance(method, Observe):
@@ -97,7 +97,7 @@ def _changed(method: Method[Any]) -> dict[str, Any]:
 
 
 def _whole(data: Any) -> Any:
-    """The data with 1.0 as 1: what a factor makes of a whole number is that number."""
+    """The data with 1.0 as 1, since a factor makes a float of a whole number."""
     if isinstance(data, Mapping):
         return {key: _whole(value) for key, value in data.items()}
     if isinstance(data, list):
@@ -107,13 +107,13 @@ def _whole(data: Any) -> Any:
 
 @cache
 def _own_code() -> frozenset[str]:
-    """Checksums of the suite's own tasks and stages, which :data:`NUMBERS` is for."""
+    """Checksums of the tasks and stages of the suite, whose changes :data:`NUMBERS` counts."""
     return frozenset(checksum(path.read_bytes()) for path in HERE.glob("*.py"))
 
 
 @cache
 def _weights(name: str) -> list[str] | str:
-    """Checksums of a model's weights; its name where they are not on this machine."""
+    """Checksums of the weights of a model; its name if they are not on this machine."""
     folder = SHIPPED.get(name, Path(name).expanduser())
     return [checksum(path.read_bytes()) for path in sorted(folder.glob("*.safetensors"))] or name
 
@@ -122,35 +122,35 @@ _ADAPTER = TypeAdapter(Record)
 
 
 def recorded(*files: Path) -> dict[str, Record]:
-    """Recorded runs by identity: those that ship, and those of more files.
+    """Recorded runs by identity: those that ship, and those in more files.
 
     Raises:
-        ReportError: a file cannot be read, or is not one of recorded runs.
+        ReportError: a file cannot be read, or does not hold recorded runs.
     """
     shipped = sorted(Path(str(resources.files("rlstab.probe") / "recorded")).glob("*.jsonl"))
     records: dict[str, Record] = {}
     for path in (*shipped, *files):
-        place = ""
+        where = ""
         try:
             for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-                place = f", line {number}"
+                where = f", line {number}"
                 record = _ADAPTER.validate_json(line, strict=True)
                 records[record.identity] = record
         except (OSError, ValueError) as error:
             why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
-            raise ReportError(f"{path}{place}: not a recorded run: {why}. Give a file that `probe` wrote.") from error
+            raise ReportError(f"{path}{where}: not a recorded run: {why}. Give a file that `probe` wrote.") from error
     return records
 
 
 def as_lines(records: Iterable[Record]) -> str:
-    """Records, sorted: a second run with the same seeds gives the same lines, but for the time that they took."""
+    """Records as sorted lines: a second run with the same seeds gives the same lines, except for the times."""
     ordered = sorted(records, key=lambda record: (record.probe, float(record.dose), record.row, record.seed))
     kept = ({key: value for key, value in asdict(record).items() if value is not None} for record in ordered)
     return "".join(f"{json.dumps(record)}\n" for record in kept)
 
 
 def made(run: BenchRun, identity: str) -> Record | str | None:
-    """The record of a run by its folder; why it failed; None where it is not finished."""
+    """The record of a run from its folder; the reason if it failed; None if it is not finished."""
     kept, (probe, _, dose) = read_record(run.folder), run.setting.rpartition("-")
     status, error = kept.get("status"), str(kept.get("error") or "")
     if kept.get("run_hash") != run.hash or status not in ("finished", "failed"):

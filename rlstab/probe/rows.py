@@ -1,4 +1,4 @@
-"""What is probed: a method, stage, preset, file or class, as a method of each probe's bench."""
+"""The rows of a map: a method, stage, preset, file or class, as a method of the bench of each probe."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from rlstab.zoo import METHODS
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the map.
+    """A row of the map.
 
     Attributes:
-        name: of it, and of its folders.
-        objective: items of an objective; empty where it is a stage.
+        name: of the row and of its folders.
+        objective: items of an objective; empty for a stage.
         stages: items of stages.
-        whole: whether the objective stands alone, as a recipe does; else the base's is a part of it, or all.
+        whole: whether the objective is complete, as a recipe is; else the base's objective is added.
     """
 
     name: str
@@ -41,29 +41,31 @@ class Row:
     whole: bool = False
 
     def _items(self, length: int) -> list[Any]:
-        """Those of its objective, for responses of that length: a method alone may have to be told it."""
+        """The items of its objective, for responses of that length, which a single method may need as a setting."""
         alone = self.name in METHODS.names() and self.objective == ({"name": self.name},)
         return [at_defaults(self.name, length)] if alone else list(self.objective)
 
     def methods(self) -> list[TokenObjective]:
-        """The methods that it brings."""
+        """The methods of its objective."""
         items = self._items(1)
         return [leaf.method for leaf in walk(load_objective({"objective": items}))] if items else []
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Names of its methods and stages, then what the methods address: a prediction may be for any of them."""
+        """Names of its methods and stages, then the sources that the methods address; a prediction may name any of
+        them.
+        """
         methods = self.methods()
         stages = [str(item.get("name") if isinstance(item, Mapping) else item) for item in self.stages]
         addressed = sorted({kind for method in methods for kind in method.about.addresses})
         return (*(method.name for method in methods), *stages, *addressed, *(["stage"] if stages else []))
 
     def entry(self, probe: Probe) -> dict[str, Any]:
-        """What the bench of a probe has under ``methods``.
+        """The row as an entry under ``methods`` in the bench of a probe.
 
-        A method joins the base's objective; where they own one slot, it takes the place of the base's clip. In a probe
-        of old or other samplers the base's ratio does not see them (``recompute``). A row whose methods act by the
-        ratio gets one that does (``rollout``), unless they compare sampler and trainer themselves.
+        A method joins the base's objective; if both fill the same slot, it replaces the base's clip. In a probe of
+        stale or other samplers, the ratio of the base does not involve them (``recompute``). A row whose methods act by
+        the ratio gets one that does (``rollout``), unless they compare sampler and trainer themselves.
         """
         base, set_here = probe.bench["base"], dict[str, Any]()
         if self.stages:
@@ -72,29 +74,29 @@ class Row:
         blind = base["optimisation"]["old_logprobs"] == "recompute"
         if blind and "live" in drift and not drift & {"sampler", "start"}:
             set_here["optimisation.old_logprobs"] = "rollout"
-        own = self._items(base["rollout"]["max_new_tokens"])
-        return {"objective": self._joined(base["objective"], own) if own else base["objective"], "set": set_here}
+        items = self._items(base["rollout"]["max_new_tokens"])
+        return {"objective": self._joined(base["objective"], items) if items else base["objective"], "set": set_here}
 
-    def _joined(self, base: list[Any], own: list[Any]) -> list[Any]:
+    def _joined(self, base: list[Any], items: list[Any]) -> list[Any]:
         if self.whole:
-            return own
-        together = [*base, *own]
-        for items in (together, ["token_mean", *own], own):
+            return items
+        together = [*base, *items]
+        for tried in (together, ["token_mean", *items], items):
             with suppress(Conflict):
-                load_objective({"objective": items})
-                return items
-        return together  # the bench then says what does not fit
+                load_objective({"objective": tried})
+                return tried
+        return together  # the bench then reports the conflict
 
 
 def row(asked: str) -> Row:
-    """The row that a word of the command line asks for.
+    """The row for an argument of the command line.
 
     Args:
         asked: a preset, a method, a stage, a YAML file with an objective (and stages), or ``path/to/file.py:Class``.
-            Where a preset and a method have one name, it is the preset.
+            A name that a preset and a method share means the preset.
 
     Raises:
-        UnknownName: it is none of them.
+        UnknownName: it is none of these.
         ConfigError: the file cannot be read, or has no objective.
     """
     if is_user_code(asked):
@@ -115,20 +117,20 @@ def rows(asked: Sequence[str]) -> list[Row]:
     """See :func:`row`.
 
     Raises:
-        ConfigError: two rows have one name, it is that of a row of every map or names no folder, or the methods of one
-            cannot be made.
+        ConfigError: two rows have the same name, a name is that of a fixed row or cannot name a folder, or the methods
+            of a row cannot be made.
     """
     made = dict[str, Row]()
     for text in asked:
         if text in FIXED:
-            raise ConfigError(f"'{text}' is a row of every map. Leave it out.")
+            raise ConfigError(f"'{text}' is a row of every map already. Leave it out.")
         line = row(text)
         if line.name in made or line.name in {*FIXED, START}:
             raise ConfigError(f"{text}: another row is called '{line.name}'. Leave one out, or rename this one.")
         if not NAME.fullmatch(line.name):
             raise ConfigError(f"{text}: its name names a folder too. Use letters, digits and _ . + -.")
         try:
-            line.methods()  # a mistake in them is told here, before any run
+            line.methods()  # mistakes in them are reported here, before any run
         except RlstabError as error:
             raise ConfigError(f"{text}: {error}") from error
         made[line.name] = line

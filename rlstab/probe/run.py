@@ -1,4 +1,4 @@
-"""``rlstab probe``: one bench of all probes, of which recorded runs are taken and the rest is made; then the map."""
+"""``rlstab probe``: takes recorded runs, makes the others as one bench, and draws the map."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rlstab.probe.score import QUICK_SEEDS
 from rlstab.probe.suite import START, Probe, probes
 from rlstab.report.formatting import listed
 
-#: What is written, and a mark of each: another file of that name is not replaced.
+#: The files that are written, each with a mark; a file of that name without the mark is not replaced.
 FILES = {
     "map.html": b"<title>Probes</title>",
     "map.md": b"# Probes",
@@ -50,26 +50,26 @@ def run_probes(
     dry_run: bool = False,
     console: Console | None = None,
 ) -> int:
-    """Make what is not recorded, and write ``map.html``, ``map.md``, ``map.json`` and ``results.jsonl``.
+    """Make runs that are not recorded, and write ``map.html``, ``map.md``, ``map.json`` and ``results.jsonl``.
 
     Args:
-        asked: see :func:`rlstab.probe.rows.row`; the fixed rows are always there.
+        asked: see :func:`rlstab.probe.rows.row`; the fixed rows are always added.
         names: of probes; empty takes all.
         quick: three doses and three seeds.
-        model: another than the small one.
-        out: folder; what is finished in it is not made again.
-        records: files of recorded runs beside those that ship.
+        model: another model than the small one.
+        out: folder; finished runs in it are not repeated.
+        records: more files of recorded runs.
         workers: runs at a time; None is one per CPU.
-        retry: make failed runs again.
-        dry_run: say what would be made, and make and write nothing.
-        console: where to say everything; None is the terminal, with what came of it on standard output.
+        retry: repeat failed runs.
+        dry_run: only say what would be made.
+        console: for all output; None is the terminal, with results on standard output.
 
     Returns:
         0, 1 if a run failed, 130 after Ctrl-C.
 
     Raises:
-        UnknownName, ConfigError: see :func:`rlstab.probe.rows.row` and :func:`rlstab.probe.suite.probes`; a row fits no
-            probe, or the folder cannot be written or holds something else.
+        UnknownName, ConfigError: see :func:`rlstab.probe.rows.row` and :func:`rlstab.probe.suite.probes`; or a row fits
+            no probe, or the folder cannot be written or holds other files.
         ModelError: the model is not on this machine.
         ReportError: a file of recorded runs cannot be read.
     """
@@ -80,7 +80,7 @@ def run_probes(
     if not dry_run:
         _require_own(out)
     of_runs, known = {run.name: identity(run) for run in planned}, recorded(*map(Path, records))
-    # two rows may ask for one run: half the rate at twice the dose, or the true reward whatever the dose
+    # two rows may need the same run: half the rate at twice the dose, or the true reward at any dose
     first = {of_runs[run.name]: run for run in reversed(planned)}
     missing = [run for run in planned if of_runs[run.name] not in known and first[of_runs[run.name]] is run]
     there, plan = sum(of_runs[run.name] in known for run in planned), plan_of(missing, overwrite=True, retry=retry)
@@ -96,7 +96,7 @@ def run_probes(
     if dry_run:
         return 0
     code, failures = 0, dict[str, list[str]]()
-    # before all runs fail, one by one
+    # fail here rather than in every run
     if left and model is not None and not is_dir(folder := Path(missing[0].training.model.name).expanduser()):
         raise ModelError(f"there is no model in {folder}. Make it with `python examples/{model}_model.py` in a clone.")
     if missing:
@@ -112,16 +112,16 @@ def run_probes(
         elif result is not None:
             failures.setdefault(result, []).append(run.name)
     remarks += [f"{few(runs)}: {why}" for why, runs in failures.items()]
-    results = [replace(known[of_runs[run.name]], **_place(run)) for run in planned if of_runs[run.name] in known]
+    results = [replace(known[of_runs[run.name]], **_cell_of(run)) for run in planned if of_runs[run.name] in known]
     drawn = draw_map(suite, {line.name: line.kinds for line in lines}, results, remarks=remarks)
     for name, text in zip(FILES, (page(drawn), drawn.markdown, drawn.json, as_lines(results)), strict=True):
         replace_file(out / name, text)
     _say(said, drawn, out)
-    return STOPPED if code == STOPPED else int(bool(failures))  # a policy that is lost is an outcome
+    return STOPPED if code == STOPPED else int(bool(failures))  # a lost policy is an outcome
 
 
 def _plan(suite: Sequence[Probe], lines: Sequence[Row], quick: bool, out: Path) -> tuple[list[BenchRun], list[str]]:
-    """All runs, and remarks on what of them is missing or differs.
+    """All runs, and remarks on those that are missing or differ.
 
     Raises:
         ConfigError: a row fits no probe.
@@ -134,31 +134,31 @@ def _plan(suite: Sequence[Probe], lines: Sequence[Row], quick: bool, out: Path) 
             raise ConfigError(next(remark for remark in remarks if remark.startswith(f"{line.name} cannot")))
     base = {run.setting: run.training.optimisation.old_logprobs for run in planned if run.method == "base"}
     unlike = {run.method for run in planned if run.training.optimisation.old_logprobs != base[run.setting]}
-    if own := [line.name for line in lines if line.name in unlike]:
-        remarks.append(f"ratio to the sampler (`old_logprobs: rollout`), unlike the base: {listed(own)}")
+    if names := [line.name for line in lines if line.name in unlike]:
+        remarks.append(f"ratio to the sampler (`old_logprobs: rollout`), unlike the base: {listed(names)}")
     return planned, remarks
 
 
 def _require_own(out: Path) -> None:
-    """Make the folder, and see that nothing else is in it that would be replaced."""
+    """Make the folder, and refuse one with other files that would be replaced."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{out} cannot be written: {reason(error)}. Give another folder with --out.") from error
     foreign = [name for name, mark in FILES.items() if is_foreign(out / name, mark)]
     if foreign or read_record(out).get("name", "probe") != "probe":
-        what = f"a {foreign[0]} of something else" if foreign else "another bench"
-        raise ConfigError(f"{out} holds {what}, which stays as it is. Give another folder with --out.")
+        what = f"another {foreign[0]}" if foreign else "another bench"
+        raise ConfigError(f"{out} holds {what}, which is not replaced. Give another folder with --out.")
 
 
-def _place(run: BenchRun) -> dict[str, Any]:
-    """Where a run stands here: one of the same identity may have been recorded under another row."""
+def _cell_of(run: BenchRun) -> dict[str, Any]:
+    """The cell of a run: a run of the same identity may have been recorded under another row."""
     probe, _, dose = run.setting.rpartition("-")
     return {"probe": probe, "dose": dose, "row": run.method}
 
 
 def runs_of(probe: Probe, lines: Sequence[Row], quick: bool, out: Path, remarks: list[str]) -> list[BenchRun]:
-    """The runs of a probe, fixed rows first in each seed; rows that do not fit it are left out, with a remark."""
+    """The runs of a probe, fixed rows first for each seed; rows that do not fit are left out with a remark."""
     doses = probe.quick_doses if quick else probe.doses
     settings = {f"{probe.name}-{dose}": probe.bench["settings"][dose] for dose in doses}
     seeds = probe.bench["seeds"][: QUICK_SEEDS if quick else None]
@@ -179,7 +179,7 @@ def runs_of(probe: Probe, lines: Sequence[Row], quick: bool, out: Path, remarks:
 
 
 def _merged(missing: Sequence[BenchRun], probe: Probe, out: Path, again: str) -> Bench:
-    """The runs of several probes as those of one bench, whose workers go from one probe to the next."""
+    """The runs of several probes as one bench, whose workers go from one probe to the next."""
     bench = load_bench({**probe.bench, "name": "probe"}, out=out)
     return replace(bench, runs=tuple(missing), notes=(), again=again)
 

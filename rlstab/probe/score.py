@@ -1,9 +1,9 @@
-"""The score of a row in a probe: what dose it tolerates relative to the base, what it costs at none, where it harms.
+"""The score of a row in a probe: the dose that it tolerates relative to the base, its price, and where it harms.
 
-With ``y`` the held-out mean at the end, ``y0`` that of the policy at the start and ``d`` a dose, what is left of the
-healthy gain is ``g(d) = (y(d) - y0) / (y_base(first dose) - y0)``. The tolerated dose is where a decreasing fit of the
-mean of ``g`` over seeds (isotonic regression, linear between doses) crosses one half; the harm dose where it crosses 0.
-"Half of the healthy value" instead would let a method survive that freezes the policy.
+With ``y`` the held-out mean at the end, ``y0`` that of the policy at the start and ``d`` a dose, the remaining share of
+the healthy gain is ``g(d) = (y(d) - y0) / (y_base(first dose) - y0)``. The tolerated dose is where a decreasing fit of
+the mean of ``g`` over seeds (isotonic regression, linear between doses) crosses one half; the harm dose where it
+crosses 0. With half of the healthy value instead, a method that freezes the policy would survive.
 
 Intervals are at 95 %: the values that Student's t does not exclude on differences paired by seed (as E. C. Fieller,
 "Some Problems in Interval Estimation", 1954, for the ratio of two means). A price ``p`` is excluded where the mean of
@@ -24,13 +24,13 @@ from scipy.optimize import brentq, isotonic_regression
 
 from rlstab.report.statistics import MIN_SEEDS, student_t
 
-#: Relative doses that are tried, evenly over the doses.
+#: Number of relative doses that are tried, evenly over the doses.
 TRIED = 500
 
-#: Seeds of a quick map, the first ones of each probe: with no more, nothing finer than a verdict is told.
+#: Seeds of a quick map, the first ones of each probe; with so few, only a verdict is given.
 QUICK_SEEDS = 3
 
-#: What is left of the healthy gain at the tolerated dose.
+#: The remaining share of the healthy gain at the tolerated dose.
 SURVIVAL = 0.5
 
 #: Outcomes by dose and seed.
@@ -39,7 +39,7 @@ Outcomes = Mapping[float, Mapping[int, float]]
 
 @dataclass(frozen=True)
 class Interval:
-    """A number with its interval; infinite where it lies beyond the last dose."""
+    """A number with its interval; infinite beyond the last dose."""
 
     value: float
     low: float | None = None
@@ -54,12 +54,12 @@ class Score:
     """One row in one probe.
 
     Attributes:
-        tolerated: the dose at which half of the healthy gain is left; infinite beyond the last one.
-        relative: that dose divided by the base's, or by the last one where the base's lies beyond it.
-        limit: the last dose divided by the base's tolerated one: what an infinite ``relative`` is above.
-        price: what is left of the healthy gain at the first dose, where nothing is wrong: 1 is no price.
-        harm: the dose from which on training ends below its start; infinite beyond the last one.
-        doses, seeds: with which it was made.
+        tolerated: the dose at which half of the healthy gain is left; infinite beyond the last dose.
+        relative: that dose divided by the base's, or by the last dose if the base's lies beyond it.
+        limit: the last dose divided by the base's tolerated dose: a lower bound of an infinite ``relative``.
+        price: the remaining share of the healthy gain at the first dose, where nothing is wrong: 1 costs nothing.
+        harm: the lowest dose at which training ends below its start; infinite beyond the last dose.
+        doses, seeds: from which the score was made.
     """
 
     tolerated: float
@@ -78,12 +78,12 @@ class Score:
 
     @property
     def quick(self) -> bool:
-        """Whether it has too few seeds for more than its verdict."""
+        """Whether it has too few seeds for more than a verdict."""
         return len(self.seeds) <= QUICK_SEEDS
 
     @property
     def verdict(self) -> str:
-        """In words: of a few seeds no difference below a factor of two."""
+        """The verdict in words; with few seeds, only differences of a factor of two or more."""
         if len(self.seeds) < MIN_SEEDS:
             return "too few seeds"
         if self.visible and self.relative.value >= 2:
@@ -99,8 +99,8 @@ def score(row: Outcomes, base: Outcomes, start: float) -> Score | str:
     """The score of a row, or why it has none.
 
     Args:
-        row: its outcomes; only doses and seeds that both have count, and those of all these doses.
-        base: the base's.
+        row: its outcomes; only doses that both have count, and seeds that both have at all these doses.
+        base: outcomes of the base.
         start: outcome of the policy before training.
     """
     doses = tuple(sorted(row.keys() & base.keys()))
@@ -130,11 +130,11 @@ def score(row: Outcomes, base: Outcomes, start: float) -> Score | str:
 
 
 def _price(gains: NDArray[np.float64], healthy: NDArray[np.float64]) -> Interval:
-    """What is left of the healthy gain, and the shares of it that the seeds do not exclude."""
+    """The remaining share of the healthy gain, and the shares that the seeds do not exclude."""
     value = float(gains.mean() / healthy.mean())
     if len(gains) < MIN_SEEDS:
         return Interval(value)
-    if abs(student_t(healthy[:, None])[0]) <= 1:  # the healthy gain may be none, and a share of it anything
+    if abs(student_t(healthy[:, None])[0]) <= 1:  # the healthy gain may be 0, and a share of it anything
         return Interval(value, -math.inf, math.inf)
 
     def excluded(share: float) -> float:
@@ -145,7 +145,7 @@ def _price(gains: NDArray[np.float64], healthy: NDArray[np.float64]) -> Interval
 
 
 def _end(excluded: Callable[[float], float], value: float, side: int) -> float:
-    """Where an interval ends to one side of its value."""
+    """The end of an interval on one side of its value."""
     width = 1e-6
     while excluded(value + side * width) <= 0:
         width *= 2
@@ -170,7 +170,7 @@ def _relative(gains: NDArray[np.float64], doses: NDArray[np.float64], row: float
     dose = min(base, last)
     tried = np.linspace(float(doses[0]), last, TRIED)
     at = np.array([np.interp(tried, doses, seed) for seed in of_row])
-    if base <= last:  # the base's dose moves with its seeds, and a ratio with it
+    if base <= last:  # the base's dose varies with its seeds, and so does a ratio
         there = np.array([np.interp(dose, doses, seed) for seed in of_base])
         step = (last - float(doses[0])) / TRIED
         slope = np.gradient(at.mean(0), step)
@@ -192,19 +192,19 @@ def _fitted(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def crossing(doses: NDArray[np.float64], values: NDArray[np.float64], level: float) -> float:
-    """Where a decreasing fit of values falls through a level: 0 where it never stood above, infinite where it stays."""
+    """Where a decreasing fit of values falls below a level: 0 if it never is above, infinite if it stays above."""
     fit = isotonic_regression(values, increasing=False).x
     if fit[0] < level:
         return 0.0
     if fit[-1] >= level:
         return math.inf
-    place = int(np.argmax(fit < level))
-    above, below = fit[place - 1], fit[place]
-    return float(doses[place - 1] + (doses[place] - doses[place - 1]) * (above - level) / (above - below))
+    index = int(np.argmax(fit < level))
+    above, below = fit[index - 1], fit[index]
+    return float(doses[index - 1] + (doses[index] - doses[index - 1]) * (above - level) / (above - below))
 
 
-def _ratio(own: float, base: float, doses: NDArray[np.float64]) -> float:
-    """Of two doses; two that lie beyond the last one are alike."""
-    if math.isinf(own) and math.isinf(base):
+def _ratio(row: float, base: float, doses: NDArray[np.float64]) -> float:
+    """The ratio of two doses; two beyond the last dose count as equal."""
+    if math.isinf(row) and math.isinf(base):
         return 1.0
-    return own / min(base, float(doses[-1])) if base else math.nan
+    return row / min(base, float(doses[-1])) if base else math.nan

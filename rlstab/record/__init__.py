@@ -1,8 +1,8 @@
 """The record of an optimizer step: written by every trainer, read by every page.
 
 ``step`` is the container; ``writer`` and ``reader`` write and read its two files per rank. ``foreign``, with
-``prime_rl``, ``nemo_rl`` and ``slime``, reads what other trainers write. ``effects`` is what each method did to each
-token, and ``response_traces`` the same as a page shows it.
+``prime_rl``, ``nemo_rl`` and ``slime``, reads the files of other trainers. ``effects`` says what each method did to
+each token, and ``response_traces`` prepares that for a page.
 """
 
 from rlstab.record.effects import ACTIONS, MethodTrace, Trace, trace

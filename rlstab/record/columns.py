@@ -1,4 +1,4 @@
-"""The values that other trainers write of a response, as tensors by the names of a record."""
+"""Values that other trainers write about a response, as tensors by the names of a record."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlstab.safe_read import as_float
 
 @dataclass(frozen=True, eq=False)
 class Response:
-    """One response that another trainer wrote down.
+    """One response in a file of another trainer.
 
     Attributes:
         host: the trainer.
@@ -35,12 +35,12 @@ class Response:
 
 
 def columns_of(record: Mapping[str, Any], names: Mapping[str, str], count: int | None = None) -> dict[str, Tensor]:
-    """``(n,)`` float64 values by token, by the names of a record, of those that are there.
+    """``(n,)`` float64 values by token, by the names of a record; absent ones are left out.
 
     Args:
-        record: of a trainer.
-        names: its own names, by those of a record.
-        count: how many each has to have; None is as many as ids.
+        record: a response, by the names of its trainer.
+        names: the names of the trainer, by those of a record.
+        count: length that each must have; None is that of the ids.
 
     Raises:
         Damaged: a value is not a list of that many numbers, or one of :data:`REQUIRED` is missing.
@@ -53,10 +53,10 @@ def columns_of(record: Mapping[str, Any], names: Mapping[str, str], count: int |
 
 
 def column(record: Mapping[str, Any], name: str, count: int | None = None) -> Tensor:
-    """``(n,)`` float64 values of a list or a tensor, ``count`` of them where that is given; NaN where they are None.
+    """``(n,)`` float64 values of a list or a tensor, ``count`` of them if that is given; NaN where they are None.
 
     Raises:
-        Damaged: it is something else.
+        Damaged: it is not such a list.
     """
     values = record.get(name)
     try:
@@ -72,17 +72,17 @@ def column(record: Mapping[str, Any], name: str, count: int | None = None) -> Te
 def tensors_of_response(
     values: Mapping[str, Tensor], start: int, part: int, reward: object = None
 ) -> dict[str, Tensor]:
-    """The tensors of a response: what is before its start is its prompt, and the last values are its own.
+    """The tensors of a response: tokens before its start are the prompt, and the last values belong to the response.
 
     Raises:
-        Damaged: there is no response, an id cannot be that of a token, or a value that every loss reads is unknown.
+        Damaged: there is no response, an id is not that of a token, or a value that every loss reads is unknown.
     """
     ids = values["ids"]
     if not 0 <= start < ids.numel() or bool(((ids.frac() != 0) | (ids < 0) | (ids >= MOST_IDS)).any()):
         raise Damaged("its tokens are not token ids of a prompt and a response")
     prompt, count = ids[:start].long(), ids.numel() - start
     trained = values["mask"][-count:] != 0
-    tokens = {name: own[-count:].float() for name, own in values.items() if name != "ids"}
+    tokens = {name: column[-count:].float() for name, column in values.items() if name != "ids"}
     for name in {*REQUIRED, "old_logprobs"} & tokens.keys():
         if not bool(tokens[name][trained].isfinite().all()):
             raise Damaged(f"'{name}' is not known where a token counts in the loss")
@@ -101,7 +101,7 @@ def tensors_of_response(
 
 
 def first(mask: Tensor) -> int:
-    """The first token that is trained on; beyond the end where there is none."""
+    """The index of the first token that is trained on; the length if there is none."""
     return int((mask != 0).int().argmax()) if bool(mask.any()) else mask.numel()
 
 
@@ -109,7 +109,7 @@ def whole(value: object) -> int:
     """A number of a step, a rank or a length.
 
     Raises:
-        Damaged: it is something else.
+        Damaged: it is not one.
     """
     if not isinstance(value, int) or not 0 <= value < 10**12:
         raise Damaged("a step, rank or length is not a whole number")

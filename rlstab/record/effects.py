@@ -22,9 +22,9 @@ from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.terms import Constants, Terms
 from rlstab.record.step import DID, HostLoss, Step
 
-#: What a method can do to a token.
+#: The actions that a method can take on a token.
 ACTIONS = ("dropped", "boosted", "damped", "clipped", "regularised", "unclipped")
-#: A gate or pull leaves a token alone that it changes by no more: a soft gate is seldom exactly 1.
+#: A gate or pull that changes a token by no more than this leaves it alone: a soft gate is seldom exactly 1.
 ALIKE = 1e-3
 
 
@@ -34,11 +34,11 @@ class MethodTrace:
 
     Attributes:
         name: of the method.
-        actions: ``(n,)`` bool by action, those that its terms can do; see :func:`trace`.
-        weight: ``(n,)`` its own weight, None where it has none.
-        bonus: ``(n,)`` what it adds to the advantage, None where it adds nothing.
-        gate: ``(n,)`` product of its gates, and of its pull in place of the ratio over the ratio; 1 where they do not
-            act, None where it has neither.
+        actions: ``(n,)`` bool by action, those that its terms can take; see :func:`trace`.
+        weight: ``(n,)`` its weight, or None.
+        bonus: ``(n,)`` what it adds to the advantage, or None.
+        gate: ``(n,)`` product of its gates, and of its surrogate divided by the ratio; 1 where they do not act, None if
+            it has neither.
     """
 
     name: str
@@ -53,7 +53,8 @@ class Trace:
     """What a step did to the ``n`` tokens of a part.
 
     Attributes:
-        ratio: ``(n,)`` the ratio of the loss; NaN where the trainer did not compute the live log-prob: :func:`trace`.
+        ratio: ``(n,)`` the ratio of the loss; NaN where the trainer did not compute the live log-prob, see
+            :func:`trace`.
         methods: by the prefix of their metrics.
     """
 
@@ -68,13 +69,13 @@ class Trace:
 
     @property
     def bonus(self) -> Tensor | None:
-        """``(n,)`` sum of what the methods add to the advantage, None where none adds anything."""
+        """``(n,)`` sum of what the methods add to the advantage, None if none adds anything."""
         bonuses = [method.bonus for method in self.methods.values() if method.bonus is not None]
         return reduce(torch.add, bonuses) if bonuses else None
 
     @property
     def gate(self) -> Tensor | None:
-        """``(n,)`` product over the methods' gates and pull, None where no method has any."""
+        """``(n,)`` product over the methods' gates and surrogates, None if no method has any."""
         gates = [method.gate for method in self.methods.values() if method.gate is not None]
         return reduce(torch.mul, gates) if gates else None
 
@@ -85,13 +86,14 @@ class Trace:
 
     @property
     def clipped(self) -> Tensor:
-        """``(n,)`` bool, stopped: beyond a bound in the direction in which it pulls, which the metrics
-        ``ratio/clipped_high``, ``ratio/clipped_low`` and ``ratio/clipped_dual`` count, or by a gate or pull of 0.
+        """``(n,)`` bool, the tokens that are stopped: by a gate or surrogate of 0, or beyond a bound in the direction
+        in which they pull, as the metrics ``ratio/clipped_high``, ``ratio/clipped_low`` and ``ratio/clipped_dual``
+        count.
         """
         return self.any_did("clipped")
 
     def any_did(self, action: str) -> Tensor:
-        """``(n,)`` bool, the tokens to which some method did this."""
+        """``(n,)`` bool, the tokens on which some method took this action."""
         taken = [method.actions[action] for method in self.methods.values() if action in method.actions]
         return reduce(torch.logical_or, taken, torch.zeros_like(self.ratio, dtype=torch.bool))
 
@@ -101,17 +103,17 @@ def trace(plan: Plan, which: int | TokenBatch | Part, policy: PolicyOutputs) -> 
     """Trace one of the parts of a plan.
 
     A method has *dropped* a token that it does not keep; *boosted* it by a weight above 1, by a bonus that makes it
-    pull harder in the direction of its advantage, or by a gate or pull that makes more of its ratio; *damped* it by a
-    weight below 1, by a bonus against that direction, or by a gate or pull that makes less of its ratio; *clipped* it
-    where the method owns the bounds, gate or pull that stopped it; *regularised* it where it is under a penalty of the
-    method; *unclipped* it where it took its trust region away. Gates and surrogates count where a token pulls and is
-    not unclipped, and where they change it by more than :data:`ALIKE`.
+    pull harder in the direction of its advantage, or by a gate or surrogate above its ratio; *damped* it by a weight
+    below 1, by a bonus against that direction, or by a gate or surrogate below its ratio; *clipped* it if the bounds,
+    gate or surrogate that stopped it belong to the method; *regularised* it if a penalty of the method is on it;
+    *unclipped* it if the method removed its trust region. Gates and surrogates count where a token pulls, is not
+    unclipped, and is changed by more than :data:`ALIKE`.
 
     Args:
         plan: the decisions of the step.
         which: number of the part, its batch, or a piece.
-        policy: live outputs for its tokens, read without gradient. A trainer may save the forward of tokens that the
-            loss does not read, and put the evidence in its place: their ratio is NaN. Nothing else depends on it.
+        policy: live outputs for its tokens, read without gradient. A trainer may skip the forward of tokens that the
+            loss does not read and give the evidence instead: their ratio is NaN. Nothing else depends on it.
     """
     part, live = plan.part(which), policy.constant()
     batch, ratio = part.batch, held_ratio(part, live)
@@ -128,7 +130,7 @@ def trace(plan: Plan, which: int | TokenBatch | Part, policy: PolicyOutputs) -> 
 
 
 def _computed(live: PolicyOutputs, batch: TokenBatch) -> Tensor:
-    """``(n,)`` bool: the live log-prob is not just the evidence, in a step where some differ from it."""
+    """``(n,)`` bool: the live log-prob was computed and is not the evidence, in a step in which any differ."""
     moved = live.logprobs != batch.logprobs
     return moved if bool(moved.any()) else ~moved
 
@@ -184,10 +186,10 @@ def _actions(
 
 
 def what_methods_did(plan: Plan, which: int | TokenBatch | Part, policy: PolicyOutputs) -> dict[str, Tensor]:
-    """What a record has to hold of a part, so that :func:`traces_of` can say what each method did: see :data:`DID`.
+    """What a record must hold of a part for :func:`traces_of` to say what each method did; see :data:`DID`.
 
-    Nothing where all methods are shipped, for they are planned again. A record never names code that is run, so of
-    user-defined methods it holds what they did.
+    Empty if all methods ship with rlstab, since these are planned again. A record never names code that is run, so it
+    holds what user-defined methods did.
     """
     if all(type(leaf.method).__module__.startswith("rlstab.") for leaf in walk(plan.objective, observed=True)):
         return {}
@@ -201,7 +203,7 @@ def what_methods_did(plan: Plan, which: int | TokenBatch | Part, policy: PolicyO
 
 
 def objective_of(data: Any) -> TokenObjective | None:
-    """The objective in the settings of a recorded loss; None where it has user-defined methods, which are not loaded.
+    """The objective in the settings of a recorded loss; None if it has user-defined methods, which are not loaded.
 
     Raises:
         RlstabError: it is not an objective.
@@ -213,11 +215,11 @@ def objective_of(data: Any) -> TokenObjective | None:
 
 
 def traces_of(step: Step) -> Iterator[tuple[Step, Trace]]:
-    """What the loss of the trainer did to each token: as it was recorded, or planned again from the evidence.
+    """What the loss of the trainer did to each token, as recorded or planned again from the evidence.
 
     Yields:
-        the step and its trace; or its micro-batches, where the trainer took statistics from each of them alone. Without
-        a loss that is known here, traces have no methods.
+        the step and its trace; or its micro-batches, if the trainer took statistics from each of them alone. If the
+        loss is unknown, traces have no methods.
 
     Raises:
         RlstabError: the objective does not fit the evidence.
@@ -236,7 +238,9 @@ def traces_of(step: Step) -> Iterator[tuple[Step, Trace]]:
 
 
 def _planned_as(loss: HostLoss) -> Any:
-    """A recorded loss as an objective: its own, or the clip of the trainer's formula; None where it is neither."""
+    """A recorded loss as an objective: the recorded one, or the clip of the trainer's formula; None if neither is
+    known.
+    """
     settings = loss.settings
     if "objective" in settings:
         return settings["objective"]
@@ -251,14 +255,14 @@ def _planned_as(loss: HostLoss) -> Any:
 
 
 def token_ratio(step: Step) -> Tensor:
-    """``(n,)`` the ratio of each token by itself; NaN where the trainer did not compute the live log-prob."""
+    """``(n,)`` the ratio of each single token; NaN where the trainer did not compute the live log-prob."""
     live = step.live.constant()
     ratio = bounded_exp(token_log_ratio(live, live, step.batch))
     return torch.where(_computed(live, step.batch), ratio, torch.nan)
 
 
 def _recorded(step: Step) -> Trace:
-    """What the tensors of a step say that methods did; nothing where there are none."""
+    """The trace in the tensors of a step; without methods if none was recorded."""
     columns: dict[str, dict[str, Tensor]] = {}
     for name, values in sorted(step.tensors.items()):
         if name.startswith(DID):

@@ -1,4 +1,4 @@
-"""Which file is of which trainer, and the optimizer steps that its responses make up."""
+"""Reads the files of other trainers: which trainer wrote a file, and the optimizer steps of its responses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlstab.record.columns import Response
 from rlstab.record.step import Damaged, Header, Step, joined, rank_of, together
 from rlstab.safe_read import open_file, read_object
 
-#: Files of each trainer in a folder: the first pattern that matches counts.
+#: Patterns of the files of each trainer in a folder; the first that matches counts.
 _FILES = (
     *("rank_*.jsonl", "step_*/rank_*.jsonl", "token_exports/step_*/rank_*.jsonl"),
     *("train_data_step*.jsonl", "*.jsonl", "*.pt"),
@@ -20,22 +20,27 @@ _FILES = (
 
 
 def exports(path: Path) -> list[Path]:
-    """Files that prime-rl exported below a folder, or that file itself; none where there are none."""
+    """Files that prime-rl exported below a folder; empty if there are none."""
     return next(filter(None, (sorted(path.glob(kind)) for kind in _FILES[:3])), [])
 
 
+def token_files(path: Path) -> list[Path]:
+    """Files of another trainer below a folder that hold tokens; empty if there are none."""
+    return next(filter(None, (sorted(path.glob(kind)) for kind in _FILES)), [])
+
+
 def read_foreign(path: Path, notes: list[str]) -> list[Step]:
-    """The steps that another trainer wrote.
+    """The optimizer steps in the files of another trainer.
 
     Args:
         path: a file, or a folder of files: ``token_exports`` of prime-rl, ``train_data_stepN.jsonl`` of NeMo-RL, what
             ``--save-debug-train-data`` of slime or miles writes (``.pt``).
-        notes: takes what was left out.
+        notes: a list to which notes on what was left out are added.
 
     Raises:
-        ReportError: it has the rollouts of verl, which have no tokens.
+        ReportError: it is a rollout dump of verl, which has no tokens.
     """
-    files = [path] if not is_dir(path) else next(filter(None, (sorted(path.glob(kind)) for kind in _FILES)), [])
+    files = token_files(path) if is_dir(path) else [path]
     responses: list[Response] = []
     for file in files:
         damaged = []
@@ -50,7 +55,7 @@ def read_foreign(path: Path, notes: list[str]) -> list[Step]:
         if damaged:
             what, lines = ("response", "responses") if file.suffix == ".pt" else ("line", "lines")
             told = f"1 {what}" if len(damaged) == 1 else f"{len(damaged)} {lines}"
-            notes.append(f"{file.name}: {told} left out that cannot be read ({what} {damaged[0]}).")
+            notes.append(f"{file.name}: left out {told} that cannot be read ({what} {damaged[0]}).")
     for folder in sorted({file.parent for file in files}):
         if folder.name.startswith("step_") and not is_file(folder / "STABLE"):
             notes.append(f"{folder.name} was not finished: it has no file STABLE.")
@@ -75,14 +80,14 @@ def read_foreign(path: Path, notes: list[str]) -> list[Step]:
 
 
 def _lines(file: Path) -> Iterator[Response | Damaged]:
-    """The responses in a file of JSON lines; of a line that cannot be used, why."""
+    """The responses in a file of JSON lines; for a line that cannot be used, the reason."""
     with open_file(file) as lines:
         for line in lines:
             record = read_object(line)
             if {"input", "output", "score"} <= record.keys():
                 raise ReportError(
-                    f"{file}: a rollout dump of verl has texts and scores, and neither tokens nor log-probs: there is "
-                    f"nothing to replay. Let the adapter for verl write dumps."
+                    f"{file}: a rollout dump of verl has texts and scores but neither tokens nor log-probs: nothing "
+                    f"can be replayed. Let the adapter for verl write dumps."
                 )
             try:
                 prime = "loss_mask" in record  # NeMo-RL has token_loss_mask

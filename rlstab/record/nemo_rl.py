@@ -1,6 +1,6 @@
 """A line of NeMo-RL's ``train_data_stepN.jsonl``: a batch of one response, padded to the longest of the step.
 
-Fields are those of its own writers, 7ea279a (``algorithms/grpo.py``, ``utils/logger.py``).
+Fields are those of its writers at 7ea279a (``algorithms/grpo.py``, ``utils/logger.py``).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from rlstab.record.columns import Response, column, columns_of, first, tensors_of_response, whole
 
-#: Its names, by those of a record.
+#: Its field names, by those of a record.
 NAMES = {
     "ids": "token_ids",
     "mask": "token_loss_mask",
@@ -22,10 +22,10 @@ NAMES = {
 
 
 def response_of(record: Mapping[str, Any], stem: str) -> Response:
-    """The response of a line in a file of this stem.
+    """The response of a line in a file with this stem.
 
     Raises:
-        Damaged: something that has to be there is missing or something else.
+        Damaged: a required field is missing or malformed.
     """
     single = {name: value[0] for name, value in record.items() if isinstance(value, list) and len(value) == 1}
     record = {**record, **single}

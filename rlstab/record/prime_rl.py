@@ -1,7 +1,7 @@
 """A line of prime-rl's token export: ``token_exports/step_N/rank_R.jsonl``, schema_version 1.
 
-Fields are those of its own writer, 559b447 (``trainer/rl/token_export.py``). A line needs the ids, the loss mask, the
-advantages and the trainer's log-probs: no loss can be made without them. All other columns may be missing, as in older
+Fields are those of its writer at 559b447 (``trainer/rl/token_export.py``). A line needs the ids, the loss mask, the
+advantages and the trainer's log-probs, without which no loss can be made. All other columns may be missing, as in older
 layouts.
 """
 
@@ -16,7 +16,7 @@ from rlstab.core.batch import MOST
 from rlstab.record.columns import Response, column, columns_of, first, tensors_of_response, whole
 from rlstab.record.step import DID, HostLoss
 
-#: Its names, by those of a record.
+#: Its field names, by those of a record.
 NAMES = {
     "ids": "token_ids",
     "mask": "loss_mask",
@@ -26,10 +26,10 @@ NAMES = {
     "entropies": "entropy",
     f"{DID}ratio": "importance_ratio",
 }
-#: What it says that its loss did to tokens.
+#: Its marks of what the loss did to tokens, by method and action.
 ACTIONS = {"trust_region/clipped": "is_masked", "ref_kl/regularised": "ref_kl_weights", "ce/regularised": "ce_weights"}
-#: With its default loss, which alone fills ``is_masked`` and reads the sampler's log-probs. An export does not say the
-#: settings of the loss.
+#: The host if the loss is the default one, which alone fills ``is_masked`` and reads the sampler's log-probs. An export
+#: does not say the settings of the loss.
 DEFAULT = "prime-rl, default loss"
 LOSS = HostLoss(
     name="prime-rl/default",
@@ -43,10 +43,10 @@ LOSS = HostLoss(
 
 
 def response_of(record: Mapping[str, Any]) -> Response:
-    """The response of a line. Its ratio divides by the log-probs of the sampler, where the line has them.
+    """The response of a line. Its ratio divides by the log-probs of the sampler, if the line has them.
 
     Raises:
-        Damaged: something that has to be there is missing or something else.
+        Damaged: a required field is missing or malformed.
     """
     values = columns_of(record, NAMES)
     start, count = first(values["mask"]), values["ids"].numel()

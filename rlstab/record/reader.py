@@ -1,4 +1,4 @@
-"""Reads the optimizer steps of a dump, or of what another trainer wrote."""
+"""Reads the optimizer steps of a dump, or of the files of another trainer."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from rlstab.record.foreign import read_foreign
 from rlstab.record.step import Damaged, Header, Step, joined, rank_of
 from rlstab.safe_read import read_bytes
 
-#: What one rank wrote; where the writer was stopped, tensors are there without their description.
+#: The files of a rank; if the writer was stopped, the description may be missing.
 _NAME = re.compile(r"step-\d+\.rank-\d+\.(json|safetensors)")
-#: What reads the token traces of runs from before they were dumps.
+#: The release that reads the token traces which runs wrote before they wrote dumps.
 READS_TRACES = "rlstab 0.2.0 up to commit 62ee1c68"
 
 
@@ -32,7 +32,7 @@ class Dump:
 
     Attributes:
         steps: in their order.
-        notes: what is left out and why.
+        notes: what was left out and why.
     """
 
     steps: list[Step]
@@ -45,7 +45,7 @@ def load(path: str | Path) -> list[TokenBatch]:
     ``load("dump")[0]`` is what :func:`rlstab.make_plan` takes as its one part, on all ranks together.
 
     Raises:
-        ReportError: nothing there that can be read.
+        ReportError: nothing can be read there.
     """
     return [step.batch for step in read_dump(path).steps]
 
@@ -58,7 +58,7 @@ def read_dump(path: str | Path) -> Dump:
             them in ``dump``, or what :func:`rlstab.record.foreign.read_foreign` reads.
 
     Raises:
-        ReportError: no such path, or nothing in it that can be read.
+        ReportError: there is no such path, or nothing in it can be read.
     """
     path = Path(path)
     if not exists(path):
@@ -68,13 +68,13 @@ def read_dump(path: str | Path) -> Dump:
     steps = []
     for step in _whole(files, notes) if files else read_foreign(path, notes):
         try:
-            assert step.batch is not None  # made here, so that what does not fit is told
+            assert step.batch is not None  # made here, so that errors become notes
             steps.append(_with_sampler(step, notes))
         except RlstabError as error:
             notes.append(f"step {step.number} is left out: {error}")
     if not steps:
         why = f" {' '.join(notes[:3])}" if notes else ""
-        raise ReportError(f"{path}: no optimizer step in it that can be read.{why} {_advice(path)}")
+        raise ReportError(f"{path}: no optimizer step in it can be read.{why} {_advice(path)}")
     return Dump(steps, notes)
 
 
@@ -86,7 +86,7 @@ def folder_of(path: str | Path) -> Path:
 
 
 def dumped(path: Path) -> list[Path]:
-    """The descriptions of a dump in a folder, or of one file of it; none where there is no dump."""
+    """The descriptions of a dump in a folder, or of one file of it; empty if there is no dump."""
     files = [path] if is_file(path) else path.glob("step-*") if is_dir(path) else []
     return sorted({file.with_suffix(".json") for file in files if _NAME.fullmatch(file.name)})
 
@@ -94,12 +94,12 @@ def dumped(path: Path) -> list[Path]:
 def _advice(path: Path) -> str:
     trace = path if path.name == "tokens.jsonl" else path / "tokens.jsonl"
     if is_file(trace):
-        return f"{trace.name} is a token trace in the format of {READS_TRACES}, which reads it."
+        return f"{trace.name} is a token trace of an older format. {READS_TRACES} reads it."
     return "Give the folder of a dump, or of a run with tracking.dump_every."
 
 
 def _with_sampler(step: Step, notes: list[str]) -> Step:
-    """The step with the old log-prob wherever the sampler gave none, or one that is above 0: as in the adapters."""
+    """The step with the old log-prob wherever the sampler gave none or one above 0, as in the adapters."""
     sampled = step.tensors.get("rollout_logprobs")
     if sampled is None:
         return step
@@ -113,7 +113,7 @@ def _with_sampler(step: Step, notes: list[str]) -> Step:
 
 
 def _whole(files: Iterable[Path], notes: list[str]) -> Iterator[Step]:
-    """The steps of which every rank is there."""
+    """The steps of which every rank can be read."""
     by_step: dict[int, list[Step]] = {}
     for file in files:
         try:
@@ -131,7 +131,7 @@ def _whole(files: Iterable[Path], notes: list[str]) -> Iterator[Step]:
 
 
 def _rank(path: Path) -> Step:
-    """What one rank wrote: the tensors that belong to a description."""
+    """What one rank wrote: a description and its tensors."""
     require("report", "a dump", "safetensors")
     from safetensors import SafetensorError
     from safetensors.torch import load as load_tensors
@@ -140,7 +140,7 @@ def _rank(path: Path) -> Step:
         header = Header.model_validate_json(read_bytes(path))
         data = read_bytes(path.with_suffix(".safetensors"))
         if hashlib.sha256(data).hexdigest() != header.sha256:
-            raise Damaged("the tensors are not those that it was written with (checksum)")
+            raise Damaged("the tensors do not match its checksum")
         return rank_of(header, load_tensors(data))
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"]))

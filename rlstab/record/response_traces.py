@@ -1,4 +1,4 @@
-"""Responses as a page or a terminal shows them: the text of each token, its numbers, and what methods did to it."""
+"""Responses for a page or a terminal: the text of each token, its numbers, and what methods did to it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from rlstab.record.reader import folder_of, read_dump
 from rlstab.record.step import Step
 from rlstab.record.token_texts import Decode, decoder, token_texts
 
-#: Values by token: None where one is not known, nothing where none is.
+#: Values by token: None where one is unknown, empty if all are.
 Numbers = list[float | None]
 
 
-#: What a method may have of its own by token, and the value that does nothing.
+#: Values by token that a method may have, each with the value that does nothing.
 IDENTITY = {"weight": 1.0, "bonus": 0.0, "gate": 1.0}
 
 
@@ -32,9 +32,9 @@ class MethodMarks:
     """What one method did to the tokens of a response.
 
     Attributes:
-        name: of the method; the key under which it stands is the prefix of its metrics.
+        name: of the method; its key is the prefix of its metrics.
         actions: by action (see :data:`rlstab.record.ACTIONS`) the indices of the tokens, ascending.
-        values: by name of :data:`IDENTITY` and by index, where it is not the value that does nothing.
+        values: by name in :data:`IDENTITY` and by index, other than the value that does nothing.
     """
 
     name: str
@@ -48,15 +48,15 @@ class ResponseTrace:
 
     Attributes:
         step: number of the optimizer step.
-        response: names the response in its step.
-        group: names its prompt, or is None.
-        prompt: text of it, or how many tokens it has.
-        reward: None where it is not known.
+        response: identifies the response in its step.
+        group: identifies its prompt, or None.
+        prompt: its text, or its number of tokens.
+        reward: None if it is unknown.
         tokens: ``T`` texts, all empty without a tokenizer.
         ids: of the tokens.
         values: by ``surprisal`` (minus the log-prob under the policy that sampled, nats), ``entropy`` (nats),
             ``advantage``, ``ratio``, ``weight``, ``bonus`` and ``gate`` (:class:`rlstab.record.Trace`), ``T`` numbers.
-        influence: ``T`` numbers, how far the methods moved the pull of each token; see :func:`influence_of`.
+        influence: ``T`` numbers, by how much the methods changed the pull of each token; see :func:`influence_of`.
         methods: by key.
     """
 
@@ -78,7 +78,7 @@ class ResponseTraces:
 
     Attributes:
         responses: in the order of their steps.
-        notes: what is left out and why, and what a reader should know of the source.
+        notes: what was left out and why, and what a reader should know about the source.
     """
 
     responses: list[ResponseTrace]
@@ -86,10 +86,10 @@ class ResponseTraces:
 
 
 def influence_of(step: Step, seen: Trace) -> Tensor:
-    """``(n,)`` how far the methods moved the pull of each token: ``|w g k c (A + b) r - A r|``.
+    """``(n,)`` by how much the methods changed the pull of each token: ``|w g k c (A + b) r - A r|``.
 
-    w is the weight, g the gate, k 0 where the token is dropped and c 0 where it is clipped (else 1), b the bonus, r the
-    ratio, A the advantage; what is not known is taken for the identity. Penalties pull on their own and are not in it.
+    w is the weight, g the gate, k is 0 if the token is dropped and c is 0 if it is clipped (else 1), b the bonus, r the
+    ratio, A the advantage; unknown values count as the identity. Penalties pull separately and are not in it.
     """
     advantages, ratio = step.batch.advantages, seen.ratio.nan_to_num(1.0)
     factor = seen.weight * seen.kept * ~seen.clipped * (1.0 if seen.gate is None else seen.gate)
@@ -100,13 +100,14 @@ def influence_of(step: Step, seen: Trace) -> Tensor:
 def read_responses(
     path: str | Path, tokenizer: str | Path | None = None, *, step: int | None = None, limit: int
 ) -> ResponseTraces:
-    """The responses of a dump with what the loss of its trainer did: those of the largest influence, in their order.
+    """The responses of a dump with what the loss of its trainer did: those of the largest influence, in the order of
+    the dump.
 
     Args:
         path: see :func:`rlstab.record.read_dump`.
         tokenizer: folder of a tokenizer, or its ``tokenizer.json``; None takes that of the dump, if it has one.
-        step: of this optimizer step alone.
-        limit: responses.
+        step: only this optimizer step.
+        limit: the most responses.
 
     Raises:
         ReportError: there is nothing to show, or the tokenizer cannot be read.
@@ -125,7 +126,7 @@ def read_responses(
 
 
 def decoder_of(path: str | Path, tokenizer: str | Path | None) -> Decode | None:
-    """What gives the ids of a dump their text: a given tokenizer, or that of the dump; None where it has none."""
+    """The decoder of token ids: by a given tokenizer, or that of the dump; None if the dump has none."""
     recorded = folder_of(path) / "tokenizer.json"
     if tokenizer is None and (not is_file(recorded) or missing("train", "tokenizers")):
         return None
@@ -136,33 +137,33 @@ def _traced(step: Step, notes: list[str]) -> list[tuple[Step, Trace]]:
     try:
         return list(traces_of(step))
     except RlstabError as error:
-        notes.append(f"step {step.number}: what its methods did cannot be told: {str(error).splitlines()[0]}")
+        notes.append(f"step {step.number}: what its methods did is unknown: {str(error).splitlines()[0]}")
         return [(step, Trace(torch.full_like(step.batch.advantages, math.nan), {}))]
 
 
 def choose(
     traced: Sequence[tuple[Step, Trace]], decode: Decode | None, limit: int, notes: Sequence[str]
 ) -> ResponseTraces:
-    """At most ``limit`` of some responses, those of the largest influence, in their order."""
+    """At most ``limit`` of some responses, those of the largest influence, in the given order."""
     notes, known = list(notes), list[tuple[float, int, int]]()
     for index, (step, seen) in enumerate(traced):
         total = torch.zeros(len(step.tensors["lengths"])).index_add(0, step.batch.sequence, influence_of(step, seen))
         known += [(-value, index, row) for row, value in enumerate(total.tolist())]
     if len(known) > limit:
         notes.append(
-            f"{len(known)} responses were read; here are the {limit} of the largest influence. --limit changes that."
+            f"{len(known)} responses were read; these are the {limit} of the largest influence. --limit changes that."
         )
     rows: dict[int, list[int]] = {}
     for _, index, row in sorted(heapq.nsmallest(limit, known), key=lambda one: one[1:]):
         rows.setdefault(index, []).append(row)
     responses = [response for index in rows for response in _shown(*traced[index], decode, rows[index])]
     if decode is None:
-        notes.append("The dump has token ids and no text. Give the folder of its tokenizer with --tokenizer.")
+        notes.append("The dump has token ids but no text. Give the folder of its tokenizer with --tokenizer.")
     return ResponseTraces(responses, notes)
 
 
 def _shown(step: Step, seen: Trace, decode: Decode | None, rows: Iterable[int]) -> Iterator[ResponseTrace]:
-    """Some responses of a step, with all of their tokens: those outside the loss are dropped by ``loss_mask``."""
+    """Some responses of a step with all of their tokens; ``loss_mask`` drops those outside the loss."""
     tensors, batch, mask = step.tensors, step.batch, step.mask
     lengths = tensors["lengths"].tolist()
 
@@ -181,7 +182,9 @@ def _shown(step: Step, seen: Trace, decode: Decode | None, rows: Iterable[int]) 
     }
     moved = {
         key: {
-            name: columns(own, alike) for name, alike in IDENTITY.items() if (own := getattr(method, name)) is not None
+            name: columns(values, alike)
+            for name, alike in IDENTITY.items()
+            if (values := getattr(method, name)) is not None
         }
         for key, method in seen.methods.items()
     }
@@ -190,8 +193,8 @@ def _shown(step: Step, seen: Trace, decode: Decode | None, rows: Iterable[int]) 
         marks = {}
         for key, method in seen.methods.items():
             actions = {name: where for name in ACTIONS if (where := _indices(touched[key].get(name), row))}
-            own = {name: _except(column[row], IDENTITY[name]) for name, column in moved[key].items()}
-            marks[key] = MethodMarks(method.name, actions, {name: numbers for name, numbers in own.items() if numbers})
+            changes = {name: _except(column[row], IDENTITY[name]) for name, column in moved[key].items()}
+            marks[key] = MethodMarks(method.name, actions, {name: each for name, each in changes.items() if each})
         if dropped := _indices(outside, row):
             marks["loss_mask"] = MethodMarks("loss_mask", {"dropped": dropped})
         tokens, prompt, reward = ids[row].tolist(), prompts[row].tolist(), tensors.get("rewards")

@@ -1,7 +1,8 @@
 """What slime's ``--save-debug-train-data`` writes, and its fork miles: pickles of tensors, lists, texts and numbers.
 
-Since 624b824 (``observability/train_data_utils.py``) one file has the samples of all ranks. Earlier releases, and miles
-31f1ca9 (``utils/train_dump_utils.py``), write a file for each rank, with a list by field. Nothing in a pickle is run.
+Since 624b824 (``observability/train_data_utils.py``), one file has the samples of all ranks. Earlier releases, and
+miles at 31f1ca9 (``utils/train_dump_utils.py``), write a file for each rank, with a list by field. Nothing in a pickle
+is run.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from rlstab.record.columns import Response, columns_of, tensors_of_response, who
 from rlstab.record.step import Damaged
 from rlstab.safe_read import as_float, open_file
 
-#: Its names, by those of a record.
+#: Its field names, by those of a record.
 NAMES = {
     "ids": "tokens",
     "mask": "loss_masks",
@@ -33,10 +34,10 @@ NAMES = {
 
 
 def responses_in(path: Path) -> Iterator[Response | Damaged]:
-    """The responses in a file; of one that cannot be used, why.
+    """The responses in a file; for one that cannot be used, the reason.
 
     Raises:
-        Damaged: the file is something else.
+        Damaged: it is not such a file.
         OSError: it cannot be read.
     """
     saved = _loaded(path)
@@ -55,14 +56,14 @@ def responses_in(path: Path) -> Iterator[Response | Damaged]:
             yield Damaged(f"{type(error).__name__}: {reason(error)}")
 
 
-#: What reading on in data of another layout raises.
+#: What reading data of another layout raises.
 _OTHER_LAYOUT = (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError, OverflowError)
 
 
 def _loaded(path: Path) -> Any:
     try:
         with open_file(path) as file:
-            with zipfile.ZipFile(file) as archive:  # torch compresses nothing: what unfolds could fill the memory
+            with zipfile.ZipFile(file) as archive:  # torch compresses nothing, and what unfolds could fill the memory
                 stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in archive.infolist())
             file.seek(0)
             return torch.load(file, map_location="cpu", weights_only=True) if stored else None
@@ -78,18 +79,18 @@ def _samples(saved: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         return list(saved["samples"])
     data, count = saved["rollout_data"], len(saved["rollout_data"]["tokens"])
     if saved.get("cp_size", 1) != 1:
-        raise Damaged("context parallelism left a part of each response in it: parts cannot be joined")
+        raise Damaged("with context parallelism it has only a part of each response, and parts cannot be joined")
     by_response = {name: values for name, values in data.items() if isinstance(values, list) and len(values) == count}
     rewards = by_response.get("local_raw_reward", by_response.get("raw_reward", [None] * count))
-    own = {"data_parallel_rank": saved["rank"]}
+    rank = {"data_parallel_rank": saved["rank"]}
     return [
-        {**{name: values[index] for name, values in by_response.items()}, **own, "local_raw_reward": rewards[index]}
+        {**{name: values[index] for name, values in by_response.items()}, **rank, "local_raw_reward": rewards[index]}
         for index in range(count)
     ]
 
 
 def _positions(saved: Mapping[str, Any]) -> dict[Any, tuple[int, int]]:
-    """By position of a response in the rollout, the optimizer step of the rollout and the micro-batch it is in."""
+    """By position of a response in the rollout, its optimizer step in the rollout and its micro-batch."""
     shards = saved.get("dp_shards") or []
     return dict(islice((pair for shard in shards for pair in _shard(shard)), len(saved.get("samples") or [])))
 
@@ -104,7 +105,7 @@ def _shard(shard: Mapping[str, Any]) -> Iterator[tuple[int, tuple[int, int]]]:
 def _response(
     sample: Mapping[str, Any], saved: Mapping[str, Any], positions: Mapping[Any, tuple[int, int]]
 ) -> Response:
-    """Token ids of prompt and response, and values of the response alone."""
+    """A response with the token ids of prompt and response, and values for the response alone."""
     length = min(whole(sample["response_lengths"]), len(sample["tokens"]) + 1)
     known = {"loss_masks": [1] * length, "log_probs": sample.get("rollout_log_probs"), **sample}
     values = columns_of(known, NAMES, length)

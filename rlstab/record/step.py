@@ -1,4 +1,4 @@
-"""The record of an optimizer step: what the loss of a trainer saw of its tokens, of one rank or of all together."""
+"""The record of an optimizer step: what the loss of a trainer saw of its tokens, on one rank or on all together."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from torch import Tensor
 from rlstab.core.batch import MOST, SIGNALS, TokenBatch, impossible
 from rlstab.core.policy_outputs import PolicyOutputs
 
-#: Outputs of the live policy, which a loss is made of.
+#: Outputs of the live policy, from which a loss is made.
 LIVE = ("logprobs", "entropies", "log_kept_mass")
-#: Tensors by response: ``(S,)``, those of `REQUIRED` in every dump.
+#: Tensors by response, ``(S,)``; every dump has those in `REQUIRED`.
 BY_RESPONSE: Mapping[str, str] = {
     "lengths": "tokens of the response, int64",
     "prompt_lengths": "tokens of its prompt, int64",
@@ -27,7 +27,7 @@ BY_RESPONSE: Mapping[str, str] = {
     "parts": "number of its micro-batch on this rank, int64",
     "rewards": "reward of the response",
 }
-#: Tensors by token: ``(n,)``, the tokens of the responses one after another. Log-probs and entropies are in nats.
+#: Tensors by token, ``(n,)``, one response after another. Log-probs and entropies are in nats.
 BY_TOKEN: Mapping[str, str] = {
     "ids": "the token, int64",
     "mask": "1 where the token counts in the loss, else 0 (what a tool answered), uint8",
@@ -39,31 +39,32 @@ BY_TOKEN: Mapping[str, str] = {
     "weights": "factor of the policy term that the trainer applies outside its formula",
     "coefficients": "derivative of what the trainer backpropagated by the log-prob of the token",
 }
-#: Before the name of a method and of what it did, ``did/s2t/dropped``: ``(n,)``, 1 on the tokens that it did it to, or
-#: its ``weight``, ``bonus`` or ``gate``. Recorded where the methods cannot be planned again from the dump.
+#: Prefix of what a method did: ``did/s2t/dropped``, ``(n,)``, is 1 on the tokens that s2t dropped; ``weight``,
+#: ``bonus``
+#: and ``gate`` are its factors. Recorded where the methods cannot be planned again from the dump.
 DID = "did/"
-#: Without these there is nothing to look at. ``prompt_ids``, ``(m,)`` int64, has the tokens of all prompts.
+#: Tensors that a dump must have. ``prompt_ids``, ``(m,)`` int64, holds the tokens of all prompts.
 REQUIRED = ("lengths", "ids", "mask", "advantages", "logprobs")
 #: Tensors of whole numbers; all others are floats.
 _WHOLE = frozenset({"lengths", "prompt_lengths", "sequence_ids", "group_ids", "parts", "ids", "prompt_ids", "mask"})
-#: Micro-batches of a rank in one optimizer step, and the ids of tokens, are below these.
+#: Upper bounds of the micro-batches of a rank in one optimizer step, and of token ids.
 MOST_PARTS, MOST_IDS = 10**6, 2**32
 
 _Name = Annotated[str, Field(max_length=200)]
 
 
 class Damaged(Exception):
-    """A file does not hold what it should."""
+    """The content of a file is not what it should be."""
 
 
 class HostLoss(BaseModel):
-    """The loss that a trainer says it has.
+    """The loss that a trainer says it minimises.
 
     Attributes:
         name: of the formula, such as ``trl/dapo``; see :mod:`rlstab.replay.host_loss`. ``rlstab`` is an objective.
         settings: of the formula, by the names of :class:`rlstab.replay.host_loss.Formula`; of ``rlstab``,
             ``objective`` and the ``state`` before the step.
-        values: by micro-batch of this rank, what was backpropagated; None where it was not finite.
+        values: by micro-batch of this rank, the number that was backpropagated; None where it was not finite.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
@@ -73,19 +74,19 @@ class HostLoss(BaseModel):
 
 
 class Header(BaseModel):
-    """What ``step-N.rank-R.json`` says.
+    """The content of ``step-N.rank-R.json``.
 
     Attributes:
         host: the trainer and its version.
         step: number of the optimizer step, from 1.
-        rank: of the process that wrote this.
-        ranks: how many wrote; the gradient is the mean over them.
+        rank: of the process that wrote the file.
+        ranks: number of processes; the gradient is the mean over them.
         parts: micro-batches of this rank in this optimizer step.
         first: no weight has changed since the responses were sampled, so every ratio is 1.
         learning_rate: of this optimizer step.
-        temperature: that of the log-probs.
-        loss: what the trainer says it minimises, None where it does not.
-        sha256: of the tensors' file, hexadecimal.
+        temperature: of the log-probs.
+        loss: what the trainer says it minimises, or None.
+        sha256: of the file of tensors, hexadecimal.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
@@ -107,7 +108,7 @@ class Step:
     """One optimizer step: ``S`` responses of ``N`` tokens, of which ``n`` count in the loss.
 
     Attributes:
-        header: of one rank; or of all together, with the values of ``loss`` and the parts one rank after another.
+        header: of one rank; or of all ranks, with the values of ``loss`` and the parts one rank after another.
         tensors: by name, see :data:`BY_TOKEN`; micro-batches are numbered over all ranks.
         ranks: by micro-batch, the rank that it was on.
     """
@@ -133,7 +134,7 @@ class Step:
 
     @property
     def groups(self) -> Tensor:
-        """``(S,)`` int64, the prompts in the order of their identities; a response without one is its own."""
+        """``(S,)`` int64, the prompts in the order of their identities; a response without one counts as a prompt."""
         groups: Tensor = self.batch.group_ids.unique(return_inverse=True)[1]
         return groups
 
@@ -144,7 +145,7 @@ class Step:
 
     @property
     def prompts(self) -> Sequence[Tensor]:
-        """The token ids of the prompt of each response, none where they are not known."""
+        """The token ids of the prompt of each response; empty if they are unknown."""
         count, lengths, ids = self.tensors["lengths"], *map(self.tensors.get, ("prompt_lengths", "prompt_ids"))
         return ids.split(lengths.tolist()) if ids is not None and lengths is not None else [count[:0]] * len(count)
 
@@ -170,29 +171,29 @@ class Step:
 
     @property
     def live_logprobs(self) -> Tensor:
-        """``(N,)`` float64, those that the loss was made of."""
+        """``(N,)`` float64, the log-probs from which the loss was made."""
         return self.tensors.get("live_logprobs", self.tensors["logprobs"]).to(torch.float64, copy=True)
 
     @property
     def live(self) -> PolicyOutputs:
-        """What the loss was made of, of the ``n`` tokens: new leaves with gradient."""
+        """The outputs for the ``n`` tokens from which the loss was made, as new leaves with gradient."""
         known = {name: self.tensors.get(f"live_{name}", self.tensors.get(name)) for name in LIVE}
         return PolicyOutputs(
             **{name: values[self.mask].requires_grad_() for name, values in known.items() if values is not None}
         )
 
     def having(self, tensors: Mapping[str, Tensor]) -> Step:
-        """With other tensors of these names."""
+        """A copy with other tensors of these names."""
         return replace(self, tensors={**self.tensors, **tensors})
 
     def micro_batches(self) -> Iterator[tuple[int, Tensor]]:
-        """The micro-batches that have responses: the number, and ``(s,)`` int64 their responses."""
+        """The micro-batches that have responses: the number of each, and ``(s,)`` int64 its responses."""
         numbers, sizes = self.tensors["parts"].unique(return_counts=True)
         responses = self.tensors["parts"].argsort(stable=True).split(sizes.tolist())
         yield from zip(numbers.tolist(), responses, strict=True)
 
     def only(self, responses: Tensor) -> Step:
-        """With some responses, ``(s,)`` int64 or ``(S,)`` bool, in time that depends on these alone."""
+        """A copy with some responses, ``(s,)`` int64 or ``(S,)`` bool, in time that depends on these alone."""
         responses = responses.nonzero().squeeze(-1) if responses.dtype == torch.bool else responses
         tokens, of_all = self._spans("lengths", responses), dict.fromkeys(BY_RESPONSE, responses)
         if "prompt_lengths" in self.tensors:
@@ -201,7 +202,7 @@ class Step:
         return replace(self, tensors=chosen)
 
     def _spans(self, name: str, responses: Tensor) -> Tensor:
-        """``(t,)`` int64, where the tokens of some responses, or of their prompts, stand among those of all."""
+        """``(t,)`` int64, the indices of the tokens of some responses, or of their prompts, among all tokens."""
         lengths = self.tensors[name][responses]
         behind = lengths.cumsum(0)
         shift = self._starts[name][responses] - (behind - lengths)
@@ -213,10 +214,10 @@ class Step:
         return {name: lengths.cumsum(0) - lengths for name, lengths in of_lengths.items()}
 
     def usable(self) -> tuple[Step, int]:
-        """Without the responses that no loss can be made of, for a value that is NaN, infinite or impossible.
+        """The step without responses that no loss can be made of because a value is NaN, infinite or impossible.
 
         Returns:
-            the step, which is the same where all can be used; and how many responses it lost.
+            the step, which is unchanged if all responses can be used; and the number of responses left out.
         """
         wrong = torch.stack([_impossible(name, self.tensors[name]) for name in _READ if name in self.tensors]).any(0)
         lost = self.row[wrong & self.mask].unique()
@@ -226,7 +227,7 @@ class Step:
         return self.only(kept), len(lost)
 
 
-#: What every loss reads of a token.
+#: Tensors by token that every loss reads.
 _READ = ("advantages", "logprobs", "old_logprobs", "live_logprobs")
 
 
@@ -236,7 +237,7 @@ def _impossible(name: str, values: Tensor) -> Tensor:
 
 
 def rank_of(header: Header, given: Mapping[str, Tensor]) -> Step:
-    """What one rank wrote, if its tensors fit together; in int64 and float32.
+    """What one rank wrote, in int64 and float32, if its tensors fit together.
 
     Raises:
         Damaged: they do not.
@@ -256,7 +257,7 @@ def rank_of(header: Header, given: Mapping[str, Tensor]) -> Step:
             raise Damaged(f"'{name}' is {values.dtype}")
         tensors[name] = values.long() if name in _WHOLE else values.float()
     if total and not 0 <= int(tensors["ids"].min()) <= int(tensors["ids"].max()) < MOST_IDS:
-        raise Damaged(f"'ids' has one below 0, or above {MOST_IDS:,}")
+        raise Damaged(f"'ids' has an id below 0 or above {MOST_IDS:,}")
     lengths = {"lengths": tensors["ids"]}
     if {"prompt_lengths", "prompt_ids"} <= tensors.keys():
         lengths["prompt_lengths"] = tensors["prompt_ids"]
@@ -272,9 +273,9 @@ def rank_of(header: Header, given: Mapping[str, Tensor]) -> Step:
 
 
 def together(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The tensors of micro-batches or ranks, one after another: those that all have.
+    """The tensors that all micro-batches or ranks have, one after another.
 
-    A live output is recorded only where it is not that of the evidence, which then stands in for it.
+    A live output is recorded only where it differs from the evidence, which otherwise stands in for it.
     """
 
     def of(part: Mapping[str, Tensor], name: str) -> Tensor | None:
@@ -289,7 +290,7 @@ def together(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def joined(ranks: Sequence[Step]) -> Step:
-    """The step that all its ranks, in their order, wrote down."""
+    """The step that its ranks wrote together, given in their order."""
     firsts = accumulate((len(rank.ranks) for rank in ranks[:-1]), initial=0)
     parts = [rank.having({"parts": rank.tensors["parts"] + first}) for rank, first in zip(ranks, firsts, strict=True)]
     full = [rank for rank in parts if rank.tensors["ids"].numel()] or parts

@@ -10,20 +10,20 @@ from rlstab.extras import require
 from rlstab.safe_read import read_text
 
 Decode = Callable[[list[int]], str]
-#: Tokens before a token that decide how it is written: a leading space, the first bytes of a character.
+#: Number of tokens before a token that decide how it is written: a leading space, the first bytes of a character.
 CONTEXT = 8
-#: Characters of the text of a token that are kept.
+#: Characters of the text of a token; the rest is cut.
 LONGEST = 1000
 
 
 def decoder(path: Path) -> Decode:
-    """What gives ids their text.
+    """The function from token ids to text.
 
     Args:
         path: folder of a tokenizer, or its ``tokenizer.json``.
 
     Raises:
-        ReportError: no tokenizer can be read there.
+        ReportError: there is no tokenizer that can be read.
     """
     require("train", "the text of tokens", "tokenizers")
     from tokenizers import Tokenizer  # comes with transformers
@@ -37,10 +37,10 @@ def decoder(path: Path) -> Decode:
 
 
 def token_texts(decode: Decode, ids: Sequence[int]) -> list[str]:
-    """One text per token; joined they are the text of the whole, as far as the tokenizer decodes piece by piece.
+    """One text per token; joined, they are the whole text, as far as the tokenizer decodes piece by piece.
 
-    A token that holds only the first bytes of a character has the empty text; the one that completes it has the
-    character. Bytes that never become a character stand with the last token as U+FFFD. Texts of more than
+    A token with only the first bytes of a character has an empty text; the token that completes the character has it.
+    Bytes that never become a character appear as U+FFFD in the text of the last token. Texts of more than
     :data:`LONGEST` characters are cut.
 
     Args:

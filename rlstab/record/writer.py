@@ -1,7 +1,8 @@
 """Writes the record of an optimizer step: two files per rank.
 
-``step-000012.rank-0.safetensors`` has the tensors, ``step-000012.rank-0.json`` says what they are. The second is
-written last, and each appears only when it is whole: a rank that was killed between them has no record of the step.
+``step-000012.rank-0.safetensors`` has the tensors, and ``step-000012.rank-0.json`` describes them. The second is
+written
+last, and each appears only when it is complete: a rank that was killed in between has no record of the step.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from rlstab.config import dump_objective
 from rlstab.core.batch import TokenBatch, layout_of
+from rlstab.core.devices import on_cpu
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.saved_state import dump_state
@@ -26,7 +28,7 @@ from rlstab.errors import ConfigError
 from rlstab.files import replace_file
 from rlstab.record.step import BY_TOKEN, Header, HostLoss, together
 
-#: Beside the steps: the tokenizer of the model.
+#: The tokenizer of the model, in the same folder as the steps.
 TOKENIZER = "tokenizer.json"
 
 _NOTHING = {name: torch.zeros(0, dtype=torch.int64) for name in ("lengths", "ids", "mask")}
@@ -34,30 +36,30 @@ _NOTHING |= dict.fromkeys(("advantages", "logprobs"), torch.zeros(0))
 
 
 def write_dump(folder: Path, header: Header, tensors: Mapping[str, Tensor]) -> Path:
-    """Write what one rank knows of an optimizer step, in place of an earlier dump of the same.
+    """Write what one rank knows of an optimizer step, in place of an earlier dump of the same step.
 
     Args:
-        folder: of the dump; made where it is missing.
+        folder: of the dump; created if it is missing.
         header: without the checksum.
         tensors: by the names of :data:`BY_RESPONSE` and :data:`BY_TOKEN`, and ``prompt_ids``.
 
     Returns:
         the path of the JSON file.
     """
-    from safetensors.torch import save  # of the extras that write and read dumps
+    from safetensors.torch import save  # part of the extras that write and read dumps
 
     data = save({name: values.detach().cpu().contiguous() for name, values in tensors.items()})
     folder.mkdir(parents=True, exist_ok=True)
     whole = header.model_copy(update={"sha256": hashlib.sha256(data).hexdigest()})
     path = folder / f"step-{header.step:06d}.rank-{header.rank}.json"
-    path.unlink(missing_ok=True)  # it would describe other tensors
+    path.unlink(missing_ok=True)  # or it would describe other tensors
     replace_file(path.with_suffix(".safetensors"), data)
     replace_file(path, whole.model_dump_json(indent=1))
     return path
 
 
 def remove_dump(folder: Path) -> None:
-    """Remove the files of a dump, and their folder if nothing else is in it; what a link leads to stays."""
+    """Remove the files of a dump, and their folder if nothing else is in it; the target of a link stays."""
     if folder.is_symlink():
         return
     for path in (*folder.glob("step-*.rank-*.*"), folder / TOKENIZER):
@@ -67,16 +69,16 @@ def remove_dump(folder: Path) -> None:
 
 
 class Recorder:
-    """Keeps the micro-batches of an optimizer step of this rank as they pass, and writes them at its end.
+    """Keeps the micro-batches of an optimizer step of this rank, and writes them at the end of the step.
 
     Args:
         folder: of the dump.
         every: optimizer steps from one record to the next.
-        last: number of the last optimizer step, 0 where it is not known.
+        last: number of the last optimizer step, 0 if it is unknown.
 
     Attributes:
         parts: the tensors of each micro-batch.
-        values: what was backpropagated of each.
+        values: the loss of each that was backpropagated.
     """
 
     def __init__(self, folder: str | Path, every: int = 1, last: int = 0) -> None:
@@ -88,7 +90,7 @@ class Recorder:
         return step in (1, self.last) or step % self.every == 0
 
     def begin(self) -> None:
-        """Forget what there is, also what an exception left of another step."""
+        """Forget everything, including what an exception left of another step."""
         self.parts: list[dict[str, Tensor]] = []
         self.values: list[float] = []
 
@@ -101,28 +103,29 @@ class Recorder:
             tensors: of the responses and tokens of the micro-batch.
             loss: of the micro-batch.
             logprobs: live ones, from which the loss was made.
-            scale: what the trainer multiplies the loss by on its way to the backward pass, relative to a mean over
+            scale: the factor by which the trainer multiplies the loss before the backward pass, relative to a mean over
                 ranks.
             where: index of the tokens in the log-probs.
         """
-        part = {name: values.detach().cpu() for name, values in tensors.items()}
+        *values, of_loss = on_cpu([*tensors.values(), loss])  # one wait for the device
+        part = dict(zip(tensors, values, strict=True))
         part["parts"] = torch.full_like(part["lengths"], len(self.parts))
         part["coefficients"] = torch.zeros_like(part["logprobs"])
         self.parts.append(part)
-        self.values.append(float(loss.detach()) * scale)
+        self.values.append(float(of_loss) * scale)
         if logprobs.requires_grad:
             keep = lambda slope: part.update(coefficients=slope.detach()[where].cpu() * scale)  # noqa: E731
             logprobs.register_hook(keep)
 
     def write_tokenizer(self, tokenizer: Any) -> None:
-        """Write what texts of tokens are decoded by, where the tokenizer has a fast form and the folder has none."""
+        """Write the tokenizer by which tokens become text, if it has a fast form and the folder has none yet."""
         path, backend = self.folder / TOKENIZER, getattr(tokenizer, "backend_tokenizer", None)
         if backend is not None and not lexists(path):
             self.folder.mkdir(parents=True, exist_ok=True)
             replace_file(path, backend.to_str(pretty=True))
 
     def write(self, name: str, settings: Mapping[str, Any], **said: object) -> None:
-        """Write the step, and forget it; a rank without responses writes that it has none.
+        """Write the step, and forget it; a rank without responses writes an empty one.
 
         Args:
             name: of the loss.
@@ -130,13 +133,13 @@ class Recorder:
             said: the other fields of :class:`Header`.
 
         Raises:
-            ConfigError: the first step of a run is to go into a folder that has steps of another.
+            ConfigError: the first step of a run would go into a folder that has steps of another run.
         """
         parts, values = self.parts, self.values
         self.begin()
         header = Header.model_validate({**said, "parts": len(parts)})
         if header.step == 1 and any(self.folder.glob(f"step-*.rank-{header.rank}.*")):
-            raise ConfigError(f"{self.folder} has the dump of another run, which stays as it is. Give another folder.")
+            raise ConfigError(f"{self.folder} has the dump of another run, which is not replaced. Give another folder.")
         loss = HostLoss(
             name=name, settings=dict(settings), values=[value if math.isfinite(value) else None for value in values]
         )
@@ -151,14 +154,17 @@ def tensors_of(batch: TokenBatch, live: PolicyOutputs, response_ids: Tensor) -> 
         live: outputs that the loss is made of.
         response_ids: ``(B, T)`` int64, the tokens of the rows that the batch was built from.
     """
-    tokens = {name: values for name, values in batch.per_token() if name in BY_TOKEN}
+    tokens = {name: values for name, values in batch.here.per_token() if name in BY_TOKEN}
     if batch.live_ratio:
         del tokens["old_logprobs"]
-    for name, values in vars(live).items():
-        if values is not None and (name not in tokens or not torch.equal(values.detach(), tokens[name])):
+    given = {name: values for name, values in vars(live).items() if values is not None}
+    here, there = (on_cpu([*tensors.values()]) for tensors in (tokens, given))  # to compare them
+    tokens = dict(zip(tokens, here, strict=True))
+    for name, values in zip(given, there, strict=True):
+        if name not in tokens or not torch.equal(values, tokens[name]):
             tokens[f"live_{name}"] = values
     return tokens | {
-        "ids": response_ids.reshape(-1)[layout_of(batch).index],
+        "ids": response_ids.reshape(-1)[layout_of(batch.here).index],
         "mask": torch.ones(len(batch), dtype=torch.uint8),
         "lengths": batch.lengths.long(),
         "sequence_ids": batch.sequence_ids,
@@ -167,7 +173,7 @@ def tensors_of(batch: TokenBatch, live: PolicyOutputs, response_ids: Tensor) -> 
 
 
 def settings_of(objective: TokenObjective, state: State, scope: str = "step") -> dict[str, Any]:
-    """The settings of the loss ``rlstab``; a state with tensors, which only a user-defined method has, is left out.
+    """The settings of the loss ``rlstab``; a state with tensors, which only user-defined methods have, is left out.
 
     Args:
         objective: its methods.

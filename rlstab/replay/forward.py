@@ -1,4 +1,4 @@
-"""Runs a model over the tokens of a dump, for the signals that the dump lacks and for the slopes of its entropy."""
+"""Runs a model over the tokens of a dump: for the signals that the dump lacks, and for the slopes of the entropy."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from rlstab.models.policy import Policy, Sequences, load_policy
 from rlstab.models.shared_prompts import position_ids
 from rlstab.record import Dump, Step
 
-#: What one forward gives, and methods read. The first stands in only where the dump has none.
+#: Signals that one forward gives and methods read. Log-probs are taken from it only where the dump has none.
 ADDED = frozenset({"logprobs", "entropies", "max_logprobs", "sum_p_sq"})
 #: Responses in a forward.
 ROWS = 8
-#: Mean difference of log-probs, nats, from which on a note says that the model is another one than that of the dump.
+#: If the log-probs of model and dump differ by more than this on average, nats, a note says that the models differ.
 OTHER = 0.05
 
 
 @torch.no_grad()
 def completed(dump: Dump, model: str | Path, console: Console) -> Dump:
-    """The same dump with what it lacks; what it has stays as it is.
+    """The dump with the signals that it lacks; those that it has stay unchanged.
 
     Args:
         dump: with prompts.
-        model: folder or shipped name of the model whose weights the dumped steps began with.
+        model: folder or shipped name of the model with whose weights the dumped steps began.
         console: shows the progress.
 
     Raises:
@@ -48,7 +48,9 @@ def completed(dump: Dump, model: str | Path, console: Console) -> Dump:
             steps.append(step)
             continue
         if int(max(ids.max() for ids in (*step.prompts, step.tensors["ids"]))) >= vocabulary:
-            notes.append(f"step {step.number}: it has token ids beyond the {vocabulary:,} of {model}.")
+            notes.append(
+                f"step {step.number}: it has token ids beyond the vocabulary of {model}, {vocabulary:,} tokens."
+            )
             steps.append(step)
             continue
         sequences = sequences_of(policy, step)
@@ -59,8 +61,8 @@ def completed(dump: Dump, model: str | Path, console: Console) -> Dump:
         apart = float((added["logprobs"] - known)[there].abs().mean()) if bool(there.any()) else 0.0
         if apart > OTHER:
             notes.append(
-                f"step {step.number}: log-probs of {model} are {apart:.3g} nats from those of the dump in the mean. "
-                f"The step began with other weights, or its log-probs are at another temperature."
+                f"step {step.number}: log-probs of {model} are {apart:.3g} nats from those of the dump on average. "
+                f"The step began with other weights, or its log-probs were taken at another temperature."
             )
         kept = torch.where(known.isfinite(), known, added["logprobs"])
         steps.append(replace(step, tensors={**added, **step.tensors, "logprobs": kept}))
@@ -80,11 +82,11 @@ def sequences_of(policy: Policy, step: Step) -> Sequences:
 def _evidence(policy: Policy, step: Step, sequences: Sequences) -> dict[str, Tensor]:
     """``(N,)`` signals of all tokens of the responses."""
     signals = policy.evidence(sequences, ADDED, ROWS, temperature=step.header.temperature or 1.0)
-    return {name: values[sequences.response_mask].cpu() for name, values in signals.items()}
+    return {name: values[sequences.response_mask] for name, values in signals.items()}
 
 
 def entropy_slopes(policy: Policy, step: Step, sequences: Sequences) -> Tensor:
-    """``(N,)`` by how much a pull of 1 on the log-prob of each token raises the mean entropy of the tokens in the loss.
+    """``(N,)`` how much a pull of 1 on the log-prob of each token raises the mean entropy of the tokens in the loss.
 
     Exact to first order, for a step of plain gradient ascent with learning rate 1, through all weights of the model:
     the derivative of the log-prob along the gradient of the mean entropy, one backward pass and one in forward mode.

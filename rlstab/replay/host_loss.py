@@ -1,8 +1,8 @@
-"""Was the loss what the trainer said? Its formula again, in float64, against what it backpropagated.
+"""Was the loss what the trainer said? Its formula, evaluated again in float64, against what was backpropagated.
 
-Where the two differ, they are compared again with one thing changed at a time, of the formula or of the tokens: each of
-the known errors of trainers is such a change. Formulas are those of the hosts' own code at the releases that the
-adapters are tested with.
+If the two differ, they are compared again with one thing changed at a time, in the formula or in the tokens: each known
+error of trainers is such a change. Formulas are those of the hosts' code at the releases that the adapters are tested
+with.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
+from rlstab.console import counted
 from rlstab.core.plan import make_plan
 from rlstab.errors import ReportError, RlstabError
 from rlstab.kl_estimators import k1, k2
@@ -25,29 +26,29 @@ from rlstab.record.effects import objective_of
 
 #: Two coefficients agree up to this share of the larger one.
 RELATIVE = 1e-4
-#: Two values agree up to this share of the largest coefficient of the step, or of what the loss of a micro-batch would
-#: be if all advantages had one sign: float32.
+#: In float32, two values agree up to this share of the largest coefficient of the step, or of what the loss of a
+#: micro-batch would be if all advantages had one sign.
 ABSOLUTE = 1e-5
-#: So near to a bound of the clip rounding decides, and nothing is said of the token.
+#: This close to a bound of the clip rounding decides, so the token is not compared.
 ON_BOUND = 1e-5
-#: Mean of |log-ratio|, nats, up to which a policy that has not moved may seem to: bfloat16 on other batch shapes.
+#: Mean of |log-ratio|, nats, that a policy which has not moved may show: bfloat16 on other batch shapes.
 STILL = 0.01
-#: Coefficients that are off by no more are so by half precision, perhaps: a log-prob of 8 nats in bfloat16.
+#: Relative errors of coefficients up to this may come from half precision: a log-prob of 8 nats in bfloat16.
 HALF = 0.035
-#: Factors of coefficients that differ by no more are the same.
+#: Factors of coefficients count as equal up to this relative difference.
 ALIKE = 3e-4
-#: Tokens up to which changes and factors are tried together: beyond, it would take a minute.
+#: Changes and factors are tried together for at most this many tokens; more would take a minute.
 FEW = 200_000
-#: Of the size of rewards, by how much their mean may be off in float32: some of its last digits.
+#: Relative rounding error of a mean of rewards in float32: its last digits.
 ROUNDING = 2.0**-21
-#: Micro-batches of a step up to which an objective is planned again: it takes about a millisecond for each.
+#: An objective is planned again for at most this many micro-batches of a step, about a millisecond each.
 MOST_PLANNED = 10_000
-#: Every term once.
+#: Factors of the three terms of a loss that is what it should be.
 PLAIN = (1.0, 1.0, 1.0)
 
 
 class Formula(BaseModel):
-    """A policy-gradient loss, in the terms in which trainers differ. A dump may set all that its name leaves open.
+    """A policy-gradient loss, described by what differs between trainers. A dump may set whatever its name leaves open.
 
     Attributes:
         mean: what the sum of a micro-batch is divided by: tokens of the optimizer step over all ranks (``step``), those
@@ -60,14 +61,14 @@ class Formula(BaseModel):
         bound: the ``larger`` of the losses with and without the clip counts, the ``smaller``, or the ``clipped`` one.
         weight: the clipped ratio is a constant weight of the log-prob (CISPO); ``live``, one that has a gradient.
         beta: coefficient of the KL term.
-        estimator: of the KL term, ``k1``, ``k2``, ``k3`` or ``k3_unbiased``; with ``_reversed`` behind it, the two
-            policies are exchanged.
+        estimator: of the KL term, ``k1``, ``k2``, ``k3`` or ``k3_unbiased``; the suffix ``_reversed`` exchanges the two
+            policies.
         entropy: coefficient of the entropy bonus, a mean over the tokens of each micro-batch, or that of the loss.
         sequence: the ratio is the geometric mean over the response; ``product``, the product.
         length: the constant of ``length``.
         tokens: denominator of ``step``; 0 counts the tokens of the step.
         scale: multiplies the whole.
-        objective: stands in place of all but the scale.
+        objective: replaces everything but the scale.
         state, scope: of the objective.
         rewards: what advantages are made of, ``group`` (over the standard deviation of their group) or ``none``.
         group: responses of a prompt.
@@ -96,7 +97,7 @@ class Formula(BaseModel):
     group: int = 0
 
 
-#: The formulas that are known, by name, with what each fixes.
+#: The known formulas by name, with the settings that each name fixes.
 FORMULAS: Mapping[str, Mapping[str, Any]] = {
     "trl/grpo": {"mean": "response"},
     "trl/bnpo": {"mean": "part"},
@@ -111,7 +112,7 @@ FORMULAS: Mapping[str, Mapping[str, Any]] = {
 
 
 def formula_of(step: Step) -> Formula | None:
-    """What the trainer says that it minimises, None where that is not known here."""
+    """The loss that the trainer says it minimises; None if the loss is unknown here."""
     loss = step.header.loss
     if loss is None or loss.name not in FORMULAS:
         return None
@@ -148,7 +149,7 @@ def terms_of(formula: Formula, step: Step, kind: str) -> Tensor:
 
 
 def _planned(step: Step, formula: Formula, live: Tensor) -> list[Tensor]:
-    """Of an objective, which is all in the policy term."""
+    """Terms of an objective, all of which is in the policy term."""
     rows = list(step.micro_batches())
     if len(rows) > MOST_PLANNED:
         raise ReportError(f"step {step.number} has {len(rows):,} micro-batches, more than {MOST_PLANNED:,}")
@@ -164,7 +165,7 @@ def _planned(step: Step, formula: Formula, live: Tensor) -> list[Tensor]:
 
 
 def _losses(step: Step, formula: Formula, live: Tensor) -> list[Tensor]:
-    """Of a host's own formula: each a sum over tokens, times a weight of the response."""
+    """Terms of a host's formula: each a sum over tokens, times a weight of the response."""
     tensors, ratio = step.tensors, _ratio(step, formula, live)
     policy = _policy_term(formula, ratio, tensors["advantages"].double(), live) * tensors.get("weights", 1.0)
     kl = bonus = torch.zeros_like(live)
@@ -176,7 +177,7 @@ def _losses(step: Step, formula: Formula, live: Tensor) -> list[Tensor]:
     of_bonus = weights if formula.whole else _weights(step, formula, "part")
     of_tokens = ((policy, weights), (kl, weights), (bonus, of_bonus))
     part, count = tensors["parts"][step.row], len(step.ranks)
-    return [_summed(term * own[step.row] * step.mask, part, count) for term, own in of_tokens]
+    return [_summed(term * weight[step.row] * step.mask, part, count) for term, weight in of_tokens]
 
 
 def _summed(values: Tensor, index: Tensor, count: int) -> Tensor:
@@ -202,7 +203,9 @@ def _policy_term(formula: Formula, ratio: Tensor, advantages: Tensor, live: Tens
         return -(weight if formula.weight == "live" else weight.detach()) * advantages * live
     clipped = -advantages * ratio.clamp(1 - formula.low, 1 + formula.high)
     free = -advantages * ratio.clamp(max=formula.cap)
-    loss = {"larger": torch.maximum, "smaller": torch.minimum}.get(formula.bound, lambda own, _: own)(clipped, free)
+    loss = {"larger": torch.maximum, "smaller": torch.minimum}.get(formula.bound, lambda clipped, _: clipped)(
+        clipped, free
+    )
     return torch.where(advantages < 0, torch.minimum(loss, -advantages * formula.dual), loss)
 
 
@@ -241,14 +244,15 @@ def _weights(step: Step, formula: Formula, mean: str) -> Tensor:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found of the loss.
+    """What was found about the loss.
 
     Attributes:
-        name: of the formula that the trainer says it has, or None.
-        agrees: it is that; None where nothing could be compared.
-        error: largest difference, as a share of the largest coefficient or of the mass of the loss; NaN likewise.
+        name: of the formula that the trainer names, or None.
+        agrees: whether the loss is that formula; None if nothing could be compared.
+        error: largest difference, as a share of the largest coefficient or of the mass of the loss; NaN if nothing
+            could be compared.
         compared: what was compared, in words.
-        findings: what is wrong, the surest first, in sentences.
+        findings: what is wrong, as sentences, the most certain first.
     """
 
     name: str | None
@@ -258,11 +262,23 @@ class Verdict:
     findings: tuple[str, ...] = ()
 
 
+def sentence(verdict: Verdict) -> str:
+    """The verdict on the loss in one sentence."""
+    if verdict.agrees is None:
+        return f"It cannot be decided whether the loss was what it said: {verdict.compared}."
+    digits = math.floor(-math.log10(min(max(1e-12, verdict.error), 1e12)))
+    if verdict.agrees:
+        return f"The loss is {verdict.name}: {verdict.compared} agree to {counted(digits, 'digit')}."
+    if verdict.findings and digits >= 4:
+        return f"The loss is {verdict.name}, to {counted(digits, 'digit')}, but its inputs are wrong."
+    return f"The loss is not {verdict.name}: {verdict.compared} differ by up to {verdict.error:.2g} of the largest."
+
+
 def judge(steps: Sequence[Step]) -> Verdict:
     """Compare what was backpropagated with what the trainer says of its loss.
 
     Args:
-        steps: of one dump, which has one formula.
+        steps: of one dump, all with the same formula.
     """
     still = (*_movement(steps), *_overflows(steps), *_advantages(steps))
     name = next((step.header.loss.name for step in steps if step.header.loss is not None), None)
@@ -274,7 +290,7 @@ def judge(steps: Sequence[Step]) -> Verdict:
         what = "the dump holds neither losses nor coefficients" if known else f"'{name}' as it is set is not known here"
         return Verdict(name, None, math.nan, what, still)
     try:
-        apart = [_apart(_rows(record, {})) for record in records]
+        apart = [_apart(_compared(record, {})) for record in records]
     except RlstabError as refusal:
         return Verdict(name, None, math.nan, f"its formula cannot be evaluated: {refusal}", still)
     what = "coefficients of all tokens" if records[0][2] == "gradient" else "losses of all micro-batches"
@@ -288,17 +304,17 @@ def judge(steps: Sequence[Step]) -> Verdict:
     return Verdict(name, False, error, compared, (*still, *(f"{text}{some}" for text in texts)))
 
 
-#: What is said of a step, and the coefficients of its ``gradient`` or its ``losses``, which were recorded.
-Record = tuple[Formula, Step, str]
-#: What is changed of a formula or of the tensors of a step; a tensor that is None stays.
+#: The formula that a step claims, the step, and which of its recorded numbers are compared: ``gradient`` or ``losses``.
+Claim = tuple[Formula, Step, str]
+#: Changes to a formula or to the tensors of a step; a tensor that is None stays unchanged.
 Edit = Mapping[str, Any] | Callable[[Formula, Step], Mapping[str, Any]]
-#: What was recorded ``(n,)``, the terms of what was expected ``(n, 3)``, and the share up to which the two agree; a
-#: coefficient is in units of the largest, a loss of its mass.
-Rows = tuple[Tensor, Tensor, float]
+#: The recorded numbers ``(n,)``, the terms of the expected ones ``(n, 3)``, and the share up to which the two agree;
+#: coefficients in units of the largest, losses in units of their mass.
+Compared = tuple[Tensor, Tensor, float]
 
 
 def recorded_of(step: Step) -> dict[str, Tensor]:
-    """In float64, the coefficients ``(N,)`` and the losses ``(P,)``, where the dump has them."""
+    """In float64, the coefficients ``(N,)`` and the losses ``(P,)``, if the dump has them."""
     recorded = {"gradient": step.tensors["coefficients"].double()} if "coefficients" in step.tensors else {}
     values = [] if step.header.loss is None else step.header.loss.values
     if values and len(values) == len(step.ranks) and None not in values:
@@ -306,7 +322,7 @@ def recorded_of(step: Step) -> dict[str, Tensor]:
     return recorded
 
 
-def _rows(record: Record, edit: Edit) -> Rows:
+def _compared(record: Claim, edit: Edit) -> Compared:
     formula, step, kind = record
     given, recorded = edit(formula, step) if callable(edit) else edit, recorded_of(step)[kind]
     of_formula = {name: value for name, value in given.items() if name in Formula.model_fields}
@@ -324,14 +340,14 @@ def _rows(record: Record, edit: Edit) -> Rows:
 
 
 def _on_bound(step: Step, formula: Formula) -> Tensor:
-    """``(N,)`` bool: the ratio is so near to a bound that rounding decides."""
+    """``(N,)`` bool: the ratio is so close to a bound that rounding decides."""
     bounds = (formula.cap, formula.dual, 1 - formula.low, 1 + formula.high) if formula.objective is None else ()
     ratio = _ratio(step, formula, step.live_logprobs)
     return sum(((ratio - bound).abs() <= ON_BOUND for bound in bounds), torch.zeros_like(step.mask))
 
 
-def _apart(rows: Rows, factors: Sequence[float] = PLAIN) -> tuple[float, bool]:
-    """Largest difference, and whether any is more than rounding; of the terms times some factors."""
+def _apart(rows: Compared, factors: Sequence[float] = PLAIN) -> tuple[float, bool]:
+    """The largest difference, and whether any exceeds rounding, for the terms times some factors."""
     recorded, terms, share = rows
     expected = terms @ torch.tensor(factors, dtype=torch.float64)
     off = (recorded - expected).abs().nan_to_num(math.inf)
@@ -340,13 +356,13 @@ def _apart(rows: Rows, factors: Sequence[float] = PLAIN) -> tuple[float, bool]:
     return float(off.max()) if off.numel() else 0.0, bool(beyond.any())
 
 
-def _explained(records: Sequence[Record], wrong: Sequence[Record]) -> Sequence[str]:
-    """What is wrong, in a sentence; in two, where gradient and reported losses are wrong in different ways."""
+def _explained(records: Sequence[Claim], wrong: Sequence[Claim]) -> Sequence[str]:
+    """What is wrong, in one sentence; in two if gradient and reported losses are wrong in different ways."""
     if named := _named(records):
         return [named]
     kinds = {kind: [record for record in wrong if record[2] == kind] for _, _, kind in wrong}
-    texts = {kind: named for kind, own in kinds.items() if (named := _named(own))}
-    return [f"{text} This is said of its {kind} alone." for kind, text in texts.items()] or [_located(*wrong[0])]
+    texts = {kind: named for kind, of_kind in kinds.items() if (named := _named(of_kind))}
+    return [f"{text} This holds for its {kind} alone." for kind, text in texts.items()] or [_located(*wrong[0])]
 
 
 # -- known errors ------------------------------------------------------------------------------------------------------
@@ -358,13 +374,13 @@ def _ends(step: Step) -> Tensor:
 
 
 def _advantage_of(step: Step) -> Tensor:
-    """``(S,)`` float64, of each response."""
+    """``(S,)`` float64, the advantage of each response."""
     none = torch.zeros(len(step.tensors["lengths"]), dtype=torch.float64)
     return none.scatter(0, step.row, step.tensors["advantages"].double())
 
 
 def _shifted(step: Step, name: str, by: int) -> Tensor | None:
-    """Within each response; at its edge a value stays."""
+    """A tensor shifted within each response; at the edge of a response the value stays."""
     values = step.tensors.get(name)
     return None if values is None else torch.where(step.row.roll(by) == step.row, values.roll(by), values)
 
@@ -375,20 +391,20 @@ def _rounded(formula: Formula, step: Step, kind: torch.dtype) -> Mapping[str, An
 
 
 def _centred(values: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
-    """``(S,)`` each: less the mean of its group, and the standard deviation in it."""
+    """``(S,)`` each: the values minus the mean of their group, and the standard deviation of the group."""
     count = torch.bincount(group)
     centred = values - (_summed(values, group, len(count)) / count)[group]
     return centred, (_summed(centred.square(), group, len(count)) / (count - 1).clamp(min=1)).sqrt()[group]
 
 
 def _normalised(formula: Formula, step: Step) -> Mapping[str, Any]:
-    """To mean 0 and standard deviation 1 over the responses of each micro-batch."""
+    """Advantages with mean 0 and standard deviation 1 over the responses of each micro-batch."""
     centred, deviation = _centred(_advantage_of(step), step.tensors["parts"])
     return {"advantages": (centred / (deviation + 1e-8))[step.row]}
 
 
 def _whitened(formula: Formula, step: Step) -> Mapping[str, Any]:
-    """To mean 0 and standard deviation 1 over the tokens in the loss."""
+    """Advantages with mean 0 and standard deviation 1 over the tokens in the loss."""
     centred, deviation = _centred(step.tensors["advantages"].double(), step.mask.long())
     return {"advantages": centred / (deviation + 1e-8)}
 
@@ -402,7 +418,7 @@ def _with_prompts(step: Step) -> Tensor:
     return _by_response(step, step.mask) + step.tensors.get("prompt_lengths", 0)
 
 
-#: Other tokens in the loss, ``(N,)``.
+#: Errors in which tokens count in the loss, each with the mask ``(N,)`` that it leads to.
 _MASKS: Mapping[str, Callable[[Step], Tensor | None]] = {
     "tokens outside the response mask count": lambda step: torch.ones_like(step.row),
     "the last token of each response, its end, does not count": lambda step: step.mask & ~_ends(step),
@@ -417,7 +433,7 @@ _UNSEEN = ", and its denominator counts as if it were right"
 
 
 def _masked(formula: Formula, step: Step, by: Callable[[Step], Tensor | None], unseen: bool) -> Mapping[str, Any]:
-    """`unseen`, the denominator counts as if the tokens were the right ones."""
+    """Another mask; with `unseen`, the denominator counts as if the mask were right."""
     return {"mask": by(step), "counts": _by_response(step, step.mask) if unseen else None}
 
 
@@ -430,7 +446,7 @@ def _mean(mean: str) -> Edit:
 
 
 def _counting(counts: Callable[[Step], Tensor]) -> Edit:
-    """``(S,)`` tokens of each response in the denominator."""
+    """Other counts, ``(S,)``, of the tokens of each response in the denominator."""
     return lambda _, step: {"counts": counts(step), "tokens": 0.0}
 
 
@@ -442,8 +458,8 @@ def _scaled(by: Callable[[Step], float]) -> Edit:
     return lambda formula, step: {"scale": formula.scale * by(step)}
 
 
-#: What trainers were seen to do in place of what they say: to the size of the loss, to what it reads, to the tokens
-#: that count, to what it is divided by, and to its terms. What a factor of a term explains is found by `_fitted`.
+#: What trainers were seen to do instead of what they say: to the size of the loss, to what it reads, to the tokens that
+#: count, to what it is divided by, and to its terms. Factors of single terms are found by `_fitted`.
 CHANGES: Mapping[str, Edit] = {
     "it was divided by the gradient accumulation twice": _scaled(lambda step: 1 / step.accumulation),
     "it was not divided by the gradient accumulation": _scaled(lambda step: step.accumulation),
@@ -494,33 +510,33 @@ CHANGES: Mapping[str, Edit] = {
 }
 
 
-def _named(records: Sequence[Record]) -> str | None:
-    """A sentence: the change, or the factors of the terms, or both, that explains all of it."""
+def _named(records: Sequence[Claim]) -> str | None:
+    """A sentence with the change, the factors of the terms, or both, that explain every difference; None if none do."""
     same = [text for text, edit in CHANGES.items() if _explains(records, edit)]
-    text = ", or what is the same here: ".join(same)
+    text = ", or, equivalently here, ".join(same)
     few = sum(step.row.numel() for _, step, _ in records[:4]) <= FEW
     edits: Mapping[str, Edit] = {} if text else {"": {}, **(CHANGES if few else {})}
     for change, edit in edits.items():
-        factors, said = _fitted([_rows(record, edit) for record in records[:4]])
+        factors, said = _fitted([_compared(record, edit) for record in records[:4]])
         if _explains(records, edit, factors):
             text = f"{change}, and {said}" if change else said
             break
     return f"{text[0].upper()}{text[1:]}." if text else None
 
 
-def _explains(records: Sequence[Record], edit: Edit, factors: Sequence[float] = PLAIN) -> bool:
-    return not any(_apart(_rows(record, edit), factors)[1] for record in records)
+def _explains(records: Sequence[Claim], edit: Edit, factors: Sequence[float] = PLAIN) -> bool:
+    return not any(_apart(_compared(record, edit), factors)[1] for record in records)
 
 
-def _fitted(rows: Sequence[Rows]) -> tuple[list[float], str]:
-    """By least squares, how often what was recorded has each term of the formula; and that in words."""
-    recorded, terms = torch.cat([own[0] for own in rows]), torch.cat([own[1] for own in rows])
+def _fitted(rows: Sequence[Compared]) -> tuple[list[float], str]:
+    """The factor of each term of the formula in what was recorded, by least squares; and the factors in words."""
+    recorded, terms = torch.cat([each[0] for each in rows]), torch.cat([each[1] for each in rows])
     # the default driver reads uninitialised memory, and with a column of zeros it may answer 0
     policy, *others = torch.linalg.lstsq(terms, recorded[:, None], driver="gelsd").solution.flatten().tolist()
     said = f"its policy term is {policy:.4g} times what it should be"
     factors = [policy]
     for name, factor, column in zip(("KL term", "entropy bonus"), others, terms.T[1:], strict=True):
-        size = float(column.abs().max())  # nothing is known of what the record lacks, and rounding is not a term
+        size = float(column.abs().max())  # the record may lack the term, and rounding is not a term
         factors.append(policy if not size else factor if abs(factor) * size > ABSOLUTE else 0.0)
         if not math.isclose(factors[-1], policy, rel_tol=1e-3):
             said += f", and its {name} {round(factors[-1], 4) + 0.0:g} times"
@@ -531,7 +547,7 @@ def _fitted(rows: Sequence[Rows]) -> tuple[list[float], str]:
 
 
 def _located(formula: Formula, step: Step, kind: str) -> str:
-    """Where recorded and expected differ, and what their quotient depends on."""
+    """Where recorded and expected values differ, and what their quotient depends on."""
     parts, recorded, terms = step.tensors["parts"], recorded_of(step)[kind], terms_of(formula, step, kind)
     expected = terms.sum(1)
     off = (recorded - expected).abs()
@@ -553,14 +569,14 @@ def _located(formula: Formula, step: Step, kind: str) -> str:
     quotient = ((recorded - expected + policy) / policy)[both]
     if not quotient.numel():
         return f"{text} what it should be."
-    places = {"rank": torch.tensor(step.ranks)[parts], "micro-batch": parts, "group": step.groups}
-    for name, of_response in {**places, "response": torch.arange(len(parts))}.items():
+    units = {"rank": torch.tensor(step.ranks)[parts], "micro-batch": parts, "group": step.groups}
+    for name, of_response in {**units, "response": torch.arange(len(parts))}.items():
         group = of_response[step.row[both]]
         ones = torch.ones(int(group.max()) + 1, dtype=torch.float64)
         low, high = (ones.scatter_reduce(0, group, quotient, kind, include_self=False) for kind in ("amin", "amax"))
         if bool((high - low <= ALIKE * high.abs().maximum(low.abs())).all()):
-            others = [place for place, factor in enumerate(high.tolist()) if abs(factor - 1) > ALIKE]
-            shown = ", ".join(f"{high[place]:.4g} in {name} {place}" for place in others[:4])
+            others = [index for index, factor in enumerate(high.tolist()) if abs(factor - 1) > ALIKE]
+            shown = ", ".join(f"{high[index]:.4g} in {name} {index}" for index in others[:4])
             return f"{text} what it should be, times {shown or 1}."
     least, most = map(float, quotient.aminmax())
     half = ", which looks like half precision" if max(abs(least - 1), abs(most - 1)) < HALF else ""
@@ -571,7 +587,7 @@ def _located(formula: Formula, step: Step, kind: str) -> str:
 
 
 def _advantages(steps: Sequence[Step]) -> Iterator[str]:
-    """Those of TRL, from the rewards of groups that are whole."""
+    """Advantages that are not those that TRL makes of the rewards, in groups that are complete."""
     for step in steps:
         said = step.header.loss.settings if step.header.loss else {}
         kind, size, rewards = said.get("rewards"), said.get("group"), step.tensors.get("rewards")
@@ -582,8 +598,8 @@ def _advantages(steps: Sequence[Step]) -> Iterator[str]:
         divisor = deviation + 1e-4 if kind == "group" else torch.ones_like(deviation)
         right, given = centred / divisor, _advantage_of(step)
         whole = (torch.bincount(step.groups) == torch.tensor(size))[step.groups] & (step.tensors["lengths"] > 0)
-        given_rewards = whole & right.isfinite()  # a reward that was not written down makes all of its group unknown
-        # rewards that are equal but for the rounding of their mean in float32 have any advantage of this size
+        given_rewards = whole & right.isfinite()  # an unknown reward makes all of its group unknown
+        # if rewards are equal, the rounding of their mean in float32 gives advantages of up to this size
         rounding = ROUNDING * rewards.double().abs() / divisor
         largest = max(float(right[given_rewards].abs().max()) if bool(given_rewards.any()) else 0.0, 1e-3)
         off = (given - right).abs().where(given_rewards, torch.zeros(()).double())
@@ -605,10 +621,10 @@ def _overflows(steps: Sequence[Step]) -> Iterator[str]:
 
 
 def _movement(steps: Sequence[Step]) -> Iterator[str]:
-    """The still test: where no weight has moved since the responses were sampled, every ratio is 1."""
-    for place, step in enumerate(steps):
+    """The still test: if no weight has moved since the responses were sampled, every ratio is 1."""
+    for index, step in enumerate(steps):
         old = step.tensors.get("old_logprobs")
-        resting = all(before.header.learning_rate == 0 for before in steps[: place + 1])
+        resting = all(before.header.learning_rate == 0 for before in steps[: index + 1])
         if old is None or not (step.header.first or resting) or not bool(step.mask.any()):
             continue
         moved = (step.live_logprobs - old).abs()[step.mask]
@@ -617,8 +633,8 @@ def _movement(steps: Sequence[Step]) -> Iterator[str]:
         same = sampled is not None and bool((old == sampled)[step.mask].all())
         if mean > (STILL / 10 if same else STILL) or clipped > STILL:
             yield (
-                f"Step {step.number} has a policy that moved before any step: the log-ratio is {mean:.3g} nats from 0 "
-                f"in the mean, and {clipped:.1%} of the tokens have a ratio beyond 0.83 to 1.2."
+                f"In step {step.number} the policy had moved before any step: the log-ratio is {mean:.3g} nats "
+                f"from 0 on average, and {clipped:.1%} of the tokens have a ratio outside of 0.83 to 1.2."
                 f"{' The log-probs in the denominator are those of the sampler, to the last bit.' if same else ''}"
             )
             return

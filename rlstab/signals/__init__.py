@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlstab.core.devices import sent
 from rlstab.errors import MissingSignal, OutOfRange, ShapeError
 from rlstab.signals.head import HeadSignals, slow_bf16
 from rlstab.signals.logits import LogitsSignals
@@ -165,7 +166,7 @@ def _record(signals: tuple[Tensor | None, ...], rows: Mapping[str, Tensor]) -> T
     """The record. A signal that is needed on some rows is 0 on the others, and so is its gradient."""
     return TokenSignals(
         **{
-            name: torch.where(rows[name], values, 0.0) if name in rows else values
+            name: torch.where(sent(rows[name], values.device), values, 0.0) if name in rows else values
             for name, values in zip(ORDER, signals, strict=True)
             if values is not None
         }

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlstab.core.devices import sent
 from rlstab.signals.tile import (
     FLOOR,
     Ask,
@@ -202,8 +203,8 @@ def _running_pass(head: Head, hidden: Tensor, ids: Tensor, ask: Ask, buffers: Bu
 
 def _kept_pass(head: Head, hidden: Tensor, rows: Rows, ask: Ask, buffers: Buffers) -> None:
     """The kept set is relative to the final maximum, so it takes a second look: at the rows that need it."""
-    everywhere = torch.ones_like(rows.top, dtype=torch.bool)
-    index = (everywhere if ask.kept_rows is None else ask.kept_rows).nonzero().squeeze(1)
+    everywhere = torch.ones(rows.top.shape, dtype=torch.bool)
+    index = sent((everywhere if ask.kept_rows is None else ask.kept_rows).nonzero().squeeze(1), hidden.device)
     some, few, top = head.pick(index), hidden[index], rows.top[index]
     mass = torch.zeros_like(top)
     for columns in head.tiles(ask.columns):

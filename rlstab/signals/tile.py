@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlstab.core.devices import sent
 from rlstab.errors import RlstabError
 
 
@@ -103,7 +104,7 @@ def whole_rows(rows: Rows, span: slice, logits: Tensor, ids: Tensor, ask: Ask) -
     for name in rows.values.keys() & laws.keys():
         rows.values[name][span] = laws[name]()
     if "log_kept_mass" in rows.values:
-        where = slice(None) if ask.kept_rows is None else ask.kept_rows[span].nonzero().squeeze(1)
+        where = slice(None) if ask.kept_rows is None else sent(ask.kept_rows[span].nonzero().squeeze(1), ids.device)
         rows.values["log_kept_mass"][span][where] = _kept_mass(logprobs[where], best[where], ask.min_p or 1.0)
 
 

@@ -22,7 +22,7 @@ class VocabularyHead:
     Attributes:
         linear: the module that holds weight and bias, so that what an optimizer changes is what is read.
         scale: multiplies its output.
-        softcap: None where logits are not capped.
+        softcap: None if logits are not capped.
     """
 
     linear: nn.Linear
@@ -41,9 +41,9 @@ class VocabularyHead:
 
 @torch.no_grad()
 def find_head(model: PreTrainedModel) -> VocabularyHead | None:
-    """The head by the conventions of transformers' configurations, if the model's own logits confirm it.
+    """The head by the conventions of transformers' configurations, if the logits of the model confirm it.
 
-    Compared in the precision of the weights: autocast rounds the model's own scale and cap, and would hide the head.
+    They are compared in the precision of the weights: autocast rounds the scale and cap of the model.
     """
     with torch.autocast(model.device.type, enabled=False):
         return _confirmed(model)

@@ -1,4 +1,4 @@
-"""Which token is in which block: from the characters that a task speaks of to the tokens that are learnt."""
+"""Which token is in which block: from blocks of characters, as a task defines them, to tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlstab.tasks import Block, Example
 
 
 def require_blocks(task: Any, who: str) -> None:
-    """Refuse a task that knows no blocks.
+    """Refuse a task without blocks.
 
     Raises:
         MissingSignal: it has no method ``blocks``.
@@ -29,16 +29,16 @@ def require_blocks(task: Any, who: str) -> None:
 
 
 def told_blocks(task: Any, examples: Sequence[Example], texts: Sequence[str]) -> tuple[list[list[Block]], list[str]]:
-    """The blocks of each text by the task, and an error for each text that has none because of it.
+    """The blocks of each text by the task, and an error for each text for which the task failed.
 
-    As with rewards, what goes wrong in a task costs its response and not the run.
+    As with rewards, a failure of the task costs the response its blocks and does not end the run.
     """
     blocks: list[list[Block]] = []
     errors: list[str] = []
     for example, text in zip(examples, texts, strict=True):
         try:
             blocks.append(_checked(task.blocks(example, text), text))
-        except Exception as error:  # tasks are foreign code
+        except Exception as error:  # tasks are user code
             blocks.append([])
             errors.append(f"{type(error).__name__}: {error} (completion {text[:80]!r})")
     return blocks, errors
@@ -62,9 +62,9 @@ def block_evidence(
         blocks: of each response, by :func:`told_blocks`.
         texts: the whole answers, as the task saw them.
         answers: their tokens, those that were not sampled included.
-        given: how many of these were not sampled; they come first and are left out of ``block_ids``.
+        given: how many of these were not sampled; they come first, and ``block_ids`` leaves them out.
         width: T.
-        decode: from tokens to text, as ``texts`` were made.
+        decode: the function from tokens to text by which ``texts`` were made.
     """
     most = max(map(len, blocks), default=0)
     ids = torch.full((len(blocks), width), -1, dtype=torch.int64)
@@ -84,24 +84,26 @@ def token_blocks(
     """The block of each token, -1 for none.
 
     A token belongs to the first block that has one of its characters: it was chosen while that block was written, and
-    what a later block is compared with must not depend on it. A token that is a part of a character belongs where the
-    character does, and tokens without text at the end of an answer, such as EOS, to a block that reaches to the end. So
-    a short block may have no token of its own.
+    later blocks must not depend on it. A token that is part of a character belongs to the block of the character, and
+    tokens without text at the end of an answer, such as EOS, to a block that reaches to the end. So a short block may
+    have no token.
 
-    Characters are found by decoding the first n tokens, for a token alone may read otherwise; only the edges of blocks
-    are searched for, by halving.
+    Characters are found by decoding the first n tokens, since a single token may decode differently; only the edges of
+    blocks are searched for, by bisection.
     """
     counts = range(len(tokens) + 1)
 
     @cache
     def reached(count: int) -> int:
-        """How many characters the first tokens settle: a character that is cut reads otherwise, and is not counted."""
+        """How many characters the first tokens complete; a character that is cut decodes differently and does not
+        count.
+        """
         prefix = decode(list(tokens[:count]))
         return len(commonprefix([prefix, text]))  # noqa: RUF071  # of texts, not of paths
 
     numbers = [-1] * len(tokens)
     for number, block in enumerate(blocks):
-        # a token that goes beyond the start, or the first part of a character that begins there
+        # a token that reaches beyond the start, or the first part of a character that begins there
         beyond, begun = (side(counts, block.start, key=reached) for side in (bisect_right, bisect_left))
         last = len(tokens) if block.stop == len(text) else bisect_left(counts, block.stop, key=reached)
         for index in range(min(beyond - 1, begun), min(last, len(tokens))):
@@ -111,10 +113,10 @@ def token_blocks(
 
 
 def _checked(blocks: Any, text: str) -> list[Block]:
-    """The blocks, if they lie in the text one after another.
+    """The blocks, if they follow one another in the text.
 
     Raises:
-        DataError: they do not, or one has a reward or an outcome that none can have.
+        DataError: they do not, or a reward or an outcome is not valid.
     """
     end, checked = 0, list(blocks)
     for block in checked:

@@ -1,4 +1,4 @@
-"""From the settings of a task to the task; one that is user-defined is checked at the door."""
+"""Makes a task from its settings, and checks a user-defined one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def build_task(settings: TaskSettings) -> Task:
 
     Raises:
         DataError, MissingPackage: its data or its package cannot be used.
-        ConfigError: a setting cannot be used; or it is user-defined, and cannot be loaded or made, or is not a task.
+        ConfigError: a setting cannot be used, or a user-defined class cannot be loaded or is not a task.
     """
     try:
         if settings.name == "countdown":
@@ -43,7 +43,7 @@ def build_task(settings: TaskSettings) -> Task:
 
 
 def require_loadable(settings: TaskSettings) -> None:
-    """Check what can be checked of a task without its data and packages.
+    """Check what can be checked about a task without its data and packages.
 
     Raises:
         ConfigError, UnknownName: a user-defined class cannot be loaded.
@@ -74,10 +74,10 @@ def entry_point(group: str, name: str, who: str, otherwise: str) -> EntryPoint:
     """The entry point of an installed package.
 
     Args:
-        group: that it belongs to.
-        name: of it.
-        who: names it, in errors.
-        otherwise: what may be written in its place, in errors.
+        group: to which it belongs.
+        name: of the entry point.
+        who: the setting that names it, in errors.
+        otherwise: what may be written instead, in errors.
 
     Raises:
         UnknownName: no installed package has it.
@@ -90,10 +90,10 @@ def entry_point(group: str, name: str, who: str, otherwise: str) -> EntryPoint:
 
 
 def require_task(task: object) -> Task:
-    """The object as a task; its first examples are made once.
+    """The object as a task, after its first examples were made.
 
     Raises:
-        ConfigError: it lacks something, or an example is not one.
+        ConfigError: it lacks an attribute, or what it makes is not an example.
     """
     wanted: dict[str, tuple[Any, str]] = {
         "name": (str, "a short text for logs"),
@@ -112,9 +112,7 @@ def require_task(task: object) -> Task:
             raise ConfigError(f"{who} needs `{name}`, {what}; it has {has}. Add it to the class.")
     flaky = getattr(task, "flaky", 0.0)
     if isinstance(flaky, bool) or not isinstance(flaky, int | float) or not 0 <= flaky < 1:
-        raise ConfigError(
-            f"{who} has flaky = {flaky!r}, expected a share of at least 0 and below 1. Change it, or remove it."
-        )
+        raise ConfigError(f"{who} has flaky = {flaky!r}, expected a share from 0 to below 1. Change it, or remove it.")
     checked = cast(Task, task)
     for split in get_args(Split):
         size = checked.size.get(split, 0)
@@ -123,7 +121,5 @@ def require_task(task: object) -> Task:
         with blamed(f"{who}: example('{split}', 0)", "Correct its method `example`"):
             example = checked.example(split, 0)
         if not isinstance(example, Example) or not isinstance(example.prompt, str):
-            raise ConfigError(
-                f"{who}: example 0 of '{split}' is {kind_of(example)}. Return rlstab.tasks.Example(prompt, answer)."
-            )
+            raise ConfigError(f"{who}: example 0 of '{split}' is {kind_of(example)}. Return rlstab.tasks.Example.")
     return checked

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from rlstab.tasks.generated import Generated
 from rlstab.tasks.task import Block, Example
 
-#: Characters that mean nothing: the scorer skips them, and demonstrations hold a few.
+#: Characters without meaning: the scorer skips them, and demonstrations have a few.
 JUNK = "()?#~"
 
-# `junk_symbols` counts on from JUNK into a block of Unicode without gaps, where a character is one code point.
+# after JUNK, `junk_symbols` continues in a block of Unicode without gaps, in which a character is one code point
 MOST_JUNK = 4096
 _JUNK = JUNK + "".join(chr(0x4E00 + index) for index in range(MOST_JUNK - len(JUNK)))
 
@@ -21,8 +21,8 @@ _STEP = re.compile("(-?[0-9]{1,18})([+-][0-9]{1,18})=(-?[0-9]{1,18});")
 
 
 @dataclass(frozen=True)
-class Sum:
-    """Digits with their signs, the first without: `4+7-2` is (4, 7, -2)."""
+class Expression:
+    """Signed digits to add up: `4+7-2` is (4, 7, -2)."""
 
     terms: tuple[int, ...]
 
@@ -35,27 +35,27 @@ class Chain(Generated):
     """Prompts like `Q4+7-2+5=`, answers like `4+7=11;11-2=9;9+5=14;A14$`.
 
     An answer scores 1 if its only `A` is followed by the value of the sum and then `$`; else 0. The steps before `A`
-    do not count, nor does text after the first `$`, nor does junk anywhere: the first `junk_symbols` of `JUNK` and the
-    characters that follow it. Junk is what makes spurious tokens measurable: a correct answer with junk in it rewards
-    the junk.
+    do not count, nor does text after the first `$`, nor does junk: the first `junk_symbols` characters of `JUNK` and
+    its continuation. Junk makes spurious tokens measurable: a correct answer with junk in it rewards the junk.
 
-    Three settings say what junk costs. Together they make the littered chain, on which masks of rare tokens are
-    compared: there, what is rare is bad. They are made for that, and not like any real task.
+    Three settings define what junk costs. Together they make the littered chain, on which masks of rare tokens are
+    compared: there, rare tokens are bad. They serve that purpose and resemble no real task.
 
     - `fragile`: the reader stumbles over some junk, and an answer that it stumbles in scores 0. Whether it stumbles
-      depends on the problem, the symbol and its place in the answer, so no symbol is safe and none is forbidden.
-    - `flaky`: training loses this share of the scores, whatever the answer: the reward is 0. Which ones is decided by
-      the run's seed and the identity of the response. Evaluation loses none, nor does :meth:`score`. So right answers
-      without junk are punished too, and junk is harder to tell from what matters.
-    - `needs_junk`: the mirror. An answer without any junk scores 0: there, something rare is good.
+      depends on the problem, the symbol and its position in the answer, so no symbol is safe and none is forbidden.
+    - `flaky`: training loses this share of the scores, whatever the answer: the reward is 0. The seed of the run and
+    the
+      identity of the response decide which ones. Neither evaluation nor :meth:`score` loses any. So right answers
+      without junk are punished too, and junk is harder to distinguish from what matters.
+    - `needs_junk`: the reverse. An answer without any junk scores 0: there, rare tokens are good.
 
     Args:
         terms: how many digits a problem adds and subtracts, 2 to 6; the first is 1 to 9.
         seed: chooses the sequence of problems.
         largest: the largest digit after the first, 1 to 9.
-        modulus: 2 to 10; results are written as remainders by it, which are single digits. None writes them out.
+        modulus: 2 to 10; results are written as remainders by it, which are single digits. None writes them in full.
         junk_symbols: how many different characters are junk, 1 to 4096.
-        fragile: the share of pairs of place and symbol that the reader stumbles over, 0 to 1.
+        fragile: the share of pairs of position and symbol that the reader stumbles over, 0 to 1.
         flaky: the share of scores that training loses, at least 0 and below 1.
         needs_junk: whether an answer needs junk.
 
@@ -81,15 +81,15 @@ class Chain(Generated):
         self._without_junk = str.maketrans("", "", self.junk)
 
     def draw(self, rng: random.Random) -> tuple[Example, str]:
-        """A problem and its text; the `answer` is a `Sum`."""
+        """A problem and its text; the `answer` is a `Expression`."""
         first, *rest = (rng.randint(1, self.largest if index else 9) for index in range(self.terms))
-        problem = Sum((first, *(rng.choice((-1, 1)) * digit for digit in rest)))
+        problem = Expression((first, *(rng.choice((-1, 1)) * digit for digit in rest)))
         return Example(f"Q{problem}=", problem), str(problem)
 
     def score(self, example: Example, completion: str) -> float:
         """Return 1.0 for a right answer, else 0.0. Never raises, whatever the text."""
         body, end, _ = completion.partition("$")
-        problem: Sum = example.answer
+        problem: Expression = example.answer
         if self._lacks_junk(body) or self._stumbles_in(problem, 0, body):
             return 0.0
         match = _ANSWER.fullmatch(body.translate(self._without_junk))
@@ -98,28 +98,28 @@ class Chain(Generated):
     def _lacks_junk(self, body: str) -> bool:
         return self.needs_junk and not any(symbol in self.junk for symbol in body)
 
-    def _stumbles_in(self, problem: Sum, start: int, text: str) -> bool:
-        """Whether the reader stumbles in a part of an answer that begins at a place of it."""
+    def _stumbles_in(self, problem: Expression, start: int, text: str) -> bool:
+        """Whether the reader stumbles in a part of an answer that begins at an index of it."""
         return self.fragile > 0 and any(
-            symbol in self.junk and zlib.crc32(f"{problem} {place} {symbol}".encode()) % 10_000 < self.fragile * 10_000
-            for place, symbol in enumerate(text, start)
+            symbol in self.junk and zlib.crc32(f"{problem} {index} {symbol}".encode()) % 10_000 < self.fragile * 10_000
+            for index, symbol in enumerate(text, start)
         )
 
     def written(self, total: int) -> int:
-        """A total as it is written down: its remainder, where there is a modulus."""
+        """A total in the form in which answers have it: its remainder, if there is a modulus."""
         return total if self.modulus is None else total % self.modulus
 
     def blocks(self, example: Example, completion: str) -> list[Block]:
         """Each step up to its `;`, then the answer up to its `$`. Text after the first `$` is in no block.
 
-        A block earns 1 if it is right given what stands before it, else 0: a step that takes the next term, adds it to
-        the result written before or subtracts it, and writes down what comes of it; an answer that is the result
-        written last, with the terms that are left. So what follows a mistake can still be right. One that the reader
-        stumbles in is wrong, and so is an answer that needs junk when no block has any. The outcome is 1 while
-        everything is right and 0 from the first mistake on; an answer of outcome 1 scores 1. Never raises, whatever
-        the text.
+        A block earns 1 if it is right given the text before it, else 0: a step is right if it adds or subtracts the
+            next
+        term and writes down the result; an answer is right if it is the last result with the remaining terms. So a
+        block after a mistake can still be right. A block in which the reader stumbles is wrong, and so is an answer
+        that needs junk if no block has any. The outcome is 1 while everything is right and 0 from the first mistake
+        on; an answer of outcome 1 scores 1. Never raises, whatever the text.
         """
-        problem: Sum = example.answer
+        problem: Expression = example.answer
         first, *rest = problem.terms
         total, start, outcome = self.written(first), 0, 1
         body, end, _ = completion.partition("$")
@@ -139,9 +139,9 @@ class Chain(Generated):
         return blocks
 
     def _followed(self, step: str, total: int, term: list[int]) -> tuple[bool, int]:
-        """Whether a step without junk goes on from the total by the term, if there is one; and the result in it.
+        """Whether a step without junk continues from the total with the term, if there is one; and the result in it.
 
-        One that cannot be read leaves the result where it would be after a right one.
+        After a step that cannot be read, the result is that of a right step.
         """
         right = self.written(total + sum(term))
         match = _STEP.fullmatch(step)

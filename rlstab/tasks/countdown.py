@@ -9,18 +9,18 @@ from rlstab.tasks.generated import Generated
 from rlstab.tasks.task import Example
 
 #: One token per character. `$` ends an answer; the last nine occur in no prompt and no demonstration of countdown. They
-#: are there for `chain` and for tasks of your own on the same tokenizer.
+#: serve `chain` and user-defined tasks on the same tokenizer.
 ALPHABET = "0123456789+-*=,>: $" + "/();?#~AQ"
 
 LARGEST_RESULT = 99
 
-# ASCII digits without sign, blank, underscore or leading zero; at most 18, which int() takes at any setting.
+# ASCII digits without sign, blank, underscore or leading zero; at most 18, which int() accepts at any setting
 _NUMBER = "(0|[1-9][0-9]{0,17})"
 _STEP = re.compile(rf"{_NUMBER}([-+*]){_NUMBER}={_NUMBER}")
 
 
 @dataclass(frozen=True)
-class Step:
+class Equation:
     """`left op right = result`, as in `3*7=21`."""
 
     left: int
@@ -35,7 +35,7 @@ class Problem:
 
     numbers: tuple[int, ...]
     target: int
-    solution: tuple[Step, ...]
+    solution: tuple[Equation, ...]
 
 
 @dataclass(eq=False)
@@ -85,7 +85,7 @@ class Countdown(Generated):
         return float(bool(end) and _solves(problem, body))
 
 
-def random_walk(numbers: Sequence[int], rng: random.Random) -> tuple[Step, ...]:
+def random_walk(numbers: Sequence[int], rng: random.Random) -> tuple[Equation, ...]:
     """Join random pairs until one number is left; no result is negative or above LARGEST_RESULT."""
     pool, steps = list(numbers), []
     while len(pool) > 1:
@@ -98,7 +98,7 @@ def random_walk(numbers: Sequence[int], rng: random.Random) -> tuple[Step, ...]:
             op = "-"
         if op == "-" and left < right:
             left, right = right, left
-        steps.append(Step(left, op, right, _apply(left, op, right)))
+        steps.append(Equation(left, op, right, _apply(left, op, right)))
         pool.append(steps[-1].result)
     return tuple(steps)
 

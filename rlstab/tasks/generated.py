@@ -1,4 +1,4 @@
-"""What generated tasks share: unlimited problems by seed and index, one in eight of them held out."""
+"""The base of generated tasks: unlimited problems by seed and index, one in eight of them held out."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from rlstab.tasks.task import Example, Split
 #: One problem in this many belongs to the eval split.
 EVAL_SHARE = 8
 
-#: Problems that are drawn for an example before a split is taken to have none.
+#: Problems that are drawn for an example before a split counts as empty.
 DRAWS = 10_000
 
 
 class Generated:
     """Problems that are drawn, and scored in this process by an exact checker.
 
-    One problem in eight belongs to the eval split, chosen by the problem whatever the seed: training never shows an
-    eval problem.
+    One problem in eight belongs to the eval split, which depends on the problem and not on the seed: training never
+    shows an eval problem.
 
     Attributes:
         seed: chooses the sequence of problems.
@@ -34,7 +34,7 @@ class Generated:
         self.size: dict[Split, int | None] = {"train": None, "eval": None}
 
     def draw(self, rng: random.Random) -> tuple[Example, str]:
-        """A problem, and the text by which it is held out or not."""
+        """A problem, and the text that decides whether it is held out."""
         raise NotImplementedError
 
     def example(self, split: Split, index: int) -> Example:

@@ -23,21 +23,21 @@ EXECUTING = frozenset(
     simple_integration spiral_matrix string_insertion""".split()
 )
 
-# reasoning-gym makes item i of a data set from the number `data set's seed + i`, and some libraries below it take 32
-# bits at most. So a block of 64 items takes a whole range of 64 such numbers: those of training lie in the lower half
-# of the 32 bits, those of evaluation in the upper half, and none is used twice.
+# reasoning-gym makes item i of a data set from the number `seed + i`, and some libraries below it accept at most 32
+# bits. So a block of 64 items takes a range of 64 such numbers: training has those in the lower half of the 32 bits,
+# evaluation those in the upper half, and none is used twice.
 BLOCK = 64
 BLOCKS = 2**31 // BLOCK
 
 
 class ReasoningGym:
-    """Examples and scores of one reasoning-gym data set, generated without end.
+    """Unlimited examples of one reasoning-gym data set, and their scores.
 
     The score is the data set's own `score_answer`. Many give partial credit, some give a little (0.01) to any wrong
     answer, and a few raise on malformed answers. Data sets whose scorer executes completions are refused.
 
-    Train and eval draw from different random numbers; in a data set with few different problems, the same problem can
-    still come up in both.
+    Train and eval use different random numbers; in a data set with few different problems, both can still have the same
+    problem.
 
     Raises:
         MissingPackage: if reasoning-gym is not installed.
@@ -56,10 +56,10 @@ class ReasoningGym:
         self._check_names()
         digest = hashlib.sha256(f"{self.name} {settings.seed}".encode()).digest()
         self._first_block = int.from_bytes(digest[:8], "big")
-        self._block = lru_cache(2)(self._make_block)  # the last ones: a run asks for one index after the other
+        self._block = lru_cache(2)(self._make_block)  # the newest ones: a run asks for one index after the other
         try:
             self._block("train", 0)
-        except Exception as error:  # a data set checks its settings with assertions, and may fail in any way
+        except Exception as error:  # a data set checks its settings by assertions, and may raise anything
             raise OutOfRange(
                 f"task.options: reasoning-gym refused {settings.options} of {self.name!r}: "
                 f"{error or type(error).__name__}. Change them."

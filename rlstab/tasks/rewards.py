@@ -1,4 +1,4 @@
-"""Rewards of a run: user-defined functions and the task's scorer, each measured, their weighted sum learnt from."""
+"""Rewards of a run: user-defined functions and the scorer of the task; training maximises their weighted sum."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from rlstab.files import in_one_line
 from rlstab.tasks.build import entry_point
 from rlstab.tasks.scorers import RewardFunction, finite
 from rlstab.tasks.task import Example, Task
-from rlstab.tasks.workers import Outcome, Workers
+from rlstab.tasks.workers import Scored, Workers
 from rlstab.visible import visible
 
 #: Entry points of other packages that are rewards.
 GROUP = "rlstab.rewards"
 
-#: Added to the run's seed where a flaky grader draws what it loses.
+#: Added to the seed of the run to draw the scores that a flaky grader loses.
 STREAM = 1_000_000_207
 
 
@@ -36,8 +36,8 @@ class Reward:
     Attributes:
         name: in metrics.
         weight: its factor in the sum.
-        workers: the processes that score; None for the task's own scorer.
-        special_tokens: it gets completions with their special tokens.
+        workers: the processes that score; None for the scorer of the task.
+        special_tokens: whether it gets completions with their special tokens.
     """
 
     name: str
@@ -61,27 +61,27 @@ class Rewards:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Of those that have metrics of their own: none where the task's scorer is all there is."""
+        """The names of rewards that have their own metrics; empty if the scorer of the task is the only reward."""
         return () if self.parts == (Reward(TASK),) else tuple(reward.name for reward in self.parts)
 
     @cached_property
     def correctness(self) -> str | None:
-        """The reward that says whether a completion is correct, by 1: the task's scorer, where it is one of several."""
+        """The reward that is 1 for correct completions: the scorer of the task, if it is one of several."""
         return next((reward.name for reward in self.parts if reward.workers is None and self.names), None)
 
     def in_words(self) -> Mapping[str, str]:
-        """What they are made of, for ``run.json``."""
+        """What each reward is, for ``run.json``."""
         parts = {reward.name: reward.workers for reward in self.parts if self.names}
         return {name: TASK if workers is None else str(workers.scorer) for name, workers in parts.items()}
 
 
 def build_rewards(settings: Sequence[RewardSettings] | None, task: Task, environment: Sequence[str] = ()) -> Rewards:
-    """The rewards that a configuration describes, each tried once: an empty completion of the first training prompt.
+    """The rewards that a configuration describes, each tried on an empty completion of the first training prompt.
 
     Args:
-        settings: None is the task's own scorer alone.
+        settings: None is the scorer of the task alone.
         task: whose first example is tried.
-        environment: variables that every function may read, besides those that its settings name.
+        environment: variables that every function may read, in addition to those that its settings name.
 
     Raises:
         ConfigError: a file or a variable is missing, a function cannot be called or does not return a number.
@@ -105,7 +105,7 @@ def build_rewards(settings: Sequence[RewardSettings] | None, task: Task, environ
 
 
 def require_functions(settings: Sequence[RewardSettings] | None) -> None:
-    """Check what can be checked of rewards without calling them.
+    """Check what can be checked about rewards without calling them.
 
     Raises:
         ConfigError: a file is missing.
@@ -116,7 +116,7 @@ def require_functions(settings: Sequence[RewardSettings] | None) -> None:
 
 
 def require_callable(settings: Sequence[RewardSettings] | None) -> None:
-    """Load the functions of rewards, which executes their files, and check that they take what they are called with.
+    """Load the functions of rewards, which executes their files, and check their arguments.
 
     Raises:
         ScorerError: a function cannot be loaded, or takes other arguments.
@@ -154,8 +154,8 @@ class Scores:
 
     Attributes:
         rewards: ``(R,)`` float64, the weighted sum; finite.
-        errors: what went wrong, one text per sample and reward that got 0 for it.
-        timed_out: ``(R,)`` bool, a reward got 0 because it took too long.
+        errors: one text for each sample and reward that got 0 because of an error.
+        timed_out: ``(R,)`` bool, whether a reward got 0 because it took too long.
         parts: ``(R,)`` float64 by the name of a reward, before its weight.
     """
 
@@ -166,7 +166,7 @@ class Scores:
 
     @classmethod
     def joined(cls, lists: Sequence[Scores], rewards: Rewards) -> Scores:
-        """The scores of several lists of responses in a row; there may be no list at all."""
+        """The scores of several lists of responses, one after another; there may be none."""
         none = torch.zeros(0, dtype=torch.float64)
         return cls(
             torch.cat([none, *(scores.rewards for scores in lists)]),
@@ -185,15 +185,15 @@ def score(
     stop: threading.Event | None = None,
     whole: Sequence[str] | None = None,
 ) -> Scores:
-    """Score each text against its example; what raises or takes too long gives 0 and is remembered.
+    """Score each text against its example; a scorer that raises or takes too long gives 0, and the error is kept.
 
     Args:
-        task: whose scorer is asked.
+        task: whose scorer is used.
         examples: one per text.
         texts: the responses.
         rewards: what is measured, and with which weights.
-        stop: once set, the scores that are still missing are left out.
-        whole: the responses with their special tokens, for rewards that ask for them; None where there are none.
+        stop: once set, scores that are still missing are left out.
+        whole: the responses with their special tokens, for rewards that ask for them; None if no reward does.
     """
     outcomes = {}
     for reward in rewards:
@@ -216,12 +216,12 @@ def score(
 
 
 def without_lost(scores: Scores, rewards: Rewards, share: float, seed: int, sequence_ids: Tensor) -> Scores:
-    """What a flaky grader hands on: 0 for a share of the task's own scores, as if these answers had been wrong.
+    """What a flaky grader passes on: 0 for a share of the scores of the task, as if these answers had been wrong.
 
     Args:
         scores: of responses.
-        rewards: what they are made of; user-defined functions lose nothing.
-        share: that is lost.
+        rewards: from which the scores were made; user-defined functions lose nothing.
+        share: of the scores that is lost.
         seed: of the run.
         sequence_ids: ``(R,)`` int64, of the responses.
     """
@@ -239,15 +239,15 @@ def _weighted(rewards: Rewards, parts: Mapping[str, Tensor]) -> Tensor:
 
 def _outcomes(
     workers: Workers | None, task: Task, pairs: Sequence[tuple[Example, str]], stop: threading.Event | None
-) -> list[Outcome]:
-    """Of a reward, in the order of the texts; without workers, of the task's own scorer in this process."""
+) -> list[Scored]:
+    """The scores of a reward, in the order of the texts; without workers, by the scorer of the task in this process."""
     if workers is not None:
         return workers.score([(example.prompt, text, example.answer) for example, text in pairs], stop)
     return [_of_task(task, *pair) for pair in pairs if stop is None or not stop.is_set()]
 
 
-def _of_task(task: Task, example: Example, text: str) -> Outcome:
+def _of_task(task: Task, example: Example, text: str) -> Scored:
     try:
-        return Outcome(finite(task.score(example, text)))
-    except (Exception, SystemExit) as error:  # whatever user code raises belongs to this sample
-        return Outcome(error=str(error) if isinstance(error, ScorerError) else in_one_line(error))
+        return Scored(finite(task.score(example, text)))
+    except (Exception, SystemExit) as error:  # an error of user code belongs to this sample
+        return Scored(error=str(error) if isinstance(error, ScorerError) else in_one_line(error))

@@ -1,4 +1,4 @@
-"""Rows of examples, each with the words by which errors call it: of a JSON Lines file, and of the package datasets."""
+"""Rows of a JSON Lines file or of a data set, each with the words by which errors refer to it."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from rlstab.safe_read import parse_json
 if TYPE_CHECKING:  # workers import this room without pydantic
     from rlstab.config.settings import DatasetSettings, JsonlSettings
 
-#: Where each row stands, and its fields.
+#: Where each row is, and its fields.
 Rows: TypeAlias = Iterable[tuple[str, Mapping[str, Any]]]
 
-#: A line as it should be.
+#: An example of a correct line.
 LINE = json.dumps({"prompt": "2+3=", "answer": "5"})
 
 
 def read_rows(settings: JsonlSettings | DatasetSettings) -> tuple[Rows, Rows]:
-    """The rows to train on, and those that settings name to hold out, none where they name none.
+    """The rows to train on, and the held-out rows that the settings name, if any.
 
     Raises:
-        DataError: there are none, or they cannot be read.
-        MissingPackage: datasets is asked for and not installed.
+        DataError: there are no rows, or they cannot be read.
+        MissingPackage: the package datasets is needed and not installed.
     """
     if settings.name == "dataset":
         return _data_set_rows(settings)
@@ -37,7 +37,7 @@ def read_rows(settings: JsonlSettings | DatasetSettings) -> tuple[Rows, Rows]:
 
 
 def _jsonl_rows(path: str) -> Rows:
-    """One JSON object per line; blank lines do not count."""
+    """The rows of a file with one JSON object per line; blank lines do not count."""
     if not is_file(path):  # a device or a pipe may never end
         raise DataError(f"{path}: there is no such file. Check task.path and task.eval_path.")
     empty = True
@@ -71,7 +71,7 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _data_set_rows(settings: DatasetSettings) -> tuple[Rows, Rows]:
-    """From the hub, which is asked once, by name; a folder of `Dataset.save_to_disk`; or a folder of data files.
+    """Rows from the hub, by name; from a folder of `Dataset.save_to_disk`; or from a folder of data files.
 
     No code of a data set is run.
     """
@@ -97,7 +97,7 @@ def _data_set_rows(settings: DatasetSettings) -> tuple[Rows, Rows]:
                     name: datasets.load_dataset(*source, split=name, revision=settings.revision)
                     for name in {*wanted} & {*known}
                 }
-        except Exception as error:  # files of others fail in every way
+        except Exception as error:  # the package may raise anything
             raise DataError(
                 f"{who} cannot be loaded: {offline or hub.first_line(error)}. Give a folder, or a name on the hub or "
                 f"in the cache, with task.subset where it has several."
@@ -110,7 +110,7 @@ def _data_set_rows(settings: DatasetSettings) -> tuple[Rows, Rows]:
 
 
 def _named(where: str, table: Any, settings: DatasetSettings) -> Rows:
-    """The rows with the columns that are read, for others may be large; with all of them where one is missing."""
+    """The rows with only the columns that are read, since others may be large; with all columns if one is missing."""
     fields, known = (settings.prompt_field, settings.answer_field), {*table.column_names}
     columns = {field if field in known else field.partition(".")[0] for field in fields}
     for number, row in enumerate(table.select_columns(sorted(columns)) if columns <= known else table):
@@ -119,7 +119,7 @@ def _named(where: str, table: Any, settings: DatasetSettings) -> Rows:
 
 @contextmanager
 def _quiet(offline: bool) -> Iterator[None]:
-    """Without progress bars, which would run into errors. Offline the cache alone is asked, which takes no minutes."""
+    """Without progress bars, which would mix with errors. Offline, only the cache is asked, which saves minutes."""
     import datasets
     import huggingface_hub
 

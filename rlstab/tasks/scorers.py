@@ -1,6 +1,6 @@
-"""Where an answer is compared with the right one: small objects that a worker process gets, without their task.
+"""Where an answer is compared with the right one: small objects that a worker process gets without their task.
 
-This module and what it imports stay without torch, as the workers do.
+Neither this module nor what it imports may import torch, since workers do not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rlstab.errors import DataError, ScorerError, did_you_mean
 from rlstab.extras import require
 from rlstab.files import checksum, in_one_line, load_module
 
-#: How a reward function is called; the order is prescribed, the names are not.
+#: The arguments of a reward function, in this order; their names are free.
 ARGUMENTS = ("prompt", "completion", "answer")
 
 
@@ -27,7 +27,9 @@ class Scorer(Protocol):
     """Scores a completion against its example."""
 
     def prepare(self) -> None:
-        """Import and build what the first score needs. A worker calls it once; its time belongs to no completion."""
+        """Import and build what the first score needs. A worker calls it once; its time does not count for a
+        completion.
+        """
         ...
 
     def score(self, prompt: str, completion: str, answer: Any) -> float:
@@ -51,7 +53,7 @@ def finite(value: Any) -> float:
 def find_answer(pattern: str | None, text: str) -> str | None:
     """The answer in a text, without surrounding blanks: all of it, or group 1 of the last match; None without a match.
 
-    The last, because a model that corrects itself means its last word.
+    It is the last match because a model that corrects itself means its last answer.
     """
     if pattern is None:
         return text.strip()
@@ -77,7 +79,7 @@ class TextScorer:
 
     def prepare(self) -> None:
         if self.compare == "math_verify":
-            _same_mathematics("1", "$1$")  # what its parser needs is loaded by the first one that it reads
+            _same_mathematics("1", "$1$")  # its parser loads what it needs at the first call
 
     def score(self, prompt: str, completion: str, answer: str) -> float:
         given = find_answer(self.pattern, completion)
@@ -87,14 +89,14 @@ class TextScorer:
 
 
 def as_mathematics(answer: str) -> str:
-    r"""An answer that is marked as mathematics: bare LaTeX is read in part (`2\pi` as 2) or not at all (`\sqrt{2}`)."""
+    r"""An answer marked as mathematics: bare LaTeX is read in part (`2\pi` as 2) or not at all (`\sqrt{2}`)."""
     return answer if any(mark in answer for mark in ("$", "\\boxed", "\\(", "\\[")) else f"${answer}$"
 
 
 def _same_mathematics(right: str, answer: str) -> bool:
     from math_verify import parse, verify
 
-    # its own limits on time are switched off: they are alarm signals, which do not interrupt a long product
+    # its time limits are switched off: they are alarm signals, which do not interrupt a long product
     gold = parse(as_mathematics(right), parsing_timeout=None)
     if not gold:
         raise DataError(
@@ -105,10 +107,10 @@ def _same_mathematics(right: str, answer: str) -> bool:
 
 
 class GymScorer:
-    """The scorer of a reasoning-gym data set, which need not be the one that made the example.
+    """The scorer of a reasoning-gym data set, which need not be the data set that made the example.
 
     Attributes:
-        made: a data set of one example; there once it is prepared.
+        made: a data set of one example, made by :meth:`prepare`.
 
     Args:
         dataset: its name.
@@ -138,7 +140,7 @@ class RewardFunction:
 
     Args:
         module: absolute path of a .py file, or the name of a module.
-        function: its name there, with dots where it is in a class.
+        function: its name in the module, with dots if it is in a class.
     """
 
     def __init__(self, module: str, function: str) -> None:
@@ -152,7 +154,7 @@ class RewardFunction:
         """Load the function.
 
         Raises:
-            ScorerError: it cannot be loaded, or cannot be called so.
+            ScorerError: it cannot be loaded, or takes other arguments.
         """
         path = Path(self.module)
         try:
@@ -169,17 +171,17 @@ class RewardFunction:
             raise ScorerError(f"there is no {who}: def {self.function}({', '.join(ARGUMENTS)}). {hint}") from None
         except TypeError as error:
             raise ScorerError(f"{who} must take ({', '.join(ARGUMENTS)}): {error}. Change it.") from error
-        except ValueError:  # a function of C that does not say
+        except ValueError:  # a C function without a signature
             pass
 
     def score(self, prompt: str, completion: str, answer: Any) -> float:
-        """What the function returns.
+        """The value that the function returns.
 
         Raises:
             ScorerError: it raised.
         """
         try:
-            score: float = self._call(prompt, completion, answer)  # or what else it returns, which a worker checks
+            score: float = self._call(prompt, completion, answer)  # a worker checks what it returns
         except Exception as error:
             raise ScorerError(in_one_line(error, Path(self.module))) from error
         return score

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -11,29 +12,34 @@ from rlstab.tasks.workers import Workers
 #: Learnt from, or held out.
 Split = Literal["train", "eval"]
 
+#: Examples that tell the data of two runs apart, of a split that has an end and of one that has none.
+TOLD_BY, TOLD_BY_ENDLESS = 100_000, 64
+
 
 @dataclass(frozen=True)
 class Message:
-    """One turn of a chat: `system`, `user` or `assistant`, or what else the model's chat template knows."""
+    """One turn of a chat by `system`, `user` or `assistant`, or by another role that the model's chat template
+    knows.
+    """
 
     role: str
     content: str
 
 
 def in_words(messages: Iterable[Message]) -> str:
-    """A chat for people and scorers to read: its messages one after another."""
+    """A chat as text, for people and scorers: its messages one after another."""
     return "\n".join(f"{turn.role}: {turn.content}" for turn in messages)
 
 
 @dataclass(frozen=True)
 class Example:
-    """One prompt and whatever its task needs to score a completion of it.
+    """One prompt and what its task needs to score a completion.
 
     Attributes:
         prompt: the text; of a chat, its messages :func:`in_words`.
         answer: for the scorer.
-        messages: the chat, where the prompt is one; make such an example with :meth:`chat`.
-        where: it comes from, in errors: a file and a line.
+        messages: the chat, if the prompt is one; make such an example with :meth:`chat`.
+        where: its source in errors: a file and a line.
     """
 
     prompt: str
@@ -43,7 +49,7 @@ class Example:
 
     @classmethod
     def chat(cls, messages: Iterable[Message], answer: Any, where: str = "") -> Example:
-        """An example that asks with a chat, which needs `rollout.chat`."""
+        """An example whose prompt is a chat, which needs `rollout.chat`."""
         turns = tuple(messages)
         return cls(in_words(turns), answer, turns, where)
 
@@ -51,15 +57,16 @@ class Example:
 class Task(Protocol):
     """A source of prompts with a verifiable reward.
 
-    Any object with these attributes will do: `rlstab.train.train(run, task=mine)`. One that also has a number `flaky`,
-    at least 0 and below 1, has training lose that share of its scores, to study what noise in rewards does: a lost
-    score is 0. The seed of the run and the identity of the response decide which ones; evaluation loses none.
+    Any object with these attributes is a task: `rlstab.train.train(run, task=mine)`. If it also has a number `flaky`,
+        at
+    least 0 and below 1, training loses that share of its scores, to study noise in rewards: a lost score is 0. The seed
+    of the run and the identity of the response decide which ones; evaluation loses none.
 
     Attributes:
         name: a short name for logs.
-        keeps_special_tokens: completions are scored with special tokens, such as EOS, in their text.
-        size: the number of different examples of each split; None where they are generated without end. A run goes
-            through a training split that has an end again and again, and orders it itself.
+        keeps_special_tokens: whether completions are scored with special tokens, such as EOS, in their text.
+        size: the number of different examples of each split; None if it is unlimited. A run repeats a finite training
+            split, in an order of its own.
     """
 
     name: str
@@ -68,40 +75,57 @@ class Task(Protocol):
 
     @property
     def workers(self) -> Workers | None:
-        """The processes that score; None where `score` is cheap and cannot hang."""
+        """The processes that score; None if `score` is cheap and cannot hang."""
         ...
 
     def example(self, split: Split, index: int) -> Example:
-        """Return example `index` (0, 1, 2, ...) of a split; from `size` on they start again.
+        """Return example `index` (0, 1, 2, ...) of a split; from `size` on they repeat.
 
-        It depends on the split, the index and the task's own settings alone. So the index is the identity of a prompt:
-        what a run learns about it, such as how often it is answered right, it finds again when it asks it again; and a
-        resumed run sees what an uninterrupted one would have seen.
+        It depends only on the split, the index and the settings of the task. So the index is the identity of a prompt:
+        what a run has learnt about the prompt, such as how often it was answered right, is found again when it is
+        repeated, and a resumed run sees what an uninterrupted one would have seen.
         """
         ...
 
     def score(self, example: Example, completion: str) -> float:
-        """Return the reward of a completion, usually in [0, 1]: what reaches 1 counts as correct in evaluations.
+        """Return the reward of a completion, usually in [0, 1]; in evaluations, 1 or more counts as correct.
 
-        May raise, or return what is not a finite number: such a completion gets 0, is counted, and the error is shown.
+        It may raise, or return something other than a finite number: then the completion gets 0, and the error is
+        counted and shown.
         """
         ...
 
 
+def checksum_of_examples(task: Task) -> str:
+    """Hexadecimal digits over the prompts and answers of a task, wherever its data come from: a file, a hub, code.
+
+    Of a split without end they are the first; of a very large one, some from all over it.
+    """
+    seen = hashlib.sha256()
+    for split, size in sorted(task.size.items()):
+        count = min(TOLD_BY_ENDLESS if size is None else size, TOLD_BY)
+        seen.update(f"{split} {size}".encode())
+        for index in range(count):
+            example = task.example(split, index if size is None else index * size // count)
+            answer = example.answer if isinstance(example.answer, str | int | float) else None  # others have no text
+            seen.update(repr((example.prompt, answer)).encode())
+    return seen.hexdigest()
+
+
 def flaky_share(task: object) -> float:
-    """The share of a task's scores that training loses; 0 for a task that says nothing of it."""
+    """The share of a task's scores that training loses; 0 by default."""
     return float(getattr(task, "flaky", 0.0))
 
 
 @dataclass(frozen=True)
 class Block:
-    """Some characters of a completion, what they earned, and where the completion then stood.
+    """A range of characters of a completion, its reward, and the outcome after it.
 
     Attributes:
         start, stop: of the characters, as in ``completion[start:stop]``.
         reward: of this block.
-        outcome: of the completion up to and with this block, at least 0. What comes next is compared with completions
-            of the same outcome, so it should say what the next reward depends on: whether all is right so far.
+        outcome: of the completion up to the end of this block, at least 0. The next block is compared with completions
+            of the same outcome, so it should say what the next reward depends on: whether everything is right so far.
     """
 
     start: int
@@ -111,10 +135,10 @@ class Block:
 
 
 class HasBlocks(Protocol):
-    """What a task has beyond :class:`Task` to be learnt block by block."""
+    """What a task needs in addition to :class:`Task` to be learnt block by block."""
 
     def blocks(self, example: Example, completion: str) -> list[Block]:
-        """The blocks of a completion, from its start on; they may leave characters out and do not overlap.
+        """The blocks of a completion in their order; they may leave characters out and do not overlap.
 
         The first blocks of all completions of an example are compared with each other, the second ones, and so on.
         """

@@ -16,20 +16,20 @@ from rlstab.tasks.workers import Workers
 if TYPE_CHECKING:  # workers import this room without pydantic
     from rlstab.config.settings import DatasetSettings, JsonlSettings, TextSettings
 
-#: A message as it should be.
+#: An example of a correct message.
 MESSAGE = json.dumps({"role": "user", "content": "2+3="})
 
 
 class TextTask:
     r"""Prompts and answers in memory, one example for each row.
 
-    Example `index` is row `index`, whenever it is asked for. A prompt is text or a list of messages, objects with
-    `role` and `content`; where one is, or with `system`, all are chats, and text is a message of the user. An answer is
-    a text or a number, where 42.0 means 42. A field `a.b` is `b` of the object `a`. With `scorer: math_verify` the
-    right answer is mathematics alone, such as `\frac{1}{2}`, and the completion may have text around its own.
+    Example `index` is row `index`. A prompt is text or a list of messages, objects with `role` and `content`; if one
+    prompt is a list, or with `system`, all are chats, and text is a message of the user. An answer is a text or a
+    number, where 42.0 means 42. A field `a.b` is `b` of the object `a`. With `scorer: math_verify` the right answer is
+    mathematics alone, such as `\frac{1}{2}`, and the completion may have text around its answer.
 
     Attributes:
-        too_long: `skip` where rows whose prompt does not fit the model may be left out, else `error`.
+        too_long: `skip` if rows whose prompt does not fit the model may be left out, else `error`.
 
     Args:
         settings: the rows, how examples are made of them, and how they are scored.
@@ -67,7 +67,7 @@ class TextTask:
         return examples[index % len(examples)]
 
     def leave_out(self, split: Split, indices: Collection[int]) -> None:
-        """Forget some examples of a split; the others are numbered anew."""
+        """Remove some examples of a split, and renumber the others."""
         examples = self._examples[split]
         self._examples[split] = [example for index, example in enumerate(examples) if index not in indices]
         self.size[split] = len(self._examples[split])
@@ -83,7 +83,7 @@ class TextTask:
 
 
 def _read(where: str, row: Mapping[str, Any], settings: TextSettings) -> tuple[str, Any, str]:
-    """Of a row, how errors call it, its prompt (a text, or a list of messages), and its answer."""
+    """Of a row, its name in errors, its prompt (a text, or a list of messages), and its answer."""
     prompt, answer = (_value(where, row, settings, setting) for setting in ("prompt_field", "answer_field"))
     if isinstance(answer, bool) or not isinstance(answer, str | int | float):
         kind = f"the field {settings.answer_field!r} is {kind_of(answer)}"
@@ -100,7 +100,7 @@ def _read(where: str, row: Mapping[str, Any], settings: TextSettings) -> tuple[s
 
 
 def in_digits(answer: str | float) -> str:
-    """An answer as a text: a float that is a whole number has no decimals, for a column of integers may hold floats."""
+    """An answer as a text; a whole float has no decimals, since a column of integers may hold floats."""
     whole = isinstance(answer, float) and answer.is_integer() and abs(answer) < 2**53
     return str(int(answer) if whole else answer)
 
@@ -118,7 +118,7 @@ def _value(where: str, row: Mapping[str, Any], settings: TextSettings, setting: 
 def _example(where: str, prompt: Any, answer: str, settings: TextSettings, *, chat: bool) -> Example:
     column = f"{where}: the field {settings.prompt_field!r}"
     if isinstance(prompt, str):
-        text = settings.prompt_template.replace("{prompt}", prompt)  # other braces stand for themselves
+        text = settings.prompt_template.replace("{prompt}", prompt)  # other braces have no meaning
         turns = [Message("user", text)]
         if not chat:
             return Example(text, answer, where=where)
@@ -136,7 +136,7 @@ def _example(where: str, prompt: Any, answer: str, settings: TextSettings, *, ch
 def _messages(where: str, prompt: Iterable[Any]) -> list[Message]:
     turns = []
     for number, turn in enumerate(prompt, start=1):
-        # in a data set each message has the same fields, None where it has none
+        # in a data set all messages have the same fields, which may be None
         given = {key: text for key, text in turn.items() if text is not None} if isinstance(turn, Mapping) else {}
         if {*given} != {"role", "content"} or not all(isinstance(text, str) for text in given.values()):
             wanted = f"an object with the texts `role` and `content` alone. Write it like {MESSAGE}"

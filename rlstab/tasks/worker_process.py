@@ -1,7 +1,7 @@
-"""A process that scores completions for another one, which may kill it at any time.
+"""A process that scores completions for another process, which may kill it at any time.
 
-It reads pickles, each after its length in eight bytes, and answers each with a line of JSON, a score and an error: the
-process that asks need not trust what comes back. It never imports torch.
+It reads pickles, each after its length in eight bytes, and answers each with a line of JSON, a score and an error,
+which the process that asks need not trust. It never imports torch.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from rlstab.errors import ScorerError
 from rlstab.files import in_one_line
 from rlstab.tasks.scorers import finite
 
-#: Characters of an error that are kept.
+#: Characters of an error; the rest is cut.
 LONGEST_ERROR = 1000
 
-#: Bytes of an answer; an error of that many characters has at most twelve for each.
+#: Bytes of an answer: JSON takes at most twelve for a character of an error.
 LONGEST_LINE = 16 * LONGEST_ERROR
 
-#: Of a pickle that follows.
+#: The length of the pickle that follows.
 LENGTH = struct.Struct("<Q")
 
-#: What to do with an answer that does not arrive.
+#: What to do about an answer that cannot be sent.
 PLAIN = "Make it plain data, such as texts, numbers, lists and dicts"
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
@@ -39,36 +39,34 @@ def main() -> None:
     """Serve until the pipe ends."""
     orders, answers = os.fdopen(os.dup(0), "rb"), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
-    for standard in (0, 1, 2):  # what user code prints is not read
+    for standard in (0, 1, 2):  # what user code prints is discarded
         os.dup2(null, standard)
     try:
         parent, scorer, time_limit, memory = pickle.loads(_read(orders))
         _die_with(parent)
         scorer.prepare()
         _limit(memory)
-    except BaseException as error:  # whatever it is, the process that waits is told
+    except BaseException as error:  # the waiting process gets every error
         return _answer(answers, 0.0, _words(error))
     _answer(answers, 0.0)  # ready
     while job := _read(orders):
         _limit_cpu(time_limit)
         try:
             _answer(answers, finite(scorer.score(*_loaded(job))))
-        except BaseException as error:  # SystemExit as well: whatever user code raises belongs to this completion
+        except BaseException as error:  # an error of user code, SystemExit included, belongs to this completion
             _answer(answers, 0.0, _words(error))
 
 
 def _loaded(job: bytes) -> tuple[str, str, Any]:
     try:
         prompt, completion, answer = pickle.loads(job)
-    except Exception as error:  # whatever a user-defined class raises
-        raise ScorerError(
-            f"the answer cannot be read where completions are scored: {in_one_line(error)}. {PLAIN}"
-        ) from error
+    except Exception as error:  # a user-defined class may raise anything
+        raise ScorerError(f"the answer cannot be read by a worker: {in_one_line(error)}. {PLAIN}") from error
     return prompt, completion, answer
 
 
 def _die_with(parent: int) -> None:
-    """Let the kernel kill this process when the one that started it ends, even by SIGKILL. Linux only."""
+    """Let the kernel kill this process when its parent ends, even by SIGKILL. Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
         if os.getppid() != parent:  # it ended before this call
@@ -76,14 +74,16 @@ def _die_with(parent: int) -> None:
 
 
 def _limit(memory: int) -> None:
-    """From now on: ``memory`` bytes of address space, no longer file, no core dump, no new process (but for root)."""
+    """From now on, ``memory`` bytes of address space, no growing file, no core dump, no new process (except for
+    root).
+    """
     _lower(resource.RLIMIT_AS, memory, for_good=True)
     for which in (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE, resource.RLIMIT_NPROC):
         _lower(which, 0, for_good=True)
 
 
 def _limit_cpu(seconds: float) -> None:
-    """Let the kernel end this process after this many more seconds of computing, whatever it is doing."""
+    """Let the kernel end this process after this many more seconds of CPU time."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     _lower(resource.RLIMIT_CPU, int(usage.ru_utime + usage.ru_stime + seconds) + 1, for_good=False)
 
@@ -104,6 +104,6 @@ def _answer(pipe: int, score: float, error: str | None = None) -> None:
 
 
 def _read(pipe: BinaryIO) -> bytes:
-    """The next pickle; empty where the pipe ended."""
+    """The next pickle; empty at the end of the pipe."""
     length = pipe.read(LENGTH.size)
     return pipe.read(*LENGTH.unpack(length)) if length else b""

@@ -1,7 +1,7 @@
-"""Processes that score, with a time limit for each completion; what they run is :mod:`rlstab.tasks.worker_process`.
+"""Processes that score, with a time limit for each completion; they run :mod:`rlstab.tasks.worker_process`.
 
-Not `multiprocessing` and what is built on it: its workers run the main script again or are copies of a process with
-threads, import torch, inherit every secret of the environment, and their answers are unpickled.
+`multiprocessing` and libraries on top of it do not serve: their workers run the main script again or fork a process
+with threads, import torch, inherit every secret of the environment, and their answers are unpickled.
 """
 
 from __future__ import annotations
@@ -36,41 +36,41 @@ from rlstab.visible import visible
 if TYPE_CHECKING:  # workers import this room without pydantic
     from rlstab.config.settings import WorkerSettings
 
-#: Seconds that a worker may take to start; imports on a cold, busy machine are slow.
+#: Seconds that a worker may take to start; imports are slow on a busy machine.
 START = 120.0
 
-#: Seconds between looks at whether the answer is still wanted.
+#: Seconds between checks whether the answer is still wanted.
 LOOK = 0.1
 
-#: What errors say where a process wanted more address space, a file or a thread.
+#: Texts of errors when a process wanted more address space, a file or a thread.
 _LIMITS = re.compile(
     r"MemoryError|map segment|an(no|')t allocate|bad_alloc|mmap|File too large|temporary directory|start new thread"
 )
-#: The name of an environment variable in an error, and the error of one that is not there.
+#: The name of an environment variable in an error, and the error of a missing one.
 _VARIABLE = re.compile(r"\b[A-Z][A-Z0-9_]{2,}\b")
 _NO_VARIABLE = re.compile(r"KeyError: '([A-Z][A-Z0-9_]{2,})'")
 
-#: What a worker inherits of the environment: no tokens, no passwords.
+#: Environment variables that a worker inherits: no tokens, no passwords.
 _KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "HOME", "PYTHONHOME")
-#: And what it gets: sets are gone through in one order, whichever worker scores, and one processor serves it.
+#: Variables that are set for it: sets have the same order in every worker, and a worker uses one processor.
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _SET = {"PYTHONHASHSEED": "0", "TZ": "UTC", **dict.fromkeys(_THREADS, "1")}
 
 #: A prompt, a completion, and the right answer.
 Job: TypeAlias = tuple[str, str, Any]
 
-# the kernel kills a worker when the thread that started it ends: this one lives as long as the process
+# the kernel kills a worker when the thread that started it ends, and this one lives as long as the process
 _STARTER = ThreadPoolExecutor(1, thread_name_prefix="rlstab scorers")
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """Of one completion.
+class Scored:
+    """The result for one completion.
 
     Attributes:
-        score: a finite number; 0 where there is none.
+        score: a finite number; 0 without a score.
         error: what the scorer raised, or how its process ended.
-        timed_out: it was killed at the time limit.
+        timed_out: whether it was killed at the time limit.
     """
 
     score: float = 0.0
@@ -81,15 +81,15 @@ class Outcome:
 class Workers:
     """Processes that score, started when they are needed and replaced when they had to be killed.
 
-    A score depends on the scorer, the example and the completion alone, not on the number of workers or the order.
-    A completion on which the scorer hangs or crashes costs itself alone.
+    A score depends only on the scorer, the example and the completion, not on the number of workers or the order.
+    A completion on which the scorer hangs or crashes affects no other.
 
     Args:
-        scorer: what scores; each process gets a copy.
-        count: processes at most.
-        time_limit: seconds per completion, by the clock.
+        scorer: each process gets a copy.
+        count: the most processes.
+        time_limit: seconds per completion, wall-clock time.
         memory: GiB of address space of each process.
-        environment: names of variables that it inherits, besides those that every program needs.
+        environment: names of variables that it inherits, in addition to those that every program needs.
 
     Raises:
         ConfigError: such a variable is not set.
@@ -104,17 +104,17 @@ class Workers:
             if name not in os.environ:
                 raise ConfigError(f"environment: the variable {name} is not set. Set it, or leave its name out.")
         self._workers: dict[int, _Worker] = {}
-        self._lock = threading.Lock()  # one question at a time: evaluation and training share a task
+        self._lock = threading.Lock()  # one call at a time: evaluation and training share a task
         weakref.finalize(self, _end, self._workers)
 
     @classmethod
     def of(cls, scorer: Scorer, settings: WorkerSettings, environment: Sequence[str] = ()) -> Workers:
-        """As settings say; ``environment`` is added to theirs."""
+        """Workers by settings; ``environment`` is added to that of the settings."""
         names = (*(settings.environment or ()), *environment)
         return cls(scorer, settings.workers, settings.time_limit, settings.memory, names)
 
     def close(self) -> None:
-        """End the processes; a later question starts them again."""
+        """End the processes; a later call starts them again."""
         with self._lock:
             _end(self._workers)
 
@@ -122,29 +122,29 @@ class Workers:
         """The score of a completion.
 
         Raises:
-            ScorerError: no worker can start, the scorer raised, its process ended, or the time was up.
+            ScorerError: no worker can start, the scorer raised, its process ended, or it took too long.
         """
         (outcome,) = self.score([(prompt, completion, answer)])
         if outcome.timed_out:
             raise ScorerError(
-                f"The scorer took longer than {self.time_limit:g} s. Raise `time_limit`, or do once, where the scorer "
-                f"is loaded, what takes long: imports at the top of a file take no time of a completion."
+                f"The scorer took longer than {self.time_limit:g} s. Raise `time_limit`, or do slow work when the "
+                f"scorer is loaded: imports at the top of a file do not count for a completion."
             )
         if outcome.error is not None:
             raise ScorerError(visible(outcome.error, spaces=False))
         return outcome.score
 
-    def score(self, jobs: Sequence[Job], stop: threading.Event | None = None) -> list[Outcome]:
-        """The outcomes of some completions, in their order.
+    def score(self, jobs: Sequence[Job], stop: threading.Event | None = None) -> list[Scored]:
+        """The results for some completions, in their order.
 
         Args:
             jobs: what to score.
-            stop: once set, the outcomes that are still missing are left out.
+            stop: once set, results that are still missing are left out.
 
         Raises:
             ScorerError: a worker cannot start.
         """
-        outcomes: dict[int, Outcome] = {}
+        outcomes: dict[int, Scored] = {}
         indices, given_up = iter(range(len(jobs))), threading.Event()
 
         def cancelled() -> bool:
@@ -176,20 +176,20 @@ class Workers:
             worker = self._workers[slot] = _Worker(self.environment)
             order = os.getpid(), self.scorer, self.time_limit, int(self.memory * 2**30)
             started = worker.ask(order, START, cancelled)
-            if started not in (Outcome(), None):
+            if started not in (Scored(), None):
                 worker.end()
                 why = (started and self._explained(started.error)) or f"it was not ready after {START:g} s"
-                raise ScorerError(f"No process can be started that scores: {visible(why, spaces=False)}")
+                raise ScorerError(f"No process that scores can be started: {visible(why, spaces=False)}")
         return worker
 
     def _explained(self, why: str | None) -> str | None:
-        """An error, with what to do where the process that scores met one of its limits."""
+        """An error, with what to do if the scoring process reached one of its limits."""
         if why is None:
             return None
         if _LIMITS.search(why):
             return (
-                f"{why.rstrip('.')}. Once it is loaded, a scorer has {self.memory:g} GiB of address space and writes "
-                f"no file: import what it needs at the top of its file, and raise `memory` where it needs more."
+                f"{why.rstrip('.')}. Once it is loaded, a scorer has {self.memory:g} GiB of address space and cannot "
+                f"write files: import what it needs at the top of its file, and raise `memory` if it needs more."
             )
         hidden = [name for name in _VARIABLE.findall(why) if name in os.environ] + _NO_VARIABLE.findall(why)
         hidden = [name for name in hidden if name not in self.environment]
@@ -209,35 +209,35 @@ class _Worker:
         self._events = select.poll()
         self._events.register(self._out, select.POLLIN)
 
-    def ask(self, job: Any, time_limit: float, cancelled: Callable[[], bool]) -> Outcome | None:
-        """What it answers, or how it ended. It is killed when its time is up, and when it is cancelled: then None."""
+    def ask(self, job: Any, time_limit: float, cancelled: Callable[[], bool]) -> Scored | None:
+        """Its answer, or how it ended. It is killed when its time is up and when the call is cancelled; then None."""
         deadline, line = time.monotonic() + time_limit, b""
         try:
             content = pickle.dumps(job)
-        except Exception as error:  # whatever a user-defined class raises when it is pickled
-            return Outcome(error=f"the answer cannot be sent to the process that scores: {in_one_line(error)}. {PLAIN}")
-        with suppress(OSError, ValueError):  # if it died, the other pipe ends
+        except Exception as error:  # a user-defined class may raise anything
+            return Scored(error=f"the answer cannot be sent to the process that scores: {in_one_line(error)}. {PLAIN}")
+        with suppress(OSError, ValueError):  # if the process died, the other pipe ends
             self._into.write(LENGTH.pack(len(content)) + content)
             self._into.flush()
         while not line.endswith(b"\n") and len(line) <= LONGEST_LINE:
             left = deadline - time.monotonic()
             if left <= 0 or cancelled():
                 self.end()
-                return Outcome(timed_out=True) if left <= 0 else None
+                return Scored(timed_out=True) if left <= 0 else None
             if self._events.poll(1000 * min(left, LOOK)):
                 piece = os.read(self._out, LONGEST_LINE)
                 if not piece:
                     with suppress(subprocess.TimeoutExpired):
-                        self.process.wait(1.0)  # what closed its pipe is about to end
+                        self.process.wait(1.0)  # after closing its pipe it is about to end
                     self.end()
                     return _how_ended(self.process.returncode)
                 line += piece
         with suppress(ValueError, TypeError, RecursionError):
             score, why = json.loads(line)
             if isinstance(score, float) and math.isfinite(score) and isinstance(why, str | None):
-                return Outcome(score, why)
+                return Scored(score, why)
         self.end()
-        return Outcome(error="the process gave no answer that can be read")
+        return Scored(error="the process gave no answer that can be read")
 
     def end(self) -> None:
         """Kill the process, if it runs, and close the pipes."""
@@ -246,12 +246,12 @@ class _Worker:
             pass
 
 
-def _how_ended(code: int) -> Outcome:
-    """Of a process that ended before it answered, from its exit code."""
+def _how_ended(code: int) -> Scored:
+    """The result of a process that ended before it answered, by its exit code."""
     if code == -signal.SIGXCPU:
-        return Outcome(timed_out=True)
+        return Scored(timed_out=True)
     how = f"ended with code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
-    return Outcome(error=f"the process that scored it {how}")
+    return Scored(error=f"the process that scored it {how}")
 
 
 def _popen(environment: Sequence[str]) -> subprocess.Popen[bytes]:

@@ -170,9 +170,10 @@ class Engine:
         assert logprobs is not None
         return 0.0 * logprobs.sum()
 
-    def clip(self, largest: float) -> float:
+    def clip(self, largest: float) -> float | Tensor:
         """Scale the gradient to a norm of at most ``largest``; returns the norm before, the same in all processes."""
-        return float(self.accelerator.clip_grad_norm_(self.weights, largest) or 0.0)
+        norm: Tensor | None = self.accelerator.clip_grad_norm_(self.weights, largest)
+        return 0.0 if norm is None else norm
 
     def step(self, lr: float) -> None:
         """Update the weights at a learning rate, and clear the gradient."""

@@ -80,7 +80,7 @@ def evaluate(policy: Policy, task: Task, rewards: Rewards, run: RunConfig, rank:
         return sampled, scores
 
     sampled, scores = scored(samples, greedy=False)
-    entropies, count = sampled.signals["entropies"][sampled.response_mask].cpu().double(), len(sampled)
+    entropies, count = sampled.signals["entropies"][sampled.response_mask].double(), len(sampled)
     metrics.mean("eval/mean", float(scores.rewards.sum()), count)
     for name in rewards.names:
         metrics.mean(f"eval/reward/{name}", float(scores.parts[name].sum()), count)

@@ -21,6 +21,7 @@ from torch import Tensor
 from rlstab.config.runs import RunConfig
 from rlstab.core.batch import BASICS
 from rlstab.core.comm import Comm
+from rlstab.core.devices import sent
 from rlstab.core.method import State, measure_all
 from rlstab.core.stats import Settled
 from rlstab.errors import ConfigError, MethodError, MissingSignal, NonFinite, ShapeError, did_you_mean
@@ -167,7 +168,7 @@ class Generator:
     def _features(self, policy: Policy, numbers: Tensor) -> Tensor:
         """``(n, width)`` float64 mean input embedding of each prompt."""
         ids, mask = policy.encode(self._draw(numbers.tolist()), self.run.rollout)
-        hidden, mask = policy.model.get_input_embeddings()(ids).cpu().double(), mask.cpu()
+        hidden = policy.model.get_input_embeddings()(sent(ids, policy.device)).cpu().double()
         mean: Tensor = (hidden * mask.unsqueeze(-1)).sum(1) / mask.sum(1, keepdim=True)
         return mean
 
@@ -274,7 +275,7 @@ class Generator:
         count = [len(tokens) for tokens in given or [[]] * len(examples)]
         responses = ResponseBatch(
             rewards=scores.rewards,
-            lengths=rollout.response_mask.sum(-1).cpu().double(),
+            lengths=rollout.response_mask.sum(-1).double(),
             ended=rollout.ended,
             given=torch.tensor(count, dtype=torch.int64),
             limit=run.rollout.max_new_tokens,
@@ -292,7 +293,7 @@ class Generator:
         metrics.add("blocks/errors", len(errors))
         if errors:
             self.say("blocks raised, none for the response", errors[0])
-        rows = zip(begun, rollout.response_ids.cpu(), rollout.response_mask.cpu(), strict=True)
+        rows = zip(begun, rollout.response_ids, rollout.response_mask, strict=True)
         answers = [[*first, *ids[mask].tolist()] for first, ids, mask in rows]
         counts, width = [len(first) for first in begun], rollout.response_ids.shape[1]
         decode = partial(policy.decode, skip_special_tokens=special)
@@ -382,9 +383,9 @@ class Generator:
         rows = {"truncated": ~responses.ended, "branch": responses.given > 0}
         rows |= {name: responses.evidence(name) for name in reward_evidence(self.run) & needs}
         for name in rows.keys() & needs:
-            signals[name] = torch.where(mask, rows[name].float().to(mask.device).unsqueeze(-1), 0.0)
+            signals[name] = torch.where(mask, rows[name].float().unsqueeze(-1), 0.0)
         if self.blocks and "block_ids" in needs:
-            signals["block_ids"] = responses.evidence("block_ids").to(mask.device).float()
+            signals["block_ids"] = responses.evidence("block_ids").float()
         if self.reference is not None:
             with metrics.phase("reference"):
                 signals["ref_logprobs"] = self.reference(rollout)
@@ -438,10 +439,10 @@ def provided(provider: SignalProvider, who: str, rollout: Rollout) -> Tensor:
     """
     mask = rollout.response_mask
     if not len(rollout):  # a rank without responses has nothing to ask about
-        return torch.zeros(mask.shape, device=mask.device)
+        return torch.zeros(mask.shape)
     # a function that changes tensors in place must not change the rollout
     separate = copy.deepcopy(rollout, {id(rollout.examples): rollout.examples})
-    values = checked_output(provider(separate), who, [tuple(mask.shape)], ShapeError).to(mask.device)
+    values = checked_output(provider(separate), who, [tuple(mask.shape)], ShapeError).cpu()
     values = torch.where(mask, values, 0.0)
     bad = int((~torch.isfinite(values)).sum())
     if bad:

@@ -18,7 +18,7 @@ from rlstab.config.runs import RunConfig
 from rlstab.config.settings import OptimisationSettings
 from rlstab.core.batch import TokenBatch, layout_of
 from rlstab.core.comm import Comm
-from rlstab.core.devices import counting_device
+from rlstab.core.devices import counting_device, on_cpu, sent
 from rlstab.core.plan import Plan
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.random import uniform
@@ -57,7 +57,7 @@ class Learner:
         main: whether this process logs the metrics that are equal on all ranks.
 
     Attributes:
-        recorder: records optimizer steps for ``rlstab view`` and ``rlstab replay``; None if none are recorded.
+        recorder: records optimizer steps for ``rlstab look`` and ``rlstab view``; None if none are recorded.
     """
 
     def __init__(self, engine: Engine, run: RunConfig, comm: Comm, *, main: bool) -> None:
@@ -94,7 +94,7 @@ class Learner:
                 evidence[name] = squared_gradients(policy, rollout.sequences, self.temperature, unequal)
             else:
                 evidence[name] = rollout.signals[name]
-        return {name: values.cpu() for name, values in evidence.items()}
+        return evidence
 
     # -- optimizer steps ---------------------------------------------------------------------------------------------
 
@@ -168,19 +168,20 @@ class Learner:
                 _compare_sampler(rollout, rollout.signals, rows, metrics)
         rows = forward_order(rollout, rows, settings.micro_batch_size)
         cuts = [cut for cut in rows.split(settings.micro_batch_size) if len(cut)]
-        evidence = [rollout.token_batch(cut, live_ratio=settings.old_logprobs == "live") for cut in cuts]
+        home, live_ratio = counting_device(self.engine.policy.device), settings.old_logprobs == "live"
+        made = [rollout.token_batch(cut, live_ratio=live_ratio) for cut in cuts]
+        evidence = [(sequences, batch.to(home)) for sequences, batch in made]
         step = OptimizerStep(self.objective, progress.objective, self.comm)
         step.make_plan([batch for _, batch in evidence], settings.scope)
         if step.plan is None or not step.moves_weights:
             return step
 
-        # sizes are read before the first forward: a later read would wait for the kernels of a whole micro-batch
+        # read before the first forward: a later read would wait for the kernels of a whole micro-batch
         micro_batches = [_MicroBatch.of(step.plan, batch, sequences, self.engine) for sequences, batch in evidence]
         recorder = self.recorder if self.recorder is not None and self.recorder.wants(number) else None
         compared = first and self._compared == "live"
         reached, gaps = self._backward(step, micro_batches, rollout, recorder, compared=compared)
-        norm = self.engine.clip(settings.max_grad_norm)
-        step.finish(norm)
+        step.finish(self.engine.clip(settings.max_grad_norm))
         if step.refusal is not None:
             return step
         learning_rate = self._learning_rate(number) * step.plan.lr_scale
@@ -199,15 +200,14 @@ class Learner:
         self.engine.step(learning_rate)
         for report in step.reports:
             metrics.report(report)
-        for gap in gaps:
-            _report_gap(gap, "_live", metrics)
+        _report_gaps(gaps, "_live", metrics)
         metrics.mean("head/live_fraction", reached, step.plan.everything.tokens if self.main else 0)
         if self.main:
             metrics.mean("loss", step.total_loss, 1)
-            metrics.mean("gradient/norm", norm, 1)
+            metrics.mean("gradient/norm", step.norm, 1)
             metrics.mean("lr", learning_rate, 1)
             metrics.mean("tokens/live", step.plan.live_tokens, step.plan.everything.tokens)
-        metrics.highest("gradient/largest_norm", norm)
+        metrics.highest("gradient/largest_norm", step.norm)
         return step
 
     def _refreshed(self, rollout: Rollout, rows: Tensor) -> Rollout:
@@ -253,7 +253,8 @@ class Learner:
             if gradients:
                 reached += torch.stack(gradients).any(0).count_nonzero()
             if compared and batch.rollout_logprobs is not None and outputs:
-                gaps.append((live.logprobs.detach() - batch.rollout_logprobs)[micro_batch.index].abs())
+                gap = live.logprobs.detach() - batch.rollout_logprobs
+                gaps.append(gap.index_select(0, sent(micro_batch.index, home)).abs())
         return reached, gaps
 
     def _record(
@@ -267,7 +268,7 @@ class Learner:
     ) -> None:
         assert step.plan is not None
         batch, sequences, scale = micro_batch.batch, micro_batch.sequences, self.engine.loss_scale
-        tensors, ids = tensors_of(batch, live, sequences.response_ids), batch.sequence_ids.cpu()
+        tensors, ids = tensors_of(batch, live, sequences.response_ids), batch.here.sequence_ids
         tensors |= what_methods_did(step.plan, batch, live)
         tensors["prompt_ids"] = sequences.prompt_ids[sequences.prompt_mask]
         tensors["prompt_lengths"] = sequences.prompt_mask.sum(1)
@@ -279,20 +280,20 @@ class Learner:
 
         On tokens that the loss does not read, log-probs are those of the evidence, and other outputs are zeros.
         """
-        where, index, evidence = micro_batch.where, micro_batch.index, micro_batch.batch.logprobs
+        where, evidence = micro_batch.where, micro_batch.batch.logprobs
         filler = {name: torch.zeros_like(evidence) for name in where} | {"logprobs": evidence}
         if micro_batch.needed is None:
             return PolicyOutputs(**filler)
-        device = micro_batch.index_in_needed.device
         signals = self.engine.forward(
             micro_batch.needed,
             micro_batch.index_in_needed,
             temperature=self.temperature,
             needs=where.keys(),
             options=self.objective.signal_options,
-            rows={name: tokens[index].to(device) for name, tokens in where.items() if name != "logprobs"},
+            rows={name: tokens[micro_batch.index] for name, tokens in where.items() if name != "logprobs"},
             shared=micro_batch.shared,
         )
+        index = sent(micro_batch.index, evidence.device)
         live = {name: getattr(signals, name).to(index.device) for name in filler}
         return PolicyOutputs(**{name: values.index_copy(0, index, live[name]) for name, values in filler.items()})
 
@@ -311,7 +312,7 @@ class _MicroBatch:
     """A micro-batch, the live outputs that the loss reads, and what a forward has to cover to make them.
 
     Attributes:
-        batch, sequences: the whole micro-batch.
+        batch, sequences: the whole micro-batch; all else is on the CPU.
         where: ``(n,)`` bool by live output, True on the tokens on which the loss reads it.
         index: ``(m,)`` int64, the tokens on which the loss reads any live output.
         needed: the sequences with such a token, cut after the last of these tokens; None if there is none.
@@ -329,29 +330,29 @@ class _MicroBatch:
 
     @classmethod
     def of(cls, plan: Plan, batch: TokenBatch, sequences: Sequences, engine: Engine) -> _MicroBatch:
-        """Find out what the plan reads of a micro-batch; this waits for the device."""
-        where = plan.live_rows(batch)
+        """Find out what the plan reads of a micro-batch."""
+        where = plan.part(batch).live_here or plan.live_rows(batch)
         wanted = torch.stack(list(where.values())).any(0)
         index = wanted.nonzero().squeeze(-1)
         if not index.numel():
             return cls(batch, sequences, where, index, None, index)
-        chosen, row = batch.sequence[index].unique(return_inverse=True)
-        column = layout_of(batch).index[index] % sequences.response_ids.shape[1]
-        needed = sequences.rows(chosen.to(sequences.response_ids.device)).cut(int(column.max()) + 1)
-        index_in_needed = (row * needed.response_ids.shape[1] + column).to(needed.response_ids.device)
+        chosen, row = batch.here.sequence[index].unique(return_inverse=True)
+        column = layout_of(batch.here).index[index] % sequences.response_ids.shape[1]
+        needed = sequences.rows(chosen).cut(int(column.max()) + 1)
+        index_in_needed = row * needed.response_ids.shape[1] + column
         return cls(batch, sequences, where, index, needed, index_in_needed, engine.shared_prompts(needed))
 
 
 def _compare_sampler(rollout: Rollout, signals: Mapping[str, Tensor], rows: Tensor, metrics: Metrics) -> None:
     """Report the gap between the log-probs of sampler and trainer on all tokens of some rows."""
     gap = (signals["logprobs"] - signals["rollout_logprobs"])[rows]
-    _report_gap(gap[rollout.response_mask[rows]].abs(), "", metrics)
+    _report_gaps([gap[rollout.response_mask[rows]].abs()], "", metrics)
 
 
-def _report_gap(gap: Tensor, suffix: str, metrics: Metrics) -> None:
-    gap = gap.to(counting_device(gap.device))
+def _report_gaps(gaps: Sequence[Tensor], suffix: str, metrics: Metrics) -> None:
     # where evidence is not finite, its optimizer step is refused; the metrics must not become NaN
-    if gap.numel() and bool(gap.isfinite().all()):
+    finite = on_cpu([gap.isfinite().all() for gap in gaps])
+    for gap in (gap for gap, good in zip(gaps, finite, strict=True) if gap.numel() and good):
         metrics.report({f"sampler/gap{suffix}": Mean.of(gap)})
         metrics.highest(f"sampler/largest_gap{suffix}", gap.amax())
 
@@ -372,10 +373,10 @@ def forward_order(rollout: Rollout, rows: Tensor, size: int) -> Tensor:
     """
     assert rollout.advantages is not None
     masks = rollout.sequences.prompt_mask, rollout.sequences.response_mask
-    prompt, response = torch.stack([mask.sum(-1) for mask in masks]).cpu()[:, rows]
+    prompt, response = torch.stack([mask.sum(-1) for mask in masks])[:, rows]
     idle = rollout.advantages[rows] == 0
     if idle.ndim == 2:
-        idle = (idle | ~rollout.response_mask.cpu()[rows]).all(-1)
+        idle = (idle | ~rollout.response_mask[rows]).all(-1)
     group = rollout.group_ids[rows].unique(return_inverse=True)[1]
     length = prompt + response
     longest = length.new_zeros(len(rows)).scatter_reduce(0, group, length, "amax")[group]
@@ -437,7 +438,7 @@ def squared_gradients(policy: Policy, sequences: Sequences, temperature: float, 
     weights = [weight for weight in policy.model.parameters() if weight.requires_grad]
     squares = torch.zeros(len(sequences.response_ids), dtype=torch.float64)
     for row in range(len(squares)) if where is None else where.nonzero().squeeze(-1).tolist():
-        response = sequences.rows(torch.tensor([row], device=sequences.response_ids.device))
+        response = sequences.rows(torch.tensor([row]))
         index = response.response_mask.reshape(-1).nonzero().squeeze(-1)
         if not weights or not len(index):
             continue

@@ -46,6 +46,7 @@ from rlstab.core.objective import active_methods, require_signals
 from rlstab.errors import ConfigError, FitWarning, NonFinite, RlstabError
 from rlstab.explain.costs import reference as reference_of
 from rlstab.extras import require_trackers
+from rlstab.logs.watch import Watch, told
 from rlstab.models.policy import load_policy, require_prompts, require_trainable
 from rlstab.models.sampler import Sampler
 from rlstab.record.reader import dumped
@@ -55,6 +56,7 @@ from rlstab.stages.pipeline import unmet
 from rlstab.tasks import Task
 from rlstab.tasks.build import build_task, require_task
 from rlstab.tasks.rewards import build_rewards
+from rlstab.tasks.task import checksum_of_examples
 from rlstab.train import checkpoint
 from rlstab.train.engine import build_engine, is_sharded, require_launcher
 from rlstab.train.evaluate import evaluate
@@ -191,6 +193,9 @@ class Trainer:
         rank, world = accelerator.process_index, accelerator.num_processes
         comm: Comm = TorchComm(device=accelerator.device) if world > 1 else LocalComm()
         self.task: Task = build_task(run.task) if task is None else require_task(task)
+        checksum = checksum_of_examples(self.task)
+        if folder is not None:
+            folder.note_examples(checksum)
         self.rewards = build_rewards(run.reward, self.task, getattr(run.task, "environment", None) or ())
         # the first process has the folder, which all have to see
         self.latest: Path | None = broadcast_object_list([folder.start if folder is not None else None])[0]
@@ -233,6 +238,7 @@ class Trainer:
             self.learner.recorder = Recorder(self.out / DUMP, run.tracking.dump_every, last)
         self.progress = self.generator.start() if self.latest is None else self._restored(self.latest, rank, world)
         self.refused = 0
+        self.watch = Watch("rollout")
 
     def _restored(self, latest: Path, rank: int, world: int) -> Progress:
         limit, example = self.run.rollout.max_new_tokens, partial(self.task.example, "train")
@@ -240,7 +246,7 @@ class Trainer:
 
         def waiting(whole: Mapping[str, Tensor]) -> Rollout:
             mine = of_rank(whole, rank, world, slots=self.generator.slots, group=self.run.rollout.group)
-            rollout = Rollout.from_tensors(mine, limit, self.policy.device, example)
+            rollout = Rollout.from_tensors(mine, limit, example)
             texts = [self.policy.decode(answer, skip_special_tokens=special) for answer in rollout.answers()]
             return replace(rollout, texts=texts)
 
@@ -276,6 +282,10 @@ class Trainer:
                 bar.show(number, values)
                 if number == total or (saving and number % saving == 0):
                     self._save(planned=True)
+                if self._watch(values, number):
+                    if self.latest is None or checkpoint.number(self.latest) != number:
+                        self._save(planned=False)
+                    break
 
     def _next_rollout(self, metrics: Metrics) -> tuple[Rollout, Progress]:
         """The rollout to learn from; up to ``rollout.staleness`` later ones wait in the queue.
@@ -346,6 +356,20 @@ class Trainer:
         if self.folder is not None:
             self.folder.append(METRICS, line({"rollout": number, **values}))
         self.accelerator.log(dict(values), step=number)
+
+    def _watch(self, values: Mapping[str, Any], number: int) -> bool:
+        """Tell the signs that appeared; whether the run ends at one of them, which all processes agree on."""
+        settings, ends = self.run.tracking, False
+        if self.folder is not None and (settings.watch or settings.stop_at):
+            if not self.watch.rows:  # what a resumed run has logged before
+                for row in read_records(self.out / METRICS):
+                    if 0 < row["rollout"] < number:
+                        self.watch.log(row["rollout"], row)
+            for sign in self.watch.log(number, values):
+                tell(self.console, f"sign {sign.name}", told(sign, self.watch.unit))
+                self.accelerator.log({f"rlstab/sign/{sign.name}": sign.step}, step=number)
+            ends = bool(self.watch.seen.keys() & set(settings.stop_at))
+        return bool(settings.stop_at) and any(gather_object([ends]))
 
     def _write_samples(self, rollout: Rollout, number: int) -> None:
         most, lines = self.run.tracking.samples, ""

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlstab.core.batch import SIGNALS, TokenBatch
-from rlstab.core.devices import counting_device
 from rlstab.core.method import State
 from rlstab.models.policy import Sequences
 from rlstab.stages.response_batch import PADDING, ResponseBatch
@@ -24,7 +23,7 @@ BRANCHES = 2**50
 
 @dataclass(frozen=True, eq=False)
 class Rollout:
-    """``R`` responses of this rank, whole groups of them.
+    """``R`` responses of this rank, whole groups of them. All tensors are on the CPU.
 
     The sampler fills the first four fields, the scorer and the stages the next three, and the estimator ``advantages``.
     User-defined signals are functions of a rollout.
@@ -33,11 +32,11 @@ class Rollout:
         sequences: ids and masks; the tokens that a branch was given are part of its prompt.
         signals: ``(R, T)`` float32 by name, 0 in the padding.
         texts: ``R``, the decoded answers as a whole.
-        ended: ``(R,)`` bool on the CPU, False where the response was cut off.
+        ended: ``(R,)`` bool, False where the response was cut off.
         examples: ``R``, the example that each response answers.
-        responses: what stages see, on the CPU; ``rewards`` are shaped, ``raw_rewards`` are not.
+        responses: what stages see; ``rewards`` are shaped, ``raw_rewards`` are not.
         timed_out: ``(R,)`` bool, True where a scorer exceeded its time limit.
-        advantages: ``(R,)`` or ``(R, T)`` float32 on the CPU; None until they are estimated.
+        advantages: ``(R,)`` or ``(R, T)`` float32; None until they are estimated.
         refused: how many rewards of all ranks are NaN or Inf; unless it is 0, nothing is learnt from the rollout.
     """
 
@@ -56,7 +55,7 @@ class Rollout:
 
     @property
     def response_ids(self) -> Tensor:
-        """``(R, T)`` int64 on the device of the policy."""
+        """``(R, T)`` int64."""
         return self.sequences.response_ids
 
     @property
@@ -81,19 +80,18 @@ class Rollout:
 
     def seen_by(self, needs: Set[str]) -> ResponseBatch:
         """The responses with those signals that a stage needs and that are known before learning."""
-        return self.responses.knowing({name: self.signals[name].cpu() for name in needs & self.signals.keys()})
+        return self.responses.knowing({name: self.signals[name] for name in needs & self.signals.keys()})
 
     def rows(self, rows: Tensor) -> Rollout:
         """Some of the responses, cut to the longest of them."""
-        there = rows.to(self.response_ids.device)
-        sequences, responses = self.sequences.rows(there), self.responses.select(rows)
+        sequences, responses = self.sequences.rows(rows), self.responses.select(rows)
         length = sequences.response_ids.shape[1]
         if "block_ids" in responses.extra:
             responses = responses.knowing({"block_ids": responses.extra["block_ids"][:, :length]})
         return replace(
             self,
             sequences=sequences,
-            signals={name: values[there][:, :length] for name, values in self.signals.items()},
+            signals={name: values[rows][:, :length] for name, values in self.signals.items()},
             texts=[self.texts[row] for row in rows.tolist()],
             ended=self.ended[rows],
             examples=[self.examples[row] for row in rows.tolist()],
@@ -102,18 +100,16 @@ class Rollout:
         )
 
     def token_batch(self, rows: Tensor, *, live_ratio: bool) -> tuple[Sequences, TokenBatch]:
-        """A micro-batch: the sequences to forward, and the evidence that the loss reads, on the device that sums it."""
+        """A micro-batch: the sequences to forward, and the evidence that the loss reads."""
         assert self.advantages is not None
-        device = self.response_ids.device  # advantages and ids are on the CPU
-        there, home = rows.to(device), counting_device(device)
-        sequences = self.sequences.rows(there)
+        sequences = self.sequences.rows(rows)
         length = sequences.response_ids.shape[1]
-        cut = {name: values[there][:, :length].to(home) for name, values in self.signals.items()}
+        cut = {name: values[rows][:, :length] for name, values in self.signals.items()}
         extra = {name: cut.pop(name) for name in cut.keys() - SIGNALS.keys() - {"old_logprobs", "logprobs"}}
         advantages = self.advantages[rows]
         return sequences, TokenBatch.from_padded(
-            response_mask=sequences.response_mask.to(home),
-            advantages=(advantages if advantages.ndim == 1 else advantages[:, :length]).to(home),
+            response_mask=sequences.response_mask,
+            advantages=advantages if advantages.ndim == 1 else advantages[:, :length],
             sequence_ids=self.sequence_ids[rows],
             group_ids=self.group_ids[rows],
             live_ratio=live_ratio,
@@ -153,24 +149,20 @@ class Rollout:
     # -- in a checkpoint: texts and examples are not saved, since they follow from ids ---------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors to save, on the CPU."""
+        """The tensors to save."""
         saved = {f"sequences/{part.name}": getattr(self.sequences, part.name) for part in fields(self.sequences)}
         saved |= {f"signals/{name}": values for name, values in self.signals.items()}
         saved |= {f"responses/{name}": values for name, values in self.responses.tensors().items()}
         saved |= {"timed_out": self.timed_out, "refused": torch.tensor(self.refused)}
-        saved |= {} if self.advantages is None else {"advantages": self.advantages}
-        return {name: values.cpu() for name, values in saved.items()}
+        return saved | ({} if self.advantages is None else {"advantages": self.advantages})
 
     @classmethod
-    def from_tensors(
-        cls, saved: Mapping[str, Tensor], limit: int, device: torch.device, example: Callable[[int], Example]
-    ) -> Rollout:
+    def from_tensors(cls, saved: Mapping[str, Tensor], limit: int, example: Callable[[int], Example]) -> Rollout:
         """The rollout whose :meth:`tensors` were saved, without texts.
 
         Args:
             saved: tensors by name.
             limit: the maximum number of tokens of an answer.
-            device: of sequences and signals.
             example: returns the example of a prompt's number.
         """
 
@@ -179,8 +171,8 @@ class Rollout:
 
         responses = ResponseBatch.from_tensors(under("responses/"), limit)
         return cls(
-            Sequences(**{name: values.to(device) for name, values in under("sequences/").items()}),
-            {name: values.to(device) for name, values in under("signals/").items()},
+            Sequences(**under("sequences/")),
+            under("signals/"),
             [],
             responses.ended,
             [example(number) for number in responses.prompt_ids.tolist()],

@@ -85,6 +85,7 @@ class RunFolder:
         self.start: Path | None = None
         self._made: list[Path] = []
         self._about: dict[str, Any] = {}
+        self._examples: str | None = None
         self._lock: filelock.BaseFileLock | None = None
         if resume and overwrite:
             raise ConfigError("resume and overwrite exclude each other: one continues the run, the other replaces it.")
@@ -197,6 +198,7 @@ class RunFolder:
                 )
         for text in changed_files(before.get("code", {}), checksums(now["settings"])):
             self.say(text)
+        self._examples = before.get("examples")
         settings = self._run.optimisation
         rollouts = before.get("settings", {}).get("optimisation", {}).get("rollouts", settings.rollouts)
         if rollouts != settings.rollouts and settings.schedule is not None and settings.schedule.ends_with_the_run:
@@ -204,6 +206,12 @@ class RunFolder:
                 f"the schedule '{settings.schedule.name}' ends with the run, which had {rollouts} rollouts and has "
                 f"{settings.rollouts} now: the learning rate continues from a different point"
             )
+
+    def note_examples(self, checksum: str) -> None:
+        """Keep the checksum of the task's examples, and say that a continued run had others."""
+        if self._examples not in (None, checksum):
+            self.say("the examples of the task have changed since the run was last started")
+        self._examples = checksum
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -269,6 +277,7 @@ class RunFolder:
             "settings": settings,
             "providers": dict(self._providers),
             "code": checksums(settings),
+            "examples": self._examples,
         }
 
     def keep_newest(self, saved: Path) -> None:

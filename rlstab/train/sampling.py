@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from transformers import DynamicCache
 
 from rlstab.config.settings import RolloutSettings
-from rlstab.core.devices import counting_device
+from rlstab.core.devices import counting_device, on_cpu, sent
 from rlstab.core.random import uniform
 from rlstab.errors import DataError, ModelError
 from rlstab.hub import first_line
@@ -106,23 +106,25 @@ def sample(
 
     def join(values: list[Tensor], fill: float = 0) -> Tensor:
         padded = [pad(value, (0, width - value.shape[1]), value=fill) for value in values]
-        return torch.cat(padded) if padded else torch.zeros((0, 0), device=policy.device)
+        return torch.cat(padded) if padded else torch.zeros((0, 0))
 
-    read = prompt.to(policy.device)
     sequences = Sequences(
-        ids[read],
-        mask[read],
+        ids[prompt],
+        mask[prompt],
         join([batch.tokens for batch in batches], policy.pad_id).long(),
         join([batch.mask for batch in batches]).bool(),
     )
     signals = {name: join([batch.signals[name] for batch in batches]) for name in decoder.names}
     ended = torch.cat([batch.ended for batch in batches]) if batches else torch.zeros(0, dtype=torch.bool)
-    return Rollout(sequences, signals, texts, ended.cpu())
+    return Rollout(sequences, signals, texts, ended)
 
 
 @dataclass(frozen=True)
 class _Decoded:
-    """``(R, T)`` tokens, their mask and signals; ``(R,)`` which responses ended by an EOS or a stop text."""
+    """``(R, T)`` tokens, their mask and signals; ``(R,)`` which responses ended by an EOS or a stop text.
+
+    On the device while they are decoded, then on the CPU.
+    """
 
     tokens: Tensor
     mask: Tensor
@@ -159,8 +161,9 @@ class _Decoder:
             begun: ``R`` lists, the tokens that the answers begin with.
         """
         policy, device, count = self.policy, self.policy.device, prompt.numel()
-        longest, room = int(room.max()) if room.numel() else 0, room.to(device)
-        read, prompt_read = (rows.to(device) for rows in prompt.unique(return_inverse=True))
+        longest, room = int(room.max()) if room.numel() else 0, sent(room, device)
+        read, prompt_read = prompt.unique(return_inverse=True)
+        prompt_read = sent(prompt_read, device)
         out = _Decoded(
             torch.full((count, longest), policy.pad_id, dtype=torch.int64, device=device),
             torch.zeros((count, longest), dtype=torch.bool, device=device),
@@ -169,20 +172,20 @@ class _Decoder:
         )
         # reading a number from an accelerator waits for it, so there finished responses are looked for every few steps
         interval = 1 if device.type == "cpu" else 8
-        end_ids = torch.tensor(sorted(policy.eos_ids), device=device)
+        end_ids = sent(torch.tensor(sorted(policy.eos_ids)), device)
         cache = DynamicCache(config=policy.model.config)
-        tokens, mask = prompt_ids[read], prompt_mask[read]
+        tokens, mask = sent(prompt_ids[read], device), sent(prompt_mask[read], device)
         positions = position_ids(mask)
         rows = torch.arange(count, device=device)  # responses in the batch, in the order of the cache
         home = counting_device(device)
-        draws = uniform(self.seed, sequence_ids.to(home).unsqueeze(-1), torch.arange(longest, device=home))
+        draws = uniform(self.seed, sent(sequence_ids, home).unsqueeze(-1), torch.arange(longest, device=home))
         with policy.autocast():
             for step in range(longest):
                 logits = policy.next_logits(
                     input_ids=tokens, attention_mask=mask.long(), position_ids=positions, past_key_values=cache
                 ).logits[:, -1]
                 if step == 0:  # each prompt was forwarded once; now every response gets a row
-                    cache.reorder_cache(prompt_read)
+                    cache.reorder_cache(prompt_read)  # type: ignore[arg-type]  # a LongTensor it is
                     logits, mask, positions = logits[prompt_read], mask[prompt_read], positions[prompt_read]
                 growing = ~out.ended[rows] & (step < room[rows])
                 chosen = self._token(logits.float(), draws[rows.to(home), step], step, out, rows, growing)
@@ -196,13 +199,11 @@ class _Decoder:
                     if left.numel() <= RETIRE * rows.numel():
                         cache.reorder_cache(left)  # type: ignore[arg-type]  # its annotation is the legacy LongTensor
                         rows, tokens, positions, mask = rows[left], tokens[left], positions[left], mask[left]
-        length = int(out.mask.any(0).sum())
-        return _Decoded(
-            out.tokens[:, :length],
-            out.mask[:, :length],
-            {name: values[:, :length] for name, values in out.signals.items()},
-            out.ended,
-        )
+        written, ended, *signals = on_cpu([out.mask, out.ended, *out.signals.values(), out.tokens])
+        tokens = signals.pop()
+        length = int(written.any(0).sum())
+        cut = {name: values[:, :length] for name, values in zip(out.signals, signals, strict=True)}
+        return _Decoded(tokens[:, :length], written[:, :length], cut, ended)
 
     def _token(self, logits: Tensor, draw: Tensor, step: int, out: _Decoded, rows: Tensor, growing: Tensor) -> Tensor:
         """Draw a token for some rows, and write it and its signals where the row is unfinished."""
@@ -290,7 +291,8 @@ def require_decoding(policy: Policy, name: str, example: Example, settings: Roll
     try:
         rollout = sample(policy, [example] * len(rows), rows, few, given=given, seed=0)
         forward = policy.evidence(rollout.sequences, {"logprobs"}, 1, temperature=settings.temperature)
-        largest = float(policy.model(input_ids=rollout.sequences.prompt_ids[-1:], use_cache=False).logits.abs().max())
+        last = sent(rollout.sequences.prompt_ids[-1:], policy.device)
+        largest = float(policy.model(input_ids=last, use_cache=False).logits.abs().max())
     except DataError:
         raise
     except Exception as error:  # models raise errors of many types for unknown arguments

@@ -1,11 +1,11 @@
 """Clip-Cov: take the gradient from a few of the tokens that drive entropy down."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from torch import Tensor
 
 from rlstab import Bounds, Mean, PolicyOutputs, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.compare import indices
+from rlstab.core.compare import narrowed
 from rlstab.core.loss import bounded_exp, token_log_ratio
 from rlstab.core.metadata import About, NoOpAt
 from rlstab.core.settings import check_order, percent
@@ -154,8 +154,11 @@ class ClipCov(Covariant, TokenObjective):
     def _candidates(self, batch: TokenBatch, stat: Settled) -> Tensor:
         covariance = self.covariances(batch, stat)
         within = (covariance > self.low) & (covariance < self.high)
-        few = indices(within)
         now = PolicyOutputs(batch.logprobs.double())
-        ratio = bounded_exp(token_log_ratio(now, now, batch)[few])
-        stopped = Bounds(self.clip_low, self.clip_high).stops(ratio, batch.advantages[few])
-        return within.index_copy(0, few, ~(stopped["high"] | stopped["low"]))
+
+        def free(few: Any) -> Tensor:
+            ratio = bounded_exp(token_log_ratio(now, now, batch)[few])
+            stopped = Bounds(self.clip_low, self.clip_high).stops(ratio, batch.advantages[few])
+            return ~(stopped["high"] | stopped["low"])
+
+        return narrowed(within, free)

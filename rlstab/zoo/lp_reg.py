@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rlstab import Bounds, Mean, Penalty, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.compare import indices
+from rlstab.core.compare import narrowed
 from rlstab.core.metadata import About, NoOpAt
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.settings import percent
@@ -203,9 +203,8 @@ class LpReg(TokenObjective):
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         threshold = stat.threshold("surprisal")
         selected = threshold.reached(-batch.logprobs) & batch.punished
-        rare = indices(selected)  # few; the next condition is in float64
-        plausible = batch.logprobs[rare].double() >= batch.signal("max_logprobs")[rare].double() + math.log(self.min_p)
-        selected = selected.index_copy(0, rare, plausible)
+        best, cut = batch.signal("max_logprobs"), math.log(self.min_p)
+        selected = narrowed(selected, lambda rare: batch.logprobs[rare].double() >= best[rare].double() + cut)
         if self.form == "code" and threshold.nominal <= 1:
             selected = torch.zeros_like(selected)
         report = {"threshold": threshold.report(), "selected": Mean.of(selected)}

@@ -3,15 +3,16 @@
 from pathlib import Path
 from typing import Any
 
-from rlstab.adapters.host_objective import TRL_LOSS_TYPES, objective_of, settings_of_trl, verl_objective_of
+from rlstab.adapters.host_objective import objective_of, settings_of_trl, verl_objective_of
 from rlstab.config.document import flow
 from rlstab.errors import ConfigError
+from rlstab.hosts import facts
 
 PAGE = Path(__file__).parents[2] / "docs" / "hosts" / "index.md"
 START, END = "<!-- settings: made from the code -->\n", "<!-- end of settings -->\n"
 
 TRL: list[dict[str, Any]] = [
-    *({"loss_type": kind, **({"epsilon_high": 5.0} if kind == "cispo" else {})} for kind in TRL_LOSS_TYPES),
+    *({"loss_type": kind, **({"epsilon_high": 5.0} if kind == "cispo" else {})} for kind in facts("trl")["loss_types"]),
     {"delta": 4.0},
     {"importance_sampling_level": "sequence"},
     {"top_entropy_quantile": 0.2},

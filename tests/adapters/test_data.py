@@ -11,7 +11,7 @@ from torch import Tensor
 
 import rlstab as r
 from rlstab import TokenObjective, compose, make_plan
-from rlstab.adapters.data import NO_HIGH, NO_LOW, DataLevel, DataPart, HostLoss, HostMean
+from rlstab.adapters.data import NO_HIGH, NO_LOW, DataLevel, DataPart, HostMean, LossSettings
 from rlstab.core.batch import to_padded
 from rlstab.core.comm import Comm
 from rlstab.core.policy_outputs import PolicyOutputs
@@ -33,7 +33,7 @@ def step_of(kind: str = "mixed", seed: int = 3) -> Step:
     return make_step(kind, [5, 1, 9, 6, 2, 7], 2, seed, [])
 
 
-def vanilla(live: Tensor, old: Tensor, advantages: Tensor, loss: HostLoss) -> Tensor:
+def vanilla(live: Tensor, old: Tensor, advantages: Tensor, loss: LossSettings) -> Tensor:
     """``(B, T)`` the clipped policy loss as verl's ``vanilla`` and slime's ``policy_loss`` have it, by the formulas."""
     ratio = (live - old).clamp(-20.0, 20.0).exp()
     clipped = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - loss.low, 1 + loss.high))
@@ -42,7 +42,9 @@ def vanilla(live: Tensor, old: Tensor, advantages: Tensor, loss: HostLoss) -> Te
     return torch.where(advantages < 0, torch.minimum(clipped, -advantages * loss.dual_clip), clipped)
 
 
-def averaged(losses: Tensor, part: DataPart, response: Tensor, loss: HostLoss, whole: tuple[float, float]) -> Tensor:
+def averaged(
+    losses: Tensor, part: DataPart, response: Tensor, loss: LossSettings, whole: tuple[float, float]
+) -> Tensor:
     """What a host makes of the losses of a micro-batch, given the counts of its whole optimizer step."""
     counted = part.mask if loss.mean.counts == "mask" else response
     masked = torch.where(part.mask, losses, 0.0)
@@ -198,8 +200,8 @@ def test_what_is_only_observed_is_not_refused() -> None:
 
 
 def test_what_the_host_has_to_be_set_to() -> None:
-    assert DataLevel(PRESETS["justrl"].objective).loss == HostLoss(0.2, 0.28, 10.0, HostMean())
-    assert DataLevel(compose(r.EntropyShaping())).loss == HostLoss(NO_LOW, NO_HIGH, None, HostMean())
+    assert DataLevel(PRESETS["justrl"].objective).loss == LossSettings(0.2, 0.28, 10.0, HostMean())
+    assert DataLevel(compose(r.EntropyShaping())).loss == LossSettings(NO_LOW, NO_HIGH, None, HostMean())
     with pytest.raises(OutOfRange, match=r"over = 'rows'"):
         HostMean("rows")  # type: ignore[arg-type]
     with pytest.raises(ShapeError, match=r"no \(B, T\) shape"):

@@ -14,29 +14,31 @@ from rlstab import ClipHigher, ImportanceCorrection, KLPenalty, S2TMask, TokenOb
 from rlstab.adapters.checkpoint import RECORD, keep_state, restore_state
 from rlstab.adapters.doctor import doctor
 from rlstab.adapters.releases import check_methods, checksum
-from rlstab.adapters.settings import check_reference, require_one_correction
+from rlstab.adapters.settings import misfits, require_one_correction
 from rlstab.cli import main
 from rlstab.errors import CheckpointError, ConfigError, HostError, MissingSignal, UnknownName
-from rlstab.hosts import Host, adapted, kl_settings
+from rlstab.hosts import Host, adapted, kl_settings, trl_settings, verl_settings
 from tests.adapters.jobs import ROOT
 from tests.core.methods import PassRate
 
 
 def test_only_a_penalty_towards_the_reference_needs_its_model() -> None:
-    def check(objective: TokenObjective, loaded: str, value: float) -> None:
-        words = {"switch": "beta=0", "on": "", "coefficient": "beta"}
-        check_reference(objective, loaded=loaded, value=value, idle=0.0, **words)
+    def wrong(objective: TokenObjective, **given: Any) -> list[str]:
+        settings = trl_settings(objective) if "beta" in given else verl_settings(objective)
+        return misfits(given.get, {}, {name: settings[name] for name in given})[0]
 
     to_reference = KLPenalty(coefficient=0.3, estimator="k3_unbiased")
     for anchor in ("rollout", "old"):
         other = KLPenalty(coefficient=0.002, estimator="k2", anchor=anchor)
-        check(compose(other), "", 0.0)
-        with pytest.raises(ConfigError, match="no method of the objective reads the reference"):
-            check(compose(other), "beta = 0.002", 0.002)
         both = compose(other, to_reference)
-        check(both, "beta = 0.3", 0.3)
-        with pytest.raises(ConfigError, match=r"beta = 0\.002 has no effect"):
-            check(both, "beta = 0.002", 0.002)
+        for fits in ({"beta": 0.0}, {"use_kl_loss": False, "kl_loss_coef": 0.001}):
+            assert wrong(compose(other), **fits) == []
+            assert len(wrong(both, **fits)) == len(fits)
+        for fits in ({"beta": 0.3}, {"use_kl_loss": True, "kl_loss_coef": 0.3}):
+            assert wrong(both, **fits) == []
+            told = wrong(compose(other), **fits)
+            assert len(told) == len(fits)
+            assert "no method of the objective reads the reference" in told[0]
         assert kl_settings(both, "estimator") == ["k3_unbiased"]
         require_one_correction(both, "its correction", "off")
         with pytest.raises(ConfigError, match="'importance_correction' and its correction exclude each other"):

@@ -17,12 +17,14 @@ import trl
 from accelerate import Accelerator, DistributedType
 from trl import GRPOTrainer
 
+from rlstab.adapters import releases
 from rlstab.adapters.host_objective import TRL_LOSS, TRL_OTHER
 from rlstab.adapters.settings import defaults_of
 from rlstab.adapters.trl import RLStabGRPOTrainer, release, trainer
 from rlstab.adapters.trl.settings import check_engine, check_settings
 from rlstab.config import load_objective
 from rlstab.errors import ConfigError, HostError, MissingSignal
+from rlstab.hosts import facts
 from tests.adapters.jobs import ROOT, Trouble, farthest, model, same_weights, unmoved
 from tests.adapters.trl_jobs import config, prompts, reward, run, sampler, tokenizer, trainer_of
 
@@ -143,12 +145,13 @@ def test_another_trl_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def test_what_stands_below_is_that_of_the_tests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    beside = facts("trl")["tested_with"]
     pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
-    assert {package: pins[package].rpartition(".")[0] for package in release.BESIDE} == release.BESIDE
-    monkeypatch.setattr(release, "ATTRIBUTES", ("_buffered_inputs", "_gone"))
+    assert {package: pins[package].rpartition(".")[0] for package in beside} == beside
+    monkeypatch.setitem(facts("trl"), "attributes", ["_buffered_inputs", "_gone"])
     with pytest.raises(HostError, match="has no _gone"):
         trainer_of(tmp_path, [CLIP])
-    monkeypatch.setattr(release, "installed", lambda package: "9.9.9")
+    monkeypatch.setattr(releases, "version", lambda package: "9.9.9")
     with pytest.warns(UserWarning, match="not tested with transformers 9.9.9, accelerate 9.9.9, but with trl 1.16"):
         release.check_release()
 
@@ -160,7 +163,9 @@ def test_everything_private_that_is_read_is_checked() -> None:
         read |= set(re.findall(rf"(?:{who})\.(_[a-z]\w*)", path.read_text(encoding="utf-8")))
     ours = {name for name in read if name.startswith("_rlstab") or name in vars(RLStabGRPOTrainer)}
     helpers = {"_before_optimizer_step", "_after_optimizer_step", "_collect"}
-    assert read - (ours - release.METHODS.keys()) - helpers <= {*release.METHODS, *release.ATTRIBUTES}
+    known = facts("trl")
+    methods = known["methods"]["trl:GRPOTrainer"]
+    assert read - (ours - methods.keys()) - helpers <= {*methods, *known["attributes"]}
 
 
 def test_an_engine_that_accelerate_launch_chose_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,8 +1,11 @@
 """Random settings, objectives and runs."""
 
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rlstab
@@ -13,6 +16,14 @@ from rlstab.errors import Conflict, OutOfRange
 from rlstab.stages.stage import Stage
 from rlstab.zoo import METHODS
 from tests.examples import STAGE_EXAMPLES
+
+#: A search for what was not thought of: a short one in every run, a long one with the slow tests.
+searched = pytest.mark.parametrize("examples", [12, pytest.param(1500, marks=pytest.mark.slow)])
+
+
+def search(strategy: st.SearchStrategy[Any], examples: int, check: Callable[[Any], None]) -> None:
+    """``check`` holds for this many drawn values."""
+    settings(max_examples=examples)(given(strategy)(check))()
 
 
 def values(setting: Setting) -> st.SearchStrategy[Any]:

@@ -140,6 +140,14 @@ HINTS = {
     "objective: [{name: clip_higher, max_prob: 0.2}]": "the method `s2t`",
     "objective: [{name: kl, coef: 0.2}]": "'coefficient'",
     "objective: [{name: s2t, lr: 0.2}]": "`optimisation.lr`",
+    "objective: [{name: clip_higher, eps_hihg: 0.2}]": "{name: clip_higher, high: ...}",
+    "objective: [{preset: dapo, high: 0.3}]": "set: {METHOD: {high: ...}}",
+    "objective: [{preset: dapo, name: s2t}]": "other methods are items",
+    "objective: [{preset: dapo, sets: {}}]": "'set'",
+    "optimisation: {seed: 1}": "the top of the run file",
+    "rollout: {stages: [overlong]}": "the top of the run file",
+    "objective: [{name: kl, type: k3}]": "Known: anchor",
+    "objective: [{name: cispo, epsilon_high: 5}]": "Known here: ",
 }
 
 #: A name of a method or stage that is not one, and what its error names instead.
@@ -229,6 +237,11 @@ def test_a_file_of_another_kind_is_told_what_takes_it(file):
         ("- s2t", load_run, "`objective`"),
         ("model: countdown-tiny", load_run, "model: {name: countdown-tiny}"),
         ("task: countdown", load_run, "task: {name: countdown}"),
+        ("objective: [clip_higher: {high: 0.3}]", load_run, "{name: clip_higher, SETTING: ...}"),
+        ("objective: [observe: kl]", load_run, "{name: observe, SETTING: ...}"),
+        ("tracking: {trackers: wandb}", load_run, "trackers: [wandb]"),
+        ("name: b\nbase: {objective: s2t}\nmethods: {a: s2t}\nseed: 3\n# objective", load_bench, "'seeds'"),
+        ("stages: {overlong: {length: 3}}", load_run, "{name: overlong, SETTING: ...}"),
     ):
         with pytest.raises(ConfigError) as caught:
             load(file(text))

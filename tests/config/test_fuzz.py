@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rlstab
@@ -12,7 +10,7 @@ from rlstab.core.settings import settings_of
 from rlstab.errors import RlstabError
 from rlstab.presets import PRESETS
 from rlstab.zoo import METHODS
-from tests.config.strategies import PLAIN
+from tests.config.strategies import PLAIN, search, searched
 from tests.config.test_errors import CONFLICTS, MISTAKES, UNSEEN
 
 EXAMPLES = [path.read_text() for path in sorted((Path(rlstab.__file__).parents[1] / "examples").glob("*.yaml"))]
@@ -41,15 +39,6 @@ SNIPPETS = [
     "\x00", "\x85", "\u2028", "\ufeff", "\ud800", '"\\ud800"', '"\\x00"', "1e999", ".nan", "-1", "0", "0o8", "1:99",
     "2020-99-99", "true", "\n  ", "name: ", "preset: dapo", "objective: ",
 ]  # fmt: skip
-
-
-#: A search for what nobody thought of: a short one in every run, a long one with the slow tests.
-searched = pytest.mark.parametrize("examples", [40, pytest.param(1500, marks=pytest.mark.slow)])
-
-
-def search(strategy, examples, check):
-    """``check`` holds for so many drawn values."""
-    settings(max_examples=examples)(given(strategy)(check))()
 
 
 def answers(load, source):

@@ -59,16 +59,15 @@ def base(folder, **changes):
     return small(folder, **{"evaluation__every": 2, "evaluation__samples": 4, "reward": reward, **changes})
 
 
-def changed(folder, path):
-    """The run with another value of a marked setting."""
+def settings_of(path):
+    """Another value of a marked setting, by the dotted path of each field; of a section, of all its fields."""
     value = (EXACT | ROUNDED)[path]
     if path == "reward.*.workers":
-        return base(folder, reward=[{"function": GRADED, "workers": value}])
-    if path == "engine.offload":
-        return base(folder, engine={"name": "fsdp2", "offload": value})
+        return {"reward": [{"function": GRADED, "workers": value}]}
     if isinstance(value, dict):
-        return base(folder, **{f"{path}__{key}": value[key] for key in value if key != "out"})
-    return base(folder, **{path.replace(".", "__"): value})
+        return {f"{path}__{key}": value[key] for key in value if key != "out"}
+    engine = {"engine__name": "fsdp2"} if path == "engine.offload" else {}
+    return {**engine, path.replace(".", "__"): value}
 
 
 def learnt(run, folder):
@@ -102,14 +101,14 @@ def test_every_mark_has_a_change_here():
         assert EXACT[section].keys() == RunConfig.model_fields[section].annotation.model_fields.keys()
 
 
-@pytest.mark.parametrize("path", EXACT)
-def test_what_a_neutral_setting_leaves_alone_is_equal_bit_for_bit(path, before, tmp_path):
-    assert learnt(changed(tmp_path, path), tmp_path) == before
+def test_what_neutral_settings_leave_alone_is_equal_bit_for_bit(before, tmp_path):
+    changes = {key: value for path in EXACT for key, value in settings_of(path).items()}
+    assert learnt(base(tmp_path, **changes), tmp_path) == before
 
 
-@pytest.mark.parametrize("path", ROUNDED)
-def test_what_a_neutral_setting_rounds_otherwise_is_equal_but_for_that(path, before, tmp_path):
-    metrics = learnt(changed(tmp_path, path), tmp_path)
+def test_what_neutral_settings_round_otherwise_is_equal_but_for_that(before, tmp_path):
+    changes = {key: value for path in ROUNDED for key, value in settings_of(path).items()}
+    metrics = learnt(base(tmp_path, **changes), tmp_path)
     assert metrics.keys() == before.keys()
     for name, value in metrics.items():
         assert value == pytest.approx(before[name], rel=ALIKE, abs=ALIKE), name
@@ -125,7 +124,7 @@ def test_a_micro_batch_counts_where_statistics_are_of_a_micro_batch(tmp_path):
 
 @pytest.mark.parametrize("path", [*EXACT, *ROUNDED])
 def test_runs_that_differ_in_a_neutral_setting_have_one_hash(path, tmp_path):
-    assert run_hash(changed(tmp_path / "other", path)) == run_hash(base(tmp_path))
+    assert run_hash(base(tmp_path / "other", **settings_of(path))) == run_hash(base(tmp_path))
     values = flat(base(tmp_path).model_dump(mode="json"))
     assert is_neutral(path.replace("*", "0"), values)
     assert is_measured(path) is (path in ("evaluation.prompts", "evaluation.samples"))

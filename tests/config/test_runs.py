@@ -1,11 +1,10 @@
 """Runs in YAML: presets in place, defaults filled in, one hash for one result."""
 
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlstab.config import Document, dump_objective, dump_run, load_objective, load_run, objective_hash, run_hash
 from rlstab.stages.grpo import GRPO
-from tests.config.strategies import SECTIONS, objectives
+from tests.config.strategies import SECTIONS, objectives, search, searched
 from tests.config.test_schema import VALIDATOR
 
 
@@ -13,9 +12,14 @@ def run(**sections):
     return load_run({"objective": "clip_higher", **sections})
 
 
-@settings(max_examples=60)
-@given(objectives(), SECTIONS, st.randoms(use_true_random=False))
-def test_what_is_written_is_valid_and_loads_as_the_same_run(objective, sections, random):
+@searched
+def test_what_is_written_is_valid_and_loads_as_the_same_run(examples):
+    search(st.tuples(objectives(), SECTIONS, st.randoms(use_true_random=False)), examples, comes_back)
+
+
+def comes_back(drawn):
+    """A run of a drawn objective and drawn sections is valid by the schema, and is itself after writing and loading."""
+    objective, sections, random = drawn
     written = dump_objective(objective)
     loaded = load_run({"objective": written, **sections})
     text = dump_run(loaded)

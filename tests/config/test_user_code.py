@@ -171,6 +171,17 @@ def test_a_file_that_changed_is_another_run_and_one_in_another_folder_is_not(wri
     assert objective_hash(again.composition) == objective_hash(run.composition)
 
 
+def test_what_a_file_imports_from_its_folder_counts_also_where_it_comes_later(write: Write) -> None:
+    write("own.py", f"try:\n    import first\nexcept ImportError:\n    pass\n{CODE}")
+    hashes = [run_hash(run := load_run(run_of(write, objective="own.py:Halve")))]
+    for name, text in (("first.py", "import second\n"), ("second.py", "A = 1\n"), ("second.py", "A = 23\n")):
+        write(name, text)
+        hashes.append(run_hash(run))
+    (write("other.py", "A = 1\n"), write("second.py", "A = 1\n"))
+    assert len({*hashes}) == 4
+    assert run_hash(run) == hashes[2]
+
+
 def test_in_a_bench(write: Write) -> None:
     path = write("methods.py", CODE)
     write("base.yaml", {"objective": ["clip_higher", "methods.py:Halve"]})

@@ -7,5 +7,5 @@ import os
 if "RLSTAB_ON_DEVICE" in os.environ:
     from tests.device import simulated
 
-    if simulated.AVAILABLE:
+    if simulated.AVAILABLE and not simulated.REAL:
         simulated.register()

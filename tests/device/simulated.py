@@ -3,13 +3,16 @@
 Its tensors lie in CPU memory, say that they are on another device, and refuse to meet CPU tensors. It counts, by file
 and line of rlstab, where the host waits for the device and which sums a GPU would add up in no fixed order. It stands
 on torch's Python backend for ``PrivateUse1``, which torch has from 2.10 on. It has no kernels for autocast.
+
+With ``RLSTAB_ON_DEVICE=cuda`` in the environment the same tests run on that device for real, where nothing is counted.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,37 +21,54 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import backend_registration
-from torch.utils._pytree import tree_leaves, tree_map
 
 import rlstab
 from rlstab.core.devices import counting_device
 
+#: The device of the tests, and whether it is a real one.
+REAL = os.environ.get("RLSTAB_ON_DEVICE", "1") != "1"
+DEVICE = torch.device(os.environ["RLSTAB_ON_DEVICE"], 0) if REAL else torch.device("privateuseone", 0)
+
 #: Whether this torch can have a backend that is written in Python.
 AVAILABLE = hasattr(backend_registration, "_setup_privateuseone_for_python_backend")
 NEEDS = "torch's Python backend for PrivateUse1 is not in this release"
+OTHERS = "transformers"
 PACKAGE = str(Path(rlstab.__file__).parent)
 
-#: The host waits for their result: a number, or a shape that only values decide.
+#: The host waits for their result: a number, or a shape that only values decide. With copies that block, these are the
+#: operations of which ``torch.cuda.set_sync_debug_mode`` warns on CUDA.
 WAITS = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "bincount", "repeat_interleave"}
 WAITS |= {"unique_dim", "_unique2", "unique_consecutive"}
 #: CUDA adds floating-point numbers in no fixed order here, unless torch is told to be deterministic.
 UNORDERED = {"index_add", "index_add_", "scatter_add", "scatter_add_", "cumsum", "put_", "embedding_dense_backward"}
 UNORDERED |= {"scatter_reduce", "scatter_reduce_", "_index_put_impl_", "index_put", "index_put_", "histc", "bincount"}
-#: Of these, the ones of which torch has a deterministic form (its documentation of use_deterministic_algorithms).
-ORDERED_ON_REQUEST = {"index_add", "index_add_", "scatter_add", "scatter_add_", "cumsum", "put_", "index_put"}
-ORDERED_ON_REQUEST |= {"embedding_dense_backward", "_index_put_impl_", "index_put_"}
+#: Of these, and of others, the ones that torch refuses on CUDA where it is told to be deterministic.
+REFUSED = {"histc", "bincount", "put_", "kthvalue", "median", "scatter_reduce", "scatter_reduce_"}
+#: These allocate, or compute no values, and launch nothing.
+FREE = {"empty", "new_empty", "empty_like", "empty_strided", "detach", "_unsafe_view", "_local_scalar_dense"}
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
 
 
 class Tally:
-    """What happened on the device: ``waits`` and ``unordered`` by ``(operation, file:line of rlstab)``, and all
-    ``operations`` by name.
+    """What happened on the device, by ``(operation, file:line)``, and all ``operations`` by name.
+
+    A line is of rlstab, or of transformers where that waits by itself.
+
+    Attributes:
+        waits: reads, for which the host waits until the device has done all that was asked of it.
+        sends: copies to the device that block: torch waits for them, and so for all that was asked before.
+        queued: copies to the device that do not block.
+        unordered: sums in no fixed order.
+        launches: operations that compute values, each of which is a kernel or a few.
     """
 
     def __init__(self) -> None:
         self.waits: Counter[tuple[str, str]] = Counter()
+        self.sends: Counter[tuple[str, str]] = Counter()
+        self.queued: Counter[tuple[str, str]] = Counter()
         self.unordered: Counter[tuple[str, str]] = Counter()
         self.operations: Counter[str] = Counter()
+        self.launches = 0
         self.has_float64 = True
 
 
@@ -102,18 +122,34 @@ class SimulatedTensor(torch.Tensor):
 
 
 def _line() -> str:
-    """The innermost line of rlstab that is running."""
+    """The innermost line that is running of rlstab, or of transformers if that is further in."""
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if name.startswith(PACKAGE):
+        if name.startswith(PACKAGE) and not name.endswith(("core/devices.py", "core/comm.py")):
             return f"{name[len(PACKAGE) + 1 :]}:{frame.f_lineno}"
+        if f"{OTHERS}/" in name:
+            return f"{OTHERS}/{name.rpartition(f'{OTHERS}/')[2]}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return "elsewhere"
 
 
 def _held(value: Any) -> Any:
+    """What a tensor or a list of them holds; torch's own walk through trees takes half of the time of a run."""
+    if isinstance(value, list | tuple):
+        return [_held(each) for each in value]
     return value.held if isinstance(value, SimulatedTensor) else value
+
+
+def _simulate(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [*map(_simulate, value)] if isinstance(value, list) else tuple(map(_simulate, value))
+    return SimulatedTensor(value) if isinstance(value, Tensor) else value
+
+
+def _tensors(values: Iterable[Any]) -> list[Tensor]:
+    found = [value for value in values if isinstance(value, Tensor)]
+    return found + [each for value in values if isinstance(value, list | tuple) for each in _tensors(value)]
 
 
 def _simulated(device: Any) -> bool:
@@ -122,10 +158,12 @@ def _simulated(device: Any) -> bool:
 
 def _copied(func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
     """A copy within the device, or between it and the CPU, which waits."""
+    waits = not kwargs.get("non_blocking", False)
     if func.overloadpacket.__name__ == "copy_":
         target, source = args[0], args[1]
-        if isinstance(target, SimulatedTensor) != isinstance(source, SimulatedTensor):
-            TALLY.waits["copy to sim" if isinstance(target, SimulatedTensor) else "copy to cpu", _line()] += 1
+        waits = waits and not any(args[2:])
+        if isinstance(target, SimulatedTensor) != isinstance(source, SimulatedTensor) and source.numel():
+            _count_copy(isinstance(target, SimulatedTensor), waits)
         func(_held(target), _held(source), *args[2:], **kwargs)
         return target  # type: ignore[no-any-return]
     device, here = kwargs.get("device"), isinstance(args[0], SimulatedTensor)
@@ -133,9 +171,17 @@ def _copied(func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
     if device is not None:
         kwargs["device"] = torch.device("cpu")
     out = func(_held(args[0]), **kwargs)
-    if here != there:
-        TALLY.waits["copy to sim" if there else "copy to cpu", _line()] += 1
+    if here != there and out.numel():  # a copy of nothing waits for nothing
+        _count_copy(there, waits)
     return SimulatedTensor(out) if there else out  # type: ignore[no-any-return]
+
+
+def _count_copy(to_device: bool, waits: bool) -> None:
+    """A copy to the CPU is read at once by what comes next, whether it waits itself or not."""
+    if to_device:
+        (TALLY.sends if waits else TALLY.queued)["copy to sim", _line()] += 1
+    else:
+        TALLY.waits["copy to cpu", _line()] += 1
 
 
 def _run(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
@@ -144,22 +190,25 @@ def _run(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     TALLY.operations[name] += 1
     if name in ("copy_", "_to_copy"):
         return _copied(func, args, kwargs)
-    given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    given = _tensors([*args, *kwargs.values()])
     simulated = [tensor for tensor in given if isinstance(tensor, SimulatedTensor)]
     if simulated:
         _refuse_mixing(name, args, given)
     _count(name, args, given)
+    aliases = [value.alias_info for value in func._schema.returns]
+    views = any(alias is not None and not alias.is_write for alias in aliases)
+    TALLY.launches += not views and name not in FREE
     device = kwargs.get("device")
     there = bool(simulated) if device is None else _simulated(device)
     if device is not None:
         kwargs["device"] = torch.device("cpu")
-    out = func(*tree_map(_held, args), **tree_map(_held, kwargs))
+    out = func(*map(_held, args), **{name: _held(value) for name, value in kwargs.items()})
     if func._schema.is_mutable:
         for given_argument, described in zip(args, func._schema.arguments, strict=False):
             written = described.alias_info is not None and described.alias_info.is_write
             if written and isinstance(given_argument, SimulatedTensor) and out is given_argument.held:
                 return given_argument
-    return tree_map(lambda leaf: SimulatedTensor(leaf) if isinstance(leaf, Tensor) and there else leaf, out)
+    return _simulate(out) if there else out
 
 
 def _refuse_mixing(name: str, args: Any, given: Sequence[Tensor]) -> None:
@@ -170,7 +219,7 @@ def _refuse_mixing(name: str, args: Any, given: Sequence[Tensor]) -> None:
     values = args[2] if len(args) > 2 else None
     on_cpu = isinstance(values, Tensor) and not isinstance(values, SimulatedTensor) and values.dim() > 0
     if name in INDEXING and isinstance(args[0], SimulatedTensor) and not on_cpu:
-        TALLY.waits["index sent", _line()] += 1
+        TALLY.sends["index sent", _line()] += 1
         return
     shapes = [(tuple(tensor.shape), tensor.device.type) for tensor in given]
     raise RuntimeError(f"Expected all tensors to be on the same device: {name} of {shapes} at {_line()}")
@@ -183,8 +232,10 @@ def _count(name: str, args: Any, given: Sequence[Tensor]) -> None:
     adds = len(args) > 3 and bool(args[3]) if "index_put" in name else True
     # whole numbers, and the largest of some, are the same in any order
     extreme = any(isinstance(argument, str) and argument in ("amax", "amin") for argument in args)
-    floats = bool(given) and given[0].is_floating_point() and not extreme
-    ordered = torch.are_deterministic_algorithms_enabled() and name in ORDERED_ON_REQUEST
+    floats = any(tensor.is_floating_point() for tensor in given) and not extreme
+    ordered = torch.are_deterministic_algorithms_enabled()
+    if ordered and name in REFUSED and (floats or name == "kthvalue"):
+        raise RuntimeError(f"{name} has no deterministic form on CUDA, and was asked for at {_line()}")
     if name in UNORDERED and adds and floats and not ordered:
         TALLY.unordered[name, _line()] += 1
 
@@ -275,6 +326,9 @@ def simulated_device(*, float64: bool = True) -> Iterator[Tally]:
         float64: whether the device has numbers of that type; Apple's mps has not.
     """
     global TALLY
+    if REAL:
+        yield Tally()
+        return
     before, TALLY = TALLY, Tally()
     TALLY.has_float64 = float64
     counting_device.cache_clear()

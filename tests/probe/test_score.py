@@ -11,6 +11,7 @@ from rlstab.probe.page import page
 from rlstab.probe.records import Record
 from rlstab.probe.score import QUICK_SEEDS, Outcomes, Score, crossing, score
 from rlstab.probe.suite import FIXED, Probe
+from rlstab.report.formatting import NOTHING
 
 DOSES = (0.0, 1.0, 2.0, 4.0, 8.0)
 START, HEALTHY = 0.4, 0.8
@@ -147,9 +148,18 @@ def test_a_map_scores_the_two_policies_apart_and_says_what_held() -> None:
 
 def test_a_row_of_three_seeds_is_told_in_words_and_what_is_missing_is_said() -> None:
     probe = Probe("staleness")
-    cliffs = {"base": 2.0, "mine": 8.0, "quick": 8.0}
+    cliffs = {"base": 2.0, "mine": 8.0, "quick": 8.0, "idle": 2.0}
     made = [record for record in records(probe, cliffs) if record.row != "quick" or record.seed < QUICK_SEEDS]
-    drawn = draw_map([probe], {"mine": ("token",), "quick": ("token",)}, made, remarks=["why"])
+    kinds = {row: ("token",) for row in ("mine", "quick", "idle")}
+    drawn = draw_map([probe], kinds, made, remarks=["why"])
+    # every run of it ended as the base's did
+    assert (drawn.shown(drawn.cells["idle", 0]), drawn.acted("idle"), drawn.acted("base")) == (
+        "did not act",
+        "0 of 40",
+        NOTHING,
+    )
+    assert drawn.acted("mine") == "40 of 40"
+    assert '<td class="acted">0 of 40</td>' in page(drawn)
     assert drawn.shown(drawn.cells["quick", 0]) == "twice or more"
     assert drawn.shown(drawn.cells["mine", 0]) == "> 4 [3.9, > 4]"
     assert isinstance(drawn.cells["control", 0].score, str)

@@ -22,10 +22,12 @@ from rlstab.core.compose import compose
 from rlstab.core.objective import TokenObjective
 from rlstab.core.plan import Plan
 from rlstab.core.policy_outputs import PolicyOutputs
+from rlstab.look.alternatives import every_method
 from rlstab.models import SHIPPED
+from rlstab.presets import PRESETS
 from rlstab.record import ACTIONS, trace
 from rlstab.replay import Step, read_dump
-from rlstab.replay.effects import effect_of, every_objective, run_coefficients
+from rlstab.replay.effects import effect_of
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import AdvantageEstimator
 from rlstab.train import train
@@ -35,7 +37,7 @@ from tests.train.runs import small
 
 #: Methods stand alone, and TRL warns of its own future.
 pytestmark = pytest.mark.filterwarnings("ignore")
-OBJECTIVES = every_objective(12)
+OBJECTIVES = {**every_method(12), **{f"preset:{name}": recipe.objective for name, recipe in PRESETS.items()}}
 #: Methods that are idle at their defaults here, and a state that changes what the second step does.
 OBJECTIVES["several"] = load_objective(
     [
@@ -45,6 +47,8 @@ OBJECTIVES["several"] = load_objective(
         {"name": "adaptive_entropy", "target_entropy": 5.0, "initial": 0.0, "increment": 0.01},
     ]
 )
+#: One for each thing that a method may do to a token: the default run tries these, the slow one all.
+KINDS = ["several", "clip_higher", "cispo", "gmpo", "kl_cov", "sequence_mean", "importance_correction"]
 Columns = dict[str, Tensor]
 Train = Callable[[Path, TokenObjective, bool], None]
 
@@ -158,8 +162,8 @@ def said(steps: list[Step], objective: TokenObjective) -> Iterator[Columns]:
     """By optimizer step, what a replay says."""
     state = None
     for step in steps:
-        effect, state = effect_of(step, objective, state, run_coefficients(step))
-        columns = {"weight": effect.weight, "coefficients": effect.coefficients, "place": place(step.batch)}
+        effect, state = effect_of(step, objective, state)
+        columns = {"weight": effect.trace.weight, "coefficients": effect.coefficients, "place": place(step.batch)}
         yield in_order([{**effect.actions, **columns}])
 
 
@@ -174,7 +178,7 @@ def in_order(parts: list[Columns]) -> Columns:
 
 @pytest.mark.parametrize("trainer", [own, trl])
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * name.startswith("preset:")) for name in OBJECTIVES]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in KINDS)) for name in OBJECTIVES]
 )
 def test_a_replay_says_what_training_does(
     name: str,

@@ -99,7 +99,7 @@ def test_a_damaged_line_is_left_out(name: str, tmp_path: Path, capsys: pytest.Ca
     line = LINES[name]
     path = tmp_path / "rank_0.jsonl"
     path.write_bytes((line if isinstance(line, str) else json.dumps(line)).encode("latin-1") + b"\n")
-    assert "rank_0.jsonl: 1 line left out" in refused(path, capsys)
+    assert "rank_0.jsonl: left out 1 line that" in refused(path, capsys)
     path.write_bytes(path.read_bytes() + json.dumps(PRIME).encode())  # what else is in the file is read
     dump = read_dump(path)
     assert [step.tensors["lengths"].tolist() for step in dump.steps] == [[3]]

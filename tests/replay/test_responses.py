@@ -60,7 +60,7 @@ def test_the_loss_of_a_host_is_shown_as_what_it_clipped(tmp_path: Path) -> None:
     few = read_responses(folder, limit=3, step=2)
     total = sorted((sum(one.influence) for one in every.responses if one.step == 2), reverse=True)
     assert sorted((sum(one.influence) for one in few.responses), reverse=True) == total[:3]
-    assert "here are the 3" in few.notes[0]
+    assert "these are the 3" in few.notes[0]
 
 
 @pytest.mark.parametrize("wrong", [{"step": 9, "limit": 1}, {"limit": 0}])

@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("trl", reason="TRL is not installed: pip install -e '.[trl]', or nox -s trl")
 
 from rlstab.replay import Step, read_dump
-from rlstab.replay.effects import effect_of, run_coefficients
+from rlstab.replay.effects import effect_of
 from rlstab.replay.host_loss import formula_of, judge, terms_of
 from tests.adapters.jobs import farthest, model, same_weights
 from tests.adapters.trl_jobs import over_ranks, run
@@ -90,7 +90,7 @@ def test_an_objective_in_trl_is_replayed(ranks: tuple[Path, dict[str, Any]]) -> 
     for step, after in zip(steps, results["own"][0]["steps"], strict=True):
         formula = formula_of(step)
         assert formula is not None
-        effect, state = effect_of(step, formula.objective, formula.state, run_coefficients(step))
+        effect, state = effect_of(step, formula.objective, formula.state)
         assert state == after["settled"]
         dropped = effect.actions["dropped"]
         assert dropped.any()

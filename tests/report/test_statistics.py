@@ -121,7 +121,7 @@ def test_what_seeds_without_a_visible_difference_could_have_shown() -> None:
     assert three["a"].power.difference > pair.power.difference  # three verdicts share the level
 
 
-@pytest.mark.parametrize("seeds", [3, 5, 8, 20])
+@pytest.mark.parametrize("seeds", [3, 20, *(pytest.param(seeds, marks=pytest.mark.slow) for seeds in (5, 8))])
 def test_every_interval_of_a_page_holds_what_it_says(seeds: int) -> None:
     """Of 2,000 draws two standard errors are one point. The share of wins is a whole number of seeds: more is held."""
     rng, held = np.random.default_rng(seeds), {"value": 0, "difference": 0, "wins": 0}

@@ -14,10 +14,10 @@ from examples.junk_share import junk_share
 from rlstab.errors import OutOfRange
 from rlstab.tasks import JUNK, Block, Chain, Example
 from rlstab.tasks.blocks import block_evidence, token_blocks
-from rlstab.tasks.chain import Sum
+from rlstab.tasks.chain import Expression
 
 LITTERED: dict[str, Any] = {"terms": 5, "largest": 2, "modulus": 10, "junk_symbols": 1000}
-NINE, FOURTEEN = Example("Q4+7-2=", Sum((4, 7, -2))), Example("Q4+7-2+5=", Sum((4, 7, -2, 5)))
+NINE, FOURTEEN = Example("Q4+7-2=", Expression((4, 7, -2))), Example("Q4+7-2+5=", Expression((4, 7, -2, 5)))
 
 
 def test_problems_and_demonstrations_are_known() -> None:
@@ -43,10 +43,10 @@ def test_answers() -> None:
         "A" + "9" * 5000 + "$",
     ]:  # fmt: skip
         assert Chain().score(FOURTEEN, completion) == 0.0, completion
-    zero = Example("Q1-1=", Sum((1, -1)))
+    zero = Example("Q1-1=", Expression((1, -1)))
     assert [Chain().score(zero, text) for text in ("A0$", "A-0$", "A$")] == [1.0, 0.0, 0.0]
-    assert Chain().score(Example("Q1-9+3=", Sum((1, -9, 3))), "1-9=-8;-8+3=-5;A-5$") == 1.0
-    below = Example("Q1-2=", Sum((1, -2)))
+    assert Chain().score(Example("Q1-9+3=", Expression((1, -9, 3))), "1-9=-8;-8+3=-5;A-5$") == 1.0
+    below = Example("Q1-2=", Expression((1, -2)))
     assert [Chain(modulus=10).score(below, text) for text in ("A9$", "A-1$", "A19$")] == [1.0, 0.0, 0.0]
 
 
@@ -136,7 +136,7 @@ def test_any_text_has_a_score_and_blocks_and_junk_changes_none(text: str, at: in
 
 
 def test_demonstrations_are_as_littered_as_they_say() -> None:
-    seven = Example("Q9-2=", Sum((9, -2)))
+    seven = Example("Q9-2=", Expression((9, -2)))
     off = [of_chain(Chain(modulus=4), seven, random.Random(n), wrong=1.0, junk=0.0) for n in range(30)]
     assert {text[-2] for text in off} == {"0", "1", "2"}  # never the 3 that is right
     task = Chain(**LITTERED)
@@ -147,7 +147,7 @@ def test_demonstrations_are_as_littered_as_they_say() -> None:
 
 
 def test_the_reader_stumbles_over_the_share_of_places_and_symbols_that_it_says() -> None:
-    example, elsewhere = Example("Q1+1=", Sum((1, 1))), Example("Q2+0=", Sum((2, 0)))
+    example, elsewhere = Example("Q1+1=", Expression((1, 1))), Example("Q2+0=", Expression((2, 0)))
     readers = {share: Chain(junk_symbols=1000, fragile=share) for share in (0.05, 0.5)}
     texts = [f"{'9' * place}{symbol};A2$" for place in range(20) for symbol in readers[0.5].junk[::10]]
     scores = {share: [reader.score(example, text) for text in texts] for share, reader in readers.items()}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from examples.demonstrations import of_countdown
 from rlstab.errors import OutOfRange
 from rlstab.tasks import ALPHABET, Chain, Countdown, Example
-from rlstab.tasks.chain import Sum
+from rlstab.tasks.chain import Expression
 from rlstab.tasks.countdown import Problem
 
 NINE = Example("3 7 8>29:", Problem((3, 7, 8), 29, ()))
@@ -92,7 +92,7 @@ def test_problems_and_demonstrations_are_known():
 
 def problem(answer):
     """What makes two problems the same."""
-    return answer.terms if isinstance(answer, Sum) else (tuple(sorted(answer.numbers)), answer.target)
+    return answer.terms if isinstance(answer, Expression) else (tuple(sorted(answer.numbers)), answer.target)
 
 
 def test_no_eval_problem_is_trained_on():

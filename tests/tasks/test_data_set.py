@@ -11,6 +11,7 @@ import pytest
 from rlstab.config.settings import DatasetSettings
 from rlstab.errors import MissingPackage, RlstabError
 from rlstab.tasks import Message, TextTask
+from rlstab.tasks.task import checksum_of_examples
 
 if os.environ.get("RLSTAB_REQUIRE_EXTRAS"):  # where they have to be there, a skipped test would hide that they are not
     import datasets
@@ -98,8 +99,14 @@ def test_what_is_cached_needs_no_hub(tmp_path: Path, asked: list[str]) -> None:
     info = {"builder_name": "parquet", "dataset_name": "sums", "config_name": "default", "version": "0.0.0"}
     splits = {"train": {"name": "train", "num_examples": 6}}
     (build / "dataset_info.json").write_text(json.dumps({**info, "splits": splits}))
-    assert of("someorg/sums", eval_size=2, **FIELDS).example("train", 1).prompt == "1+1="
+    task = of("someorg/sums", eval_size=2, **FIELDS)
+    assert task.example("train", 1).prompt == "1+1="
     assert asked == ["https://huggingface.co"]
+    assert checksum_of_examples(of("someorg/sums", eval_size=2, **FIELDS)) == checksum_of_examples(task)
+    rows = datasets.Dataset.from_dict(ROWS | {"answer": [*ROWS["answer"][:-1], "so #### 11"]})  # a row was corrected
+    with pyarrow.ipc.new_stream(str(build / "sums-train.arrow"), rows.data.schema) as out:
+        out.write_table(rows.data.table)
+    assert checksum_of_examples(of("someorg/sums", eval_size=2, **FIELDS)) != checksum_of_examples(task)
 
 
 def test_what_is_not_there_is_named_in_one_line(saved: str, tmp_path: Path, asked: list[str]) -> None:

@@ -62,7 +62,7 @@ def test_scorers_in_this_process_and_patterns(canary: Path) -> None:
 @pytest.mark.parametrize("all_of_them", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_math_verify(canary: Path, all_of_them: bool) -> None:
     pytest.importorskip("math_verify")
-    some = [*NESTED[:3], *TERMINAL, *FORMATS, *payloads(canary)]
+    some = [*NESTED[:1], *TERMINAL[::3], *FORMATS[::3], *payloads(canary)]
     task = texts(canary, scorer="math_verify")
     assert survive(task, hostile(canary) if all_of_them else some, canary).timed_out.any()
 

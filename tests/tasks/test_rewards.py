@@ -186,7 +186,7 @@ def test_limits_of_a_scorer_are_named_and_can_be_raised(tmp_path, monkeypatch):
         ("def f(*_): raise KeyError('lower')", {}, "also an empty one"),
         (allocate, {"memory": 0.5}, "0.5 GiB"),
         (allocate, {"memory": 3.0}, 700.0),
-        ("import tempfile\ndef f(*_): return len(tempfile.gettempdir()) * 0", {}, "writes no file"),
+        ("import tempfile\ndef f(*_): return len(tempfile.gettempdir()) * 0", {}, "cannot write files"),
     ]:
         file.write_text(code)
         reward = {"function": f"{file}:f", "time_limit": 30.0, **settings}

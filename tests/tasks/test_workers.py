@@ -10,13 +10,13 @@ import psutil
 import pytest
 
 from rlstab.errors import ScorerError
-from rlstab.tasks.workers import Outcome, Workers
+from rlstab.tasks.workers import Scored, Workers
 from tests.tasks.acts import Acts, NeverReady
 
 LIMIT = 2.0
 
 
-def asked(workers: Workers, *completions: str) -> list[Outcome]:
+def asked(workers: Workers, *completions: str) -> list[Scored]:
     return workers.score([("", completion, None) for completion in completions])
 
 
@@ -29,15 +29,15 @@ def workers():
 
 def test_scores_arrive_in_order_and_nothing_of_a_completion_is_lost(workers):
     numbers = [index / 7 for index in range(100)]
-    assert asked(workers, *(f"say {number!r}" for number in numbers)) == [Outcome(number) for number in numbers]
+    assert asked(workers, *(f"say {number!r}" for number in numbers)) == [Scored(number) for number in numbers]
     assert asked(workers) == []
     texts = ["", "\0", "\ud800", "\x1b[31m", "\U0001d7d9\u202e", "x" * 3_000_000, "\n" * 10]
-    assert asked(workers, *(f"length {text}" for text in texts)) == [Outcome(float(len(text))) for text in texts]
+    assert asked(workers, *(f"length {text}" for text in texts)) == [Scored(float(len(text))) for text in texts]
 
 
 def test_a_hang_is_cut_off_and_the_rest_is_scored(workers):
     for hang in ("power", "sleep", "python os.kill(os.getpid(), signal.SIGXCPU)"):
-        assert asked(workers, "say 1", hang, "say 2") == [Outcome(1.0), Outcome(timed_out=True), Outcome(2.0)]
+        assert asked(workers, "say 1", hang, "say 2") == [Scored(1.0), Scored(timed_out=True), Scored(2.0)]
     (left,) = asked(workers, "python __import__('resource').getrlimit(0)[0] - time.process_time()")  # of RLIMIT_CPU
     assert LIMIT - 1 < left.score <= LIMIT + 1, "the kernel ends it if nobody else does"
     with pytest.raises(ScorerError, match="`time_limit`"):
@@ -65,7 +65,7 @@ def test_whatever_a_scorer_does_is_an_error_of_its_completion(workers, tmp_path)
         "complain " + "y" * 5000: "ValueError: " + "y" * 988,
     }.items():
         before, outcome, after = asked(workers, "say 1", act, "say 2")
-        assert (before, after) == (Outcome(1.0), Outcome(2.0))
+        assert (before, after) == (Scored(1.0), Scored(2.0))
         assert (outcome.score, outcome.timed_out) == (0.0, False)
         assert str(outcome.error).startswith(error)
     with pytest.raises(ScorerError, match="odd"):
@@ -75,7 +75,7 @@ def test_whatever_a_scorer_does_is_an_error_of_its_completion(workers, tmp_path)
 def test_workers_do_not_import_torch_and_go_through_sets_in_one_order(workers):
     """Else a score could depend on which of them gives it."""
     assert "torch" in sys.modules
-    assert asked(workers, "python 'torch' in sys.modules") == [Outcome(0.0)]
+    assert asked(workers, "python 'torch' in sys.modules") == [Scored(0.0)]
     outcomes = asked(workers, *["python hash('a')", "python os.getpid()", "leave"] * 4)
     assert len({outcome.score for outcome in outcomes[::3]}) == 1
     assert len({outcome.score for outcome in outcomes[1::3]}) > 1, "who leaves is replaced"
@@ -85,11 +85,11 @@ def test_a_question_that_is_stopped_or_interrupted_leaves_no_answers_behind():
     mine, stop = Workers(Acts(), 1, 600.0), threading.Event()
     threading.Timer(0.3, stop.set).start()
     assert mine.score([("", "sleep", None)] * 3, stop) == []
-    assert asked(mine, "say 1") == [Outcome(1.0)]
+    assert asked(mine, "say 1") == [Scored(1.0)]
     threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT]).start()
     with pytest.raises(KeyboardInterrupt):
         asked(mine, "sleep", "say 3")
-    assert asked(mine, "say 4", "say 5") == [Outcome(4.0), Outcome(5.0)]
+    assert asked(mine, "say 4", "say 5") == [Scored(4.0), Scored(5.0)]
     mine.close()
 
 
@@ -101,7 +101,7 @@ def test_a_worker_that_cannot_start_says_why():
 def test_workers_that_were_killed_while_idle_or_closed_come_back_and_none_is_left():
     mine = Workers(Acts(), 2, LIMIT)
     for end in ("kill", "close", "forget"):
-        assert asked(mine, "say 1", "say 2", "say 3") == [Outcome(1.0), Outcome(2.0), Outcome(3.0)]
+        assert asked(mine, "say 1", "say 2", "say 3") == [Scored(1.0), Scored(2.0), Scored(3.0)]
         processes = [worker.process for worker in mine._workers.values()]
         if end == "kill":
             for process in processes:
@@ -147,6 +147,6 @@ def test_a_worker_has_the_rights_of_the_user_but_not_the_secrets(tmp_path, monke
     mine, file = Workers(Acts(), 1, 5.0), tmp_path / "file"
     file.write_text("mine")
     for program in (f"len(open('{file}').read())", "4 * ('HF_TOKEN' not in os.environ)", f"os.unlink('{file}') or 4"):
-        assert asked(mine, f"python {program}") == [Outcome(4.0)]
+        assert asked(mine, f"python {program}") == [Scored(4.0)]
     assert not file.exists()
     mine.close()

@@ -43,9 +43,6 @@ NESTED = [
     ),
 ]
 
-#: A large step, which the slow tests take, costs as much as all the others.
-ONCE, ONCE_OF_STAGES = ([law.name for law in laws if law.once] for laws in (LAWS, STAGE_LAWS))
-
 
 def named(name: str) -> Any:
     return next(method for method in BROKEN if method.name == name)
@@ -62,18 +59,16 @@ def test_every_method_and_stage_has_example_settings() -> None:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_method_obeys(name: str) -> None:
-    obeys(check_objective(EXAMPLES[name][0], examples=2))
-    obeys(check_objective(EXAMPLES[name][0], examples=4, laws=ONCE))
+    obeys(check_objective(EXAMPLES[name][0], examples=1))
 
 
 @pytest.mark.parametrize("name", STAGE_EXAMPLES)
 def test_a_stage_obeys(name: str) -> None:
-    obeys(check_stage(STAGE_EXAMPLES[name][0], examples=2))
-    obeys(check_stage(STAGE_EXAMPLES[name][0], examples=4, laws=ONCE_OF_STAGES))
+    obeys(check_stage(STAGE_EXAMPLES[name][0], examples=1))
 
 
 def test_compositions_obey() -> None:
-    for objective in [*NESTED, *random_compositions(8, seed=1), PRESETS["stack_stale"].objective]:
+    for objective in [*NESTED, PRESETS["stack_stale"].objective]:
         obeys(check_objective(objective, examples=1))
 
 
@@ -112,7 +107,10 @@ def restored() -> Iterator[None]:
 @pytest.mark.usefixtures("restored")
 def test_a_broken_method_is_caught(method: r.TokenObjective) -> None:
     laws = BROKEN[method]
-    report = check_objective(method, oracle=ORACLES.get(method.name), examples=4, laws=laws)
+    for examples in (1, 4):  # most are seen at once; from 4 on, there is a large step and a long run
+        report = check_objective(method, oracle=ORACLES.get(method.name), examples=examples, laws=laws)
+        if laws <= report.failed:
+            break
     assert laws <= report.failed, str(report)
     for law in laws:
         assert len(report[law].detail) > 20
@@ -122,7 +120,10 @@ def test_a_broken_method_is_caught(method: r.TokenObjective) -> None:
 @pytest.mark.usefixtures("restored")
 def test_a_broken_stage_is_caught(stage: Any) -> None:
     laws = broken_stages.BROKEN[stage]
-    report = check_stage(stage, examples=4, laws=laws or None)
+    for examples in (1, 4) if laws else (4,):
+        report = check_stage(stage, examples=examples, laws=laws or None)
+        if report.failed == laws:
+            break
     assert report.failed == laws, str(report)
 
 
@@ -155,11 +156,11 @@ def test_each_law_is_a_test_of_pytest(check: Any, request: pytest.FixtureRequest
 
 
 def test_a_report_is_readable() -> None:
-    text, again = (str(check_objective(named("local_mean"), examples=3)) for _ in range(2))
+    text, again = (str(check_objective(named("local_mean"), examples=3, laws=["split", "ids"])) for _ in range(2))
     assert text == again  # the same draws each time
     assert "broken: split" in text
     assert "Step(row lengths [" in text
-    assert str(check_objective(r.ClipHigher(), examples=1)).rstrip().endswith("every law holds")
+    assert str(check_objective(r.ClipHigher(), examples=1, laws=["ids"])).rstrip().endswith("every law holds")
 
 
 def test_where_it_does_not_run_that_is_all_that_is_told_with_the_cause_last() -> None:

@@ -41,6 +41,17 @@ class Wordy(Graded):
         return replace(given, prompt=given.prompt * (3 + index % 3))
 
 
+class Corrected(Graded):
+    """One of the held out examples may be another: as of a data set on a hub that somebody corrected."""
+
+    def __init__(self, shift: int) -> None:
+        super().__init__()
+        self.shift = shift
+
+    def example(self, split: Any, index: int) -> Example:
+        return super().example(split, index + self.shift if (split, index) == ("eval", 5) else index)
+
+
 class Equal(Countdown):
     """Every completion gets the same reward."""
 

@@ -104,6 +104,7 @@ def wait_for_records(out: Path, count: int, process: subprocess.Popen[str]) -> N
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_torchrun_as_printed_starts_two_that_train_to_the_weights_of_one(tmp_path: Path) -> None:
     assert {line.split()[0] for line in PRINTED} == {"torchrun", "accelerate"}
     go(small(tmp_path / "one", **SMOOTH))

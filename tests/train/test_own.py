@@ -56,6 +56,16 @@ def test_a_task_object_is_kept_in_mind_and_one_that_is_none_is_refused(tmp_path:
     assert not (tmp_path / "none").exists()
 
 
+def test_other_examples_than_before_are_named_on_resume(tmp_path: Path) -> None:
+    """Wherever they come from: a data set on a hub has no file whose checksum could tell."""
+    told = []
+    for shift, resume in ((0, False), (0, True), (1, True)):
+        console = quiet()
+        go(small(tmp_path, tracking__checkpoint_every=2), task=own.Corrected(shift), resume=resume, console=console)
+        told.append("the examples of the task have changed" in console.file.getvalue())  # type: ignore[attr-defined]
+    assert told == [False, False, True]
+
+
 def test_flaky_rewards_are_lost_in_training_and_kept_in_evaluation_and_the_truth_is_logged(tmp_path: Path) -> None:
     changes = {"model__name": "chain-tiny", "rollout__max_new_tokens": 40, "evaluation": EVALUATE}
     go(small(tmp_path, task={"name": "chain", "flaky": 0.5}, rollout__prompts=8, tracking__samples=99, **changes))

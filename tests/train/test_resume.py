@@ -37,13 +37,14 @@ from tests.train.runs import (
 )
 
 KINDS: dict[str, dict[str, Any]] = {
-    "a state of the objective, a schedule": {
+    "stages, branches, refills, a queue": STAGED,
+    "an adapter with a reference, a state of the objective, a schedule": {
+        **ADAPTER,
+        "objective": [*STATED, {"name": "kl", "coefficient": 0.1}],
         "optimisation__schedule": "cosine",
         "optimisation__warmup_optimizer_steps": 2,
         "optimisation__weight_decay": 0.1,
     },
-    "stages, branches, refills, a queue": STAGED,
-    "an adapter with a reference": {**ADAPTER, "objective": [*STATED, {"name": "kl", "coefficient": 0.1}]},
     "a queue of two and a sampler of fewer bits": {
         "rollout__staleness": 2,
         "rollout__precision": "int8",
@@ -206,7 +207,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint_from_which_it_goes_on(tmp_path: P
     go(long(tmp_path / "whole", **settings), task=Signalling(-1, lambda: None))
     whole = left(tmp_path / "whole")
     handlers = [signal.getsignal(which) for which in (signal.SIGINT, signal.SIGTERM)]
-    for which, at, rollouts in ((signal.SIGINT, 26, (3, 4)), (signal.SIGTERM, 26, (3, 4)), (signal.SIGTERM, 3, (0, 1))):
+    for which, at, rollouts in ((signal.SIGINT, 26, (3, 4)), (signal.SIGTERM, 3, (0, 1))):
         out = tmp_path / f"{which.name} {at}"
         task = Signalling(at, lambda which=which: os.kill(os.getpid(), which))  # type: ignore[misc]
         with pytest.raises(Stopped) as caught:

@@ -51,7 +51,7 @@ UNTIED = {"model__name": "untied"}  # in the folder of a test
 @pytest.mark.parametrize(
     "options",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.slow),
         {"optimisation__mini_batches": 2, "optimisation__refresh": "step", "optimisation__old_logprobs": "rollout"},
         {"optimisation__epochs": 2, "optimisation__old_logprobs": "recompute", "rollout__temperature": 0.8},
     ],

@@ -80,7 +80,7 @@ ESTIMATORS = {
 
 def test_every_estimator_learns_and_says_what_it_found(tmp_path: Path) -> None:
     objective = ["clip_higher", "importance_correction", "block_mean"]
-    changes: dict[str, Any] = {"task": {"name": "chain"}, "model__name": "chain-tiny", "rollout__max_new_tokens": 40}
+    changes: dict[str, Any] = {"task": {"name": "chain"}, "model__name": "chain-tiny", "rollout__max_new_tokens": 24}
     changes |= {"reward": [{"function": name, "weight": 0.5} for name in ("task", GRADED)], "optimisation__rollouts": 1}
     for name, reported in ESTIMATORS.items():
         (record,) = run(tmp_path / name, [name], objective, **changes)

@@ -1,4 +1,4 @@
-"""Writes down the tokens of optimizer steps of TRL's trainer, for ``rlstab replay``."""
+"""Records the tokens of optimizer steps of TRL's trainer, for ``rlstab look``."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ REWARDS = "rlstab_rewards"
 class DumpCallback(TrainerCallback):
     """Dumps every N-th optimizer step, and changes nothing: ``trainer.add_callback(DumpCallback(trainer, "dump"))``.
 
-    What the trainer computes for its loss is kept as it passes: log-probs, entropies, the loss of each micro-batch, and
-    the derivative of what it backpropagates by each log-prob. There is no further forward. Each rank writes its own
-    files (:mod:`rlstab.record.writer`), and the first one the tokenizer.
+    It keeps what the trainer computes for its loss: log-probs, entropies, the loss of each micro-batch, and the
+    derivative of the backpropagated loss by each log-prob. There is no additional forward. Each rank writes its files
+    (:mod:`rlstab.record.writer`), and the first rank the tokenizer.
 
     Args:
-        trainer: TRL's own, or the adapter's.
+        trainer: TRL's, or the adapter's.
         folder: of the dump; every rank writes into it.
         every: optimizer steps from one dump to the next; the first step is dumped too.
 
     Raises:
-        ConfigError: ``every`` is below 1, an optimizer step spans generations, or the loss is Liger's, which keeps
-            nothing of its tokens.
+        ConfigError: ``every`` is below 1, an optimizer step spans generations, or the loss is Liger's, which does not
+            keep its tokens.
     """
 
     def __init__(self, trainer: GRPOTrainer, folder: str | Path, *, every: int = 1) -> None:
@@ -48,7 +48,7 @@ class DumpCallback(TrainerCallback):
         if every < 1:
             raise ConfigError(f"DumpCallback: every = {every}, expected 1 or more.")
         if trainer.args.use_liger_kernel:
-            raise ConfigError("GRPOConfig.use_liger_kernel keeps nothing of the tokens. Write use_liger_kernel=False.")
+            raise ConfigError("GRPOConfig.use_liger_kernel does not keep the tokens. Write use_liger_kernel=False.")
         self.trainer, self.recorder = trainer, Recorder(folder, every)
         self.ends = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
         self._seen: tuple[Tensor, Tensor | None] | None = None
@@ -65,10 +65,10 @@ class DumpCallback(TrainerCallback):
         if self.trainer.accelerator.is_main_process:
             self.recorder.write_tokenizer(self.trainer._tokenizer)
 
-    # -- what passes -----------------------------------------------------------------------------------------------
+    # -- micro-batches ---------------------------------------------------------------------------------------------
 
     def _stamp(self, generated: dict[str, Any], *args: Any) -> None:
-        """With identities and rewards, which TRL shuffles along."""
+        """Add identities and rewards, which TRL shuffles along."""
         trainer, accelerator = self.trainer, self.trainer.accelerator
         if not trainer.model.training:
             return
@@ -91,13 +91,13 @@ class DumpCallback(TrainerCallback):
         return bool(self.trainer.model.training) and self.recorder.wants(step)
 
     def _keep_loss(self, loss: Tensor, model: Any, inputs: Inputs) -> None:
-        """TRL's own."""
+        """Keep a micro-batch of TRL's trainer."""
         if not self._wanted or self._seen is None:
             return
         (logprobs, entropies), self._seen = self._seen, None
         held = {name for name, (column, _) in COLUMNS.items() if inputs.get(column) is not None}
         evidence = {"logprobs": logprobs} | ({} if entropies is None else {"entropies": entropies})
-        # also what a tool answered, which TRL's own mask leaves out of the loss
+        # including the answers of tools, which TRL leaves out of the loss
         batch, _ = batch_of({**inputs, "tool_mask": None}, evidence, held | {"truncated"}, {}, self.ends)
         there = inputs["completion_mask"].bool()
         tensors = tensors_of(batch, PolicyOutputs(batch.logprobs), inputs["completion_ids"])
@@ -108,7 +108,7 @@ class DumpCallback(TrainerCallback):
         self._add(tensors, inputs, loss, logprobs, there)
 
     def _keep_part(self, inputs: Inputs, batch: TokenBatch, live: PolicyOutputs, loss: Tensor) -> None:
-        """The adapter's."""
+        """Keep a micro-batch of the adapter's trainer."""
         step = self.trainer._rlstab_step
         if self._wanted and step is not None and step.plan is not None:
             did = what_methods_did(step.plan, batch, live)
@@ -119,14 +119,14 @@ class DumpCallback(TrainerCallback):
     ) -> None:
         mask = inputs["prompt_mask"].bool()
         tensors |= {"prompt_ids": inputs["prompt_ids"][mask], "prompt_lengths": mask.sum(1), "rewards": inputs[REWARDS]}
-        # what accelerate divides by on the way to the backward pass is part of what is backpropagated
+        # the backpropagated loss includes the division by accelerate
         told = loss.detach() / self.trainer.accelerator.gradient_accumulation_steps
         self.recorder.add(tensors, told, logprobs, where=where)
 
     # -- the step --------------------------------------------------------------------------------------------------
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """All backward passes of the step are done."""
+        """Write the step, after all of its backward passes."""
         if not self.recorder.parts:
             return
         trainer, accelerator = self.trainer, self.trainer.accelerator
@@ -150,10 +150,10 @@ class DumpCallback(TrainerCallback):
         )
 
     def _settings(self, share: float) -> dict[str, Any]:
-        """Of GRPOConfig, what decides its loss, by the names of :class:`rlstab.replay.host_loss.Formula`.
+        """The settings of GRPOConfig that decide its loss, by the names of :class:`rlstab.replay.host_loss.Formula`.
 
         Args:
-            share: of the tokens of the generation in each of its optimizer steps: TRL takes the mean over them.
+            share: of the tokens of the generation in each of its optimizer steps, over which TRL takes the mean.
         """
         args, scaled = self.trainer.args, self.trainer.scale_rewards
         settings = {
@@ -173,7 +173,7 @@ class DumpCallback(TrainerCallback):
 
 
 def _also(trainer: GRPOTrainer, name: str, told: Callable[..., None]) -> None:
-    """Tell what a method of a trainer returned, and what it was given; it stays as it is."""
+    """Call ``told`` with the result and the arguments of a method of a trainer, after each call of it."""
     inner = getattr(trainer, name)
 
     def outer(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The two forwards that give signals of the policy: by TRL's fused head, or by rlstab's own."""
+"""The two forwards that give signals of the policy: by TRL's fused head, or by rlstab's head."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from rlstab.signals.vocabulary_head import find_head
 logger = logging.get_logger(__name__)
 #: TRL's method for log-probs and entropies, which a subclass may override.
 _FORWARD = "_get_per_token_logps_and_entropies"
-#: What a text model may be given beside its tokens.
+#: Inputs of a text model other than its tokens.
 _TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids")
 
 
 class TRLForward:
-    """TRL's own: log-probs and entropies of every token by its fused head, with whatever else the model is given.
+    """TRL's forward: log-probs and entropies of every token by its fused head, with all other inputs of the model.
 
     Attributes:
-        gives: signals of the evidence that it can make.
-        live: outputs that it can differentiate beyond the log-probs.
+        gives: signals of the evidence that it can compute.
+        live: outputs that it can differentiate in addition to the log-probs.
     """
 
     gives = frozenset({"entropies"})
@@ -45,7 +45,7 @@ class TRLForward:
 
     def __init__(self, trainer: GRPOTrainer) -> None:
         self.trainer = trainer
-        #: what TRL hands through from a micro-batch to the model, such as images; an override may take **kwargs
+        #: inputs that TRL passes from a micro-batch to the model, such as images; an override may take **kwargs
         self.passed = sorted(
             {
                 name
@@ -73,15 +73,15 @@ class TRLForward:
     def outputs(
         self, model: Any, inputs: Inputs, plan: Plan, which: TokenBatch
     ) -> tuple[PolicyOutputs, dict[str, Tensor], Tensor | None]:
-        """The live outputs for the tokens of a planned part, with ``(B, T)`` signals that came with them, if any."""
+        """The live outputs for the tokens of a planned part, and ``(B, T)`` signals that came with them, if any."""
         signals, aux = self.signals(model, inputs, plan.objective.live_needs)
         asked = {name: signals[name] for name in {"logprobs", *plan.objective.live_needs}}
         return PolicyOutputs.from_padded(which, **asked), signals, aux
 
 
 class OwnForward:
-    """rlstab's own head behind the model's forward, so that wrappers keep their hooks: every signal, and a backward
-    through the vocabulary for the tokens alone that have a gradient.
+    """rlstab's head after the model's forward, so that wrappers keep their hooks: it has every signal, and a backward
+    through the vocabulary only for tokens with a gradient.
     """
 
     gives = SIGNAL_NAMES - {"logprobs"}
@@ -98,7 +98,7 @@ class OwnForward:
             fix = "leave the head out of modules_to_save" if by_peft else "take another model"
             raise ConfigError(
                 f"the logits of {whose} are more than a product of hidden states and a weight. Write head='trl', which "
-                f"has log-probs and entropies, and remove methods that read more; or {fix}."
+                f"has log-probs and entropies, and remove methods that read other signals; or {fix}."
             )
         if getattr(type(trainer), _FORWARD) is not getattr(GRPOTrainer, _FORWARD):
             logger.warning(f"{type(trainer).__name__} overrides {_FORWARD}, which only head='trl' calls.")
@@ -113,7 +113,7 @@ class OwnForward:
         rows = plan.live_rows(which)
         wanted = torch.stack(list(rows.values())).any(0)
         where = to_padded(which, wanted)
-        where[0, 0] |= ~wanted.any()  # every rank runs a forward and a backward, whatever it holds
+        where[0, 0] |= ~wanted.any()  # every rank runs a forward and a backward, even without tokens
         some = {name: live[wanted] for name, live in rows.items() if name != "logprobs"} if wanted.any() else None
         signals = self._padded(model, inputs, where, rows.keys(), some)
         still = {name: torch.zeros_like(which.logprobs) for name in rows} | {"logprobs": which.logprobs}
@@ -126,14 +126,9 @@ class OwnForward:
         )
 
     def _padded(
-        self,
-        model: Any,
-        inputs: Inputs,
-        where: Tensor,
-        needs: Set[str],
-        rows: Mapping[str, Tensor] | None = None,
+        self, model: Any, inputs: Inputs, where: Tensor, needs: Set[str], rows: Mapping[str, Tensor] | None = None
     ) -> dict[str, Tensor]:
-        """``(B, T)`` signals where the ``(B, T)`` bool is True, else 0."""
+        """``(B, T)`` signals where the ``(B, T)`` bool is True, 0 elsewhere."""
         index = where.reshape(-1).nonzero().squeeze(-1)
         with self.trainer.accelerator.autocast():
             signals = model(
@@ -159,7 +154,7 @@ Forward: TypeAlias = TRLForward | OwnForward
 
 
 def provided_by(trainer: GRPOTrainer) -> frozenset[str]:
-    """Signals that TRL has beside those of a forward, with the settings of this trainer."""
+    """Signals that TRL has without a forward, with the settings of this trainer."""
     provided = {"truncated", "branch"}
     provided |= {"ref_logprobs"} if trainer.beta != 0.0 else set()
     provided |= {"rollout_logprobs"} if trainer.use_vllm or trainer.rollout_func is not None else set()
@@ -167,11 +162,11 @@ def provided_by(trainer: GRPOTrainer) -> frozenset[str]:
 
 
 def forward_for(trainer: GRPOTrainer, objective: Composition, provided: Set[str], head: str = "auto") -> Forward:
-    """The forward that makes what an objective reads and nobody else provides.
+    """The forward that computes the signals which an objective reads and nothing else provides.
 
     Raises:
         MissingSignal: names the method, the signal, and what to change.
-        ConfigError: the model's logits do not allow the head that it takes.
+        ConfigError: the logits of the model do not allow the head that this takes.
         OutOfRange: there is no such head.
     """
     if head not in ("auto", "trl", "rlstab"):
@@ -192,22 +187,22 @@ def forward_for(trainer: GRPOTrainer, objective: Composition, provided: Set[str]
 
 
 def add_signals(model: PreTrainedModel, temperature: float, *, wide: bool = False) -> bool:
-    """Let ``model(..., rlstab={...})`` return signals of some tokens in place of logits; other calls stay as they are.
+    """Let ``model(..., rlstab={...})`` return signals of some tokens instead of logits; other calls do not change.
 
     Args:
         model: a causal language model, before anything wraps it.
         temperature: divides the logits.
-        wide: the products of the head are float32, whatever autocast says.
+        wide: whether the products of the head are float32, even in autocast.
 
     Returns:
-        False where the model's logits are more than a product of hidden states and a weight; it is left alone.
+        False if the logits are more than a product of hidden states and a weight; then the model is not changed.
     """
     head = find_head(model)
     if head is None:
         return False
     before = model.forward
 
-    @functools.wraps(type(model).forward)  # `generate` looks at its parameters
+    @functools.wraps(type(model).forward)  # `generate` inspects its parameters
     def forward(self: Any, *args: Any, rlstab: Mapping[str, Any] | None = None, **kwargs: Any) -> Any:
         if rlstab is None:
             return before(*args, **kwargs)

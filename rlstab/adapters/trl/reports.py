@@ -1,4 +1,4 @@
-"""What TRL logs of a loss, and no other host: computed from a planned micro-batch and its live outputs."""
+"""Metrics of a loss that TRL alone logs, computed from a planned micro-batch and its live outputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlstab.core.terms import Constants
 
 
 def entropy_price(objective: Composition, state: State) -> float | None:
-    """TRL's ``entropy_coef``: what a nat of entropy pays, in the next step if it adapts; None where nothing pays."""
+    """TRL's ``entropy_coef``, the coefficient of entropy in the next step; None if no method has one."""
     for key, method in objective.keyed.items():
         if method.name == "adaptive_entropy":
             return float(state[key]["next_coefficient"])

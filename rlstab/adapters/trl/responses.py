@@ -1,4 +1,4 @@
-"""What TRL holds about a micro-batch, as evidence about its response tokens."""
+"""A micro-batch of TRL, as evidence about its response tokens."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from rlstab.core.plan import Plan
 from rlstab.errors import ShapeError, kind_of
 from rlstab.signals import SIGNAL_NAMES
 
-#: A micro-batch as TRL's trainer hands it to its loss.
+#: A micro-batch as TRL's trainer passes it to its loss.
 Inputs: TypeAlias = Mapping[str, Any]
-#: ``(B, T)`` values of a signal of the user's own, from such a micro-batch.
+#: A function from such a micro-batch to ``(B, T)`` values of a user-defined signal.
 Provider: TypeAlias = Callable[[Inputs], Tensor]
 
-#: TRL's names of signals, with what makes it hold them.
+#: TRL's columns by signal, each with how to make TRL provide it.
 COLUMNS: Mapping[str, tuple[str, str]] = {
     "ref_logprobs": ("ref_per_token_logps", "Set GRPOConfig.beta above 0."),
     "rollout_logprobs": ("sampling_per_token_logps", "A rollout_func returns it under 'logprobs'."),
 }
-#: The keys under which the adapter stamps identities on a generation, before TRL shuffles it.
+#: The keys under which the adapter adds identities to a generation, before TRL shuffles it.
 SEQUENCE_IDS, GROUP_IDS = "rlstab_sequence_ids", "rlstab_group_ids"
-#: Bits of an id below the number of the visit; no run has as many responses.
+#: Bits of an id below the number of the visit; no run has more responses.
 _VISIT = 48
 
 
 def response_mask(inputs: Inputs) -> Tensor:
-    """``(B, T)``, 1 on the tokens that the policy wrote: not on padding, and not on what a tool answered."""
+    """``(B, T)``, 1 on the tokens that the policy wrote, 0 on padding and on answers of tools."""
     mask: Tensor = inputs["completion_mask"]
     return mask * inputs["tool_mask"] if inputs.get("tool_mask") is not None else mask
 
 
 def stamp(generated: dict[str, Any], *, first: int, rank: int, ranks: int, group: int) -> dict[str, Any]:
-    """Give a generation its identities: the index of a response among those of all ranks, from ``first`` on."""
+    """Add identities to a generation: the index of a response among those of all ranks, from ``first`` on."""
     ids = generated["completion_ids"]
     rows = ids.shape[0]
     index = rank * rows + torch.arange(rows, device=ids.device)
@@ -53,9 +53,9 @@ def stamp(generated: dict[str, Any], *, first: int, rank: int, ranks: int, group
 
 
 def stamp_missing(parts: Sequence[Any], *, step: int, rank: int, ranks: int) -> None:
-    """Give identities to micro-batches of an optimizer step that a subclass made without those of :func:`stamp`.
+    """Add identities to micro-batches of an optimizer step that a subclass made without :func:`stamp`.
 
-    Responses are numbered in their order, and those to equal prompts on a rank are a group.
+    Responses are numbered in their order, and responses to equal prompts on a rank are a group.
     """
     number = (step * ranks + rank) * sum(len(part["completion_ids"]) for part in parts)
     groups: dict[tuple[int, ...], int] = {}
@@ -72,9 +72,9 @@ def stamp_missing(parts: Sequence[Any], *, step: int, rank: int, ranks: int) -> 
 
 
 def distinct_ids(parts: Sequence[Inputs]) -> list[Tensor]:
-    """``(B,)`` int64 for each micro-batch of an optimizer step: the ids of its responses, no two alike.
+    """``(B,)`` int64 for each micro-batch of an optimizer step: the ids of its responses, all different.
 
-    A response that a step holds twice, since it takes its generation more than once, is another one each time.
+    A response that occurs twice in a step, which may use its generation more than once, gets another id each time.
     """
     seen: Counter[int] = Counter()
     ids = []
@@ -88,19 +88,19 @@ def distinct_ids(parts: Sequence[Inputs]) -> list[Tensor]:
 
 
 def truncated(inputs: Inputs, ends: Collection[int]) -> Tensor:
-    """``(B,)`` bool, the response was cut off: its last token does not end one."""
+    """``(B,)`` bool, whether the response was cut off: its last token is not an end."""
     last = (inputs["completion_mask"].sum(-1) - 1).clamp(min=0)
     tokens = inputs["completion_ids"].gather(1, last.unsqueeze(1)).squeeze(1)
     return ~torch.isin(tokens, torch.tensor(sorted(ends), device=tokens.device))
 
 
 def must_forward(inputs: Inputs, objective: TokenObjective) -> frozenset[str]:
-    """What evidence about a micro-batch only a forward of the policy can give: empty where none is needed.
+    """The evidence about a micro-batch that only a forward of the policy can give; empty if none is needed.
 
-    A method that reads no log-probs needs none, whatever TRL calls them; where the rollout makes one optimizer step,
-    TRL keeps no old ones, and the live ratio needs none.
+    Methods that read no log-probs need none; if the rollout makes one optimizer step, TRL keeps no old log-probs, and
+    the live ratio needs none.
     """
-    # an old log-prob takes the place of a value that the sampler lost
+    # an old log-prob replaces one that the sampler lost
     reads_old = objective.needs & {"old_logprobs", "rollout_logprobs"}
     made = {"logprobs"} if reads_old and inputs.get("old_per_token_logps") is None else set()
     return frozenset(objective.needs & SIGNAL_NAMES | made)
@@ -120,13 +120,13 @@ def batch_of(
         inputs: the micro-batch.
         evidence: ``(B, T)`` signals of a forward by the policy at the start of the optimizer step.
         needs: of the objective.
-        providers: signals of the user's own.
+        providers: functions for user-defined signals.
         ends: the ids of tokens that end a response.
         ids: ``(B,)`` integers, of its responses; None is what they were stamped with.
 
     Raises:
         MissingSignal: TRL does not have a signal that was promised when the trainer was made.
-        ShapeError: a function of the user's returned something else than ``(B, T)``.
+        ShapeError: a user-defined function returned something other than ``(B, T)``.
     """
     mask, needs = response_mask(inputs), needs - BASICS
     old, now = inputs.get("old_per_token_logps"), evidence.get("logprobs")
@@ -161,10 +161,10 @@ def batch_of(
 
 
 def with_empty_responses(plan: Plan, batches: Sequence[TokenBatch], comm: Comm) -> Plan:
-    """A plan whose means over responses count those without tokens, as TRL's do; every rank calls it.
+    """A plan whose means over responses count those without tokens, as TRL does; every rank calls it.
 
-    Such are the responses of ``mask_truncated_completions``: the mean over tokens leaves them out, that over responses
-    does not.
+    ``mask_truncated_completions`` makes such responses: the mean over tokens leaves them out, that over responses does
+    not.
     """
     every = torch.tensor(float(sum(batch.num_sequences for batch in batches)), dtype=torch.float64)
     empty = float(comm.sum(every)) - plan.everything.sequences

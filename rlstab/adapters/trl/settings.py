@@ -1,15 +1,17 @@
-"""What ``GRPOConfig`` has to say when an objective is the loss."""
+"""The settings that ``GRPOConfig`` needs when an objective is the loss."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from accelerate import DistributedType
 from trl import GRPOConfig
 
 from rlstab.adapters.host_objective import TRL_LOSS, objective_of
+from rlstab.adapters.settings import misfits
 from rlstab.config import load_objective
 from rlstab.core.compose import Composition
 from rlstab.errors import ConfigError
@@ -25,10 +27,10 @@ def check_settings(config: GRPOConfig, objective: Composition, *, derived: bool 
     Args:
         config: as TRL completed it.
         objective: what the trainer shall train by.
-        derived: it has what the settings of ``TRL_LOSS`` say.
+        derived: whether the objective includes what the settings of ``TRL_LOSS`` say.
 
     Raises:
-        ConfigError: names every such setting and what to write instead: beside this objective, and to train by them.
+        ConfigError: names every such setting, what to write with this objective, and how to train by the settings.
     """
     wrong, write = _misfits(config, objective, derived=derived)
     if not wrong:
@@ -37,9 +39,9 @@ def check_settings(config: GRPOConfig, objective: Composition, *, derived: bool 
     advice = f"Write {_keywords(write)}."
     if any(name in (*TRL_LOSS, "beta") for name in write):
         try:
-            own = objective_of(config)
-            more = _keywords(_misfits(config, load_objective(own))[1])
-            advice += f"\n  Or train by these settings: objective={own!r}{f', with {more}' if more else ''}."
+            as_set = objective_of(config)
+            more = _keywords(_misfits(config, load_objective(as_set))[1])
+            advice += f"\n  Or train by these settings: objective={as_set!r}{f', with {more}' if more else ''}."
         except ConfigError as error:
             advice += f"\n  No objective is what they say: {error}"
     raise ConfigError(f"{lines}\n  {advice}")
@@ -47,18 +49,10 @@ def check_settings(config: GRPOConfig, objective: Composition, *, derived: bool 
 
 def _misfits(config: GRPOConfig, objective: Composition, *, derived: bool = False) -> tuple[list[str], dict[str, Any]]:
     """A sentence for each setting that does not fit, and what to write."""
-    wrong: list[str] = []
-    write: dict[str, Any] = {}
-    for name, default in () if derived else TRL_LOSS.items():
-        if getattr(config, name) != default:
-            wrong.append(f"{name} = {getattr(config, name)!r} has no effect: the objective is the loss")
-            write[name] = default
-    for name, wanted in trl_settings(objective).items():
-        value = getattr(config, name)
-        unused = name == CORRECTION_SETTING and (derived or not config.use_vllm)
-        if not unused and not wanted.fits(value):
-            wrong.append(f"{name} = {value!r}, and {wanted.why}")
-            write[name] = wanted.value
+    wanted = trl_settings(objective)
+    if derived or not config.use_vllm:
+        wanted.pop(CORRECTION_SETTING, None)  # it acts where vLLM generates
+    wrong, write = misfits(partial(getattr, config), {} if derived else TRL_LOSS, wanted)
     for sentence, instead in (_windows(config), _optimizer(config)):
         wrong += [sentence] if sentence else []
         write |= instead
@@ -70,7 +64,7 @@ def _keywords(settings: Mapping[str, Any]) -> str:
 
 
 def _windows(config: GRPOConfig) -> tuple[str, dict[str, Any]]:
-    """An optimizer step lies in one generation, so that all of it is known before its first backward pass."""
+    """An optimizer step must lie in one generation, so that all of it is known before its first backward pass."""
     count, slices = config.gradient_accumulation_steps, config.steps_per_generation
     if slices * config.num_iterations % count == 0:
         return "", {}
@@ -87,7 +81,7 @@ def _optimizer(config: GRPOConfig) -> tuple[str, dict[str, Any]]:
     optimizer = str(getattr(config.optim, "value", config.optim))
     if not any(word in optimizer for word in _STEPS_EARLY):
         return "", {}
-    return f"optim = {optimizer!r} steps inside the backward pass: none could be refused", {"optim": "adamw_torch"}
+    return f"optim = {optimizer!r} steps inside the backward pass: none can be refused", {"optim": "adamw_torch"}
 
 
 def check_windows(config: GRPOConfig) -> None:
@@ -102,16 +96,14 @@ def check_windows(config: GRPOConfig) -> None:
 
 
 def check_engine(accelerator: Any) -> None:
-    """Refuse an engine that ``accelerate launch --config_file``, the environment or GRPOConfig chose.
+    """Refuse engines that are not data-parallel, whether selected by the launcher, the environment or GRPOConfig.
 
     Raises:
         ConfigError: names it.
     """
     if accelerator.distributed_type in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
         kind = accelerator.distributed_type.value
-        raise ConfigError(
-            f"accelerate was launched with {kind}, which steps in the backward pass. Launch with FSDP or DDP."
-        )
+        raise ConfigError(f"accelerate was launched with {kind}, which steps in the backward pass. Use FSDP or DDP.")
     for kind in ("tp", "cp", "sp"):
         if getattr(accelerator.parallelism_config, f"{kind}_enabled", False):
             raise ConfigError(

@@ -1,7 +1,7 @@
 """TRL's ``GRPOTrainer`` with an objective in place of its loss.
 
 Every decision of an optimizer step is made before its first backward pass, from the evidence of all its micro-batches
-on all ranks. A step with NaN or Inf is refused, which leaves weights and moments of the optimizer alone.
+on all ranks. A step with NaN or Inf is refused, so that weights and moments of the optimizer do not change.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rlstab.adapters.checkpoint import keep_state, restore_state
 from rlstab.adapters.host_correction import CORRECTION, HostCorrection
 from rlstab.adapters.host_objective import deviations_of, objective_of
 from rlstab.adapters.host_signals import unscored
-from rlstab.adapters.metrics import TRL, HostMetrics
+from rlstab.adapters.metrics import HostMetrics
 from rlstab.adapters.trl.forward import forward_for, provided_by
 from rlstab.adapters.trl.release import check_attributes, check_release
 from rlstab.adapters.trl.reports import entropy_price, trl_report
@@ -53,7 +53,7 @@ from rlstab.hosts import own_correction
 from rlstab.signals import SIGNAL_NAMES
 
 logger = logging.get_logger(__name__)
-#: Of a micro-batch: TRL's inputs, the evidence, the live outputs and the loss.
+#: A function of TRL's inputs, the evidence, the live outputs and the loss of a micro-batch.
 OnPart: TypeAlias = Callable[[Inputs, TokenBatch, PolicyOutputs, Tensor], None]
 
 
@@ -62,23 +62,23 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # mypy cannot resol
 
     Args:
         objective: path of a YAML file, what such a file holds, or a method or composition. None is
-            :func:`~rlstab.adapters.trl.objective_of` the GRPOConfig: TRL's own loss.
-        base: ``config`` adds the methods of ``objective`` to those that are TRL's own loss.
-        head: who makes the signals of the policy. ``trl`` is TRL's fused head: log-probs and entropies. ``rlstab`` has
-            every signal, and its backward through the vocabulary takes only the tokens that have a gradient. ``auto``
-            is TRL's where the objective reads no more than it gives.
-        signals: functions of TRL's batch that give ``(B, T)`` values of signals of your own, by name.
+            :func:`~rlstab.adapters.trl.objective_of` the GRPOConfig: TRL's loss.
+        base: ``config`` adds the methods of ``objective`` to those of TRL's loss.
+        head: that computes the signals of the policy. ``trl`` is TRL's fused head: log-probs and entropies. ``rlstab``
+            has every signal, and a backward through the vocabulary only for tokens with a gradient. ``auto`` is TRL's
+            if the objective reads nothing else.
+        signals: by the name of a user-defined signal, a function from TRL's batch to ``(B, T)`` values.
 
     Attributes:
-        objective: what it trains by; also TRL's correction for vLLM, where that is on.
+        objective: that is trained, with TRL's correction for vLLM if that is on.
         objective_state: after the last optimizer step; part of each checkpoint.
         last_refusal: why the last refused optimizer step was refused.
-        on_part: told of each micro-batch before its backward pass.
+        on_part: called for each micro-batch before its backward pass.
 
     Raises:
         ConfigError: a setting of GRPOConfig that the objective replaces is set, a step would span generations, or the
-            launcher chose an engine that is not data-parallel.
-        MissingSignal: a method reads what TRL does not have with these settings.
+            launcher selected an engine that is not data-parallel.
+        MissingSignal: a method reads a signal that TRL does not have with these settings.
         HostError: the installed TRL is not what the adapter was written for.
     """
 
@@ -100,7 +100,7 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # mypy cannot resol
                 parts.insert(0, objective_of(config))
             loaded = [each if isinstance(each, TokenObjective) else load_objective(each) for each in parts]
             chosen = compose(*loaded)
-            if not derived:  # what TRL trains by is what the user asked for
+            if not derived:  # what TRL trains is what the user asked for
                 check_complete(chosen)
             check_settings(config, chosen, derived=derived)
             return chosen
@@ -112,7 +112,7 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # mypy cannot resol
         chosen = chosen_by(self.args) if chosen is None else chosen
         check_engine(self.accelerator)
         for sentence in deviations_of(self.args) if derived else ():
-            logger.warning(f"the objective of this GRPOConfig is TRL's loss but for one thing. {sentence}")
+            logger.warning(f"the objective of this GRPOConfig differs from TRL's loss in one respect. {sentence}")
         self._rlstab_chosen = chosen
         corrected = self.use_vllm and self.vllm_importance_sampling_correction and own_correction(chosen) is None
         self.objective: Composition = compose(chosen, HostCorrection()) if corrected else chosen
@@ -127,7 +127,7 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # mypy cannot resol
         self._rlstab_comm: Comm = TorchComm(device=self.accelerator.device) if ranks > 1 else LocalComm()
         self._rlstab_ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
         self._rlstab_metrics = {
-            mode: HostMetrics(TRL, lambda rank: gather_object([rank])) for mode in ("train", "eval")
+            mode: HostMetrics("trl", lambda rank: gather_object([rank])) for mode in ("train", "eval")
         }
         self._rlstab_step: OptimizerStep | None = None
         self._rlstab_scaled = ExitStack()  # the learning rate, around the optimizer
@@ -139,7 +139,7 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # mypy cannot resol
     # -- the plan --------------------------------------------------------------------------------------------------
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
-        """TRL's, with identities that do not depend on how the responses are cut and shuffled."""
+        """TRL's, plus identities that do not depend on how the responses are cut and shuffled."""
         train = self.model.training
         return stamp(
             super()._generate_and_score_completions(inputs),
@@ -150,7 +150,7 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # mypy cannot resol
         )
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
-        """TRL's; at the first micro-batch of an optimizer step, plan the step."""
+        """TRL's; the first micro-batch of an optimizer step plans the step."""
         inputs = super()._prepare_inputs(generation_batch)
         if self.model.training and self._rlstab_step is None:
             self._rlstab_step = self._begin_step(inputs)
@@ -160,7 +160,7 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # mypy cannot resol
         return OptimizerStep(self.objective, self.objective_state, self._rlstab_comm)
 
     def _begin_step(self, first: Inputs) -> OptimizerStep:
-        """The step that begins with a micro-batch; one of a single micro-batch is planned from its live outputs."""
+        """The step that begins with a micro-batch; a step of one micro-batch is planned from its live outputs."""
         count, slices = self.current_gradient_accumulation_steps, self.args.steps_per_generation
         position = self._step % (slices * self.num_iterations)
         inputs = [self._buffered_inputs[(self._step + ahead) % slices] for ahead in range(count)]
@@ -176,7 +176,7 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # mypy cannot resol
         return step
 
     def _evidence(self, inputs: Inputs) -> dict[str, Tensor]:
-        """``(B, T)`` signals of the policy at the start of the optimizer step; no forward where nothing reads them."""
+        """``(B, T)`` signals of the policy at the start of the optimizer step; no forward if nothing reads them."""
         needs = must_forward(inputs, self.objective)
         if not needs:
             return {}
@@ -201,7 +201,7 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # mypy cannot resol
     def _compute_loss(self, model: Any, inputs: Any) -> Tensor:
         """The loss of one micro-batch; over micro-batches and ranks they sum to the loss of the optimizer step.
 
-        Outside an optimizer step, in evaluation or called by hand, a micro-batch is a step of its own.
+        Outside of an optimizer step, in evaluation or called by hand, a micro-batch is a separate step.
         """
         train = self.model.training
         step = (self._rlstab_step if train else None) or self._new_step()
@@ -227,7 +227,7 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # mypy cannot resol
     def _live_outputs(
         self, model: Any, inputs: Any, step: OptimizerStep, index: int
     ) -> tuple[PolicyOutputs | None, dict[str, Tensor], Tensor | None]:
-        """Live outputs, None where the step is refused; ``(B, T)`` signals that came with them; the auxiliary loss."""
+        """Live outputs, None if the step is refused; ``(B, T)`` signals that came with them; the auxiliary loss."""
         forward = self._rlstab_forward
         if step.plan is not None:
             return forward.outputs(model, inputs, step.plan, step.batches[index])
@@ -243,7 +243,7 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # mypy cannot resol
         return PolicyOutputs.from_padded(step.batches[0], **{name: signals[name] for name in live}), signals, aux
 
     def _entropy(self, inputs: Inputs, report: Mapping[str, Mean], signals: Mapping[str, Tensor]) -> Mapping[str, Mean]:
-        """The entropy that TRL logs, where its head made it of every token and the loss does not report it."""
+        """The entropy that TRL logs, if its head computed it for every token and the loss does not report it."""
         if "tokens/entropy" in report or "entropies" not in signals:
             return {}
         return {"tokens/entropy": Mean.of(signals["entropies"], response_mask(inputs).bool())}
@@ -251,9 +251,9 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # mypy cannot resol
     # -- the optimizer step ----------------------------------------------------------------------------------------
 
     def _before_optimizer_step(self) -> None:
-        """Refuse or scale the step; gradients that are None leave weights and moments alone.
+        """Refuse or scale the step; with gradients of None, weights and moments do not change.
 
-        A step in which nothing has a gradient is TRL's to take: its optimizer moves on by momentum and weight decay.
+        TRL takes a step in which nothing has a gradient: its optimizer moves by momentum and weight decay.
         """
         step = self._rlstab_step
         assert step is not None
@@ -265,7 +265,7 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # mypy cannot resol
         self._rlstab_scaled.enter_context(step.scaled_learning_rate(self.optimizer))
 
     def _after_optimizer_step(self) -> None:
-        """Give the schedule its learning rate back, and settle the step."""
+        """Restore the learning rate of the schedule, and settle the step."""
         step, self._rlstab_step = self._rlstab_step, None
         assert step is not None
         self._rlstab_scaled.close()
@@ -281,26 +281,26 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # mypy cannot resol
             self.entropy_coef = price
             self._metrics["train"]["entropy_coef"].append(price)
 
-    # -- the log: TRL's `log` may be called on one rank alone, so metrics are handed over where every rank comes ------
+    # -- the log: TRL's `log` may be called on one rank alone, so metrics are collected where all ranks are -----------
 
     def _collect(self, mode: str) -> None:
-        """Hand TRL the metrics since the last line."""
+        """Give TRL the metrics since the last line."""
         for name, value in self._rlstab_metrics[mode].collect().items():
             self._metrics[mode][name].append(value)
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        """TRL's, once all callbacks have said whether a line is due."""
+        """TRL's, after all callbacks have decided whether a line is due."""
         if self.control.should_log:
             self._collect("train")
         super()._maybe_log_save_evaluate(*args, **kwargs)
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
-        """TRL's, with what the last line did not have."""
+        """TRL's, plus the metrics since the last line."""
         self._collect("train")
         return super()._finalize_training(*args, **kwargs)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
-        """TRL's, with the metrics of the objective over the whole evaluation."""
+        """TRL's, plus the metrics of the objective over the whole evaluation."""
         output = super().evaluation_loop(*args, **kwargs)
         self._collect("eval")
         return output
@@ -308,7 +308,7 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # mypy cannot resol
     # -- the checkpoint --------------------------------------------------------------------------------------------
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """TRL's; every checkpoint holds the state of the objective, one with ``save_only_model`` too."""
+        """TRL's, plus the state of the objective in every checkpoint, with ``save_only_model`` too."""
         super().save_model(output_dir, _internal_call)
         if _internal_call and output_dir is not None and self.args.should_save:
             keep_state(output_dir, self._rlstab_chosen, self.objective_state)
@@ -326,7 +326,7 @@ class _AroundTheOptimizer(TrainerCallback):
         self.trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.trainer._rlstab_step = None  # what an exception left of the last run
+        self.trainer._rlstab_step = None  # left by an exception in the last run
         self.trainer._rlstab_scaled.close()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -337,7 +337,7 @@ class _AroundTheOptimizer(TrainerCallback):
 
 
 def _warn_of_dropout(model: torch.nn.Module, objective: TokenObjective) -> None:
-    """Each forward draws its own dropout, so that of the evidence is not that of the loss."""
+    """Warn of dropout: each forward draws a new mask, so that of the evidence is not that of the loss."""
     dropped = [
         name
         for name, module in model.named_modules()
@@ -345,26 +345,26 @@ def _warn_of_dropout(model: torch.nn.Module, objective: TokenObjective) -> None:
     ]
     if dropped and objective.needs & SIGNAL_NAMES:
         logger.warning(
-            f"the policy has dropout ({dropped[0]} and {len(dropped) - 1} more modules), and methods decide by another "
-            f"draw than the one that is trained. Write disable_dropout=True, lora_dropout=0.0, attention_dropout=0.0."
+            f"the policy has dropout ({dropped[0]} and {len(dropped) - 1} more modules), so methods decide by another "
+            f"mask than the one that is trained. Write disable_dropout=True, lora_dropout=0.0, attention_dropout=0.0."
         )
 
 
 def _warn_of_filters(config: GRPOConfig) -> None:
-    """A filtered sampler draws from fewer tokens, renormalised; log-probs and ratios are of the whole distribution."""
+    """Warn of filters: a filtered sampler is renormalised, but log-probs and ratios are of the whole distribution."""
     off = {"top_p": (None, 1.0), "top_k": (None, 0, -1), "min_p": (None, 0.0)}
     filters = [
         f"{name}={getattr(config, name)!r}" for name, values in off.items() if getattr(config, name) not in values
     ]
     if filters:
         logger.warning(
-            f"GRPOConfig.{', '.join(filters)} renormalises the sampler, and the loss takes log-probs of the whole "
-            f"distribution: the policy that is trained is not the one that is sampled. Write top_p=1.0, top_k=0."
+            f"GRPOConfig.{', '.join(filters)} renormalises the sampler, but the loss takes log-probs of the whole "
+            f"distribution: the policy that is trained is not the one that sampled. Write top_p=1.0, top_k=0."
         )
 
 
 def _norm(parameters: list[Tensor]) -> float:
-    """Of all gradients together; over ranks where they are sharded."""
+    """The norm of all gradients together, over all ranks if they are sharded."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     total: Any = torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
     return float(total.full_tensor() if hasattr(total, "full_tensor") else total)

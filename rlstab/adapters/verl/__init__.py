@@ -19,15 +19,15 @@ def check_host() -> None:
     Raises:
         HostError: verl has another release or patched methods, or the entry point is missing, disabled or broken.
     """
+    from rlstab.adapters.releases import check_release
     from rlstab.adapters.verl.plugin_check import check_plugin
-    from rlstab.adapters.verl.release import check_release
 
-    check_release()
+    check_release("verl")
     check_plugin()
 
 
 def tested() -> str:
     """The release that the tests use."""
-    from rlstab.adapters.verl.release import RELEASE
+    from rlstab.adapters import releases
 
-    return f"verl {RELEASE}"
+    return releases.tested("verl")

@@ -21,7 +21,7 @@ from rlstab.record.writer import tensors_of
 
 #: The column with the index of each row in the mini-batch, by which rows of a micro-batch are found again.
 ROW = "rlstab_row"
-#: verl's weights against the mismatch between sampler and trainer, if its rollout correction makes them.
+#: verl's weights against the mismatch between sampler and trainer, if its rollout correction computes them.
 WEIGHTS = "rollout_is_weights"
 #: verl's columns by signal, each with the setting that fills it.
 COLUMNS: Mapping[str, tuple[str, str]] = {
@@ -104,7 +104,7 @@ class MiniBatch:
 
     @property
     def mask(self) -> Tensor:
-        """``(B, T)`` bool, True on tokens that the policy wrote and that verl did not reject."""
+        """``(B, T)`` bool, True on tokens that the policy wrote and verl did not reject."""
         return self.columns["response_mask"].bool()
 
 
@@ -136,7 +136,7 @@ def _bytes(value: Any) -> bytes:
 
 
 def _hashes(values: list[bytes], device: torch.device | str) -> Tensor:
-    """64-bit hashes, the same on every rank, in every cut and in every run."""
+    """64-bit hashes that do not depend on the rank, the cut or the run."""
     digests = [hashlib.blake2b(value, digest_size=8).digest() for value in values]
     ids = [int.from_bytes(digest, "big", signed=True) for digest in digests]
     return torch.tensor(ids, dtype=torch.int64, device=device)

@@ -46,6 +46,4 @@ def check_plugin() -> None:
     host = importlib.import_module(HOME).ActorRolloutRefWorker
     actor = vars(host).get("actor_worker_cls")
     if not isinstance(actor, ActorWorker):
-        raise HostError(
-            f"another package set ActorRolloutRefWorker.actor_worker_cls to {actor}. Do not load that package."
-        )
+        raise HostError(f"another package set actor_worker_cls to {actor}. Do not load that package.")

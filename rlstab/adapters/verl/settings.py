@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from verl.workers.config import ActorConfig, PolicyLossConfig
 
-from rlstab.adapters.settings import check_reference, defaults_of, require_defaults
+from rlstab.adapters.settings import defaults_of, misfits
+from rlstab.config.document import flow
 from rlstab.core.objective import TokenObjective
 from rlstab.errors import ConfigError
+from rlstab.hosts import facts, verl_settings
 
-#: Settings of ``actor_rollout_ref.actor`` for verl's loss, each with what to write in the objective instead.
-REPLACED: Mapping[str, str] = {
-    "clip_ratio": "low and high of clip_higher",
-    "clip_ratio_low": "low of clip_higher",
-    "clip_ratio_high": "high of clip_higher",
-    "clip_ratio_c": "dual_clip of clip_higher",
-    "loss_agg_mode": "sequence_mean, or constant_length; without either every token weighs the same",
-    "loss_scale_factor": "constant_length",
-    "entropy_coeff": "entropy_bonus, or adaptive_entropy",
-    "kl_loss_type": "the estimator of kl",
-    "tau_pos": "positive of sapo",
-    "tau_neg": "negative of sapo",
-}
-#: Likewise, settings of its ``policy_loss``.
-REPLACED_LOSS: Mapping[str, str] = {
-    "clip_cov_ratio": "share of clip_cov",
-    "clip_cov_lb": "low of clip_cov",
-    "clip_cov_ub": "high of clip_cov",
-    "kl_cov_ratio": "share of kl_cov",
-    "ppo_kl_coef": "coefficient of kl_cov",
-    "dro_beta": "something else, since rlstab has no DRO",
-}
 #: Engines that the tests run.
 ENGINES = ("fsdp", "fsdp2")
 _ACTOR = "actor_rollout_ref.actor"
@@ -47,25 +26,22 @@ def check_settings(config: Any, objective: TokenObjective, *, distilled: bool = 
         distilled: whether verl adds the loss of a teacher.
 
     Raises:
-        ConfigError: names the setting and what to write instead.
+        ConfigError: names every setting that does not fit, and what to write instead.
     """
-    actor, defaults = config.actor, defaults_of(ActorConfig)
-    require_defaults(_ACTOR, actor, defaults, REPLACED)
-    require_defaults(f"{_ACTOR}.policy_loss", actor.policy_loss, defaults_of(PolicyLossConfig), REPLACED_LOSS)
-    check_reference(
-        objective,
-        loaded=f"{_ACTOR}.use_kl_loss" if actor.use_kl_loss else "",
-        switch="use_kl_loss=false",
-        on=f"{_ACTOR}.use_kl_loss=true ",
-        coefficient=f"{_ACTOR}.kl_loss_coef",
-        value=actor.kl_loss_coef,
-        idle=defaults["kl_loss_coef"],
-    )
+    known, lines = facts("verl"), list[str]()
+    for section, given, of_class, instead, wanted in (
+        (_ACTOR, config.actor, ActorConfig, known["instead"], verl_settings(objective)),
+        (f"{_ACTOR}.policy_loss", config.actor.policy_loss, PolicyLossConfig, known["instead_of_policy_loss"], {}),
+    ):
+        defaults = {name: default for name, default in defaults_of(of_class).items() if name in {*instead} & {*given}}
+        wrong, write = misfits(given.get, defaults, wanted)
+        for sentence, (name, value) in zip(wrong, write.items(), strict=True):
+            hint = f", and in the objective: {instead[name]}" if name in instead else ""
+            lines.append(f"{section}.{sentence}. Write {section}.{name}={flow(value)}{hint}.")
+    if lines:
+        raise ConfigError("\n  ".join(lines))
+    actor = config.actor
     if actor.strategy not in ENGINES:
-        raise ConfigError(
-            f"{_ACTOR}.strategy = {actor.strategy!r}: the adapter knows verl's engine for FSDP alone. Write fsdp2."
-        )
+        raise ConfigError(f"{_ACTOR}.strategy = {actor.strategy!r}: the adapter knows FSDP alone. Write fsdp2.")
     if distilled:
-        raise ConfigError(
-            "distillation.enabled adds the loss of a teacher, and the objective is the loss. Switch it off."
-        )
+        raise ConfigError("distillation.enabled adds a loss, and the objective is the loss. Switch it off.")

@@ -27,12 +27,12 @@ from verl.workers.utils.losses import ppo_loss
 from rlstab.adapters.checkpoint import keep_state, restore_state
 from rlstab.adapters.host_correction import HostCorrection
 from rlstab.adapters.host_signals import unscored
-from rlstab.adapters.metrics import VERL, HostMetrics
+from rlstab.adapters.metrics import HostMetrics
+from rlstab.adapters.releases import check_release
 from rlstab.adapters.settings import require_one_correction
 from rlstab.adapters.verl.batch import ROW, WEIGHTS, MiniBatch
 from rlstab.adapters.verl.loss import BY_ENGINE, FROM_LOGITS, PlannedLoss
 from rlstab.adapters.verl.loss_mode import objective_file
-from rlstab.adapters.verl.release import check_release
 from rlstab.adapters.verl.settings import check_settings
 from rlstab.config import load_objective, objective_hash
 from rlstab.core.batch import BASICS
@@ -60,7 +60,7 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # mypy cannot
         config: verl's, of the actor.
 
     Attributes:
-        objective: what the actor is trained with.
+        objective: with which the actor is trained.
         objective_state: after the last optimizer step; part of each checkpoint.
         last_refusal: why the last refused optimizer step was refused.
 
@@ -72,23 +72,21 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # mypy cannot
     """
 
     def __init__(self, host: Any, config: Any) -> None:
-        check_release()
+        check_release("verl")
         path = objective_file(host.config)
         if not path:
-            raise ConfigError(
-                "actor_rollout_ref.actor.policy_loss.loss_mode = 'rlstab:' names no file. Write loss_mode=rlstab:FILE."
-            )
+            raise ConfigError("policy_loss.loss_mode = 'rlstab:' names no file. Write loss_mode=rlstab:FILE.")
         self.objective: Composition = compose(load_objective(path))
         check_complete(self.objective)
         check_settings(host.config, self.objective, distilled=host.distillation_enabled)
         require_from(host.config, self.objective)
-        super().__init__(config=config)  # before the model is loaded
+        super().__init__(config=config)  # the checks come before the model is loaded
         group = self.engine.get_data_parallel_group()
         self._rlstab_comm: Comm = (
             TorchComm(group, torch.device(get_device_id())) if dist.get_world_size(group) > 1 else LocalComm()
         )
         self._rlstab_require_same(group)
-        self._rlstab_metrics = HostMetrics(VERL, partial(_from_ranks, group))
+        self._rlstab_metrics = HostMetrics("verl", partial(_from_ranks, group))
         self._rlstab_loss = PlannedLoss(self.objective.signal_options.get("min_p"))
         self._rlstab_ends = _ends(self.model_config)
         if os.environ.get(DUMP):
@@ -101,7 +99,7 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # mypy cannot
         hashes = set(_from_ranks(group, objective_hash(self.objective)))
         if len(hashes) > 1:
             raise ConfigError(
-                f"ranks read different objectives: {', '.join(sorted(hashes))}. Name one file that all nodes have."
+                f"ranks read different objectives: {', '.join(sorted(hashes))}. Name one file for all nodes."
             )
 
     def set_loss_fn(self, loss_fn: Any) -> None:

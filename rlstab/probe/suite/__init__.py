@@ -1,4 +1,4 @@
-"""The probes: each is a bench file whose settings are doses, and a page with what it provokes and what is predicted."""
+"""The probes: each is a bench file whose settings are doses, and a page on what it provokes and what is predicted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlstab.errors import UnknownName, did_you_mean
 
 HERE = Path(__file__).parent
 
-#: What a family of methods is expected to tolerate, compared with the base.
+#: The dose that a family of methods is expected to tolerate, compared with the base.
 Prediction: TypeAlias = Literal["more", "same", "less"]
 
 #: The rows of every map, with their titles: each bench file of the suite has them.
@@ -33,7 +33,7 @@ NAMES = (
     *("false_negatives", "small_groups", "sparse", "switch", "spurious", "mirror"),
 )
 
-#: The row of the policy before training. It is measured at the first dose alone.
+#: The row of the policy before training, which is measured only at the first dose.
 START = "start"
 
 
@@ -42,25 +42,25 @@ class Probe:
     """One instability that is provoked by construction, with a dial.
 
     Attributes:
-        name: of its bench file; behind the model and a hyphen where that is another than the small one.
+        name: of its bench file; with the model and a hyphen before it on another model than the small one.
     """
 
     name: str
 
     @cached_property
     def bench(self) -> Mapping[str, Any]:
-        """What its bench file says, with paths that are absolute."""
+        """The content of its bench file, with absolute paths."""
         data: Mapping[str, Any] = located(Document.read(HERE / f"{self.name}.yaml")).data
         return data
 
     @cached_property
     def _page(self) -> tuple[Mapping[str, Any], str]:
-        """Those of another model have one page together."""
-        model, _, own = self.name.rpartition("-")
-        path = HERE / f"{model or own}.md"
+        """Head and text of its page; the probes on another model share one page."""
+        model, _, name = self.name.rpartition("-")
+        path = HERE / f"{model or name}.md"
         _, head, text = path.read_text(encoding="utf-8").split("---\n", 2)
         data = Document.parse(head, path.name).data
-        return data[own] if model else data, text
+        return data[name] if model else data, text
 
     @property
     def doses(self) -> tuple[str, ...]:
@@ -69,7 +69,7 @@ class Probe:
 
     @property
     def quick_doses(self) -> tuple[str, ...]:
-        """The first, about what the base tolerates, and about twice that; all of them on another model."""
+        """The first dose, about the one that the base tolerates, and about twice that; all of them on another model."""
         return tuple(self._page[0].get("quick", self.doses))
 
     @property
@@ -83,21 +83,21 @@ class Probe:
         return self._page[1]
 
     def predictions(self, policy: str = "trainer") -> Mapping[str, Prediction]:
-        """By row, method, or what methods address; those of the sampler's policy where they are others come first."""
+        """Predictions by row, method, or the source that methods address; those for the sampler's policy come first."""
         head = self._page[0]
-        own: Mapping[str, Prediction] = head.get("sampler", {}) if policy == "sampler" else {}
-        return {**own, **{kind: told for kind, told in head["predictions"].items() if kind not in own}}
+        first: Mapping[str, Prediction] = head.get("sampler", {}) if policy == "sampler" else {}
+        return {**first, **{kind: told for kind, told in head["predictions"].items() if kind not in first}}
 
     def prediction(self, row: str, kinds: Sequence[str], policy: str = "trainer") -> Prediction | None:
-        """The first that is for a row, or for one of the methods in it, or for what they address."""
+        """The first prediction for a row, for one of its methods, or for a source that they address."""
         return next((told for kind, told in self.predictions(policy).items() if kind in (row, *kinds)), None)
 
 
 def probes(names: Sequence[str] = (), model: str | None = None) -> list[Probe]:
-    """Probes by name; all without names.
+    """Probes by name; all if no name is given.
 
     Args:
-        names: of them.
+        names: of probes.
         model: on which they run; None is the small one.
 
     Raises:

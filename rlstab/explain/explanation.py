@@ -1,7 +1,7 @@
-"""``rlstab explain``: in words, what a composition does to a token, costs, equals, and cannot do.
+"""``rlstab explain``: in words, what a composition does to a token, what it costs, and where it can run.
 
-Every section is a function from a composition (and its run, where there is one) to lines of Markdown; the terminal
-shows the same Markdown.
+Every section is a function from a composition, and its run if there is one, to lines of Markdown; the terminal shows
+the same Markdown. The pages of single methods in the docs are made by ``docs/hooks/pages.py``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from rlstab.visible import visible
 from rlstab.zoo import METHODS
 from rlstab.zoo.token_mean import TokenMean
 
-#: Fields of Terms in the order in which the loss uses them, and what happens to a token there.
+#: Fields of Terms in the order in which the loss uses them, and what each does to a token.
 STORY: Mapping[str, str] = {
     "keep": "Drop",
     "bonus": "Change the advantage",
@@ -60,7 +60,7 @@ def explain(source: str, overrides: Mapping[str, Any]) -> str:
     """What a composition means, in words, as Markdown.
 
     Args:
-        source: path of a run file or of an objective, or names of methods and presets with commas between.
+        source: path of a run file or of an objective, or names of methods and presets, separated by commas.
         overrides: values of a run by dotted path.
 
     Raises:
@@ -69,7 +69,7 @@ def explain(source: str, overrides: Mapping[str, Any]) -> str:
     names = [name.strip() for name in source.split(",")]
     if exists(source) or not all(re.fullmatch(r"\w+", name) or is_user_code(name) for name in names):
         return page(source, *read(source, overrides))
-    # a name that a method and a preset share means the method; the note says where the preset is
+    # a name that a method and a preset share means the method; a note says how to name the preset
     both = [name for name in names if name in PRESETS and name in METHODS.names()]
     items = [{"preset" if name in PRESETS and name not in both else "name": name} for name in names]
     notes = (f"This is the method `{name}`; the preset is `rlstab explain --preset {name}`. " for name in both)
@@ -88,7 +88,7 @@ def explain_preset(name: str, overrides: Mapping[str, Any]) -> str:
 
 
 def show(text: str, *, markdown: bool = False) -> None:
-    """Print a page, or with ``markdown`` the Markdown that it is made of."""
+    """Print an explanation, with ``markdown`` as Markdown."""
     if markdown:
         sys.stdout.write(visible(text, spaces=False))
     else:
@@ -112,7 +112,7 @@ def page(title: str, objective: Composition, run: RunConfig | None, about: Prese
 
 
 def story(objective: Composition, run: RunConfig | None, pipeline: Pipeline | None) -> list[str]:
-    """One numbered line for each thing that happens, in the order of the loss."""
+    """One numbered line for each action, in the order of the loss."""
     lines = []
     if pipeline:
         estimator = pipeline.estimator
@@ -131,9 +131,9 @@ def story(objective: Composition, run: RunConfig | None, pipeline: Pipeline | No
 
 
 def parts(objective: TokenObjective) -> dict[str, Leaf]:
-    """The methods of an objective by name, numbered where one occurs several times.
+    """The methods of an objective by name, numbered if one occurs several times.
 
-    A composition without an owner of the aggregation is a token mean, so that is one of its parts.
+    A composition in which no method aggregates is a token mean, which then is one of its parts.
     """
     leaves = list(walk(objective))
     if "aggregate" not in objective.writes:
@@ -147,7 +147,7 @@ def parts(objective: TokenObjective) -> dict[str, Leaf]:
 
 
 def _otherwise(field: str, objective: Composition) -> str:
-    """What happens where no method fills a field; of a trust region, only where nothing replaces it."""
+    """What happens if no method fills a field; for a trust region, only if nothing replaces it."""
     if field == "keep":
         return "No token is dropped."
     replaced = any(
@@ -167,7 +167,7 @@ def _among(leaf: Leaf) -> str:
 
 
 def _where(objective: Composition) -> list[str]:
-    """Where it can be trained: one line of the trainers that can, and one for each that cannot."""
+    """Where it can be trained: one line for the trainers that can, and one for each that cannot."""
     lacks = {"rlstab train": [f"`{name}`" for name in sorted(objective.needs - TRAINER_SIGNALS - BASICS)]}
     lacks |= {f"{host.titled} ({host.adapter})": host.lacks(objective) for host in HOSTS.values()}
     able = [where for where, missing in lacks.items() if not missing]
@@ -181,7 +181,7 @@ def _where(objective: Composition) -> list[str]:
 
 
 def _with(items: list[dict[str, str]], overrides: Mapping[str, Any]) -> tuple[Composition, RunConfig | None]:
-    """An objective, and where settings of a run are given the run of them and of defaults."""
+    """An objective, and if settings of a run are given, the run with these settings and defaults."""
     if not overrides:
         return build_objective(located(Document.of({"objective": items}))), None
     run = load_run({"objective": items}, overrides)

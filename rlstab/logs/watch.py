@@ -1,0 +1,74 @@
+"""The signs of a run while it goes on: those that a look at its log so far would tell."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlstab.bins import Curve
+from rlstab.errors import ConfigError
+from rlstab.logs.log import Rows, curves_of
+from rlstab.safe_read import as_number
+from rlstab.signs import SIGNS, Sign, signs
+
+
+@dataclass
+class _SoFar:
+    """What the detectors read of a run."""
+
+    metrics: Mapping[str, Curve]
+    largest: Mapping[str, Curve] = field(default_factory=dict)
+    evaluations: Sequence[Mapping[str, float]] = ()
+    bin_width: int = 1
+
+    @property
+    def rollouts(self) -> int:
+        """The last step."""
+        return max((int(steps[-1]) for steps, _ in self.metrics.values() if len(steps)), default=0)
+
+
+def check_names(names: Collection[str], option: str) -> None:
+    """Refuse what is not the name of a sign.
+
+    Raises:
+        ConfigError: names one that is not.
+    """
+    if unknown := sorted(set(names) - SIGNS.keys()):
+        raise ConfigError(f"{option}: {', '.join(unknown)} is not a sign. The signs are {', '.join(SIGNS)}.")
+
+
+class Watch:
+    """The signs of a log that grows.
+
+    Args:
+        unit: what a step is: ``rollout`` or ``step``.
+    """
+
+    def __init__(self, unit: str = "step") -> None:
+        self.unit = unit
+        self.rows = Rows()
+        self.seen: dict[str, Sign] = {}
+
+    def log(self, step: int, values: Mapping[str, Any]) -> list[Sign]:
+        """Add a line of the log.
+
+        Returns:
+            signs that are there now and were not before.
+        """
+        numbers = {name: math.nan if value is None else as_number(value) for name, value in values.items()}
+        self.rows.log(step, {name: number for name, number in numbers.items() if number is not None})
+        return self.new(signs(_SoFar(curves_of(self.rows, self.unit).metrics)))
+
+    def new(self, every: Sequence[Sign]) -> list[Sign]:
+        """Of all signs of the log so far, those that are there and were not before."""
+        there = {sign.name: sign for sign in every if sign.fired}
+        new = [sign for name, sign in there.items() if name not in self.seen]
+        self.seen = there
+        return new
+
+
+def told(sign: Sign, unit: str) -> str:
+    """A sign in one line."""
+    return f"{SIGNS[sign.name].title}, from {unit} {sign.step} on: {sign.text}"

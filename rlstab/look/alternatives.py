@@ -1,0 +1,399 @@
+"""What each method would have done, added to the objective of the run or in the place of what it excludes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean, median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlstab.adapters.host_correction import CORRECTION, HostCorrection
+from rlstab.config import load_objective
+from rlstab.config.objectives import at_defaults
+from rlstab.core.compose import Composition, compose
+from rlstab.core.objective import State, TokenObjective, no_fit_warnings
+from rlstab.errors import Conflict, RlstabError
+from rlstab.files import is_file
+from rlstab.look.gradient import pulls
+from rlstab.presets import PRESETS
+from rlstab.record import Step
+from rlstab.replay.effects import effect_of, why
+from rlstab.replay.host_loss import Formula, formula_of
+from rlstab.report.formatting import listed
+from rlstab.zoo import METHODS
+
+#: Tokens and optimizer steps that methods are tried on: of a longer dump, steps at equal distances.
+MOST_TOKENS, MOST_STEPS = 1_000_000, 24
+#: Responses of which the tokens are shown, for each alternative.
+RESPONSES = 8
+#: A method has not acted where it turns the gradient by less, in degrees, and changes its length by less than this
+#: share.
+TURN, LENGTH = 2.0, 0.02
+#: What a method acts on, by the first of these fields of Terms that it writes, in the order of the page.
+ACTS_ON = {
+    "correction": "The sampler's weight",
+    "tokens": "Which tokens count, and how much",
+    "mean": "The mean",
+    "region": "The trust region",
+    "penalty": "A penalty",
+    "rate": "The learning rate",
+}
+#: Corrections in use, as settings of `importance_correction`; see its docstring.
+CORRECTIONS: Mapping[str, Mapping[str, Any]] = {
+    "token, cap 2 (TIS)": {"max_weight": 2.0},
+    "token, mask .5 to 5 (IcePop)": {"max_weight": None, "keep_low": 0.5, "keep_high": 5.0},
+    "sequence, cap 2": {"level": "sequence", "max_weight": 2.0},
+    "sequence, mask 3 (TRL)": {"level": "sequence", "max_weight": None, "keep_high": 3.0},
+    "geometric, .999 to 1.001": {
+        **{"level": "geometric", "min_weight": 1.0, "max_weight": 1.0},
+        **{"keep_low": 0.999, "keep_high": 1.001},
+    },
+}
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What the trainer of a dump minimises, as far as it can be said with methods.
+
+    Attributes:
+        members: methods.
+        told: what is not exact about it, empty where nothing is.
+    """
+
+    members: tuple[TokenObjective, ...]
+    told: str
+
+
+@dataclass(frozen=True)
+class Top:
+    """A response with a large share of the gradient under one objective.
+
+    Attributes:
+        step, response: index of the step in the dump and of the response in its step.
+        share: of the gradient.
+        tokens: ``T`` signed shares; 0 on tokens that do not count in the loss.
+    """
+
+    step: int
+    response: int
+    share: float
+    tokens: list[float]
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """What one change of the objective would have done to the gradient.
+
+    Attributes:
+        name: of the method, correction or preset.
+        acts_on: a key of :data:`ACTS_ON`, ``preset`` or ``run``.
+        joins: ``added``, or ``in place of`` what it excludes.
+        turn: mean angle to the gradient of the run, degrees.
+        length: median length of the gradient, where that of the run is 1.
+        actions: by action of :data:`rlstab.record.ACTIONS`, the share of the tokens.
+        top: see :class:`Top`.
+        entropy: what a step of plain gradient ascent adds to the mean entropy of the tokens, nats per unit of learning
+            rate, exact to first order; None without a model.
+    """
+
+    name: str
+    acts_on: str
+    joins: str
+    turn: float
+    length: float
+    actions: Mapping[str, float]
+    top: Sequence[Top]
+    entropy: float | None
+
+    @property
+    def acts(self) -> bool:
+        """It changes the gradient visibly."""
+        return self.turn >= TURN or abs(self.length - 1) >= LENGTH
+
+
+@dataclass(frozen=True)
+class Alternatives:
+    """What every change would have done.
+
+    Attributes:
+        own: the objective of the run, with its largest responses.
+        rows: those of methods, by group and turn.
+        presets: whole objectives in the place of the run's own, the nearest first.
+        left_out: by name, why nothing can be said.
+        numbers: of the optimizer steps that were looked at.
+        told: what is not exact about the objective of the run.
+        members: its methods.
+    """
+
+    own: Alternative
+    rows: Sequence[Alternative]
+    presets: Sequence[Alternative]
+    left_out: Mapping[str, str]
+    numbers: Sequence[int]
+    told: str
+    members: Sequence[str]
+
+
+@dataclass
+class _Tried:
+    """An objective over the steps so far; ``keys`` are those of the methods that were added to it."""
+
+    objective: TokenObjective
+    name: str
+    acts_on: str
+    joins: str
+    keys: frozenset[str] = frozenset()
+    state: State = field(default_factory=dict)
+    turns: list[float] = field(default_factory=list)
+    lengths: list[float] = field(default_factory=list)
+    actions: dict[str, float] = field(default_factory=dict)
+    total: float = 0.0
+    tops: list[Top] = field(default_factory=list)
+    entropies: list[float] = field(default_factory=list)
+
+    def alternative(self) -> Alternative:
+        """The means over the steps."""
+        total = self.total or 1.0
+        largest = sorted(self.tops, key=lambda top: -top.share)[:RESPONSES]
+        top = [replace(of, share=of.share / total, tokens=[value / total for value in of.tokens]) for of in largest]
+        turn, length = (fmean(self.turns), median(self.lengths)) if self.turns else (0.0, 1.0)
+        actions = {action: share / len(self.turns) for action, share in self.actions.items() if share}
+        entropy = fmean(self.entropies) if self.entropies else None
+        return Alternative(self.name, self.acts_on, self.joins, turn, length, actions, top, entropy)
+
+
+def alternatives_of(steps: Sequence[Step], asked: Mapping[str, TokenObjective] | None = None) -> Alternatives:
+    """Try every method and preset on the tokens of a dump.
+
+    Args:
+        steps: usable ones, in their order.
+        asked: objectives by name in the place of all; each is added like a method.
+    """
+    own, chosen = own_objective(steps), list(_spaced(steps))
+    left_out: dict[str, str] = {}
+    with no_fit_warnings():
+        run = _Tried(compose(*own.members), "this run\u2019s objective", "run", "")
+        longest = max((int(steps[index].tensors["lengths"].max()) for index in chosen), default=1)
+        changes = (
+            _every(own, longest) if asked is None else {name: (_acts_on(made), made) for name, made in asked.items()}
+        )
+        tried = list(_joined(own, changes, left_out))
+        if asked is None:
+            tried += [_Tried(recipe.objective, name, "preset", "") for name, recipe in PRESETS.items()]
+    for index in chosen:
+        step = _with_correction(steps[index])
+        pulled = _pulled(run, step, index)
+        for other in tried:
+            if other.name not in left_out:
+                try:
+                    _compare(other, pulled, _pulled(other, step, index))
+                except RlstabError as error:
+                    left_out[other.name] = why(error, other.objective, step)
+    found = [other.alternative() for other in tried if other.name not in left_out]
+    order = list(ACTS_ON)
+    rows = [row for row in found if row.acts_on in ACTS_ON]
+    return Alternatives(
+        own=run.alternative(),
+        rows=sorted(rows, key=lambda row: (order.index(row.acts_on), -row.turn, -abs(row.length - 1))),
+        presets=sorted((row for row in found if row.acts_on == "preset"), key=lambda row: row.turn),
+        left_out=left_out,
+        numbers=[steps[index].number for index in chosen],
+        told=own.told,
+        members=[repr(member) for member in own.members],
+    )
+
+
+def _spaced(steps: Sequence[Step]) -> Iterator[int]:
+    """Indices of optimizer steps at equal distances, within the limits, of the first at least."""
+    sizes = [len(step.batch) for step in steps]
+    stride = max(1, math.ceil(sum(sizes) / MOST_TOKENS), math.ceil(len(steps) / MOST_STEPS))
+    yield from (index for index in range(0, len(steps), stride) if sizes[index])
+
+
+def _with_correction(step: Step) -> Step:
+    """With the weights that the trainer applied outside its formula as a signal, read by :class:`HostCorrection`."""
+    weights = step.tensors.get("weights")
+    if weights is None:
+        return step
+    step = replace(step)
+    step.__dict__["batch"] = replace(step.batch, extra={CORRECTION: weights[step.mask]})
+    return step
+
+
+# -- the objective of the run ------------------------------------------------------------------------------------------
+
+
+def own_objective(steps: Sequence[Step]) -> Objective:
+    """What the trainer of a dump minimises, as methods.
+
+    A mean over each micro-batch stands as one over the step, and of a loss that is not known a clip at 0.2 and a mean
+    over tokens, which is told.
+    """
+    formula = next((known for step in steps if (known := formula_of(step)) is not None), None)
+    correction = [HostCorrection()] if any("weights" in step.tensors for step in steps) else []
+    told = ""
+    with no_fit_warnings():
+        if formula is None:
+            methods = load_objective(["clip_higher", "token_mean"])
+            told = "The dump does not say what its loss is. A clip at 0.2 and a mean over tokens stand for it."
+        elif formula.objective is not None:
+            methods = formula.objective
+        else:
+            with_reference = any("ref_logprobs" in step.tensors for step in steps)
+            methods = load_objective(list(_methods_of(formula, with_reference)))
+            told = "Its mean is over each micro-batch; here it is over the step." if formula.mean == "part" else ""
+        return Objective(compose(methods, *correction).members, told)
+
+
+def _methods_of(formula: Formula, with_reference: bool) -> Iterator[dict[str, Any]]:
+    if formula.weight:
+        yield {"name": "cispo", "cap": max(1.0, formula.high)}
+    else:
+        stop = min(formula.cap, formula.dual)  # a cap of the ratio stops punished tokens where a dual clip does
+        dual = {"dual_clip": stop} if 1 < stop < math.inf else {}
+        yield {"name": "clip_higher", "low": formula.low, "high": formula.high, **dual}
+    if formula.sequence:
+        yield {"name": "gspo"}
+    if formula.mean == "response":
+        yield {"name": "sequence_mean"}
+    elif formula.mean in ("length", "sum"):
+        yield {"name": "constant_length", "length": int(formula.length) if formula.mean == "length" else 1}
+    else:
+        yield {"name": "token_mean"}
+    if formula.beta and with_reference:
+        estimator = formula.estimator.removesuffix("_reversed")
+        yield {"name": "kl", "coefficient": formula.beta, "estimator": estimator, "cap": None}
+
+
+def chosen(names: Sequence[str], length: int) -> Mapping[str, TokenObjective]:
+    """Objectives by the name of a method or preset, the path of a file, or ``file.py:Class``; all if no name is given.
+
+    Args:
+        names: of objectives.
+        length: tokens of the longest response, for methods that need one as a setting.
+    """
+    with no_fit_warnings():  # methods stand alone, without what they were published with
+        return {name: _objective(name, length) for name in names}
+
+
+def _objective(name: str, length: int) -> TokenObjective:
+    if name in METHODS.names():
+        return load_objective(at_defaults(name, length))
+    preset = PRESETS.get(name.removeprefix("preset:"))
+    return preset.objective if preset else load_objective(name if is_file(name) else {"name": name})
+
+
+# -- changes of it -----------------------------------------------------------------------------------------------------
+
+
+def _every(own: Objective, longest: int) -> dict[str, tuple[str, TokenObjective | None]]:
+    """By name, what each method acts on and the method; None takes the correction of the run away."""
+    changes: dict[str, tuple[str, TokenObjective | None]] = {}
+    for name, settings in CORRECTIONS.items():
+        changes[name] = "correction", load_objective([{"name": "importance_correction", **settings}])
+    if any(_acts_on(member) == "correction" for member in own.members):
+        changes["no correction"] = "correction", None
+    every = every_method(longest).items()
+    return changes | {name: (_acts_on(method), method) for name, method in every if name != "importance_correction"}
+
+
+def every_method(length: int) -> dict[str, Composition]:
+    """Every method at its defaults; ``length`` is that of the longest response, for methods that have to be told."""
+    return {name: load_objective(at_defaults(name, length)) for name in METHODS.names()}
+
+
+def _acts_on(method: TokenObjective) -> str:
+    """A key of :data:`ACTS_ON`."""
+    writes = method.writes
+    if writes <= {"weight", "keep"} and {"rollout_logprobs", CORRECTION} & method.needs:
+        return "correction"
+    if "aggregate" in writes:
+        return "mean"
+    if writes & {"bounds", "gates", "ratio", "surrogate", "unclipped"}:
+        return "region"
+    if writes & {"keep", "weight", "bonus"}:
+        return "tokens"
+    return "penalty" if "penalties" in writes else "rate"
+
+
+def _joined(
+    own: Objective, changes: Mapping[str, tuple[str, TokenObjective | None]], left_out: dict[str, str]
+) -> Iterator[_Tried]:
+    """The objective with each change: added, or in the place of the fewest members that it cannot stand next to."""
+    for name, (acts_on, method) in changes.items():
+        added = () if method is None else method.members if isinstance(method, Composition) else (method,)
+        if beyond := sorted(set().union(*(member.live_needs for member in added)) - {"logprobs"}):
+            left_out[name] = f"its gradient runs through the live {listed(beyond)}, and a dump has that of log-probs"
+            continue
+        same = {member.name for member in added}
+        replaced = [
+            member
+            for member in own.members
+            if member.name in same or (acts_on == "correction" and _acts_on(member) == "correction")
+        ]
+        rest, refusal = [member for member in own.members if member not in replaced], ""
+        for gone in itertools.chain(*(itertools.combinations(rest, size) for size in range(len(rest) + 1))):
+            try:
+                whole = compose(*(member for member in rest if member not in gone), *added)
+            except Conflict as conflict:
+                refusal = refusal or str(conflict).splitlines()[0]
+                continue
+            out = [*replaced, *gone]
+            called = ["the correction" if _acts_on(member) == "correction" else member.name for member in out]
+            keys = frozenset(key for key, member in whole.keyed.items() if any(member is one for one in added))
+            yield _Tried(whole, name, acts_on, f"in place of {listed(called)}" if out else "added", keys)
+            break
+        else:
+            left_out[name] = refusal
+
+
+# -- the comparison ----------------------------------------------------------------------------------------------------
+
+
+def _pulled(tried: _Tried, step: Step, index: int) -> Tensor:
+    """``(n,)`` the gradient of an objective in the logits of a step; its largest responses are kept."""
+    batch, loss_of_run = step.batch, step.header.loss
+    recorded: Any = {} if loss_of_run is None else loss_of_run.settings.get("state") or {}
+    state = {**tried.objective.init_state(), **tried.state}
+    state |= {key: value for key, value in recorded.items() if key in state}
+    effect, tried.state = effect_of(step, tried.objective, state)
+    coefficients = effect.coefficients
+    for key in tried.keys:
+        for action, where in effect.trace.methods[key].actions.items():
+            tried.actions[action] = tried.actions.get(action, 0.0) + float(where.double().mean())
+    if (slopes := step.tensors.get("entropy_slopes")) is not None:  # of a model: see rlstab.replay.forward
+        tried.entropies.append(float(coefficients @ slopes[step.mask].double()))
+    if tried.acts_on != "preset":
+        _keep_largest(tried, step, pulls(step, coefficients), index)
+    if batch.sum_p_sq is None:
+        return pulls(step, coefficients)
+    distance = 1 - 2 * batch.logprobs.double().exp() + batch.sum_p_sq.double()
+    return coefficients * distance.clamp(min=0).sqrt()
+
+
+def _keep_largest(tried: _Tried, step: Step, pulled: Tensor, index: int) -> None:
+    """Of this step and those before, the responses with the largest part of the gradient."""
+    sums = torch.zeros(len(step.tensors["lengths"]), dtype=torch.float64).index_add(
+        0, step.row[step.mask], pulled.abs()
+    )
+    tried.total += float(sums.sum())
+    whole = torch.zeros(len(step.mask), dtype=torch.float64).masked_scatter(step.mask, pulled)
+    for response in sums.topk(min(RESPONSES, len(sums))).indices.tolist():
+        if sums[response] > 0:
+            tokens = whole[step.row == response].tolist()
+            tried.tops.append(Top(index, response, float(sums[response]), tokens))
+    tried.tops = sorted(tried.tops, key=lambda top: -top.share)[:RESPONSES]
+
+
+def _compare(tried: _Tried, run: Tensor, other: Tensor) -> None:
+    lengths = float(run.norm()), float(other.norm())
+    if not lengths[0]:
+        return
+    cosine = float(run @ other) / (lengths[0] * lengths[1]) if lengths[1] else 0.0
+    tried.turns.append(math.degrees(math.acos(min(1.0, max(-1.0, cosine)))))
+    tried.lengths.append(lengths[1] / lengths[0])

@@ -1,0 +1,155 @@
+"""What a trainer left under a path: its log, and the optimizer steps that were recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rlstab.config.run_files import DUMP, METRICS
+from rlstab.diagnose.readers import TOKEN_TRACE, read_logs, tokens_log
+from rlstab.diagnose.run_log import RunLog
+from rlstab.errors import ReportError
+from rlstab.files import is_dir, is_file
+from rlstab.logs.readers import log_files, text_at
+from rlstab.record import Dump, read_dump
+from rlstab.record.foreign import token_files
+from rlstab.record.reader import dumped, folder_of
+
+#: Endings of files that logs have where nothing was named.
+LOGS = (".csv", ".jsonl", ".log", ".wandb", ".db")
+#: Characters of a file in which the names of tensors by token are looked for.
+SNIFFED_CHARACTERS = 10_000
+#: How a run records its optimizer steps, by what wrote its log.
+RECORDS = {
+    "rlstab": "tracking.dump_every: 10",
+    "TRL": 'trainer.add_callback(DumpCallback(trainer, "dump")), from rlstab.adapters.trl',
+    "verl": "actor_rollout_ref.actor.rlstab.dump, see docs/hosts/verl.md",
+}
+
+
+@dataclass
+class Found:
+    """One run.
+
+    Attributes:
+        path: where it was found.
+        log: None where there is none, and where a dump gives none.
+        dump: None where no optimizer step was recorded.
+        dump_path: of the dump.
+        notes: what is missing and how to have it, and what could not be read.
+    """
+
+    path: Path
+    log: RunLog | None
+    dump: Dump | None = None
+    dump_path: Path | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def title(self) -> str:
+        """What the reader calls it."""
+        return self.log.title if self.log else str(self.path)
+
+
+def find(path: Path) -> list[Found]:
+    """Every run under a path.
+
+    Raises:
+        ReportError: nothing there that can be read.
+    """
+    dumps, logs, refusal = list(_dumps(path)), list[RunLog](), None
+    try:
+        logs = read_logs(path)
+    except ReportError as error:
+        refusal = error
+    if len(logs) > 1:
+        runs = [Found(Path(log.path), log) for log in logs]
+        for run in runs:
+            _add_dump(run, list(_dumps(run.path)) if is_dir(run.path) else [])
+        return runs
+    run = Found(path, logs[0] if logs else None)
+    if refusal is not None and not dumps:  # the export of another trainer, perhaps
+        try:
+            run.dump, run.dump_path = read_dump(path), path
+        except ReportError as error:
+            raise error if _tokens_in(path) else refusal from None
+    elif logs and not dumps and logs[0].writer == TOKEN_TRACE:
+        dumps = [path]
+    if run.dump is None:
+        _add_dump(run, dumps)
+    if run.dump is not None and run.log is None:
+        run.log = tokens_log(run.dump, str(path))
+        run.notes.append("No log was found, so the signs are read from the recorded optimizer steps alone.")
+    return [run]
+
+
+def _dumps(path: Path) -> Iterator[Path]:
+    """Where optimizer steps were recorded: there, in ``dump``, or in one folder of it."""
+    if dumped(path if is_file(path) else folder_of(path)):
+        yield path
+    elif is_dir(path):
+        yield from (inner for inner in sorted(path.iterdir()) if is_dir(inner) and dumped(inner))
+
+
+def _tokens_in(path: Path) -> bool:
+    """Whether a path that cannot be read was to hold tokens and not a log."""
+    if is_dir(path):
+        return bool(token_files(path)) or is_file(path / "tokens.jsonl")
+    if path.suffix in (".pt", ".safetensors") or path.name == "tokens.jsonl":
+        return True
+    head = text_at(path)[:SNIFFED_CHARACTERS] if path.suffix in (".json", ".jsonl") else ""
+    return any(f'"{name}"' in head for name in ("token_ids", "token_loss_mask", "input", "sha256"))
+
+
+def _add_dump(run: Found, dumps: Sequence[Path]) -> None:
+    for path in dumps[:1]:
+        try:
+            run.dump, run.dump_path = read_dump(path), path
+        except ReportError as error:
+            run.notes.append(str(error).splitlines()[0])
+    if len(dumps) > 1:
+        run.notes.append(f"Other dumps are not looked at: {', '.join(str(path) for path in dumps[1:])}.")
+    if run.dump is None and run.log is not None:
+        how = RECORDS.get(run.log.writer)
+        run.notes.append(
+            "No optimizer step was recorded, so nothing can be said of its loss, its sampler or its tokens."
+            + (f" Next time: {how}." if how else "")
+        )
+
+
+def nearest(folder: Path) -> tuple[list[Found], list[Path]]:
+    """The newest run in a folder or in the folders in it, and what else may be looked at.
+
+    Raises:
+        ReportError: nothing there can be read.
+    """
+    there = candidates(folder)
+    for index, path in enumerate(there):
+        with suppress(ReportError):
+            return find(path), there[:index] + there[index + 1 :]
+    raise ReportError(
+        "Nothing in this folder can be looked at. Give a run folder, the output folder of TRL, a log of verl, a CSV of "
+        "wandb, or a dump; examples/dump-smollm2 is one."
+    )
+
+
+def candidates(folder: Path) -> list[Path]:
+    """What can be looked at in a folder, or in the folders in it, the newest first."""
+    there = [folder] if _holds(folder) else []
+    if not there:
+        inner = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+        deeper = [below for entry in inner if is_dir(entry) for below in entry.iterdir() if is_dir(below)]
+        above = [entry for entry in inner if _holds(entry)]
+        there = above + [entry for entry in deeper if _holds(entry) and entry.parent not in above]
+    return sorted(there, key=lambda entry: -entry.stat().st_mtime)
+
+
+def _holds(path: Path) -> bool:
+    """Whether a path looks like a run; lines of JSON may be anything, so a folder is not taken for its files."""
+    if not is_dir(path):
+        return path.suffix.lower() in LOGS and path.is_file()
+    names = (METRICS, f"{DUMP}/step-*", "step-*.json", "*.db")
+    logs = (files for writer, files in log_files(path).items() if writer != "verl")
+    return any(any(path.glob(name)) for name in names) or any(logs)

@@ -1,0 +1,179 @@
+"""Where the gradient of a run goes: into which tokens, responses and positions, and why others have none."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlstab.errors import RlstabError
+from rlstab.record import Step
+from rlstab.record.effects import traces_of
+from rlstab.replay.effects import run_coefficients
+
+#: Tokens that are listed one by one.
+LISTED = 10
+#: Bins of positions, over the longest response.
+BINS = 20
+
+
+def pulls(step: Step, coefficients: Tensor) -> Tensor:
+    """``(n,)`` float64, how far the step pulls the logit of each token: its coefficient times (1 - p).
+
+    Args:
+        step: of a dump.
+        coefficients: ``(n,)`` minus the derivative of a loss by the log-prob of each token.
+    """
+    return coefficients.double() * -torch.expm1(step.batch.logprobs.double().clamp(max=0))
+
+
+@dataclass(frozen=True)
+class Token:
+    """One token with a large share of the gradient.
+
+    Attributes:
+        step: index of the optimizer step in the dump.
+        response, position: indices of the response in its step and of the token in its response.
+        share: of the gradient; below 0 where the step makes the token less likely.
+    """
+
+    step: int
+    response: int
+    position: int
+    share: float
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """Shares are of the sum of ``|coefficient| (1 - p)`` over all tokens of a dump, or of the tokens.
+
+    Attributes:
+        tokens: that count in the loss.
+        rare_below: the probability below which a token is rare: exp of minus the mean entropy, or surprisal.
+        quadrants: by ``rewarded`` or ``punished`` and ``rare`` or ``common``, shares of the gradient and of the tokens.
+        half_tokens, half_groups, groups: tokens and groups of responses that have half of it, and all groups.
+        without: by reason, the share of the tokens without a gradient.
+        positions: of :data:`BINS` bins, the share of the gradient and of the tokens.
+        bin_width: positions of a bin, tokens.
+        largest: the :data:`LISTED` tokens with the largest shares.
+    """
+
+    tokens: int
+    rare_below: float
+    quadrants: Mapping[tuple[str, str], tuple[float, float]]
+    half_tokens: int
+    half_groups: int
+    groups: int
+    without: Mapping[str, float]
+    positions: Sequence[tuple[float, float]]
+    bin_width: int
+    largest: Sequence[Token]
+
+
+def gradient_of(steps: Sequence[Step], shares: Sequence[Tensor]) -> Gradient | None:
+    """Where the gradient goes; None where no token has one.
+
+    Args:
+        steps: of a dump.
+        shares: see :func:`shares_of`.
+    """
+    sizes = torch.cat([share.abs() for share in shares])
+    if not float(sizes.sum()):
+        return None
+    batches = [step.batch for step in steps]
+    advantages = torch.cat([batch.advantages for batch in batches])
+    surprisals = [-batch.logprobs if batch.entropies is None else batch.entropies for batch in batches]
+    rare_below = float(torch.cat(surprisals).double().nanmean().clamp(min=0).neg().exp())
+    rare = torch.cat([batch.logprobs for batch in batches]).exp() < rare_below
+    sides = {"rewarded": advantages > 0, "punished": advantages < 0}
+    quadrants = {
+        (side, kind): (float(sizes[where & of_kind].sum()), float((where & of_kind).double().mean()))
+        for side, where in sides.items()
+        for kind, of_kind in {"rare": rare, "common": ~rare}.items()
+    }
+    positions = torch.cat([batch.position for batch in batches])
+    width = -(-(int(positions.max()) + 1) // BINS)
+    bins = positions // width
+    held, counts = (torch.bincount(bins, weights, BINS) for weights in (sizes, torch.ones_like(sizes)))
+    groups: Counter[tuple[int, int]] = Counter()
+    for number, (batch, share) in enumerate(zip(batches, shares, strict=True)):
+        names, index = batch.group_ids[batch.sequence].unique(return_inverse=True)
+        sums = torch.zeros(len(names), dtype=torch.float64).index_add(0, index, share.abs())
+        groups.update({(number, name): size for name, size in zip(names.tolist(), sums.tolist(), strict=True)})
+    return Gradient(
+        tokens=len(sizes),
+        rare_below=rare_below,
+        quadrants=quadrants,
+        half_tokens=_half(sizes),
+        half_groups=_half(torch.tensor(list(groups.values()), dtype=torch.float64)),
+        groups=len(groups),
+        without=_without(steps, shares),
+        positions=list(zip(held.tolist(), (counts / len(sizes)).tolist(), strict=True)),
+        bin_width=width,
+        largest=list(_largest(steps, torch.cat(list(shares)))),
+    )
+
+
+def shares_of(steps: Sequence[Step]) -> list[Tensor]:
+    """``(n,)`` float64 by step: the signed share of each token in the gradient of all steps together."""
+    pulled = [pulls(step, run_coefficients(step)) for step in steps]
+    total = sum(float(pull.abs().sum()) for pull in pulled)
+    return [pull / total if total else pull for pull in pulled]
+
+
+def _half(sizes: Tensor) -> int:
+    """How many of the largest make half of the sum."""
+    behind = sizes.sort(descending=True).values.cumsum(0)
+    return int((behind < behind[-1] / 2).sum()) + 1
+
+
+def _without(steps: Sequence[Step], shares: Sequence[Tensor]) -> dict[str, float]:
+    """By reason: an advantage of 0 comes before what methods did, for such a token pulls nowhere whatever they do."""
+    counts: Counter[str] = Counter()
+    for step, share in zip(steps, shares, strict=True):
+        batch, weights = step.batch, step.tensors.get("weights")
+        left = share == 0
+        rejected = torch.zeros_like(left) if weights is None else weights[step.mask] == 0
+        reasons = {"zero advantage": batch.advantages == 0, "rejected by the correction": rejected, **_did(step)}
+        for reason, where in reasons.items():
+            counts[reason] += int((left & where).sum())
+            left = left & ~where
+        counts["another reason"] += int(left.sum())
+    tokens = sum(map(len, shares))
+    return {reason: count / tokens for reason, count in counts.items() if count}
+
+
+def _did(step: Step) -> dict[str, Tensor]:
+    """``(n,)`` bool: tokens that the trainer's own loss clipped, or that one of its methods dropped."""
+    if step.header.loss is None:
+        return {}
+    try:
+        traced = list(traces_of(step))
+    except RlstabError:
+        return {}
+    if len(traced) > 1:  # micro-batches, whose tokens are those of the step in another order
+        return {}
+    seen = traced[0][1]
+    return {
+        "beyond the clip range": seen.clipped,
+        **{
+            f"dropped by {method.name}": method.actions["dropped"]
+            for method in seen.methods.values()
+            if "dropped" in method.actions
+        },
+    }
+
+
+def _largest(steps: Sequence[Step], shares: Tensor) -> Iterator[Token]:
+    starts = torch.tensor([0, *(len(step.batch) for step in steps)]).cumsum(0)
+    for index in shares.abs().topk(min(LISTED, len(shares))).indices.tolist():
+        number = int(torch.searchsorted(starts, index, right=True)) - 1
+        within = index - int(starts[number])
+        batch, step = steps[number].batch, steps[number]
+        response = int(batch.sequence[within])
+        # the index among all tokens of the response, those that do not count in the loss included
+        position = int(step.mask.nonzero()[within]) - int((step.row < response).sum())
+        yield Token(number, response, position, float(shares[index]))

@@ -1,0 +1,262 @@
+"""``rlstab look``: one run in one page, its finding in a few lines."""
+
+from __future__ import annotations
+
+import json
+import webbrowser
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from rlstab.console import counted
+from rlstab.diagnose.diagnosis import Diagnosis, diagnose
+from rlstab.diagnose.printed import overview
+from rlstab.files import is_dir
+from rlstab.logs.watch import check_names
+from rlstab.look.alternatives import Alternatives, alternatives_of, chosen
+from rlstab.look.find import Found, find, nearest
+from rlstab.look.gradient import Gradient, gradient_of, shares_of
+from rlstab.look.page import MARK, TIMES, page
+from rlstab.look.sampler import Sampler, sampler_of
+from rlstab.look.sampler import sentence as sampler_sentence
+from rlstab.look.watch import follow
+from rlstab.record import Step
+from rlstab.record.response_traces import decoder_of
+from rlstab.record.token_texts import Decode
+from rlstab.replay.host_loss import Verdict, judge, sentence
+from rlstab.report.formatting import listed
+from rlstab.report.output import refuse_foreign, write_text
+from rlstab.signs import SIGNS
+from rlstab.visible import visible
+
+#: Exit code where a sign of ``--fail-on`` is there.
+FAILED = 3
+#: Lines of the terminal for methods and for notes.
+METHODS, NOTES = 4, 4
+
+
+@dataclass
+class Look:
+    """What was found of one run.
+
+    Attributes:
+        found: its log and dump.
+        diagnosis: of the log; None without one that can be judged.
+        steps: that can be used, of the dump.
+        loss: whether the loss was what it said; None without a dump.
+        shares: by step, ``(n,)`` signed shares of the gradient.
+        gradient, sampler, methods: None where nothing can be said.
+        decode: gives ids their text.
+    """
+
+    found: Found
+    diagnosis: Diagnosis | None
+    steps: Sequence[Step] = ()
+    loss: Verdict | None = None
+    gradient: Gradient | None = None
+    sampler: Sampler | None = None
+    methods: Alternatives | None = None
+    decode: Decode | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def head(self) -> str:
+        """The finding in a sentence."""
+        run = self.diagnosis
+        if run and run.first and run.remedy:
+            title = f"{run.remedy.title[:1].upper()}{run.remedy.title[1:]}"
+            return f"{title}, from {run.log.unit} {run.first.sign.step} on."
+        if self.loss is not None and self.loss.agrees is False:
+            return "The loss is not what the trainer says."
+        if run is None:
+            return "The log holds nothing that can be judged."
+        seen, unseen = len(run.looked_at), len(run.unseen)
+        if not seen:
+            return "Nothing could be judged."
+        none = f"one of the {counted(seen, 'sign')} that could be judged is there"
+        told = f"The loss is what it said, and n{none}" if self.loss is not None and self.loss.agrees else f"N{none}"
+        return f"{told}; {unseen} could not be seen." if unseen else f"{told}."
+
+    @property
+    def lead(self) -> list[str]:
+        """What else was found, a sentence each."""
+        return [
+            *([sentence(self.loss)] if self.loss else []),
+            *([f"Sampler and trainer: {sampler_sentence(self.sampler)}"] if self.sampler else []),
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines: that of the diagnosis, and what the dump says."""
+        told: dict[str, Any] = {} if self.diagnosis is None else self.diagnosis.as_json()
+        told |= {"run": self.found.title, "cause": told.get("cause"), "step": told.get("step"), "notes": self.notes}
+        told["signs"] = told.get("signs", [])
+        if self.loss is not None:
+            told["loss"] = {"name": self.loss.name, "agrees": self.loss.agrees, "findings": list(self.loss.findings)}
+        if self.sampler is not None:
+            told["sampler"] = {
+                "gap": self.sampler.gap,
+                "engine_gap": self.sampler.engine,
+                "mean_weight": self.sampler.mean_weight,
+                "lags": [{"updates": lag.updates, "gap": lag.gap, "tokens": lag.tokens} for lag in self.sampler.lags],
+                "corrections": self.sampler.corrections,
+                "lengths": list(self.sampler.lengths),
+            }
+        if self.methods is not None:
+            told["turns"] = [
+                {"name": row.name, "joins": row.joins, "turn": row.turn, "length": row.length, **row.actions}
+                for row in self.methods.rows
+            ]
+            told["left_out"] = dict(self.methods.left_out)
+        return told
+
+
+def look(
+    paths: Sequence[str | Path] = (),
+    methods: Sequence[str] = (),
+    *,
+    out: str | Path | None = None,
+    tokenizer: str | Path | None = None,
+    model: str | Path | None = None,
+    fail_on: Sequence[str] = (),
+    as_json: bool = False,
+    open_page: bool = False,
+    follows: bool = False,
+    console: Console,
+) -> int:
+    """Look at runs, print what was found and write the page of the first that shows a sign.
+
+    Args:
+        paths: of runs, logs and dumps; empty looks in the folder that one stands in.
+        methods: files, names of methods or presets, or ``file.py:Class``; empty takes all.
+        out: the page; None is ``look.html`` in the folder of the run, or the name of its file with ``.look.html``.
+        tokenizer: folder of a tokenizer, or its ``tokenizer.json``; None takes that of the dump.
+        model: folder of a model that adds what the dump lacks; see :func:`rlstab.replay.forward.completed`.
+        fail_on: names of signs; one that is there makes the return value :data:`FAILED`.
+        as_json: print JSON, an entry for each run, and write no page unless ``out`` is given.
+        open_page: open the page in a browser.
+        follows: read the log of one run again and again, and print each sign that appears, until one of ``fail_on``
+            does; no page.
+        console: where to print.
+
+    Returns:
+        the exit code.
+
+    Raises:
+        ReportError: nothing can be read, or the page cannot be written.
+        ConfigError: a name of ``fail_on`` is not that of a sign, or an objective cannot be used.
+    """
+    check_names(fail_on, "--fail-on")
+    if follows:
+        there = follow(
+            Path(paths[0] if paths else "."), lambda text: console.print(escape(text), highlight=False), stop_at=fail_on
+        )
+        return FAILED if there else 0
+    others: list[Path] = []
+    if paths:
+        found = [run for path in paths for run in find(Path(path))]
+    else:
+        found, others = nearest(Path())
+    looked = [_look(run) for run in found]
+    shown = next((run for run in looked if run.diagnosis and run.diagnosis.first), looked[0])
+    if len(looked) == 1 or out is not None or not as_json:
+        _read_tokens(shown, methods, tokenizer, model, console)
+    if as_json:
+        console.file.write(json.dumps([run.as_json() for run in looked], indent=1, ensure_ascii=True) + "\n")
+    else:
+        if len(looked) > 1:
+            console.print(overview([run.diagnosis for run in looked if run.diagnosis]), highlight=False)
+        _print(shown, others, console)
+    if out is not None or not as_json:
+        target = Path(out) if out is not None else _page_of(shown.found)
+        refuse_foreign(target, [MARK], "a page of rlstab look", "--out")
+        write_text(target, page(shown), "--out")
+        if not as_json:
+            console.print(visible(str(target), spaces=False), highlight=False, markup=False, soft_wrap=True)
+        if open_page:
+            webbrowser.open(target.resolve().as_uri())
+    fired = {sign.name for run in looked if run.diagnosis for sign in run.diagnosis.fired}
+    return FAILED if fired & set(fail_on) else 0
+
+
+def _look(found: Found) -> Look:
+    log = found.log
+    known = log is not None and log.metrics.keys() - {"lr"}
+    diagnosis = diagnose(log) if log is not None and known else None
+    notes = [*found.notes, *(diagnosis.remarks if diagnosis else ())]
+    return Look(found, diagnosis, notes=notes)
+
+
+def _read_tokens(
+    run: Look, methods: Sequence[str], tokenizer: str | Path | None, model: str | Path | None, console: Console
+) -> None:
+    """What the recorded optimizer steps of a run say."""
+    dump = run.found.dump
+    if dump is None or run.found.dump_path is None:
+        return
+    run.notes += [note for note in dump.notes if note not in run.notes]
+    run.loss = judge(dump.steps)
+    if model is not None:
+        from rlstab.replay.forward import completed
+
+        dump = completed(dump, model, console)
+    usable = [step.usable() for step in dump.steps]
+    run.notes += [
+        f"step {step.number}: {lost} responses are left out, of which a value is NaN or impossible."
+        for step, lost in usable
+        if lost
+    ]
+    run.steps = [step for step, _ in usable if len(step.batch)]
+    if not run.steps:
+        return
+    run.decode = decoder_of(run.found.dump_path, tokenizer)
+    if run.decode is None:
+        run.notes.append(
+            "The dump has no tokenizer, so tokens are shown by number. --tokenizer FOLDER gives them text."
+        )
+    run.gradient = gradient_of(run.steps, shares_of(run.steps))
+    run.sampler = sampler_of(run.steps)
+    longest = max(int(step.tensors["lengths"].max()) for step in run.steps)
+    run.methods = alternatives_of(run.steps, chosen(methods, longest) if methods else None)
+
+
+def _page_of(found: Found) -> Path:
+    return found.path / "look.html" if is_dir(found.path) else found.path.with_suffix(".look.html")
+
+
+def _print(run: Look, others: Sequence[Path], console: Console) -> None:
+    """At most about 25 lines, the finding first."""
+
+    def line(text: str, style: str = "") -> None:
+        console.print(escape(visible(text, spaces=False)), style=style, highlight=False)
+
+    calm = run.diagnosis is not None and run.diagnosis.first is None
+    line(f"{run.found.title}: {run.head}", "bold green" if calm else "bold yellow")
+    if run.diagnosis is not None and run.diagnosis.first is not None:
+        unit = run.diagnosis.log.unit
+        for sign in run.diagnosis.fired:
+            line(f"  {unit} {sign.step}: {SIGNS[sign.name].title}: {sign.text}")
+        if remedy := run.diagnosis.remedy:
+            line(f"  likely: {'; or '.join(remedy.likely)}", "dim")
+            line(f"  first: {remedy.first}")
+            settings = remedy.settings.get(run.diagnosis.log.writer)
+            if settings:
+                line(f"  settings: {', '.join(settings)}")
+    for text in run.lead:
+        line(text)
+    for text in run.loss.findings if run.loss else ():
+        line(f"  {text}", "yellow")
+    if run.methods is not None:
+        acting = sorted((row for row in run.methods.rows if row.acts), key=lambda row: -row.turn)
+        named = [f"{row.name} ({row.turn:.0f}°, step {TIMES} {row.length:.2g})" for row in acting[:METHODS]]
+        if named:
+            line(f"Methods that would turn its gradient most: {listed(named)}.")
+    for text in run.notes[:NOTES]:
+        line(f"note: {text}", "yellow")
+    if len(run.notes) > NOTES:
+        line(f"{len(run.notes) - NOTES} more notes are on the page.", "dim")
+    if others:
+        line(f"Also here: {', '.join(map(str, others[:6]))}{' and others' if len(others) > 6 else ''}.", "dim")

@@ -1,0 +1,476 @@
+"""The page of a look: everything that was found, in one HTML file that asks for nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup
+
+from rlstab.bins import binned, last_tenth
+from rlstab.console import counted
+from rlstab.look.alternatives import ACTS_ON, LENGTH, TURN, Alternative, Alternatives, Top
+from rlstab.look.gradient import Gradient
+from rlstab.look.sampler import CONFIDENT, Sampler
+from rlstab.look.sampler import sentence as sampler_sentence
+from rlstab.record import ACTIONS, Step
+from rlstab.record.token_texts import Decode, token_texts
+from rlstab.replay.host_loss import sentence
+from rlstab.report.formatting import MINUS, axis, in_order, setting
+from rlstab.report.output import digest, resource, safe_json
+from rlstab.report.template import rendered
+from rlstab.signs import SIGNS
+from rlstab.visible import visible
+
+if TYPE_CHECKING:
+    from rlstab.look.look import Look
+
+#: Marker in the head of a page that rlstab wrote.
+MARK = b'<meta name="rlstab-look"'
+#: Curves on a page; those of metrics by which a sign was found come first.
+STRIPS = 8
+#: Tokens of a response that are shown around a token, and in all.
+AROUND, MOST_TOKENS = 8, 600
+#: A curve that moves by less than this share of its size is not drawn.
+FLAT = 0.02
+#: Colours of the reasons why tokens have no gradient.
+COLOURS = ("var(--faint)", "var(--warn)", "var(--soft)", "var(--rule)")
+#: Before the length of a step.
+TIMES = "\u00d7"
+#: Characters of a prompt, its last ones.
+PROMPT = 120
+
+
+def page(run: Look) -> str:
+    """The HTML. Nothing that a file says is read as HTML or script."""
+    folder = resources.files("rlstab.look")
+    template, script, style = ((folder / f"look.{kind}").read_text(encoding="utf-8") for kind in ("html", "js", "css"))
+    signs = _signs(run)
+    curves = _curves(run, signs)
+    texts = _Texts(run.steps, run.decode)
+    gradient = None if run.gradient is None else _gradient(run.gradient, texts)
+    methods, data = (None, {}) if run.methods is None else _methods(run.methods, texts)
+    sections = {
+        "curves": ("Curves", curves["strips"]),
+        "loss": ("Loss", run.loss),
+        "sampler": ("Sampler", run.sampler),
+        "gradient": ("Gradient", gradient),
+        "methods": ("Methods", methods),
+        "tokens": ("Tokens", methods),
+    }
+    context = {
+        "policy": Markup(digest(script)),
+        "script": Markup(script),
+        "style": Markup(resource("page.css") + style),
+        "title": run.found.title,
+        "what": _what(run),
+        "head": run.head,
+        "lead": " ".join(run.lead),
+        "happened": signs,
+        "speaks": _speaks(run),
+        "change": _change(run),
+        "nothing": "Nothing in the log asks for a change.",
+        "looked_at": [(SIGNS[sign.name].title, sign.text) for sign in run.diagnosis.looked_at] if run.diagnosis else [],
+        "unseen": [(SIGNS[sign.name].title, sign.text) for sign in run.diagnosis.unseen] if run.diagnosis else [],
+        "notes": run.notes,
+        "missing": run.found.dump is None,
+        "contents": [(id_, name) for id_, (name, there) in sections.items() if there],
+        "evidence": _evidence(run),
+        "loss": _loss(run),
+        "told": run.methods.told if run.methods else "",
+        "sampler": None if run.sampler is None else _sampler(run.sampler),
+        "gradient": gradient,
+        "methods": methods,
+        **{name: curves[name] for name in ("strips", "flags", "ticks", "unit", "flat")},
+        "data": Markup(safe_json({**curves["data"], **data})),
+    }
+    return rendered(template, {"counted": counted}, context)
+
+
+def _what(run: Look) -> str:
+    log, parts = run.found.log, [run.found.title]
+    if run.steps:
+        parts.append(run.steps[0].header.host)
+    elif log is not None:
+        parts.append(log.writer)
+    if log is not None:
+        parts.append(counted(log.rollouts, log.unit))
+    if run.steps:
+        tokens = sum(len(step.batch) for step in run.steps)
+        parts.append(f"{counted(len(run.steps), 'optimizer step')} recorded, {tokens:,} tokens")
+    return " · ".join(parts)
+
+
+def _signs(run: Look) -> list[dict[str, Any]]:
+    if run.diagnosis is None:
+        return []
+    unit = run.diagnosis.log.unit.capitalize()
+    return [
+        {
+            "title": f"{unit} {sign.step}: {SIGNS[sign.name].title}",
+            "text": sign.text,
+            "step": sign.step,
+            "metric": next((name for name in SIGNS[sign.name].reads if name in run.diagnosis.log.metrics), ""),
+        }
+        for sign in run.diagnosis.fired
+    ]
+
+
+def _speaks(run: Look) -> list[tuple[str, str]]:
+    """What is known beside the signs: each in a few words, with its figures."""
+    told = []
+    if run.loss is not None:
+        agrees = {
+            True: "The loss is what it said",
+            False: "The loss is not what it said",
+            None: "The loss is not known",
+        }
+        told.append((agrees[run.loss.agrees], run.loss.compared))
+    if run.sampler is not None:
+        told.append(("Sampler against trainer", sampler_sentence(run.sampler)))
+    if run.gradient is not None:
+        share = run.gradient.half_tokens / run.gradient.tokens
+        told.append(("Half of the gradient", f"comes from {_percent(share)} of the tokens"))
+    if run.diagnosis is not None and run.diagnosis.first is not None:
+        told += [(f"Not there: {SIGNS[sign.name].title}", sign.text) for sign in run.diagnosis.looked_at]
+    return told[:4]
+
+
+def _change(run: Look) -> dict[str, Any] | None:
+    if run.diagnosis is None or (remedy := run.diagnosis.remedy) is None:
+        return None
+    names = remedy.settings.get(run.diagnosis.log.writer) or [
+        f"{host}: {', '.join(names)}" for host, names in remedy.settings.items()
+    ]
+    return {"first": remedy.first, "likely": "; or ".join(remedy.likely), "settings": names}
+
+
+def _evidence(run: Look) -> list[tuple[str, str, str]]:
+    """What was compared among the methods that act on the cause: method, figures, and where they stand."""
+    remedy = run.diagnosis.remedy if run.diagnosis else None
+    return [
+        (
+            method,
+            "; ".join(figure.told for figure in figures),
+            f"against {figures[0].baseline}, {counted(figures[0].seeds, 'seed')}, task {figures[0].task}; "
+            f"{figures[0].page}, {figures[0].bench}; again: {figures[0].command}",
+        )
+        for method, figures in (remedy.evidence if remedy else ())
+    ]
+
+
+def _loss(run: Look) -> dict[str, Any] | None:
+    if run.loss is None or not run.steps:
+        return None
+    return {
+        "agrees": run.loss.agrees,
+        "said": sentence(run.loss),
+        "findings": run.loss.findings,
+        "name": run.loss.name,
+        "host": run.steps[0].header.host,
+        "members": [] if run.methods is None else run.methods.members,
+    }
+
+
+# -- curves ------------------------------------------------------------------------------------------------------------
+
+
+def _curves(run: Look, signs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The metrics of the log as strips over one axis."""
+    nothing = {"strips": [], "flags": [], "ticks": [], "unit": "step", "flat": "", "data": {}}
+    log = run.found.log
+    if log is None:
+        return nothing
+    metrics = {name: curve for name, curve in log.metrics.items() if len(curve[0]) > 1}
+    if not metrics:
+        return nothing
+    first = min(int(steps[0]) for steps, _ in metrics.values())
+    last = max(int(steps[-1]) for steps, _ in metrics.values())
+    telling = dict.fromkeys(sign["metric"] for sign in signs if sign["metric"] in metrics)
+    ordered = [*telling, *(name for name in in_order(set(metrics)) if name not in telling)]
+    moving = [name for name in ordered if name in telling or not _flat(metrics[name][1])]
+    flat = [f"{axis(name).title} {setting(float(metrics[name][1][-1]))}" for name in ordered if name not in moving]
+    drawn = moving[:STRIPS]
+
+    def left(step: float) -> float:
+        return round(100 * (step - first) / max(last - first, 1), 2)
+
+    flags: dict[int, list[int]] = {}
+    for number, sign in enumerate(signs, 1):
+        flags.setdefault(sign["step"], []).append(number)
+    strips = []
+    for name in drawn:
+        steps, values = metrics[name]
+        low, high = min(0.0, float(values.min())), float(values.max())
+        if not axis(name).zero:
+            low = float(values.min())
+        high = high if high > low else low + 1
+        ends, means = binned(log, name)
+        shown = {
+            "metric": name,
+            "title": axis(name).title,
+            "name": log.names.get(name, name),
+            "signs": [number for number, sign in enumerate(signs, 1) if sign["metric"] == name],
+            "raw": _path(steps, values, left, low, high),
+            "mean": _path(ends, means, left, low, high),
+            "high": f"{high:.3g}",
+            "low": f"{low:.3g}",
+            "start": f"{float(values[0]):.3g}",
+            "end": f"{last_tenth(log, name) or 0.0:.3g}",
+        }
+        told = f"{shown['title']}: {shown['start']} at first, {shown['end']} over the last tenth"
+        strips.append({**shown, "told": f"{told}, lowest {float(values.min()):.3g}, highest {float(values.max()):.3g}"})
+    data = {
+        name: dict(zip(steps.tolist(), (round_(value) for value in values.tolist()), strict=True))
+        for name in drawn
+        for steps, values in [metrics[name]]
+    }
+    stride = _stride(last - first)
+    marks = [
+        first,
+        *(step for step in range(stride, last, stride) if step > first + stride / 2 and step < last - stride / 2),
+    ]
+    return {
+        "strips": strips,
+        "flags": [{"left": left(step), "numbers": numbers} for step, numbers in sorted(flags.items())],
+        "ticks": [(left(step), step) for step in (*marks, last)],
+        "unit": log.unit,
+        "flat": "; ".join(flat),
+        "data": {"first": first, "last": last, "unit": log.unit, "curves": data},
+    }
+
+
+def round_(value: float) -> float:
+    """Four digits are enough to read."""
+    return float(f"{value:.4g}")
+
+
+def _flat(values: Any) -> bool:
+    return bool(values.max() - values.min() <= FLAT * max(abs(values.max()), abs(values.min())))
+
+
+def _path(steps: Any, values: Any, left: Any, low: float, high: float) -> str:
+    points = [
+        f"{10 * left(step):.0f} {58 - 56 * (value - low) / (high - low):.1f}"
+        for step, value in zip(steps.tolist(), values.tolist(), strict=True)
+        if math.isfinite(value)
+    ]
+    return f"M{'L'.join(points)}" if points else ""
+
+
+def _stride(span: int) -> int:
+    size = int(10 ** int(math.log10(max(span / 5, 1))))
+    return next((factor * size for factor in (1, 2, 5) if factor * size * 5 >= span), 10 * size)
+
+
+# -- sampler and gradient ----------------------------------------------------------------------------------------------
+
+
+def _percent(share: float) -> str:
+    if share < 0.1:
+        return "0" if not share else "< 0.1 %" if share < 0.001 else f"{100 * share:.1f} %"
+    return f"{100 * share:.0f} %"
+
+
+def _sampler(sampler: Sampler) -> dict[str, Any]:
+    tokens, responses = (median(size) for size in zip(*sampler.sizes, strict=True))
+    names: dict[int | None, str] = {None: "not known" if len(sampler.lags) == 1 else "one or more"}
+    return {
+        "said": sampler_sentence(sampler),
+        "lags": [
+            {
+                "name": names.get(lag.updates, str(lag.updates)),
+                "gap": f"{lag.gap:.4f}",
+                "quartiles": f"{lag.low:.4f} to {lag.high:.4f}",
+                "tokens": f"{lag.tokens:,}",
+            }
+            for lag in sampler.lags
+        ],
+        "size": f"median of the steps: {_percent(responses)} of the responses, {_percent(tokens)} of the tokens",
+        "disagreements": f"p above {CONFIDENT[0]} on one side and below {CONFIDENT[1]} on the other: "
+        f"{_percent(sampler.disagreements)} of the tokens",
+        "mean_weight": f"{sampler.mean_weight:.3f}; 1 where both are of the whole distribution",
+        "longest": sampler.longest,
+        "lengths": [f"{length:,}" for length in sampler.lengths],
+        "corrections": [
+            (name, [{"text": f"{weight:.2f}", "shade": f"{min(max(weight, 0), 1):.3f}"} for weight in weights])
+            for name, weights in sampler.corrections.items()
+        ],
+    }
+
+
+def _gradient(gradient: Gradient, texts: _Texts) -> dict[str, Any]:
+    rare = sum(gradient.quadrants[side, "rare"][0] for side in ("rewarded", "punished"))
+    rare_tokens = sum(gradient.quadrants[side, "rare"][1] for side in ("rewarded", "punished"))
+    said = (
+        f"{_percent(rare)} of it goes into rare tokens, which are {_percent(rare_tokens)} of all. Half comes from "
+        f"{gradient.half_tokens:,} of {gradient.tokens:,} tokens and from {gradient.half_groups:,} of "
+        f"{gradient.groups:,} groups."
+    )
+    without = sum(gradient.without.values())
+    parts = [("has a gradient", 1 - without, "var(--accent)")] + [
+        (reason, share, COLOURS[min(index, len(COLOURS) - 1)])
+        for index, (reason, share) in enumerate(gradient.without.items())
+    ]
+    used = [pair for pair in gradient.positions if pair[1] or pair[0]] or [(0.0, 0.0)]
+    most = max(max(pair) for pair in used) or 1.0
+    width = 300 / len(used)
+    bars = [
+        {
+            "x": f"{26 + index * width:.1f}",
+            "y": f"{8 + 104 * (1 - share / most):.1f}",
+            "width": f"{max(width - 2, 1):.1f}",
+            "height": f"{104 * share / most:.1f}",
+            "told": f"positions {index * gradient.bin_width + 1} to {(index + 1) * gradient.bin_width}: "
+            f"{_percent(share)} of the gradient, {_percent(tokens)} of the tokens",
+        }
+        for index, (share, tokens) in enumerate(used)
+    ]
+    line = " ".join(
+        f"{26 + (index + 0.5) * width:.1f},{8 + 104 * (1 - tokens / most):.1f}"
+        for index, (_, tokens) in enumerate(used)
+    )
+    return {
+        "said": said,
+        "rare_below": f"{gradient.rare_below:.2g}",
+        "quadrants": [
+            (
+                side,
+                [
+                    {"gradient": _percent(share), "tokens": _percent(tokens), "shade": f"{share:.3f}"}
+                    for share, tokens in (gradient.quadrants[side, kind] for kind in ("rare", "common"))
+                ],
+            )
+            for side in ("rewarded", "punished")
+        ],
+        "without_share": _percent(without),
+        "parts": [
+            {"name": name, "share": f"{share:.4f}", "text": _percent(share), "colour": colour}
+            for name, share, colour in parts
+        ],
+        "bars": bars,
+        "line": line,
+        "highest": f"{100 * most:.0f}",
+        "ticks": [(26, "1", "start"), (326, str(len(used) * gradient.bin_width), "end")],
+        "largest": [_token(token, texts) for token in gradient.largest],
+    }
+
+
+def _token(token: Any, texts: _Texts) -> dict[str, Any]:
+    response = texts.response(token.step, token.response)
+    tokens, at = response["tokens"], token.position
+    before = "".join(tokens[max(0, at - AROUND) : at])
+    return {
+        "prompt": response["prompt"][-40:],
+        "before": f"{'…' if at > AROUND else ''}{before}",
+        "text": tokens[at],
+        "after": "".join(tokens[at + 1 : at + 1 + AROUND]) + ("…" if at + 1 + AROUND < len(tokens) else ""),
+        "step": response["step"],
+        "advantage": f"{response['advantage'][at]:+.2f}".replace("-", MINUS),
+        "p": f"{response['p'][at]:.3g}",
+        "share": f"{100 * token.share:.2f}".replace("-", MINUS),
+    }
+
+
+# -- methods and tokens ------------------------------------------------------------------------------------------------
+
+
+class _Texts:
+    """Responses of a dump as the page has them, each made once."""
+
+    def __init__(self, steps: Sequence[Step], decode: Decode | None) -> None:
+        self.steps, self.decode = steps, decode
+        self.made: dict[tuple[int, int], dict[str, Any]] = {}
+
+    def response(self, step: int, response: int) -> dict[str, Any]:
+        """One response."""
+        if (step, response) not in self.made:
+            self.made[step, response] = self._make(self.steps[step], response)
+        return self.made[step, response]
+
+    def _make(self, step: Step, response: int) -> dict[str, Any]:
+        where = step.row == response
+        ids, prompt = step.tensors["ids"][where].tolist(), step.prompts[response].tolist()
+        tokens = [f" {one}" for one in ids] if self.decode is None else token_texts(self.decode, ids)
+        told = "" if not prompt else f"({len(prompt)} tokens)" if self.decode is None else self.decode(prompt)
+        sampled, rewards = step.tensors.get("rollout_logprobs"), step.tensors.get("rewards")
+        reward = None if rewards is None else float(rewards[response])
+        return {
+            "step": step.number,
+            "id": str(int(step.batch.sequence_ids[response])),
+            "reward": reward if reward is not None and math.isfinite(reward) else None,
+            "prompt": visible(told[-PROMPT:], spaces=False),
+            "tokens": list(map(visible, tokens)),
+            "p": [round_(value) for value in step.tensors["logprobs"][where].exp().tolist()],
+            "q": None if sampled is None else [round_(value) for value in sampled[where].exp().tolist()],
+            "advantage": [round_(value) for value in step.tensors["advantages"][where].tolist()],
+        }
+
+
+def _did(row: Alternative) -> str:
+    verbs = {"dropped": "drops", "clipped": "clips", "regularised": "penalises", "unclipped": "frees"}
+    named = {action: verbs.get(action, f"{action.removesuffix('ed')}s") for action in ACTIONS}
+    acted = [f"{named[action]} {_percent(share)}" for action, share in row.actions.items() if share >= 0.0005]
+    if row.entropy is not None:
+        acted.append(f"entropy {row.entropy:+.2g}")
+    otherwise = {"region": "changes the ratio", "mean": "changes the weights of responses"}
+    return ", ".join(acted) or otherwise.get(row.acts_on, "")
+
+
+def _row(row: Alternative, index: int) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "joins": row.joins,
+        "did": _did(row),
+        "bar": f"{min(row.turn / 90, 1) * 100:.1f}",
+        "turn": f"{row.turn:.0f}°" if row.turn >= 10 else f"{row.turn:.1f}°",
+        "length": f"{TIMES} {row.length:.2g}",
+        "index": index,
+    }
+
+
+def _methods(methods: Alternatives, texts: _Texts) -> tuple[dict[str, Any], dict[str, Any]]:
+    acting = [row for row in methods.rows if row.acts]
+    numbered = {row.name: index for index, row in enumerate(acting, 1)}
+    rows = {row.name: _row(row, numbered.get(row.name, 0)) for row in methods.rows}
+    groups = [(title, [rows[row.name] for row in acting if row.acts_on == group]) for group, title in ACTS_ON.items()]
+    turned = sorted(acting, key=lambda row: -row.turn)
+    said = (
+        f"{turned[0].name} would turn its gradient most, by {rows[turned[0].name]['turn']}, with a step "
+        f"{rows[turned[0].name]['length']}."
+        if turned
+        else "None would have changed the gradient of these steps visibly."
+    )
+    objectives = [methods.own, *acting]
+    told = {
+        "said": f"{methods.told} {said}".strip(),
+        "steps": f"{counted(len(methods.numbers), 'optimizer step')} of the dump",
+        "groups": [(title, shown) for title, shown in groups if shown],
+        "idle": [rows[row.name] for row in methods.rows if not row.acts],
+        "least": f"{TURN:g}° and change its length by less than {100 * LENGTH:g} %",
+        "left_out": sorted(methods.left_out.items(), key=lambda pair: (pair[1], pair[0])),
+        "presets": [_row(row, 0) for row in methods.presets],
+        "responses": f"{sum(len(step.tensors['lengths']) for step in texts.steps):,}",
+        "choices": ["This run's objective", *(f"{row.name}, {row.joins}" for row in acting)],
+    }
+    data = {
+        "objectives": [[_top(top) for top in row.top] for row in objectives],
+        "responses": {
+            f"{top.step}-{top.response}": _cut(texts.response(top.step, top.response))
+            for row in objectives
+            for top in row.top
+        },
+    }
+    return told, data
+
+
+def _top(top: Top) -> list[Any]:
+    return [f"{top.step}-{top.response}", round_(top.share), [round_(value) for value in top.tokens[:MOST_TOKENS]]]
+
+
+def _cut(response: Mapping[str, Any]) -> dict[str, Any]:
+    by_token = ("tokens", "p", "q", "advantage")
+    return {name: value[:MOST_TOKENS] if name in by_token and value else value for name, value in response.items()}

@@ -1,0 +1,209 @@
+"""Is the sampler the policy: how far apart the two are, what of it is staleness, and what a correction leaves.
+
+Sources: effective sample size and truncated weights, arXiv:2510.26788; the mean weight that a mask leaves, from the
+normal approximation of a sum of log-ratios (see :func:`mean_weight`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist, median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlstab.config import load_objective
+from rlstab.core.objective import no_fit_warnings
+from rlstab.core.plan import make_plan
+from rlstab.look.alternatives import CORRECTIONS
+from rlstab.record import Step
+
+#: Lengths of responses for which the mean weight is told, tokens, beyond those of the dump.
+LENGTHS = (256, 1024, 4096, 16384)
+#: A disagreement is confident where one side gives a token more than the first and the other less than the second.
+CONFIDENT = (0.9, 0.5)
+#: Steps with at most this many different versions are told one by one.
+MOST_LAGS = 12
+#: Where the unbounded mean weight is below, the sampler's log-probs are renormalised, over top-p or top-k.
+RENORMALISED = 0.97
+
+
+@dataclass(frozen=True)
+class Lag:
+    """Tokens whose sampler is this many updates behind.
+
+    Attributes:
+        updates: of the weights since the token was sampled; None where it is not known.
+        gap: mean absolute difference of the log-probs of trainer and sampler, nats.
+        low, high: quartiles of its mean by optimizer step, nats.
+        tokens: how many.
+    """
+
+    updates: int | None
+    gap: float
+    low: float
+    high: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """The sampler of a dump against its trainer.
+
+    Attributes:
+        lags: by number of updates, or one for all.
+        sizes: by step, the effective sample size of weights by token and by response, as shares of their number.
+        disagreements: tokens that one side is confident of and the other is not, as a share.
+        mean_weight: without a bound, over all tokens; 1 where the sampler's log-probs are of the whole distribution.
+        corrections: by name, the mean weight at each of ``lengths``, measured or computed.
+        lengths: tokens of a response; those above ``longest`` are computed.
+        longest: response of the dump, tokens.
+    """
+
+    lags: Sequence[Lag]
+    sizes: Sequence[tuple[float, float]]
+    disagreements: float
+    mean_weight: float
+    corrections: Mapping[str, Sequence[float]]
+    lengths: Sequence[int]
+    longest: int
+
+    @property
+    def engine(self) -> float | None:
+        """The gap at no lag, which the engine and its precision make, nats; None where no token is without a lag."""
+        return next((lag.gap for lag in self.lags if lag.updates == 0), None)
+
+    @property
+    def gap(self) -> float:
+        """Over all tokens, nats."""
+        return sum(lag.gap * lag.tokens for lag in self.lags) / sum(lag.tokens for lag in self.lags)
+
+
+def sampler_of(steps: Sequence[Step]) -> Sampler | None:
+    """Compare sampler and trainer; None where the dump has no log-probs of the sampler."""
+    steps = [step for step in steps if step.batch.rollout_logprobs is not None and len(step.batch)]
+    if not steps:
+        return None
+    gaps = [log_weights(step) for step in steps]
+    every = torch.cat(gaps)
+    sampled = torch.cat([_sampled(step) for step in steps]).exp()
+    trained = torch.cat([step.batch.old_logprobs for step in steps]).double().exp()
+    sure, unsure = CONFIDENT
+    apart = ((sampled > sure) & (trained < unsure)) | ((trained > sure) & (sampled < unsure))
+    longest = max(int(torch.bincount(step.batch.sequence).max()) for step in steps)
+    lengths = [longest, *(length for length in LENGTHS if length > longest)]
+    return Sampler(
+        lags=_lags(steps, gaps),
+        sizes=[_effective(step, gap) for step, gap in zip(steps, gaps, strict=True)],
+        disagreements=float(apart.double().mean()),
+        mean_weight=float(every.clamp(max=20).exp().mean()),
+        corrections=_corrections(steps, every, lengths),
+        lengths=lengths,
+        longest=longest,
+    )
+
+
+def _sampled(step: Step) -> Tensor:
+    assert step.batch.rollout_logprobs is not None
+    return step.batch.rollout_logprobs.double()
+
+
+def log_weights(step: Step) -> Tensor:
+    """``(n,)`` float64, log-prob of the old policy minus that of the sampler, nats."""
+    return step.batch.old_logprobs.double() - _sampled(step)
+
+
+def _lags(steps: Sequence[Step], gaps: Sequence[Tensor]) -> list[Lag]:
+    """By the versions of the weights; without them, what was sampled by the policy itself apart from the rest."""
+    by_lag: dict[int | None, list[Tensor]] = {}
+    for step, gap in zip(steps, gaps, strict=True):
+        versions = step.tensors.get("versions")
+        if versions is None:
+            by_lag.setdefault(0 if step.header.first else None, []).append(gap.abs())
+            continue
+        behind = (step.header.step - 1 - versions[step.mask].long()).clamp(min=0)
+        for lag in behind.unique().tolist():
+            by_lag.setdefault(int(lag), []).append(gap.abs()[behind == lag])
+    lags = []
+    for updates in sorted(by_lag, key=lambda updates: math.inf if updates is None else updates)[:MOST_LAGS]:
+        means = torch.stack([values.mean() for values in by_lag[updates]])
+        whole = torch.cat(by_lag[updates])
+        ordered = sorted(means.tolist())
+        low, high = ordered[(len(ordered) - 1) // 4], ordered[(3 * len(ordered)) // 4]
+        lags.append(Lag(updates, float(whole.mean()), low, high, len(whole)))
+    return lags
+
+
+def _effective(step: Step, gap: Tensor) -> tuple[float, float]:
+    sums = torch.zeros(step.batch.num_sequences, dtype=torch.float64).index_add(0, step.batch.sequence, gap)
+    there = torch.bincount(step.batch.sequence, minlength=len(sums)) > 0
+
+    def size(logs: Tensor) -> float:
+        weights = (logs - logs.max()).exp()
+        return float(weights.sum() ** 2 / weights.square().sum() / len(weights))
+
+    return size(gap), size(sums[there])
+
+
+def _corrections(steps: Sequence[Step], gaps: Tensor, lengths: Sequence[int]) -> dict[str, list[float]]:
+    """Measured on the responses of the dump as they are, and computed for longer ones."""
+    rows: dict[str, list[float]] = {}
+    for name, settings in CORRECTIONS.items():
+        with no_fit_warnings():
+            method = load_objective([{"name": "importance_correction", **settings}])
+        weights = []
+        for step in steps:
+            weight = make_plan(method, [step.batch]).part(0).terms.weight
+            weights.append(torch.ones(len(step.batch)) if weight is None else weight)
+        measured = float(torch.cat(weights).double().mean())
+        rows[name] = [measured, *(mean_weight(gaps, settings, length) for length in lengths[1:])]
+    return rows
+
+
+def mean_weight(gaps: Tensor, settings: Mapping[str, Any], length: int) -> float:
+    """The mean weight that a correction leaves on responses of a length.
+
+    The log-ratios of the tokens of a response are taken as independent, with the variance that they have here and the
+    mean that makes the sampler unbiased. Their sum S over T tokens is then about normal with a variance v and a mean
+    of -v / 2, and the mean of the weight e^S inside a bound h is that of a normal number around +v / 2.
+
+    Args:
+        gaps: ``(n,)`` log-ratios of the tokens, nats.
+        settings: of ``importance_correction``.
+        length: of the response, tokens.
+    """
+    level = settings.get("level", "token")
+    count = 1 if level == "token" else length
+    variance = float(gaps.var(correction=0)) * count
+    if level == "token":
+        weights = gaps.clamp(max=20).exp()
+        kept = (weights >= (settings.get("keep_low") or 0.0)) & (weights <= (settings.get("keep_high") or math.inf))
+        return float((weights.clamp(max=settings["max_weight"] or math.inf) * kept).mean())
+    deviation = math.sqrt(max(variance, 1e-12))
+    if level == "geometric":  # the mean of T tokens, which rejects and does not weigh
+        mean, spread = float(gaps.mean()), math.sqrt(max(float(gaps.var(correction=0)), 1e-12) / length)
+        law = NormalDist(mean, spread)
+        return law.cdf(math.log(settings["keep_high"])) - law.cdf(math.log(settings["keep_low"]))
+    inside = NormalDist(variance / 2, deviation)  # of the sum, where each response counts by its weight
+    if settings.get("keep_high"):
+        return inside.cdf(math.log(settings["keep_high"]))
+    cap = float(settings["max_weight"])
+    return inside.cdf(math.log(cap)) + cap * (1 - NormalDist(-variance / 2, deviation).cdf(math.log(cap)))
+
+
+def sentence(sampler: Sampler) -> str:
+    """The finding in one sentence."""
+    engine, gap = sampler.engine, sampler.gap
+    size = median(responses for _, responses in sampler.sizes)
+    worth = f"the median rollout is worth {size:.0%} of its responses"
+    if sampler.mean_weight < RENORMALISED:
+        renormalised = f"a mean weight of {sampler.mean_weight:.2f} says that top-p or top-k renormalised the sampler"
+        return f"they differ by {gap:.3f} nats a token, and {renormalised}; {worth}."
+    if engine is None or len(sampler.lags) == 1:
+        return f"they differ by {gap:.3f} nats a token; {worth}."
+    last = sampler.lags[-1]
+    later = "later" if last.updates is None else f"{last.updates} updates later"
+    return f"they differ by {engine:.3f} nats a token at no lag, by {last.gap:.3f} {later}; {worth}."

@@ -1,0 +1,102 @@
+"""The signs of a run of any trainer while it goes on: a callback of transformers, and a log that is followed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlstab.diagnose.readers import read_logs
+from rlstab.errors import ReportError
+from rlstab.logs.watch import Watch, check_names, told
+from rlstab.signs import SIGNS, Sign, signs
+
+if TYPE_CHECKING:
+    from transformers import TrainerCallback as _Callback
+else:
+    try:
+        from transformers import TrainerCallback as _Callback
+    except ImportError:
+        _Callback = object
+
+
+class WatchCallback(_Callback):
+    """Tells the signs of a run of any trainer of transformers while it trains: ``callbacks=[WatchCallback()]``.
+
+    A sign that appears is printed, and logged to wandb as ``rlstab/sign/NAME`` with an alert where a run is on. Every
+    process reads the same log, so all of them stop together.
+
+    Args:
+        stop_at: names of signs (:data:`rlstab.signs.SIGNS`) at which training stops, after a checkpoint was saved.
+
+    Raises:
+        ConfigError: a name is not that of a sign.
+    """
+
+    def __init__(self, stop_at: Collection[str] = ()) -> None:
+        check_names(stop_at, "WatchCallback.stop_at")
+        self.stop_at, self.watch = frozenset(stop_at), Watch()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+        """A line was logged."""
+        if not logs:
+            return
+        for sign in self.watch.log(state.global_step, logs):
+            text = told(sign, self.watch.unit)
+            if state.is_world_process_zero:
+                print(f"rlstab: {text}")
+                _to_wandb(sign, text)
+            if sign.name in self.stop_at:
+                control.should_save = control.should_training_stop = True
+
+
+def _to_wandb(sign: Sign, text: str) -> None:
+    try:
+        import wandb
+    except ImportError:
+        return
+    if wandb.run is not None:
+        wandb.run.log({f"rlstab/sign/{sign.name}": sign.step}, commit=False)
+        wandb.run.alert(title=SIGNS[sign.name].title, text=text)
+
+
+def follow(
+    path: Path,
+    tell: Callable[[str], None],
+    *,
+    stop_at: Collection[str] = (),
+    every: float = 10.0,
+    goes_on: Callable[[], bool] = lambda: True,
+) -> bool:
+    """Read a log again and again, and tell each new sign.
+
+    Args:
+        path: of one run; it may not be there yet.
+        tell: is given a line.
+        stop_at: names of signs at which to stop.
+        every: seconds between two readings.
+        goes_on: asked after each reading.
+
+    Returns:
+        whether a sign of ``stop_at`` is there.
+
+    Raises:
+        ReportError: several runs are logged there.
+    """
+    watch = Watch()
+    while True:
+        try:
+            logs = read_logs(path)
+        except ReportError:  # nothing there so far, or half a line
+            logs = []
+        if len(logs) > 1:
+            raise ReportError(f"{path}: {len(logs)} runs are logged there. Give the path of one of them.")
+        for log in logs:
+            for sign in watch.new(signs(log)):
+                tell(told(sign, log.unit))
+        if set(stop_at) & watch.seen.keys():
+            return True
+        if not goes_on():
+            return False
+        time.sleep(every)

@@ -1,0 +1,66 @@
+"""What Trackio and MLflow keep in SQLite, as their own packages write it."""
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from rlstab.diagnose.readers import read_logs
+from rlstab.errors import ReportError
+
+LINES = [
+    json.loads(line)
+    for line in (Path(__file__).parents[1] / "diagnose" / "data" / "truncation.jsonl").read_text().splitlines()
+]
+
+
+def trackio(path: Path) -> None:
+    """The tables of trackio 0.43.0, as far as they are read."""
+    with sqlite3.connect(path) as database:
+        database.execute(
+            "create table metrics (id integer primary key autoincrement, timestamp text, run_name text, step integer, "
+            "metrics text)"
+        )
+        for line in LINES:
+            row = ("now", "run-a", line["rollout"], json.dumps(line))
+            database.execute("insert into metrics (timestamp, run_name, step, metrics) values (?, ?, ?, ?)", row)
+
+
+def mlflow(path: Path) -> None:
+    """The tables of mlflow 3.17.2, as far as they are read."""
+    with sqlite3.connect(path) as database:
+        database.execute("create table runs (run_uuid text, name text)")
+        database.execute(
+            "create table metrics "
+            "(key text, value double, timestamp bigint, run_uuid text, step bigint, is_nan boolean)"
+        )
+        database.execute("insert into runs values ('f00', 'run-a')")
+        for line in LINES:
+            for key, value in line.items():
+                if isinstance(value, int | float):
+                    database.execute(
+                        "insert into metrics values (?, ?, 0, 'f00', ?, 0)", (key, float(value), line["rollout"])
+                    )
+
+
+@pytest.mark.parametrize("write", [trackio, mlflow])
+def test_a_database_is_read_as_the_log_that_went_into_it(write, tmp_path: Path) -> None:
+    write(tmp_path / "runs.db")
+    expected = read_logs(Path(__file__).parents[1] / "diagnose" / "data" / "truncation.jsonl")[0]
+    for path in (tmp_path, tmp_path / "runs.db"):
+        (log,) = read_logs(path)
+        assert log.title.endswith("run-a")
+        assert log.metrics["reward/mean"][1].tolist() == expected.metrics["reward/mean"][1].tolist()
+
+
+def test_a_damaged_database_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    trackio(path)
+    path.write_bytes(path.read_bytes()[:5000])
+    with pytest.raises(ReportError, match="cannot be read"):
+        read_logs(path)
+    path.write_text("not a database at all, but long enough to have a head" * 9)
+    with pytest.raises(ReportError, match="cannot be read"):
+        read_logs(path)
+    assert path.exists()

@@ -1,0 +1,340 @@
+"""One look at a run: its log, its loss, its sampler, its gradient, and what methods would do to it."""
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rlstab.cli import main
+from rlstab.errors import ConfigError
+from rlstab.look import Watch, WatchCallback
+from rlstab.look.alternatives import alternatives_of, own_objective
+from rlstab.look.find import candidates, find, nearest
+from rlstab.look.gradient import gradient_of, shares_of
+from rlstab.look.sampler import mean_weight, sampler_of
+from rlstab.look.watch import follow
+from rlstab.record import Header, HostLoss, read_dump
+from rlstab.record.step import Step, rank_of
+from rlstab.replay.effects import run_coefficients
+from rlstab.signs import signs
+from tests.browser import BrowserPage
+from tests.replay.dumps import write
+from tests.train.runs import apart, checkpoints, go, lines, number, quiet, small
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "dump-smollm2"
+LOGS = ROOT / "tests" / "diagnose" / "data"
+HOSTILE = "</script><img src=x onerror=alert(1)>{{ 7 * 7 }}"
+
+
+def step(number: int = 1, *, first: bool = True, seed: int = 0, count: int = 16, **tensors: Any) -> Step:
+    """An optimizer step of ``count`` responses of 4 to 40 tokens; the policy is the sampler unless told otherwise."""
+    draw = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(4, 41, (count,), generator=draw)
+    total = int(lengths.sum())
+    logprobs = -3 * torch.rand(total, generator=draw)
+    rewards = torch.randn(count, generator=draw)
+    known = {
+        **{"lengths": lengths, "ids": torch.arange(total), "mask": torch.ones(total, dtype=torch.int64)},
+        **{"sequence_ids": torch.arange(count), "group_ids": torch.arange(count) // 4},
+        **{"advantages": rewards.repeat_interleave(lengths), "logprobs": logprobs, "rollout_logprobs": logprobs},
+    }
+    made = {name: value(known, draw) if callable(value) else value for name, value in tensors.items()}
+    loss = HostLoss(name="trl/dapo", settings={"low": 0.2, "high": 0.28})
+    return rank_of(Header(host="a trainer", step=number, first=first, loss=loss), {**known, **made})
+
+
+# -- the gradient ------------------------------------------------------------------------------------------------------
+
+
+def test_shares_are_those_of_coefficients_and_each_token_without_a_gradient_has_a_reason() -> None:
+    steps = [part.usable()[0] for part in read_dump(EXAMPLE).steps]
+    shares = shares_of(steps)
+    pulls = torch.cat([run_coefficients(part) * (1 - part.batch.logprobs.double().exp()) for part in steps])
+    assert torch.allclose(torch.cat(shares), pulls / pulls.abs().sum(), rtol=1e-6, atol=1e-12)
+    told = gradient_of(steps, shares)
+    assert told is not None
+    neutral = torch.cat([part.batch.advantages for part in steps]) == 0  # a KL term pulls there, too
+    among = sum(share for share, _ in told.quadrants.values())
+    assert among + float(torch.cat(shares)[neutral].abs().sum()) == pytest.approx(1)
+    assert sum(share for share, _ in told.positions) == pytest.approx(1)
+    zero = torch.cat(shares) == 0
+    assert sum(told.without.values()) == pytest.approx(float(zero.double().mean()))
+    largest = max(torch.cat(shares).abs().tolist())
+    assert abs(told.largest[0].share) == pytest.approx(largest)
+    top = told.largest[0]
+    of_response = steps[top.step].row == top.response
+    pulled = torch.zeros(len(of_response), dtype=torch.float64).masked_scatter(steps[top.step].mask, shares[top.step])
+    assert float(pulled[of_response][top.position]) == pytest.approx(top.share)
+
+
+def test_reasons_are_told_apart() -> None:
+    def advantages(known: Any, draw: Any) -> Any:
+        return torch.where(torch.arange(len(known["ids"])) < 50, 0.0, 1.0)
+
+    def old(known: Any, draw: Any) -> Any:  # the last 60 tokens are far above the clip range
+        return known["logprobs"] - torch.where(torch.arange(len(known["ids"])) >= len(known["ids"]) - 60, 1.0, 0.0)
+
+    one = step(advantages=advantages, old_logprobs=old, first=False)
+    told = gradient_of([one], shares_of([one]))
+    assert told is not None
+    assert told.without == {"zero advantage": 50 / told.tokens, "beyond the clip range": 60 / told.tokens}
+
+
+# -- methods -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_run_itself_turns_nothing_and_each_method_joins_or_replaces_what_it_excludes() -> None:
+    steps = [part.usable()[0] for part in read_dump(EXAMPLE).steps]
+    assert [member.name for member in own_objective(steps).members] == ["clip_higher", "kl", "token_mean"]
+    found = alternatives_of(steps)
+    rows = {row.name: row for row in found.rows}
+    assert rows["token_mean"].turn == pytest.approx(0, abs=1e-4)
+    assert rows["token_mean"].joins == "in place of token_mean"
+    assert rows["cispo"].joins == "in place of clip_higher"
+    assert (rows["s2t"].joins, rows["s2t"].turn > 2) == ("added", True)
+    assert 0.7 < rows["top_entropy"].actions["dropped"] < 0.85
+    assert "log_kept_mass" in found.left_out["lp_reg"]
+    assert "entropies" in found.left_out["entropy_bonus"]
+    assert sum(top.share for top in found.own.top) < 1
+    # the objective that was planned is that of the trainer: its gradient is what the trainer recorded
+    first = found.own.top[0]
+    of_response = steps[first.step].row == first.response
+    recorded = torch.zeros(len(of_response), dtype=torch.float64)
+    recorded = recorded.masked_scatter(steps[first.step].mask, shares_of(steps)[first.step])[of_response]
+    assert torch.allclose(torch.tensor(first.tokens, dtype=torch.float64), recorded, rtol=1e-3, atol=1e-9)
+
+
+def test_a_correction_takes_the_place_of_the_recorded_one() -> None:
+    weights = [step(weights=lambda known, draw: 0.2 + torch.rand(len(known["ids"]), generator=draw))]
+    found = alternatives_of(weights)
+    rows = {row.name: row for row in found.rows}
+    assert rows["no correction"].joins == "in place of the correction"
+    assert rows["no correction"].turn > 5
+    # sampler and policy are the same here, so every correction leaves the weight 1, as no correction does
+    assert rows["token, cap 2 (TIS)"].turn == pytest.approx(rows["no correction"].turn)
+
+
+# -- the sampler -------------------------------------------------------------------------------------------------------
+
+
+def noise(spread: float) -> Any:
+    """A sampler whose log-probs are off by normal noise."""
+
+    def sampled(known: Any, draw: Any) -> Any:
+        off = spread * torch.randn(len(known["ids"]), generator=draw)
+        return (known["logprobs"] + off).clamp(max=0)
+
+    return sampled
+
+
+def versions(number: int) -> Any:
+    """Half of the tokens are two updates behind."""
+    return lambda known, draw: (number - 1 - 2 * (torch.arange(len(known["ids"])) % 2)).float()
+
+
+#: Of a standard normal number, the mean of its size.
+MEAN_SIZE = math.sqrt(2 / math.pi)
+
+
+def test_engine_noise_and_staleness_are_sized() -> None:
+    engine = sampler_of([step(seed=seed, count=64, rollout_logprobs=noise(0.05)) for seed in range(4)])
+    assert engine is not None
+    assert engine.engine == pytest.approx(0.05 * MEAN_SIZE, rel=0.2)
+    stale = [
+        step(number, first=number == 1, seed=number, count=64, rollout_logprobs=noise(0.05 if number == 1 else 0.3))
+        for number in (1, 2, 3)
+    ]
+    found = sampler_of(stale)
+    assert found is not None
+    assert found.engine == pytest.approx(0.05 * MEAN_SIZE, rel=0.2)
+    assert found.lags[-1].gap == pytest.approx(0.3 * MEAN_SIZE, rel=0.2)
+    assert sampler_of([step(rollout_logprobs=None) for _ in range(0)]) is None
+
+
+def test_a_renormalised_sampler_shows_in_the_mean_weight() -> None:
+    # of top-p 0.8 the sampler's probabilities are 1 / 0.8 of the policy's
+
+    def lower(known: Any, draw: Any) -> Any:
+        return known["logprobs"] - 0.5
+
+    def renormalised(known: Any, draw: Any) -> Any:
+        return lower(known, draw) - math.log(0.8)
+
+    found = sampler_of([step(logprobs=lower, rollout_logprobs=renormalised)])
+    assert found is not None
+    assert found.mean_weight == pytest.approx(0.8, abs=1e-6)
+
+
+def test_the_mean_weight_of_a_mask_is_that_of_simulated_responses() -> None:
+    spread, length, count = 0.02, 4096, 40_000
+    draw = torch.Generator().manual_seed(0)
+    gaps = spread * torch.randn(200_000, generator=draw, dtype=torch.float64) - spread**2 / 2
+    sums = spread * math.sqrt(length) * torch.randn(count, generator=draw, dtype=torch.float64) - length * spread**2 / 2
+    for settings, weights in (
+        ({"level": "sequence", "max_weight": None, "keep_high": 3.0}, sums.exp() * (sums.exp() <= 3)),
+        ({"level": "sequence", "max_weight": 2.0}, sums.exp().clamp(max=2)),
+    ):
+        assert mean_weight(gaps, settings, length) == pytest.approx(float(weights.mean()), abs=0.02)
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Path]:
+    """TRL's output folder with a dump in it."""
+    folder = tmp_path / "<b>run"
+    shutil.copytree(LOGS / "trl_1_16", folder)
+    write(folder / "dump", steps=1)
+    return folder
+
+
+def test_a_folder_is_read_with_its_log_and_its_dump(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (found,) = find(run)
+    assert found.log is not None
+    assert found.dump is not None
+    assert (found.log.writer, len(found.dump.steps)) == ("TRL", 1)
+    assert main(["look", str(run), "--json"]) == 0
+    (entry,) = json.loads(capsys.readouterr().out)
+    assert {"cause", "step", "signs", "loss", "turns", "sampler"} <= entry.keys()
+    assert entry["loss"]["agrees"] is True
+    assert not (run / "look.html").exists()
+
+
+def test_without_a_dump_it_says_how_to_have_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["look", str(LOGS / "trl_1_16"), "--json"]) == 0
+    (entry,) = json.loads(capsys.readouterr().out)
+    assert any("DumpCallback" in note for note in entry["notes"])
+
+
+def test_a_sign_of_fail_on_ends_with_its_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = str(LOGS / "truncation.jsonl")
+    for names, code in ((["truncation"], 3), (["entropy_floor"], 0)):
+        assert main(["look", log, "--json", "--fail-on", *names]) == code
+    assert main(["look", log, "--fail-on", "truncated"]) == 2
+    assert "truncation" in capsys.readouterr().err
+
+
+def test_the_page_is_not_written_over_a_file_of_somebody_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "look.html"
+    page.write_text("mine")
+    assert main(["look", str(LOGS / "healthy.jsonl"), "--out", str(page)]) == 2
+    assert page.read_text() == "mine"
+    assert "look.html exists" in capsys.readouterr().err
+
+
+def test_without_a_path_the_newest_run_here_is_taken(run: Path) -> None:
+    shutil.copy(LOGS / "healthy.jsonl", run.parent / "old.jsonl")
+    os.utime(run.parent / "old.jsonl", (0, 0))
+    assert [path.name for path in candidates(run.parent)] == ["<b>run", "old.jsonl"]
+    assert candidates(run) == [run]
+    found, others = nearest(run.parent)
+    assert ([one.path for one in found], others) == ([run], [run.parent / "old.jsonl"])
+
+
+def test_the_page_in_a_browser(run: Path, browser_page: BrowserPage) -> None:
+    for file in (run / "dump").glob("*.json"):
+        file.write_text(json.dumps({**json.loads(file.read_text()), "host": HOSTILE}))
+    assert main(["look", str(run)]) == 0
+    page: Any = browser_page.open(run / "look.html")
+    assert HOSTILE in page.inner_text(".what")
+    assert page.locator("nav a").all_inner_texts() == ["Curves", "Loss", "Sampler", "Gradient", "Methods", "Tokens"]
+    assert page.locator("details.m").count() > 10
+    assert page.locator("#list .resp").count() == 8
+    page.locator("#list .t").first.click()
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#list [aria-current]").count() == 1
+    page.locator("details.m summary").first.click()
+    page.locator("[data-open]").first.click()
+    assert page.locator("#objective").input_value() == "1"
+    page.locator("#strips").focus()
+    page.keyboard.press("ArrowRight")
+    assert "step 1" in page.inner_text("#strips")
+    page.click("#theme")
+    page.set_viewport_size({"width": 400, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") == 400
+    browser_page.assert_clean()
+
+
+# -- while it runs -----------------------------------------------------------------------------------------------------
+
+
+def test_live_signs_are_those_of_a_look_at_the_log_so_far() -> None:
+    (found,) = find(LOGS / "truncation.jsonl")
+    assert found.log is not None
+    watch, rows = Watch("rollout"), [json.loads(line) for line in (LOGS / "truncation.jsonl").read_text().splitlines()]
+    told: dict[str, int] = {}
+    for row in rows:
+        for sign in watch.log(row["rollout"], row):
+            told.setdefault(sign.name, row["rollout"])
+    final = {sign.name: sign.step for sign in signs(found.log) if sign.fired}
+    assert {name: sign.step for name, sign in watch.seen.items()} == final
+    assert told["truncation"] >= (final["truncation"] or 0)
+
+
+def test_the_callback_stops_training_at_a_checkpoint() -> None:
+    with pytest.raises(ConfigError, match="truncation"):
+        WatchCallback(stop_at=["truncated"])
+    callback, rows = WatchCallback(stop_at=["truncation"]), (LOGS / "truncation.jsonl").read_text().splitlines()
+    state, control = (
+        SimpleNamespace(global_step=0, is_world_process_zero=True),
+        SimpleNamespace(should_training_stop=False),
+    )
+    stopped = []
+    for line in rows:
+        row = json.loads(line)
+        state.global_step = row["rollout"]
+        callback.on_log(None, state, control, logs=row)
+        if control.should_training_stop:
+            assert control.should_save
+            stopped.append(row["rollout"])
+            break
+    assert stopped
+    assert stopped[0] < json.loads(rows[-1])["rollout"]
+
+
+def test_following_a_log_tells_each_sign_once(tmp_path: Path) -> None:
+    lines = (LOGS / "truncation.jsonl").read_text().splitlines(keepends=True)
+    log, said, read = tmp_path / "log.jsonl", list[str](), iter((10, 30, 60, len(lines), len(lines)))
+
+    def goes_on() -> bool:
+        count = next(read, None)
+        if count is not None:
+            log.write_text("".join(lines[:count]))
+        return count is not None
+
+    assert follow(log, said.append, every=0, goes_on=goes_on) is False
+    assert len(said) == len(set(said)) >= 1
+    assert follow(log, said.append, stop_at=["truncation"], every=0) is True
+
+
+def test_our_trainer_stops_at_a_sign_with_a_checkpoint_and_goes_on(tmp_path: Path) -> None:
+    """Answers of two tokens are cut off from the first rollout on."""
+    stopped, plain = tmp_path / "stopped", tmp_path / "plain"
+    short: dict[str, Any] = {"rollout__max_new_tokens": 2, "optimisation__rollouts": 3}
+    said = quiet()
+    go(small(stopped, tracking__stop_at=["truncation"], **short), console=said)
+    assert "sign truncation" in said.file.getvalue()  # type: ignore[attr-defined]
+    assert [number(path) for path in checkpoints(stopped)] == [1]
+    go(small(plain, tracking__checkpoint_every=1, tracking__keep_checkpoints=9, **short))
+    first, mine = (load_file(checkpoints(run)[0] / "model.safetensors") for run in (plain, stopped))
+    assert all(torch.equal(values, mine[name]) for name, values in first.items())
+    go(small(stopped, **short), resume=True)
+    assert len(lines(stopped / "metrics.jsonl")) == 3
+    assert apart(stopped, plain) == 0
+
+
+def test_a_name_that_is_not_a_sign_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="truncation"):
+        small(tmp_path, tracking__stop_at=["truncated"])
