@@ -129,7 +129,7 @@ def test_nothing_is_asked_for_and_only_our_scripts_run(text: str) -> None:
 
 def test_every_figure_has_its_numbers_and_every_row_its_texts(compared: Comparison, text: str) -> None:
     read = Parsed(text)
-    numbers = json.loads(read.scripts[0])
+    numbers = json.loads(unpacked(read.scripts[0]))
     assert {attributes["data-figure"] for attributes in read.having("data-figure")} == {"trajectory", "curve"}
     drawn = {attributes["data-metric"] for attributes in read.having("data-metric")}
     assert {"reward/mean", "eval/mean", "tokens/entropy", "gradient/norm", "s2t/dropped", "stare/gate"} <= drawn
@@ -157,7 +157,7 @@ def test_differences_to_the_base_are_marked_and_only_our_own_command_is_there_to
 def test_a_sweep_has_its_figure_and_its_table(swept: Comparison) -> None:
     read = parsed(swept)
     assert [attributes["data-figure"] for attributes in read.having("data-figure")].count("sweep") == 1
-    numbers = json.loads(read.scripts[0])
+    numbers = json.loads(unpacked(read.scripts[0]))
     [swept] = numbers["sweeps"]
     assert (swept["key"], swept["labels"], swept["log"]) == ("optimisation.lr", ["1e-4", "2e-4", "4e-4"], True)
     by_name = {method["name"]: swept["methods"][method["key"]] for method in numbers["methods"]}
