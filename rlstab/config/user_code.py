@@ -46,6 +46,7 @@ _IN_FILE = re.compile(r"(?P<file>[^\n]*[^\n/\\]\.py):(?P<name>[A-Za-z_]\w*(?:\.[
 _PATHS = re.compile(r"(^|.*\.)(model\.(name|adapter|reference)|adapter\.path|task\.(path|eval_path))")
 
 _files_of: dict[type, str] = {}
+_imports: dict[Path, tuple[dict[Path, tuple[int, int]], list[Path]]] = {}
 
 
 def is_user_code(name: object) -> bool:
@@ -265,12 +266,25 @@ def _sum_of_file(path: Path, size: int, modified: int) -> str:
 
 
 def _imported(path: Path) -> list[Path]:
-    """Files in its folder that a file of code imports, directly or not; in a clone, rlstab itself does not count."""
-    finder = ModuleFinder([str(path.parent)], excludes=["rlstab"])
-    with suppress(SyntaxError, ValueError, OSError):  # reported when the file is loaded
-        finder.run_script(str(path))
-    files = (getattr(module, "__file__", None) for module in finder.modules.values())
-    return sorted(Path(file) for file in files if file and Path(file) != path)
+    """Files in its folder that a file of code imports, directly or not; in a clone, rlstab itself does not count.
+
+    They are looked for again where one of the files, or of the folders that hold them, was modified.
+    """
+    stamps, files = _imports.get(path, ({}, []))
+    if not stamps or stamps != {near: _stamp(near) for near in stamps}:
+        finder = ModuleFinder([str(path.parent)], excludes=["rlstab"])
+        with suppress(SyntaxError, ValueError, OSError):  # reported when the file is loaded
+            finder.run_script(str(path))
+        found = (getattr(module, "__file__", None) for module in finder.modules.values())
+        files = sorted(Path(file) for file in found if file and Path(file) != path)
+        _imports[path] = {near: _stamp(near) for file in (path, *files) for near in (file, file.parent)}, files
+    return files
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """When it was last modified, and its size; zeros where it is gone."""
+    stat = path.stat() if exists(path) else None
+    return (stat.st_mtime_ns, stat.st_size) if stat else (0, 0)
 
 
 def portable(data: Any) -> Any:

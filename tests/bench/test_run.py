@@ -369,7 +369,7 @@ def test_a_killed_run_takes_no_other_with_it_and_a_worker_leaves_with_its_parent
             (folder / "bench.json").write_text('{"status": "running"}')
             run = {"how": how, "tracking": {"out": str(folder)}}
             spent = {"seconds": 5.0, "cpu_seconds": 3.0}
-            order = {"run": run, "resume": True, "keep_checkpoints": False, "spent": spent}
+            order = {"folder": str(folder), "run": run, "resume": True, "keep_checkpoints": False, "spent": spent}
             worker.stdin.write(json.dumps(order).encode() + b"\n")
             if how == "sleep":
                 worker.stdin.close()
