@@ -237,9 +237,9 @@ class Detector:
         definition: when it is present.
         unseen: what cannot be seen without its metrics, as the end of a sentence.
         reads: metrics, of which the first that a run has is judged.
-        bins: that the metric needs.
+        bins: how many the metric needs.
         counted: whether the report counts it, as a sign that a method may prevent.
-        judge: looks at a run and at that metric.
+        judge: the judgement from a run and that metric.
     """
 
     title: str
@@ -251,7 +251,7 @@ class Detector:
     judge: Callable[[Run, Metric], Sign]
 
     def detect(self, run: Run) -> Sign:
-        """What it says of a run."""
+        """The sign in a run."""
         run = _once(run)
         names = [name for read in self.reads for name in (_parts(run) if read == PARTS else [read])]
         metric = next((metric for name in names if len((metric := _metric(run, name)).steps)), None)
@@ -289,7 +289,7 @@ def _detector(
 
 
 def signs(run: Run) -> list[Sign]:
-    """What every detector says of a run so far, in the order of :data:`SIGNS`."""
+    """The judgement of every detector about a run so far, in the order of :data:`SIGNS`."""
     run = _once(run)
     return [replace(detector.detect(run), name=name) for name, detector in SIGNS.items()]
 

@@ -152,8 +152,7 @@ def test_an_unknown_key_has_nothing():
 
 def test_values_are_summed_where_they_are_asked_to_be():
     keys, values = torch.tensor([1, 2, 1]), torch.tensor([0.5, math.nan, 2.0], requires_grad=True)
-    given = Grouped.of(keys, values, torch.tensor([True, False, True]))
-    (some,) = settle([{"": given}], LocalComm()).values()
+    some = settle([{"x": Grouped.of(keys, values, torch.tensor([True, False, True]))}], LocalComm()).grouped("x")
     assert (some.keys.tolist(), some.totals.tolist(), some.counts.tolist()) == ([1], [2.5], [2.0])
     assert not some.totals.requires_grad
     marked = Grouped.of(keys.int(), torch.tensor([True, False, True]))

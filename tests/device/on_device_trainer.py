@@ -6,6 +6,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
+from rlstab.models.policy import Sequences, load_policy
 from tests.device.simulated import DEVICE, REAL, simulated_device
 from tests.train.runs import ADAPTER, STAGED, about, apart, go, lines, metrics, small
 
@@ -54,6 +55,26 @@ def test_the_trainer_learns_there_what_it_learns_on_a_cpu(tmp_path, name):
         assert apart(tmp_path / "cpu", where) < 1e-3
         assert REAL or tally.operations["_softmax"] > 0
         assert not tally.unordered
+
+
+def test_a_forward_in_autocast_is_that_of_a_cpu():
+    ids = torch.arange(24).view(3, 8) % 20 + 3
+    whole = torch.ones(3, 8, dtype=torch.bool)
+
+    def forward(device, precision):
+        policy = load_policy("countdown-tiny", device=device, precision=precision)
+        asked = {"needs": {"logprobs"}, "temperature": 1.0}
+        signals = policy.signals(Sequences(ids, whole, ids.flip(1), whole), torch.arange(24), **asked)
+        signals.logprobs.sum().backward()
+        gradients = [weight.grad.cpu().reshape(-1) for weight in policy.model.parameters()]
+        return signals.logprobs.detach().cpu(), torch.cat(gradients)
+
+    exact, narrow = forward("cpu", "fp32"), forward("cpu", "bf16")
+    with simulated_device():
+        seen = forward(DEVICE, "bf16")
+    for values, cpu, truth in zip(seen, narrow, exact, strict=True):
+        assert 0 < (cpu - truth).norm() <= 0.05 * truth.norm()
+        assert (values - truth).norm() <= 2 * (cpu - truth).norm()
 
 
 @pytest.mark.skipif(REAL, reason="nothing is counted on a real device")

@@ -2,7 +2,8 @@
 
 Its tensors lie in CPU memory, say that they are on another device, and refuse to meet CPU tensors. It counts, by file
 and line of rlstab, where the host waits for the device and which sums a GPU would add up in no fixed order. It stands
-on torch's Python backend for ``PrivateUse1``, which torch has from 2.10 on. It has no kernels for autocast.
+on torch's Python backend for ``PrivateUse1``, which torch has from 2.10 on. Autocast narrows products of matrices
+there, as on CUDA.
 
 With ``RLSTAB_ON_DEVICE=cuda`` in the environment the same tests run on that device for real, where nothing is counted.
 """
@@ -307,7 +308,24 @@ def register() -> None:
         name = func._schema.name.removeprefix("aten::")
         overload = func._schema.overload_name
         made.impl(f"{name}.{overload}" if overload else name, _factory(func), "PrivateUse1")
+    fallback.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    for name in ("linear", "matmul", "mm", "bmm", "addmm", "scaled_dot_product_attention"):
+        made.impl(name, _narrowed(getattr(aten, name).default), "AutocastPrivateUse1")
     _LIBRARIES.extend([fallback, made])
+
+
+def _narrowed(func: Any) -> Any:
+    """An operation under autocast: on tensors of its dtype."""
+    key = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+
+    def run(*args: Any, **kwargs: Any) -> Tensor:
+        def narrow(value: Any) -> Any:
+            return value.to(torch.bfloat16) if isinstance(value, Tensor) and value.dtype == torch.float32 else value
+
+        with torch._C._ExcludeDispatchKeyGuard(key):
+            return func(*map(narrow, args), **{name: narrow(value) for name, value in kwargs.items()})
+
+    return run
 
 
 def _factory(func: Any) -> Any:
