@@ -19,6 +19,8 @@ COSTS = {
     "rollout_logprobs": "free: the sampler has it",
     "truncated": "free: the sampler knows it",
     "branch": "free: the sampler knows it",
+    "lag": "free: the trainer counts its rollouts",
+    "teacher_logprobs": "one more forward per rollout, and the teacher in memory",
     "block_ids": "free where the task tells its blocks; else yours to provide",
     "rewards": "free: the scorer gave them",
     "raw_rewards": "free: the scorer gave them",
@@ -47,7 +49,7 @@ def costs(objective: Composition, run: RunConfig | None) -> list[str]:
     """Signals, passes, state, statistics: what comes on top of plain GRPO."""
     lines = [
         f"- `{name}`, for {_readers(objective, 'needs', name)}: {_WHAT.get(name, 'a user-defined signal')}. "
-        f"{_upper(reference(run) if run and name == 'ref_logprobs' else COSTS.get(name, _YOURS))}."
+        f"{_upper(reference(run, _other(run)[name]) if run and name in _other(run) else COSTS.get(name, _YOURS))}."
         for name in sorted(objective.needs - BASICS)
     ]
     lines += [
@@ -75,11 +77,16 @@ def _upper(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def reference(run: RunConfig) -> str:
-    """Which policy the reference of `kl` is, and what it costs."""
+def _other(run: RunConfig) -> dict[str, str | None]:
+    """The models that are named for signals of other policies."""
+    return {"ref_logprobs": run.model.reference, "teacher_logprobs": run.model.teacher}
+
+
+def reference(run: RunConfig, named: str | None) -> str:
+    """Which policy the reference of `kl` or the teacher is, and what it costs."""
     model, second = run.model, "a second model in memory, and one more forward per rollout"
-    if model.reference is not None:
-        return f"the model '{model.reference}': {second}"
+    if named is not None:
+        return f"the model '{named}': {second}"
     if model.adapter is None:
         return f"the weights at the start: {second}"
     text = f"'{model.name}' without the adapter: no second model in memory, one more forward per rollout"
@@ -112,8 +119,8 @@ def _passes(objective: Composition, run: RunConfig) -> str:
     optimisation, beyond = run.optimisation, []
     if optimisation.old_logprobs == "recompute":
         beyond.append("one per rollout for the old log-probs")
-    if "ref_logprobs" in objective.needs:
-        beyond.append("one per rollout of the reference model")
+    for name, what in (("ref_logprobs", "reference model"), ("teacher_logprobs", "teacher")):
+        beyond += [f"one per rollout of the {what}"] * (name in objective.needs)
     if optimisation.refresh == "step":
         beyond.append("one per optimizer step for fresh evidence")
     steps, rollout = optimisation.optimizer_steps_per_rollout, f"{run.rollout.prompts} x {run.rollout.group} responses"
