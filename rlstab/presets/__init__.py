@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from rlstab.core.compose import compose, within
 from rlstab.errors import UnknownName, did_you_mean
+from rlstab.presets.distillation import DISTILLATION
 from rlstab.presets.grpo_family import GRPO_FAMILY, JUSTRL_DUAL
 from rlstab.presets.off_policy import OFF_POLICY
 from rlstab.presets.ratios import RATIOS
@@ -25,7 +26,15 @@ _RECOMMENDED = Preset(
 )
 
 #: Name to recipe: the family of GRPO, tokens treated otherwise, other ratios, other policies, our own, and stacks.
-PRESETS: Mapping[str, Preset] = {**GRPO_FAMILY, **TOKENS, **RATIOS, **OFF_POLICY, "recommended": _RECOMMENDED, **STACKS}
+PRESETS: Mapping[str, Preset] = {
+    **GRPO_FAMILY,
+    **TOKENS,
+    **RATIOS,
+    **OFF_POLICY,
+    **DISTILLATION,
+    "recommended": _RECOMMENDED,
+    **STACKS,
+}
 
 
 def preset(name: str) -> Preset:

@@ -32,7 +32,7 @@ class IWOPD(TokenObjective):
         - ``bonus``: w a - A, so that the advantage becomes w a.
 
     Denominator:
-        untouched.
+        untouched: every token still counts.
 
     Parameters:
         - ``gain`` (g): float in [0, inf), default 0.5. TRL's default. 0 is ``opd`` with ``alone``.
@@ -73,7 +73,10 @@ class IWOPD(TokenObjective):
         (``_compute_iw_opd_loss``, release 1.16).
     """
 
-    about = About(addresses={"sample"})
+    about = About(
+        addresses={"sample"},
+        exceptions={"zero advantage": "the teacher grades a token whatever its response earned."},
+    )
 
     name = "iw_opd"
     needs = {"old_logprobs", "teacher_logprobs"}

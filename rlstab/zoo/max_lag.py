@@ -105,4 +105,4 @@ class MaxLag(TokenObjective):
         report = {"dropped": Mean.of(old), "lag": Mean.of(batch.signal("lag"))}
         if self.denominator == "kept":
             return Terms(keep=~old, report=report)
-        return Terms(weight=(~old).to(batch.old_logprobs.dtype), report=report)
+        return Terms(weight=(~old).to(batch.signal("lag").dtype), report=report)

@@ -33,7 +33,7 @@ class OPD(TokenObjective):
         - ``bonus``: c (ln q - ln p_old), and with ``alone`` less the advantage.
 
     Denominator:
-        untouched.
+        untouched: every token still counts.
 
     Parameters:
         - ``coefficient`` (c): float in [0, inf), default 1.0. tinker-cookbook's and slime's default.
@@ -87,6 +87,7 @@ class OPD(TokenObjective):
     about = About(
         addresses={"sample"},
         no_op_at=(NoOpAt({"coefficient": 0.0, "alone": False}, "every bonus is 0."), AGREES),
+        exceptions={"zero advantage": "the teacher grades a token whatever its response earned."},
     )
 
     name = "opd"

@@ -40,7 +40,7 @@ class RLSD(TokenObjective):
         - ``weight``: s, between 1 - m e and 1 + m e.
 
     Denominator:
-        untouched.
+        untouched: every token still counts.
 
     Parameters:
         - ``mix`` (m): float in [0, 1], default 0.5. ms-swift's default. 0 is GRPO.

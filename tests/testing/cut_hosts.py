@@ -51,7 +51,8 @@ def verl() -> Iterator[tuple[str, Callable[..., Any], bool]]:
 
 
 def skyrl() -> Iterator[tuple[str, Callable[..., Any], bool]]:
-    """Every registered policy loss at its own settings."""
+    """Every registered policy loss at its own settings; a package that it imports lies in a folder of its wheel."""
+    sys.path.append(str(distribution("skyrl").locate_file("skyrl-gym")))
     from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry
     from skyrl.train.config import AlgorithmConfig
 
