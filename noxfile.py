@@ -39,6 +39,9 @@ seen = f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} th
 print(f"Python {platform.python_version()}, torch {torch.__version__}, {seen}")
 """
 
+#: What holds the losses of hosts to the cut.
+LOSSES = "tests/testing/test_cut_free.py"
+
 nox.options.error_on_missing_interpreters = True
 nox.options.download_python = "never"
 
@@ -98,7 +101,7 @@ def trl(session: nox.Session) -> None:
     session.install("-c", "constraints.txt", *own)
     env = {"OMP_NUM_THREADS": "1", "RLSTAB_REQUIRE_TRL": "1"}
     session.run("rlstab", "doctor", env=env)
-    session.run("python", "-m", "pytest", "tests/adapters", "tests/replay", *session.posargs, env=env)
+    session.run("python", "-m", "pytest", "tests/adapters", "tests/replay", LOSSES, *session.posargs, env=env)
     # two objectives in TRL, three seeds each, by a bench file: three minutes
     session.run("python", "-m", "pytest", "tests/adapters/test_trl_bench.py", "-m", "slow", env=env)
     session.run("python", "-m", "pytest", "tests/device", "-k", "trl", env=env)
@@ -135,7 +138,29 @@ def verl(session: nox.Session) -> None:
     session.install("-c", "constraints-verl.txt", "torch==2.13.0", "hypothesis>=6.120", "-e", ".[train,testing,verl]")
     env = {"OMP_NUM_THREADS": "1", "RLSTAB_REQUIRE_VERL": "1"}
     session.run("rlstab", "doctor", env=env)
-    session.run("python", "-m", "pytest", "tests/adapters", "tests/replay/test_verl.py", *session.posargs, env=env)
+    session.run(
+        "python", "-m", "pytest", "tests/adapters", "tests/replay/test_verl.py", LOSSES, *session.posargs, env=env
+    )
+
+
+@nox.session(python="3.12", reuse_venv=True, default=False)
+def skyrl(session: nox.Session) -> None:
+    """SkyRL's policy losses held to the cut; its trainer needs Linux with a GPU and is not installed."""
+    session.install("torch==2.13.0", "-e", ".[testing]", "skyrl==0.4.0", "ray", "jaxtyping", "loguru", "omegaconf")
+    session.run("python", "-m", "pytest", LOSSES, *session.posargs, env=env_of("skyrl"))
+
+
+@nox.session(python="3.11", reuse_venv=True, default=False)
+def openrlhf(session: nox.Session) -> None:
+    """OpenRLHF's policy losses held to the cut; without its dependencies, which need a GPU."""
+    session.install("torch==2.13.0", "-e", ".[testing]")
+    session.install("--no-deps", "openrlhf==0.11.2")
+    session.run("python", "-m", "pytest", LOSSES, *session.posargs, env=env_of("openrlhf"))
+
+
+def env_of(host: str) -> dict[str, str]:
+    """Of the tests that need a host: where it is missing, they fail."""
+    return {"OMP_NUM_THREADS": "1", f"RLSTAB_REQUIRE_{host.upper()}": "1"}
 
 
 def bound(session: nox.Session, resolution: str) -> None:

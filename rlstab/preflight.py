@@ -171,14 +171,16 @@ def _try_model(run: RunConfig, task: Task | None) -> list[str]:
     from rlstab.models.loading import load_part, require_pad_token
     from rlstab.models.policy import Policy, require_prompts
 
-    name, reference = run.model.name, run.model.reference
+    name = run.model.name
     tokenizer = load_part("tokenizer", name, AutoTokenizer.from_pretrained)
     described: Any = SimpleNamespace(config=load_part("configuration", name, AutoConfig.from_pretrained))
     _require_safetensors("model.name", name)
     require_pad_token(tokenizer, described.config, name)
-    if "ref_logprobs" in run.composition.needs and reference is not None and not _is_on_the_hub(reference):
-        load_part("configuration", reference, AutoConfig.from_pretrained)
-        _require_safetensors("model.reference", reference)
+    for key, signal in (("reference", "ref_logprobs"), ("teacher", "teacher_logprobs")):
+        other = getattr(run.model, key)
+        if signal in run.composition.needs and other is not None and not _is_on_the_hub(other):
+            load_part("configuration", other, AutoConfig.from_pretrained)
+            _require_safetensors(f"model.{key}", other)
     if task is None:
         return []
     policy = Policy(described, tokenizer, 0, frozenset(), "fp32")

@@ -48,6 +48,10 @@ PUBLISHED = {
     "icepop": "clip_higher 0.2 0.2 None, importance_correction token None None 0.5 5.0 None max_k3 None False all, "
     "sequence_mean, grpo",
     "vcpo": f"ess_scale 1.0 0.5 rollout, {_CORRECTION}, sequence_mean, opob",
+    "opd": "opd 1.0 True, token_mean, grpo",
+    "iw_opd": "iw_opd 0.5, token_mean, grpo",
+    "rlsd": "clip_higher 0.2 0.2 None, kl 0.04 k3 None reference, rlsd 0.5 0.2 False, sequence_mean, grpo",
+    "sdar": "clip_higher 0.2 0.2 None, kl 0.04 k3 None reference, sdar 0.1 5.0, sequence_mean, grpo",
     "recommended": "clip_higher 0.2 0.28 10.0, token_mean, s2t 0.002 0.75 candidates, "
     "stare 0.3 O1 0.1 1.1 0.9 0.0 1.5 0.5, grpo",
     "stack": f"clip_higher 0.2 0.28 None, {_STACK} None 10000 10, grpo",

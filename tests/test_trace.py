@@ -76,14 +76,14 @@ def test_traces_agree_with_the_metrics() -> None:
 DOES = {
     "": "constant_length ess_scale gmpo gspo holder_mean mismatch sequence_mean token_mean",
     "boosted clipped damped": "aspo ce_gppo dppo",
-    "boosted damped": "cispo drpo entropy_shaping fipo stare steer stream_weight vespo",
+    "boosted damped": "cispo drpo entropy_shaping fipo iw_opd opd rlsd stare steer stream_weight vespo",
     "boosted damped dropped": "importance_correction",
     "clipped": "clip_higher cppo dcpo_clip off_policy_mask",
     "clipped regularised unclipped": "lp_reg",
     "damped": "ar block_mean clip_cov m2po maspo sapo sign_weights wapo",
-    "damped dropped": "top_entropy truncated_mask",
+    "damped dropped": "max_lag top_entropy truncated_mask",
     "dropped": "random_mask s2t",
-    "regularised": "adaptive_entropy entropy_bonus kl kl_cov",
+    "regularised": "adaptive_entropy entropy_bonus kl kl_cov sdar",
 }
 ACTS = {name: actions.split() for actions, names in DOES.items() for name in names.split()}
 

@@ -92,6 +92,8 @@ def cloud(min_p: float = MIN_P) -> TokenBatch:
         sum_p_sq=(2 * logits).exp().sum(1),
         truncated=(lengths == LIMIT).double()[sequence],
         branch=(rows // GROUP % 4 == 3).double()[sequence],
+        teacher_logprobs=moved(old, DRIFT),
+        lag=(rows // GROUP % 4).double()[sequence] * 4,
         block_ids=torch.where(position < 4, -1.0, blocks),
     )
 
@@ -301,6 +303,8 @@ def _responses(case: Case, moved: str, advantage: float) -> tuple[TokenBatch, Po
         sum_p_sq=torch.full_like(old, 0.4),
         truncated=torch.zeros_like(old),
         branch=torch.zeros_like(old),
+        teacher_logprobs=old - shift if moved == "teacher" else old,
+        lag=torch.zeros_like(old),
         block_ids=(position // 8).double(),
     )
     return batch, PolicyOutputs(old + shift if moved == "live" else old, batch.entropies, batch.log_kept_mass)

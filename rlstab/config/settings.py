@@ -119,11 +119,13 @@ Adapter: TypeAlias = Annotated[AdapterSettings, _or("path", str | AdapterSetting
 
 
 class ModelSettings(Settings):
-    """The policy, and the reference policy of a KL penalty."""
+    """The policy, the reference policy of a KL penalty, and the teacher of distillation."""
 
     name: str = Field("countdown-tiny", description="a folder, a hub name, or a shipped one, such as shift-tiny")
     adapter: Adapter | None = Field(None, description="train a LoRA adapter alone: its settings, or one to continue")
     reference: str | None = Field(None, description="of `kl`; null is the start, and with an adapter the model below")
+    teacher: str | None = Field(None, description="of `opd` and its kin; null is the start, as for reference")
+    teacher_prompt: str | None = Field(None, description="what the teacher reads before each prompt, such as a hint")
 
 
 # -- task --------------------------------------------------------------------------------------------------------------

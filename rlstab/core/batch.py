@@ -21,25 +21,28 @@ from rlstab.errors import MissingSignal, OutOfRange, ShapeError, UnknownName, di
 SIGNALS: Mapping[str, str] = {
     "entropies": "entropy of the full next-token distribution, nats",
     "ref_logprobs": "log-prob of the token under the reference policy, nats",
+    "teacher_logprobs": "log-prob of the token under the teacher, nats",
     "rollout_logprobs": "log-prob of the token under the policy that sampled, as the sampler reported it, nats",
     "max_logprobs": "log-prob of the likeliest token, nats",
     "log_kept_mass": "log of the mass that a min-p filter keeps, nats",
     "sum_p_sq": "sum of the squared probabilities of the vocabulary",
     "truncated": "1 on the tokens of a response that was cut off at the limit of its length, else 0",
     "branch": "1 on the tokens of a branch, a response that goes on from inside another one, else 0",
+    "lag": "updates of the policy since the weights that sampled the token",
     "block_ids": "number of the block of its response that the token belongs to, below 0 for none",
 }
-_LOGPROBS = ("old_logprobs", "logprobs", "ref_logprobs", "rollout_logprobs", "max_logprobs")
+#: Log-probs of a token, by the policy that gives them.
+LOGPROBS = ("old_logprobs", "logprobs", "ref_logprobs", "teacher_logprobs", "rollout_logprobs", "max_logprobs")
 #: The largest accepted value of signals that are at most 0, with room for rounding: in float32, log-probs from logits
 #: in the thousands are off by 3e-4 nats.
-MOST = dict.fromkeys((*_LOGPROBS, "log_kept_mass"), 1e-3)
+MOST = dict.fromkeys((*LOGPROBS, "log_kept_mass"), 1e-3)
 #: The smallest accepted value of those that are at least 0. Some hosts compute entropies in bfloat16, as a difference
 #: of numbers up to 128, which bfloat16 rounds to 0.5.
 LEAST = {"entropies": -1.0, "sum_p_sq": -1e-3}
 #: Evidence that every batch has and not every method reads. A host that computes it without a reader wastes a forward.
 BASICS = frozenset({"logprobs", "old_logprobs"})
 #: Signals that mark tokens: of any dtype, and perhaps one for a whole response.
-MARKS = ("truncated", "branch", "block_ids")
+MARKS = ("truncated", "branch", "lag", "block_ids")
 
 
 def impossible(name: str, values: Tensor) -> Tensor:
@@ -113,12 +116,14 @@ class TokenBatch(SequenceArithmetic):
     group_ids: Tensor
     entropies: Tensor | None = None
     ref_logprobs: Tensor | None = None
+    teacher_logprobs: Tensor | None = None
     rollout_logprobs: Tensor | None = None
     max_logprobs: Tensor | None = None
     log_kept_mass: Tensor | None = None
     sum_p_sq: Tensor | None = None
     truncated: Tensor | None = None
     branch: Tensor | None = None
+    lag: Tensor | None = None
     block_ids: Tensor | None = None
     extra: Mapping[str, Tensor] = field(default_factory=dict)
     live_ratio: bool = False
@@ -172,8 +177,8 @@ class TokenBatch(SequenceArithmetic):
                 optimizer step comes in parts: no two of its sequences may have one id.
             group_ids: ``(B,)`` integers, the prompt of each row. Give them where a method measures by group.
             live_ratio: see the class.
-            signals: ``(B, T)`` signals that the objective ``needs``, by the names of :data:`SIGNALS`; ``truncated``
-                and ``branch`` may be ``(B,)``, and these two and ``block_ids`` are of any dtype.
+            signals: ``(B, T)`` signals that the objective ``needs``, by the names of :data:`SIGNALS`; ``truncated``,
+                ``branch`` and ``lag`` may be ``(B,)``, and these and ``block_ids`` are of any dtype.
 
         Raises:
             ShapeError: tensors that belong together disagree in shape, dtype or device.

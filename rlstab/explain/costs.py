@@ -29,7 +29,7 @@ def costs(objective: Composition, run: RunConfig | None) -> list[str]:
     """Signals, passes, state, statistics: what an objective needs in addition to plain GRPO."""
     lines = [
         f"- `{name}`, for {_readers(objective, 'needs', name)}: {_WHAT.get(name, 'a user-defined signal')}. "
-        f"{_upper(reference(run) if run and name == 'ref_logprobs' else COSTS['signals'].get(name, YOURS))}."
+        f"{_upper(_cost(name, run))}."
         for name in sorted(objective.needs - BASICS)
     ]
     lines += [
@@ -57,11 +57,22 @@ def _upper(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def reference(run: RunConfig) -> str:
-    """The reference policy of `kl`, and its cost."""
+def _cost(name: str, run: RunConfig | None) -> str:
+    if run and name in (models := _other(run)):
+        return reference(run, models[name])
+    return COSTS["signals"].get(name, YOURS)
+
+
+def _other(run: RunConfig) -> dict[str, str | None]:
+    """The models that are named for signals of other policies."""
+    return {"ref_logprobs": run.model.reference, "teacher_logprobs": run.model.teacher}
+
+
+def reference(run: RunConfig, named: str | None) -> str:
+    """The reference policy of `kl` or the teacher, and its cost."""
     model, second = run.model, "a second model in memory, and one more forward per rollout"
-    if model.reference is not None:
-        return f"the model '{model.reference}': {second}"
+    if named is not None:
+        return f"the model '{named}': {second}"
     if model.adapter is None:
         return f"the weights at the start: {second}"
     text = f"'{model.name}' without the adapter: no second model in memory, one more forward per rollout"
@@ -86,8 +97,8 @@ def _passes(objective: Composition, run: RunConfig) -> str:
     optimisation, beyond = run.optimisation, []
     if optimisation.old_logprobs == "recompute":
         beyond.append("one per rollout for the old log-probs")
-    if "ref_logprobs" in objective.needs:
-        beyond.append("one per rollout of the reference model")
+    for name, what in (("ref_logprobs", "reference model"), ("teacher_logprobs", "teacher")):
+        beyond += [f"one per rollout of the {what}"] * (name in objective.needs)
     if optimisation.refresh == "step":
         beyond.append("one per optimizer step for fresh evidence")
     steps, rollout = optimisation.optimizer_steps_per_rollout, f"{run.rollout.prompts} x {run.rollout.group} responses"

@@ -225,6 +225,15 @@ class Policy:
                 f"{str(error).split('!')[0]}. {cure}, or take another model."
             ) from error
 
+    def hinted(self, sequences: Sequences, hint: str) -> Sequences:
+        """The same responses to prompts that begin with a hint."""
+        ids = self.tokenizer(hint, add_special_tokens=False, return_tensors="pt")["input_ids"].to(self.device)
+        before = ids.expand(len(sequences.prompt_ids), -1)
+        mask = torch.cat([torch.ones_like(before, dtype=torch.bool), sequences.prompt_mask], dim=1)
+        ids = torch.cat([before, sequences.prompt_ids], dim=1)
+        order = mask.long().argsort(dim=1, stable=True)  # padding first, then the tokens in their order
+        return replace(sequences, prompt_ids=ids.gather(1, order), prompt_mask=mask.gather(1, order))
+
     # -- forwards ----------------------------------------------------------------------------------------------------
 
     def signals(
@@ -502,6 +511,15 @@ def _require_stops(policy: Policy, stops: Sequence[str]) -> list[str]:
                 f"rollout.stop: {stop!r} is not a token of the model, which has to spell it out to end a response"
             )
     return told
+
+
+def require_same_tokens(policy: Policy, teacher: Policy, name: str) -> None:
+    """Raises ModelError: a teacher has other tokens than the policy, so that it cannot grade the policy's."""
+    if teacher.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
+        raise ModelError(
+            f"model.teacher '{name}' has another vocabulary than the policy, and grades tokens by their ids. Name a "
+            f"teacher with the same tokenizer."
+        )
 
 
 def require_trainable(policy: Policy, name: str) -> None:

@@ -23,6 +23,7 @@ NAMES = {
     "advantages": "advantages",
     "logprobs": "trainer_logprobs",
     "rollout_logprobs": "inference_logprobs",
+    "teacher_logprobs": "teacher_logprobs",
     "entropies": "entropy",
     f"{DID}ratio": "importance_ratio",
 }

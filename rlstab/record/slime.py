@@ -30,6 +30,7 @@ NAMES = {
     "logprobs": "log_probs",
     "rollout_logprobs": "rollout_log_probs",
     "ref_logprobs": "ref_log_probs",
+    "teacher_logprobs": "teacher_log_probs",
 }
 
 

@@ -29,7 +29,7 @@ ROUND = (0.0, 0.5, 1.0, 2.0, 3.0)
 Columns: TypeAlias = dict[str, list[float]]
 
 #: Not read off one token's own numbers: a copy of a token keeps them.
-_OF_THE_ROW = frozenset({"advantages", "truncated", "block_ids"})
+_OF_THE_ROW = frozenset({"advantages", "truncated", "lag", "block_ids"})
 #: Two log-probs that methods compare, the minuend first; the first is the ratio's.
 _PAIRS = (
     ("live", "old_logprobs"),
@@ -39,6 +39,7 @@ _PAIRS = (
     ("logprobs", "ref_logprobs"),
     ("old_logprobs", "rollout_logprobs"),
     ("logprobs", "rollout_logprobs"),
+    ("teacher_logprobs", "old_logprobs"),
 )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import BASICS, MARKS, SIGNALS, TokenBatch
+from rlstab.core.batch import BASICS, LOGPROBS, MARKS, SIGNALS, TokenBatch
 
 #: What some kinds make of advantages.
 _ADVANTAGES: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -21,7 +21,7 @@ _ADVANTAGES: Mapping[str, Callable[[Tensor], Tensor]] = {
 #: Shapes of an optimizer step that have broken methods before.
 KINDS = ("mixed", "tied", "one token", "one row", "empty rows", *_ADVANTAGES, "no rare token", "per token")
 #: Log-probs, which are at most 0.
-LOGS = frozenset({"old_logprobs", "logprobs", "ref_logprobs", "rollout_logprobs", "max_logprobs", "log_kept_mass"})
+LOGS = frozenset({*LOGPROBS, "log_kept_mass"})
 
 
 def in_domain(name: str, values: Tensor) -> Tensor:
@@ -275,4 +275,7 @@ def make_step(
         "entropies": entropies + uniform(0.0, 0.1),
         "log_kept_mass": mass * 1.1,
     }
+    # drawn last: steps are otherwise what they were before these signals
+    evidence["teacher_logprobs"] = (logprobs + normal(0.7)).clamp(max=0.0)
+    evidence["lag"] = torch.randint(0, 4, (rows,), generator=rng)[sequence].double()
     return Step(evidence, live, sequence, position, 1000 + 7 * torch.arange(rows), torch.arange(rows) // group)

@@ -57,7 +57,7 @@ class Generator:
         comm: over all ranks.
         rank, world: the number of this process, and how many there are.
         signals: user-defined signals, by name.
-        reference: returns the log-probs of the reference policy; None where the objective does not read them.
+        others: return the log-probs of other models, the reference and the teacher, by the name of the signal.
         say: prints a message with its topic.
 
     Attributes:
@@ -73,7 +73,7 @@ class Generator:
     rank: int
     world: int
     signals: Mapping[str, SignalProvider]
-    reference: Callable[[Rollout], Tensor] | None
+    others: Mapping[str, Callable[[Rollout], Tensor]]
     say: Callable[[str, str], None]
     leaving: Event = field(default_factory=Event)
     scoring: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
@@ -142,7 +142,7 @@ class Generator:
         self._observe(metrics, whole, kept)
         rows = torch.isin(whole.sequence_ids, kept.sequence_ids).nonzero().squeeze(-1)
         rollout = replace(whole.rows(rows[whole.sequence_ids[rows].argsort()]), refused=refused)
-        rollout = self._with_signals(rollout, metrics)
+        rollout = self._with_signals(rollout, metrics, progress.made - progress.rollouts)
         return rollout, replace(progress, made=progress.made + 1, drawn=progress.drawn + drawn, stages=states)
 
     def _count_bad(self, rewards: Tensor) -> int:
@@ -376,19 +376,23 @@ class Generator:
         prompted = kept.select(kept.given == 0)
         metrics.mean("reward/zero_std_groups", float(prompted.even[prompted.first].sum()), prompted.groups)
 
-    def _with_signals(self, rollout: Rollout, metrics: Metrics) -> Rollout:
-        """The rollout with the signals that are made only for responses to learn from."""
+    def _with_signals(self, rollout: Rollout, metrics: Metrics, lag: int) -> Rollout:
+        """The rollout with the signals that are made only for responses to learn from, ``lag`` updates later."""
         needs, responses, mask = self.run.composition.needs, rollout.responses, rollout.response_mask
         signals = dict(rollout.signals)
-        rows = {"truncated": ~responses.ended, "branch": responses.given > 0}
+        rows = {
+            "truncated": ~responses.ended,
+            "branch": responses.given > 0,
+            "lag": torch.full_like(responses.given, lag),
+        }
         rows |= {name: responses.evidence(name) for name in reward_evidence(self.run) & needs}
         for name in rows.keys() & needs:
             signals[name] = torch.where(mask, rows[name].float().unsqueeze(-1), 0.0)
         if self.blocks and "block_ids" in needs:
             signals["block_ids"] = responses.evidence("block_ids").float()
-        if self.reference is not None:
+        for name, logprobs in self.others.items():
             with metrics.phase("reference"):
-                signals["ref_logprobs"] = self.reference(rollout)
+                signals[name] = logprobs(rollout)
         rollout = replace(rollout, signals=dict(signals))  # every user-defined function sees the same
         if self.signals and not rollout.refused:
             with metrics.phase("provide"):
@@ -493,5 +497,5 @@ def require_evidence(pipeline: Pipeline, more: frozenset[str] = frozenset()) -> 
 
 def require_provider_names(signals: Mapping[str, Any]) -> None:
     """Raises ConfigError: a user-defined signal has the name of a signal that the trainer makes."""
-    for name in sorted(signals.keys() & (TRAINER_SIGNALS | {"old_logprobs", "advantages"})):
+    for name in sorted(signals.keys() & (TRAINER_SIGNALS - {"teacher_logprobs"} | {"old_logprobs", "advantages"})):
         raise ConfigError(f"signals: '{name}' is a signal that the trainer makes. Call yours by another name.")

@@ -404,18 +404,24 @@ def _tokens(prompt: Tensor, response: Tensor, group: Tensor, size: int) -> int:
 
 
 def reference_logprobs(
-    gathered: Callable[[], AbstractContextManager[Policy]], temperature: float, micro_batch_size: int, rollout: Rollout
+    gathered: Callable[[], AbstractContextManager[Policy]],
+    temperature: float,
+    micro_batch_size: int,
+    hint: str | None,
+    rollout: Rollout,
 ) -> Tensor:
-    """The log-probs of the reference policy, ``(R, T)`` float32; every process calls it.
+    """The log-probs of another policy, ``(R, T)`` float32; every process calls it.
 
     Args:
         gathered: enters the policy with all of its weights; an adapter is switched off meanwhile.
         temperature: of the log-probs.
         micro_batch_size: responses in one forward.
+        hint: text that it reads before each prompt.
         rollout: holds the tokens.
     """
     with gathered() as policy, policy.without_adapter():
-        evidence = policy.evidence(rollout.sequences, {"logprobs"}, micro_batch_size, temperature=temperature)
+        sequences = rollout.sequences if hint is None else policy.hinted(rollout.sequences, hint)
+        evidence = policy.evidence(sequences, {"logprobs"}, micro_batch_size, temperature=temperature)
     return evidence["logprobs"]
 
 

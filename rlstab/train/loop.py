@@ -47,7 +47,7 @@ from rlstab.errors import ConfigError, FitWarning, NonFinite, RlstabError
 from rlstab.explain.costs import reference as reference_of
 from rlstab.extras import require_trackers
 from rlstab.logs.watch import Watch, told
-from rlstab.models.policy import load_policy, require_prompts, require_trainable
+from rlstab.models.policy import load_policy, require_prompts, require_same_tokens, require_trainable
 from rlstab.models.sampler import Sampler
 from rlstab.record.reader import dumped
 from rlstab.record.writer import Recorder
@@ -216,20 +216,27 @@ class Trainer:
                 if self.main:
                     tell(console, "note", text)
             require_decoding(policy, run.model.name, self.task.example("train", 0), run.rollout)
-        reference, self.first_lines = None, list[str]()
-        if "ref_logprobs" in run.composition.needs:
-            self.first_lines.append(f"reference of the KL: {reference_of(run)}")
+        others, self.first_lines = dict[str, Callable[[Rollout], Tensor]](), list[str]()
+        for needed, what, named in (
+            ("ref_logprobs", "reference of the KL", run.model.reference),
+            ("teacher_logprobs", "teacher", run.model.teacher),
+        ):
+            if needed not in run.composition.needs or needed in signals:
+                continue
+            self.first_lines.append(f"{what}: {reference_of(run, named)}")
             gathered = self.engine.gathered_policy  # with the adapter off
-            if run.model.adapter is None or run.model.reference is not None:
-                name = run.model.reference or run.model.name
-                gathered = self.engine.frozen(load_policy(name, device=device, precision=precision))
-            size = run.optimisation.micro_batch_size
-            reference = partial(reference_logprobs, gathered, run.rollout.temperature, size)
+            if run.model.adapter is None or named is not None:
+                other = load_policy(named or run.model.name, device=device, precision=precision)
+                if what == "teacher":
+                    require_same_tokens(self.policy, other, named or run.model.name)
+                gathered = self.engine.frozen(other)
+            size, hint = run.optimisation.micro_batch_size, run.model.teacher_prompt if what == "teacher" else None
+            others[needed] = partial(reference_logprobs, gathered, run.rollout.temperature, size, hint)
 
         self.sampler = Sampler(run.rollout.precision, run.rollout.weight_noise, run.seed)
         policy_now = partial(self.sampler.refreshed, self.policy)
         self.generator = Generator(
-            run, policy_now, self.task, self.rewards, comm, rank, world, signals, reference, partial(tell, console)
+            run, policy_now, self.task, self.rewards, comm, rank, world, signals, others, partial(tell, console)
         )
         self.generator.require_blocks()
         self.learner = Learner(self.engine, run, comm, main=self.main)

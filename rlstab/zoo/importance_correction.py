@@ -18,6 +18,8 @@ _DIVERGENCES: Mapping[str, Callable[[Tensor], Tensor]] = {
     "k3": lambda gap: gap.expm1() - gap,
     "error": lambda gap: gap.abs().exp(),
 }
+#: How a sentence calls what its name does not say.
+_WORDS = {"error": "exp(|log-ratio|)", "kl": "binary KL", "tv": "total variation"}
 #: Settings that reject tokens or responses where they are set.
 _REJECTS = ("keep_low", "keep_high", "veto", "max_divergence")
 
@@ -47,8 +49,11 @@ class ImportanceCorrection(TokenObjective):
             k2    = d^2 / 2
             k3    = e^d - 1 - d
             error = e^|d|
+            kl    = q ln(q / p) + (1 - q) ln((1 - q) / (1 - p))          p = e^old, q = e^rollout
+            tv    = |p - q|
 
-        Each grows with the distance on both sides. Z is 1, or with ``normalize`` the mean of w over the tokens of the
+        Each grows with the distance on both sides; ``kl`` and ``tv`` are the divergences of the two distributions over
+        the token and all others. Z is 1, or with ``normalize`` the mean of w over the tokens of the
         optimizer step that the divisor counts (over its responses where their tokens share z). Published variants,
         other settings being at their default:
 
@@ -63,6 +68,7 @@ class ImportanceCorrection(TokenObjective):
                                     denominator kept                                        verl's seq_max_k3, k2
             mean error              min_weight 1, max_weight 1, divergence mean_error, max_divergence 2,
                                     denominator kept                                        NeMo-RL
+            trust region            max_weight None, divergence mean_kl, a max_divergence                    OpenRLHF
             geometric rejection     level geometric, min_weight 1, max_weight 1, keep_low 0.999, keep_high 1.001
                                     and beside it a second one for the weights              verl's guide, NeMo-RL
 
@@ -93,12 +99,14 @@ class ImportanceCorrection(TokenObjective):
         - ``keep_high`` (h): float in (0, inf) or None, default None. IcePop: 5; TRL, of a sequence: 3.
         - ``veto`` (v): float in (0, inf) or None, default None. One token with a lower ratio rejects its response.
           verl's guide had 0.0001.
-        - ``divergence`` (D): 'max_k2' | 'max_k3' | 'mean_k2' | 'mean_k3' | 'mean_error', default 'max_k3'. What
+        - ``divergence`` (D): 'max_k2' | 'max_k3' | 'mean_k2' | 'mean_k3' | 'mean_error' | 'mean_kl' | 'mean_tv',
+          default 'max_k3'. What
           ``max_divergence`` bounds. The maximum is that of the worst token, and does not thin out over a long response.
           k2 is the same on both sides; k3 counts a token more that is rarer to the sampler.
         - ``max_divergence`` (c): float in (0, inf) or None, default None. A response whose divergence is above it is
           rejected. Of 'mean_error' it is on the scale of a ratio, at least 1 to keep anything; NeMo-RL's recipe for
-          Nemotron 3 Nano has 2. verl's presets by 'mean_k3' have 0.01; of its others no value was found.
+          Nemotron 3 Nano has 2. verl's presets by 'mean_k3' have 0.01; of its others no value was found. OpenRLHF
+          gives no value for 'mean_kl' and 'mean_tv'.
         - ``normalize``: bool, default False. Divide by the mean weight, so that the step is not smaller by truncation;
           verl's ``rollout_is_batch_normalize``, off there too.
         - ``denominator``: 'all' | 'kept', default 'all'. Whether rejected tokens leave the divisor. TRL, and IcePop's
@@ -117,6 +125,7 @@ class ImportanceCorrection(TokenObjective):
         - From NeMo-RL: it filters before the advantages are computed; here the advantages are given.
         - From TRL: no clamp there, so a weight without a bound may be infinite. A token whose log-prob the sampler did
           not report gets the weight 1 there; here such evidence is refused.
+        - From OpenRLHF: none in the rule. Its probabilities are kept 1e-6 away from 0 and 1; so are they here.
         - From open-instruct: its mask is of the live policy over the sampler, and a token on a bound is dropped.
 
     Pitfalls:
@@ -162,7 +171,7 @@ class ImportanceCorrection(TokenObjective):
         arXiv 2510.18855 (IcePop); Y. Li, J. Liu et al., "Trust Region Masking for Long-Horizon LLM Reinforcement
         Learning", 2025, arXiv 2512.23075 (the worst token). Common code: verl-project/verl
         ``verl/trainer/ppo/rollout_corr_helper.py``, huggingface/trl ``trl/trainer/grpo_trainer.py``,
-        allenai/open-instruct ``open_instruct/grpo_utils.py``,
+        allenai/open-instruct ``open_instruct/grpo_utils.py``, OpenRLHF/OpenRLHF ``openrlhf/models/loss.py``,
         NVIDIA-NeMo/RL ``nemo_rl/algorithms/loss/loss_functions.py``, ``nemo_rl/algorithms/grpo.py``
         (``compute_and_apply_seq_logprob_error_masking``).
     """
@@ -184,7 +193,7 @@ class ImportanceCorrection(TokenObjective):
     keep_low: Annotated[float | None, Range(gt=0)] = None
     keep_high: Annotated[float | None, Range(gt=0)] = None
     veto: Annotated[float | None, Range(gt=0)] = None
-    divergence: Literal["max_k2", "max_k3", "mean_k2", "mean_k3", "mean_error"] = "max_k3"
+    divergence: Literal["max_k2", "max_k3", "mean_k2", "mean_k3", "mean_error", "mean_kl", "mean_tv"] = "max_k3"
     max_divergence: Annotated[float | None, Range(gt=0)] = None
     normalize: bool = False
     denominator: Literal["all", "kept"] = "all"
@@ -225,7 +234,7 @@ class ImportanceCorrection(TokenObjective):
             if self.max_divergence is not None:
                 over, measure = self.divergence.split("_")
                 whole = {"max": "largest", "mean": "mean"}[over]
-                what = {"error": "exp(|log-ratio|)"}.get(measure, measure)
+                what = _WORDS.get(measure, measure)
                 when.append(f"the {whole} {what} of the tokens of its response is above {self.max_divergence}")
             if self.denominator == "kept":
                 words["keep"] = f"Drop a token when {' or '.join(when)}. It leaves the divisor too."
@@ -270,7 +279,15 @@ class ImportanceCorrection(TokenObjective):
     def _within(self, batch: TokenBatch, gap: Tensor, bound: float) -> Tensor:
         """``(S,)`` bool: the responses whose divergence is at most ``bound``."""
         over, measure = self.divergence.split("_")
-        divergence = _DIVERGENCES[measure](gap.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
+        if measure in _DIVERGENCES:
+            divergence = _DIVERGENCES[measure](gap.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
+        else:
+            logs = batch.old_logprobs.double(), batch.signal("rollout_logprobs").double()
+            p, q = (log.exp().clamp(1e-6, 1 - 1e-6) for log in logs)
+            if measure == "tv":
+                divergence = (p - q).abs()
+            else:
+                divergence = q * (q / p).log() + (1 - q) * ((1 - q) / (1 - p)).log()
         if over == "mean":
             return batch.sequence_mean(divergence) <= bound
         return batch.sequence_total(divergence > bound) == 0

@@ -64,7 +64,7 @@ def ours(
     stored = load(source)["cases"][case]
     dtype = getattr(torch, stored["dtype"])
     values = tensors(stored["inputs"], dtype) | {name: signal.to(dtype) for name, signal in signals.items()}
-    named = {"ref": "ref_logprobs", "rollout": "rollout_logprobs"} | {
+    named = {"ref": "ref_logprobs", "teacher": "teacher_logprobs", "rollout": "rollout_logprobs"} | {
         name: name for name in ("entropies", "max_logprobs", "log_kept_mass", "truncated")
     }
     batches = [

@@ -22,6 +22,8 @@ EVIDENCE = {
     "rollout_logprobs": "rollout",
     "truncated": "cut",
     "branch": "branch",
+    "teacher_logprobs": "teacher",
+    "lag": "lag",
     "block_ids": "block",
 }
 LIVE = {"logprobs": "logp", "entropies": "live_H", "log_kept_mass": "live_mass"}
@@ -43,6 +45,8 @@ def token(
     cut=0.0,
     branch=0.0,
     block=0.0,
+    teacher=0.0,
+    updates=0.0,
 ):
     """A token from its log-prob at the start of the step; ``drift`` moves the live one, ``lag`` the old one.
 
@@ -63,6 +67,8 @@ def token(
         "cut": cut,
         "branch": branch,
         "block": block,
+        "teacher": min(now + teacher, 0.0),
+        "lag": updates,
     }
 
 
@@ -74,6 +80,7 @@ def number(rows):
 def random_rows(seed, lengths):
     """Rows in which each method of the zoo has something to do: rare tokens, ties, mixed advantages, low entropy."""
     draw, other = random.Random(seed), random.Random(seed + 1000)
+    third = random.Random(seed + 2000)
 
     def drawn(advantage, cut, branch, place):
         now = -draw.choice([draw.uniform(0, 2), draw.uniform(2, 6), draw.uniform(6, 12), 7.0])
@@ -92,6 +99,8 @@ def random_rows(seed, lengths):
             cut=cut,
             branch=branch,
             block=-1.0 if place % 5 == 4 else float(place // 3),
+            teacher=third.gauss(0, 0.7),
+            updates=float(third.randint(0, 3)),
         )
 
     rows = []

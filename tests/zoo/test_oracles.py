@@ -115,6 +115,17 @@ SETTINGS = [
     *grid("entropy_shaping", alpha=[0.4, 0.0, 3.0], kappa=[2.0, 1.1]),
     *numbers("fipo", "32 1.5 | 1 0 | 1.2 50", max_ratio=[10.0, 1.2, None], safe_ratio=[4.0, 1.1, None]),
     *grid("wapo", length=[7]),
+    *grid("opd", coefficient=[1.0, 0.0, 0.3], alone=[False, True]),
+    *grid("rlsd", mix=[0.5, 0.0, 1.0], clip=[0.2, 1.0], punished_only=[False, True]),
+    *grid("iw_opd", gain=[0.5, 0.0, 3.0]),
+    *grid("sdar", coefficient=[0.1, 1.3], sharpness=[5.0, 0.2]),
+    *grid("max_lag", updates=[1, 0, 8], denominator=["kept", "all"]),
+    *grid(
+        "importance_correction",
+        divergence=["mean_kl", "mean_tv"],
+        max_divergence=[0.004, 0.03],
+        max_weight=[None],
+    ),
 ]
 #: Terms of several methods in one loss: masks, weights, exemptions and penalties under each aggregate.
 TOGETHER = [

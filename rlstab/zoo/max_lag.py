@@ -1,0 +1,108 @@
+"""Max lag: tokens that weights too many updates old have sampled are dropped."""
+
+from typing import Annotated, Literal
+
+from rlstab import Mean, Range, Settled, State, Terms, TokenBatch, TokenObjective
+from rlstab.core.compare import greater
+from rlstab.core.metadata import About, NoOpAt
+
+
+class MaxLag(TokenObjective):
+    """Drop tokens that were sampled by weights more than a number of updates old.
+
+    Problem:
+        An asynchronous trainer learns from responses that older weights have sampled, and one response may be sampled
+        by several of them in turn. Importance weights correct a small difference. Of a large one they keep little: the
+        ratio of a token says how far the policy has moved on it, not how far the policy has moved on the tokens before
+        it, on which the token depends.
+
+    Equation:
+        With lag_t the number of updates of the policy since the weights that sampled token t:
+
+            keep_t = lag_t <= k
+            L      = sum_t keep_t surrogate_t / sum_t keep_t
+
+        k is ``updates``.
+
+    Reads:
+        - ``lag`` (n,), updates: 0 on tokens that the weights in training have sampled.
+
+    Writes:
+        - ``keep``: with ``denominator="kept"``, False on tokens whose lag is above k.
+        - ``weight``: with ``denominator="all"``, 0 on them, else 1.
+
+    Denominator:
+        kept or all: the first by default, the second with ``denominator="all"``.
+
+    Parameters:
+        - ``updates`` (k): int in [0, inf), default 8. NeMo-RL and prime-rl drop by a maximum that a run sets; no common
+          value exists.
+        - ``denominator``: 'kept' | 'all', default 'kept'. Whether dropped tokens leave the divisor.
+
+    State:
+        none
+
+    Deviations:
+        - From NeMo-RL and prime-rl: they drop whole responses before they are trained on, by the oldest weights of
+          each; here it is tokens, so that a response keeps what newer weights have added to it.
+
+    Pitfalls:
+        Nothing is learnt where every token is older than k: look at ``max_lag/dropped``. In rlstab's trainer a rollout
+        has one lag, at most ``rollout.staleness``, so a smaller k drops whole rollouts. The tokens that are kept still
+        follow the ones that are dropped.
+
+    Interacts:
+        - ``max_lag`` drops what ``importance_correction`` would weigh.
+
+    Example:
+        A response of which two tokens were sampled ten updates ago, and two three updates ago.
+
+        >>> import torch
+        >>> from rlstab import MaxLag, PolicyOutputs, TokenBatch, compose
+        >>> old = torch.full((1, 4), 0.5).log()
+        >>> batch = TokenBatch.from_padded(
+        ...     response_mask=torch.ones(1, 4),
+        ...     advantages=torch.ones(1),
+        ...     old_logprobs=old,
+        ...     lag=torch.tensor([[10, 10, 3, 3]]),
+        ... )
+        >>> live = old.clone().requires_grad_()
+        >>> compose(MaxLag(updates=8))(batch, PolicyOutputs.from_padded(batch, logprobs=live)).loss.backward()
+        >>> (live.grad[0] + 0.0).tolist()
+        [0.0, 0.0, -0.5, -0.5]
+
+    Source:
+        No paper. Common code: NVIDIA-NeMo/RL ``nemo_rl/algorithms/async_utils`` (a maximum age of trajectories),
+        PrimeIntellect-ai/prime-rl pull request 2957 (a maximum lag of rollouts).
+    """
+
+    about = About(
+        addresses={"off-policy"},
+        no_op_at=(
+            NoOpAt({"updates": 10**9}, "no token is that old."),
+            NoOpAt(None, "Where the sampler has the weights in training, as without `rollout.staleness`."),
+        ),
+    )
+
+    name = "max_lag"
+    needs = {"lag"}
+
+    updates: Annotated[int, Range(ge=0)] = 8
+    denominator: Literal["kept", "all"] = "kept"
+
+    @property
+    def writes(self) -> frozenset[str]:
+        return frozenset({"keep" if self.denominator == "kept" else "weight"})
+
+    def in_words(self) -> dict[str, str]:
+        when = f"when weights more than {self.updates} updates old have sampled it"
+        if self.denominator == "kept":
+            return {"keep": f"Drop a token {when}. It leaves the divisor too."}
+        return {"weight": f"Give a token the weight 0 {when}. It still counts in the divisor."}
+
+    def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+        old = greater(batch.signal("lag"), self.updates)
+        report = {"dropped": Mean.of(old), "lag": Mean.of(batch.signal("lag"))}
+        if self.denominator == "kept":
+            return Terms(keep=~old, report=report)
+        return Terms(weight=(~old).to(batch.signal("lag").dtype), report=report)

@@ -1,0 +1,112 @@
+"""RLSD: a teacher redistributes the advantage of a response over its tokens and never turns it around."""
+
+from typing import Annotated
+
+import torch
+
+from rlstab import Mean, Range, Settled, State, Terms, TokenBatch, TokenObjective
+from rlstab.core.compare import less
+from rlstab.core.loss import bounded_exp
+from rlstab.core.metadata import About, NoOpAt
+from rlstab.zoo.teacher_gap import AGREES, teacher_gap
+
+
+class RLSD(TokenObjective):
+    """Scale the advantage of a token by how much a teacher agrees with its sign (RLVR with self-distillation).
+
+    Problem:
+        A reward gives all tokens of a response the same credit. The policy itself, shown the reference answer, knows
+        better which tokens led there. Distilling from it directly teaches the policy to act as if it had seen the
+        answer, and long runs collapse. RLSD takes the direction from the reward alone, and from the informed teacher
+        only how large the step of each token is.
+
+    Equation:
+        With q the teacher's probability of the token, p_old that of the policy that the ratio divides by, A the
+        advantage:
+
+            w_t  = exp(sign(A) (ln q_t - ln p_old,t))
+            s_t  = (1 - m) + m clip(w_t, 1 - e, 1 + e)
+            A'_t = s_t A_t
+
+        m is ``mix``, e is ``clip``. Of a rewarded response, tokens count more that the teacher finds likelier; of a
+        punished one, tokens that it finds unlikelier. With ``punished_only`` s is 1 where A is at least 0.
+
+    Reads:
+        - ``teacher_logprobs`` (n,), nats: of the sampled tokens, under the teacher. The paper's teacher is the policy
+          itself with the reference answer in its prompt.
+        - ``old_logprobs`` (n,), nats: of the same tokens.
+
+    Writes:
+        - ``weight``: s, between 1 - m e and 1 + m e.
+
+    Denominator:
+        untouched: every token still counts.
+
+    Parameters:
+        - ``mix`` (m): float in [0, 1], default 0.5. ms-swift's default. 0 is GRPO.
+        - ``clip`` (e): float in [0, 1], default 0.2. ms-swift's default.
+        - ``punished_only``: bool, default False. ms-swift's ``rlsd_negative_only``.
+
+    State:
+        none
+
+    Deviations:
+        - From ms-swift: its warm-up and decay of m over optimizer steps, off there by default, are not offered.
+
+    Pitfalls:
+        The mean of s is not 1: a teacher that finds all tokens likelier, as an informed one does, makes the step of
+        rewarded responses larger and that of punished ones smaller. Look at ``rlsd/weight``. With the clip at 0.2 most
+        weights are at a bound as soon as the gap exceeds 0.2 nats.
+
+    Interacts:
+        - ``rlsd`` scales the policy term before ``clip_higher`` bounds the ratio, which the scale does not change.
+
+    Example:
+        A rewarded and a punished response, each with a token that the teacher finds twice and one that it finds half as
+        likely. s is 1.1 and 0.9, and the other way round.
+
+        >>> import torch
+        >>> from rlstab import RLSD, PolicyOutputs, TokenBatch, compose
+        >>> old = torch.full((2, 2), 0.4).log()
+        >>> batch = TokenBatch.from_padded(
+        ...     response_mask=torch.ones(2, 2),
+        ...     advantages=torch.tensor([1.0, -1.0]),
+        ...     old_logprobs=old,
+        ...     teacher_logprobs=torch.tensor([[0.8, 0.2]] * 2).log(),
+        ... )
+        >>> live = old.clone().requires_grad_()
+        >>> compose(RLSD())(batch, PolicyOutputs.from_padded(batch, logprobs=live)).loss.backward()
+        >>> [round(g, 4) for g in live.grad.flatten().tolist()]
+        [-0.275, -0.225, 0.225, 0.275]
+
+    Source:
+        C. Yang et al., "Self-Distilled RLVR", 2026, arXiv 2604.03128. Common code: modelscope/ms-swift
+        ``swift/rl_core/advantage.py`` (``apply_rlsd_reweight``).
+    """
+
+    about = About(
+        addresses={"sample"},
+        no_op_at=(NoOpAt({"mix": 0.0}, "every weight is 1."), AGREES),
+    )
+
+    name = "rlsd"
+    needs = {"old_logprobs", "teacher_logprobs"}
+    writes = {"weight"}
+
+    mix: Annotated[float, Range(ge=0, le=1)] = 0.5
+    clip: Annotated[float, Range(ge=0, le=1)] = 0.2
+    punished_only: bool = False
+
+    def in_words(self) -> dict[str, str]:
+        whom = "punished token" if self.punished_only else "token"
+        return {
+            "weight": f"Weigh a {whom} by {1 - self.mix:g} plus {self.mix:g} times the ratio of the teacher to the old "
+            f"policy, inverted where it is punished, within [{1 - self.clip:g}, {1 + self.clip:g}]."
+        }
+
+    def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
+        agrees = bounded_exp(batch.advantages.sign() * teacher_gap(batch)).clamp(1 - self.clip, 1 + self.clip)
+        weight = (1 - self.mix) + self.mix * agrees
+        if self.punished_only:
+            weight = torch.where(less(batch.advantages, 0), weight, 1.0)
+        return Terms(weight=weight, report={"weight": Mean.of(weight)})

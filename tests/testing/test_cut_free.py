@@ -1,0 +1,162 @@
+"""A loss that depends on the cut is told by what broke; one that does not passes, and hosts' losses give the page."""
+
+import os
+import re
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlstab.errors import OutOfRange, UnknownName
+from rlstab.testing import BrokenLaw, assert_cut_free, check_cut_free
+from tests.testing import cut_hosts
+
+PAGE = Path(__file__).parents[2] / "docs/how-to/test-your-loss.md"
+CUT = {"micro-batches", "ranks"}
+
+
+def pull(given: Any, factor: Any = 1.0) -> Any:
+    """Of a policy gradient, without its divisor."""
+    return -(given["advantages"] * given["logprobs"] * given["mask"] * factor).sum() * given["ranks"]
+
+
+def top(given: Any) -> Any:
+    entropies = given["entropies"].detach()
+    return entropies > entropies[given["mask"] > 0].sort().values[-(int(given["mask"].sum()) // 5 + 1)]
+
+
+def whitened(given: Any) -> Any:
+    mean = (given["advantages"] * given["mask"]).sum() / given["mask"].sum()
+    return (given["advantages"] - mean) / given["advantages"]
+
+
+#: What is broken, and words of its cause; a loss of each mistake that trainers make.
+BROKEN: dict[str, tuple[Callable[..., Any], set[str], str, str]] = {
+    "mean per micro-batch": (lambda **g: pull(g) / g["mask"].sum(), CUT, "micro-batches", "its own tokens"),
+    "mean of responses": (
+        lambda **g: pull(g, 1 / g["mask"].sum(1, keepdim=True)) / len(g["mask"]),
+        CUT,
+        "micro-batches",
+        "its own responses",
+    ),
+    "mean over padding": (
+        lambda **g: pull(g, 1 / g["mask"].shape[1]) / g["sequences"],
+        CUT | {"padding"},
+        "micro-batches",
+        "its own columns",
+    ),
+    "mean over positions": (
+        lambda **g: pull(g) / g["mask"].numel(),
+        CUT | {"padding"},
+        "micro-batches",
+        "its own positions",
+    ),
+    "padding in the divisor": (
+        lambda **g: pull(g) / g["mask"].shape[1],
+        CUT | {"padding"},
+        "padding",
+        "padding counts in the divisor",
+    ),
+    "quantile per micro-batch": (lambda **g: pull(g, top(g)) / g["tokens"], CUT, "micro-batches", "a quantile"),
+    "advantages whitened per micro-batch": (
+        lambda **g: pull(g, whitened(g)) / g["tokens"],
+        CUT,
+        "micro-batches",
+        "other responses take part",
+    ),
+    "random by calls": (
+        lambda **g: pull(g, torch.rand(g["mask"].shape) < 0.5) / g["tokens"],
+        {"again", "padding", "order", *CUT},
+        "again",
+        "draws random numbers",
+    ),
+    "the first response as baseline": (
+        lambda **g: pull(g, g["advantages"] - g["advantages"][:1, :1]) / g["tokens"],
+        {"padding", "order", *CUT},
+        "order",
+        "",
+    ),
+    "padding in a mean": (
+        lambda **g: pull(g, g["entropies"].detach() > g["entropies"].mean(1, keepdim=True)) / g["tokens"],
+        {"padding", *CUT},
+        "padding",
+        "padding is part of",
+    ),
+    "averaged over ranks": (lambda **g: pull(g) / g["tokens"] / g["ranks"], {"ranks"}, "ranks", "multiply by `ranks`"),
+    "not divided by parts": (
+        lambda **g: pull(g) / g["tokens"] * g["parts"],
+        CUT,
+        "micro-batches",
+        "divide by counts of the step",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", BROKEN)
+def test_what_broke_is_named(mistake: str) -> None:
+    loss, broken, kind, cause = BROKEN[mistake]
+    report = check_cut_free(loss, steps=2)
+    assert report.failed == broken, report
+    assert cause in report[kind].detail
+    assert all((result.moved > 1e-3) == (result.law in broken) for result in report.results)  # type: ignore[attr-defined]
+
+
+def test_one_row_of_all_responses_is_tried_where_the_loss_takes_their_numbers() -> None:
+    def right(logprobs: Any, advantages: Any, mask: Any, sequence: Any, tokens: int, ranks: int) -> Any:
+        assert ((sequence < 0) == (mask == 0)).all()
+        return -(advantages * logprobs * mask).sum() / tokens * ranks, {"metrics": "are ignored"}
+
+    def mixes(logprobs: Any, advantages: Any, mask: Any, tokens: int, ranks: int, sequence: Any) -> Any:
+        return -((advantages * mask).sum(1) / mask.sum(1) * (logprobs * mask).sum(1)).sum() / tokens * ranks
+
+    assert_cut_free(right)
+    assert check_cut_free(right)["packed"].outcome == "passed"
+    report = check_cut_free(mixes)
+    assert report.failed == {"packed"}, report
+    with pytest.raises(BrokenLaw, match="broken: packed"):
+        assert_cut_free(mixes)
+
+
+def test_gradients_by_entropies_count_and_a_mean_of_equal_parts_is_one() -> None:
+    def bonus(entropies: Any, mask: Any) -> Any:
+        return -(entropies * mask).sum() / mask.sum()
+
+    def responses(logprobs: Any, mask: Any) -> Any:
+        return ((logprobs * mask).sum(1) / mask.sum(1)).mean()
+
+    assert check_cut_free(bonus, accumulate="mean").failed == CUT
+    assert_cut_free(responses, accumulate="mean", even=True)
+    assert check_cut_free(responses, accumulate="mean").failed == CUT
+
+
+@pytest.mark.parametrize(
+    ("error", "loss", "says"),
+    [
+        (UnknownName, lambda log_probs: log_probs, "no 'log_probs'. Did you mean 'logprobs'"),
+        (OutOfRange, lambda logprobs: logprobs.detach().sum(), "has no grad"),
+        (OutOfRange, lambda logprobs: 0 * logprobs.sum(), "zero or not finite"),
+    ],
+)
+def test_a_loss_that_cannot_be_tested_is_told(error: type[Exception], loss: Callable[..., Any], says: str) -> None:
+    with pytest.raises(error, match=says):
+        assert_cut_free(loss)
+
+
+def test_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    text, namespace = PAGE.read_text(encoding="utf-8"), {}
+    for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
+        exec(block, namespace)
+    assert f"# {capsys.readouterr().out.strip()}" in text
+
+
+@pytest.mark.filterwarnings("default")  # of hosts
+@pytest.mark.parametrize("host", cut_hosts.HOSTS)
+def test_the_losses_of_a_host_give_the_rows_of_the_page(host: str) -> None:
+    if find_spec(host) is None:
+        assert not os.environ.get(f"RLSTAB_REQUIRE_{host.upper()}"), f"{host} is missing"
+        pytest.skip(f"{host} is not installed: nox -s {host}")
+    rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith(f"| {host} |")]
+    assert list(cut_hosts.rows(host)) == rows
