@@ -451,7 +451,7 @@ def test_bad_input(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 USAGE = ["zzz", "--zzz", "check", "check a b", "check f.yaml --example x", "train"]
-USAGE += ["train --timeout x f.yaml", "bench", "bench --workers 1.5 f.yaml", "view", "view --limit x f", "report"]
+USAGE += ["train --timeout x f.yaml", "bench", "bench --workers 1.5 f.yaml", "view", "view --limit x f"]
 USAGE += ["diagnose", "schema --of zzz", "schema x", "doctor x", "init a b", "explain", "explain --preset a f.yaml"]
 USAGE += ["probe --workers 0", "replay --responses 0 f", "runs --zzz", "list --zzz"]
 
