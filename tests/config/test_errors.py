@@ -69,6 +69,7 @@ MISTAKES = [
 UNSEEN = [
     ("objective:\n  - preset: dapo\n    drop:\n      - clip_higher\n      - kl", "5: objective.0.drop.1"),
     ("objective:\n  - preset: dapo\n    drop: [clip_higher, token_mean]", "1: objective"),
+    ("objective:\n  - {preset: [dapo]}", "2: objective.0.preset"),
     ("optimisation: {lr: .nan}", "1: optimisation.lr"),
     ("task:\n  name: reasoning_gym\n  dataset: a\n  options:\n    a: [1,\n      {b: .inf}]", "6: task.options.a.1.b"),
     ("optimisation: {rollouts: 5,\n  warmup_optimizer_steps: 6}", "2: optimisation.warmup_optimizer_steps"),
