@@ -99,7 +99,6 @@ def trl(session: nox.Session) -> None:
     env = {"OMP_NUM_THREADS": "1", "RLSTAB_REQUIRE_TRL": "1"}
     session.run("rlstab", "doctor", env=env)
     session.run("python", "-m", "pytest", "tests/adapters", "tests/replay", *session.posargs, env=env)
-    session.run("python", "-m", "pytest", "tests/device", "-k", "trl", env=env)
     # the stored numbers of TRL are still what TRL gives
     session.run("python", "-m", "pytest", "tests/conformance", "-m", "slow", "-k", "trl", env=env)
 

@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -12,21 +11,12 @@ import pytest
 from tests.device import simulated
 
 HERE = Path(__file__).parent
-OURS = ("objectives", "trainer", "waits")
-WITHOUT_TRL = pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not installed")
 
 
 @pytest.mark.skipif(not simulated.AVAILABLE, reason=simulated.NEEDS)
-@pytest.mark.parametrize(
-    ("files", "marks"),
-    [
-        (OURS, "not slow"),
-        pytest.param(OURS, "slow", marks=pytest.mark.slow),
-        pytest.param(("trl",), "not slow", marks=WITHOUT_TRL, id="trl"),
-    ],
-)
-def test_on_the_simulated_device(files, marks):
-    paths = [str(HERE / f"on_device_{file}.py") for file in files]
+@pytest.mark.parametrize("marks", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_on_the_simulated_device(marks):
+    paths = sorted(map(str, HERE.glob("on_device_*.py")))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marks, *paths]
     ran = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"RLSTAB_ON_DEVICE": "1"})
     assert ran.returncode == 0, ran.stdout + ran.stderr
