@@ -104,7 +104,6 @@ def trl(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "tests/adapters", "tests/replay", LOSSES, *session.posargs, env=env)
     # two objectives in TRL, three seeds each, by a bench file: three minutes
     session.run("python", "-m", "pytest", "tests/adapters/test_trl_bench.py", "-m", "slow", env=env)
-    session.run("python", "-m", "pytest", "tests/device", "-k", "trl", env=env)
     # the stored numbers of TRL are still what TRL gives
     session.run("python", "-m", "pytest", "tests/conformance", "-m", "slow", "-k", "trl", env=env)
 

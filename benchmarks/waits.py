@@ -50,7 +50,11 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "decoded token": ({}, {"rollout__max_new_tokens": 20}, 16),
     "micro-batch": ({}, {"optimisation__micro_batch_size": 4}, 3),
     "optimizer step of one micro-batch": ({}, {"optimisation__epochs": 3}, 2),
-    "the same with fresh evidence": ({}, {"optimisation__epochs": 3, "optimisation__refresh": "step"}, 3),
+    "the same with fresh evidence": (
+        {"optimisation__refresh": "step"},
+        {"optimisation__epochs": 3, "optimisation__refresh": "step"},
+        2,
+    ),
     "dumped micro-batch": ({}, {"tracking__dump_every": 1}, 1),
 }
 COLUMNS = ("reads", "transformers' reads", "blocking copies", "queued copies")

@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import re
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,31 +14,20 @@ from tests.train.forks import print_to
 HERE = Path(__file__).parent
 
 
-OURS = ("objectives", "trainer", "waits")
-WITHOUT_TRL = pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not installed")
-
-
-def run_tests(names: tuple[str, ...], marks: str, log: Path) -> None:
-    """In a fork: run the tests of these files that have these marks."""
+def run_tests(marks: str, log: Path) -> None:
+    """In a fork: run the tests of this folder that have these marks."""
     print_to(log)
     os.environ["RLSTAB_ON_DEVICE"] = "1"
-    files = [str(HERE / f"on_device_{name}.py") for name in names]
+    files = map(str, sorted(HERE.glob("on_device_*.py")))
     sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "--assert=plain", "-m", marks, *files]))
 
 
 @pytest.mark.skipif(not simulated.AVAILABLE, reason=simulated.NEEDS)
-@pytest.mark.parametrize(
-    ("files", "marks"),
-    [
-        (OURS, "not slow"),
-        pytest.param(OURS, "slow", marks=pytest.mark.slow),
-        pytest.param(("trl",), "not slow", marks=WITHOUT_TRL, id="trl"),
-    ],
-)
-def test_on_the_simulated_device(files: tuple[str, ...], marks: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("marks", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_on_the_simulated_device(marks: str, tmp_path: Path) -> None:
     forks, log = multiprocessing.get_context("forkserver"), tmp_path / "log"
     forks.set_forkserver_preload(["tests.train.ranks"])
-    ran = forks.Process(target=run_tests, args=(files, marks, log))
+    ran = forks.Process(target=run_tests, args=(marks, log))
     ran.start()
     ran.join()
     said = log.read_text()
