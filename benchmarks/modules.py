@@ -65,6 +65,8 @@ def evidence(rows: int, length: int) -> dict[str, Tensor]:
         "sum_p_sq": top.exp().square(),
         "truncated": (torch.rand(rows, 1, generator=draw) < 0.1).expand(rows, length),
         "branch": (torch.rand(rows, 1, generator=draw) < 0.5).expand(rows, length),
+        "lag": torch.arange(rows).remainder(4).unsqueeze(1).expand(rows, length),
+        "teacher_logprobs": (live + 0.2 * torch.randn(rows, length, generator=draw)).clamp(max=0),
         "block_ids": (torch.arange(length) * 3 // length).expand(rows, length),
     }
 

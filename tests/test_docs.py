@@ -71,17 +71,19 @@ def test_yaml_in_the_documents_and_every_example_loads(monkeypatch: pytest.Monke
     for page in [*RUN_HERE, DOCS / "how-to" / "compare.md"]:
         for block in blocks(page, "yaml"):
             data = yaml.safe_load(block)
-            if isinstance(data, dict) and "base" in data:
+            if isinstance(data, dict) and {"base", "command"} & data.keys():
                 if page.parent.name == "how-to":  # others are of the examples, below
                     load_bench(data)
+            elif isinstance(data, dict) and "slurm" in data:
+                pass  # a part of a bench file
             elif isinstance(data, dict) and "stages" in data:
                 load_run({"objective": "clip_higher", **data})
             else:
                 load_objective(data)
     for file in [*(ROOT / "examples").glob("*.yaml"), ROOT / "examples" / "my_mask" / "bench.yaml"]:
         data = yaml.safe_load(file.read_text(encoding="utf-8"))
-        (load_bench if "base" in data else load_run if "model" in data else load_objective)(file)
-        if "base" not in data:
+        (load_bench if {"base", "command"} & data.keys() else load_run if "model" in data else load_objective)(file)
+        if not {"base", "command"} & data.keys():
             with no_fit_warnings():
                 assert notes(*read(str(file), {})) == [], file  # `check` has nothing to object
 

@@ -5,29 +5,24 @@ from __future__ import annotations
 import json
 import webbrowser
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
-from rlstab.console import counted
-from rlstab.diagnose.diagnosis import Diagnosis, diagnose
+from rlstab.diagnose.diagnosis import diagnose
 from rlstab.diagnose.printed import overview
 from rlstab.files import is_dir
 from rlstab.logs.watch import check_names
-from rlstab.look.alternatives import Alternatives, alternatives_of, chosen
+from rlstab.look.alternatives import alternatives_of, chosen
 from rlstab.look.find import Found, find, nearest
-from rlstab.look.gradient import Gradient, gradient_of, shares_of
+from rlstab.look.finding import Look
+from rlstab.look.gradient import gradient_of, shares_of
 from rlstab.look.page import MARK, TIMES, page
-from rlstab.look.sampler import Sampler, sampler_of
-from rlstab.look.sampler import sentence as sampler_sentence
+from rlstab.look.sampler import sampler_of
 from rlstab.look.watch import follow
-from rlstab.record import Step
 from rlstab.record.response_traces import decoder_of
-from rlstab.record.token_texts import Decode
-from rlstab.replay.host_loss import Verdict, judge, sentence
+from rlstab.replay.host_loss import judge
 from rlstab.report.formatting import listed
 from rlstab.report.output import refuse_foreign, write_text
 from rlstab.signs import SIGNS
@@ -37,81 +32,6 @@ from rlstab.visible import visible
 FAILED = 3
 #: Lines of the terminal for methods and for notes.
 METHODS, NOTES = 4, 4
-
-
-@dataclass
-class Look:
-    """What was found of one run.
-
-    Attributes:
-        found: its log and dump.
-        diagnosis: of the log; None without one that can be judged.
-        steps: that can be used, of the dump.
-        loss: whether the loss was what it said; None without a dump.
-        shares: by step, ``(n,)`` signed shares of the gradient.
-        gradient, sampler, methods: None where nothing can be said.
-        decode: gives ids their text.
-    """
-
-    found: Found
-    diagnosis: Diagnosis | None
-    steps: Sequence[Step] = ()
-    loss: Verdict | None = None
-    gradient: Gradient | None = None
-    sampler: Sampler | None = None
-    methods: Alternatives | None = None
-    decode: Decode | None = None
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def head(self) -> str:
-        """The finding in a sentence."""
-        run = self.diagnosis
-        if run and run.first and run.remedy:
-            title = f"{run.remedy.title[:1].upper()}{run.remedy.title[1:]}"
-            return f"{title}, from {run.log.unit} {run.first.sign.step} on."
-        if self.loss is not None and self.loss.agrees is False:
-            return "The loss is not what the trainer says."
-        if run is None:
-            return "The log holds nothing that can be judged."
-        seen, unseen = len(run.looked_at), len(run.unseen)
-        if not seen:
-            return "Nothing could be judged."
-        none = f"one of the {counted(seen, 'sign')} that could be judged is there"
-        told = f"The loss is what it said, and n{none}" if self.loss is not None and self.loss.agrees else f"N{none}"
-        return f"{told}; {unseen} could not be seen." if unseen else f"{told}."
-
-    @property
-    def lead(self) -> list[str]:
-        """What else was found, a sentence each."""
-        return [
-            *([sentence(self.loss)] if self.loss else []),
-            *([f"Sampler and trainer: {sampler_sentence(self.sampler)}"] if self.sampler else []),
-        ]
-
-    def as_json(self) -> dict[str, Any]:
-        """For machines: that of the diagnosis, and what the dump says."""
-        told: dict[str, Any] = {} if self.diagnosis is None else self.diagnosis.as_json()
-        told |= {"run": self.found.title, "cause": told.get("cause"), "step": told.get("step"), "notes": self.notes}
-        told["signs"] = told.get("signs", [])
-        if self.loss is not None:
-            told["loss"] = {"name": self.loss.name, "agrees": self.loss.agrees, "findings": list(self.loss.findings)}
-        if self.sampler is not None:
-            told["sampler"] = {
-                "gap": self.sampler.gap,
-                "engine_gap": self.sampler.engine,
-                "mean_weight": self.sampler.mean_weight,
-                "lags": [{"updates": lag.updates, "gap": lag.gap, "tokens": lag.tokens} for lag in self.sampler.lags],
-                "corrections": self.sampler.corrections,
-                "lengths": list(self.sampler.lengths),
-            }
-        if self.methods is not None:
-            told["turns"] = [
-                {"name": row.name, "joins": row.joins, "turn": row.turn, "length": row.length, **row.actions}
-                for row in self.methods.rows
-            ]
-            told["left_out"] = dict(self.methods.left_out)
-        return told
 
 
 def look(
@@ -150,6 +70,7 @@ def look(
         ConfigError: a name of ``fail_on`` is not that of a sign, or an objective cannot be used.
     """
     check_names(fail_on, "--fail-on")
+    chosen(methods, length=1)  # a wrong name is told before anything is read
     if follows:
         there = follow(
             Path(paths[0] if paths else "."), lambda text: console.print(escape(text), highlight=False), stop_at=fail_on
@@ -196,6 +117,7 @@ def _read_tokens(
     """What the recorded optimizer steps of a run say."""
     dump = run.found.dump
     if dump is None or run.found.dump_path is None:
+        run.notes += ["Methods are tried on the tokens of a dump, so none was."] if methods else []
         return
     run.notes += [note for note in dump.notes if note not in run.notes]
     run.loss = judge(dump.steps)

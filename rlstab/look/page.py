@@ -6,13 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from markupsafe import Markup
 
 from rlstab.bins import binned, last_tenth
 from rlstab.console import counted
 from rlstab.look.alternatives import ACTS_ON, LENGTH, TURN, Alternative, Alternatives, Top
+from rlstab.look.finding import Look
 from rlstab.look.gradient import Gradient
 from rlstab.look.sampler import CONFIDENT, Sampler
 from rlstab.look.sampler import sentence as sampler_sentence
@@ -24,9 +25,6 @@ from rlstab.report.output import digest, resource, safe_json
 from rlstab.report.template import rendered
 from rlstab.signs import SIGNS
 from rlstab.visible import visible
-
-if TYPE_CHECKING:
-    from rlstab.look.look import Look
 
 #: Marker in the head of a page that rlstab wrote.
 MARK = b'<meta name="rlstab-look"'

@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from rlstab import Mean, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About
+from rlstab.core.metadata import About, NoOpAt
 from rlstab.zoo.teacher_gap import teacher_gap
 
 
@@ -75,6 +75,7 @@ class IWOPD(TokenObjective):
 
     about = About(
         addresses={"sample"},
+        no_op_at=(NoOpAt(None, "Where every advantage is 0 and the teacher is the policy that the ratio divides by."),),
         exceptions={"zero advantage": "the teacher grades a token whatever its response earned."},
     )
 

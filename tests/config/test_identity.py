@@ -35,6 +35,8 @@ EXACT = {
         "keep_checkpoints": 1,
         "samples": 0,
         "dump_every": 1,
+        "watch": True,
+        "stop_at": ["refused_steps"],
     },
     "reward.*.workers": 1,
     "evaluation.prompts": 1,

@@ -119,14 +119,16 @@ def test_nothing_that_can_be_read_is_one_line(tmp_path: Path, capsys: pytest.Cap
         assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
 
-def test_a_response_outside_the_loss_and_values_that_are_not_finite_are_shown_or_left_out(tmp_path: Path) -> None:
+def test_a_response_outside_the_loss_and_values_that_are_not_finite_are_shown_or_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def change(own: dict[str, torch.Tensor]) -> None:
         own["mask"] = torch.where(torch.arange(len(own["mask"])) < own["lengths"][0], 0, own["mask"])
         own["entropies"] = own["entropies"].clone().index_fill(0, own["lengths"].cumsum(0)[:2], torch.nan)
 
     write(tmp_path)
     tensors(tmp_path / "step-000001.rank-0.json", change)
-    assert main(["replay", str(tmp_path), "s2t", "clip_higher"]) in (0, None)
-    record = json.loads((tmp_path / "replay" / "replay.json").read_text())
-    assert [method["name"] for method in record["methods"]] == ["clip_higher"]
+    assert main(["look", str(tmp_path), "--json", "--methods", "s2t", "clip_higher"]) == 0
+    (record,) = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in record["turns"]] == ["clip_higher"]
     assert "NaN" in record["left_out"]["s2t"]

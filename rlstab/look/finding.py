@@ -1,0 +1,93 @@
+"""What was found of one run, in sentences and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlstab.console import counted
+from rlstab.diagnose.diagnosis import Diagnosis
+from rlstab.look.alternatives import Alternatives
+from rlstab.look.find import Found
+from rlstab.look.gradient import Gradient
+from rlstab.look.sampler import Sampler
+from rlstab.look.sampler import sentence as sampler_sentence
+from rlstab.record import Step
+from rlstab.record.token_texts import Decode
+from rlstab.replay.host_loss import Verdict, sentence
+
+
+@dataclass
+class Look:
+    """What was found of one run.
+
+    Attributes:
+        found: its log and dump.
+        diagnosis: of the log; None without one that can be judged.
+        steps: that can be used, of the dump.
+        loss: whether the loss was what it said; None without a dump.
+        shares: by step, ``(n,)`` signed shares of the gradient.
+        gradient, sampler, methods: None where nothing can be said.
+        decode: gives ids their text.
+    """
+
+    found: Found
+    diagnosis: Diagnosis | None
+    steps: Sequence[Step] = ()
+    loss: Verdict | None = None
+    gradient: Gradient | None = None
+    sampler: Sampler | None = None
+    methods: Alternatives | None = None
+    decode: Decode | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def head(self) -> str:
+        """The finding in a sentence."""
+        run = self.diagnosis
+        if run and run.first and run.remedy:
+            title = f"{run.remedy.title[:1].upper()}{run.remedy.title[1:]}"
+            return f"{title}, from {run.log.unit} {run.first.sign.step} on."
+        if self.loss is not None and self.loss.agrees is False:
+            return "The loss is not what the trainer says."
+        if run is None:
+            return "The log holds nothing that can be judged."
+        seen, unseen = len(run.looked_at), len(run.unseen)
+        if not seen:
+            return "Nothing could be judged."
+        none = f"one of the {counted(seen, 'sign')} that could be judged is there"
+        told = f"The loss is what it said, and n{none}" if self.loss is not None and self.loss.agrees else f"N{none}"
+        return f"{told}; {unseen} could not be seen." if unseen else f"{told}."
+
+    @property
+    def lead(self) -> list[str]:
+        """What else was found, a sentence each."""
+        return [
+            *([sentence(self.loss)] if self.loss else []),
+            *([f"Sampler and trainer: {sampler_sentence(self.sampler)}"] if self.sampler else []),
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines: that of the diagnosis, and what the dump says."""
+        told: dict[str, Any] = {} if self.diagnosis is None else self.diagnosis.as_json()
+        told |= {"run": self.found.title, "cause": told.get("cause"), "step": told.get("step"), "notes": self.notes}
+        told["signs"] = told.get("signs", [])
+        if self.loss is not None:
+            told["loss"] = {"name": self.loss.name, "agrees": self.loss.agrees, "findings": list(self.loss.findings)}
+        if self.sampler is not None:
+            told["sampler"] = {
+                "gap": self.sampler.gap,
+                "engine_gap": self.sampler.engine,
+                "mean_weight": self.sampler.mean_weight,
+                "lags": [{"updates": lag.updates, "gap": lag.gap, "tokens": lag.tokens} for lag in self.sampler.lags],
+                "corrections": self.sampler.corrections,
+                "lengths": list(self.sampler.lengths),
+            }
+        if self.methods is not None:
+            told["turns"] = [
+                {"name": row.name, "joins": row.joins, "turn": row.turn, "length": row.length, **row.actions}
+                for row in self.methods.rows
+            ]
+            told["left_out"] = dict(self.methods.left_out)
+        return told
