@@ -58,7 +58,8 @@ def effect_of(step: Step, objective: TokenObjective, state: State | None) -> tup
 
 def why(error: RlstabError, objective: TokenObjective, step: Step) -> str:
     """Why nothing can be said of an objective."""
-    absent = sorted(name for name in objective.needs if getattr(step.batch, name, None) is None)
+    there = step.batch.extra
+    absent = sorted(name for name in objective.needs if name not in there and getattr(step.batch, name, None) is None)
     return f"reads {', '.join(absent)}, not in the dump" if absent else str(error).splitlines()[0]
 
 
