@@ -53,12 +53,18 @@ def branch(inputs: dict[str, Tensor]) -> Tensor:
     return (inputs["rlstab_sequence_ids"] % 2).unsqueeze(-1).expand(inputs["completion_ids"].shape)
 
 
+def teacher(inputs: dict[str, Tensor]) -> Tensor:
+    """Log-probs of a teacher that is sure of some tokens."""
+    return -(inputs["completion_ids"] % 5 + 0.5) / 2
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_gradients_of_a_preset(name: str, tmp_path: Path) -> None:
     objective = PRESETS[name].objective
     beta = max((method.coefficient for method in objective.members if method.name == "kl"), default=0.0)
     given: dict[str, Any] = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": 2}
-    given |= {"beta": beta, "use_bias_correction_kl": beta == 0.0, "extra": {"signals": {"branch": branch}}}
+    signals = {"branch": branch, "teacher_logprobs": teacher}
+    given |= {"beta": beta, "use_bias_correction_kl": beta == 0.0, "extra": {"signals": signals}}
     trainer = trainer_of(tmp_path, objective, sampling=noisy, **given)
     steps = recorder(trainer)
     trainer.train()
@@ -80,6 +86,7 @@ def test_the_gradients_of_a_preset(name: str, tmp_path: Path) -> None:
                     ref_logprobs=before,
                     rollout_logprobs=inputs["sampling_per_token_logps"].double(),
                     branch=branch(inputs),
+                    teacher_logprobs=teacher(inputs).double(),
                     truncated=(last != EOS) & (last != PAD),
                     sequence_ids=inputs["rlstab_sequence_ids"],
                     group_ids=inputs["rlstab_group_ids"],
