@@ -96,7 +96,7 @@ def trl(folder: Path, objective: TokenObjective, dumped: bool) -> None:
     from transformers import TrainerCallback
 
     from rlstab.adapters.trl import DumpCallback
-    from tests.adapters.test_trl_presets import branch, noisy
+    from tests.adapters.test_trl_presets import branch, noisy, teacher
     from tests.adapters.trl_jobs import trainer_of
 
     def blocks(inputs: dict[str, Tensor]) -> Tensor:
@@ -116,7 +116,7 @@ def trl(folder: Path, objective: TokenObjective, dumped: bool) -> None:
         folder,
         objective,
         sampling=noisy,
-        extra={"signals": {"branch": branch, "block_ids": blocks}},
+        extra={"signals": {"branch": branch, "block_ids": blocks, "lag": branch, "teacher_logprobs": teacher}},
         **{"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "learning_rate": 0.0},
         **{"beta": beta, "use_bias_correction_kl": beta == 0.0},
     )
