@@ -59,7 +59,7 @@ def _result_rows(comparison: Comparison, table: Table) -> Iterator[list[str]]:
         for place, row in enumerate(rows if any(row.seeds for row in rows) else []):
             compared = [str(text or "") for text in (row.value, row.difference, row.wins)]
             verdict = row.verdict + (f" ({row.remark})" if row.difference and row.remark else "")
-            yield ["" if place else outcome.name, row.method, str(row.seeds), *compared, verdict, row.cost]
+            yield ["" if place else outcome.name, row.method, str(row.seeds), *compared, row.cost, verdict]
 
 
 def _commands(runs: Sequence[RunRecord]) -> list[str]:
