@@ -373,6 +373,7 @@ def _diagnose(options: argparse.Namespace) -> None:
     from rlstab.diagnose.printed import run_diagnose
 
     run_diagnose(options.runs, Terminal(), as_json=options.json)
+    print("rlstab look says this and more; the name diagnose goes with the next release", file=sys.stderr)
 
 
 def _look(options: argparse.Namespace) -> int:

@@ -12,7 +12,8 @@ from rich.markup import escape
 
 from rlstab.diagnose.diagnosis import diagnose
 from rlstab.diagnose.printed import overview
-from rlstab.files import is_dir
+from rlstab.extras import how_to_install
+from rlstab.files import is_dir, is_file
 from rlstab.logs.watch import check_names
 from rlstab.look.alternatives import alternatives_of, chosen
 from rlstab.look.find import Found, find, nearest
@@ -21,6 +22,7 @@ from rlstab.look.gradient import gradient_of, shares_of
 from rlstab.look.page import MARK, TIMES, page
 from rlstab.look.sampler import sampler_of
 from rlstab.look.watch import follow
+from rlstab.record.reader import folder_of
 from rlstab.record.response_traces import decoder_of
 from rlstab.replay.host_loss import judge
 from rlstab.report.formatting import listed
@@ -136,9 +138,9 @@ def _read_tokens(
         return
     run.decode = decoder_of(run.found.dump_path, tokenizer)
     if run.decode is None:
-        run.notes.append(
-            "The dump has no tokenizer, so tokens are shown by number. --tokenizer FOLDER gives them text."
-        )
+        there = is_file(folder_of(run.found.dump_path) / "tokenizer.json")
+        why = how_to_install("train") if there else "The dump has no tokenizer; --tokenizer FOLDER gives them text."
+        run.notes.append(f"Tokens are shown by number. {why}")
     run.gradient = gradient_of(run.steps, shares_of(run.steps))
     run.sampler = sampler_of(run.steps)
     longest = max(int(step.tensors["lengths"].max()) for step in run.steps)
