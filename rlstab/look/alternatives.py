@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 from typing import Any
@@ -17,7 +18,7 @@ from rlstab.config import load_objective
 from rlstab.config.objectives import at_defaults
 from rlstab.core.compose import Composition, compose
 from rlstab.core.objective import State, TokenObjective, no_fit_warnings
-from rlstab.errors import Conflict, RlstabError
+from rlstab.errors import ConfigError, Conflict, RlstabError
 from rlstab.files import is_file
 from rlstab.look.gradient import pulls
 from rlstab.presets import PRESETS
@@ -152,6 +153,7 @@ class _Tried:
     turns: list[float] = field(default_factory=list)
     lengths: list[float] = field(default_factory=list)
     actions: dict[str, float] = field(default_factory=dict)
+    steps: int = 0
     total: float = 0.0
     tops: list[Top] = field(default_factory=list)
     entropies: list[float] = field(default_factory=list)
@@ -162,7 +164,7 @@ class _Tried:
         largest = sorted(self.tops, key=lambda top: -top.share)[:RESPONSES]
         top = [replace(of, share=of.share / total, tokens=[value / total for value in of.tokens]) for of in largest]
         turn, length = (fmean(self.turns), median(self.lengths)) if self.turns else (0.0, 1.0)
-        actions = {action: share / len(self.turns) for action, share in self.actions.items() if share}
+        actions = {action: share / self.steps for action, share in self.actions.items() if share}
         entropy = fmean(self.entropies) if self.entropies else None
         return Alternative(self.name, self.acts_on, self.joins, turn, length, actions, top, entropy)
 
@@ -236,17 +238,17 @@ def own_objective(steps: Sequence[Step]) -> Objective:
     """
     formula = next((known for step in steps if (known := formula_of(step)) is not None), None)
     correction = [HostCorrection()] if any("weights" in step.tensors for step in steps) else []
-    told = ""
+    with_reference = any("ref_logprobs" in step.tensors for step in steps)
     with no_fit_warnings():
-        if formula is None:
-            methods = load_objective(["clip_higher", "token_mean"])
-            told = "The dump does not say what its loss is. A clip at 0.2 and a mean over tokens stand for it."
-        elif formula.objective is not None:
-            methods = formula.objective
-        else:
-            with_reference = any("ref_logprobs" in step.tensors for step in steps)
-            methods = load_objective(list(_methods_of(formula, with_reference)))
-            told = "Its mean is over each micro-batch; here it is over the step." if formula.mean == "part" else ""
+        if formula is not None and formula.objective is not None:
+            return Objective(compose(formula.objective, *correction).members, "")
+        with suppress(ConfigError):  # settings that no method has
+            if formula is not None:
+                methods = load_objective(list(_methods_of(formula, with_reference)))
+                told = "Its mean is over each micro-batch; here it is over the step." if formula.mean == "part" else ""
+                return Objective(compose(methods, *correction).members, told)
+        methods = load_objective(["clip_higher", "token_mean"])
+        told = "No methods are known for the loss of the dump. A clip at 0.2 and a mean over tokens stand for it."
         return Objective(compose(methods, *correction).members, told)
 
 
@@ -362,7 +364,7 @@ def _pulled(tried: _Tried, step: Step, index: int) -> Tensor:
     state = {**tried.objective.init_state(), **tried.state}
     state |= {key: value for key, value in recorded.items() if key in state}
     effect, tried.state = effect_of(step, tried.objective, state)
-    coefficients = effect.coefficients
+    coefficients, tried.steps = effect.coefficients, tried.steps + 1
     for key in tried.keys:
         for action, where in effect.trace.methods[key].actions.items():
             tried.actions[action] = tried.actions.get(action, 0.0) + float(where.double().mean())

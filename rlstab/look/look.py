@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from rlstab.diagnose.diagnosis import diagnose
 from rlstab.diagnose.printed import overview
+from rlstab.errors import ReportError
 from rlstab.extras import how_to_install
 from rlstab.files import is_dir, is_file
 from rlstab.logs.watch import check_names
@@ -74,6 +75,8 @@ def look(
     check_names(fail_on, "--fail-on")
     chosen(methods, length=1)  # a wrong name is told before anything is read
     if follows:
+        if len(paths) > 1:
+            raise ReportError("--follow reads one log. Name one path.")
         there = follow(
             Path(paths[0] if paths else "."), lambda text: console.print(escape(text), highlight=False), stop_at=fail_on
         )

@@ -15,7 +15,7 @@ from rlstab.console import counted
 from rlstab.look.alternatives import ACTS_ON, LENGTH, TURN, Alternative, Alternatives, Top
 from rlstab.look.finding import Look
 from rlstab.look.gradient import Gradient
-from rlstab.look.sampler import CONFIDENT, Sampler
+from rlstab.look.sampler import CONFIDENT, MOST_LAGS, Sampler
 from rlstab.look.sampler import sentence as sampler_sentence
 from rlstab.record import ACTIONS, Step
 from rlstab.record.token_texts import Decode, token_texts
@@ -280,7 +280,7 @@ def _sampler(sampler: Sampler) -> dict[str, Any]:
         "said": sampler_sentence(sampler),
         "lags": [
             {
-                "name": names.get(lag.updates, str(lag.updates)),
+                "name": names.get(lag.updates, str(lag.updates)) + (" or more" if lag.updates == MOST_LAGS else ""),
                 "gap": f"{lag.gap:.4f}",
                 "quartiles": f"{lag.low:.4f} to {lag.high:.4f}",
                 "tokens": f"{lag.tokens:,}",

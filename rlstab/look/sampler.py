@@ -25,7 +25,7 @@ from rlstab.record import Step
 LENGTHS = (256, 1024, 4096, 16384)
 #: A disagreement is confident where one side gives a token more than the first and the other less than the second.
 CONFIDENT = (0.9, 0.5)
-#: Steps with at most this many different versions are told one by one.
+#: Updates that are told one by one; this many stands for all above, too.
 MOST_LAGS = 12
 #: Where the unbounded mean weight is below, the sampler's log-probs are renormalised, over top-p or top-k.
 RENORMALISED = 0.97
@@ -117,24 +117,24 @@ def log_weights(step: Step) -> Tensor:
 
 
 def _lags(steps: Sequence[Step], gaps: Sequence[Tensor]) -> list[Lag]:
-    """By the versions of the weights; without them, what was sampled by the policy itself apart from the rest."""
+    """By the signal ``lag``; without it, what was sampled by the policy itself apart from the rest."""
     by_lag: dict[int | None, list[Tensor]] = {}
     for step, gap in zip(steps, gaps, strict=True):
-        versions = step.tensors.get("versions")
-        if versions is None:
+        lags = step.batch.lag
+        if lags is None:
             by_lag.setdefault(0 if step.header.first else None, []).append(gap.abs())
             continue
-        behind = (step.header.step - 1 - versions[step.mask].long()).clamp(min=0)
+        behind = lags.nan_to_num().clamp(0, MOST_LAGS).long()
         for lag in behind.unique().tolist():
             by_lag.setdefault(int(lag), []).append(gap.abs()[behind == lag])
-    lags = []
-    for updates in sorted(by_lag, key=lambda updates: math.inf if updates is None else updates)[:MOST_LAGS]:
+    found = []
+    for updates in sorted(by_lag, key=lambda updates: math.inf if updates is None else updates):
         means = torch.stack([values.mean() for values in by_lag[updates]])
         whole = torch.cat(by_lag[updates])
         ordered = sorted(means.tolist())
         low, high = ordered[(len(ordered) - 1) // 4], ordered[(3 * len(ordered)) // 4]
-        lags.append(Lag(updates, float(whole.mean()), low, high, len(whole)))
-    return lags
+        found.append(Lag(updates, float(whole.mean()), low, high, len(whole)))
+    return found
 
 
 def _effective(step: Step, gap: Tensor) -> tuple[float, float]:

@@ -28,15 +28,16 @@ class WatchCallback(_Callback):
     process reads the same log, so all of them stop together.
 
     Args:
-        stop_at: names of signs (:data:`rlstab.signs.SIGNS`) at which training stops, after a checkpoint was saved.
+        stop_at: names of signs (:data:`rlstab.signs.SIGNS`) at which training stops, after a checkpoint was saved; None
+            stops nothing.
 
     Raises:
         ConfigError: a name is not that of a sign.
     """
 
-    def __init__(self, stop_at: Collection[str] = ()) -> None:
-        check_names(stop_at, "WatchCallback.stop_at")
-        self.stop_at, self.watch = frozenset(stop_at), Watch()
+    def __init__(self, stop_at: Collection[str] | None = None) -> None:
+        check_names(stop_at or (), "WatchCallback.stop_at")
+        self.stop_at, self.watch = frozenset(stop_at or ()), Watch()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         """A line was logged."""

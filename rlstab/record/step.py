@@ -228,7 +228,7 @@ class Step:
 
 
 #: Tensors by token that every loss reads.
-_READ = ("advantages", "logprobs", "old_logprobs", "live_logprobs")
+_READ = ("advantages", "logprobs", "old_logprobs", "live_logprobs", "weights")
 
 
 def _impossible(name: str, values: Tensor) -> Tensor:

@@ -531,6 +531,10 @@ def _explains(records: Sequence[Claim], edit: Edit, factors: Sequence[float] = P
 def _fitted(rows: Sequence[Compared]) -> tuple[list[float], str]:
     """The factor of each term of the formula in what was recorded, by least squares; and the factors in words."""
     recorded, terms = torch.cat([each[0] for each in rows]), torch.cat([each[1] for each in rows])
+    finite = terms.isfinite().all(1) & recorded.isfinite()
+    if not bool(finite.any()):
+        return list(PLAIN), ""
+    recorded, terms = recorded[finite], terms[finite]
     # the default driver reads uninitialised memory, and with a column of zeros it may answer 0
     policy, *others = torch.linalg.lstsq(terms, recorded[:, None], driver="gelsd").solution.flatten().tolist()
     said = f"its policy term is {policy:.4g} times what it should be"

@@ -298,7 +298,7 @@ def trl_loss(trainer: Any) -> Callable[..., Tensor]:
         with ExitStack() as held:
             for owner, name, value in instead:
                 held.enter_context(mock.patch.object(owner, name, value, create=True))
-            return trainer._compute_loss(trainer.model.train(), inputs)  # type: ignore[no-any-return]
+            return trainer._compute_loss(trainer.model.train(), inputs)  # type: ignore[no-any-return]  # the host is untyped
 
     loss.__name__ = f"{type(trainer).__name__}, loss_type {trainer.loss_type}"
     return loss
@@ -318,7 +318,7 @@ def verl_loss(function: Callable[..., Any], config: Any, mode: str = "token-mean
         info = {name: given[count] for name, count in counts.items()}
         config.global_batch_info.update(info, loss_scale_factor=config.loss_scale_factor)
         tensors = (given[name] for name in ("old_logprobs", "logprobs", "advantages", "mask"))
-        return function(*tensors, loss_agg_mode=mode, config=config)[0]  # type: ignore[no-any-return]
+        return function(*tensors, loss_agg_mode=mode, config=config)[0]  # type: ignore[no-any-return]  # the host is untyped
 
     loss.__name__ = function.__name__
     return loss
@@ -337,7 +337,7 @@ def skyrl_loss(function: Callable[..., Any], config: Any) -> Callable[..., Tenso
         scaled = given["advantages"] / (given["tokens"] if config.loss_reduction == "token_mean" else of_response)
         evidence = {"loss_mask": given["mask"], "rollout_logprobs": given["rollout_logprobs"]}
         value = function(given["logprobs"], given["old_logprobs"], scaled, config=config, **evidence)[0]
-        return value * given["ranks"]  # type: ignore[no-any-return]
+        return value * given["ranks"]  # type: ignore[no-any-return]  # the host is untyped
 
     loss.__name__ = function.__name__
     return loss

@@ -21,7 +21,7 @@ from rlstab.look.find import candidates, find, nearest
 from rlstab.look.gradient import gradient_of, shares_of
 from rlstab.look.sampler import mean_weight, sampler_of
 from rlstab.look.watch import follow
-from rlstab.record import Header, HostLoss, read_dump
+from rlstab.record import Header, HostLoss, read_dump, write_dump
 from rlstab.record.step import Step, rank_of
 from rlstab.replay.effects import run_coefficients
 from rlstab.signs import signs
@@ -113,6 +113,40 @@ def test_the_run_itself_turns_nothing_and_each_method_joins_or_replaces_what_it_
     assert torch.allclose(torch.tensor(first.tokens, dtype=torch.float64), recorded, rtol=1e-3, atol=1e-9)
 
 
+def filled(name: str, value: float) -> dict[str, Any]:
+    """A tensor by token that has one value throughout."""
+    return {name: lambda known, draw: torch.full_like(known["logprobs"], value)}
+
+
+#: What a run that fell apart leaves: no gradient, or numbers that are none.
+DEAD: dict[str, dict[str, Any]] = {
+    "equal rewards": filled("advantages", 0.0),
+    "no choice": {**filled("logprobs", 0.0), **filled("rollout_logprobs", 0.0)},
+    "every response rejected": filled("weights", 0.0),
+    "a policy far away": filled("old_logprobs", -1e30),
+    "weights of NaN": filled("weights", math.nan),
+    "advantages of NaN": filled("advantages", math.nan),
+}
+
+
+@pytest.mark.parametrize("kind", DEAD)
+def test_a_dead_run_is_looked_at_like_any_other(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dead = step(first=False, **DEAD[kind])
+    loss = HostLoss(name="trl/dapo", settings={"low": 0.2, "high": 0.28}, values=[0.1])
+    tensors = {name: values.clone() for name, values in dead.tensors.items()}
+    write_dump(tmp_path / "dump", dead.header.model_copy(update={"loss": loss}), tensors)
+    assert main(["look", str(tmp_path), "--json"]) == 0
+    json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert main(["look", str(tmp_path), "--methods", "s2t"]) == 0
+
+
+def test_settings_that_no_method_has_are_told() -> None:
+    odd = step()
+    loss = HostLoss(name="trl/dr_grpo", settings={"length": 0.4, "low": 5.0})
+    odd = Step(odd.header.model_copy(update={"loss": loss}), odd.tensors, odd.ranks)
+    assert "No methods are known" in own_objective([odd]).told
+
+
 def test_a_correction_takes_the_place_of_the_recorded_one() -> None:
     weights = [step(weights=lambda known, draw: 0.2 + torch.rand(len(known["ids"]), generator=draw))]
     found = alternatives_of(weights)
@@ -136,11 +170,6 @@ def noise(spread: float) -> Any:
     return sampled
 
 
-def versions(number: int) -> Any:
-    """Half of the tokens are two updates behind."""
-    return lambda known, draw: (number - 1 - 2 * (torch.arange(len(known["ids"])) % 2)).float()
-
-
 #: Of a standard normal number, the mean of its size.
 MEAN_SIZE = math.sqrt(2 / math.pi)
 
@@ -158,6 +187,19 @@ def test_engine_noise_and_staleness_are_sized() -> None:
     assert found.engine == pytest.approx(0.05 * MEAN_SIZE, rel=0.2)
     assert found.lags[-1].gap == pytest.approx(0.3 * MEAN_SIZE, rel=0.2)
     assert sampler_of([step(rollout_logprobs=None) for _ in range(0)]) is None
+
+
+def test_the_gap_is_told_by_the_updates_since_a_token_was_sampled() -> None:
+    def lag(known: Any, draw: Any) -> Any:
+        return (2.0 * torch.arange(len(known["ids"])) % 6).float()
+
+    def sampled(known: Any, draw: Any) -> Any:  # 0.1 nats an update
+        return known["logprobs"] - 0.1 * lag(known, draw)
+
+    found = sampler_of([step(seed=seed, lag=lag, rollout_logprobs=sampled) for seed in range(3)])
+    assert found is not None
+    assert [told.updates for told in found.lags] == [0, 2, 4]
+    assert [told.gap for told in found.lags] == pytest.approx([0.0, 0.2, 0.4], abs=1e-6)
 
 
 def test_a_renormalised_sampler_shows_in_the_mean_weight() -> None:
@@ -184,6 +226,9 @@ def test_the_mean_weight_of_a_mask_is_that_of_simulated_responses() -> None:
         ({"level": "sequence", "max_weight": 2.0}, sums.exp().clamp(max=2)),
     ):
         assert mean_weight(gaps, settings, length) == pytest.approx(float(weights.mean()), abs=0.02)
+    # as docs/how-to/look.md has them
+    told = [mean_weight(gaps, {"level": "sequence", "keep_high": 3.0}, length) for length in (256, 4096, 16384)]
+    assert [round(weight, 2) for weight in told] == [1.0, 0.59, 0.2]
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
@@ -286,6 +331,7 @@ def test_live_signs_are_those_of_a_look_at_the_log_so_far() -> None:
 def test_the_callback_stops_training_at_a_checkpoint() -> None:
     with pytest.raises(ConfigError, match="truncation"):
         WatchCallback(stop_at=["truncated"])
+    assert not WatchCallback(stop_at=None).stop_at
     callback, rows = WatchCallback(stop_at=["truncation"]), (LOGS / "truncation.jsonl").read_text().splitlines()
     state, control = (
         SimpleNamespace(global_step=0, is_world_process_zero=True),
