@@ -128,7 +128,7 @@ def _speaks(run: Look) -> list[tuple[str, str]]:
         }
         told.append((agrees[run.loss.agrees], run.loss.compared))
     if run.sampler is not None:
-        told.append(("Sampler against trainer", sampler_sentence(run.sampler)))
+        told.append(("Sampler and trainer", sampler_sentence(run.sampler)))
     if run.gradient is not None:
         share = run.gradient.half_tokens / run.gradient.tokens
         told.append(("Half of the gradient", f"comes from {_percent(share)} of the tokens"))
@@ -273,11 +273,15 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
 def _sampler(sampler: Sampler) -> dict[str, Any]:
     tokens, responses = (median(size) for size in zip(*sampler.sizes, strict=True))
     names: dict[int | None, str] = {None: "not known" if len(sampler.lags) == 1 else "one or more"}
     return {
-        "said": sampler_sentence(sampler),
+        "said": _capital(sampler_sentence(sampler)),
         "lags": [
             {
                 "name": names.get(lag.updates, str(lag.updates)) + (" or more" if lag.updates == MOST_LAGS else ""),

@@ -296,7 +296,7 @@ def judge(steps: Sequence[Step]) -> Verdict:
     what = "coefficients of all tokens" if records[0][2] == "gradient" else "losses of all micro-batches"
     count, error = len({step.number for _, step, _ in records}), max(off for off, _ in apart)
     wrong = [record for record, (_, beyond) in zip(records, apart, strict=True) if beyond]
-    compared, numbers = f"the {what} of {count} steps", {step.number for _, step, _ in wrong}
+    compared, numbers = f"the {what} of {counted(count, 'step')}", {step.number for _, step, _ in wrong}
     if not wrong:
         return Verdict(name, not still, error, compared, still)
     some = f" So it is in {len(numbers)} of {count} steps." if len(numbers) < count else ""
