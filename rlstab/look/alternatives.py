@@ -20,11 +20,11 @@ from rlstab.core.compose import Composition, compose
 from rlstab.core.objective import State, TokenObjective, no_fit_warnings
 from rlstab.errors import ConfigError, Conflict, RlstabError
 from rlstab.files import is_file
+from rlstab.look.effects import effect_of, why
 from rlstab.look.gradient import pulls
+from rlstab.look.host_loss import Formula, formula_of
 from rlstab.presets import PRESETS
 from rlstab.record import Step
-from rlstab.replay.effects import effect_of, why
-from rlstab.replay.host_loss import Formula, formula_of
 from rlstab.report.formatting import listed
 from rlstab.zoo import METHODS
 
@@ -368,7 +368,7 @@ def _pulled(tried: _Tried, step: Step, index: int) -> Tensor:
     for key in tried.keys:
         for action, where in effect.trace.methods[key].actions.items():
             tried.actions[action] = tried.actions.get(action, 0.0) + float(where.double().mean())
-    if (slopes := step.tensors.get("entropy_slopes")) is not None:  # of a model: see rlstab.replay.forward
+    if (slopes := step.tensors.get("entropy_slopes")) is not None:  # of a model: see rlstab.look.forward
         tried.entropies.append(float(coefficients @ slopes[step.mask].double()))
     if tried.acts_on != "preset":
         _keep_largest(tried, step, pulls(step, coefficients), index)
@@ -386,7 +386,7 @@ def _keep_largest(tried: _Tried, step: Step, pulled: Tensor, index: int) -> None
     tried.total += float(sums.sum())
     whole = torch.zeros(len(step.mask), dtype=torch.float64).masked_scatter(step.mask, pulled)
     for response in sums.topk(min(RESPONSES, len(sums))).indices.tolist():
-        if sums[response] > 0:
+        if sums[response] > 0 or tried.acts_on == "run":  # without any gradient there are tokens to read all the same
             tokens = whole[step.row == response].tolist()
             tried.tops.append(Top(index, response, float(sums[response]), tokens))
     tried.tops = sorted(tried.tops, key=lambda top: -top.share)[:RESPONSES]

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from rlstab.errors import RlstabError
+from rlstab.look.effects import run_coefficients
 from rlstab.record import Step
 from rlstab.record.effects import traces_of
-from rlstab.replay.effects import run_coefficients
 
 #: Tokens that are listed one by one.
 LISTED = 10

@@ -61,8 +61,8 @@ class HostLoss(BaseModel):
     """The loss that a trainer says it minimises.
 
     Attributes:
-        name: of the formula, such as ``trl/dapo``; see :mod:`rlstab.replay.host_loss`. ``rlstab`` is an objective.
-        settings: of the formula, by the names of :class:`rlstab.replay.host_loss.Formula`; of ``rlstab``,
+        name: of the formula, such as ``trl/dapo``; see :mod:`rlstab.look.host_loss`. ``rlstab`` is an objective.
+        settings: of the formula, by the names of :class:`rlstab.look.host_loss.Formula`; of ``rlstab``,
             ``objective`` and the ``state`` before the step.
         values: by micro-batch of this rank, the number that was backpropagated; None where it was not finite.
     """

@@ -8,18 +8,20 @@ from pathlib import Path
 import pytest
 
 from rlstab.cli import main
+from rlstab.record import read_dump
 from rlstab.record.step import BY_RESPONSE, BY_TOKEN, Header
-from rlstab.replay import read_dump
 from tests.replay.dumps import write
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "dump-smollm2"
 
 
-def test_the_old_name_works_and_prints_the_new_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["replay", str(EXAMPLE), "s2t", "--out", str(tmp_path / "page.html")]) == 0
+@pytest.mark.parametrize("old", ["replay", "view", "diagnose"])
+def test_an_old_name_works_and_prints_the_new_one(old: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    methods = ["s2t"] if old == "replay" else ["--methods", "s2t"]
+    assert main([old, str(EXAMPLE), *methods, "--out", str(tmp_path / "page.html")]) == 0
     said = capsys.readouterr()
-    assert "rlstab look" in said.err
+    assert f"rlstab {old} is rlstab look now" in said.err
     assert "The loss is trl/dapo" in " ".join(said.out.split())
     assert (tmp_path / "page.html").exists()
 

@@ -15,7 +15,7 @@ from tokenizers.models import WordLevel
 import rlstab.record.writer as dump
 from rlstab.cli import main
 from rlstab.errors import ConfigError, ReportError
-from rlstab.replay import load, read_dump
+from rlstab.record import load, read_dump
 from tests.replay.dumps import rank, write
 
 
@@ -115,7 +115,7 @@ def test_damage_is_told_in_a_line_and_the_other_steps_stay(what: str, tmp_path: 
 def test_nothing_that_can_be_read_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "text.json").write_text("nothing")
     for name in ("text.json", "absent"):
-        assert main(["replay", str(tmp_path / name)]) == 2
+        assert main(["look", str(tmp_path / name)]) == 2
         assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
 

@@ -23,11 +23,10 @@ from rlstab.core.objective import TokenObjective
 from rlstab.core.plan import Plan
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.look.alternatives import every_method
+from rlstab.look.effects import effect_of
 from rlstab.models import SHIPPED
 from rlstab.presets import PRESETS
-from rlstab.record import ACTIONS, trace
-from rlstab.replay import Step, read_dump
-from rlstab.replay.effects import effect_of
+from rlstab.record import ACTIONS, Step, read_dump, trace
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import AdvantageEstimator
 from rlstab.train import train

@@ -11,13 +11,12 @@ import torch
 
 from rlstab import PolicyOutputs, Terms, TokenBatch, TokenObjective
 from rlstab.core.plan import Plan
+from rlstab.look.effects import effect_of, run_coefficients
+from rlstab.look.forward import completed, entropy_slopes, sequences_of
+from rlstab.look.host_loss import formula_of, judge
 from rlstab.models.policy import load_policy
-from rlstab.record import trace
-from rlstab.record.response_traces import read_responses
-from rlstab.replay import Dump, load, read_dump
-from rlstab.replay.effects import effect_of, run_coefficients
-from rlstab.replay.forward import completed, entropy_slopes, sequences_of
-from rlstab.replay.host_loss import formula_of, judge
+from rlstab.record import Dump, load, read_dump, trace
+from rlstab.record.effects import traces_of
 from tests.train.forks import Forks
 from tests.train.runs import file_of, go, quiet, small
 
@@ -113,22 +112,22 @@ def test_a_record_says_of_each_token_what_the_loss_did(
             assert after.header.loss is not None
             assert after.header.loss.settings["state"] == json.loads(json.dumps(state))
     moved, acted = 0, 0
-    responses = read_responses(tmp_path, limit=10**6).responses
-    assert sum(len(response.tokens) for response in responses) == sum(len(tokens) for _, tokens in seen) > 250
-    for response in responses:
+    traced = [(step, told) for recorded in read_dump(tmp_path).steps for step, told in traces_of(recorded)]
+    assert sum(len(step.batch) for step, _ in traced) == sum(len(tokens) for _, tokens in seen) > 250
+    for step, told in traced:
         marks = [
-            (index, key, action)
-            for key, method in response.methods.items()
-            for action, indices in method.actions.items()
-            for index in indices
+            (key, action, where) for key, method in told.methods.items() for action, where in method.actions.items()
         ]
-        for position in range(len(response.tokens)):
-            ratio, weight, did = seen[response.step - 1][1][response.response, position]
+        for index, (row, position) in enumerate(
+            zip(step.batch.sequence.tolist(), step.batch.position.tolist(), strict=True)
+        ):
+            of_token = str(int(step.batch.sequence_ids[row])), position
+            ratio, weight, did = seen[step.number - 1][1][of_token]
             if ratio is not None:
-                assert response.values["ratio"][position] == pytest.approx(ratio, rel=1e-4)
+                assert float(told.ratio[index]) == pytest.approx(ratio, rel=1e-4)
                 moved += abs(ratio - 1) > 0.01
-            assert response.values["weight"][position] == pytest.approx(weight, rel=1e-4)
-            assert {(key, action) for index, key, action in marks if index == position} == did
+            assert float(told.weight[index]) == pytest.approx(weight, rel=1e-4)
+            assert {(key, action) for key, action, where in marks if where[index]} == did
             acted += len(did)
     assert acted > 100
     assert moved > 20

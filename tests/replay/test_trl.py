@@ -9,9 +9,9 @@ import torch
 
 pytest.importorskip("trl", reason="TRL is not installed: pip install -e '.[trl]', or nox -s trl")
 
-from rlstab.replay import Step, read_dump
-from rlstab.replay.effects import effect_of
-from rlstab.replay.host_loss import formula_of, judge, terms_of
+from rlstab.look.effects import effect_of
+from rlstab.look.host_loss import formula_of, judge, terms_of
+from rlstab.record import Step, read_dump
 from tests.adapters.jobs import farthest, model, same_weights
 from tests.adapters.trl_jobs import over_ranks, run
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from rlstab.core.objective import State, TokenObjective, no_fit_warnings
 from rlstab.core.plan import make_plan
 from rlstab.errors import RlstabError
+from rlstab.look.host_loss import formula_of, terms_of
 from rlstab.record import ACTIONS, Step, Trace, trace
-from rlstab.replay.host_loss import formula_of, terms_of
 
 
 @dataclass(frozen=True, eq=False)
