@@ -338,7 +338,9 @@ for command in ("look", "report", "runs"):
     row(f"{command} f.yaml", "a run file", files={"f.yaml": RUN})
     row(f"{command} run none", "a good run and one that is missing", files=RUNS_FILES)
 TRACE = {"t.jsonl": json.dumps(EXPORT) + "\n"}
-rows("look t.jsonl", ["--tokenizer=none", "--tokenizer=.", "--methods=zzz", "--fail-on=zzz"], files=TRACE)
+rows(
+    "look t.jsonl", ["--tokenizer=none", "--tokenizer=.", "--methods=zzz", "--fail-on=zzz", "--model=none"], files=TRACE
+)
 OUTS = ["--out=/dev/full", "--out=.", "--out=t.jsonl/x", "--out=", "--out=f.txt"]
 rows("look t.jsonl", OUTS, files={**TRACE, "f.txt": "mine"})
 row("look t.jsonl --out t.jsonl", "a page onto the file that it is of", files=TRACE, names="t.jsonl")

@@ -112,7 +112,7 @@ def test_damaged_lines_are_left_out_and_counted(tmp_path: Path, command: Command
     path.write_text("\n".join(lines), encoding="utf-8")
     code, out, err = command(path)
     assert (code, err) == (0, "")
-    assert "entropy collapses" in out
+    assert "Entropy collapses" in out
     assert "left out 5 damaged lines: 4-8" in out
     history = json.loads(trainer_state(rows("entropy_collapse")))
     history["log_history"][3:3] = ["x", {"reward": 1.0}]

@@ -19,9 +19,8 @@ from rlstab.cli import main
 from rlstab.errors import ConfigError
 from rlstab.look import Watch, WatchCallback
 from rlstab.look.alternatives import alternatives_of, own_objective
-from rlstab.look.effects import run_coefficients
 from rlstab.look.find import candidates, find, nearest
-from rlstab.look.gradient import gradient_of, shares_of
+from rlstab.look.gradient import gradient_of, run_coefficients, shares_of
 from rlstab.look.sampler import mean_weight, sampler_of
 from rlstab.look.watch import follow
 from rlstab.record import Header, HostLoss, read_dump, write_dump
@@ -35,7 +34,7 @@ from tests.train.runs import apart, checkpoints, go, lines, number, quiet, small
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "dump-smollm2"
 LOGS = ROOT / "tests" / "diagnose" / "data"
-HOSTILE = "</script><img src=x onerror=alert(1)>{{ 7 * 7 }}<!--<script>\u202e\u2028\x1b[31m\x00[bold red]$title"
+HOSTILE = "</script><img src=x onerror=alert(1)>{{ 7 * 7 }}<!--<script>\u202e\u2028[bold red]$title"
 
 
 def step(number: int = 1, *, first: bool = True, seed: int = 0, count: int = 16, **tensors: Any) -> Step:
@@ -138,10 +137,12 @@ def test_a_dead_run_is_looked_at_like_any_other(kind: str, tmp_path: Path, capsy
     loss = HostLoss(name="trl/dapo", settings={"low": 0.2, "high": 0.28}, values=[0.1])
     tensors = {name: values.clone() for name, values in dead.tensors.items()}
     write_dump(tmp_path / "dump", dead.header.model_copy(update={"loss": loss}), tensors)
-    assert main(["look", str(tmp_path), "--json"]) == 0
+    page, few = tmp_path / "look.html", ["--methods", "s2t"] * (kind != "equal rewards")
+    assert main(["look", str(tmp_path), "--json", "--out", str(page), *few]) == 0
     json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
-    assert main(["look", str(tmp_path), "--methods", "s2t"]) == 0
-    assert (tmp_path / "look.html").read_text().count('"tokens":[') == 8  # to be read, whatever the gradient
+    usable = "NaN" not in kind
+    shown = page.read_text().count('"tokens":[')
+    assert shown == 8 * usable  # to be read, whatever the gradient
 
 
 def test_settings_that_no_method_has_are_told() -> None:
@@ -273,16 +274,6 @@ def test_a_sign_of_fail_on_ends_with_its_exit_code(tmp_path: Path, capsys: pytes
         assert main(["look", log, "--json", "--fail-on", *names]) == code
     assert main(["look", log, "--fail-on", "truncated"]) == 2
     assert "truncation" in capsys.readouterr().err
-
-
-def test_the_page_is_not_written_over_a_file_of_somebody_else(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    page = tmp_path / "look.html"
-    page.write_text("mine")
-    assert main(["look", str(LOGS / "healthy.jsonl"), "--out", str(page)]) == 2
-    assert page.read_text() == "mine"
-    assert "look.html exists" in capsys.readouterr().err
 
 
 def test_without_a_path_the_newest_run_here_is_taken(run: Path) -> None:

@@ -21,12 +21,12 @@ from transformers import (
 import rlstab
 from rlstab.errors import MissingSignal, ModelError, NonFinite
 from rlstab.explain.costs import costs
+from rlstab.look.gradient import traces_of
 from rlstab.models.policy import load_policy
 from rlstab.models.sampler import Sampler
 from rlstab.preflight import preflight
 from rlstab.presets import PRESETS
 from rlstab.record import read_dump
-from rlstab.record.effects import traces_of
 from rlstab.record.token_texts import decoder_of
 from tests.train import own
 from tests.train.runs import (
