@@ -57,7 +57,7 @@ class Learner:
         main: whether this process logs the metrics that are equal on all ranks.
 
     Attributes:
-        recorder: records optimizer steps for ``rlstab look`` and ``rlstab view``; None if none are recorded.
+        recorder: records optimizer steps for ``rlstab look``; None if none are recorded.
     """
 
     def __init__(self, engine: Engine, run: RunConfig, comm: Comm, *, main: bool) -> None:

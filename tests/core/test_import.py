@@ -63,7 +63,7 @@ FLOORS = [
     {"models"},
     {"adapters", "preflight", "train"},
     {"bench", "report"},
-    {"diagnose", "probe", "replay"},
+    {"probe"},
     {"look"},
     {"cli"},
     {"__main__"},

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from rlstab.errors import CheckpointError, ConfigError, MissingSignal, ModelError, NonFinite, ShapeError
-from rlstab.record.response_traces import read_responses
+from rlstab.record import read_dump
 from rlstab.stages import STAGES
 from rlstab.train import Rollout
 from rlstab.zoo import METHODS
@@ -95,7 +95,7 @@ def test_chats_are_written_by_the_template_of_the_model(tmp_path: Path) -> None:
         "tracking__dump_every": 1,
     }
     go(small(tmp_path / "run", **changes))
-    traced = {response.prompt for response in read_responses(tmp_path / "run", limit=1000).responses}
+    traced = {tokenizer.decode(prompt) for step in read_dump(tmp_path / "run").steps for prompt in step.prompts}
     assert traced
     assert all(re.fullmatch(r"\*1[1-7] 7 8>29:", prompt) for prompt in traced)
     with pytest.raises(ModelError, match="chat template"):

@@ -21,12 +21,13 @@ from transformers import (
 import rlstab
 from rlstab.errors import MissingSignal, ModelError, NonFinite
 from rlstab.explain.costs import costs
+from rlstab.look.gradient import traces_of
 from rlstab.models.policy import load_policy
 from rlstab.models.sampler import Sampler
 from rlstab.preflight import preflight
 from rlstab.presets import PRESETS
 from rlstab.record import read_dump
-from rlstab.record.response_traces import read_responses
+from rlstab.record.token_texts import decoder_of
 from tests.train import own
 from tests.train.runs import (
     ADAPTER,
@@ -342,7 +343,9 @@ def test_an_evaluation_is_of_held_out_prompts_and_pass_at_k_is_the_chance_of_a_r
 
 def test_a_stop_text_ends_a_response(tmp_path: Path) -> None:
     go(small(tmp_path, rollout__stop="=", rollout__max_new_tokens=12, **TRACED))
-    texts = ["".join(response.tokens) for response in read_responses(tmp_path, step=1, limit=99).responses]
+    decode, step = decoder_of(tmp_path, None), read_dump(tmp_path).steps[0]
+    assert decode is not None
+    texts = [decode(ids.tolist()) for ids in step.tensors["ids"].split(step.tensors["lengths"].tolist())]
     assert sum("=" in text for text in texts) >= 4
     assert all("=" not in text[:-1] for text in texts)
 
@@ -484,6 +487,8 @@ def test_responses_that_were_cut_off_are_known_to_methods(tmp_path: Path) -> Non
     (record,) = go(small(tmp_path, ["clip_higher", "truncated_mask"], rollout__max_new_tokens=12, **TRACED)).records
     assert 0 < record["truncated_mask/dropped"] < 1
     assert record["tokens/kept"] == pytest.approx(1 - record["truncated_mask/dropped"])
-    for response in read_responses(tmp_path, step=1, limit=99).responses:
-        dropped = response.methods["truncated_mask"].actions.get("dropped", [])
-        assert len(dropped) == (0 if response.ids[-1] == 19 else len(response.ids))
+    ((step, seen),) = traces_of(read_dump(tmp_path).steps[0])
+    lengths = step.tensors["lengths"].tolist()
+    dropped = seen.methods["truncated_mask"].actions["dropped"].split(lengths)
+    for ids, of_response in zip(step.tensors["ids"].split(lengths), dropped, strict=True):
+        assert of_response.tolist() == [int(ids[-1]) != 19] * len(ids)
