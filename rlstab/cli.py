@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rlstab import __version__
 from rlstab.errors import ConfigError, RlstabError, reason
 from rlstab.extras import require
-from rlstab.files import exists, write_text
+from rlstab.files import write_text
 from rlstab.visible import in_error, visible
 
 if TYPE_CHECKING:  # each command imports only what it uses
@@ -105,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     command(_doctor, "say which device, extras and other trainers are there, and whether the adapters work")
 
     explain = command(_explain, "explain in words what an objective does and costs, and which recipe it is")
-    source = _takes_file(explain, "run, objective or bench file, or names such as s2t,stare")
+    source = _takes_file(explain, "run or objective file, or names such as s2t,stare")
     source.add_argument("--preset", metavar="NAME", help="a preset instead of a file")
     explain.add_argument("--markdown", action="store_true", help="print Markdown")
 
@@ -333,7 +333,6 @@ def _probe(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> None:
-    from rlstab.bench.describe import bench_page, is_bench
     from rlstab.core.objective import no_fit_warnings
     from rlstab.explain import explain, explain_preset, show
 
@@ -341,10 +340,8 @@ def _explain(options: argparse.Namespace) -> None:
     with no_fit_warnings():
         if options.preset is not None:
             text = explain_preset(options.preset, overrides)
-        elif exists(file := _file(options)) and is_bench(file):
-            text = bench_page(file, overrides)
         else:
-            text = explain(file, overrides)
+            text = explain(_file(options), overrides)
     show(text, markdown=options.markdown)
 
 
@@ -386,7 +383,7 @@ def _look(options: argparse.Namespace) -> int:
 
 def _schema(options: argparse.Namespace) -> None:
     if options.of == "bench":
-        from rlstab.bench.describe import bench_schema as json_schema
+        from rlstab.bench.editor_schema import bench_schema as json_schema
     else:
         from rlstab.config import json_schema
 

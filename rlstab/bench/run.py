@@ -318,7 +318,9 @@ def _make(bench: Bench, queue: Sequence[BenchRun], resumed: Sequence[BenchRun], 
         while True:
             for worker in workers:
                 if waiting and worker.run is None:
-                    _start(bench, waiting.popleft(), resumed, worker, screen)
+                    run = waiting.popleft()
+                    worker.start(run, prepare(bench, run, run in resumed))
+                    screen.say(f"{'resume' if run in resumed else 'start '} {run.name}")
             busy = {worker.answers: worker for worker in workers if worker.run}
             if not busy:
                 return
@@ -336,13 +338,6 @@ def _make(bench: Bench, queue: Sequence[BenchRun], resumed: Sequence[BenchRun], 
         for act in (_Worker.dismiss, _Worker.leave):  # all of them are asked before the first one is waited for
             for worker in started:
                 act(worker)
-
-
-def _start(bench: Bench, run: BenchRun, resumed: Sequence[BenchRun], worker: _Worker, screen: Screen) -> None:
-    """Start a run, in place of the one that is there or from its checkpoint."""
-    resume = run in resumed
-    worker.start(run, prepare(bench, run, resume))
-    screen.started(run, resume)
 
 
 def prepare(bench: Bench, run: BenchRun, resume: bool, status: str = "running") -> dict[str, Any]:
