@@ -20,10 +20,10 @@ from typing import Any
 
 from rlstab.config.document import Document, dump, flow
 from rlstab.config.objectives import build_objective, digest, dump_objective
-from rlstab.config.run_files import CONFIG, OUT
 from rlstab.config.user_code import checksums, portable
 from rlstab.errors import ConfigError, did_you_mean
 from rlstab.files import replace_file
+from rlstab.run_files import CONFIG, OUT
 from rlstab.safe_read import read_text
 
 #: What the bench fills in itself.

@@ -17,12 +17,12 @@ from rlstab.bench.record import FILE, read_record
 from rlstab.bench.worker import has_checkpoint
 from rlstab.config.document import Document, flat
 from rlstab.config.identity import is_measured, is_neutral, settings_hash
-from rlstab.config.run_files import ABOUT, CONFIG, OUT
 from rlstab.config.runs import RunConfig
 from rlstab.config.user_code import portable
 from rlstab.console import Terminal
 from rlstab.errors import ConfigError
 from rlstab.models.loading import read_json
+from rlstab.run_files import ABOUT, CONFIG, OUT
 
 #: What may be done with a run, and what a dry run says of it.
 KINDS = {

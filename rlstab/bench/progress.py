@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 
 from rlstab.bench.file import BenchRun
 from rlstab.bench.record import read_record
-from rlstab.config.run_files import METRICS
+from rlstab.run_files import METRICS
 
 #: Rollouts over which what is shown is averaged; one alone says little.
 WIDTH = 10

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rlstab.bench.record import FILE, update_record
-from rlstab.config.run_files import CHECKPOINTS, OUT
 from rlstab.errors import RlstabError
+from rlstab.run_files import CHECKPOINTS, OUT
 
 #: What the run prints goes there, in its folder.
 LOG = "worker.log"

@@ -30,13 +30,13 @@ import rlstab
 from rlstab.config.document import Document, flat
 from rlstab.config.identity import is_neutral, run_hash
 from rlstab.config.objectives import objective_hash
-from rlstab.config.run_files import ABOUT, CHECKPOINTS, CONFIG, DUMP, METRICS, SAMPLES
 from rlstab.config.runs import RunConfig, dump_run
 from rlstab.config.user_code import changed_files, checksums, portable
 from rlstab.errors import CheckpointError, ConfigError
 from rlstab.files import replace_file
 from rlstab.models.loading import read_json
 from rlstab.record.writer import remove_dump
+from rlstab.run_files import ABOUT, CHECKPOINTS, CONFIG, DUMP, METRICS, SAMPLES
 from rlstab.tasks.rewards import Rewards
 from rlstab.train import checkpoint
 from rlstab.train.checkpoint import filesystem_errors
