@@ -14,15 +14,15 @@ from rlstab.bench.file import Bench, BenchRun, few
 from rlstab.bench.launch import Launch
 from rlstab.bench.progress import last_records
 from rlstab.bench.record import FILE, read_record
-from rlstab.bench.worker import has_checkpoint
+from rlstab.bench.worker import can_go_on
 from rlstab.config.document import Document, flat
 from rlstab.config.identity import is_measured, is_neutral, settings_hash
 from rlstab.config.runs import RunConfig
 from rlstab.config.user_code import portable
 from rlstab.console import Terminal
 from rlstab.errors import ConfigError
-from rlstab.models.loading import read_json
-from rlstab.run_files import ABOUT, CONFIG, OUT
+from rlstab.run_files import ABOUT, CONFIG
+from rlstab.safe_read import read_json
 
 #: What may be done with a run, and what a dry run says of it.
 KINDS = {
@@ -68,7 +68,7 @@ def plan_of(runs: Sequence[BenchRun], *, overwrite: bool = False, retry: bool = 
 
 def _kind(run: BenchRun, overwrite: bool, retry: bool) -> str:
     record, records = read_record(run.folder), last_records(run.folder)
-    status, resumable = record.get("status"), is_resumable(run)
+    status, resumable = record.get("status"), can_go_on(run.folder, isinstance(run.config, Launch))
     same = record.get("run_hash") == run.hash
     if status != "finished" and not records and not resumable:  # nothing is lost with it
         return "failed" if status == "failed" and same and not retry else "anew"
@@ -84,13 +84,6 @@ def _kind(run: BenchRun, overwrite: bool, retry: bool) -> str:
     if status == "failed" and not retry:
         return "failed"
     return "resumed" if resumable else "anew"
-
-
-def is_resumable(run: BenchRun) -> bool:
-    """Whether it can go on: from a whole checkpoint, or from whatever a command left, which looks for it itself."""
-    if isinstance(run.config, Launch):
-        return any((run.folder / OUT).glob("*"))
-    return has_checkpoint(run.folder)
 
 
 def _hash(folder: Path) -> str | None:

@@ -28,8 +28,8 @@ from rlstab.bench.file import Bench, BenchRun
 from rlstab.bench.launch import Launch, placeholders
 from rlstab.bench.plan import chosen, notes_of, plan_of, unnamed, with_other_settings
 from rlstab.bench.progress import Screen
-from rlstab.bench.record import FILE, read_record, update_record, write_record
-from rlstab.bench.worker import LOG, ORDER, QUEUED, how, last_lines
+from rlstab.bench.record import FILE, read_record, record_failure, write_record
+from rlstab.bench.worker import LOG, ORDER, QUEUED, how
 from rlstab.config.document import dump
 from rlstab.config.runs import RunConfig
 from rlstab.console import Terminal
@@ -329,9 +329,7 @@ def _make(bench: Bench, queue: Sequence[BenchRun], resumed: Sequence[BenchRun], 
             for worker in (busy[answer] for answer in ended):
                 run, code = worker.end()
                 if read_record(run.folder).get("status") not in ("finished", "failed"):
-                    log = (run.folder / LOG).read_text(encoding="utf-8", errors="replace")
-                    text = last_lines(f"{log.rstrip()}\nthe worker {how(code)}")
-                    update_record(run.folder, status="failed", error=text, seconds=None, cpu_seconds=None)
+                    record_failure(run.folder, run.folder / LOG, f"the worker {how(code)}")
                 screen.ended(run)
     finally:
         started = [worker for worker in workers if worker.process]

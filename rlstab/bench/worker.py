@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rlstab.bench.record import FILE, update_record
+from rlstab.bench.record import FILE, last_lines, update_record
 from rlstab.errors import RlstabError
 from rlstab.run_files import CHECKPOINTS, OUT
 
@@ -35,8 +35,8 @@ ORDER = "order.json"
 #: The state of a run that was handed to a scheduler and has not begun.
 QUEUED = "queued"
 
-#: Lines of an error that are kept, and bytes at the end of a log in which they are looked for.
-LINES, TAIL = 12, 20_000
+#: Bytes at the end of a log in which the lines of an error are looked for.
+TAIL = 20_000
 
 #: Seconds that a command has to end by itself after SIGTERM; the parent of a worker waits longer.
 GRACE = 6.0
@@ -83,7 +83,7 @@ def make_alone(folder: Path) -> NoReturn:
     if record.get("status") == "finished":
         sys.exit(0)
     if record.get("status") != QUEUED:  # it was stopped, or failed
-        resume = has_checkpoint(folder) if "run" in order else any((folder / OUT).glob("*"))
+        resume = can_go_on(folder, "command" in order)
         spent = {name: record.get(name) if resume else 0.0 for name in ("seconds", "cpu_seconds")}
         order |= {"resume": resume, "spent": spent}
     os.chdir(order["cwd"])
@@ -92,8 +92,10 @@ def make_alone(folder: Path) -> NoReturn:
     _make(order, alone=True)
 
 
-def has_checkpoint(folder: Path) -> bool:
-    """Whether a run of rlstab's trainer left a whole checkpoint."""
+def can_go_on(folder: Path, by_command: bool) -> bool:
+    """Whether a run left a whole checkpoint; or, of a command, anything: it looks for its state itself."""
+    if by_command:
+        return any((folder / OUT).glob("*"))
     if not (folder / CHECKPOINTS).is_dir():
         return False
     from rlstab.train import checkpoint  # loads transformers
@@ -213,11 +215,6 @@ def _leave_with_parent(folder: Path, clock: _Clock, writing: threading.Lock, com
             command.end()
         update_record(folder, **clock.read())
         os._exit(ORPHANED)
-
-
-def last_lines(text: str) -> str:
-    """The end of a text, where an error says what it is."""
-    return "\n".join(text.strip().splitlines()[-LINES:])
 
 
 def how(code: int) -> str:
