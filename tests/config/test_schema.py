@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 import rlstab
-from rlstab.bench.describe import bench_schema
+from rlstab.bench.editor_schema import bench_schema
 from rlstab.config import Document, json_schema, load_run
 from rlstab.presets import PRESETS
 from tests.bench.test_file import MISTAKES as BENCH_MISTAKES
