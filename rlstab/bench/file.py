@@ -31,7 +31,7 @@ from pydantic import Field, JsonValue
 
 from rlstab.bench import launch
 from rlstab.bench.documents import ablations, joined, part, placed
-from rlstab.bench.launch import Launch, Template, launch_of, template_of
+from rlstab.bench.launch import Launch, launch_of, template_of
 from rlstab.config.document import Document, Keys, shown
 from rlstab.config.identity import run_hash
 from rlstab.config.runs import RunConfig, build_run
@@ -346,7 +346,7 @@ def _seeds(document: Document, seeds: int | list[int], each: int) -> tuple[int, 
 def _load_all(
     document: Document,
     base: Document,
-    template: Template | None,
+    template: Launch | None,
     methods: Mapping[str, _Method],
     settings: Mapping[str, Mapping[str, Document]],
 ) -> dict[tuple[str, str], RunConfig | Launch]:

@@ -130,7 +130,7 @@ def _run(
     queue = [run for run in runs if run.name in to_make]
     for reward in {run.config.reward: None for run in queue if isinstance(run.config, RunConfig)}:
         require_callable(reward)
-    for program in {run.config.template.arguments[0]: None for run in queue if isinstance(run.config, Launch)}:
+    for program in {run.config.arguments[0]: None for run in queue if isinstance(run.config, Launch)}:
         if not placeholders(program) and shutil.which(program) is None:
             raise ConfigError(
                 f"{bench.source}: command: no program is called '{program}' here. Correct its name or path."

@@ -119,7 +119,7 @@ class DynamicSampling(RolloutExpander):
 
     def measure(self, part: ResponseBatch) -> Stat:
         even, branch = self._even(part)[part.first], (part.given > 0)[part.first]
-        return {"even": Mean.of(even, ~branch), "even_branches": Mean.of(even, branch)}
+        return {"even": Mean.of(even, ~branch)}
 
     def expand(self, responses: ResponseBatch, stat: Settled, state: State, seed: int) -> Expansion:
         fresh = round(float(stat.mean("even").total)) if self.max_refills else 0
