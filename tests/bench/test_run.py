@@ -33,8 +33,8 @@ from tests.train.runs import forget_newest
 #: Writes what a run of this length would, without a model. `meet` waits until another worker is there as well.
 PRETEND = """
 import json, os, pathlib, sys, time
-order = json.loads(sys.stdin.readline())
-folder = pathlib.Path(order["run"]["tracking"]["out"])
+folder = pathlib.Path(json.loads(sys.stdin.readline()))
+order = json.loads((folder / "order.json").read_text())
 kind = folder.parent.name
 (folder / "pid").write_text(str(os.getpid()))
 if kind == "hang":
@@ -369,8 +369,9 @@ def test_a_killed_run_takes_no_other_with_it_and_a_worker_leaves_with_its_parent
             (folder / "bench.json").write_text('{"status": "running"}')
             run = {"how": how, "tracking": {"out": str(folder)}}
             spent = {"seconds": 5.0, "cpu_seconds": 3.0}
-            order = {"folder": str(folder), "run": run, "resume": True, "keep_checkpoints": False, "spent": spent}
-            worker.stdin.write(json.dumps(order).encode() + b"\n")
+            order = {"run": run, "resume": True, "keep_checkpoints": False, "spent": spent}
+            (folder / "order.json").write_text(json.dumps(order))
+            worker.stdin.write(json.dumps(str(folder)).encode() + b"\n")
             if how == "sleep":
                 worker.stdin.close()
             assert worker.stdout.readline() == f"{code}\n".encode()

@@ -18,10 +18,10 @@ from tests.probe.test_suite import OWN
 PRETEND = """
 import json, os, pathlib, sys
 for line in sys.stdin:
-    run = json.loads(line)["run"]
-    folder = pathlib.Path(run["tracking"]["out"])
+    folder = pathlib.Path(json.loads(line))
+    run = json.loads((folder / "order.json").read_text())["run"]
     with open(os.environ["STARTED"], "a") as started:
-        started.write(folder.as_posix() + "\\n")
+        started.write(run["tracking"]["out"] + "\\n")
     positive = next((stage["positive"] for stage in run["stages"] if "positive" in stage), 0.0)
     row, status, error = folder.parent.name, "finished", None
     if os.environ.get("FAIL") == row:
