@@ -110,7 +110,6 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--markdown", action="store_true", help="print Markdown")
 
     schema = command(_schema, "write the JSON Schema of run files, for editors")
-    schema.add_argument("--of", choices=("run", "bench"), default="run", help="which files (run)")
     schema.add_argument("--out", help="file to write; standard output without it")
 
     bench = command(_bench, "compare methods: settings x methods x seeds of a YAML file")
@@ -382,10 +381,7 @@ def _look(options: argparse.Namespace) -> int:
 
 
 def _schema(options: argparse.Namespace) -> None:
-    if options.of == "bench":
-        from rlstab.bench.editor_schema import bench_schema as json_schema
-    else:
-        from rlstab.config import json_schema
+    from rlstab.config import json_schema
 
     text = json.dumps(json_schema(), indent=2) + "\n"
     if options.out:

@@ -452,7 +452,7 @@ def test_bad_input(command: str, every: int, tmp_path: Path, monkeypatch: pytest
 
 USAGE = ["zzz", "--zzz", "check", "check a b", "check f.yaml --example x", "train"]
 USAGE += ["train --timeout x f.yaml", "bench", "bench --workers 1.5 f.yaml", "view", "view --limit x f"]
-USAGE += ["diagnose", "schema --of zzz", "schema x", "doctor x", "init a b", "explain", "explain --preset a f.yaml"]
+USAGE += ["diagnose", "schema --zzz", "schema x", "doctor x", "init a b", "explain", "explain --preset a f.yaml"]
 USAGE += ["probe --workers 0", "replay --responses 0 f", "runs --zzz", "list --zzz"]
 
 

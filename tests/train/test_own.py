@@ -127,6 +127,7 @@ def test_completions_that_take_too_long_are_counted_and_cost_the_reward_alone(tm
 
 #: Two optimizer steps per rollout, in uneven micro-batches, with evidence refreshed before each.
 CUT: dict[str, Any] = {
+    "optimisation__rollouts": 1,
     "optimisation__mini_batches": 2,
     "optimisation__micro_batch_size": 3,
     "optimisation__refresh": "step",
