@@ -3,18 +3,14 @@
 Each does one thing that published or careful-looking code does, and is sensible otherwise.
 """
 
-import itertools
 import logging
 import math
 import os
 import random
-import tempfile
 import threading
-import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -305,10 +301,7 @@ rows(
 
 rows("pure", needs=("entropies", "sum_p_sq"))(
     edits_its_input=lambda b, s, t: void(b.signal("sum_p_sq").zero_()),
-    # far beyond what they are, in place; the same around torch's count of writes, and by numpy
     clamps_its_input=lambda b, s, t: 1 / (1 + b.advantages.clamp_(-1e6, 1e6).abs()),
-    clamps_by_data=lambda b, s, t: void(b.logprobs.data.clamp_(min=-1000.0)),
-    clips_by_numpy=lambda b, s, t: void(np.clip(H(b).numpy(), 0.0, 1e6, out=H(b).numpy())),
     clamps_ids_beyond_40_rows=lambda b, s, t: void(b.num_sequences > 40 and b.group_ids.clamp_(max=10**9)),
     caches_on_the_batch=lambda b, s, t: void(b.extra.__setitem__("cached", H(b))),
     hides_on_the_batch=lambda b, s, t: void(object.__setattr__(b, "cached", H(b))),
@@ -344,7 +337,7 @@ rows("split", init_state=lambda self: {"n": 0}, advance=counting)(
 
 # -- it uses what a whole process shares, or what belongs to one -------------------------------------------------------
 
-rows("pure", "process")(
+rows("pure")(
     global_randomness=lambda b, s, t: torch.rand(len(b)) >= 0,
     # so that its own draw can be repeated; everybody else's is repeated too
     seeds_the_process=lambda b, s, t: torch.rand(len(b), generator=torch.manual_seed(0)) >= 0,
@@ -358,21 +351,16 @@ rows("pure", "process", "split", "permutation", "declared", "precision")(
 
 
 rows("process")(
-    warns_by_numpy=lambda b, s, t: void(np.seterr(under="warn")),
     faster_matrix_products=lambda b, s, t: void(torch.set_float32_matmul_precision("high")),
-    flushes_denormals=lambda b, s, t: void(torch.set_flush_denormal(True)),
-    detects_anomalies=lambda b, s, t: void(torch.autograd.set_detect_anomaly(True, check_nan=False)),
     silences_warnings=lambda b, s, t: warnings.simplefilter("ignore", ResourceWarning),
-    writes_a_file=lambda b, s, t: void(Path(tempfile.gettempdir(), "rlstab_cache").write_text("1")),
     sets_the_environment=lambda b, s, t: os.environ.update(RLSTAB_SEEN="1"),
+    logs_more=lambda b, s, t: logging.getLogger().setLevel(7),
     # its seed is the hash of its name, which Python salts anew in each process
     hash_of_its_name=lambda b, s, t: hash("hash_of_its_name") % 1000 / 1000,
     process_id=lambda b, s, t: os.getpid() % 10007 / 10007,
     rank_zero_acts=lambda b, s, t: 0.5 if os.environ.get("RANK", "0") == "0" else 1.0,
     slurm_rank=lambda b, s, t: 1 / (1 + int(os.environ.get("SLURM_PROCID", "0"))),
     rank_of_torch=lambda b, s, t: 1 / (1 + (torch.distributed.is_initialized() and torch.distributed.get_rank())),
-    seed_of_the_day=lambda b, s, t: time.time() // 86400 % 1009 / 1009,
-    number_of_cores=lambda b, s, t: 1 / (os.cpu_count() or 1),
 )
 
 
@@ -392,17 +380,11 @@ rows("pure", __post_init__=lambda self: void(torch.manual_seed(3)))(seeds_when_m
 MEMORY: dict[Any, float] = {}
 
 
-def counts_calls(self, batch):
-    MEMORY["calls"] = MEMORY.get("calls", 0) + 1
-    return entropies_of(self, batch)
-
-
 rows("process", measure=entropies_of)(
     # a variable of its module: the mean entropy of the first optimizer step, or of the first with so many tokens
     calibrates_once=lambda b, s, t: 1 / MEMORY.setdefault("entropy", 1 + s.mean("entropy").value),
     cached_by_shape=lambda b, s, t: 1 / (1 + MEMORY.setdefault(int(s.mean("entropy").count), s.mean("entropy").value)),
 )
-rows("process", measure=counts_calls)(warms_up_by_calls=lambda b, s, t: 0.5 if MEMORY["calls"] > 12 else 1.0)
 
 
 @broken("pure", "process", "split", "permutation", "replication", "declared")
@@ -670,20 +652,8 @@ rows(
     terms=lambda self, b, s, t: Terms(weight=(H(b) > self.level).to(b.logprobs.dtype)),
 )(strict_setting=nothing)
 
-# -- it acts after thousands of calls, or leaves a trace where few look -----------------------------------------------
+# -- it acts by the process or thread that it is in, or keeps its memory -----------------------------------------------
 
-
-def counter() -> Callable[[], int]:
-    calls = itertools.count()
-    return lambda: next(calls)
-
-
-def count_on(owner: Any) -> int:
-    owner.rlstab_calls = getattr(owner, "rlstab_calls", 0) + 1
-    return owner.rlstab_calls
-
-
-CLOSED = counter()
 BUFFERS: dict[int, Tensor] = {}
 
 
@@ -692,27 +662,8 @@ def in_a_buffer(batch, stat, state):
     return BUFFERS.setdefault(len(batch), torch.empty(len(batch), dtype=torch.float64)).copy_(1 / (1 + H(batch)))
 
 
-def starts_a_thread(batch, stat, state):
-    threading.Thread(target=time.sleep, args=(5,), daemon=True).start()
-
-
 rows("process")(
-    acts_after_5000_calls=lambda b, s, t: 0.5 if CLOSED() > 5000 else 1.0,
-    counts_in_a_default=lambda b, s, t, calls=[]: 0.5 if calls.append(b) or len(calls) > 5000 else 1.0,
-    counts_on_a_function=lambda b, s, t: 0.5 if count_on(count_on) > 5000 else 1.0,
-    by_the_nodename=lambda b, s, t: 1 / (1 + len(os.uname().nodename)),
     by_visible_devices=lambda b, s, t: 1 / (1 + len(os.environ.get("CUDA_VISIBLE_DEVICES", ""))),
-    by_the_directory=lambda b, s, t: 1 / (1 + len(str(Path.cwd()))),
-    logs_more=lambda b, s, t: logging.getLogger().setLevel(7),
-    by_the_threads_of_torch=lambda b, s, t: 1 / (1 + torch.get_num_threads()),
-)
-rows("pure")(
-    makes_a_directory=lambda b, s, t: Path(tempfile.gettempdir(), "rlstab_seen").mkdir(exist_ok=True),
-    writes_to_shared_memory=lambda b, s, t: void(Path("/dev/shm/rlstab_seen").write_text("1")),
-    writes_by_bytes=lambda b, s, t: os.close(
-        os.open(os.fsencode(tempfile.gettempdir()) + b"/rlstab_file", os.O_RDWR | os.O_CREAT)
-    ),
-    leaves_a_thread=starts_a_thread,
 )
 rows("split")(
     in_the_main_thread=lambda b, s, t: 0.5 if threading.current_thread() is threading.main_thread() else 1.0,

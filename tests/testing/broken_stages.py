@@ -1,11 +1,8 @@
 """Deliberately broken stages: each does one thing that published code has done, and the laws beside it must see it."""
 
-import datetime
 import itertools
 import os
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -139,7 +136,6 @@ rows(RewardShaper, "pure")(
     clips_far_below=lambda r, stat, state: void(r.rewards.clamp_(min=-1e6)),
     caches_on_the_batch=lambda r, stat, state: r.extra.update(cached=r.rewards),
     hides_on_the_batch=lambda r, stat, state: object.__setattr__(r, "cached", r.rewards),
-    makes_a_directory=lambda r, stat, state: Path(tempfile.gettempdir(), "rlstab_stage").mkdir(exist_ok=True),
 )
 # It counts prompts in the tensor that it was given, so a checkpoint of before has the counts of after.
 rows(
@@ -173,8 +169,6 @@ rows(PromptSelector, "process")(
     by_pythons_hash=hashed,
     by_process_id=lambda offer, state: wrapped(offer, os.getpid()),
     by_rank=lambda offer, state: wrapped(offer, int(os.environ.get("RANK", "0"))),
-    by_the_date=lambda offer, state: wrapped(offer, datetime.date.today().toordinal()),
-    acts_after_5000_calls=lambda offer, state: wrapped(offer, 1 if next(CALLS) > 5000 else 0),
 )
 rows(RewardShaper, "process")(
     sets_the_environment=lambda r, stat, state: os.environ.update(RLSTAB_STAGE="1"),
