@@ -12,7 +12,7 @@ from rlstab.core.stats import total
 from rlstab.testing.tolerances import REORDERED
 from tests.core.steps import batch_of, random_rows
 
-quick = settings(max_examples=200, deadline=None, derandomize=True, database=None)
+quick = settings(max_examples=40, deadline=None, derandomize=True, database=None)
 EDGE = [0.0, -0.0, 1.0, -1.0, 2.0**-149, math.inf, -math.inf, math.nan]
 
 

@@ -77,9 +77,6 @@ def mean_reward(self, r, stat, state):
 
 # Its baseline is the mean of the responses at hand: another part gives another one.
 rows(AdvantageEstimator, "split", "identity")(local_baseline=lambda r, stat, state: local(r))
-rows(AdvantageEstimator, "split")(
-    local_from_twelve_groups=lambda r, stat, state: local(r) if r.groups > 12 else centred(r)
-)
 # It measures the mean length of each part and averages those: a price that depends on the cut.
 rows(
     RewardShaper,
@@ -107,16 +104,12 @@ rows(RolloutExpander, "split", "permutation", "identity")(
 rows(AdvantageEstimator, "permutation")(
     # its baseline is the answer that happens to stand first
     first_is_the_baseline=lambda r, stat, state: r.rewards - r.rewards[r.first][r.group],
-    ranks_by_order=lambda r, stat, state: centred(r) * (1 + r.rewards.argsort().argsort() / max(1, len(r))),
 )
 rows(AdvantageEstimator, "identity")(
     local_beyond_twelve_tokens=lambda r, stat, state: (
         centred(r) * (r.lengths / r.lengths.max() if len(r) and r.lengths.max() > 12 else 1.0)
     ),
     # it leaves out a share of the groups by their ids, which are names and no randomness
-    favours_ids=lambda r, stat, state: (r.group_ids % 3 != 0).double() * centred(r),
-    parity_of_the_id=lambda r, stat, state: centred(r) * (r.sequence_ids % 2),
-    parity_of_the_prompt=lambda r, stat, state: centred(r) * (r.prompt_ids % 2),
 )
 rows(RewardShaper, "later rollouts", init_state=lambda self: {"n": 0}, advance=counting)(
     local_after_four_rollouts=lambda r, stat, state: (
@@ -133,7 +126,6 @@ def count_prompts(self, state, stat):
 rows(RewardShaper, "pure")(
     # it writes to the rewards of the caller, in place, or leaves something on the batch
     edits_rewards=lambda r, stat, state: void(r.rewards.sub_(0.5 * (~r.ended).double())),
-    clips_far_below=lambda r, stat, state: void(r.rewards.clamp_(min=-1e6)),
     caches_on_the_batch=lambda r, stat, state: r.extra.update(cached=r.rewards),
     hides_on_the_batch=lambda r, stat, state: object.__setattr__(r, "cached", r.rewards),
 )
@@ -155,28 +147,16 @@ CALLS = itertools.count()
 MEMORY: dict[str, float] = {}
 
 
-def hashed(offer, state):
-    """It shuffles by ``hash`` of a text, which every process seeds anew."""
-    places = range(offer.drawn, offer.drawn + offer.count)
-    return torch.tensor([hash(f"{offer.seed}/{place}") % (offer.size or 1000) for place in places])
-
-
 # It goes on where its last call ended, wherever the run went on.
 rows(PromptSelector, "pure", "split", "permutation", "selection", "declared", "padding", "process")(
     by_call_order=lambda offer, state: (next(CALLS) + torch.arange(offer.count)) % (offer.size or 1000)
 )
 rows(PromptSelector, "process")(
-    by_pythons_hash=hashed,
-    by_process_id=lambda offer, state: wrapped(offer, os.getpid()),
     by_rank=lambda offer, state: wrapped(offer, int(os.environ.get("RANK", "0"))),
 )
 rows(RewardShaper, "process")(
     sets_the_environment=lambda r, stat, state: os.environ.update(RLSTAB_STAGE="1"),
-    sets_the_default_dtype=lambda r, stat, state: torch.set_default_dtype(torch.float64),
     # it scales by the mean of the first rewards that it sees, kept in a variable of its module
-    calibrates_once=lambda r, stat, state: (
-        r.rewards * MEMORY.setdefault("mean", float(r.rewards.mean()) if len(r) else 0.0)
-    ),
 )
 
 
@@ -210,18 +190,14 @@ rows(PromptSelector, "selection")(
     # a refill begins where the rollout began, and asks the same prompts again
     refills_from_the_start=lambda offer, state: wrapped(offer, -offer.first),
     # it never looks at how many prompts there are
-    beyond_the_task=lambda offer, state: offer.drawn + 30 + torch.arange(offer.count),
 )
 rows(AdvantageEstimator, "finite", "even group")(divides_by_the_deviation=by_the_deviation)
 # A lone answer keeps its reward as its advantage.
 rows(AdvantageEstimator, "even group")(
     no_baseline=lambda r, stat, state: torch.where(r.group_sum(torch.ones_like(r.rewards)) == 1, r.rewards, 0.0)
 )
-rows(AdvantageEstimator, "runs")(half_precision=lambda r, stat, state: centred(r).float())
 # It drops the cut-off responses of a group and leaves the rest to be compared without them.
-rows(RolloutExpander, "runs")(
-    drops_a_part=lambda r, seed: Expansion(drop=~r.ended), branches_at_the_end=branch_at_the_end
-)
+rows(RolloutExpander, "runs")()
 # Its state is a parameter, and everything made with it keeps a graph.
 rows(
     RewardShaper,
@@ -242,8 +218,6 @@ rows(RolloutExpander)(random_by_id=lambda r, seed: Expansion(drop=uniform(seed +
 # Ids are more than names: parity, small ones, and such that meet as float32 or int32.
 rows(AdvantageEstimator, "identity")(
     even_ids=lambda r, stat, state: centred(r) * (1 + r.sequence_ids % 2),
-    small_groups=lambda r, stat, state: centred(r) * (1 + (r.group_ids < 500).double()),
-    ids_as_float32=lambda r, stat, state: centred(r) / shared_by(r.sequence_ids.float()),
     ids_as_int32=lambda r, stat, state: centred(r) / shared_by(r.sequence_ids.int()),
 )
 rows(RolloutExpander, "identity")(drops_odd_groups=lambda r, seed: Expansion(drop=r.group_ids % 2 == 1))

@@ -259,7 +259,7 @@ def test_edge_steps_equal_the_oracle(methods):
 
 @pytest.mark.parametrize("methods", CASES)
 def test_drawn_steps_equal_the_oracle(methods):
-    @settings(max_examples=6, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=3, deadline=None, derandomize=True, database=None)
     @given(rows_drawn(), st.booleans())
     def run(rows, live_ratio):
         check(methods, rows, live_ratio=live_ratio)
