@@ -114,15 +114,6 @@ def broken(*laws: str, **options: Any) -> Callable[[Any], Any]:
 
 # -- the outcome depends on the cut, the order or the padding ----------------------------------------------------------
 
-LAST: dict[str, Any] = {"mean": 0.0}
-
-
-def remembers(self, batch):
-    if len(batch):
-        LAST["mean"] = float(H(batch).mean())
-    LAST["fresh"] = True
-    return entropies_of(self, batch)
-
 
 def corrected_variance(stat):
     count = float(stat.mean("mean").count)
@@ -131,34 +122,17 @@ def corrected_variance(stat):
 
 
 rows("split")(
-    # its threshold, mean, largest value or share is that of the batch at hand: a micro-batch gives another one
+    # its mean is that of the batch at hand: a micro-batch gives another one
     local_mean=lambda b, s, t: (H(b) + 0.1) / (H(b) + 0.1).mean() if len(b) else None,
     # its metric is the mean of the part, reported as if every part weighed the same
     unmerged_metric=lambda b, s, t: Terms(report={"entropy": Mean.scalar(float(H(b).mean()))} if len(b) else {}),
     # it compares with the mean of the group in the batch at hand, and groups are torn apart
     baseline_of_the_part=lambda b, s, t: 1 / (1 + Grouped.of(g := b.spread(b.group_ids), H(b)).mean(g)),
-    # it weighs by the number of rows beside a token
-)
-rows("split", measure=remembers)(
-    # it remembers what it measured last: that of the last part, not of the step
-    # it acts on the part whose terms are asked for first after measuring
-    first_part_only=lambda b, s, t: 0.5 if LAST.pop("fresh", False) else 1.0,
-)
-# It averages over all rows, those without a token among them: how many there are depends on the host.
-rows("split", measure=lambda self, b: {"length": Mean.of(b.lengths.double())})(
-    empty_rows_count=lambda b, s, t: 1 / (1 + len(b) / max(1, b.num_sequences))
 )
 # A part without tokens counts as one: a rank that has nothing would move the mean.
 rows("split", measure=lambda self, b: {"entropy": Mean.of(H(b) if len(b) else torch.zeros(1))})(
     counts_empty_parts=lambda b, s, t: 1 / (1 + mean_of(s))
 )
-# It measures the mean of each part and averages those: a controller that depends on the cut.
-rows(
-    "split",
-    measure=lambda self, b: {"entropy": Mean.of(H(b).mean().reshape(1) if len(b) else H(b))},
-    init_state=lambda self: {"entropy": 0.0},
-    advance=lambda self, state, stat: {"entropy": mean_of(stat, empty=state["entropy"])},
-)(mean_of_means=nothing)
 
 
 def over_the_part(sequence, counted, num_sequences, totals):
@@ -171,10 +145,6 @@ rows("split", slot="aggregate", needs=())(aggregate_of_the_part=lambda b, s, t: 
 rows("runs", slot="lr_scale")(learning_rate_of_the_part=lambda b, s, t: 1 / (1 + float(H(b).sum())))
 
 
-# It takes group numbers for places in a list.
-rows("runs")(groups_in_a_row=lambda b, s, t: b.spread(torch.ones(b.num_sequences).cumsum(0)[b.group_ids]))
-
-
 @broken("split", "permutation", measure=top(0.4))
 def ties_by_order(batch, stat, state):
     """It takes exactly k tokens, and of those that are equal at the threshold the first in memory."""
@@ -184,18 +154,9 @@ def ties_by_order(batch, stat, state):
     return chosen * threshold.reached(entropies)
 
 
-# It takes the order in which tokens stand in memory for their place in the response.
-rows("permutation")(
-    place_by_order=lambda b, s, t: 1 / (b.sequence[:, None] == b.sequence).tril().sum(-1),
-)
-rows("split", "permutation", "replication")(
-    # its random numbers go to tokens in order, or belong to the place of a response in the batch
-    random_by_order=lambda b, s, t: torch.rand(len(b), generator=generator(0)),
-    # its running sum goes on over the borders of responses
-)
-# Its variance divides by n - 1, so two copies of a step are not the step.
-rows("replication", measure=moments_of)(bessel=lambda b, s, t: 1 / (1 + corrected_variance(s)))
-# The same, beside an order statistic that is others where every value is there twice.
+# It takes the order in which tokens stand in memory for their position in the response.
+rows("permutation")(place_by_order=lambda b, s, t: 1 / (b.sequence[:, None] == b.sequence).tril().sum(-1))
+# Its variance divides by n - 1, beside an order statistic that is another where every value is there twice.
 rows("replication", measure=lambda self, b: {**moments_of(self, b), "unused": Pool.quantile(H(b), 0.37)})(
     bessel_beside_a_pool=lambda b, s, t: 1 / (1 + corrected_variance(s)),
 )
@@ -243,44 +204,24 @@ rows(
     init_state=lambda self: {"n": 0, "window": 0.0},
     advance=lambda self, state, stat: {"n": state["n"] + 1, "window": (0.0, 1.0) if state["n"] >= 2 else 0.0},
 )(tuple_from_step_three=nothing)
-# Its state is infinite after a hundred steps.
-rows(
-    "later steps",
-    init_state=lambda self: {"scale": 1.0},
-    advance=lambda self, state, stat: {"scale": 1000 * state["scale"]},
-)(thousandfold_each_step=nothing)
 
 # -- it writes to what is not its own ----------------------------------------------------------------------------------
 
 rows("pure", needs=("entropies", "sum_p_sq"))(
-    edits_its_input=lambda b, s, t: void(b.signal("sum_p_sq").zero_()),
     clamps_its_input=lambda b, s, t: 1 / (1 + b.advantages.clamp_(-1e6, 1e6).abs()),
     caches_on_the_batch=lambda b, s, t: void(b.extra.__setitem__("cached", H(b))),
     hides_on_the_batch=lambda b, s, t: void(object.__setattr__(b, "cached", H(b))),
 )
 rows("pure", slot="gates", needs=())(
-    # its gate limits the advantages of the loss in place, or constants that are the memory of the live log-probs
+    # its gate limits the advantages of the loss in place
     scales_what_is_held=lambda b, s, t: {"": Gate(lambda ratio, constants: constants.advantages.clamp_(-1e9, 1e9) * 0)},
-    limits_the_live_policy=lambda b, s, t: {"": Gate(lambda _, constants: constants.anchor.logprobs.clamp_(min=-500))},
 )
 
-
-def counts_here(self, state, stat):
-    state["steps"] += 1
-    return {"steps": state["steps"]}
-
-
-# It counts optimizer steps in the state that it is given.
-rows("pure", "split", init_state=lambda self: {"steps": 0}, advance=counts_here)(
-    counts_in_place=lambda b, s, t: 1 / (1 + t["steps"])
-)
 
 # -- it uses what a whole process shares, or what belongs to one -------------------------------------------------------
 
 rows("pure")(
     global_randomness=lambda b, s, t: torch.rand(len(b)) >= 0,
-    # so that its own draw can be repeated; everybody else's is repeated too
-    numpy_randomness=lambda b, s, t: constant(b, float(np.random.rand() >= 0)),  # noqa: NPY002
 )
 
 
@@ -288,7 +229,6 @@ rows("process")(
     sets_the_environment=lambda b, s, t: os.environ.update(RLSTAB_SEEN="1"),
     # its seed is the hash of its name, which Python salts anew in each process
     hash_of_its_name=lambda b, s, t: hash("hash_of_its_name") % 1000 / 1000,
-    process_id=lambda b, s, t: os.getpid() % 10007 / 10007,
     rank_zero_acts=lambda b, s, t: 0.5 if os.environ.get("RANK", "0") == "0" else 1.0,
     rank_of_torch=lambda b, s, t: 1 / (1 + (torch.distributed.is_initialized() and torch.distributed.get_rank())),
 )
@@ -303,8 +243,6 @@ def order_of_a_set(batch, stat, state):
     return torch.tensor([factors[name] for name in bands])[band]
 
 
-rows("pure", __post_init__=lambda self: void(torch.manual_seed(3)))(seeds_when_made=nothing)
-
 # -- it remembers outside of its state ---------------------------------------------------------------------------------
 
 MEMORY: dict[Any, float] = {}
@@ -317,19 +255,9 @@ rows("process", measure=entropies_of)(
 )
 
 
-def first_mean(self, batch, stat, state):
-    """It keeps the first mean that it sees on itself, around the dataclass that is frozen."""
-    return Terms(weight=constant(batch, 1 / (1 + vars(self).setdefault("first", stat.mean("entropy").value))))
-
-
-rows("process", measure=entropies_of, terms=first_mean)(keeps_on_itself=nothing)
-
-
 # -- it reads what it does not declare, or cannot be saved -------------------------------------------------------------
 
 rows("declared")(
-    # it uses a signal that it does not name, where it happens to be there
-    undeclared_signal=lambda b, s, t: None if b.ref_logprobs is None else b.ref_logprobs.exp(),
     # it weighs by the log-prob at the start of the step, and says that it reads none
     undeclared_policy=lambda b, s, t: b.logprobs.exp(),
 )
@@ -337,8 +265,6 @@ rows("declared")(
 rows("declared", "live rows", slot="penalties", needs=())(
     undeclared_live_read=lambda b, s, t: {"": Penalty(0.1, lambda policy, anchor: -policy.signal("entropies"))}
 )
-# Its state holds an object that no checkpoint can hold.
-rows("serialises", init_state=lambda self: {"seen": (1, 2)})(foreign_state=nothing)
 
 
 class HiddenSetting(TokenObjective):
@@ -365,52 +291,20 @@ rows("finite", slot="gates", needs=())(
 )
 
 
-@broken("finite", "replication", slot="", measure=moments_of)
-def deviation_of_one(batch, stat, state):
-    """It reports a deviation that divides by n - 1 also where there is one token."""
-    mean, square = stat.mean("mean"), stat.mean("square")
-    variance = (square.total - mean.total**2 / mean.count) / (mean.count - 1)
-    return Terms(report={"variance": Mean(variance, torch.ones((), dtype=torch.float64))})
-
-
 # It divides by the mean over rewarded tokens, and there may be none.
 rows("runs", measure=lambda self, b: {"entropy": Mean.of(H(b), b.advantages > 0)})(
     mean_of_nothing=lambda b, s, t: 1.0 + s.mean("entropy").value
 )
 rows("runs", needs=())(
-    # it divides by what a token leaves to others, which is nothing where the policy is certain
     # it gives a weight for each response, not for each token
     wrong_shape=lambda b, s, t: torch.ones(b.num_sequences + 1),
 )
 rows("precision")(
-    # it subtracts two large numbers that differ by little: nothing of it is left in float32
-    cancellation=lambda b, s, t: (1 + H(b) * 1e-8 - 1) * 1e8,
     brain_float=lambda b, s, t: (1 + H(b)).bfloat16(),
 )
 
 
-@broken("precision", measure=lambda self, b: {"response": Grouped.of(b.spread(b.sequence_ids), H(b))})
-def torch_quantile(batch, stat, state):
-    """It takes a quantile over responses by torch, which refuses more than 2^24 of them."""
-    means = stat.grouped("response")
-    if not means.keys.numel():
-        return None
-    middle = torch.quantile(means.totals / means.counts, 0.5, interpolation="lower")
-    return means.mean(batch.spread(batch.sequence_ids)) >= middle
-
-
 # -- its gradient is not that of its loss, or is where none may be -----------------------------------------------------
-
-# Its state is a parameter, and every loss made with it keeps its graph.
-rows("serialises", needs=(), init_state=lambda self: {"scale": torch.ones((), requires_grad=True)})(
-    graph_in_a_state=nothing
-)
-# Half of its ratio is a constant made from the policy itself, which finite differences cannot hold.
-rows("gradcheck", "declared", slot="ratio", needs=())(
-    inner_detach=lambda b, s, t: (
-        lambda policy, _: 0.5 * policy.logprobs + 0.5 * policy.logprobs.detach() - b.old_logprobs
-    )
-)
 
 
 def ratio_by(change):
@@ -437,27 +331,9 @@ def penalty_by(value):
     return lambda b, s, t: {"": Penalty(0.1, lambda policy, anchor: value(policy.logprobs, b))}
 
 
-def half_detached_k3(live, batch):
-    gap = batch.signal("ref_logprobs") - live
-    return gap.detach().clamp(max=8.0).exp() - gap - 1
-
-
 rows("gradcheck", slot="penalties", needs=("ref_logprobs",))(
-    # no gradient on tokens that became a hundred times rarer
-    # its k3 holds the ratio constant, so that the penalty pulls and never lets go
-    half_detached_kl=penalty_by(half_detached_k3),
     # it penalises tokens that became rarer than they were, as the live policy has it at that moment
     decides_on_the_live_policy=penalty_by(lambda live, b: torch.where(live < b.logprobs, -live, 0.0 * live)),
-)
-# Its ratio divides by the old policy also where the batch says that the live one is its own denominator.
-rows("declared", slot="ratio", needs=())(
-    old_in_its_ratio=lambda b, s, t: lambda policy, constants: policy.logprobs - b.old_logprobs
-)
-# Its ratio is the mean over the sequence, tokens that somebody dropped included.
-rows("masked", "declared", slot="ratio", needs=())(
-    ratio_of_dropped_tokens=lambda b, s, t: (
-        lambda policy, _: b.spread(b.sequence_mean(policy.logprobs - b.old_logprobs))
-    )
 )
 rows("zero advantage", slot="bonus")(
     # it imitates every token a little, whatever it earned
@@ -504,11 +380,8 @@ def top_three_tenths(token, ratio, tokens):
     return pull(token, ratio) * (token["entropies"] >= ranked[math.ceil(0.3 * len(ranked) - 1e-9) - 1])
 
 
-# It means the top share with the threshold, probabilities of at least a fifth, ratios up to 1.3; and stops before.
+# It means the top share with the threshold, and ratios up to 1.3; and stops before.
 rows("oracle", measure=top(0.3), oracle=top_three_tenths)(strict_share=lambda b, s, t: H(b) > value_of(s, math.inf))
-rows("oracle", oracle=lambda token, ratio, all_: pull(token, ratio) * (math.exp(token["logprobs"]) >= 0.2))(
-    strict_literal=lambda b, s, t: b.logprobs.exp() > 0.2
-)
 rows("oracle", slot="gates", oracle=lambda token, ratio, all_: pull(token, ratio) * (ratio <= 1.3))(
     open_trust_region=lambda b, s, t: {"": Gate(lambda ratio, constants: (ratio < 1.3).to(ratio.dtype))}
 )
@@ -519,14 +392,6 @@ rows(
     oracle=lambda token, ratio, all_: pull(token, ratio) - 0.5 * (token["advantages"] > 0) * token["live_logprobs"],
 )(zero_is_rewarded=lambda b, s, t: {"": Penalty(0.5, lambda policy, anchor: -policy.logprobs, where=b.advantages >= 0)})
 
-
-# It means entropies of at least ``level``, and takes those above it.
-rows(
-    "oracle",
-    oracle=lambda token, ratio, all_: pull(token, ratio) * (token["entropies"] >= 0.7),
-    settings={"level": 0.7},
-    terms=lambda self, b, s, t: Terms(weight=(H(b) > self.level).to(b.logprobs.dtype)),
-)(strict_setting=nothing)
 
 # -- it acts by the process or thread that it is in, or keeps its memory -----------------------------------------------
 
@@ -548,14 +413,9 @@ rows("precision")(below_rounding=lambda b, s, t: H(b) > torch.finfo(H(b).dtype).
 # -- ids are more than names -------------------------------------------------------------------------------------------
 
 
-def by_id(ids, batch):
-    return batch.spread(1 / (1 + ids.double()))
-
-
 rows("ids", needs=())(
-    # the first or every second response is spared: by what its id is, not by what it says
+    # every second response is spared: by what its id is, not by what it says
     even_ids=lambda b, s, t: b.spread(1 + 0.5 * (b.sequence_ids % 2)),
-    odd_groups=lambda b, s, t: b.spread(1 + 0.5 * (b.group_ids % 2)),
     # ids that meet: as float32 above 2^24, as int32 above 2^31
     groups_as_float32=lambda b, s, t: size_by(b.group_ids.float(), b),
     ids_as_int32=lambda b, s, t: size_by(b.sequence_ids.to(torch.int32), b),
@@ -568,19 +428,7 @@ def size_by(keys, batch):
     return batch.spread(torch.bincount(index, minlength=1)[index].double())
 
 
-rows("ids", measure=lambda self, b: {"group": Grouped.of(b.spread(b.group_ids.float().long()), H(b))})(
-    measured_by_float32=lambda b, s, t: 1 / (1 + s.grouped("group").mean(b.spread(b.group_ids.float().long())))
-)
-
 # -- a state that a checkpoint does not give back, or that grows -------------------------------------------------------
-
-
-class Named(dict):
-    """A dict with attributes."""
-
-
-def beginning(seen: Any) -> Any:
-    return lambda self: {"seen": seen}
 
 
 def grown(of: Callable[[Any, Any], Any]) -> Any:
@@ -594,10 +442,8 @@ def with_attribute(value: Tensor) -> Tensor:
 
 for name, first, after in (
     ("numpy_scalar", 0.0, lambda seen, stat: np.float64(mean_of(stat))),
-    ("default_dict", {}, lambda seen, stat: Named(mean=1.0) if seen == {} else seen),
     ("number_as_key", {}, lambda seen, stat: {**seen, 1: mean_of(stat)}),
     ("attribute_of_a_tensor", torch.zeros(2), lambda seen, stat: with_attribute(seen + mean_of(stat))),
-    ("parameter", torch.zeros(2), lambda seen, stat: torch.nn.Parameter(seen + 1, requires_grad=False)),
 ):
     rows(
         "serialises", measure=entropies_of, init_state=lambda self, first=first: {"seen": first}, advance=grown(after)
@@ -613,18 +459,15 @@ for name, first, after in (
 # -- declared and never used, or used and not declared -----------------------------------------------------------------
 
 rows("used", needs=("entropies", "ref_logprobs"))(reference_for_nothing=lambda b, s, t: 1 / (1 + H(b)))
-rows("used", needs=("rollout_logprobs",))(forward_for_nothing=lambda b, s, t: 0.5)
 rows("used", needs=("my_signal", "entropies"))(own_signal_for_nothing=lambda b, s, t: 1 / (1 + H(b)))
 rows("used", needs=(), live_needs=frozenset({"entropies"}))(live_entropy_for_nothing=lambda b, s, t: 0.5)
 rows("used", writes=frozenset({"weight", "bounds"}))(slot_for_nothing=lambda b, s, t: 1 / (1 + H(b)))
 rows("declared", needs=())(
     attribute_not_declared=lambda b, s, t: 1 / (1 + b.entropies),
-    two_not_declared=lambda b, s, t: (b.ref_logprobs - b.rollout_logprobs).exp(),
 )
 
 # -- what only a large optimizer step shows ----------------------------------------------------------------------------
 
 rows("split", needs=())(
-    local_from_position_900=lambda b, s, t: torch.where(b.position >= 900, 1 / (1 + (b.position >= 900).sum()), 1.0),
     local_beyond_9000_tokens=lambda b, s, t: 1 / len(b) if len(b) > 9000 else 1.0,
 )
