@@ -373,7 +373,8 @@ def _diagnose(options: argparse.Namespace) -> None:
     from rlstab.diagnose.printed import run_diagnose
 
     run_diagnose(options.runs, Terminal(), as_json=options.json)
-    print("rlstab look says this and more; the name diagnose goes with the next release", file=sys.stderr)
+    if not options.json:  # what reads JSON may read both streams as one
+        print("rlstab look says this and more; the name diagnose goes with the next release", file=sys.stderr)
 
 
 def _look(options: argparse.Namespace) -> int:
@@ -400,7 +401,8 @@ def _schema(options: argparse.Namespace) -> None:
 def _replay(options: argparse.Namespace) -> int:
     options.paths = [options.__dict__.pop("path")]
     code = _look(options)
-    print("rlstab replay is rlstab look now; the old name goes with the next release", file=sys.stderr)
+    if not options.as_json:
+        print("rlstab replay is rlstab look now; the old name goes with the next release", file=sys.stderr)
     return code
 
 
