@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rlstab import __version__
 from rlstab.errors import ConfigError, RlstabError, reason
 from rlstab.extras import require
-from rlstab.files import exists, write_text
+from rlstab.files import write_text
 from rlstab.visible import in_error, visible
 
 if TYPE_CHECKING:  # each command imports only what it uses
@@ -108,12 +108,11 @@ def _parser() -> argparse.ArgumentParser:
     command(_doctor, "say which device, extras and other trainers are there, and whether the adapters work")
 
     explain = command(_explain, "explain in words what an objective does and costs, and which recipe it is")
-    source = _takes_file(explain, "run, objective or bench file, or names such as s2t,stare")
+    source = _takes_file(explain, "run or objective file, or names such as s2t,stare")
     source.add_argument("--preset", metavar="NAME", help="a preset instead of a file")
     explain.add_argument("--markdown", action="store_true", help="print Markdown")
 
     schema = command(_schema, "write the JSON Schema of run files, for editors")
-    schema.add_argument("--of", choices=("run", "bench"), default="run", help="which files (run)")
     schema.add_argument("--out", help="file to write; standard output without it")
 
     bench = command(_bench, "compare methods: settings x methods x seeds of a YAML file")
@@ -320,7 +319,6 @@ def _probe(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> None:
-    from rlstab.bench.describe import bench_page, is_bench
     from rlstab.core.objective import no_fit_warnings
     from rlstab.explain import explain, explain_preset, show
 
@@ -328,10 +326,8 @@ def _explain(options: argparse.Namespace) -> None:
     with no_fit_warnings():
         if options.preset is not None:
             text = explain_preset(options.preset, overrides)
-        elif exists(file := _file(options)) and is_bench(file):
-            text = bench_page(file, overrides)
         else:
-            text = explain(file, overrides)
+            text = explain(_file(options), overrides)
     show(text, markdown=options.markdown)
 
 
@@ -346,7 +342,7 @@ def _look(options: argparse.Namespace) -> int:
     from rlstab.console import Terminal
     from rlstab.look.look import look
 
-    if options.called in OLD_NAMES:
+    if options.called in OLD_NAMES and not options.as_json:  # what reads JSON may read both streams as one
         print(f"rlstab {options.called} is rlstab look now; the old name goes with the next release", file=sys.stderr)
     if options.called == "replay":  # took methods after its dump
         options.paths, options.methods = options.paths[:1], [*options.paths[1:], *options.methods]
@@ -354,10 +350,7 @@ def _look(options: argparse.Namespace) -> int:
 
 
 def _schema(options: argparse.Namespace) -> None:
-    if options.of == "bench":
-        from rlstab.bench.describe import bench_schema as json_schema
-    else:
-        from rlstab.config import json_schema
+    from rlstab.config import json_schema
 
     text = json.dumps(json_schema(), indent=2) + "\n"
     if options.out:

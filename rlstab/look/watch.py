@@ -39,6 +39,12 @@ class WatchCallback(_Callback):
         check_names(stop_at or (), "WatchCallback.stop_at")
         self.stop_at, self.watch = frozenset(stop_at or ()), Watch()
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A resumed run begins with the signs of its log so far, which stop nothing again."""
+        self.watch = Watch()
+        for row in state.log_history:
+            self.watch.log(row["step"], row)
+
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         """A line was logged."""
         if not logs:

@@ -127,6 +127,7 @@ def test_completions_that_take_too_long_are_counted_and_cost_the_reward_alone(tm
 
 #: Two optimizer steps per rollout, in uneven micro-batches, with evidence refreshed before each.
 CUT: dict[str, Any] = {
+    "optimisation__rollouts": 1,
     "optimisation__mini_batches": 2,
     "optimisation__micro_batch_size": 3,
     "optimisation__refresh": "step",
@@ -164,12 +165,13 @@ def test_rewards_are_evidence_of_methods_and_stages(tmp_path: Path) -> None:
         "reward/graded": lambda responses: responses.responses.evidence("reward/graded"),
     }
     stages = [of_user("Halved")]  # a shaper, so that rewards differ from those that were scored
+    few = {"rollout__max_new_tokens": 3}
     for index, (name, rewards) in enumerate(by_name.items()):
 
         def given(responses: Rollout, rewards: Any = rewards) -> Tensor:
             return rewards(responses).float().unsqueeze(-1).expand(responses.response_mask.shape)
 
-        changes = {"reward": reward, "stages": stages}
+        changes = {"reward": reward, "stages": stages, **few}
         go(weighing(tmp_path / f"{index}", name, **changes))
         go(weighing(tmp_path / f"{index} given", "given", **changes), signals={"given": given})
         assert apart(tmp_path / f"{index}", tmp_path / f"{index} given") == 0
