@@ -60,7 +60,7 @@ FLOORS = [
     {"presets"},
     {"config", "hosts"},
     {"explain", "record", "tasks", "testing"},
-    {"models"},
+    {"models", "replay"},
     {"adapters", "preflight", "train"},
     {"bench", "report"},
     {"probe"},
