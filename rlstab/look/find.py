@@ -10,7 +10,7 @@ from pathlib import Path
 from rlstab.errors import ReportError
 from rlstab.files import is_dir, is_file
 from rlstab.logs.readers import log_files, text_at
-from rlstab.look.run_log import TOKEN_TRACE, RunLog, read_logs, tokens_log
+from rlstab.look.run_log import RunLog, read_logs, tokens_log
 from rlstab.record import Dump, read_dump
 from rlstab.record.foreign import token_files
 from rlstab.record.reader import dumped, folder_of
@@ -74,8 +74,6 @@ def find(path: Path) -> list[Found]:
             run.dump, run.dump_path = read_dump(path), path
         except ReportError as error:
             raise error if _tokens_in(path) else refusal from None
-    elif logs and not dumps and logs[0].writer == TOKEN_TRACE:
-        dumps = [path]
     if run.dump is None:
         _add_dump(run, dumps)
     if run.dump is not None and run.log is None:

@@ -112,6 +112,8 @@ def look(
 
 def _look(found: Found) -> Look:
     diagnosis = None if found.log is None else diagnose(found.log)
+    if diagnosis is not None and found.dump is None and not diagnosis.log.metrics.keys() - {"lr"}:
+        raise ReportError(f"{found.title}: {diagnosis.remarks[-1]}")
     notes = [*found.notes, *(diagnosis.remarks if diagnosis else ())]
     return Look(found, diagnosis, notes=notes)
 

@@ -16,15 +16,12 @@ from rlstab.errors import ReportError
 from rlstab.files import exists, is_dir
 from rlstab.logs.log import Log, curves_of
 from rlstab.logs.readers import READABLE, SNIFFED, log_files, read_database, read_file, read_folder, text_at
-from rlstab.record import Dump, Step, read_dump
-from rlstab.record.foreign import exports
+from rlstab.record import Dump, Step
 from rlstab.record.step import DID
 from rlstab.report.load import find_runs
 from rlstab.report.runs import RunRecord, Status
 from rlstab.safe_read import read_object
 
-#: What is said to have written the log that recorded optimizer steps are read as.
-TOKEN_TRACE = "a token trace"
 #: Values by the names of the log; what was there and not finite is NaN.
 Row = Mapping[str, float]
 
@@ -105,8 +102,6 @@ def read_logs(path: str | Path) -> list[RunLog]:
             if data := read_object(line):
                 if "curves" in data and "format" in data:
                     return _own(path)
-                if "token_ids" in data or ("tokens" in data and "sequence_id" in data):
-                    return _tokens(path)
                 break
     return list(map(_foreign, read_file(path, text)))
 
@@ -114,8 +109,6 @@ def read_logs(path: str | Path) -> list[RunLog]:
 def _folder(path: Path) -> list[RunLog]:
     files = log_files(path)
     if not files["TRL"]:
-        if exports(path):
-            return _tokens(path)
         try:
             return _own(path)
         except ReportError as error:
@@ -165,14 +158,10 @@ def _own_run(run: RunRecord) -> RunLog:
 # -- tokens ------------------------------------------------------------------------------------------------------------
 
 
-def _tokens(path: Path) -> list[RunLog]:
-    return [tokens_log(read_dump(path), str(path))]
-
-
 def tokens_log(dump: Dump, title: str) -> RunLog:
     """What each recorded step says of its tokens, as the lines of a log."""
     rows = {step.number: _row(step) for step in dump.steps}
-    return log_of(rows, title=title, writer=TOKEN_TRACE, remarks=tuple(dump.notes))
+    return log_of(rows, title=title, writer="a dump", remarks=tuple(dump.notes))
 
 
 def _row(step: Step) -> dict[str, float]:

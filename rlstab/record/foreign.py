@@ -19,11 +19,6 @@ _FILES = (
 )
 
 
-def exports(path: Path) -> list[Path]:
-    """Files that prime-rl exported below a folder; empty if there are none."""
-    return next(filter(None, (sorted(path.glob(kind)) for kind in _FILES[:3])), [])
-
-
 def token_files(path: Path) -> list[Path]:
     """Files of another trainer below a folder that hold tokens; empty if there are none."""
     return next(filter(None, (sorted(path.glob(kind)) for kind in _FILES)), [])

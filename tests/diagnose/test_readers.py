@@ -12,6 +12,7 @@ import pytest
 
 from rlstab.cli import main
 from rlstab.look.diagnosis import diagnose
+from rlstab.look.find import find
 from rlstab.look.run_log import RunLog, log_of, read_logs
 from rlstab.signs import SIGNS
 from tests.diagnose.formats import DATA, TRL, rows, trainer_state, verl_lines, wandb_chart, wandb_history, written
@@ -102,7 +103,9 @@ def test_a_token_export_becomes_rows(tmp_path: Path) -> None:
     (folder / "rank_0.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
     means = {"tokens/entropy": 0.2, "ratio/clipped": 1 / 3, "sampler/gap": 1 / 3, "response/length": 3.0}
     means["mismatch/k3"] = (math.e - 2) / 3
-    assert {name: values.item() for name, (_, values) in read(tmp_path).metrics.items()} == pytest.approx(means)
+    (found,) = find(tmp_path)
+    assert found.log is not None
+    assert {name: values.item() for name, (_, values) in found.log.metrics.items()} == pytest.approx(means)
 
 
 def test_damaged_lines_are_left_out_and_counted(tmp_path: Path, command: Command) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rlstab.cli import main
-from rlstab.look.run_log import read_logs
+from rlstab.look.find import find
 from rlstab.record import load, read_dump
 from tests.replay.responses import RESPONSES
 
@@ -126,7 +126,9 @@ def test_prime_rl_may_leave_columns_out(missing: list[str], tmp_path: Path) -> N
         assert step.tensors["advantages"].tolist() == PRIME["advantages"][-3:]
         if len(missing) != 1:
             assert main(["look", str(path), "--methods", "token_mean"]) == 0
-        rows.append({*read_logs(path)[0].metrics})
+        (found,) = find(path)
+        assert found.log is not None
+        rows.append({*found.log.metrics})
     assert rows[0] - rows[1] == set().union(*(MEASURED[name] for name in missing))
     assert step.batch.live_ratio == ("inference_logprobs" in missing)
 

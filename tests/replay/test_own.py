@@ -79,7 +79,9 @@ def seen_by_the_loss(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Plan, dict[t
     return steps
 
 
-@pytest.mark.parametrize("kind", [pytest.param("step", marks=pytest.mark.slow), "rollout", "user-defined"])
+@pytest.mark.parametrize(
+    "kind", [*(pytest.param(kind, marks=pytest.mark.slow) for kind in ("step", "rollout")), "user-defined"]
+)
 def test_a_record_says_of_each_token_what_the_loss_did(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
