@@ -342,7 +342,7 @@ def _look(options: argparse.Namespace) -> int:
     from rlstab.console import Terminal
     from rlstab.look.look import look
 
-    if options.called in OLD_NAMES:
+    if options.called in OLD_NAMES and not options.as_json:  # what reads JSON may read both streams as one
         print(f"rlstab {options.called} is rlstab look now; the old name goes with the next release", file=sys.stderr)
     if options.called == "replay":  # took methods after its dump
         options.paths, options.methods = options.paths[:1], [*options.paths[1:], *options.methods]

@@ -116,7 +116,7 @@ REFUSED = {
     "task: {name: reasoning_gym, dataset: puzzle24}": "task.dataset",
     "task: {name: none.py:Task}": "none.py",
     "model: {name: ./none}": "no folder",
-    "model: {name: ./empty}": "/empty' cannot",
+    "model: {name: ./empty}": "/empty' ",  # its tokenizer cannot be loaded, or with transformers 5.0 its weights
     "model: {name: ./no_weights}": "model.name",
     "rollout: {chat: true}": "rollout.chat",
     "rollout: {max_new_tokens: 99999}": "rollout.max_new_tokens",

@@ -245,7 +245,7 @@ def run(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "<b>run"
     shutil.copytree(LOGS / "trl_1_16", folder)
     write(folder / "dump", steps=1)
-    words = {f"{HOSTILE}{number}": number for number in range(1000)}
+    words = {f"{HOSTILE}{number}": number for number in range(30)}
     Tokenizer(WordLevel(words)).save(str(folder / "dump" / "tokenizer.json"))
     return folder
 
@@ -286,7 +286,7 @@ def test_without_a_path_the_newest_run_here_is_taken(run: Path) -> None:
 
 
 def test_the_page_in_a_browser(run: Path, browser_page: BrowserPage) -> None:
-    for file in (run / "dump").glob("*.json"):
+    for file in (run / "dump").glob("step-*.json"):
         file.write_text(json.dumps({**json.loads(file.read_text()), "host": HOSTILE}))
     assert main(["look", str(run)]) == 0
     page: Any = browser_page.open(run / "look.html")
@@ -315,39 +315,25 @@ def test_the_page_in_a_browser(run: Path, browser_page: BrowserPage) -> None:
 # -- while it runs -----------------------------------------------------------------------------------------------------
 
 
-def test_live_signs_are_those_of_a_look_at_the_log_so_far() -> None:
-    (found,) = find(LOGS / "truncation.jsonl")
-    assert found.log is not None
-    watch, rows = Watch("rollout"), [json.loads(line) for line in (LOGS / "truncation.jsonl").read_text().splitlines()]
-    told: dict[str, int] = {}
-    for row in rows:
-        for sign in watch.log(row["rollout"], row):
-            told.setdefault(sign.name, row["rollout"])
-    final = {sign.name: sign.step for sign in signs(found.log) if sign.fired}
-    assert {name: sign.step for name, sign in watch.seen.items()} == final
-    assert told["truncation"] >= (final["truncation"] or 0)
-
-
-def test_the_callback_stops_training_at_a_checkpoint() -> None:
+def test_live_signs_are_those_of_a_look_and_the_callback_stops_at_a_checkpoint() -> None:
     with pytest.raises(ConfigError, match="truncation"):
         WatchCallback(stop_at=["truncated"])
     assert not WatchCallback(stop_at=None).stop_at
-    callback, rows = WatchCallback(stop_at=["truncation"]), (LOGS / "truncation.jsonl").read_text().splitlines()
-    state, control = (
-        SimpleNamespace(global_step=0, is_world_process_zero=True),
-        SimpleNamespace(should_training_stop=False),
-    )
-    stopped = []
-    for line in rows:
+    (found,) = find(LOGS / "truncation.jsonl")
+    assert found.log is not None
+    callback, stopped = WatchCallback(stop_at=["truncation"]), list[int]()
+    callback.watch = Watch("rollout")
+    for line in (LOGS / "truncation.jsonl").read_text().splitlines():
         row = json.loads(line)
-        state.global_step = row["rollout"]
+        state = SimpleNamespace(global_step=row["rollout"], is_world_process_zero=True)
+        control = SimpleNamespace(should_training_stop=False, should_save=False)
         callback.on_log(None, state, control, logs=row)
-        if control.should_training_stop:
-            assert control.should_save
-            stopped.append(row["rollout"])
-            break
-    assert stopped
-    assert stopped[0] < json.loads(rows[-1])["rollout"]
+        assert control.should_save is control.should_training_stop
+        stopped += [row["rollout"]] if control.should_training_stop else []
+    final = {sign.name: sign.step for sign in signs(found.log) if sign.fired}
+    assert {name: sign.step for name, sign in callback.watch.seen.items()} == final
+    assert len(stopped) == 1
+    assert (final["truncation"] or 0) <= stopped[0] < found.log.rollouts
 
 
 def test_following_a_log_tells_each_sign_once(tmp_path: Path) -> None:
