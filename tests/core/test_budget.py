@@ -39,7 +39,7 @@ def by_fractions(values, budget):
 def test_the_bound_is_that_of_exact_sums():
     """Also where the mean is the budget itself, which sums in float64 miss: seven times 0.1 over seven is not 0.1."""
     dice = random.Random(0)
-    for _ in range(40):
+    for _ in range(25):
         scale = dice.choice([1e-320, 1e-9, 0.1, 1e6])
         values = [scale * dice.choice([0.0, 1.0, 2.0, dice.random()]) for _ in range(dice.randint(0, 30))]
         for budget in (0.0, 0.1 * scale, scale, 1e300, *values[:1]):
