@@ -401,8 +401,7 @@ def _schema(options: argparse.Namespace) -> None:
 def _replay(options: argparse.Namespace) -> int:
     options.paths = [options.__dict__.pop("path")]
     code = _look(options)
-    if not options.as_json:
-        print("rlstab replay is rlstab look now; the old name goes with the next release", file=sys.stderr)
+    print("rlstab replay is rlstab look now; the old name goes with the next release", file=sys.stderr)
     return code
 
 
