@@ -24,6 +24,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "testing": ("pytest",),
     "trl": ("trl",),
     "verl": ("verl", "transfer_queue", "cachetools"),
+    "skyrl": ("skyrl", "ray", "jaxtyping", "loguru", "omegaconf"),
 }
 
 

@@ -181,6 +181,17 @@ def verl_settings(objective: TokenObjective) -> dict[str, HostSetting]:
     }
 
 
+def skyrl_settings(objective: TokenObjective) -> dict[str, HostSetting]:
+    """The settings that ``trainer.algorithm`` needs with an objective, other than those that must stay at defaults."""
+    readers, _, _ = _reference(objective)
+    own = "SkyRL's term would be added: the coefficient is that of 'kl' in the objective"
+    return {
+        "policy_loss_type": HostSetting("rlstab", lambda value: value == "rlstab", "the objective has another name"),
+        "use_kl_loss": HostSetting(bool(readers), lambda value: bool(value) == bool(readers), readers or _UNREAD),
+        **({"kl_loss_coef": HostSetting(0.0, lambda value: not value, own)} if readers else {}),
+    }
+
+
 _UNREAD = "no method of the objective reads the reference model"
 
 
@@ -193,11 +204,20 @@ def _reference(objective: TokenObjective) -> tuple[str, list[Any], list[Any]]:
     return why, coefficients, kl_settings(objective, "estimator")
 
 
-def _host(key: str, settings: Callable[[TokenObjective], Mapping[str, HostSetting]]) -> Host:
-    """A host whose loss is replaced. A response is truncated if its last token is not an EOS; none grows branches."""
-    gives = SIGNAL_NAMES - {"logprobs"} | {"ref_logprobs", "rollout_logprobs", "truncated", "branch"}
+#: A response is truncated if its last token is not an EOS; no host grows branches.
+_GIVES = SIGNAL_NAMES - {"logprobs"} | {"ref_logprobs", "rollout_logprobs", "truncated", "branch"}
+_LIVE = frozenset({"entropies", "log_kept_mass"})
+
+
+def _host(
+    key: str,
+    settings: Callable[[TokenObjective], Mapping[str, HostSetting]],
+    gives: frozenset[str] = _GIVES,
+    live: frozenset[str] = _LIVE,
+) -> Host:
+    """A host whose loss is replaced."""
     told = {name: facts(key)[name] for name in _TOLD if name in facts(key)}
-    return Host(key, gives=gives, live=frozenset({"entropies", "log_kept_mass"}), settings=settings, **told)
+    return Host(key, gives=gives, live=live, settings=settings, **told)
 
 
 #: Fields of a host that ``hosts.yaml`` has.
@@ -205,6 +225,11 @@ _TOLD = ("name", "release", "how", "otherwise", "spared", "section", "determinis
 HOSTS: Mapping[str, Host] = {
     "trl": _host("trl", trl_settings),
     "verl": _host("verl", verl_settings),
+    "skyrl": _host(
+        *("skyrl", skyrl_settings),
+        gives=frozenset({"entropies", "ref_logprobs", "rollout_logprobs", "branch"}),
+        live=frozenset(),
+    ),
     "data": Host("data", "the data level", frozenset(SIGNALS), data_level=True),
 }
 

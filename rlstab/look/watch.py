@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlstab.diagnose.readers import read_logs
 from rlstab.errors import ReportError
 from rlstab.logs.watch import Watch, check_names, told
+from rlstab.look.run_log import read_logs
 from rlstab.signs import SIGNS, Sign, signs
 
 if TYPE_CHECKING:

@@ -99,7 +99,6 @@ MISTAKES = [
     (COMMAND.replace("{objective}", ""), "b.yaml:3: objective"),
     (COMMAND.replace("{lr}", ""), "b.yaml:3: lr"),
     (COMMAND.replace("{lr: 1}", "{}"), "b.yaml:2: command"),
-    (f"{COMMAND}settings:\n  one: {{lr: 2}}\n", "b.yaml:5: settings.one.lr"),
     (f"{COMMAND}settings:\n  one: {{out: 2}}\n", "b.yaml:5: settings.one.out"),
     (f"{COMMAND}settings:\n  one: {{unused: 2}}\n", "b.yaml:5: unused"),
     (f"{COMMAND}base: {{}}\n", "b.yaml:4: base"),
@@ -111,9 +110,9 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "place"), MISTAKES)
-def test_a_mistake_is_pointed_at(text: str, place: str, tmp_path: Path) -> None:
-    assert f"{place}: " in mistakes(tmp_path, text)
+def test_a_mistake_is_pointed_at(tmp_path: Path) -> None:
+    for text, place in MISTAKES:
+        assert f"{place}: " in mistakes(tmp_path, text)
 
 
 def test_a_placeholder_of_the_file_that_is_filled_in_has_its_line_there(tmp_path: Path) -> None:

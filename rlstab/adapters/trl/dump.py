@@ -154,7 +154,7 @@ class DumpCallback(TrainerCallback):
         )
 
     def _settings(self, share: float) -> dict[str, Any]:
-        """The settings of GRPOConfig that decide its loss, by the names of :class:`rlstab.replay.host_loss.Formula`.
+        """The settings of GRPOConfig that decide its loss, by the names of :class:`rlstab.look.host_loss.Formula`.
 
         Args:
             share: of the tokens of the generation in each of its optimizer steps, over which TRL takes the mean.

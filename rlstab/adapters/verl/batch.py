@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +13,7 @@ from verl.utils import tensordict_utils as tu
 
 from rlstab.adapters.host_correction import CORRECTION
 from rlstab.adapters.host_signals import held_signals
+from rlstab.adapters.identity import hashes
 from rlstab.core.batch import TokenBatch
 from rlstab.core.objective import TokenObjective
 from rlstab.core.policy_outputs import PolicyOutputs
@@ -69,8 +69,8 @@ class MiniBatch:
         return cls(
             columns=columns,
             truncated=torch.tensor([not len(ids) or int(ids[-1]) not in ends for ids in responses], device=device),
-            sequence_ids=_hashes([b"|".join((a.tobytes(), b.tobytes(), _bytes(c))) for a, b, c in named], device),
-            group_ids=_hashes([_bytes(uid) for uid in _listed(uids)], device),
+            sequence_ids=hashes([b"|".join((a.tobytes(), b.tobytes(), _bytes(c))) for a, b, c in named], device),
+            group_ids=hashes([_bytes(uid) for uid in _listed(uids)], device),
             prompts=prompts,
             responses=responses,
         )
@@ -133,10 +133,3 @@ def _listed(values: Any) -> list[Any]:
 
 def _bytes(value: Any) -> bytes:
     return value if isinstance(value, bytes) else str(value).encode()
-
-
-def _hashes(values: list[bytes], device: torch.device | str) -> Tensor:
-    """64-bit hashes that do not depend on the rank, the cut or the run."""
-    digests = [hashlib.blake2b(value, digest_size=8).digest() for value in values]
-    ids = [int.from_bytes(digest, "big", signed=True) for digest in digests]
-    return torch.tensor(ids, dtype=torch.int64, device=device)
