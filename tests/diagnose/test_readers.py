@@ -175,8 +175,8 @@ def test_hostile_text_is_shown_and_does_nothing(tmp_path: Path, command: Command
 
 
 def test_json_has_everything(command: Command) -> None:
-    _, out, _ = command("--json", DATA / "entropy_collapse.jsonl", DATA / "healthy.jsonl")
-    broken, healthy = json.loads(out)
+    _, out, err = command("--json", DATA / "entropy_collapse.jsonl", DATA / "healthy.jsonl")
+    broken, healthy = json.loads(out + err)  # some programs read both streams as one
     assert (broken["cause"], broken["step"], broken["unit"]) == ("entropy_collapse", 24, "rollout")
     assert [sign["sign"] for sign in broken["signs"]] == ["entropy_floor", "zero_std_groups"]
     assert {"stare", "top_entropy"} <= {each["method"] for each in broken["evidence"]}
