@@ -34,6 +34,14 @@ def _cpu_mesh(kind: str, *args: Any, **kwargs: Any) -> Any:
 torch.distributed.device_mesh.init_device_mesh = _cpu_mesh
 torch.cuda.current_device = lambda: torch.device("cpu")
 torch.cuda.synchronize = lambda *_: None
+_empty = torch.empty
+
+
+def _cpu_empty(*shape: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
+    return _empty(*shape, device="cpu" if device == "cuda" else device, **kwargs)
+
+
+torch.empty = _cpu_empty
 torch.Tensor.cuda = lambda values, *_, **__: values
 
 from skyrl.backends.skyrl_train.distributed import fsdp_utils
