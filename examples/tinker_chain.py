@@ -1,6 +1,6 @@
 """GRPO on a task of rlstab by a Tinker server: sampling and training there, the objective here.
 
-    python examples/tinker_chain.py --url http://127.0.0.1:8011 --model MODEL --objective examples/objective.yaml
+python examples/tinker_chain.py --url http://127.0.0.1:8011 --model MODEL --objective examples/objective.yaml
 """
 
 import argparse
@@ -48,7 +48,7 @@ adam = types.AdamParams(learning_rate=options.rate)
 sampling = types.SamplingParams(max_tokens=options.tokens, temperature=1.0)
 
 for rollout in range(options.rollouts):
-    sampler = client.save_weights_and_get_sampling_client(name=f"rollout-{rollout}")
+    sampler = client.save_weights_and_get_sampling_client()
     data, right = [], []
     for index in range(options.prompts):
         example = task.example("train", rollout * options.prompts + index)

@@ -268,5 +268,7 @@ def _local(folder: str) -> str:
         HostError: it is in the cloud.
     """
     if "://" in folder:
-        raise HostError(f"the state of the objective is kept on a disk, not at {folder}. Set a local trainer.ckpt_path.")
+        raise HostError(
+            f"the state of the objective is kept on a disk, not at {folder}. Set a local trainer.ckpt_path."
+        )
     return folder

@@ -259,7 +259,9 @@ def _chosen(objective: Given) -> Composition:
 
 def _flat(values: Tensor, name: str) -> Tensor:
     if values.ndim != 1:
-        raise ShapeError(f"'{name}' of a Datum has shape {tuple(values.shape)}, expected (N,): one target per position.")
+        raise ShapeError(
+            f"'{name}' of a Datum has shape {tuple(values.shape)}, expected (N,): one target per position."
+        )
     return values
 
 
@@ -269,7 +271,9 @@ def _column(name: str, rows: Sequence[Any], data: Sequence[Any]) -> Tensor:
     for row, datum in zip(values, data, strict=True):
         count = len(datum.loss_fn_inputs["target_tokens"].data)
         if len(row) != count:
-            raise ShapeError(f"'{name}' of a Datum has {len(row)} values, and its target_tokens {count}. Make them equal.")
+            raise ShapeError(
+                f"'{name}' of a Datum has {len(row)} values, and its target_tokens {count}. Make them equal."
+            )
     return pad_sequence(values, batch_first=True)
 
 

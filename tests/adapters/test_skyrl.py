@@ -47,7 +47,9 @@ def test_clip_higher_is_skyrls_own_loss(tmp_path: Path) -> None:
     assert len(ours["gradients"]) == 2
     assert 1e-3 < max(float(values.abs().max()) for values in theirs["gradients"][0].values())
     assert apart(ours, theirs) < 2e-6
-    losses = [(mine["policy_loss"], other["policy_loss"]) for mine, other in zip(*(r["metrics"] for r in (ours, theirs)))]
+    losses = [
+        (mine["policy_loss"], other["policy_loss"]) for mine, other in zip(*(r["metrics"] for r in (ours, theirs)))
+    ]
     assert all(mine == pytest.approx(other, abs=2e-6) for mine, other in losses)
     assert ours["rates"] == theirs["rates"]
 
@@ -88,7 +90,9 @@ def test_thresholds_see_advantages_as_they_were(tmp_path: Path) -> None:
         advantages=data["advantages"] / data["loss_mask"].sum(),
         old_logprobs=data["action_log_probs"],
     )
-    dead = make_plan(load_objective(COV), [scaled]).loss(scaled, PolicyOutputs.from_padded(scaled, logprobs=live)).report
+    dead = (
+        make_plan(load_objective(COV), [scaled]).loss(scaled, PolicyOutputs.from_padded(scaled, logprobs=live)).report
+    )
     assert {name: dead[name].value for name in selected} != told
 
 
