@@ -108,6 +108,23 @@ def trl(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "tests/conformance", "-m", "slow", "-k", "trl", env=env)
 
 
+def trl_release(release: str) -> None:
+    """Declare the session that trains as TRL does with an older release."""
+
+    @nox.session(name=f"trl-{release}", python="3.11", default=False)
+    def train(session: nox.Session) -> None:
+        session.install("torch==2.13.0", "hypothesis>=6.120", "-e", ".[train,tasks,lora,testing]", f"trl=={release}")
+        files = "tests/adapters/test_trl.py", "tests/adapters/test_trl_same.py"
+        env = {"OMP_NUM_THREADS": "1", "RLSTAB_REQUIRE_TRL": "1"}
+        session.run("python", "-m", "pytest", *files, "-k", "trains_as", *session.posargs, env=env)
+
+    train.__doc__ = f"The adapter for TRL trains as TRL {release} does."
+
+
+for older in ("1.12.0", "1.13.0", "1.14.1"):
+    trl_release(older)
+
+
 @nox.session(python="3.11", reuse_venv=True, default=False)
 def extras(session: nox.Session) -> None:
     """The tests of what needs packages that `dev` may lack; elsewhere they are skipped without them."""

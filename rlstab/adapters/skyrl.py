@@ -32,7 +32,7 @@ from rlstab.config.document import flow
 from rlstab.core.batch import TokenBatch
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.compose import Composition, compose
-from rlstab.core.objective import State, TokenObjective, check_complete
+from rlstab.core.objective import TokenObjective, check_complete
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.step import OptimizerStep
 from rlstab.errors import ConfigError, HostError

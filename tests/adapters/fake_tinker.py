@@ -1,4 +1,4 @@
-"""A client that speaks the SDK's interface, without the SDK: a linear policy in this process, and connections that drop."""
+"""A client that speaks the SDK's interface, without the SDK: a linear policy here, and connections that drop."""
 
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
