@@ -187,6 +187,24 @@ def openrlhf(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", LOSSES, *session.posargs, env=env_of("openrlhf"))
 
 
+@nox.session(reuse_venv=True, default=False)
+@nox.parametrize(
+    "python,host",
+    [("3.11", "trl==1.16.0"), ("3.11", "trl==1.9.0"), ("3.11", "verl==0.9.1"), ("3.12", "skyrl==0.4.0")],
+    ids=["trl", "trl-1.9", "verl", "skyrl"],
+)
+def atlas(session: nox.Session, host: str) -> None:
+    """The errors of docs/atlas.md, measured in the releases that have them."""
+    name = host.partition("==")[0]
+    others = {
+        "trl": ["-c", "constraints.txt", "-e", ".[train,tasks,lora,testing]", "datasets"],
+        "verl": ["-c", "constraints-verl.txt", "-e", ".[train,testing,verl]"],
+        "skyrl": ["-e", ".[testing]", "ray", "jaxtyping", "loguru", "omegaconf"],
+    }[name]
+    session.install("torch==2.13.0", host, *others)
+    session.run("python", "-m", "pytest", "tests/atlas", "-m", "slow", *session.posargs, env=env_of(name))
+
+
 def env_of(host: str) -> dict[str, str]:
     """Of the tests that need a host: where it is missing, they fail."""
     return {"OMP_NUM_THREADS": "1", f"RLSTAB_REQUIRE_{host.upper()}": "1"}

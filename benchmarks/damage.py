@@ -60,15 +60,12 @@ EXTREMES = (
 )
 #: Each command with the files of which one is damaged, and how often it is chosen: what takes a second is rare.
 COMMANDS: tuple[tuple[int, str, str], ...] = (
-    (30, "diagnose {file}", "log.jsonl trainer_state.json log.csv verl.log"),
-    (10, "diagnose run", "run/metrics.jsonl run/config.yaml run/run.json"),
-    (8, "diagnose --json results.jsonl", "results.jsonl"),
+    (30, "look {file} --json", "log.jsonl trainer_state.json log.csv verl.log"),
+    (10, "look run --json", "run/metrics.jsonl run/config.yaml run/run.json"),
+    (8, "look --json results.jsonl", "results.jsonl"),
     (8, "runs run", "run/metrics.jsonl run/config.yaml run/run.json run/.lock"),
-    (12, "view run --terminal", "run/dump/*"),
-    (6, "view run --out view.html", "run/dump/*"),
-    (9, "replay run/dump token_mean --out pages", "run/dump/*"),
-    (9, "replay foreign/{host} token_mean --out pages", "foreign/*/**/*"),
-    (4, "view foreign/prime-rl --terminal", "foreign/prime-rl/**/*"),
+    (27, "look run/dump --methods token_mean --out page.html", "run/dump/*"),
+    (13, "look foreign/{host} --methods token_mean --out page.html", "foreign/*/**/*"),
     (6, "check run.yaml", "run.yaml"),
     (6, "explain run.yaml", "run.yaml"),
     (1, "report results.jsonl --out page", "results.jsonl"),

@@ -1,4 +1,4 @@
-"""How often ``rlstab diagnose`` names the right first cause: runs broken on purpose, and healthy ones.
+"""How often ``rlstab look`` names the right first cause: runs broken on purpose, and healthy ones.
 
     python -m benchmarks diagnose --seeds 1 2 3 4 5 --json benchmarks/results/diagnose.jsonl
     python -m benchmarks diagnose --seeds 0 --data tests/diagnose/data
@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from rlstab.config import load_run
-from rlstab.diagnose.diagnosis import CAUSES, first_of
-from rlstab.diagnose.readers import read_logs
+from rlstab.look.diagnosis import CAUSES, first_of
+from rlstab.look.run_log import read_logs
 from rlstab.signs import signs
 
 CLIP = {"name": "clip_higher", "low": 0.2, "high": 0.2}
@@ -83,7 +83,7 @@ def run(name: str, seed: int, out: Path) -> Path:
 
 
 def judged(name: str, seed: int, out: Path) -> dict[str, Any]:
-    """What ``rlstab diagnose`` makes of a run."""
+    """What ``rlstab look`` makes of a run."""
     (log,) = read_logs(out)
     seen = signs(log)
     first = first_of(seen)

@@ -1,9 +1,9 @@
-"""The figures that ``rlstab diagnose`` and docs/troubleshooting.md give as evidence, from the results that are kept.
+"""The figures that ``rlstab look`` and docs/troubleshooting.md give as evidence, from the results that are kept.
 
-    python -m benchmarks evidence           # writes rlstab/diagnose/evidence.json and docs/troubleshooting.md
+    python -m benchmarks evidence           # writes rlstab/look/evidence.json and docs/troubleshooting.md
     python -m benchmarks evidence --check   # writes nothing; exit 1 where one of them is stale
 
-rlstab/diagnose/remedies.yaml says which comparisons are meant.
+rlstab/look/remedies.yaml says which comparisons are meant.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 
 from benchmarks.protocol import ROOT
 from benchmarks.troubleshooting import page
-from rlstab.diagnose import remedies
-from rlstab.diagnose.remedies import EVIDENCE, Figure
+from rlstab.look import remedies
+from rlstab.look.remedies import EVIDENCE, Figure
 from rlstab.report.comparison import chosen_outcomes, outcome_of
 from rlstab.report.load import load_runs
 from rlstab.report.runs import setting_of

@@ -1,4 +1,4 @@
-"""How often ``rlstab diagnose`` is right about runs that ``rldoctor`` and ``rlprobe`` generate, and they about ours.
+"""How often ``rlstab look`` is right about runs that ``rldoctor`` and ``rlprobe`` generate, and they about ours.
 
     nox -s signs
     python -m benchmarks generated --seeds 5 6 7 8 9 --ours runs/broken
@@ -21,9 +21,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlstab.diagnose.diagnosis import CAUSES, diagnose
-from rlstab.diagnose.readers import read_logs
-from rlstab.diagnose.run_log import log_of
+from rlstab.look.diagnosis import CAUSES, diagnose
+from rlstab.look.run_log import log_of, read_logs
 
 PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "diagnose.md"
 #: Between these lines of the page stand the tables.

@@ -2,7 +2,7 @@
 
     python -m benchmarks instabilities
 
-The runs are those on which the tests of ``rlstab diagnose`` stand (seed 0; `python -m benchmarks diagnose` makes them).
+The runs are those on which the tests of ``rlstab look`` stand (seed 0; `python -m benchmarks diagnose` makes them).
 """
 
 from __future__ import annotations

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlstab.core.metadata import SOURCES
-from rlstab.diagnose.diagnosis import CAUSES, TOGETHER
-from rlstab.diagnose.remedies import Remedy, remedies
 from rlstab.logs.metric_aliases import ALIASES, COMPLEMENTS, SUMS
+from rlstab.look.diagnosis import CAUSES, TOGETHER
+from rlstab.look.remedies import Remedy, remedies
 from rlstab.signs import SIGNS
 
 #: The beginning of the page. It is written by a command, like the pages of the methods.
-HEAD = """<!-- Written by `python -m benchmarks evidence` from rlstab/diagnose/remedies.yaml and benchmarks/results. -->
+HEAD = """<!-- Written by `python -m benchmarks evidence` from rlstab/look/remedies.yaml and benchmarks/results. -->
 
 # Troubleshooting
 
 What a run that goes wrong looks like in its metrics, what is usually behind it, which methods act on that, and what was
-measured here. [`rlstab diagnose`](how-to/diagnose.md) reads the log of TRL, verl or rlstab and says which of these came
+measured here. [`rlstab look`](how-to/diagnose.md) reads the log of TRL, verl or rlstab and says which of these came
 first; this page is written from the same table. Figures are differences from the baseline of a bench, as means over
 seeds with 95 % intervals, on tasks for a model of 0.34M parameters. They say whether a method acts there, not how large
 the effect would be in your run. A method without a figure has not been measured here, which does not mean that it does

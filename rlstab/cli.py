@@ -1,4 +1,4 @@
-"""The command line: ``rlstab train | check | explain | bench | report | view`` and the rest that ``--help`` lists."""
+"""The command line: ``rlstab train | check | explain | bench | report | look`` and the rest that ``--help`` lists."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ from typing import TYPE_CHECKING, Any
 from rlstab import __version__
 from rlstab.errors import ConfigError, RlstabError, reason
 from rlstab.extras import require
-from rlstab.files import exists, write_text
+from rlstab.files import write_text
 from rlstab.visible import in_error, visible
 
 if TYPE_CHECKING:  # each command imports only what it uses
     from rlstab.config.document import Kind
+
+#: Names of `rlstab look` in earlier releases.
+OLD_NAMES = ("diagnose", "view", "replay")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -77,10 +80,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="rlstab", description="Stability methods for RL with verifiable rewards.")
     parser.add_argument("--version", action="version", version=f"rlstab {__version__}")
     parser.set_defaults(command=lambda _: parser.print_help())
-    commands = parser.add_subparsers(metavar="COMMAND")
+    commands = parser.add_subparsers(metavar="COMMAND", dest="called")
 
-    def command(run: Callable[[argparse.Namespace], int | None], help: str) -> argparse.ArgumentParser:
-        added = commands.add_parser(run.__name__.removeprefix("_"), help=help)
+    def command(run: Callable[[argparse.Namespace], int | None], help: str, *old_names: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(run.__name__.removeprefix("_"), help=help, aliases=old_names)
         added.set_defaults(command=run)
         return added
 
@@ -105,12 +108,11 @@ def _parser() -> argparse.ArgumentParser:
     command(_doctor, "say which device, extras and other trainers are there, and whether the adapters work")
 
     explain = command(_explain, "explain in words what an objective does and costs, and which recipe it is")
-    source = _takes_file(explain, "run, objective or bench file, or names such as s2t,stare")
+    source = _takes_file(explain, "run or objective file, or names such as s2t,stare")
     source.add_argument("--preset", metavar="NAME", help="a preset instead of a file")
     explain.add_argument("--markdown", action="store_true", help="print Markdown")
 
     schema = command(_schema, "write the JSON Schema of run files, for editors")
-    schema.add_argument("--of", choices=("run", "bench"), default="run", help="which files (run)")
     schema.add_argument("--out", help="file to write; standard output without it")
 
     bench = command(_bench, "compare methods: settings x methods x seeds of a YAML file")
@@ -135,14 +137,6 @@ def _parser() -> argparse.ArgumentParser:
     probe.add_argument("--dry-run", action="store_true", help="run nothing; say how much there is to run")
     probe.add_argument("--retry", action="store_true", help="repeat failed runs")
 
-    view = command(_view, "write a page of recorded tokens and what each method did to them")
-    view.add_argument("source", metavar="RUN_OR_DUMP", help="run folder, dump, or the export of another trainer")
-    view.add_argument("--out", help="page to write (view.html in the folder)")
-    view.add_argument("--terminal", action="store_true", help="print a few responses instead")
-    view.add_argument("--step", type=int, metavar="N", help="show this optimizer step only")
-    view.add_argument("--limit", type=int, help="show this many responses, by influence (2000; terminal: 8)")
-    view.add_argument("--tokenizer", metavar="FOLDER", help="tokenizer for a dump that has none")
-
     report = command(_report, "compare finished runs: one HTML file, figures, Markdown tables")
     report.add_argument("paths", nargs="*", metavar="RUNS", help="bench folders, run folders, results files (.jsonl)")
     report.add_argument("--out", help="folder of report.html, report.md and figures (report)")
@@ -155,14 +149,12 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--metric", dest="metrics", action="append", default=[], metavar="NAME", help="eval/mean (all)")
     report.add_argument("--baseline", metavar="METHOD", help="compare with this method, not with each bench's own")
 
-    diagnose = command(_diagnose, "say what went wrong first in a run of TRL, verl or rlstab, and what acts on it")
-    logs = "run folder, results file, trainer_state.json of TRL, log of verl (.jsonl), CSV of wandb, export of prime-rl"
-    diagnose.add_argument("runs", nargs="+", metavar="RUN", help=f"{logs}; several are allowed")
-    diagnose.add_argument("--json", action="store_true", help="print JSON, with one entry per run")
-
     look = command(
-        _look, "look at a run: what went wrong first, whether the loss was what it said, what methods would do"
+        _look,
+        "look at a run: what went wrong first, whether the loss was what it said, what methods would do",
+        *OLD_NAMES,
     )
+    logs = "run folder, results file, trainer_state.json of TRL, log of verl (.jsonl), CSV of wandb, export of prime-rl"
     look.add_argument("paths", nargs="*", metavar="PATH", help=f"{logs}, dump (what lies in this folder)")
     look.add_argument("--methods", nargs="+", default=[], metavar="METHOD", help="files or names (all)")
     look.add_argument("--out", metavar="PAGE.html", help="the page (look.html in the folder of the run)")
@@ -172,12 +164,6 @@ def _parser() -> argparse.ArgumentParser:
     look.add_argument("--json", dest="as_json", action="store_true", help="print JSON, with one entry per run")
     look.add_argument("--follow", dest="follows", action="store_true", help="print each sign of a run as it appears")
     look.add_argument("--open", dest="open_page", action="store_true", help="open the page in a browser")
-
-    replay = command(_replay, "rlstab look DUMP is the new name")
-    replay.add_argument("path", metavar="DUMP")
-    replay.add_argument("methods", nargs="*", metavar="OBJECTIVE")
-    for option in ("--out", "--model", "--tokenizer"):
-        replay.add_argument(option)
 
     runs = command(_runs, "list runs: what ran, how far it got, its best value")
     runs.add_argument("paths", nargs="*", metavar="PATH", help="run folders, bench folders, folders of them (runs)")
@@ -208,7 +194,7 @@ def _takes_file(
 
 def _given(options: argparse.Namespace, *taken: str) -> dict[str, Any]:
     """The options as arguments of the function behind a command."""
-    return {name: value for name, value in vars(options).items() if name not in ("command", *taken)}
+    return {name: value for name, value in vars(options).items() if name not in ("command", "called", *taken)}
 
 
 def _file(options: argparse.Namespace) -> str:
@@ -333,7 +319,6 @@ def _probe(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> None:
-    from rlstab.bench.describe import bench_page, is_bench
     from rlstab.core.objective import no_fit_warnings
     from rlstab.explain import explain, explain_preset, show
 
@@ -341,24 +326,9 @@ def _explain(options: argparse.Namespace) -> None:
     with no_fit_warnings():
         if options.preset is not None:
             text = explain_preset(options.preset, overrides)
-        elif exists(file := _file(options)) and is_bench(file):
-            text = bench_page(file, overrides)
         else:
-            text = explain(file, overrides)
+            text = explain(_file(options), overrides)
     show(text, markdown=options.markdown)
-
-
-def _view(options: argparse.Namespace) -> None:
-    from rlstab.report import view
-
-    if not options.terminal:
-        print(visible(str(view.write_view(**_given(options, "terminal"))), spaces=False))
-        return
-    from rlstab.console import Terminal
-    from rlstab.record.response_traces import read_responses
-
-    limit = view.TERMINAL_LIMIT if options.limit is None else options.limit
-    view.show(read_responses(options.source, options.tokenizer, step=options.step, limit=limit), Terminal())
 
 
 def _report(options: argparse.Namespace) -> None:
@@ -368,40 +338,25 @@ def _report(options: argparse.Namespace) -> None:
     make_report(**_given(options, "methods"), methods=_patterns(options.methods))
 
 
-def _diagnose(options: argparse.Namespace) -> None:
-    from rlstab.console import Terminal
-    from rlstab.diagnose.printed import run_diagnose
-
-    run_diagnose(options.runs, Terminal(), as_json=options.json)
-    print("rlstab look says this and more; the name diagnose goes with the next release", file=sys.stderr)
-
-
 def _look(options: argparse.Namespace) -> int:
-    require("report", "rlstab look", "jinja2", "safetensors")
     from rlstab.console import Terminal
     from rlstab.look.look import look
 
+    if options.called in OLD_NAMES and not options.as_json:  # what reads JSON may read both streams as one
+        print(f"rlstab {options.called} is rlstab look now; the old name goes with the next release", file=sys.stderr)
+    if options.called == "replay":  # took methods after its dump
+        options.paths, options.methods = options.paths[:1], [*options.paths[1:], *options.methods]
     return look(**_given(options), console=Terminal())
 
 
 def _schema(options: argparse.Namespace) -> None:
-    if options.of == "bench":
-        from rlstab.bench.describe import bench_schema as json_schema
-    else:
-        from rlstab.config import json_schema
+    from rlstab.config import json_schema
 
     text = json.dumps(json_schema(), indent=2) + "\n"
     if options.out:
         write_text(options.out, text, b'"$schema"')
     else:
         sys.stdout.write(text)
-
-
-def _replay(options: argparse.Namespace) -> int:
-    options.paths = [options.__dict__.pop("path")]
-    code = _look(options)
-    print("rlstab replay is rlstab look now; the old name goes with the next release", file=sys.stderr)
-    return code
 
 
 def _runs(options: argparse.Namespace) -> None:

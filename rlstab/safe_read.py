@@ -124,6 +124,14 @@ def read_object(line: str | bytes) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if it cannot be read."""
+    try:
+        return read_object(read_bytes(path))
+    except OSError:
+        return {}
+
+
 def as_float(value: Any) -> float | None:
     """A number, possibly NaN or Inf; beyond :data:`MOST_NUMBER` it is infinite. None if the value is not a number."""
     if not isinstance(value, int | float) or isinstance(value, bool):

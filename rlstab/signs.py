@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from bisect import insort
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -193,29 +193,11 @@ class Run(Curves, Protocol):
     def evaluations(self) -> Sequence[Mapping[str, float]]: ...
 
 
-@dataclass(frozen=True, eq=False)
-class _Once:
-    """A run whose metrics are binned once for all detectors that read them."""
-
-    metrics: Mapping[str, Curve]
-    largest: Mapping[str, Curve]
-    bin_width: int
-    rollouts: int
-    evaluations: Sequence[Mapping[str, float]]
-    binned: dict[str, Metric] = field(default_factory=dict)
-
-
-def _once(run: Run) -> _Once:
-    if isinstance(run, _Once):
-        return run
-    return _Once(run.metrics, run.largest, run.bin_width, run.rollouts, run.evaluations)
-
-
 def _metric(run: Run, name: str) -> Metric:
-    seen = _once(run).binned
-    if name not in seen:
-        seen[name] = _read(run, name)
-    return seen[name]
+    known: dict[str, Metric] = vars(run).setdefault("_of_signs", {})  # many detectors read one metric
+    if name not in known:
+        known[name] = _read(run, name)
+    return known[name]
 
 
 def _read(run: Run, name: str) -> Metric:
@@ -252,7 +234,6 @@ class Detector:
 
     def detect(self, run: Run) -> Sign:
         """The sign in a run."""
-        run = _once(run)
         names = [name for read in self.reads for name in (_parts(run) if read == PARTS else [read])]
         metric = next((metric for name in names if len((metric := _metric(run, name)).steps)), None)
         if metric is None:
@@ -290,7 +271,6 @@ def _detector(
 
 def signs(run: Run) -> list[Sign]:
     """The judgement of every detector about a run so far, in the order of :data:`SIGNS`."""
-    run = _once(run)
     return [replace(detector.detect(run), name=name) for name, detector in SIGNS.items()]
 
 

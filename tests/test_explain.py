@@ -205,10 +205,3 @@ def test_names_presets_and_files_are_explained(explained: Any) -> None:
 def test_it_is_printed_without_markup(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "--preset", "recommended"]) == 0
     assert "`" not in capsys.readouterr().out
-
-
-def test_a_bench_is_explained_method_by_method(explained: Any) -> None:
-    Path("bench.yaml").write_text("name: two\nbase: {}\nmethods: {plain: clip_higher, masked: [clip_higher, s2t]}\n")
-    text = explained("bench.yaml")
-    assert text.count("### What happens to a token") == 2
-    assert text.count("**Drop.** `s2t`") == 1

@@ -23,7 +23,7 @@ IMPORTED_AS = {"pyyaml": "yaml", "transferqueue": "transfer_queue"}
 COMES_WITH = {
     "pydantic": {"pydantic_core"},
     "transformers": {"tokenizers", "huggingface_hub"},
-    "jinja2": {"markupsafe"},
+    "torch": {"jinja2", "markupsafe"},
     "trl": {"transformers", "accelerate", "datasets", "safetensors", "tokenizers", "huggingface_hub", "filelock"},
     "peft": {"transformers", "accelerate", "safetensors", "tokenizers", "huggingface_hub", "filelock"},
     "datasets": {"huggingface_hub", "filelock"},
@@ -61,7 +61,7 @@ def imported(room: str) -> set[str]:
 
 def test_a_room_imports_what_its_installation_has() -> None:
     extras = {"train": "train", "bench": "train", "report": "report"}
-    for room in ("train", "bench", "report", "explain", "config", "tasks", "record", "diagnose", "cli"):
+    for room in ("train", "bench", "report", "explain", "config", "tasks", "record", "look", "cli"):
         there = BASE | OF.get(extras.get(room, ""), set()) | (OF["slurm"] if room == "bench" else set())
         assert imported(room) <= there | set().union(*(COMES_WITH.get(name, set()) for name in there)), room
 
@@ -96,24 +96,21 @@ def test_a_peft_that_transformers_refuses_is_answered_with_releases_that_fit(mon
         load_model("countdown-tiny", adapter=AdapterSettings())
 
 
-#: What an install without any extra does, and how it ends. Nothing is there to read for `view` and `runs`.
+#: What an install without any extra does, and how it ends. Nothing is there to read for `runs`.
 LIGHT = {
     "": 0,
     "list": 0,
     "check {examples}/countdown.yaml": 0,
     "check {examples}/jsonl_math.yaml": 2,
     "explain --preset dapo": 0,
-    "explain {examples}/bench_entropy.yaml": 0,
     "schema --out run.json": 0,
-    "schema --of bench --out bench.json": 0,
     "doctor": 0,
     "init": 0,
     "init dapo": 0,
     "check dapo.yaml": 0,
-    "diagnose {examples}/../tests/diagnose/data/truncation.jsonl": 0,
+    "look {examples}/../tests/diagnose/data/truncation.jsonl --out look.html": 0,
     "runs": 2,
-    "view runs/x": 2,
-    "diagnose runs/x": 2,
+    "look runs/x": 2,
     "train {run}": 2,
     "bench {examples}/bench_entropy.yaml --dry-run": 2,
     "report train": 2,

@@ -1,6 +1,5 @@
 """Every sign fires where its definition holds and nowhere else, on a whole run and on its beginning."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -231,18 +230,3 @@ def test_a_reward_that_falls_is_told_from_one_that_is_noisy(shape: str) -> None:
                 if sign.step is not None:  # never before its own peak
                     top = int(sign.text.partition("around step ")[2].split(",")[0])
                     assert sign.step > top, sign
-
-
-@pytest.mark.parametrize("name", ["staleness", "learning_rate", "truncation", "healthy"])
-def test_a_run_is_judged_as_it_goes_on(name: str) -> None:
-    lines = [json.loads(line) for line in (DATA / f"{name}.jsonl").read_text().splitlines()]
-    lines = [line for line in lines if line["rollout"]]
-    columns = {key: [line.get(key, np.nan) for line in lines] for key in lines[-1]}
-    fired: dict[str, int] = {}
-    for length in range(0, len(lines) + 1, 3):
-        for sign in signs(record({key: values[:length] for key, values in columns.items()})):
-            if sign.fired:
-                assert 0 < (sign.step or 0) <= length
-                fired.setdefault(sign.name, length)
-    assert bool(fired) is (name != "healthy")
-    assert fired.keys() <= SIGNS.keys()

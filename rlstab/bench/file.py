@@ -31,7 +31,7 @@ from pydantic import Field, JsonValue
 
 from rlstab.bench import launch
 from rlstab.bench.documents import ablations, joined, part, placed
-from rlstab.bench.launch import Launch, Template, launch_of, template_of
+from rlstab.bench.launch import Launch, launch_of, template_of
 from rlstab.config.document import Document, Keys, shown
 from rlstab.config.identity import run_hash
 from rlstab.config.runs import RunConfig, build_run
@@ -92,9 +92,8 @@ class MethodEntry(Settings):
     """A method with settings of the run beside its objective."""
 
     objective: Any = Field(None, description="as in a run file; without it the base's")
-    set: dict[str, JsonValue] = Field({}, description="values by dotted key, such as optimisation.lr")
+    set: dict[str, JsonValue] = Field({}, description="values by dotted key, in place of those of each setting")
     scale: dict[str, float] = Field({}, description="factors by dotted key, on the numbers of each setting")
-    override: dict[str, JsonValue] = Field({}, description="values by dotted key, in place of those of each setting")
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,8 +152,8 @@ class Bench:
         source: the file that it came from, or empty.
         workers: runs at a time.
         runs: in the order in which they start: seed by seed, so that a part of a bench is balanced.
-        notes: what a comparison of these runs should know: settings that follow from the methods and differ, methods
-            or settings that are equal, names that one folder may hold.
+        notes: what a comparison of these runs should know: methods or settings that are equal, names that one folder
+            may hold.
         again: what to type to go on, where that is not ``rlstab bench``; there is no file of such a bench.
     """
 
@@ -202,9 +201,9 @@ def load_bench(source: str | Path | Mapping[str, Any], *, out: str | Path | None
         raise document.error(("baseline",), f"no method is called '{baseline}'. {did_you_mean(baseline, methods)}")
     template = None
     if file.command is not None:
-        given = {key for some in (*settings.values(), *(m.set | m.override for m in methods.values())) for key in some}
+        given = {key for some in (*settings.values(), *(method.set for method in methods.values())) for key in some}
         template = template_of(document, file.command, file.config, given, folder)
-    loaded, unequal = _load_all(document, base, template, methods, settings)
+    loaded = _load_all(document, base, template, methods, settings)
     out_folder = Path(out or file.out or f"runs/{file.name}")
     runs = tuple(
         BenchRun(setting, method, seed, _placed(loaded[setting, method], out_folder / "runs" / setting / method, seed))
@@ -216,14 +215,13 @@ def load_bench(source: str | Path | Mapping[str, Any], *, out: str | Path | None
         "config": file.config and str((folder / file.config).absolute()),
         "methods": {
             name: {"objective": entry.objective.data, "set": _plain(entry.set), "scale": entry.scale}
-            | {"override": _plain(entry.override)}
             for name, entry in methods.items()
         },
         "baseline": baseline,
         "settings": {name: _plain(values) for name, values in settings.items()},
         "seeds": list(seeds),
     }
-    workers, notes = file.workers or (1 if template else _processors()), (*unequal, *_alike(methods, settings, loaded))
+    workers, notes = file.workers or (1 if template else _processors()), tuple(_alike(methods, settings, loaded))
     return Bench(file.model_copy(update=resolved), out_folder, out is not None, document.name, workers, runs, notes)
 
 
@@ -236,7 +234,6 @@ class _Method:
     objective: Document
     set: dict[str, Document]
     scale: dict[str, float]
-    override: dict[str, Document]
 
 
 def _base(document: Document, file: BenchFile, folder: Path) -> Document:
@@ -274,7 +271,7 @@ def _methods(document: Document, file: BenchFile, base: Document) -> dict[str, _
         for name, objective in ablations(document, own, file.ablate or "both").items():
             if name in methods:
                 raise document.error(("methods", name), "the stack makes a method of this name too. Rename this one.")
-            methods[name] = _Method(objective, {}, {}, {})
+            methods[name] = _Method(objective, {}, {})
     if not methods:
         raise document.error(("methods",), "nothing to compare. Name objectives under `methods`, or list a `stack`.")
     return methods
@@ -284,7 +281,7 @@ def _method(document: Document, name: str, own: Document | None) -> _Method:
     place = ("methods", name)
     entry = document.data["methods"][name]
     if not isinstance(entry, Mapping) or entry.keys() & {"name", "preset"}:
-        return _Method(part(document, place), {}, {}, {})
+        return _Method(part(document, place), {}, {})
     checked = validate(document, MethodEntry, dict(entry), place)
     if "objective" in entry:
         objective = part(document, (*place, "objective"))
@@ -294,8 +291,7 @@ def _method(document: Document, name: str, own: Document | None) -> _Method:
         raise document.error(place, "the key `objective` is missing, and the base has none to take instead.")
     for key in checked.scale:
         _free(document, key, (*place, "scale", key))
-    given, override = (_values(document, (*place, key)) if getattr(checked, key) else {} for key in ("set", "override"))
-    return _Method(objective, given, checked.scale, override)
+    return _Method(objective, _values(document, (*place, "set")) if checked.set else {}, checked.scale)
 
 
 def _values(document: Document, place: Keys) -> dict[str, Document]:
@@ -350,52 +346,41 @@ def _seeds(document: Document, seeds: int | list[int], each: int) -> tuple[int, 
 def _load_all(
     document: Document,
     base: Document,
-    template: Template | None,
+    template: Launch | None,
     methods: Mapping[str, _Method],
     settings: Mapping[str, Mapping[str, Document]],
-) -> tuple[dict[tuple[str, str], RunConfig | Launch], tuple[str, ...]]:
-    """Every run, less its seed, all mistakes at once; and what they resolve differently."""
+) -> dict[tuple[str, str], RunConfig | Launch]:
+    """Every run, less its seed, all mistakes at once."""
     loaded: dict[tuple[str, str], RunConfig | Launch] = {}
     problems: dict[str, list[str]] = {}
-    unequal: dict[str, None] = {}
     for setting, values in settings.items():
-        followed: dict[str, dict[str, list[str]]] = {key: {} for key in FOLLOWING}
         for name, method in methods.items():
             try:
-                run = _document(document, base, name, method, setting, values)
+                run = _document(document, base, name, method, values)
                 if template is not None:
                     loaded[setting, name] = launch_of(template, document, run, setting, name)
                     continue
                 config = loaded[setting, name] = build_run(run)
                 require_loadable(config.task)
                 require_functions(config.reward)
-                for key in FOLLOWING:
-                    if (run.data.get("optimisation") or {}).get(key) is None:
-                        followed[key].setdefault(getattr(config.optimisation, key), []).append(name)
             except RlstabError as error:
                 for text in mistakes_of(error):
                     problems.setdefault(text, []).append(f"{setting}/{name}")
-        unequal |= {_unequal(key, by_value): None for key, by_value in followed.items() if len(by_value) > 1}
     if problems:
         every = len(methods) * len(settings)
         raise ConfigError("\n".join(_told(text, places, every) for text, places in problems.items()))
-    return loaded, tuple(unequal)
+    return loaded
 
 
 def _document(
-    document: Document, base: Document, name: str, method: _Method, setting: str, values: Mapping[str, Document]
+    document: Document, base: Document, name: str, method: _Method, values: Mapping[str, Document]
 ) -> Document:
-    """The run of a method in a setting; stages that both name are those of the setting, then those of the method."""
-    both = sorted(values.keys() & method.set.keys() - {"stages"})
-    if both:
-        text = f"the method '{name}' sets {both[0]} too. Leave it to one of them."
-        raise document.error(("settings", setting, both[0]), text)
+    """The run of a method in a setting: the method's values count, after its setting's stages come its own."""
     run = placed(base, "objective", method.objective)
-    for key, value in {**method.set, **values}.items():
+    both = {**values, **method.set}
+    for key in sorted(both, key=lambda key: key.count(".")):  # all of a section before a key of it
         several = key == "stages" and key in method.set and key in values
-        run = placed(run, key, joined([value, method.set[key]]) if several else value)
-    for key, value in method.override.items():
-        run = placed(run, key, value)
+        run = placed(run, key, joined([values[key], method.set[key]]) if several else both[key])
     for key, factor in method.scale.items():
         run = _scaled(document, run, key, factor, ("methods", name, "scale", key))
     return run
@@ -419,10 +404,6 @@ def _scaled(document: Document, run: Document, key: str, factor: float, place: K
     return Document(data, run.name, run.marks)
 
 
-#: What follows from the methods where it is not set: two methods of a bench may then differ in more than themselves.
-FOLLOWING = ("old_logprobs", "refresh")
-
-
 def _alike(
     methods: Iterable[str], settings: Iterable[str], loaded: Mapping[tuple[str, str], RunConfig | Launch]
 ) -> Iterator[str]:
@@ -443,11 +424,6 @@ def _groups(names: Iterable[str], key: Callable[[str], Any]) -> list[list[str]]:
     for name in names:
         groups.setdefault(key(name), []).append(name)
     return [some for some in groups.values() if len(some) > 1]
-
-
-def _unequal(key: str, methods: Mapping[str, Sequence[str]]) -> str:
-    told = "; ".join(f"{value} for {', '.join(names)}" for value, names in methods.items())
-    return f"optimisation.{key} is not set, and follows from the methods: {told}. Set it, or compare with that in mind."
 
 
 def _told(problem: str, runs: list[str], every: int) -> str:

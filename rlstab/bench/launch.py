@@ -13,17 +13,17 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rlstab.config.document import Document, dump, flow
 from rlstab.config.objectives import build_objective, digest, dump_objective
-from rlstab.config.run_files import CONFIG, OUT
 from rlstab.config.user_code import checksums, portable
 from rlstab.errors import ConfigError, did_you_mean
 from rlstab.files import replace_file
+from rlstab.run_files import CONFIG, OUT
 from rlstab.safe_read import read_text
 
 #: What the bench fills in itself.
@@ -53,23 +53,8 @@ def filled(text: str, values: Mapping[str, Any]) -> str:
     return _PLACEHOLDER.sub(value, text)
 
 
-@dataclass(frozen=True)
-class Template:
-    """A command and the file beside it, before they are filled in.
-
-    Attributes:
-        arguments: of the command, the program first.
-        config: name and text of a file that is filled in too; ``{config}`` is its path.
-        names: all placeholders of both.
-    """
-
-    arguments: tuple[str, ...]
-    config: tuple[str, str] | None
-    names: frozenset[str]
-
-
-def template_of(document: Document, command: str, config: str | None, given: Iterable[str], folder: Path) -> Template:
-    """The command of a bench file.
+def template_of(document: Document, command: str, config: str | None, given: Iterable[str], folder: Path) -> Launch:
+    """The command of a bench file, of no run yet.
 
     Args:
         document: the bench file.
@@ -107,10 +92,11 @@ def template_of(document: Document, command: str, config: str | None, given: Ite
             for name in sorted(placeholders(line) - known | placeholders(line) & {"config"}):
                 hint = did_you_mean(name, known - {"config"})
                 raise ConfigError(f"{folder / config}:{number}: {{{name}}} is not filled in by anything. {hint}")
-        file, names = (Path(config).name, text), names | placeholders(text)
-    if "seed" not in names:
+        file = (Path(config).name, text)
+    launch = Launch(tuple(arguments), file)
+    if "seed" not in launch.names:
         raise document.error(("command",), "without {seed} all runs would have one seed. Add it to the command.")
-    return Template(tuple(arguments), file, frozenset(names))
+    return launch
 
 
 @dataclass(frozen=True)
@@ -118,28 +104,35 @@ class Launch:
     """The command of one run.
 
     Attributes:
-        template: before it is filled in.
+        arguments: before they are filled in, the program first.
+        config: name and text of a file that is filled in too; ``{config}`` is its path.
         objective: of the method, resolved; empty where the command does not take one.
         values: by placeholder, from the method and the setting.
         setting, method, seed: of the run.
         folder: of the run; what the command writes goes to ``out`` in it.
     """
 
-    template: Template
-    objective: list[dict[str, Any]]
-    values: Mapping[str, Any]
-    setting: str
-    method: str
+    arguments: tuple[str, ...]
+    config: tuple[str, str] | None
+    objective: Sequence[dict[str, Any]] = ()
+    values: Mapping[str, Any] = field(default_factory=dict)
+    setting: str = ""
+    method: str = ""
     seed: int = 0
     folder: Path = Path()
 
     @property
+    def names(self) -> set[str]:
+        """All placeholders of the command and its file."""
+        return placeholders(" ".join([*self.arguments, *(self.config or ())[1:]]))
+
+    @property
     def settings(self) -> dict[str, Any]:
         """What ``config.yaml`` of the run's folder says, as plain data."""
-        file = {} if self.template.config is None else {"config": digest(self.template.config)}
+        file = {} if self.config is None else {"config": digest(self.config)}
         settings = {"settings": dict(self.values)} if self.values else {}
-        command = {"command": shlex.join(self.template.arguments), **file}
-        return {"objective": self.objective, **settings, **command, "seed": self.seed}
+        command = {"command": shlex.join(self.arguments), **file}
+        return {"objective": list(self.objective), **settings, **command, "seed": self.seed}
 
     @property
     def hash(self) -> str:
@@ -157,18 +150,18 @@ class Launch:
             out.rename(self.folder / f"{OUT}-before-{number + 1}")
         for folder in (out, given):
             folder.mkdir(parents=True, exist_ok=True)
-        name, text = self.template.config or ("", "")
+        name, text = self.config or ("", "")
         paths = {"objective": given / "objective.yaml", "out": out, "config": given / name}
         values = {**self.values, **{key: str(path.absolute()) for key, path in paths.items()}}
         values |= {"seed": self.seed, "method": self.method, "setting": self.setting}
         replace_file(self.folder / CONFIG, dump(self.settings))
-        replace_file(paths["objective"], dump({"objective": self.objective}))
+        replace_file(paths["objective"], dump({"objective": list(self.objective)}))
         if name:
             replace_file(paths["config"], filled(text, values))
-        return [filled(argument, values) for argument in self.template.arguments]
+        return [filled(argument, values) for argument in self.arguments]
 
 
-def launch_of(template: Template, document: Document, run: Document, setting: str, method: str) -> Launch:
+def launch_of(template: Launch, document: Document, run: Document, setting: str, method: str) -> Launch:
     """The launch of a method in a setting, less its seed and folder.
 
     Args:
@@ -192,7 +185,7 @@ def launch_of(template: Template, document: Document, run: Document, setting: st
     if run.data["objective"] and not takes:
         raise run.error(("objective",), "changes nothing: the command has no {objective}. Add it there.")
     objective = dump_objective(build_objective(run)) if takes else []
-    return Launch(template, objective, values, setting, method)
+    return replace(template, objective=objective, values=values, setting=setting, method=method)
 
 
 def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

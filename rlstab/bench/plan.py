@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from fnmatch import fnmatchcase
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from rlstab.bench.file import Bench, BenchRun, few
 from rlstab.bench.launch import Launch
 from rlstab.bench.progress import last_records
 from rlstab.bench.record import FILE, read_record
-from rlstab.bench.worker import has_checkpoint
+from rlstab.bench.worker import can_go_on
 from rlstab.config.document import Document, flat
 from rlstab.config.identity import is_measured, is_neutral, settings_hash
-from rlstab.config.run_files import ABOUT, CONFIG, OUT
+from rlstab.config.runs import RunConfig
 from rlstab.config.user_code import portable
 from rlstab.console import Terminal
 from rlstab.errors import ConfigError
-from rlstab.models.loading import read_json
+from rlstab.run_files import ABOUT, CONFIG
+from rlstab.safe_read import read_json
 
 #: What may be done with a run, and what a dry run says of it.
 KINDS = {
@@ -35,12 +33,6 @@ KINDS = {
     "changed": "made with other settings, need --overwrite",
     "measured": "evaluated with other settings, need --overwrite to be made again",
 }
-
-#: What a dry run counts.
-COLUMNS = ("runs", "finished", "rollouts", "optimizer steps", "responses")
-
-#: Columns of a terminal below which the numbers would be cut.
-NARROW = 75
 
 
 def chosen(bench: Bench, only: Sequence[str]) -> tuple[BenchRun, ...]:
@@ -76,7 +68,7 @@ def plan_of(runs: Sequence[BenchRun], *, overwrite: bool = False, retry: bool = 
 
 def _kind(run: BenchRun, overwrite: bool, retry: bool) -> str:
     record, records = read_record(run.folder), last_records(run.folder)
-    status, resumable = record.get("status"), is_resumable(run)
+    status, resumable = record.get("status"), can_go_on(run.folder, isinstance(run.config, Launch))
     same = record.get("run_hash") == run.hash
     if status != "finished" and not records and not resumable:  # nothing is lost with it
         return "failed" if status == "failed" and same and not retry else "anew"
@@ -92,13 +84,6 @@ def _kind(run: BenchRun, overwrite: bool, retry: bool) -> str:
     if status == "failed" and not retry:
         return "failed"
     return "resumed" if resumable else "anew"
-
-
-def is_resumable(run: BenchRun) -> bool:
-    """Whether it can go on: from a whole checkpoint, or from whatever a command left, which looks for it itself."""
-    if isinstance(run.config, Launch):
-        return any((run.folder / OUT).glob("*"))
-    return has_checkpoint(run.folder)
 
 
 def _hash(folder: Path) -> str | None:
@@ -175,17 +160,11 @@ def dry_run(bench: Bench, *, only: Sequence[str] = (), console: Console | None =
     plan = plan_of(runs)
     asked = {run.name for run in runs}
     others = plan_of([run for run in bench.runs if run.name not in asked])["changed"]
-    rows: list[list[str]] = []
     finished = {run.name for kind in ("finished", "measured") for run in plan[kind]}
-    totals = [0] * (2 if bench.file.command else len(COLUMNS))
+    groups: dict[str, list[BenchRun]] = {}
     for setting, method in product(bench.file.settings, bench.file.methods):
-        some = [run for run in runs if (run.setting, run.method) == (setting, method)]
-        if not some:
-            continue
-        numbers = [len(some), sum(run.name in finished for run in some), *_work(some)]
-        totals = list(map(sum, zip(totals, numbers, strict=True)))
-        rows.append([setting, method, *map(str, numbers)])
-    lines = _table(rows, ["all", "", *map(str, totals)], console)
+        groups[f"{setting}/{method}"] = [run for run in runs if (run.setting, run.method) == (setting, method)]
+    lines = [f"{name}: {_work(some, finished)}" for name, some in (*groups.items(), ("all", runs)) if some]
     lines += [f"folder: {bench.out}; baseline: {bench.file.baseline}; workers: {bench.workers}"]
     for kind, what in KINDS.items():
         if what and plan[kind] and kind != "measured":
@@ -196,32 +175,12 @@ def dry_run(bench: Bench, *, only: Sequence[str] = (), console: Console | None =
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _work(runs: Sequence[BenchRun]) -> list[int]:
-    """Rollouts, optimizer steps and responses of the runs of one method in one setting; of a command none is known."""
-    config = runs[0].config
-    if isinstance(config, Launch):
-        return []
-    rollouts = len(runs) * config.optimisation.rollouts
-    steps = rollouts * config.optimisation.optimizer_steps_per_rollout
-    return [rollouts, steps, rollouts * config.rollout.prompts * config.rollout.group]
-
-
-def _table(rows: Sequence[Sequence[str]], total: Sequence[str], console: Console) -> list[str]:
-    """Print the rows as a table; where the terminal is too narrow for one, return them as lines instead."""
-    table = Table("setting", "method", box=box.SIMPLE, pad_edge=False, show_edge=False)
-    for column in table.columns:
-        column.overflow = "fold"  # names that are cut look the same
-    for name in COLUMNS[: len(total) - 2]:
-        table.add_column(name, justify="right", min_width=max(map(len, name.split())))  # numbers stay whole
-    for row in rows:
-        table.add_row(*map(escape, row))
-    table.add_section()
-    table.add_row(*total)
-    if console.width < NARROW:
-        return [f"{'/'.join(filter(None, row[:2]))}: {_in_words(row[2:])}" for row in (*rows, total)]
-    console.print(table)
-    return []
-
-
-def _in_words(numbers: Sequence[str]) -> str:
-    return ", ".join(f"{number} {name}" for number, name in zip(numbers, COLUMNS, strict=False))
+def _work(runs: Sequence[BenchRun], finished: Set[str]) -> str:
+    """How many runs there are and what they take; of commands that is not known."""
+    counts = {"runs": len(runs), "finished": sum(run.name in finished for run in runs)}
+    for config in (run.config for run in runs if isinstance(run.config, RunConfig)):
+        rollouts, steps = config.optimisation.rollouts, config.optimisation.optimizer_steps
+        work = {"rollouts": rollouts, "optimizer steps": steps}
+        work |= {"responses": rollouts * config.rollout.prompts * config.rollout.group}
+        counts |= {name: counts.get(name, 0) + number for name, number in work.items()}
+    return ", ".join(f"{number} {name}" for name, number in counts.items())

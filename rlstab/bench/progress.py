@@ -1,4 +1,4 @@
-"""What a person sees of a bench: bars on a terminal, a line per run elsewhere."""
+"""What a person sees of a bench that runs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Column
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from rlstab.bench.file import BenchRun
 from rlstab.bench.record import read_record
-from rlstab.config.run_files import METRICS
+from rlstab.run_files import METRICS
 
 #: Rollouts over which what is shown is averaged; one alone says little.
 WIDTH = 10
@@ -28,8 +26,8 @@ TAIL = 200_000
 _SHOWN = (("reward", "reward/mean", WIDTH), ("entropy", "tokens/entropy", WIDTH), ("held out", "eval/mean", 1))
 
 
-class Screen:
-    """Follows the runs of a bench.
+class Screen(Progress):
+    """Follows the runs of a bench: a line for each that begins or ends, and a bar over all rollouts on a terminal.
 
     Args:
         console: where to show them.
@@ -38,72 +36,35 @@ class Screen:
     """
 
     def __init__(self, console: Console, runs: Sequence[BenchRun], queue: Sequence[BenchRun]) -> None:
-        self._console, self._total, self._ended, self._failed = console, len(runs), len(runs) - len(queue), 0
-        name = TextColumn("{task.description}", table_column=Column(overflow="fold"))  # names that are cut look alike
-        columns = (name, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[now]}"))
+        self._total, self._ended, self._made, self._start = len(runs), len(runs) - len(queue), 0, time.monotonic()
         # runs end seldom: the time that is left is told by rollouts, over some minutes
-        self._progress = Progress(*columns, console=console, disable=not console.is_terminal, speed_estimate_period=600)
-        self._all = self._progress.add_task("all", total=sum(run.rollouts for run in queue), now=self._counts())
-        self._made, self._start = 0, time.monotonic()
-        self._tasks: dict[str, TaskID] = {}
-
-    def _counts(self) -> str:
-        failed = f", [red]{self._failed} failed[/]" if self._failed else ""
-        return f"{self._ended} of {self._total} runs{failed}"
-
-    def __enter__(self) -> Screen:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for task in self._tasks.values():  # what stays on the screen says nothing of workers that are gone
-            self._progress.remove_task(task)
-        self._progress.stop()
+        columns, shown = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()), console.is_terminal
+        super().__init__(*columns, console=console, disable=not shown, speed_estimate_period=600)
+        self._to_make = sum(run.rollouts for run in queue)
+        self._all = self.add_task("", total=self._to_make)
 
     def look(self, running: Iterable[BenchRun]) -> None:
         """Show how far the running runs are."""
-        if not self._console.is_terminal:
-            return
-        made = self._made
-        for run in running:
-            if run.name not in self._tasks:
-                self._tasks[run.name] = self._progress.add_task(escape(run.name), total=run.rollouts, now="")
-            records = last_records(run.folder)
-            rollout = records[-1]["rollout"] if records else 0
-            made += rollout
-            self._progress.update(self._tasks[run.name], completed=rollout, now=_measured(records))
-        self._progress.update(self._all, completed=made)
+        if self.console.is_terminal:
+            done = (records[-1]["rollout"] for run in running if (records := last_records(run.folder)))
+            self.update(self._all, completed=self._made + sum(done))
 
     def say(self, text: str) -> None:
-        """A line above the bars."""
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-    def started(self, run: BenchRun, resumed: bool) -> None:
-        """A worker has begun."""
-        if not self._console.is_terminal:
-            word = "resume" if resumed else "start "
-            self.say(f"{word} {run.name}")
+        """A line above the bar."""
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def ended(self, run: BenchRun) -> None:
         """A worker is gone, and its record says how."""
         self._ended, self._made = self._ended + 1, self._made + run.rollouts
-        record = read_record(run.folder)
-        finished = record.get("status") == "finished"
-        self._failed += not finished
-        if run.name in self._tasks:
-            self._progress.remove_task(self._tasks.pop(run.name))
-        self._progress.update(self._all, completed=self._made, now=self._counts())
-        if self._console.is_terminal:  # the reasons stand below at the end
-            return
+        self.update(self._all, completed=self._made)
+        record, count = read_record(run.folder), f"[{self._ended}/{self._total}]"
+        if record.get("status") != "finished":
+            reason = (str(record.get("error") or "").splitlines() or ["no reason given"])[-1]
+            return self.say(f"{count} failed {run.name}: {reason}")
         spent = record.get("cpu_seconds")
         cost = "CPU-seconds unknown" if spent is None else f"{spent:.0f} CPU-seconds"
-        reason = (str(record.get("error") or "").splitlines() or ["no reason given"])[-1]
-        to_make = self._progress.tasks[0].total or 0
-        left = timedelta(seconds=round((time.monotonic() - self._start) * (to_make / self._made - 1)))
-        count = escape(f"[{self._ended}/{self._total}]")
-        text = f"{count} {escape(run.name)}  {_measured(last_records(run.folder))}  {cost}, {left} left"
-        text = text if finished else f"{count} [red]failed[/] {escape(run.name)}: {escape(reason)}"
-        self._console.print(text, highlight=False, soft_wrap=True)
+        left = timedelta(seconds=round((time.monotonic() - self._start) * (self._to_make / self._made - 1)))
+        return self.say(f"{count} {run.name}  {_measured(last_records(run.folder))}  {cost}, {left} left")
 
 
 def last_records(folder: Path) -> list[dict[str, Any]]:

@@ -8,22 +8,34 @@ from pathlib import Path
 from typing import Any
 
 from rlstab.files import replace_file
-from rlstab.safe_read import read_bytes, read_object
+from rlstab.safe_read import read_json
 
 FILE = "bench.json"
+
+#: Lines of an error that are kept.
+LINES = 12
 
 
 def read_record(folder: Path) -> dict[str, Any]:
     """The record of a folder; empty where there is none that can be read."""
-    try:
-        return read_object(read_bytes(folder / FILE))
-    except OSError:
-        return {}
+    return read_json(folder / FILE)
 
 
 def write_record(folder: Path, values: Mapping[str, Any]) -> None:
     """Replace the record, so that a kill leaves the old one or the new one."""
     replace_file(folder / FILE, json.dumps(values, indent=1) + "\n")
+
+
+def record_failure(folder: Path, log: Path, how: str) -> None:
+    """Record that a run ended without a word of it, with the last lines of a log."""
+    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+    error = last_lines(f"{text.rstrip()}\n{how}")
+    update_record(folder, status="failed", error=error, seconds=None, cpu_seconds=None)
+
+
+def last_lines(text: str) -> str:
+    """The end of a text, where an error says what it is."""
+    return "\n".join(text.strip().splitlines()[-LINES:])
 
 
 def update_record(folder: Path, **values: Any) -> None:

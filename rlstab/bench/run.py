@@ -28,8 +28,8 @@ from rlstab.bench.file import Bench, BenchRun
 from rlstab.bench.launch import Launch, placeholders
 from rlstab.bench.plan import chosen, notes_of, plan_of, unnamed, with_other_settings
 from rlstab.bench.progress import Screen
-from rlstab.bench.record import FILE, read_record, update_record, write_record
-from rlstab.bench.worker import LOG, ORDER, QUEUED, how, last_lines
+from rlstab.bench.record import FILE, read_record, record_failure, write_record
+from rlstab.bench.worker import LOG, ORDER, QUEUED, how
 from rlstab.config.document import dump
 from rlstab.config.runs import RunConfig
 from rlstab.console import Terminal
@@ -130,7 +130,7 @@ def _run(
     queue = [run for run in runs if run.name in to_make]
     for reward in {run.config.reward: None for run in queue if isinstance(run.config, RunConfig)}:
         require_callable(reward)
-    for program in {run.config.template.arguments[0]: None for run in queue if isinstance(run.config, Launch)}:
+    for program in {run.config.arguments[0]: None for run in queue if isinstance(run.config, Launch)}:
         if not placeholders(program) and shutil.which(program) is None:
             raise ConfigError(
                 f"{bench.source}: command: no program is called '{program}' here. Correct its name or path."
@@ -146,7 +146,7 @@ def _run(
             write_record(run.folder, _record(bench, run, "finished"))
     if launcher == "print":
         for run in queue:
-            _order(bench, run, run in plan["resumed"])
+            prepare(bench, run, run in plan["resumed"], QUEUED)
             print(shlex.join([*COMMAND, str(run.folder.absolute())]))
         return 0
     try:
@@ -194,16 +194,10 @@ def _jobs(
     def submit(screen: Screen) -> None:
         new = [run for run in queue if run not in jobs]
         for run in new:
-            _order(bench, run, run in resumed)
+            prepare(bench, run, run in resumed, QUEUED)
         slurm.follow({**jobs, **slurm.submit(executor, new)}, screen)
 
     return submit
-
-
-def _order(bench: Bench, run: BenchRun, resume: bool) -> None:
-    """Leave the order of a run in its folder, for whatever starts it; see :func:`rlstab.bench.worker.make_alone`."""
-    order = prepare(bench, run, resume, QUEUED) | {"cwd": str(Path.cwd()), "env": environment(bench)}
-    replace_file(run.folder / ORDER, json.dumps(order))
 
 
 def _say(console: Console, text: str) -> None:
@@ -261,8 +255,8 @@ class _Worker:
         self.process: subprocess.Popen[bytes] | None = None
         self.run: BenchRun | None = None
 
-    def start(self, run: BenchRun, order: Mapping[str, Any]) -> None:
-        """Order a run; what the process itself says goes to the log of its first one."""
+    def start(self, run: BenchRun) -> None:
+        """Start a run that is ordered; what the process itself says goes to the log of its first one."""
         self.run = run
         if self.process is not None and self.process.poll() is not None:  # it died after its last run
             self.leave()
@@ -274,7 +268,7 @@ class _Worker:
                 )
         assert self.process.stdin is not None
         with suppress(OSError):  # it died at once; how it ended says why
-            self.process.stdin.write(json.dumps(order).encode() + b"\n")
+            self.process.stdin.write(json.dumps(str(run.folder.absolute())).encode() + b"\n")
 
     @property
     def answers(self) -> IO[bytes]:
@@ -318,7 +312,10 @@ def _make(bench: Bench, queue: Sequence[BenchRun], resumed: Sequence[BenchRun], 
         while True:
             for worker in workers:
                 if waiting and worker.run is None:
-                    _start(bench, waiting.popleft(), resumed, worker, screen)
+                    run = waiting.popleft()
+                    prepare(bench, run, run in resumed)
+                    worker.start(run)
+                    screen.say(f"{'resume' if run in resumed else 'start '} {run.name}")
             busy = {worker.answers: worker for worker in workers if worker.run}
             if not busy:
                 return
@@ -327,9 +324,7 @@ def _make(bench: Bench, queue: Sequence[BenchRun], resumed: Sequence[BenchRun], 
             for worker in (busy[answer] for answer in ended):
                 run, code = worker.end()
                 if read_record(run.folder).get("status") not in ("finished", "failed"):
-                    log = (run.folder / LOG).read_text(encoding="utf-8", errors="replace")
-                    text = last_lines(f"{log.rstrip()}\nthe worker {how(code)}")
-                    update_record(run.folder, status="failed", error=text, seconds=None, cpu_seconds=None)
+                    record_failure(run.folder, run.folder / LOG, f"the worker {how(code)}")
                 screen.ended(run)
     finally:
         started = [worker for worker in workers if worker.process]
@@ -338,15 +333,8 @@ def _make(bench: Bench, queue: Sequence[BenchRun], resumed: Sequence[BenchRun], 
                 act(worker)
 
 
-def _start(bench: Bench, run: BenchRun, resumed: Sequence[BenchRun], worker: _Worker, screen: Screen) -> None:
-    """Start a run, in place of the one that is there or from its checkpoint."""
-    resume = run in resumed
-    worker.start(run, prepare(bench, run, resume))
-    screen.started(run, resume)
-
-
-def prepare(bench: Bench, run: BenchRun, resume: bool, status: str = "running") -> dict[str, Any]:
-    """Make the folder of a run ready, and return its order; see :mod:`rlstab.bench.worker`."""
+def prepare(bench: Bench, run: BenchRun, resume: bool, status: str = "running") -> None:
+    """Make the folder of a run ready, and leave its order there; see :mod:`rlstab.bench.worker`."""
     spent: dict[str, float | None] = {"seconds": 0.0, "cpu_seconds": 0.0}
     if resume:
         spent = {name: read_record(run.folder).get(name) for name in spent}
@@ -359,7 +347,8 @@ def prepare(bench: Bench, run: BenchRun, resume: bool, status: str = "running") 
     else:
         what = {"run": run.config.model_dump(mode="json")}
     keep = bench.file.keep_checkpoints
-    return {**what, "folder": str(run.folder), "resume": resume, "spent": spent, "keep_checkpoints": keep}
+    what |= {"resume": resume, "spent": spent, "keep_checkpoints": keep}
+    replace_file(run.folder / ORDER, json.dumps({**what, "cwd": str(Path.cwd()), "env": environment(bench)}))
 
 
 def environment(bench: Bench) -> dict[str, str]:

@@ -9,15 +9,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import submitit
 from submitit.core.utils import DelayedSubmission
 
 from rlstab.bench.file import Bench, BenchRun
 from rlstab.bench.progress import Screen
-from rlstab.bench.record import read_record, update_record
-from rlstab.bench.worker import GRACE, last_lines
+from rlstab.bench.record import read_record, record_failure, update_record
+from rlstab.bench.worker import GRACE
 from rlstab.errors import ConfigError, did_you_mean
 
 #: In the folder of a bench: what submitit writes, the output of jobs among it.
@@ -112,7 +111,8 @@ def follow(jobs: Mapping[BenchRun, submitit.Job[int]], screen: Screen) -> None:
         for run, job in list(left.items()):
             ended = job.done()  # before the record is read, which may then be complete
             if read_record(run.folder).get("status") in ENDED or ended:
-                _record_end(run, job)
+                if read_record(run.folder).get("status") not in ENDED:
+                    record_failure(run.folder, Path(job.paths.stderr), f"the job {job.job_id} ended ({job.state})")
                 screen.ended(run)
                 del left[run]
         states = Counter(str(read_record(run.folder).get("status")) for run in left)
@@ -121,13 +121,3 @@ def follow(jobs: Mapping[BenchRun, submitit.Job[int]], screen: Screen) -> None:
             told = now
         screen.look(list(left))
         time.sleep(POLL if left else 0)
-
-
-def _record_end(run: BenchRun, job: submitit.Job[Any]) -> None:
-    """Record that a run failed whose job ended without a word of it."""
-    if read_record(run.folder).get("status") in ENDED:
-        return
-    path = Path(job.paths.stderr)
-    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    text = last_lines(f"{text.rstrip()}\nthe job {job.job_id} ended ({job.state})")
-    update_record(run.folder, status="failed", error=text, seconds=None, cpu_seconds=None)

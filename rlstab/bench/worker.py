@@ -1,11 +1,11 @@
 """Runs in turn, each in a process of its own, which is forked from one that has imported what they need.
 
-The order of a run is a line of JSON on standard input, the answer a line with the exit code of its process on standard
-output. Standard input stays open for as long as the parent lives: its end ends the worker and its run, however the
-parent died.
+The order of a run lies in its folder. A line on standard input names the folder, and the answer is a line with the exit
+code of its process on standard output. Standard input stays open for as long as the parent lives: its end ends the
+worker and its run, however the parent died.
 
-``python -m rlstab.bench.worker FOLDER`` makes one run without a parent, by the order that lies in its folder: what a
-scheduler starts. After SIGTERM it stops in order, and the same command goes on with the run.
+``python -m rlstab.bench.worker FOLDER`` makes one run without a parent: what a scheduler starts. After SIGTERM it stops
+in order, and the same command goes on with the run.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rlstab.bench.record import FILE, update_record
-from rlstab.config.run_files import CHECKPOINTS, OUT
+from rlstab.bench.record import FILE, last_lines, update_record
 from rlstab.errors import RlstabError
+from rlstab.run_files import CHECKPOINTS, OUT
 
 #: What the run prints goes there, in its folder.
 LOG = "worker.log"
 
-#: The order of a run, in its folder, where a scheduler starts it.
+#: The order of a run, in its folder.
 ORDER = "order.json"
 #: The state of a run that was handed to a scheduler and has not begun.
 QUEUED = "queued"
 
-#: Lines of an error that are kept, and bytes at the end of a log in which they are looked for.
-LINES, TAIL = 12, 20_000
+#: Bytes at the end of a log in which the lines of an error are looked for.
+TAIL = 20_000
 
 #: Seconds that a command has to end by itself after SIGTERM; the parent of a worker waits longer.
 GRACE = 6.0
@@ -66,12 +66,13 @@ def main() -> None:
     answers = os.dup(1)
     os.dup2(2, 1)  # whoever prints is no answer
     while line := sys.stdin.buffer.readline():
-        order = json.loads(line)
+        folder = Path(json.loads(line))
+        order = json.loads((folder / ORDER).read_text(encoding="utf-8"))
         if "run" in order:
             import rlstab.train.loop  # noqa: F401  # once for all runs
         # macOS's frameworks do not survive a fork: there a worker makes one run and ends
         if sys.platform != "linux" or not (process := os.fork()):
-            _make(order)
+            _make(folder, order)
         code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
         with suppress(OSError):  # the parent is gone
             os.write(answers, f"{code}\n".encode())
@@ -83,17 +84,19 @@ def make_alone(folder: Path) -> NoReturn:
     if record.get("status") == "finished":
         sys.exit(0)
     if record.get("status") != QUEUED:  # it was stopped, or failed
-        resume = has_checkpoint(folder) if "run" in order else any((folder / OUT).glob("*"))
+        resume = can_go_on(folder, "command" in order)
         spent = {name: record.get(name) if resume else 0.0 for name in ("seconds", "cpu_seconds")}
         order |= {"resume": resume, "spent": spent}
     os.chdir(order["cwd"])
     os.environ.update(order["env"])
     update_record(folder, status="running", error=None)
-    _make(order, alone=True)
+    _make(folder, order, alone=True)
 
 
-def has_checkpoint(folder: Path) -> bool:
-    """Whether a run of rlstab's trainer left a whole checkpoint."""
+def can_go_on(folder: Path, by_command: bool) -> bool:
+    """Whether a run left a whole checkpoint; or, of a command, anything: it looks for its state itself."""
+    if by_command:
+        return any((folder / OUT).glob("*"))
     if not (folder / CHECKPOINTS).is_dir():
         return False
     from rlstab.train import checkpoint  # loads transformers
@@ -101,15 +104,15 @@ def has_checkpoint(folder: Path) -> bool:
     return any(checkpoint.read(path) is not None for path in checkpoint.checkpoints(folder / CHECKPOINTS))
 
 
-def _make(order: dict[str, Any], *, alone: bool = False) -> NoReturn:
+def _make(folder: Path, order: dict[str, Any], *, alone: bool = False) -> NoReturn:
     """Train, record how it ended, and end the process.
 
     Args:
-        order: ``folder`` of the run; ``run`` (a resolved run) or ``command``; ``resume``, ``keep_checkpoints`` and
-            ``spent``, the seconds of the attempts before.
+        folder: of the run.
+        order: ``run`` (a resolved run) or ``command``; ``resume``, ``keep_checkpoints`` and ``spent``, the seconds of
+            the attempts before.
         alone: nothing on standard input says when the parent is gone.
     """
-    folder = Path(order["folder"])
     clock, writing = _Clock(order["spent"], "command" in order), threading.Lock()
     with (folder / LOG).open("ab") as log:
         for stream in (1, 2):
@@ -213,11 +216,6 @@ def _leave_with_parent(folder: Path, clock: _Clock, writing: threading.Lock, com
             command.end()
         update_record(folder, **clock.read())
         os._exit(ORPHANED)
-
-
-def last_lines(text: str) -> str:
-    """The end of a text, where an error says what it is."""
-    return "\n".join(text.strip().splitlines()[-LINES:])
 
 
 def how(code: int) -> str:

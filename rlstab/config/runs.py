@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -102,26 +101,9 @@ def load_run(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any
     return build_run(document)
 
 
-#: Keys of earlier releases that old files have: they are ignored, and a warning says what there is instead.
-REMOVED: Mapping[tuple[str, str], str] = {
-    ("tracking", "trace_every"): "`tracking.dump_every` records tokens, in optimizer steps",
-    ("tracking", "trace_responses"): "`tracking.dump_every` records all responses of a step",
-}
-
-
-def _without_removed(document: Document) -> Document:
-    """The document without keys of earlier releases."""
-    data = dict(document.data)
-    for (section, key), instead in REMOVED.items():
-        if isinstance(data.get(section), Mapping) and key in data[section]:
-            warnings.warn(document.text((section, key), f"is gone, and is ignored: {instead}."), FutureWarning, 4)
-            data[section] = {name: value for name, value in data[section].items() if name != key}
-    return Document(data, document.name, document.marks)
-
-
 def build_run(document: Document) -> RunConfig:
     """The run of a document that is a mapping; see :func:`load_run`."""
-    document = _without_removed(located(document))
+    document = located(document)
     data = {**document.data, "stages": [], "objective": []}
     checks: list[Callable[[], Any]] = [
         lambda: build_objective(document),

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rlstab.core.compare import greater, less
 from rlstab.core.devices import sent
 from rlstab.core.random import uniform_in
 from rlstab.core.sequences import SequenceArithmetic
@@ -47,7 +46,7 @@ MARKS = ("truncated", "branch", "lag", "block_ids")
 
 def impossible(name: str, values: Tensor) -> Tensor:
     """``(n,)`` bool: impossible values of a signal of :data:`MOST` or :data:`LEAST`."""
-    return greater(values, MOST[name]) if name in MOST else less(values, LEAST[name])
+    return values > MOST[name] if name in MOST else values < LEAST[name]
 
 
 def widened(values: Tensor) -> Tensor:
@@ -288,12 +287,12 @@ class TokenBatch(SequenceArithmetic):
     @cached_property
     def rewarded(self) -> Tensor:
         """``(n,)`` bool, the advantage is positive."""
-        return greater(self.advantages, 0)
+        return self.advantages > 0
 
     @cached_property
     def punished(self) -> Tensor:
         """``(n,)`` bool, the advantage is negative."""
-        return less(self.advantages, 0)
+        return self.advantages < 0
 
     def per_token(self) -> list[tuple[str, Tensor]]:
         """Name and values of every floating point ``(n,)`` tensor that is present."""

@@ -1,33 +1,12 @@
-"""Comparisons of ``(n,)`` values, as bools; and large tensors in pieces.
-
-On a CPU numpy makes bools several times faster than torch, which writes them one by one; other devices use plain torch,
-in one kernel.
-"""
+"""Comparisons of ``(n,)`` values with a number of float64, and large tensors in pieces."""
 
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-
-
-def greater(values: Tensor, other: float | Tensor) -> Tensor:
-    """``values > other``; a number is rounded to the dtype of the values."""
-    return _compare(operator.gt, values, other)
-
-
-def less(values: Tensor, other: float | Tensor) -> Tensor:
-    """``values < other``; a number is rounded to the dtype of the values."""
-    return _compare(operator.lt, values, other)
-
-
-def numbers(where: Tensor) -> Tensor:
-    """Bools as 0 and 1 for arithmetic: bytes, which torch converts faster."""
-    return where.view(torch.uint8)
 
 
 def indices(where: Tensor) -> Tensor:
@@ -35,36 +14,16 @@ def indices(where: Tensor) -> Tensor:
     return torch.from_numpy(where.numpy().nonzero()[0])
 
 
-def narrowed(where: Tensor, test: Callable[[Any], Tensor]) -> Tensor:
-    """``(n,)`` bool, True where ``where`` is and a test of these tokens holds as well.
-
-    Args:
-        where: ``(n,)`` bool.
-        test: from an index of tokens to their bools. A CPU tests few tokens faster than all; to learn which they are
-            waits for another device, so there the index is all of them.
-    """
-    if where.device.type != "cpu":
-        return where & test(slice(None))
-    few = indices(where)
-    return where.index_copy(0, few, test(few))
-
-
 def reached(values: Tensor, number: float) -> Tensor:
     """``values >= number`` as float64 has it, whatever the dtype: ``number`` may lie between two values of it."""
-    return _compare(operator.ge, *_exact(values, number))
+    values, exact = _exact(values, number)
+    return values >= exact
 
 
 def below(values: Tensor, number: float) -> Tensor:
     """``values < number`` as float64 has it, whatever the dtype."""
-    return _compare(operator.lt, *_exact(values, number))
-
-
-def _compare(compare: Callable[[Any, Any], Any], values: Tensor, other: float | Tensor) -> Tensor:
-    if values.device.type != "cpu" or values.dtype not in (torch.float32, torch.float64):
-        where: Tensor = compare(values, other)
-        return where
-    other = other.detach() if isinstance(other, Tensor) else torch.tensor(other, dtype=values.dtype)
-    return torch.from_numpy(compare(values.detach().numpy(), other.numpy()))
+    values, exact = _exact(values, number)
+    return values < exact
 
 
 def _exact(values: Tensor, number: float) -> tuple[Tensor, float]:

@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rlstab.core.batch import TokenBatch, impossible
-from rlstab.core.compare import less, numbers
 from rlstab.core.method import State
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Mean, Settled, total
@@ -76,7 +75,7 @@ def clipped_surrogate(ratio: Tensor, advantages: Tensor, bounds: Bounds | None, 
     falling = torch.clamp(held, min=1 - bounds.low)
     if bounds.dual is not None:
         falling = torch.clamp(falling, max=bounds.dual)
-    inside = torch.where(less(advantages, 0), falling, rising)
+    inside = torch.where(advantages < 0, falling, rising)
     if unclipped is not None:
         inside = torch.where(unclipped, held, inside)
     push = -advantages
@@ -103,7 +102,7 @@ def counts(batch: TokenBatch, where: Tensor | None) -> Tensor:
     if where is None:
         tokens = torch.full((), len(batch), dtype=torch.float64, device=batch.sequence.device)
         return torch.stack([tokens, batch.lengths.count_nonzero().double()])
-    marks = numbers(where).float()
+    marks = where.float()
     seen = torch.zeros(batch.num_sequences, device=marks.device).scatter_reduce_(0, batch.sequence, marks, "amax")
     return torch.stack([where.count_nonzero(), seen.count_nonzero()]).double()
 
@@ -215,7 +214,7 @@ def loss_of_part(
             known.add_(gate, alpha=0)
         factor = factor * gate
     if terms.keep is not None:
-        factor = factor * numbers(keep)  # a zero times what is finite costs less than a `where` and its backward
+        factor = factor * keep
     loss = (policy_term * factor).sum()
 
     report |= terms.report
@@ -319,7 +318,7 @@ def _mean_where(values: Tensor, where: Tensor | None) -> Mean:
 def _ratio_report(ratio: Tensor, part: Part, keep: Tensor) -> dict[str, Mean]:
     # other tokens are not read: their live log-probs need not be computed
     pulls, kept = part.has_gradient, Mean.of(keep)
-    report = {"ratio/mean": _mean_where(ratio * numbers(pulls), pulls), "tokens/kept": kept}
+    report = {"ratio/mean": _mean_where(ratio * pulls, pulls), "tokens/kept": kept}
     if part.terms.bounds is not None:
         bound = part.bound
         for side, stopped in part.terms.bounds.stops(ratio, part.advantages).items():

@@ -56,20 +56,8 @@ def uniform_in(seed: int, group: Tensor, member: Tensor, position: Tensor) -> Te
     state = _mix(_mix(state) + group.to(torch.int64)).add_(GOLDEN)
     numbers = torch.empty(member.shape, dtype=torch.float64, device=member.device)
     for out, index, offset in chunks(numbers, member, position):
-        bits = state.index_select(0, index).add_(offset)
-        out.copy_(_number(_finish(bits)) if bits.device.type != "cpu" else _finished_by_numpy(bits))
+        out.copy_(_number(_finish(state.index_select(0, index).add_(offset))))
     return numbers
-
-
-def _finished_by_numpy(bits: Tensor) -> Tensor:
-    """``_number(_finish(bits))`` on a CPU, bit for bit: numpy has unsigned integers, whose shifts need no mask."""
-    x = bits.numpy().view("uint64")
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        x ^= x >> shift
-        x *= factor
-    x ^= x >> 31
-    x >>= 11
-    return torch.from_numpy(x.view("int64") * 2.0**-53)
 
 
 def _number(bits: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from rlstab.core.compare import greater, less
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Mean
 
@@ -54,9 +53,9 @@ class Bounds:
 
     def stops(self, ratio: Tensor, advantages: Tensor) -> dict[str, Tensor]:
         """``(n,)`` bools: the tokens that it keeps from pulling ``high``, ``low`` and, with a dual clip, ``dual``."""
-        rewarded, punished = greater(advantages, 0), less(advantages, 0)
-        stopped = {"high": rewarded & greater(ratio, 1 + self.high), "low": punished & less(ratio, 1 - self.low)}
-        return stopped if self.dual is None else {**stopped, "dual": punished & greater(ratio, self.dual)}
+        rewarded, punished = advantages > 0, advantages < 0
+        stopped = {"high": rewarded & (ratio > 1 + self.high), "low": punished & (ratio < 1 - self.low)}
+        return stopped if self.dual is None else {**stopped, "dual": punished & (ratio > self.dual)}
 
 
 @dataclass(frozen=True, eq=False)

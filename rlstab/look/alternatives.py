@@ -18,13 +18,13 @@ from rlstab.config import load_objective
 from rlstab.config.objectives import at_defaults
 from rlstab.core.compose import Composition, compose
 from rlstab.core.objective import State, TokenObjective, no_fit_warnings
+from rlstab.core.plan import make_plan
 from rlstab.errors import ConfigError, Conflict, RlstabError
 from rlstab.files import is_file
 from rlstab.look.gradient import pulls
+from rlstab.look.host_loss import formula_of, methods_of
 from rlstab.presets import PRESETS
-from rlstab.record import Step
-from rlstab.replay.effects import effect_of, why
-from rlstab.replay.host_loss import Formula, formula_of
+from rlstab.record import Step, Trace, trace
 from rlstab.report.formatting import listed
 from rlstab.zoo import METHODS
 
@@ -244,32 +244,12 @@ def own_objective(steps: Sequence[Step]) -> Objective:
             return Objective(compose(formula.objective, *correction).members, "")
         with suppress(ConfigError):  # settings that no method has
             if formula is not None:
-                methods = load_objective(list(_methods_of(formula, with_reference)))
+                methods = load_objective(list(methods_of(formula, with_reference)))
                 told = "Its mean is over each micro-batch; here it is over the step." if formula.mean == "part" else ""
                 return Objective(compose(methods, *correction).members, told)
         methods = load_objective(["clip_higher", "token_mean"])
         told = "No methods are known for the loss of the dump. A clip at 0.2 and a mean over tokens stand for it."
         return Objective(compose(methods, *correction).members, told)
-
-
-def _methods_of(formula: Formula, with_reference: bool) -> Iterator[dict[str, Any]]:
-    if formula.weight:
-        yield {"name": "cispo", "cap": max(1.0, formula.high)}
-    else:
-        stop = min(formula.cap, formula.dual)  # a cap of the ratio stops punished tokens where a dual clip does
-        dual = {"dual_clip": stop} if 1 < stop < math.inf else {}
-        yield {"name": "clip_higher", "low": formula.low, "high": formula.high, **dual}
-    if formula.sequence:
-        yield {"name": "gspo"}
-    if formula.mean == "response":
-        yield {"name": "sequence_mean"}
-    elif formula.mean in ("length", "sum"):
-        yield {"name": "constant_length", "length": int(formula.length) if formula.mean == "length" else 1}
-    else:
-        yield {"name": "token_mean"}
-    if formula.beta and with_reference:
-        estimator = formula.estimator.removesuffix("_reversed")
-        yield {"name": "kl", "coefficient": formula.beta, "estimator": estimator, "cap": None}
 
 
 def chosen(names: Sequence[str], length: int) -> Mapping[str, TokenObjective]:
@@ -357,18 +337,46 @@ def _joined(
 # -- the comparison ----------------------------------------------------------------------------------------------------
 
 
+def effect_of(step: Step, objective: TokenObjective, state: State | None) -> tuple[Tensor, Trace, State]:
+    """What an objective would have done in one optimizer step of ``n`` tokens.
+
+    Args:
+        step: of a dump.
+        objective: usually a composition.
+        state: None is the initial one.
+
+    Returns:
+        ``(n,)`` float64, minus the derivative of its loss by the log-prob of each token; what each of its methods did;
+        its next state.
+    """
+    batch, live = step.batch, step.live
+    with no_fit_warnings():
+        plan = make_plan(objective, [batch], state)
+    loss = plan.loss(0, live).loss
+    slope = torch.autograd.grad(loss, live.logprobs, allow_unused=True)[0] if loss.requires_grad else None
+    coefficients = torch.zeros(len(batch), dtype=torch.float64) if slope is None else -slope.double()
+    return coefficients, trace(plan, batch, live), plan.state
+
+
+def why(error: RlstabError, objective: TokenObjective, step: Step) -> str:
+    """Why nothing can be said of an objective."""
+    there = step.batch.extra
+    absent = sorted(name for name in objective.needs if name not in there and getattr(step.batch, name, None) is None)
+    return f"reads {', '.join(absent)}, not in the dump" if absent else str(error).splitlines()[0]
+
+
 def _pulled(tried: _Tried, step: Step, index: int) -> Tensor:
     """``(n,)`` the gradient of an objective in the logits of a step; its largest responses are kept."""
     batch, loss_of_run = step.batch, step.header.loss
     recorded: Any = {} if loss_of_run is None else loss_of_run.settings.get("state") or {}
     state = {**tried.objective.init_state(), **tried.state}
     state |= {key: value for key, value in recorded.items() if key in state}
-    effect, tried.state = effect_of(step, tried.objective, state)
-    coefficients, tried.steps = effect.coefficients, tried.steps + 1
+    coefficients, seen, tried.state = effect_of(step, tried.objective, state)
+    tried.steps += 1
     for key in tried.keys:
-        for action, where in effect.trace.methods[key].actions.items():
+        for action, where in seen.methods[key].actions.items():
             tried.actions[action] = tried.actions.get(action, 0.0) + float(where.double().mean())
-    if (slopes := step.tensors.get("entropy_slopes")) is not None:  # of a model: see rlstab.replay.forward
+    if (slopes := step.tensors.get("entropy_slopes")) is not None:  # of a model: see rlstab.look.forward
         tried.entropies.append(float(coefficients @ slopes[step.mask].double()))
     if tried.acts_on != "preset":
         _keep_largest(tried, step, pulls(step, coefficients), index)
@@ -386,7 +394,7 @@ def _keep_largest(tried: _Tried, step: Step, pulled: Tensor, index: int) -> None
     tried.total += float(sums.sum())
     whole = torch.zeros(len(step.mask), dtype=torch.float64).masked_scatter(step.mask, pulled)
     for response in sums.topk(min(RESPONSES, len(sums))).indices.tolist():
-        if sums[response] > 0:
+        if sums[response] > 0 or tried.acts_on == "run":  # without any gradient there are tokens to read all the same
             tokens = whole[step.row == response].tolist()
             tried.tops.append(Top(index, response, float(sums[response]), tokens))
     tried.tops = sorted(tried.tops, key=lambda top: -top.share)[:RESPONSES]

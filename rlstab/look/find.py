@@ -7,15 +7,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rlstab.config.run_files import DUMP, METRICS
-from rlstab.diagnose.readers import TOKEN_TRACE, read_logs, tokens_log
-from rlstab.diagnose.run_log import RunLog
 from rlstab.errors import ReportError
 from rlstab.files import is_dir, is_file
 from rlstab.logs.readers import log_files, text_at
+from rlstab.look.run_log import TOKEN_TRACE, RunLog, read_logs, tokens_log
 from rlstab.record import Dump, read_dump
 from rlstab.record.foreign import token_files
 from rlstab.record.reader import dumped, folder_of
+from rlstab.run_files import DUMP, METRICS
 
 #: Endings of files that logs have where nothing was named.
 LOGS = (".csv", ".jsonl", ".log", ".wandb", ".db")

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlstab.console import counted
-from rlstab.diagnose.diagnosis import Diagnosis
 from rlstab.look.alternatives import Alternatives
+from rlstab.look.diagnosis import Diagnosis
 from rlstab.look.find import Found
 from rlstab.look.gradient import Gradient
+from rlstab.look.host_loss import Verdict, sentence
 from rlstab.look.sampler import Sampler
 from rlstab.look.sampler import sentence as sampler_sentence
 from rlstab.record import Step
 from rlstab.record.token_texts import Decode
-from rlstab.replay.host_loss import Verdict, sentence
 
 
 @dataclass

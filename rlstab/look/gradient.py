@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,10 +10,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rlstab.config import load_objective
+from rlstab.core.objective import no_fit_warnings
+from rlstab.core.plan import make_plan
 from rlstab.errors import RlstabError
-from rlstab.record import Step
-from rlstab.record.effects import traces_of
-from rlstab.replay.effects import run_coefficients
+from rlstab.look.host_loss import formula_of, methods_of, terms_of
+from rlstab.record import Step, Trace, trace
+from rlstab.record.effects import recorded
+from rlstab.record.step import DID
 
 #: Tokens that are listed one by one.
 LISTED = 10
@@ -122,6 +127,39 @@ def shares_of(steps: Sequence[Step]) -> list[Tensor]:
     pulled = [pulls(step, run_coefficients(step)) for step in steps]
     total = sum(float(pull.abs().sum()) for pull in pulled)
     return [pull / total if total else pull for pull in pulled]
+
+
+def traces_of(step: Step) -> Iterator[tuple[Step, Trace]]:
+    """What the loss of the trainer did to each token, as recorded or planned again from the evidence.
+
+    Yields:
+        the step and its trace; or its micro-batches, if the trainer took statistics from each of them alone. If the
+        loss is unknown, traces have no methods.
+
+    Raises:
+        RlstabError: the objective does not fit the evidence.
+    """
+    formula = formula_of(step)
+    if formula is None or formula.bound != "larger" or any(name.startswith(DID) for name in step.tensors):
+        yield step, recorded(step)
+        return
+    parts = [step.only(rows) for _, rows in step.micro_batches()] if formula.scope == "microbatch" else [step]
+    with no_fit_warnings(), warnings.catch_warnings(action="ignore"):
+        objective = load_objective(list(methods_of(formula))) if formula.objective is None else formula.objective
+        plan = make_plan(objective, [part.batch for part in parts], formula.state, scope=formula.scope)
+    yield from ((part, trace(plan, number, part.live)) for number, part in enumerate(parts))
+
+
+def run_coefficients(step: Step) -> Tensor:
+    """``(n,)`` float64, minus the coefficients of the run's loss: as recorded, by its formula, or those of a plain
+    loss.
+    """
+    formula = formula_of(step)
+    if "coefficients" in step.tensors:
+        return -step.tensors["coefficients"][step.mask].double()
+    if formula is None:  # REINFORCE with a mean over tokens
+        return step.batch.advantages.double() / max(len(step.batch), 1)
+    return -terms_of(formula, step, "gradient").sum(1)[step.mask]
 
 
 def _half(sizes: Tensor) -> int:

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import json
 import webbrowser
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.markup import escape
+from rich.table import Table
 
-from rlstab.diagnose.diagnosis import diagnose
-from rlstab.diagnose.printed import overview
+from rlstab.console import counted
 from rlstab.errors import ReportError
 from rlstab.extras import how_to_install
 from rlstab.files import is_dir, is_file
 from rlstab.logs.watch import check_names
 from rlstab.look.alternatives import alternatives_of, chosen
+from rlstab.look.diagnosis import Diagnosis, diagnose
 from rlstab.look.find import Found, find, nearest
 from rlstab.look.finding import Look
 from rlstab.look.gradient import gradient_of, shares_of
+from rlstab.look.host_loss import judge
 from rlstab.look.page import MARK, TIMES, page
 from rlstab.look.sampler import sampler_of
 from rlstab.look.watch import follow
 from rlstab.record.reader import folder_of
-from rlstab.record.response_traces import decoder_of
-from rlstab.replay.host_loss import judge
+from rlstab.record.token_texts import decoder_of
 from rlstab.report.formatting import listed
 from rlstab.report.output import refuse_foreign, write_text
 from rlstab.signs import SIGNS
@@ -57,7 +59,7 @@ def look(
         methods: files, names of methods or presets, or ``file.py:Class``; empty takes all.
         out: the page; None is ``look.html`` in the folder of the run, or the name of its file with ``.look.html``.
         tokenizer: folder of a tokenizer, or its ``tokenizer.json``; None takes that of the dump.
-        model: folder of a model that adds what the dump lacks; see :func:`rlstab.replay.forward.completed`.
+        model: folder of a model that adds what the dump lacks; see :func:`rlstab.look.forward.completed`.
         fail_on: names of signs; one that is there makes the return value :data:`FAILED`.
         as_json: print JSON, an entry for each run, and write no page unless ``out`` is given.
         open_page: open the page in a browser.
@@ -109,9 +111,7 @@ def look(
 
 
 def _look(found: Found) -> Look:
-    log = found.log
-    known = log is not None and log.metrics.keys() - {"lr"}
-    diagnosis = diagnose(log) if log is not None and known else None
+    diagnosis = None if found.log is None else diagnose(found.log)
     notes = [*found.notes, *(diagnosis.remarks if diagnosis else ())]
     return Look(found, diagnosis, notes=notes)
 
@@ -127,7 +127,7 @@ def _read_tokens(
     run.notes += [note for note in dump.notes if note not in run.notes]
     run.loss = judge(dump.steps)
     if model is not None:
-        from rlstab.replay.forward import completed
+        from rlstab.look.forward import completed
 
         dump = completed(dump, model, console)
     usable = [step.usable() for step in dump.steps]
@@ -150,6 +150,16 @@ def _read_tokens(
     run.methods = alternatives_of(run.steps, chosen(methods, longest) if methods else None)
 
 
+def overview(runs: Sequence[Diagnosis]) -> RenderableType:
+    """A line for each run, and the number of runs by cause."""
+    table = Table.grid(padding=(0, 2))
+    for run in runs:
+        table.add_row(escape(visible(run.log.title, spaces=False)), escape(run.told()))
+    titles = Counter(run.remedy.title if run.remedy else "nothing found" for run in runs)
+    counts = ", ".join(f"{title} {count}" for title, count in titles.most_common())
+    return Group(table, "", f"{counted(len(runs), 'run')}: {counts}. Give one of them for the full text.")
+
+
 def _page_of(found: Found) -> Path:
     return found.path / "look.html" if is_dir(found.path) else found.path.with_suffix(".look.html")
 
@@ -169,9 +179,7 @@ def _print(run: Look, others: Sequence[Path], console: Console) -> None:
         if remedy := run.diagnosis.remedy:
             line(f"  likely: {'; or '.join(remedy.likely)}", "dim")
             line(f"  first: {remedy.first}")
-            settings = remedy.settings.get(run.diagnosis.log.writer)
-            if settings:
-                line(f"  settings: {', '.join(settings)}")
+            line(f"  settings: {', '.join(run.diagnosis.settings)}")
     for text in run.lead:
         line(text)
     for text in run.loss.findings if run.loss else ():

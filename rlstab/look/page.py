@@ -15,12 +15,12 @@ from rlstab.console import counted
 from rlstab.look.alternatives import ACTS_ON, LENGTH, TURN, Alternative, Alternatives, Top
 from rlstab.look.finding import Look
 from rlstab.look.gradient import Gradient
+from rlstab.look.host_loss import sentence
 from rlstab.look.sampler import CONFIDENT, MOST_LAGS, Sampler
 from rlstab.look.sampler import sentence as sampler_sentence
 from rlstab.record import ACTIONS, Step
 from rlstab.record.token_texts import Decode, token_texts
-from rlstab.replay.host_loss import sentence
-from rlstab.report.formatting import MINUS, axis, in_order, setting
+from rlstab.report.formatting import MINUS, axis, in_order, listed, setting
 from rlstab.report.output import digest, resource, safe_json
 from rlstab.report.template import rendered
 from rlstab.signs import SIGNS
@@ -140,24 +140,26 @@ def _speaks(run: Look) -> list[tuple[str, str]]:
 def _change(run: Look) -> dict[str, Any] | None:
     if run.diagnosis is None or (remedy := run.diagnosis.remedy) is None:
         return None
-    names = remedy.settings.get(run.diagnosis.log.writer) or [
-        f"{host}: {', '.join(names)}" for host, names in remedy.settings.items()
-    ]
-    return {"first": remedy.first, "likely": "; or ".join(remedy.likely), "settings": names}
+    settings = list(run.diagnosis.settings)
+    return {"first": remedy.first, "likely": "; or ".join(remedy.likely), "settings": settings}
 
 
 def _evidence(run: Look) -> list[tuple[str, str, str]]:
-    """What was compared among the methods that act on the cause: method, figures, and where they stand."""
+    """Of the methods that act on the cause: the compared ones with their figures and where they stand, and the rest."""
     remedy = run.diagnosis.remedy if run.diagnosis else None
-    return [
+    if remedy is None:
+        return []
+    compared = [
         (
             method,
             "; ".join(figure.told for figure in figures),
             f"against {figures[0].baseline}, {counted(figures[0].seeds, 'seed')}, task {figures[0].task}; "
             f"{figures[0].page}, {figures[0].bench}; again: {figures[0].command}",
         )
-        for method, figures in (remedy.evidence if remedy else ())
+        for method, figures in remedy.evidence
     ]
+    others = [name for name in (*remedy.stages, *remedy.methods) if name not in dict(remedy.evidence)]
+    return [*compared, *([("without evidence", listed(others), "no comparison here")] if others else [])]
 
 
 def _loss(run: Look) -> dict[str, Any] | None:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlstab.diagnose.readers import read_logs
 from rlstab.errors import ReportError
 from rlstab.logs.watch import Watch, check_names, told
+from rlstab.look.run_log import read_logs
 from rlstab.signs import SIGNS, Sign, signs
 
 if TYPE_CHECKING:
@@ -38,6 +38,12 @@ class WatchCallback(_Callback):
     def __init__(self, stop_at: Collection[str] | None = None) -> None:
         check_names(stop_at or (), "WatchCallback.stop_at")
         self.stop_at, self.watch = frozenset(stop_at or ()), Watch()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A resumed run begins with the signs of its log so far, which stop nothing again."""
+        self.watch = Watch()
+        for row in state.log_history:
+            self.watch.log(row["step"], row)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         """A line was logged."""

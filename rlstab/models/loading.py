@@ -26,7 +26,7 @@ from rlstab.config.settings import AdapterSettings
 from rlstab.config.user_code import SHIPPED_MODELS
 from rlstab.errors import ModelError, did_you_mean
 from rlstab.extras import how_to_install, require
-from rlstab.safe_read import read_bytes, read_object
+from rlstab.safe_read import read_json
 
 _DATA = Path(__file__).parent.parent / "data"
 
@@ -169,16 +169,14 @@ def is_of_adapter(name: str) -> bool:
 def put_adapter(model: PreTrainedModel, name: str, settings: AdapterSettings) -> str:
     """Put an adapter on a model and freeze everything else; return a checksum of the frozen weights.
 
-    A new adapter starts as the identity; its random half is drawn from torch's generator on the CPU. A model on the
-    device ``meta`` gets only the shapes of the adapter.
+    A new adapter starts as the identity; its random half is drawn from torch's generator on the CPU.
 
     Raises:
         ModelError: the adapter does not fit the model, or is of a kind that cannot be trained.
     """
     from peft import LoraConfig, PeftConfig, load_peft_weights
 
-    shapes_only = model.device.type == "meta"
-    base = "" if shapes_only else _checksum(model)
+    base = _checksum(model)
     config: Any
     if settings.path is None:
         targets = list(settings.targets or ())
@@ -198,7 +196,7 @@ def put_adapter(model: PreTrainedModel, name: str, settings: AdapterSettings) ->
         )
     else:
         before = read_json(Path(settings.path).expanduser() / _BASE)
-        if before.get("checksum", base) != base and not shapes_only:
+        if before.get("checksum", base) != base:
             raise ModelError(
                 f"the adapter '{settings.path}' was trained on other weights than '{name}' has now (then "
                 f"'{before.get('name')}'). Give the model as it was, or start a new adapter."
@@ -206,15 +204,14 @@ def put_adapter(model: PreTrainedModel, name: str, settings: AdapterSettings) ->
         path = str(Path(settings.path).expanduser())
         try:  # a folder, or on the hub; safetensors, or torch.load with weights_only
             config = PeftConfig.from_pretrained(path)
-            weights = {} if shapes_only else load_peft_weights(path, device="cpu")
+            weights = load_peft_weights(path, device="cpu")
         except Exception as error:  # a loader may raise anything
             reason = hub.why_offline() or hub.first_line(error)
             raise ModelError(f"the adapter '{settings.path}' cannot be read: {reason}. {_FIX}") from error
         _require_plain_lora(config, settings.path)
         config.inference_mode, config.lora_dropout = False, 0.0
         _inject(model, config, f"the adapter '{settings.path}' does not fit '{name}'", _FIX.rstrip("."))
-        if not shapes_only:
-            _fill(model, weights, settings.path, name)
+        _fill(model, weights, settings.path, name)
     for weight in model.parameters():
         if weight.requires_grad:
             weight.data = weight.data.float()
@@ -313,11 +310,3 @@ def _require_plain_lora(config: Any, path: str) -> None:
             f"the adapter '{path}' is of the kind {kind}{' with ' if more else ''}{', '.join(more)}; only the matrices "
             f"of LoRA can be trained. Merge it into its model, and put a new adapter on the result."
         )
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The mapping in a JSON file; empty if it cannot be read."""
-    try:
-        return read_object(read_bytes(path))
-    except OSError:
-        return {}

@@ -39,6 +39,12 @@ from rlstab.tasks.task import Example, Message, Task
 TRIED = 100_000
 
 
+def joined_rows(parts: Sequence[Tensor], fill: float = 0, *, left: bool = False) -> Tensor:
+    """The rows of all ``(R, T)`` parts, padded to the longest on the right, or on the left."""
+    short = [max(part.shape[1] for part in parts) - part.shape[1] for part in parts]
+    return torch.cat([pad(part, (n, 0) if left else (0, n), value=fill) for part, n in zip(parts, short, strict=True)])
+
+
 @dataclass(frozen=True)
 class Sequences:
     """Rows of prompt and response, padded to the longest: prompts on the left, responses on the right.
@@ -73,20 +79,11 @@ class Sequences:
     def joined(cls, parts: Iterable[Sequences], pad_id: int) -> Sequences:
         """The rows of all parts, padded to the longest of them."""
         parts = list(parts)
-        width = max(part.prompt_ids.shape[1] for part in parts)
-        length = max(part.response_ids.shape[1] for part in parts)
-
-        def left(values: list[Tensor], fill: int) -> Tensor:
-            return torch.cat([pad(value, (width - value.shape[1], 0), value=fill) for value in values])
-
-        def right(values: list[Tensor], fill: int) -> Tensor:
-            return torch.cat([pad(value, (0, length - value.shape[1]), value=fill) for value in values])
-
         return cls(
-            left([part.prompt_ids for part in parts], pad_id),
-            left([part.prompt_mask for part in parts], 0),
-            right([part.response_ids for part in parts], pad_id),
-            right([part.response_mask for part in parts], 0),
+            joined_rows([part.prompt_ids for part in parts], pad_id, left=True),
+            joined_rows([part.prompt_mask for part in parts], left=True),
+            joined_rows([part.response_ids for part in parts], pad_id),
+            joined_rows([part.response_mask for part in parts]),
         )
 
     def cut(self, length: int) -> Sequences:

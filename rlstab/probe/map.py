@@ -100,9 +100,10 @@ class Map:
         if cell.score.quick:
             return cell.score.verdict
         number, limit = cell.score.relative, cell.score.limit
-        if number.low is None or number.high is None or number.low == number.high:
+        if number.low is None or number.high is None:
             return told(number.value, limit)
-        return f"{told(number.value, limit)} [{told(number.low, limit)}, {told(number.high, limit)}]"
+        value, low, high = (told(each, limit) for each in (number.value, number.low, number.high))
+        return value if value == low == high else f"{value} [{low}, {high}]"
 
     def acted(self, row: str) -> str:
         """In how many of its runs a row changed the outcome."""

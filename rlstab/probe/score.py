@@ -178,10 +178,18 @@ def _relative(gains: NDArray[np.float64], doses: NDArray[np.float64], row: float
         if steepness < 0:
             at = at - there[:, None] * (slope * tried / dose / steepness)
     scores = student_t(at)
-    kept = tried[np.abs(scores) <= 1] / dose
-    low = 0.0 if scores[0] <= 1 else float(kept.min(initial=math.inf))
-    high = math.inf if scores[-1] >= -1 else float(kept.max(initial=0.0))
+    first = np.logical_and.accumulate(scores > 1).sum()
+    end = len(scores) - np.logical_and.accumulate(scores[::-1] < -1).sum()
+    low, high = (_fall(scores, tried, int(right), side) / dose for right, side in ((first, 1), (end, -1)))
     return Interval(value, min(low, value), max(high, value))
+
+
+def _fall(scores: NDArray[np.float64], tried: NDArray[np.float64], right: int, bound: float) -> float:
+    """Where scores fall through a bound, left of a tried dose; the nearest tried one would narrow the interval."""
+    if right in (0, len(tried)):
+        return math.inf if right else 0.0
+    ends = [right, right - 1]
+    return float(np.interp(bound, scores[ends], tried[ends]))
 
 
 def _fitted(values: NDArray[np.float64]) -> NDArray[np.float64]:

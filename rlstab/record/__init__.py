@@ -2,7 +2,7 @@
 
 ``step`` is the container; ``writer`` and ``reader`` write and read its two files per rank. ``foreign``, with
 ``prime_rl``, ``nemo_rl`` and ``slime``, reads the files of other trainers. ``effects`` says what each method did to
-each token, and ``response_traces`` prepares that for a page.
+each token, and ``token_texts`` gives each token its text.
 """
 
 from rlstab.record.effects import ACTIONS, MethodTrace, Trace, trace

@@ -11,13 +11,13 @@ from pathlib import Path
 import torch
 from pydantic import ValidationError
 
-from rlstab.config.run_files import DUMP
 from rlstab.core.batch import MOST, TokenBatch
 from rlstab.errors import ReportError, RlstabError, reason
 from rlstab.extras import require
 from rlstab.files import exists, is_dir, is_file
 from rlstab.record.foreign import read_foreign
 from rlstab.record.step import Damaged, Header, Step, joined, rank_of
+from rlstab.run_files import DUMP
 from rlstab.safe_read import read_bytes
 
 #: The files of a rank; if the writer was stopped, the description may be missing.

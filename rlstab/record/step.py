@@ -39,9 +39,8 @@ BY_TOKEN: Mapping[str, str] = {
     "weights": "factor of the policy term that the trainer applies outside its formula",
     "coefficients": "derivative of what the trainer backpropagated by the log-prob of the token",
 }
-#: Prefix of what a method did: ``did/s2t/dropped``, ``(n,)``, is 1 on the tokens that s2t dropped; ``weight``,
-#: ``bonus``
-#: and ``gate`` are its factors. Recorded where the methods cannot be planned again from the dump.
+#: Prefix of what a method did: ``did/s2t/dropped``, ``(n,)``, is 1 on the tokens that s2t dropped. Recorded where the
+#: methods cannot be planned again from the dump.
 DID = "did/"
 #: Tensors that a dump must have. ``prompt_ids``, ``(m,)`` int64, holds the tokens of all prompts.
 REQUIRED = ("lengths", "ids", "mask", "advantages", "logprobs")
@@ -61,8 +60,8 @@ class HostLoss(BaseModel):
     """The loss that a trainer says it minimises.
 
     Attributes:
-        name: of the formula, such as ``trl/dapo``; see :mod:`rlstab.replay.host_loss`. ``rlstab`` is an objective.
-        settings: of the formula, by the names of :class:`rlstab.replay.host_loss.Formula`; of ``rlstab``,
+        name: of the formula, such as ``trl/dapo``; see :mod:`rlstab.look.host_loss`. ``rlstab`` is an objective.
+        settings: of the formula, by the names of :class:`rlstab.look.host_loss.Formula`; of ``rlstab``,
             ``objective`` and the ``state`` before the step.
         values: by micro-batch of this rank, the number that was backpropagated; None where it was not finite.
     """

@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rlstab.errors import ReportError
-from rlstab.extras import require
+from rlstab.extras import missing, require
+from rlstab.files import is_file
+from rlstab.record.reader import folder_of
 from rlstab.safe_read import read_text
 
 Decode = Callable[[list[int]], str]
@@ -34,6 +36,14 @@ def decoder(path: Path) -> Decode:
     except Exception as error:  # the library raises a bare Exception
         raise ReportError(f"{file}: not a tokenizer: {error}. Give a folder with a tokenizer.json.") from error
     return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False))
+
+
+def decoder_of(path: str | Path, tokenizer: str | Path | None) -> Decode | None:
+    """The decoder of token ids: by a given tokenizer, or that of the dump; None if the dump has none."""
+    recorded = folder_of(path) / "tokenizer.json"
+    if tokenizer is None and (not is_file(recorded) or missing("train", "tokenizers")):
+        return None
+    return decoder(recorded if tokenizer is None else Path(tokenizer))
 
 
 def token_texts(decode: Decode, ids: Sequence[int]) -> list[str]:

@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 from rlstab.bins import EMPTY, MOST_ROLLOUTS, Curve, highest, rounded
 from rlstab.config.document import Document
 from rlstab.config.identity import is_measured, is_neutral
-from rlstab.config.run_files import ABOUT, CHECKPOINTS, CONFIG, OUT
-from rlstab.config.run_files import METRICS as RECORDS
 from rlstab.config.user_code import portable
 from rlstab.console import counted
 from rlstab.errors import ReportError, reason
@@ -40,6 +38,8 @@ from rlstab.report.runs import (
     running_total,
     setting_of,
 )
+from rlstab.run_files import ABOUT, CHECKPOINTS, CONFIG, OUT
+from rlstab.run_files import METRICS as RECORDS
 from rlstab.safe_read import MOST_NUMBER, as_float, gaps, read_bytes, read_mapping, read_object, read_text, readable
 
 #: Any of them makes a folder a run folder.

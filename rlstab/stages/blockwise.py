@@ -113,13 +113,6 @@ class Blockwise(AdvantageEstimator):
 
     shrink: Annotated[float, Range(ge=0)] = 0.0
 
-    def in_words(self) -> str:
-        most = f", drawn to the mean of the group as by {self.shrink} responses more" if self.shrink else ""
-        return (
-            "Take the reward of each block less its mean over the answers to the prompt whose blocks before had the "
-            f"same outcome{most}."
-        )
-
     def advantages(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
         rewards, outcomes = responses.evidence("block_rewards").double(), responses.evidence("block_outcomes").long()
         blocks = [torch.zeros_like(responses.rewards)]  # of tokens in no block

@@ -118,13 +118,6 @@ class BNPO(AdvantageEstimator):
                 f"and high to the greatest."
             )
 
-    def in_words(self) -> str:
-        return (
-            "Take the reward less the mean over the answers to the prompt, divided by the density, at that mean, of a "
-            f"Beta distribution fitted to the means of all prompts; rewards are mapped from [{self.low}, {self.high}] "
-            "to [0, 1]."
-        )
-
     def measure(self, part: ResponseBatch) -> Stat:
         rates = self._rates(part)[part.first]
         return {"rate": Mean.of(rates), "low": Pool.quantile(rates, 0.0), "high": Pool.quantile(rates, 1.0)}

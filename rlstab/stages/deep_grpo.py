@@ -144,14 +144,6 @@ class DeepGRPO(RolloutExpander):
     window: Annotated[int, Range(ge=2)] = 10_000
     warmup: Annotated[int, Range(ge=0)] = 10
 
-    def in_words(self) -> str:
-        most = "each" if self.max_parents is None else f"at most {self.max_parents} in a group"
-        which = "failed answers" if self.groups == "all" else "answers of groups in which all failed"
-        return (
-            f"Sample {self.branches} new ends of {which}, {most}, from a position that is drawn by how often branches "
-            f"from there succeeded, times the share of the answer before it to the power of {self.gamma}."
-        )
-
     def init_state(self) -> State:
         empty = torch.zeros(self.window, dtype=torch.float64)
         return {"place": empty, "success": empty.clone(), "seen": 0}

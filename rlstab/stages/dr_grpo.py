@@ -77,8 +77,5 @@ class DrGRPO(AdvantageEstimator):
     name = "dr_grpo"
     compares = True
 
-    def in_words(self) -> str:
-        return "Take the reward less the mean over the answers to the prompt."
-
     def advantages(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
         return dr_grpo(responses.rewards, responses.group_ids)

@@ -117,14 +117,9 @@ class DynamicSampling(RolloutExpander):
         """One more than there are refills: the last refill is filtered too."""
         return self.max_refills + 1
 
-    def in_words(self) -> str:
-        which = "scores" if self.rewards == "raw" else "rewards"
-        refill = f", and sample as many fresh prompts, at most {self.max_refills} times" if self.max_refills else ""
-        return f"Drop every group whose {which} are all equal{refill}."
-
     def measure(self, part: ResponseBatch) -> Stat:
         even, branch = self._even(part)[part.first], (part.given > 0)[part.first]
-        return {"even": Mean.of(even, ~branch), "even_branches": Mean.of(even, branch)}
+        return {"even": Mean.of(even, ~branch)}
 
     def expand(self, responses: ResponseBatch, stat: Settled, state: State, seed: int) -> Expansion:
         fresh = round(float(stat.mean("even").total)) if self.max_refills else 0

@@ -110,13 +110,6 @@ class GDPO(AdvantageEstimator):
     whiten: bool = True
     epsilon: Annotated[float, Range(gt=0)] = 1e-4
 
-    def in_words(self) -> str:
-        whole = ", and divide the sum by its standard deviation over the rollout" if self.whiten else ""
-        return (
-            "Take each reward less its mean over the answers to the prompt, divided by their standard deviation plus "
-            f"{self.epsilon}; add them by their weights{whole}."
-        )
-
     def measure(self, part: ResponseBatch) -> Stat:
         return {"square": Mean.of(self._summed(part).square())}
 

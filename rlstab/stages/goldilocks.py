@@ -95,12 +95,5 @@ class Goldilocks(PassRateSelector):
 
     name = "goldilocks"
 
-    def in_words(self) -> str:
-        return (
-            f"Take those of the first {self.pool} prompts whose rewards are expected to differ most between responses, "
-            f"and any in {self.random_share:.0%} of the slots. When a prompt is asked again, {self.discount:.0%} of "
-            f"what was known of it still counts."
-        )
-
     def select(self, offer: Offer, state: State) -> Tensor:
         return self._filled(offer, expected_spread(state))

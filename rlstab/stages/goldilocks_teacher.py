@@ -117,14 +117,6 @@ class GoldilocksTeacher(PromptSelector):
     window: Annotated[int, Range(ge=1)] = 512
     ridge: Annotated[float, Range(gt=0)] = 0.001
 
-    def in_words(self) -> str:
-        pool = "the task" if self.pool is None else f"the first {self.pool} prompts"
-        return (
-            f"Take, of {self.candidates} random prompts of {pool}, the one whose rewards a teacher expects to differ "
-            f"most between responses, and any of them in {self.random_share:.0%} of the slots. The teacher reads the "
-            f"policy's embeddings of a prompt, and learns from the last {self.window} that were answered."
-        )
-
     def init_state(self) -> State:
         return {
             "prompts": torch.zeros(self.window, dtype=torch.int64),

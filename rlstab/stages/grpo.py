@@ -95,10 +95,6 @@ class GRPO(AdvantageEstimator):
     epsilon: Annotated[float, Range(gt=0)] = 1e-4
     ddof: Literal[0, 1] = 1
 
-    def in_words(self) -> str:
-        spread = f", divided by their standard deviation (ddof {self.ddof}) plus {self.epsilon}" if self.std else ""
-        return f"Take the reward less the mean over the answers to the prompt{spread}."
-
     def unread_settings(self) -> dict[str, str]:
         why = "nothing is divided by a standard deviation, so it is not read."
         return {} if self.std else dict.fromkeys(("epsilon", "ddof"), why)

@@ -72,10 +72,6 @@ class InOrder(PromptSelector):
 
     shuffle: bool = True
 
-    def in_words(self) -> str:
-        again = "each time in a new order" if self.shuffle else "in the same order"
-        return f"Take prompts one after another; a task that has an end is gone through again, {again}."
-
     def select(self, offer: Offer, state: State) -> Tensor:
         positions = offer.drawn + torch.arange(offer.count)
         if offer.size is None:

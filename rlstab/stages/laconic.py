@@ -116,14 +116,6 @@ class Laconic(RewardShaper):
     def __post_init__(self) -> None:
         check_order(self, self.name, "floor", "ceiling")
 
-    def in_words(self) -> str:
-        return (
-            f"Charge an answer for its tokens beyond {self.budget:g}, a multiplier for every {self.budget:g} of them "
-            f"and at most {self.most}, and {self.cut} if it was cut off. The multiplier begins at {self.floor}; after "
-            f"a rollout it moves by {self.step} times how far the mean length is above or below the budget, within "
-            f"[{self.floor}, {self.ceiling}]."
-        )
-
     def init_state(self) -> State:
         return {"multiplier": float(self.floor)}
 

@@ -85,9 +85,6 @@ class MaxRL(AdvantageEstimator):
     about = About(addresses={"exploration"})
     excludes = {"overlong": _NEGATIVE, "laconic": _NEGATIVE}
 
-    def in_words(self) -> str:
-        return "Take the reward less the mean over the answers to the prompt, divided by that mean."
-
     def advantages(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
         """Raises OutOfRange where a reward is negative."""
         if bool((responses.rewards < 0).any()):

@@ -86,9 +86,6 @@ class OPO(AdvantageEstimator):
     compares = True
     about = About(addresses={"length"})
 
-    def in_words(self) -> str:
-        return "Take the reward less the mean over the answers to the prompt, each weighed by its length."
-
     def advantages(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
         baseline = responses.group_mean(responses.rewards, responses.lengths)
         nothing = responses.even | baseline.isnan()  # a group without a token has nothing to learn

@@ -124,15 +124,6 @@ class OPOB(AdvantageEstimator):
 
     norm_by_std: bool = True
 
-    _squares = "its squared gradient norm"
-
-    def in_words(self) -> str:
-        spread = ", divided by their standard deviation" if self.norm_by_std else ""
-        return (
-            "Take the reward less the mean over the answers to the prompt, each weighed by its squared importance "
-            f"weight times {self._squares}{spread}."
-        )
-
     def advantages(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
         advantages = responses.rewards - optimal_baseline(responses, self._log_weights(responses))
         if self.norm_by_std:

@@ -89,7 +89,6 @@ class OPOBProxy(OPOB):
 
     name = "opob_proxy"
     needs = {"sum_p_sq", "logprobs", "rollout_logprobs"}
-    _squares = "the squared norm of the gradient of its logits"
 
     def _log_weights(self, responses: ResponseBatch) -> Tensor:
         squares = logit_squares(responses.evidence("logprobs"), responses.evidence("sum_p_sq"))

@@ -107,13 +107,6 @@ class OptimalTokenBaseline(AdvantageEstimator):
 
     zero_tail: bool = True
 
-    def in_words(self) -> str:
-        tail = "nothing" if self.zero_tail else "its own reward"
-        return (
-            "Take the reward less, at each position, its mean over the answers to the prompt that get there, each by "
-            f"the squared norms so far of the gradient of its logits; less {tail} where one answer goes on alone."
-        )
-
     def advantages(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
         there, baseline, _ = self._baseline(responses)
         return torch.where(there & ~responses.even.unsqueeze(-1), responses.rewards.unsqueeze(-1) - baseline, 0.0)

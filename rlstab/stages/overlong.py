@@ -88,12 +88,6 @@ class Overlong(RewardShaper):
     buffer: Annotated[int, Range(ge=1)]
     penalty: Annotated[float, Range(ge=0)] = 1.0
 
-    def in_words(self) -> str:
-        return (
-            f"Take reward from an answer for each of its last {self.buffer} tokens before the limit, up to "
-            f"{self.penalty} at the limit."
-        )
-
     def shape(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
         if len(responses) and self.buffer > responses.limit:
             raise OutOfRange(

@@ -95,12 +95,5 @@ class Paced(PassRateSelector):
 
     target: Annotated[float, Range(gt=0, lt=1)] = 0.5
 
-    def in_words(self) -> str:
-        return (
-            f"Take those of the first {self.pool} prompts whose expected pass rate is nearest to {self.target:g}, and "
-            f"any in {self.random_share:.0%} of the slots. When a prompt is asked again, {self.discount:.0%} of "
-            f"what was known of it still counts."
-        )
-
     def select(self, offer: Offer, state: State) -> Tensor:
         return self._filled(offer, -(expected_rate(state) - self.target).abs())

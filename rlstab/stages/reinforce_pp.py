@@ -116,10 +116,6 @@ class ReinforcePP(AdvantageEstimator):
     def compares(self) -> bool:
         return self.baseline
 
-    def in_words(self) -> str:
-        what = "the reward less the mean over the answers to the prompt" if self.baseline else "the reward"
-        return f"Take {what}, less its mean over all tokens of the rollout, divided by their standard deviation."
-
     def measure(self, part: ResponseBatch) -> Stat:
         values = self._values(part)
         return {

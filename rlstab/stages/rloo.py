@@ -78,8 +78,5 @@ class RLOO(AdvantageEstimator):
     name = "rloo"
     compares = True
 
-    def in_words(self) -> str:
-        return "Take the reward less the mean over the other answers to the prompt."
-
     def advantages(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
         return rloo(responses.rewards, responses.group_ids)

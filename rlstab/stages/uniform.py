@@ -68,9 +68,5 @@ class Uniform(PromptSelector):
 
     pool: Annotated[int | None, Range(ge=1)] = None
 
-    def in_words(self) -> str:
-        pool = "the task's prompts" if self.pool is None else f"the first {self.pool} prompts of the task"
-        return f"Draw the prompts of each rollout from {pool}, all with the same probability and none twice."
-
     def select(self, offer: Offer, state: State) -> Tensor:
         return filled(offer, torch.arange(pool_of(self.name, self.pool, offer)), random_share=1.0)

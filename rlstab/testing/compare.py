@@ -18,7 +18,7 @@ from rlstab.testing import tolerances
 from rlstab.testing.run import StepOutcome
 
 #: Values that are moved to compare a gradient with slopes; the loss is computed twice for each.
-MOVED = 40
+MOVED = 24
 
 
 class BrokenLaw(AssertionError):

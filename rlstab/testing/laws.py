@@ -45,7 +45,7 @@ from rlstab.testing.fresh_process import PickledMethod, Unreachable, methods_of
 from rlstab.testing.relabel import relabellings, same_draws
 from rlstab.testing.run import Outcome, StepOutcome, joined, run_chain, run_ranks, run_whole
 from rlstab.testing.steps import Step, in_domain, large_step, make_step
-from rlstab.testing.watch import NumpyReadOnly, ReadOnly, Shared, Wide
+from rlstab.testing.watch import ReadOnly, Shared, Wide
 
 #: Raises :class:`BrokenLaw`, or :class:`NotApplicable`.
 LawCheck: TypeAlias = Callable[[Any, Any], None]
@@ -207,7 +207,7 @@ def check_process(method: Method[Any], trial: Any, run: Run, chain: Sequence[Any
     """
     here = run(method, chain)
     try:
-        there = trial.pickled.run(run, chain, trial.seed)
+        there = trial.pickled.run(run, chain)
     except Unreachable as reason:
         raise NotApplicable(f"not checked, for another process cannot run it: {reason}.") from reason
     for number, (mine, theirs) in enumerate(zip(here, there, strict=True), start=1):
@@ -267,8 +267,9 @@ def untouched(state: State, batch: Any, tensors: Iterable[tuple[str, Tensor]]) -
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(2**40 + 1)  # a method that sets the seed that it set before is seen, too
         shared = Shared()
-        with untouched_state(state), guard, NumpyReadOnly(guard):
+        with untouched_state(state):
             yield guard
+        guard.check()
         shared.check()
     if _attributes(batch) != known:
         raise BrokenLaw("it put something on the batch, which belongs to others. What lasts belongs in the state.")

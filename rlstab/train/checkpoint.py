@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from rlstab.core.saved_state import dump_state, load_state
 from rlstab.errors import CheckpointError, ConfigError
 from rlstab.hub import first_line
-from rlstab.models.loading import read_json
+from rlstab.safe_read import read_json
 from rlstab.train.engine import Engine, as_shard_of, gathered
 from rlstab.train.rollout import Progress
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal
 
 import numpy as np
 import torch
@@ -57,7 +56,7 @@ class Learner:
         main: whether this process logs the metrics that are equal on all ranks.
 
     Attributes:
-        recorder: records optimizer steps for ``rlstab look`` and ``rlstab view``; None if none are recorded.
+        recorder: records optimizer steps for ``rlstab look``; None if none are recorded.
     """
 
     def __init__(self, engine: Engine, run: RunConfig, comm: Comm, *, main: bool) -> None:
@@ -133,16 +132,6 @@ class Learner:
             signals |= {"old_logprobs": signals["rollout_logprobs"], "logprobs": signals["rollout_logprobs"]}
         return replace(rollout, signals=signals)
 
-    @property
-    def _compared(self) -> Literal["recomputed", "refreshed", "live"]:
-        """Which log-probs of the trainer are compared with the sampler's, once per rollout, before weights change.
-
-        Live ones exist only for tokens that the loss reads.
-        """
-        if self.settings.old_logprobs == "recompute":
-            return "recomputed"
-        return "refreshed" if self.settings.refresh == "step" else "live"
-
     def _mini_batches(self, group_ids: Tensor) -> Iterator[tuple[bool, Tensor]]:
         """For each optimizer step, whether it is the first of the rollout, and the rows of this rank in it.
 
@@ -162,10 +151,13 @@ class Learner:
     ) -> OptimizerStep:
         """Plan over all micro-batches, run a forward and a backward for each, clip, and update the weights."""
         settings, number = self.settings, progress.optimizer_steps
+        # with the sampler's log-probs, once per rollout; live ones exist only for tokens that the loss reads
+        compared = first and settings.old_logprobs != "recompute"
         if settings.refresh == "step":
             rollout = self._refreshed(rollout, rows)
-            if first and self._compared == "refreshed":
+            if compared:
                 _compare_sampler(rollout, rollout.signals, rows, metrics)
+            compared = False
         rows = forward_order(rollout, rows, settings.micro_batch_size)
         cuts = [cut for cut in rows.split(settings.micro_batch_size) if len(cut)]
         home, live_ratio = counting_device(self.engine.policy.device), settings.old_logprobs == "live"
@@ -179,7 +171,6 @@ class Learner:
         # read before the first forward: a later read would wait for the kernels of a whole micro-batch
         micro_batches = [_MicroBatch.of(step.plan, batch, sequences, self.engine) for sequences, batch in evidence]
         recorder = self.recorder if self.recorder is not None and self.recorder.wants(number) else None
-        compared = first and self._compared == "live"
         reached, gaps = self._backward(step, micro_batches, rollout, recorder, compared=compared)
         step.finish(self.engine.clip(settings.max_grad_norm))
         if step.refusal is not None:

@@ -37,7 +37,6 @@ from torch import Tensor
 from torch.utils import deterministic
 
 from rlstab.config.objectives import digest
-from rlstab.config.run_files import CHECKPOINTS, DUMP, METRICS, SAMPLES
 from rlstab.config.runs import RunConfig
 from rlstab.config.user_code import checksums, portable, require_storable
 from rlstab.console import Terminal, command
@@ -51,6 +50,7 @@ from rlstab.models.policy import load_policy, require_prompts, require_same_toke
 from rlstab.models.sampler import Sampler
 from rlstab.record.reader import dumped
 from rlstab.record.writer import Recorder
+from rlstab.run_files import CHECKPOINTS, DUMP, METRICS, SAMPLES
 from rlstab.signals import TRAINER_SIGNALS
 from rlstab.stages.pipeline import unmet
 from rlstab.tasks import Task

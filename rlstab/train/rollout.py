@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
-from torch.nn.functional import pad
 
 from rlstab.core.batch import SIGNALS, TokenBatch
 from rlstab.core.method import State
-from rlstab.models.policy import Sequences
+from rlstab.models.policy import Sequences, joined_rows
 from rlstab.stages.response_batch import PADDING, ResponseBatch
 from rlstab.tasks import Example
 
@@ -131,14 +130,9 @@ class Rollout:
         """All responses, in the order in which they were sampled."""
         if len(parts) == 1:
             return parts[0]
-        sequences = Sequences.joined([part.sequences for part in parts], pad_id)
-        length = sequences.response_ids.shape[1]
         return cls(
-            sequences,
-            {
-                name: torch.cat([pad(part.signals[name], (0, length - part.signals[name].shape[1])) for part in parts])
-                for name in parts[0].signals
-            },
+            Sequences.joined([part.sequences for part in parts], pad_id),
+            {name: joined_rows([part.signals[name] for part in parts]) for name in parts[0].signals},
             [text for part in parts for text in part.texts],
             torch.cat([part.ended for part in parts]),
             [example for part in parts for example in part.examples],
@@ -224,12 +218,9 @@ def _joined(ranks: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     whole = {"refused": ranks[0]["refused"]}
     for name in ranks[0].keys() - whole.keys():
         values = [rank[name] for rank in ranks]
-        if values[0].ndim == 2:
-            width = max(value.shape[1] for value in values)
-            left = name.startswith("sequences/prompt")  # prompts are padded on the left
-            sides = [(width - value.shape[1], 0) if left else (0, width - value.shape[1]) for value in values]
-            fill = PADDING.get(name.removeprefix("responses/"), 0)
-            values = [pad(value, side, value=fill) for value, side in zip(values, sides, strict=True)]
+        if values[0].ndim == 2:  # prompts are padded on the left
+            fill, left = PADDING.get(name.removeprefix("responses/"), 0), name.startswith("sequences/prompt")
+            values = [joined_rows(values, fill, left=left)]
         whole[name] = torch.cat(values)[order]
     return whole
 

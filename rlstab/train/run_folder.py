@@ -14,7 +14,7 @@ import secrets
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from importlib.metadata import version
@@ -30,13 +30,13 @@ import rlstab
 from rlstab.config.document import Document, flat
 from rlstab.config.identity import is_neutral, run_hash
 from rlstab.config.objectives import objective_hash
-from rlstab.config.run_files import ABOUT, CHECKPOINTS, CONFIG, DUMP, METRICS, SAMPLES
 from rlstab.config.runs import RunConfig, dump_run
 from rlstab.config.user_code import changed_files, checksums, portable
 from rlstab.errors import CheckpointError, ConfigError
 from rlstab.files import replace_file
-from rlstab.models.loading import read_json
 from rlstab.record.writer import remove_dump
+from rlstab.run_files import ABOUT, CHECKPOINTS, CONFIG, DUMP, METRICS, SAMPLES
+from rlstab.safe_read import read_json, read_object
 from rlstab.tasks.rewards import Rewards
 from rlstab.train import checkpoint
 from rlstab.train.checkpoint import filesystem_errors
@@ -85,6 +85,7 @@ class RunFolder:
         self.start: Path | None = None
         self._made: list[Path] = []
         self._about: dict[str, Any] = {}
+        self._kept: dict[str, int | None] = {}  # bytes of the journals at the checkpoint to continue from
         self._examples: str | None = None
         self._lock: filelock.BaseFileLock | None = None
         if resume and overwrite:
@@ -181,7 +182,7 @@ class RunFolder:
                 f"{self.path} had checkpoints, which are gone. Restore one from a copy, or start over by --overwrite."
             )
         config = self.path / CONFIG
-        self._require_same({"settings": Document.read(config).data} if config.is_file() else {})
+        self._require_same({"journals": {}, **({"settings": Document.read(config).data} if config.is_file() else {})})
 
     def _require_same(self, before: Mapping[str, Any]) -> None:
         """Refuse to continue a run with other settings or user-defined functions than it began with."""
@@ -199,6 +200,7 @@ class RunFolder:
         for text in changed_files(before.get("code", {}), checksums(now["settings"])):
             self.say(text)
         self._examples = before.get("examples")
+        self._kept = before.get("journals", dict.fromkeys(JOURNALS))  # earlier releases did not say: keep all
         settings = self._run.optimisation
         rollouts = before.get("settings", {}).get("optimisation", {}).get("rollouts", settings.rollouts)
         if rollouts != settings.rollouts and settings.schedule is not None and settings.schedule.ends_with_the_run:
@@ -227,11 +229,10 @@ class RunFolder:
             if self.start is None:
                 remove_dump(self.path / DUMP)
             (self.path / CHECKPOINTS).mkdir(exist_ok=True)
-            last = -1 if self.start is None else checkpoint.number(self.start)
             for name in JOURNALS:
-                _cut_after(self.path / name, last)
+                _cut(self.path / name, self._kept.get(name, 0))
             known = self.identity()
-            del known["settings"]  # they are in config.yaml
+            del known["settings"], known["journals"]
             self._about = {**known, "saved": self.start is not None, **about}
             replace_file(self.path / ABOUT, json.dumps(self._about, indent=1))
             replace_file(self.path / CONFIG, dump_run(self._run))
@@ -278,6 +279,7 @@ class RunFolder:
             "providers": dict(self._providers),
             "code": checksums(settings),
             "examples": self._examples,
+            "journals": {name: path.stat().st_size for name in JOURNALS if (path := self.path / name).is_file()},
         }
 
     def keep_newest(self, saved: Path) -> None:
@@ -378,39 +380,15 @@ def line(record: Mapping[str, Any]) -> str:
 
 def read_records(path: Path) -> list[dict[str, Any]]:
     """The numbers in the records of ``metrics.jsonl``; unreadable lines are left out."""
-    records = [_record(text) for text in _lines(path)]
+    records = map(read_object, path.read_bytes().splitlines() if path.is_file() else ())
     return [
         {key: value for key, value in record.items() if isinstance(value, int | float)}
         for record in records
-        if record is not None
+        if type(record.get("rollout")) is int
     ]
 
 
-def _cut_after(path: Path, last: int) -> None:
-    """Remove records of later rollouts and a line that a kill cut off, by replacing the file.
-
-    Unreadable lines stay if a record that stays follows them.
-    """
-    kept, pending = b"", b""
-    for text in _lines(path):
-        pending += text
-        record = _record(text)
-        if record is not None:
-            kept += pending if record["rollout"] <= last else b""
-            pending = b""
-    if path.is_file() and len(kept) < path.stat().st_size:
-        replace_file(path, kept)
-
-
-def _lines(path: Path) -> Iterable[bytes]:
+def _cut(path: Path, size: int | None) -> None:
+    """Remove what was written after so many bytes, and a line that was cut off."""
     if path.is_file():
-        with path.open("rb") as file:
-            yield from (text for text in file if text.endswith(b"\n"))  # a line without a newline was cut off
-
-
-def _record(text: bytes) -> dict[str, Any] | None:
-    try:
-        record = json.loads(text)
-    except (ValueError, RecursionError):  # also an integer of thousands of digits
-        return None
-    return record if isinstance(record, dict) and type(record.get("rollout")) is int else None
+        os.truncate(path, path.read_bytes()[:size].rfind(b"\n") + 1)

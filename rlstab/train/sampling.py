@@ -17,7 +17,7 @@ from rlstab.core.devices import counting_device, on_cpu, sent
 from rlstab.core.random import uniform
 from rlstab.errors import DataError, ModelError
 from rlstab.hub import first_line
-from rlstab.models.policy import Policy, Sequences
+from rlstab.models.policy import Policy, Sequences, joined_rows
 from rlstab.models.shared_prompts import position_ids
 from rlstab.signals import token_signals_from_logits
 from rlstab.tasks import Example
@@ -86,7 +86,7 @@ def sample(
     decoder = _Decoder(policy, settings, seed, sorted(needs | {"logprobs"}), options or {}, greedy)
     batches: list[_Decoded] = []
     texts: list[str] = []
-    for start in range(0, len(examples), settings.batch_size):
+    for start in range(0, max(1, len(examples)), settings.batch_size):  # a rank may have no example
         span = slice(start, start + settings.batch_size)
         batch = decoder.batch(ids, mask, prompt[span], sequence_ids[span], room[span], begun[span])
         batches.append(batch)
@@ -102,21 +102,14 @@ def sample(
         texts += fresh
         if on_texts is not None:
             on_texts(start, fresh, whole)
-    width = max((batch.tokens.shape[1] for batch in batches), default=0)
-
-    def join(values: list[Tensor], fill: float = 0) -> Tensor:
-        padded = [pad(value, (0, width - value.shape[1]), value=fill) for value in values]
-        return torch.cat(padded) if padded else torch.zeros((0, 0))
-
     sequences = Sequences(
         ids[prompt],
         mask[prompt],
-        join([batch.tokens for batch in batches], policy.pad_id).long(),
-        join([batch.mask for batch in batches]).bool(),
+        joined_rows([batch.tokens for batch in batches], policy.pad_id),
+        joined_rows([batch.mask for batch in batches]),
     )
-    signals = {name: join([batch.signals[name] for batch in batches]) for name in decoder.names}
-    ended = torch.cat([batch.ended for batch in batches]) if batches else torch.zeros(0, dtype=torch.bool)
-    return Rollout(sequences, signals, texts, ended)
+    signals = {name: joined_rows([batch.signals[name] for batch in batches]) for name in decoder.names}
+    return Rollout(sequences, signals, texts, torch.cat([batch.ended for batch in batches]))
 
 
 @dataclass(frozen=True)

@@ -172,7 +172,7 @@ class ProgressBar(bars.Progress):
         if self._idle == IDLE:
             names = ("reward/mean", "reward/zero_std_groups", "lr")
             numbers = [f"{name} {values.get(name, 0):.3g}" for name in names]
-            hint = "Look at samples.jsonl, at refused or skipped optimizer_steps, and ask `rlstab diagnose`."
+            hint = "Look at samples.jsonl, at refused or skipped optimizer_steps, and ask `rlstab look`."
             text = f"[yellow]nothing learnt in {IDLE} rollouts:[/] {', '.join(numbers)}. {hint}"
             self.console.print(text, highlight=False, soft_wrap=True)
 

@@ -1,11 +1,10 @@
 """Clip-Cov: take the gradient from a few of the tokens that drive entropy down."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from torch import Tensor
 
 from rlstab import Bounds, Mean, PolicyOutputs, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.compare import narrowed
 from rlstab.core.loss import bounded_exp, token_log_ratio
 from rlstab.core.metadata import About, NoOpAt
 from rlstab.core.settings import check_order, percent
@@ -155,10 +154,6 @@ class ClipCov(Covariant, TokenObjective):
         covariance = self.covariances(batch, stat)
         within = (covariance > self.low) & (covariance < self.high)
         now = PolicyOutputs(batch.logprobs.double())
-
-        def free(few: Any) -> Tensor:
-            ratio = bounded_exp(token_log_ratio(now, now, batch)[few])
-            stopped = Bounds(self.clip_low, self.clip_high).stops(ratio, batch.advantages[few])
-            return ~(stopped["high"] | stopped["low"])
-
-        return narrowed(within, free)
+        ratio = bounded_exp(token_log_ratio(now, now, batch))
+        stopped = Bounds(self.clip_low, self.clip_high).stops(ratio, batch.advantages)
+        return within & ~(stopped["high"] | stopped["low"])

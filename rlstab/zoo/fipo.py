@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from rlstab import Constants, Gate, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.compare import less
 from rlstab.core.loss import MAX_LOG_RATIO, token_log_ratio
 from rlstab.core.metadata import ON_POLICY, About, NoOpAt
 
@@ -129,7 +128,7 @@ class FIPO(TokenObjective):
             future = batch.running_total(drift, reverse=True, decay=0.5 ** (1 / self.half_life))
             factor = future.exp().clamp(self.low, self.high)
             if self.safe_ratio is not None:
-                unsafe = less(constants.advantages, 0) & (ratio > self.safe_ratio)
+                unsafe = (constants.advantages < 0) & (ratio > self.safe_ratio)
                 factor = torch.where(unsafe, factor.clamp(max=1.0), factor)
             return factor
 

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from rlstab import Bounds, Mean, Penalty, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.compare import narrowed
 from rlstab.core.metadata import About, NoOpAt
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.settings import percent
@@ -202,9 +201,8 @@ class LpReg(TokenObjective):
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         threshold = stat.threshold("surprisal")
-        selected = threshold.reached(-batch.logprobs) & batch.punished
-        best, cut = batch.signal("max_logprobs"), math.log(self.min_p)
-        selected = narrowed(selected, lambda rare: batch.logprobs[rare].double() >= best[rare].double() + cut)
+        near = batch.logprobs.double() >= batch.signal("max_logprobs").double() + math.log(self.min_p)
+        selected = threshold.reached(-batch.logprobs) & batch.punished & near
         if self.form == "code" and threshold.nominal <= 1:
             selected = torch.zeros_like(selected)
         report = {"threshold": threshold.report(), "selected": Mean.of(selected)}

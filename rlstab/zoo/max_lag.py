@@ -3,7 +3,6 @@
 from typing import Annotated, Literal
 
 from rlstab import Mean, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.compare import greater
 from rlstab.core.metadata import About, NoOpAt
 
 
@@ -101,7 +100,7 @@ class MaxLag(TokenObjective):
         return {"weight": f"Give a token the weight 0 {when}. It still counts in the divisor."}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        old = greater(batch.signal("lag"), self.updates)
+        old = batch.signal("lag") > self.updates
         report = {"dropped": Mean.of(old), "lag": Mean.of(batch.signal("lag"))}
         if self.denominator == "kept":
             return Terms(keep=~old, report=report)

@@ -3,7 +3,6 @@
 from typing import Annotated, Literal
 
 from rlstab import Mean, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.compare import less
 from rlstab.core.metadata import About, NoOpAt
 from rlstab.core.settings import percent
 
@@ -111,7 +110,7 @@ class RandomMask(TokenObjective):
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        dropped = less(batch.uniform(STREAM + self.seed), self.share)
+        dropped = batch.uniform(STREAM + self.seed) < self.share
         if self.sign == "positive":
             dropped = dropped & batch.rewarded
         return Terms(keep=~dropped, report={"dropped": Mean.of(dropped)})

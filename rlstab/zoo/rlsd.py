@@ -5,7 +5,6 @@ from typing import Annotated
 import torch
 
 from rlstab import Mean, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.compare import less
 from rlstab.core.loss import bounded_exp
 from rlstab.core.metadata import About, NoOpAt
 from rlstab.zoo.teacher_gap import AGREES, teacher_gap
@@ -108,5 +107,5 @@ class RLSD(TokenObjective):
         agrees = bounded_exp(batch.advantages.sign() * teacher_gap(batch)).clamp(1 - self.clip, 1 + self.clip)
         weight = (1 - self.mix) + self.mix * agrees
         if self.punished_only:
-            weight = torch.where(less(batch.advantages, 0), weight, 1.0)
+            weight = torch.where(batch.advantages < 0, weight, 1.0)
         return Terms(weight=weight, report={"weight": Mean.of(weight)})

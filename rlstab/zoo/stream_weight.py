@@ -5,7 +5,6 @@ from typing import Annotated
 import torch
 
 from rlstab import Mean, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.compare import greater
 from rlstab.core.metadata import About, NoOpAt
 
 
@@ -107,12 +106,12 @@ class StreamWeight(TokenObjective):
         }
 
     def measure(self, batch: TokenBatch) -> Stat:
-        return {"branch": Mean.of(greater(batch.signal("branch"), 0))}
+        return {"branch": Mean.of(batch.signal("branch") > 0)}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         tokens, branches = float(stat.mean("branch").count), float(stat.mean("branch").total)
         main = tokens / (tokens - branches) if tokens > branches else 1.0
         other = self.coefficient * tokens / branches if branches else 1.0
-        branch = greater(batch.signal("branch"), 0)
+        branch = batch.signal("branch") > 0
         weight = torch.where(branch, other, torch.full(branch.shape, main, dtype=torch.float64, device=branch.device))
         return Terms(weight=weight, report={"branches": Mean.of(branch), "weight": Mean.of(weight)})

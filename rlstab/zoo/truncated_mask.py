@@ -3,7 +3,6 @@
 from typing import Literal
 
 from rlstab import Mean, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.compare import greater
 from rlstab.core.metadata import About, NoOpAt
 
 
@@ -102,7 +101,7 @@ class TruncatedMask(TokenObjective):
         return {"weight": f"Give a token the weight 0 {when}. It still counts in the divisor."}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        cut = greater(batch.signal("truncated"), 0)
+        cut = batch.signal("truncated") > 0
         report = {"dropped": Mean.of(cut)}
         if self.denominator == "kept":
             return Terms(keep=~cut, report=report)

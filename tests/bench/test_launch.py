@@ -99,7 +99,6 @@ MISTAKES = [
     (COMMAND.replace("{objective}", ""), "b.yaml:3: objective"),
     (COMMAND.replace("{lr}", ""), "b.yaml:3: lr"),
     (COMMAND.replace("{lr: 1}", "{}"), "b.yaml:2: command"),
-    (f"{COMMAND}settings:\n  one: {{lr: 2}}\n", "b.yaml:5: settings.one.lr"),
     (f"{COMMAND}settings:\n  one: {{out: 2}}\n", "b.yaml:5: settings.one.out"),
     (f"{COMMAND}settings:\n  one: {{unused: 2}}\n", "b.yaml:5: unused"),
     (f"{COMMAND}base: {{}}\n", "b.yaml:4: base"),
@@ -111,9 +110,9 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "place"), MISTAKES)
-def test_a_mistake_is_pointed_at(text: str, place: str, tmp_path: Path) -> None:
-    assert f"{place}: " in mistakes(tmp_path, text)
+def test_a_mistake_is_pointed_at(tmp_path: Path) -> None:
+    for text, place in MISTAKES:
+        assert f"{place}: " in mistakes(tmp_path, text)
 
 
 def test_a_placeholder_of_the_file_that_is_filled_in_has_its_line_there(tmp_path: Path) -> None:
@@ -206,6 +205,7 @@ def test_printed_commands_make_the_runs(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # submitit's executor of this machine
 def test_a_job_that_is_killed_is_queued_again_and_goes_on(tmp_path: Path) -> None:
     """By submitit's executor of this machine: one job is stopped as before a preemption, after which all finish."""
     pytest.importorskip("submitit", reason="submitit is not installed: pip install -e '.[slurm]'")
@@ -231,7 +231,7 @@ def test_a_job_that_is_killed_is_queued_again_and_goes_on(tmp_path: Path) -> Non
     assert len(stopped) == len(bench.runs) == 2
     assert [starts(run) for run in bench.runs] == [[0, 7]] * 2
     with pytest.raises(ConfigError, match=r"slurm\.tmie"):
-        run_bench(load_bench(of_commands(tmp_path, slurm={"tmie": 3})), retry=True, launcher="slurm", console=console())
+        run_bench(load_bench(of_commands(tmp_path, how="hang", seeds=1, slurm={"tmie": 3})), launcher="slurm")
 
 
 def _parent(pid: int) -> int:

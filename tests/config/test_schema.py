@@ -8,30 +8,26 @@ import pytest
 import yaml
 
 import rlstab
-from rlstab.bench.describe import bench_schema
 from rlstab.config import Document, json_schema, load_run
 from rlstab.presets import PRESETS
-from tests.bench.test_file import MISTAKES as BENCH_MISTAKES
 from tests.config.test_errors import MISTAKES, whole
 
 SCHEMA = json_schema()
-VALIDATOR, BENCH_VALIDATOR = map(jsonschema.Draft202012Validator, (SCHEMA, bench_schema()))
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 ROOT = Path(rlstab.__file__).parents[1]
 
 
 def test_it_is_a_valid_schema_whose_references_lead_somewhere():
     assert SCHEMA["$schema"] == jsonschema.Draft202012Validator.META_SCHEMA["$id"]
-    for schema in (SCHEMA, bench_schema()):
-        jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
     for name in SCHEMA["$defs"]:
         assert f'"#/$defs/{name}"' in json.dumps(SCHEMA)
     assert json.dumps(SCHEMA).count('"$ref"') == json.dumps(SCHEMA).count('"$ref": "#/$defs/')
 
 
 def test_every_example_and_preset_validates():
-    for path in (ROOT / "examples").glob("*.yaml"):
-        validator = BENCH_VALIDATOR if path.name.startswith("bench_") else VALIDATOR
-        assert not [error.message for error in validator.iter_errors(yaml.safe_load(path.read_text()))], path
+    for path in {*(ROOT / "examples").glob("*.yaml")} - {*(ROOT / "examples").glob("bench_*.yaml")}:
+        assert not [error.message for error in VALIDATOR.iter_errors(yaml.safe_load(path.read_text()))], path
     for name in PRESETS:
         assert VALIDATOR.is_valid({"objective": [{"preset": name}]})
     for name in rlstab.available():
@@ -61,8 +57,6 @@ def test_the_loader_takes_what_validates_and_refuses_what_does_not():
     assert not VALIDATOR.is_valid({})
     for text, _ in MISTAKES:  # the loader refuses them by their line
         assert not VALIDATOR.is_valid(Document.parse(whole(text), "f").data), text
-    for text, _ in BENCH_MISTAKES:
-        assert not BENCH_VALIDATOR.is_valid(Document.parse(text, "f").data), text
 
 
 def test_the_schema_in_the_documentation_is_the_one_of_this_version():

@@ -36,10 +36,9 @@ def by_fractions(values, budget):
     return gone, len(values), len(values) - len(left)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_the_bound_is_that_of_exact_sums(seed):
+def test_the_bound_is_that_of_exact_sums():
     """Also where the mean is the budget itself, which sums in float64 miss: seven times 0.1 over seven is not 0.1."""
-    dice = random.Random(seed)
+    dice = random.Random(0)
     for _ in range(40):
         scale = dice.choice([1e-320, 1e-9, 0.1, 1e6])
         values = [scale * dice.choice([0.0, 1.0, 2.0, dice.random()]) for _ in range(dice.randint(0, 30))]

@@ -6,13 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlstab.core import compare as module
-from rlstab.core.compare import below, greater, indices, less, numbers, reached
+from rlstab.core.compare import below, indices, reached
 from rlstab.core.loss import with_slope
 from rlstab.core.stats import total
 from rlstab.testing.tolerances import REORDERED
 from tests.core.steps import batch_of, random_rows
 
-quick = settings(max_examples=200, deadline=None, derandomize=True, database=None)
+quick = settings(max_examples=40, deadline=None, derandomize=True, database=None)
 EDGE = [0.0, -0.0, 1.0, -1.0, 2.0**-149, math.inf, -math.inf, math.nan]
 
 
@@ -28,14 +28,8 @@ def test_a_number_between_two_values_compares_as_in_float64(dtype, number, near)
     assert torch.equal(below(values, number), values.double() < number)
 
 
-@pytest.mark.parametrize("other", [0, -0.5, torch.linspace(-1, 1, len(EDGE))])
-def test_comparisons_are_those_of_torch(other):
-    values = torch.tensor(EDGE)
-    assert torch.equal(greater(values, other), values > other)
-    assert torch.equal(less(values, other), values < other)
-    assert numbers(values > other).tolist() == (values > other).int().tolist()
-    assert indices(values > other).tolist() == (values > other).nonzero()[:, 0].tolist()
-    assert indices((values > 0)[::2]).tolist() == [1, 2]
+def test_indices_and_numbers_between_integers():
+    assert indices((torch.tensor(EDGE) > 0)[::2]).tolist() == [1, 2]
     assert reached(torch.tensor([0, 1, 2]), 0.5).tolist() == [False, True, True]
     assert below(torch.tensor([0, 1, 2]), 0.5).tolist() == [True, False, False]
 

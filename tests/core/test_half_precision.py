@@ -15,7 +15,7 @@ EDGES = [0.0, -0.0, -1e-45, -1e-8, -1.0, -11.0, -20.0, -65504.0, -3e38, math.nan
 METHODS = [method for several in EXAMPLES.values() for method in several]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     dtype=st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]),
     chosen=st.lists(st.sampled_from(METHODS), min_size=1, max_size=3, unique_by=lambda method: method.name),

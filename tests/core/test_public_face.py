@@ -44,6 +44,7 @@ def test_the_names_of_the_package_are_the_public_ones() -> None:
     assert all(hasattr(rlstab, name) for name in dir(rlstab))
 
 
+@pytest.mark.slow
 def test_pyright_accepts_the_first_method_of_the_page_and_declarations_by_property(tmp_path: Path) -> None:
     if importlib.util.find_spec("pyright") is None:
         assert not os.environ.get("CI"), "pyright is missing: install the extra `release`"

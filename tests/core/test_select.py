@@ -13,7 +13,7 @@ from rlstab.core.comm import Gather, LocalComm, carried_out
 from rlstab.core.select import selection
 from rlstab.core.stats import Pool
 
-quick = settings(max_examples=40, deadline=None, derandomize=True, database=None)
+quick = settings(max_examples=12, deadline=None, derandomize=True, database=None)
 KB = 1024
 SMALLEST = {torch.float32: 2.0**-149, torch.float64: 2.0**-1074}
 DTYPES = [torch.float32, torch.float64]

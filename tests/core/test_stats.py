@@ -12,7 +12,7 @@ from rlstab.core.comm import LocalComm
 from rlstab.core.stats import Grouped, merge, settle
 from rlstab.testing.tolerances import REORDERED
 
-quick = settings(max_examples=100, deadline=None, derandomize=True, database=None)
+quick = settings(max_examples=25, deadline=None, derandomize=True, database=None)
 coarse = st.lists(st.integers(-12, 12).map(lambda k: k / 4), min_size=1, max_size=30)
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rlstab.diagnose.diagnosis import CAUSES, TOGETHER, Diagnosis, diagnose, diagnose_paths, first_of
-from rlstab.diagnose.remedies import remedies
-from rlstab.diagnose.run_log import log_of
+from rlstab.look.diagnosis import CAUSES, TOGETHER, Diagnosis, diagnose, first_of
+from rlstab.look.remedies import remedies
+from rlstab.look.run_log import log_of, read_logs
 from rlstab.signs import SIGNS, Sign
 from tests.diagnose.formats import BROKEN, DATA, HEALTHY, written
 
@@ -30,7 +30,7 @@ CAUSED = [*itertools.product(BROKEN, ("rlstab", "TRL", "wandb")), *itertools.pro
 
 @pytest.mark.parametrize(("name", "form"), CAUSED)
 def test_the_first_cause_of_a_run_that_was_broken(name: str, form: str, tmp_path: Path) -> None:
-    (diagnosis,) = diagnose_paths([written(name, form, tmp_path)])
+    (diagnosis,) = map(diagnose, read_logs(written(name, form, tmp_path)))
     assert diagnosis.first is not None
     assert diagnosis.first.cause == name
     earliest, latest = BEGINS[name]
@@ -41,7 +41,7 @@ def test_the_first_cause_of_a_run_that_was_broken(name: str, form: str, tmp_path
 
 @pytest.mark.parametrize(("name", "form"), [*itertools.product(HEALTHY, ("rlstab", "TRL", "verl", "wandb"))])
 def test_nothing_is_found_in_a_healthy_run(name: str, form: str, tmp_path: Path) -> None:
-    (diagnosis,) = diagnose_paths([written(name, form, tmp_path)])
+    (diagnosis,) = map(diagnose, read_logs(written(name, form, tmp_path)))
     assert diagnosis.first is None
     assert diagnosis.told() == "nothing found"
     unseen = {"held_out", "components", "kl_drift", "shrunk_steps", "repetition", "plateau", "length_without_gain"}

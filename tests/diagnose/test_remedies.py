@@ -8,7 +8,7 @@ import pytest
 from benchmarks import evidence as made
 from benchmarks.troubleshooting import page
 from rlstab.config import RunConfig
-from rlstab.diagnose import remedies
+from rlstab.look import remedies
 from rlstab.stages import STAGES
 from rlstab.zoo import METHODS
 from tests.test_docs import keys

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rlstab.diagnose.readers import read_logs
 from rlstab.errors import ReportError
+from rlstab.look.run_log import read_logs
 
 LINES = [
     json.loads(line)

@@ -12,19 +12,21 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from rlstab.cli import main
 from rlstab.errors import ConfigError
 from rlstab.look import Watch, WatchCallback
 from rlstab.look.alternatives import alternatives_of, own_objective
 from rlstab.look.find import candidates, find, nearest
-from rlstab.look.gradient import gradient_of, shares_of
+from rlstab.look.gradient import gradient_of, run_coefficients, shares_of
 from rlstab.look.sampler import mean_weight, sampler_of
 from rlstab.look.watch import follow
 from rlstab.record import Header, HostLoss, read_dump, write_dump
 from rlstab.record.step import Step, rank_of
-from rlstab.replay.effects import run_coefficients
 from rlstab.signs import signs
+from rlstab.visible import visible
 from tests.browser import BrowserPage
 from tests.replay.dumps import write
 from tests.train.runs import apart, checkpoints, go, lines, number, quiet, small
@@ -32,7 +34,7 @@ from tests.train.runs import apart, checkpoints, go, lines, number, quiet, small
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "dump-smollm2"
 LOGS = ROOT / "tests" / "diagnose" / "data"
-HOSTILE = "</script><img src=x onerror=alert(1)>{{ 7 * 7 }}"
+HOSTILE = "</script><img src=x onerror=alert(1)>{{ 7 * 7 }}<!--<script>\u202e\u2028[bold red]$title"
 
 
 def step(number: int = 1, *, first: bool = True, seed: int = 0, count: int = 16, **tensors: Any) -> Step:
@@ -135,9 +137,12 @@ def test_a_dead_run_is_looked_at_like_any_other(kind: str, tmp_path: Path, capsy
     loss = HostLoss(name="trl/dapo", settings={"low": 0.2, "high": 0.28}, values=[0.1])
     tensors = {name: values.clone() for name, values in dead.tensors.items()}
     write_dump(tmp_path / "dump", dead.header.model_copy(update={"loss": loss}), tensors)
-    assert main(["look", str(tmp_path), "--json"]) == 0
+    page, few = tmp_path / "look.html", ["--methods", "s2t"] * (kind != "equal rewards")
+    assert main(["look", str(tmp_path), "--json", "--out", str(page), *few]) == 0
     json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
-    assert main(["look", str(tmp_path), "--methods", "s2t"]) == 0
+    usable = "NaN" not in kind
+    shown = page.read_text().count('"tokens":[')
+    assert shown == 8 * usable  # to be read, whatever the gradient
 
 
 def test_settings_that_no_method_has_are_told() -> None:
@@ -236,10 +241,12 @@ def test_the_mean_weight_of_a_mask_is_that_of_simulated_responses() -> None:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Path]:
-    """TRL's output folder with a dump in it."""
+    """TRL's output folder with a dump in it, whose tokens have hostile texts."""
     folder = tmp_path / "<b>run"
     shutil.copytree(LOGS / "trl_1_16", folder)
     write(folder / "dump", steps=1)
+    words = {f"{HOSTILE}{number}": number for number in range(30)}
+    Tokenizer(WordLevel(words)).save(str(folder / "dump" / "tokenizer.json"))
     return folder
 
 
@@ -269,16 +276,6 @@ def test_a_sign_of_fail_on_ends_with_its_exit_code(tmp_path: Path, capsys: pytes
     assert "truncation" in capsys.readouterr().err
 
 
-def test_the_page_is_not_written_over_a_file_of_somebody_else(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    page = tmp_path / "look.html"
-    page.write_text("mine")
-    assert main(["look", str(LOGS / "healthy.jsonl"), "--out", str(page)]) == 2
-    assert page.read_text() == "mine"
-    assert "look.html exists" in capsys.readouterr().err
-
-
 def test_without_a_path_the_newest_run_here_is_taken(run: Path) -> None:
     shutil.copy(LOGS / "healthy.jsonl", run.parent / "old.jsonl")
     os.utime(run.parent / "old.jsonl", (0, 0))
@@ -289,11 +286,14 @@ def test_without_a_path_the_newest_run_here_is_taken(run: Path) -> None:
 
 
 def test_the_page_in_a_browser(run: Path, browser_page: BrowserPage) -> None:
-    for file in (run / "dump").glob("*.json"):
+    for file in (run / "dump").glob("step-*.json"):
         file.write_text(json.dumps({**json.loads(file.read_text()), "host": HOSTILE}))
     assert main(["look", str(run)]) == 0
     page: Any = browser_page.open(run / "look.html")
-    assert HOSTILE in page.inner_text(".what")
+    assert visible(HOSTILE, spaces=False) in page.text_content(".what")
+    assert page.locator("script").count() == 2
+    assert page.locator("img").count() == 0
+    assert visible(HOSTILE) in page.locator("#list .t").first.text_content()
     assert page.locator("nav a").all_inner_texts() == ["Curves", "Loss", "Sampler", "Gradient", "Methods", "Tokens"]
     assert page.locator("details.m").count() > 10
     assert page.locator("#list .resp").count() == 8
@@ -315,39 +315,25 @@ def test_the_page_in_a_browser(run: Path, browser_page: BrowserPage) -> None:
 # -- while it runs -----------------------------------------------------------------------------------------------------
 
 
-def test_live_signs_are_those_of_a_look_at_the_log_so_far() -> None:
-    (found,) = find(LOGS / "truncation.jsonl")
-    assert found.log is not None
-    watch, rows = Watch("rollout"), [json.loads(line) for line in (LOGS / "truncation.jsonl").read_text().splitlines()]
-    told: dict[str, int] = {}
-    for row in rows:
-        for sign in watch.log(row["rollout"], row):
-            told.setdefault(sign.name, row["rollout"])
-    final = {sign.name: sign.step for sign in signs(found.log) if sign.fired}
-    assert {name: sign.step for name, sign in watch.seen.items()} == final
-    assert told["truncation"] >= (final["truncation"] or 0)
-
-
-def test_the_callback_stops_training_at_a_checkpoint() -> None:
+def test_live_signs_are_those_of_a_look_and_the_callback_stops_at_a_checkpoint() -> None:
     with pytest.raises(ConfigError, match="truncation"):
         WatchCallback(stop_at=["truncated"])
     assert not WatchCallback(stop_at=None).stop_at
-    callback, rows = WatchCallback(stop_at=["truncation"]), (LOGS / "truncation.jsonl").read_text().splitlines()
-    state, control = (
-        SimpleNamespace(global_step=0, is_world_process_zero=True),
-        SimpleNamespace(should_training_stop=False),
-    )
-    stopped = []
-    for line in rows:
+    (found,) = find(LOGS / "truncation.jsonl")
+    assert found.log is not None
+    callback, stopped = WatchCallback(stop_at=["truncation"]), list[int]()
+    callback.watch = Watch("rollout")
+    for line in (LOGS / "truncation.jsonl").read_text().splitlines():
         row = json.loads(line)
-        state.global_step = row["rollout"]
+        state = SimpleNamespace(global_step=row["rollout"], is_world_process_zero=True)
+        control = SimpleNamespace(should_training_stop=False, should_save=False)
         callback.on_log(None, state, control, logs=row)
-        if control.should_training_stop:
-            assert control.should_save
-            stopped.append(row["rollout"])
-            break
-    assert stopped
-    assert stopped[0] < json.loads(rows[-1])["rollout"]
+        assert control.should_save is control.should_training_stop
+        stopped += [row["rollout"]] if control.should_training_stop else []
+    final = {sign.name: sign.step for sign in signs(found.log) if sign.fired}
+    assert {name: sign.step for name, sign in callback.watch.seen.items()} == final
+    assert len(stopped) == 1
+    assert (final["truncation"] or 0) <= stopped[0] < found.log.rollouts
 
 
 def test_following_a_log_tells_each_sign_once(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The command: what is recorded is not run again, what is cut off goes on, what fails or does not fit is told."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,10 @@ from tests.probe.test_suite import OWN
 PRETEND = """
 import json, os, pathlib, sys
 for line in sys.stdin:
-    run = json.loads(line)["run"]
-    folder = pathlib.Path(run["tracking"]["out"])
+    folder = pathlib.Path(json.loads(line))
+    run = json.loads((folder / "order.json").read_text())["run"]
     with open(os.environ["STARTED"], "a") as started:
-        started.write(folder.as_posix() + "\\n")
+        started.write(run["tracking"]["out"] + "\\n")
     positive = next((stage["positive"] for stage in run["stages"] if "positive" in stage), 0.0)
     row, status, error = folder.parent.name, "finished", None
     if os.environ.get("FAIL") == row:
@@ -37,17 +38,38 @@ for line in sys.stdin:
 """
 
 
-@pytest.fixture
-def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def pretend(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
     """Workers pretend, and say in this file what they were ordered."""
     monkeypatch.setattr(running, "COMMAND", [sys.executable, "-c", PRETEND])
     monkeypatch.setattr(running, "POLL", 0.02)
-    monkeypatch.setenv("STARTED", str(tmp_path / "started"))
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "own.py").write_text(OWN)
+    monkeypatch.setenv("STARTED", str(folder / "started"))
+    monkeypatch.chdir(folder)
+    (folder / "own.py").write_text(OWN)
     # a stage of its own, whose control is the true reward; nothing is recorded of it here
     monkeypatch.setattr(records, "NUMBERS", 0)
-    return tmp_path / "started"
+    return folder / "started"
+
+
+@pytest.fixture
+def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return pretend(monkeypatch, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a finished map in `a`."""
+    folder = tmp_path_factory.mktemp("first")
+    with pytest.MonkeyPatch.context() as patched:
+        pretend(patched, folder)
+        assert main([*PROBE, "--out", "a"]) == 0
+    return folder
+
+
+@pytest.fixture
+def copied(first: Path, started: Path) -> list[str]:
+    """A copy of it in the folder of the test; what its workers were ordered."""
+    shutil.copytree(first / "a", started.with_name("a"))
+    return (first / "started").read_text().splitlines()
 
 
 def cells(out: Path) -> dict[str, Any]:
@@ -57,9 +79,10 @@ def cells(out: Path) -> dict[str, Any]:
 PROBE = ["probe", "own.py:Mine", "--probe", "false_positives", "--quick", "--workers", "2"]
 
 
-def test_a_second_time_nothing_is_run(started: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*PROBE, "--out", "a"]) == 0
-    runs = started.read_text().splitlines()
+def test_a_second_time_nothing_is_run(
+    copied: list[str], started: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = copied
     # six rows and one of one's own, at three doses and three seeds; the true reward is one run a seed whatever the dose
     assert len(runs) == len(set(runs)) == (len(FIXED) + 1) * 9 - 3 * 3 + 1
     scored = cells(tmp_path / "a")
@@ -69,31 +92,28 @@ def test_a_second_time_nothing_is_run(started: Path, tmp_path: Path, capsys: pyt
         "no visible difference",
         1,
     )
-    assert "Mine, tolerated dose against the base's: twice or more in false_positives." in capsys.readouterr().out
     lines = [json.loads(line) for line in (tmp_path / "a" / "results.jsonl").read_text().splitlines()]
     assert len(lines) == (len(FIXED) + 1) * 9 + 1
-    started.unlink()
     assert main([*PROBE, "--out", "a"]) == 0  # finished folders stay
+    assert "Mine, tolerated dose against the base's: twice or more in false_positives." in capsys.readouterr().out
     assert main([*PROBE, "--out", "b", "--records", "a/results.jsonl"]) == 0  # and so does what is recorded elsewhere
     assert not started.exists()
     assert (tmp_path / "b" / "results.jsonl").read_text() == (tmp_path / "a" / "results.jsonl").read_text()
     assert cells(tmp_path / "b") == scored
     whole, records_file = (tmp_path / "a" / "results.jsonl").read_text(), tmp_path / "broken.jsonl"
     number = next(json.loads(line)["trainer"] for line in whole.splitlines())
-    for bad in ("{}\n", whole[:-5], whole.replace(f"{number},", "NaN,"), whole.replace(f"{number},", '"0.5",')):
+    for bad in (whole[:-5], whole.replace(f"{number},", "NaN,")):
         records_file.write_text(bad)
         assert main([*PROBE, "--records", str(records_file)]) == 2
         line = next(number for number, line in enumerate(bad.splitlines(), 1) if line not in whole.splitlines())
         assert f"broken.jsonl, line {line}:" in capsys.readouterr().err
 
 
-def test_other_numbers_are_run_again(started: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert main([*PROBE, "--out", "a"]) == 0
-    again = started.read_text().splitlines()[5:9]
+def test_other_numbers_are_run_again(copied: list[str], started: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    again = copied[5:9]
     for folder in again:
         record = json.loads(Path(folder, "bench.json").read_text())
         Path(folder, "bench.json").write_text(json.dumps({**record, "status": "running"}))
-    started.unlink()
     assert main([*PROBE, "--out", "a"]) == 0
     assert sorted(started.read_text().splitlines()) == sorted(again)
     started.unlink()
@@ -131,16 +151,14 @@ def test_what_cannot_run_is_told_before_any_run(
     assert not started.exists()
 
 
+@pytest.mark.usefixtures("copied")
 def test_what_it_did_not_write_stays(started: Path, tmp_path: Path) -> None:
-    assert main([*PROBE, "--out", "a"]) == 0
-    started.unlink()
     for name, text in (("map.html", "mine"), ("bench.json", '{"name": "mybench"}')):
         own = tmp_path / f"with {name}"
         own.mkdir()
         (own / name).write_text(text)
-        for out in (own, own / name):  # a folder that holds another's files, and a file
-            assert main([*PROBE, "--out", str(out)]) == 2
-            assert main([*PROBE, "--out", str(out), "--records", "a/results.jsonl"]) == 2  # with nothing left to run
+        for out in (own, own / name):  # a folder that holds another's files, and a file; with nothing left to run
+            assert main([*PROBE, "--out", str(out), "--records", "a/results.jsonl"]) == 2
         assert {path.name: path.read_text() for path in own.iterdir()} == {name: text}
     assert not started.exists()
 

@@ -78,7 +78,7 @@ def test_less_than_twice_is_told_by_more_than_a_few_seeds_alone() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", [3, 5, 8, 20])
 def test_intervals_hold_what_they_say(seeds: int) -> None:
-    """Of 1,600 draws two standard errors are 1.1 points. Those of a tolerated dose hold 92 to 94 %, and not 95 %."""
+    """Of 1,600 draws two standard errors are 1.1 points."""
     rng, doses = np.random.default_rng(seeds), np.array([0.0, 1, 2, 3, 4, 6, 8])
     curves = [left / (1 + (doses / at) ** 3) for left, at in ((0.4, 3.0), (0.5, 2.0))]
     row, base = (crossing(doses, curve / 0.5, 0.5) for curve in curves)
@@ -91,8 +91,7 @@ def test_intervals_hold_what_they_say(seeds: int) -> None:
         held["relative"] += drawn.relative.low <= row / base <= drawn.relative.high
         held["price"] += drawn.price.low <= 0.8 <= drawn.price.high
     print(f"{seeds} seeds: {held}")
-    assert 0.93 <= held["price"] / 1600 <= 0.97
-    assert 0.91 <= held["relative"] / 1600 <= 0.97
+    assert all(0.93 <= times / 1600 <= 0.97 for times in held.values())
 
 
 def test_price_and_harm_are_those_of_the_row() -> None:

@@ -15,7 +15,7 @@ from tokenizers.models import WordLevel
 import rlstab.record.writer as dump
 from rlstab.cli import main
 from rlstab.errors import ConfigError, ReportError
-from rlstab.replay import load, read_dump
+from rlstab.record import load, read_dump
 from tests.replay.dumps import rank, write
 
 
@@ -110,13 +110,6 @@ def test_damage_is_told_in_a_line_and_the_other_steps_stay(what: str, tmp_path: 
     assert [step.number for step in read.steps] == [2]
     assert read.notes
     assert all("\n" not in note for note in read.notes)
-
-
-def test_nothing_that_can_be_read_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "text.json").write_text("nothing")
-    for name in ("text.json", "absent"):
-        assert main(["replay", str(tmp_path / name)]) == 2
-        assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
 
 def test_a_response_outside_the_loss_and_values_that_are_not_finite_are_shown_or_left_out(

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from rlstab.look.host_loss import _fitted, judge
 from rlstab.record import Step
-from rlstab.replay.host_loss import _fitted, judge
 from tests.replay.dumps import ERRORS, SETTINGS, step, told, without_coefficients
 
 LOSSES = ["trl/grpo", "trl/bnpo", "trl/dr_grpo", "trl/dapo", "trl/luspo", "trl/cispo", "verl/vanilla"]

@@ -9,9 +9,9 @@ import torch
 
 pytest.importorskip("trl", reason="TRL is not installed: pip install -e '.[trl]', or nox -s trl")
 
-from rlstab.replay import Step, read_dump
-from rlstab.replay.effects import effect_of
-from rlstab.replay.host_loss import formula_of, judge, terms_of
+from rlstab.look.alternatives import effect_of
+from rlstab.look.host_loss import formula_of, judge, terms_of
+from rlstab.record import Step, read_dump
 from tests.adapters.jobs import farthest, model, same_weights
 from tests.adapters.trl_jobs import over_ranks, run
 
@@ -52,6 +52,7 @@ def test_the_loss_of_trl_is_reproduced(loss: str, ranks: tuple[Path, dict[str, A
     assert dump.notes == []
     assert [(step.number, step.ranks) for step in dump.steps] == [(n, [0] * 4 + [1] * 4) for n in (1, 2, 3, 4)]
     agrees(dump.steps, f"trl/{loss}")
+    assert [step.tensors["lag"].unique().tolist() for step in dump.steps] == [[0.0], [1.0], [0.0], [1.0]]
     for step in dump.steps:
         formula, told = formula_of(step), step.header.loss
         assert formula is not None
@@ -90,9 +91,9 @@ def test_an_objective_in_trl_is_replayed(ranks: tuple[Path, dict[str, Any]]) -> 
     for step, after in zip(steps, results["own"][0]["steps"], strict=True):
         formula = formula_of(step)
         assert formula is not None
-        effect, state = effect_of(step, formula.objective, formula.state)
+        _, seen, state = effect_of(step, formula.objective, formula.state)
         assert state == after["settled"]
-        dropped = effect.actions["dropped"]
+        dropped = ~seen.kept
         assert dropped.any()
         assert not step.tensors["coefficients"][step.mask][dropped].any()
 

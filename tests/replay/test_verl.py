@@ -8,8 +8,8 @@ import pytest
 if importlib.util.find_spec("verl") is None:
     pytest.skip("verl is not installed: nox -s verl", allow_module_level=True)
 
-from rlstab.replay import read_dump
-from rlstab.replay.host_loss import judge
+from rlstab.look.host_loss import judge
+from rlstab.record import read_dump
 from tests.adapters import jobs
 
 pytestmark = pytest.mark.filterwarnings("ignore")

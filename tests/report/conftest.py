@@ -1,6 +1,7 @@
 """Folders as `rlstab train` and `rlstab bench` leave them, with curves of known shape, and records without a folder."""
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -158,25 +159,34 @@ def write_sweep(out: Path) -> Path:
     return out
 
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Path:
-    """Four methods of four seeds."""
-    return write_bench(tmp_path / "entropy")
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folders of a bench of four methods of four seeds, and of a sweep, written once."""
+    folder = tmp_path_factory.mktemp("made")
+    write_bench(folder / "entropy")
+    write_sweep(folder / "stability")
+    return folder
 
 
 @pytest.fixture
-def sweep(tmp_path: Path) -> Path:
-    """See :func:`write_sweep`."""
-    return write_sweep(tmp_path / "stability")
+def bench(made: Path, tmp_path: Path) -> Path:
+    """A copy of the bench, to be changed."""
+    return Path(shutil.copytree(made / "entropy", tmp_path / "entropy"))
+
+
+@pytest.fixture
+def sweep(made: Path, tmp_path: Path) -> Path:
+    """A copy of the sweep; see :func:`write_sweep`."""
+    return Path(shutil.copytree(made / "stability", tmp_path / "stability"))
 
 
 @pytest.fixture(scope="session")
-def compared(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+def compared(made: Path) -> Comparison:
     """What the bench says, for tests that only read it."""
-    return compare(load_runs(write_bench(tmp_path_factory.mktemp("compared") / "entropy")))
+    return compare(load_runs(made / "entropy"))
 
 
 @pytest.fixture(scope="session")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+def swept(made: Path) -> Comparison:
     """What the sweep says, likewise."""
-    return compare(load_runs(write_sweep(tmp_path_factory.mktemp("swept") / "stability")))
+    return compare(load_runs(made / "stability"))

@@ -107,8 +107,8 @@ def test_the_wheel_in_an_empty_environment(tmp_path: Path) -> None:
 
     run(*install, f"{wheel}[train,testing]", cwd=empty)
     run(bin / "rlstab", "train", "--example", "countdown", "--set", "tracking.dump_every=100", cwd=empty)
-    run(bin / "rlstab", "view", "runs/countdown", cwd=empty)
-    assert (empty / "runs" / "countdown" / "view.html").is_file()
+    run(bin / "rlstab", "look", "runs/countdown", cwd=empty)
+    assert (empty / "runs" / "countdown" / "look.html").is_file()
     assert "'.[report]'" in run(bin / "rlstab", "report", "runs/countdown", cwd=empty, code=2)
     obeys = (
         "from rlstab import S2TMask; from rlstab.testing import check_objective as c; print(c(S2TMask(), examples=2))"

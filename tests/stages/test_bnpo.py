@@ -3,14 +3,13 @@
 import statistics
 
 import pytest
-import torch
 from scipy import stats
 
 from rlstab.errors import OutOfRange
 from rlstab.stages.bnpo import BNPO
 from rlstab.stages.dr_grpo import DrGRPO
 from rlstab.stages.response_batch import ResponseBatch
-from tests.stages.responses import advantages, batch, by_group, drawn, settled, values_of
+from tests.stages.responses import advantages, batch, by_group, drawn
 
 
 def with_rates(*right: int, of: int = 10) -> ResponseBatch:
@@ -35,16 +34,6 @@ def test_every_advantage_by_hand(seed: int) -> None:
         assert float(given[place]) == pytest.approx((reward - rates[place]) * weight, abs=1e-10)
 
 
-def test_figures_of_four_pass_rates() -> None:
-    given, stage = with_rates(2, 4, 6, 8), BNPO()
-    stat, state = settled(stage, given)
-    fitted = values_of(stage.report(given, stat, state))
-    assert fitted == pytest.approx({"alpha": 1.458333, "beta": 1.458333}, abs=1e-6)
-    first = stage.advantages(given, stat, state)[::10].tolist()
-    weights = [advantage / (1 - rate) for advantage, rate in zip(first, (0.2, 0.4, 0.6, 0.8), strict=True)]
-    assert weights == pytest.approx([0.9795, 0.8134, 0.8134, 0.9795], abs=1e-4)
-
-
 @pytest.mark.parametrize(
     "given",
     [
@@ -65,7 +54,8 @@ def test_rewards_are_mapped() -> None:
     given = with_rates(2, 4, 6, 8)
     mapped = given.reshaped(given.rewards * 3 - 1)
     expected = advantages(BNPO(), given)[0]
-    torch.testing.assert_close(advantages(BNPO(low=-1.0, high=2.0), mapped)[0], expected, rtol=1e-12, atol=0)
+    given = advantages(BNPO(low=-1.0, high=2.0), mapped)[0]
+    assert given.tolist() == pytest.approx(expected.tolist(), rel=1e-12)
 
 
 def test_rewards_outside_are_refused() -> None:

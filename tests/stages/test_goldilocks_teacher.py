@@ -65,9 +65,8 @@ def test_the_state_is_the_window(length):
 
 
 @pytest.mark.parametrize("random_share", [0.0, 0.4])
-@pytest.mark.parametrize("candidates", [1, 3, 8, 50])
-@pytest.mark.parametrize(("first", "count"), [(0, 6), (6, 4), (10, 45)])
-@pytest.mark.parametrize(("pool", "size"), [(19, None), (None, 19)])
+@pytest.mark.parametrize("candidates", [1, 3, 50])
+@pytest.mark.parametrize(("first", "count", "pool", "size"), [(6, 4, 19, None), (10, 45, None, 19)])
 def test_the_selection_equals_the_oracle(random_share, candidates, first, count, pool, size):
     stage = GoldilocksTeacher(pool=pool, candidates=candidates, random_share=random_share, window=12)
     rollouts = rollouts_of(19, 4, seed=5)

@@ -153,12 +153,10 @@ def test_what_cannot_be_called_or_returns_no_number_is_refused_at_the_start(tmp_
         (None, "f", "mine.py"),
         ("", "f", "def f(prompt, completion, answer)"),
         ("def brevity(*_): pass", "brevty", "'brevity'"),
-        ("class Manner: pass", "Manner.rude", "'Manner.rude'"),
         ("x = 1\ndef f(:\n", "f", "(mine.py, line 2)"),
         ("x = 0\n\ny = 1 / x\n", "f", "(mine.py, line 3)"),
         ("f = 3.14", "f", "3.14"),
         ("def f(prompt, completion): pass", "f", "(prompt, completion, answer)"),
-        ("def f(prompt, completion, answer, level): pass", "f", "'level'"),
         ("def f(*_): pass", "f", "it returned None"),
         ("def f(prompt, completion, answer): return 1 / len(completion)", "f", "ZeroDivisionError"),
         ("import time\ndef f(*_): time.sleep(99)", "f", "`time_limit`"),
@@ -177,7 +175,6 @@ def test_limits_of_a_scorer_are_named_and_can_be_raised(tmp_path, monkeypatch):
     read = "import os\ndef f(*_): return len(os.environ['JUDGE_KEY'])"
     for code, settings, result in [
         (read, {}, "`environment`"),
-        (read, {"environment": "OTHER_KEY"}, "`environment`"),
         (read, {"environment": ["OTHER_KEY", "JUDGE_KEY"]}, 5.0),
         (read, {"environment": ["NOT_SET"]}, "NOT_SET is not set"),
         ("import os\nKEY = os.environ['JUDGE_KEY']\ndef f(*_): return 1", {}, "`environment`"),

@@ -3,25 +3,17 @@
 Each does one thing that published or careful-looking code does, and is sensible otherwise.
 """
 
-import itertools
-import logging
 import math
 import os
-import random
-import tempfile
-import threading
-import time
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rlstab import Bounds, Gate, Mean, Penalty, Pool, Surrogate, Terms, TokenBatch, TokenObjective
+from rlstab import Gate, Mean, Penalty, Pool, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import token_log_ratio
 from rlstab.core.metadata import About, NoOpAt
 from rlstab.core.stats import Grouped
@@ -122,15 +114,6 @@ def broken(*laws: str, **options: Any) -> Callable[[Any], Any]:
 
 # -- the outcome depends on the cut, the order or the padding ----------------------------------------------------------
 
-LAST: dict[str, Any] = {"mean": 0.0}
-
-
-def remembers(self, batch):
-    if len(batch):
-        LAST["mean"] = float(H(batch).mean())
-    LAST["fresh"] = True
-    return entropies_of(self, batch)
-
 
 def corrected_variance(stat):
     count = float(stat.mean("mean").count)
@@ -139,53 +122,17 @@ def corrected_variance(stat):
 
 
 rows("split")(
-    # its threshold, mean, largest value or share is that of the batch at hand: a micro-batch gives another one
-    local_quantile=lambda b, s, t: H(b) >= H(b).median() if len(b) else None,
+    # its mean is that of the batch at hand: a micro-batch gives another one
     local_mean=lambda b, s, t: (H(b) + 0.1) / (H(b) + 0.1).mean() if len(b) else None,
     # its metric is the mean of the part, reported as if every part weighed the same
     unmerged_metric=lambda b, s, t: Terms(report={"entropy": Mean.scalar(float(H(b).mean()))} if len(b) else {}),
     # it compares with the mean of the group in the batch at hand, and groups are torn apart
     baseline_of_the_part=lambda b, s, t: 1 / (1 + Grouped.of(g := b.spread(b.group_ids), H(b)).mean(g)),
-    # it weighs by the number of rows beside a token
-    rows_of_the_micro_batch=lambda b, s, t: 1 / (1 + b.num_sequences),
-)
-rows("split", measure=remembers)(
-    # it remembers what it measured last: that of the last part, not of the step
-    last_part_measured=lambda b, s, t: 1 / (1 + LAST["mean"]),
-    # it acts on the part whose terms are asked for first after measuring
-    first_part_only=lambda b, s, t: 0.5 if LAST.pop("fresh", False) else 1.0,
-)
-# It takes the least value of each part, and a part may have no token.
-rows("split", measure=entropies_of)(largest_of_nothing=lambda b, s, t: float(H(b).min() >= 0))
-# It averages over all rows, those without a token among them: how many there are depends on the host.
-rows("split", measure=lambda self, b: {"length": Mean.of(b.lengths.double())})(
-    empty_rows_count=lambda b, s, t: 1 / (1 + len(b) / max(1, b.num_sequences))
 )
 # A part without tokens counts as one: a rank that has nothing would move the mean.
 rows("split", measure=lambda self, b: {"entropy": Mean.of(H(b) if len(b) else torch.zeros(1))})(
     counts_empty_parts=lambda b, s, t: 1 / (1 + mean_of(s))
 )
-# It measures the mean of each part and averages those: a controller that depends on the cut.
-rows(
-    "split",
-    measure=lambda self, b: {"entropy": Mean.of(H(b).mean().reshape(1) if len(b) else H(b))},
-    init_state=lambda self: {"entropy": 0.0},
-    advance=lambda self, state, stat: {"entropy": mean_of(stat, empty=state["entropy"])},
-)(mean_of_means=nothing)
-# Its metric is how many tokens it saw, counted once for each part: a mean over parts.
-rows("split", "replication")(
-    dropped_per_part=lambda b, s, t: Terms(report={"forks": Mean.scalar(float((H(b) > 1).sum()))})
-)
-
-
-@broken("split", slot="bonus", needs=())
-def whitens_the_batch(batch, stat, state):
-    """It whitens advantages with mean and deviation of the batch at hand, as a trainer with one batch may."""
-    advantages = batch.advantages
-    if not bool(advantages.any()):
-        return None
-    centred = advantages - advantages.mean()
-    return (centred / (advantages.std(correction=0) + 1e-4) - advantages) * (advantages != 0)
 
 
 def over_the_part(sequence, counted, num_sequences, totals):
@@ -196,14 +143,6 @@ def over_the_part(sequence, counted, num_sequences, totals):
 rows("split", slot="aggregate", needs=())(aggregate_of_the_part=lambda b, s, t: over_the_part)
 # Its learning rate is that of the tokens at hand, and every rank has others.
 rows("runs", slot="lr_scale")(learning_rate_of_the_part=lambda b, s, t: 1 / (1 + float(H(b).sum())))
-# It asks for as many tokens as are a fifth of the part, so that no two parts ask for the same statistic.
-rows("runs", measure=lambda self, b: {"entropy": Pool.largest(H(b), max(1, len(b) // 5))})(
-    share_of_the_part=lambda b, s, t: s.threshold("entropy").reached(H(b))
-)
-
-
-# It takes group numbers for places in a list.
-rows("runs")(groups_in_a_row=lambda b, s, t: b.spread(torch.ones(b.num_sequences).cumsum(0)[b.group_ids]))
 
 
 @broken("split", "permutation", measure=top(0.4))
@@ -215,39 +154,11 @@ def ties_by_order(batch, stat, state):
     return chosen * threshold.reached(entropies)
 
 
-@broken("permutation")
-def first_of_the_largest(batch, stat, state):
-    """It spares the token of each response with the largest entropy, by argmax: of equal ones the first in memory."""
-    weight = torch.ones_like(H(batch))
-    for row in batch.sequence.unique():
-        mine = (batch.sequence == row).nonzero().squeeze(-1)
-        weight[mine[H(batch)[mine].argmax()]] = 0.0
-    return weight
-
-
-# It takes the order in which tokens stand in memory for their place in the response.
-rows("permutation")(
-    place_by_order=lambda b, s, t: 1 / (b.sequence[:, None] == b.sequence).tril().sum(-1),
-)
-# It compares each token with the one before it in memory, that of another response at each border.
-rows("split", "permutation")(neighbour_in_memory=lambda b, s, t: 1 / (1 + (H(b) - H(b).roll(1)).abs()))
-rows("split", "permutation", "replication")(
-    # its random numbers go to tokens in order, or belong to the place of a response in the batch
-    random_by_order=lambda b, s, t: torch.rand(len(b), generator=generator(0)),
-    random_by_row=lambda b, s, t: b.spread(torch.rand(b.num_sequences, generator=generator(7), dtype=torch.float64)),
-    # its running sum goes on over the borders of responses
-    sum_so_far=lambda b, s, t: 1 / (1 + H(b).cumsum(0)),
-)
-# Its variance divides by n - 1, so two copies of a step are not the step.
-rows("replication", measure=moments_of)(bessel=lambda b, s, t: 1 / (1 + corrected_variance(s)))
-# The same, beside an order statistic that is others where every value is there twice.
+# It takes the order in which tokens stand in memory for their position in the response.
+rows("permutation")(place_by_order=lambda b, s, t: 1 / (b.sequence[:, None] == b.sequence).tril().sum(-1))
+# Its variance divides by n - 1, beside an order statistic that is another where every value is there twice.
 rows("replication", measure=lambda self, b: {**moments_of(self, b), "unused": Pool.quantile(H(b), 0.37)})(
     bessel_beside_a_pool=lambda b, s, t: 1 / (1 + corrected_variance(s)),
-    count_beside_a_pool=lambda b, s, t: 1 / (1 + float(s.mean("mean").count)),
-)
-# It makes up for a long optimizer step by its number of tokens, which the denominator has done already.
-rows("replication", measure=entropies_of)(
-    by_the_number_of_tokens=lambda b, s, t: 10.0 / (1.0 + float(s.mean("entropy").count))
 )
 
 
@@ -265,7 +176,6 @@ rows("live rows", slot="gates", needs=())(
 # It reads the layout of the padded tensors, which a method cannot see.
 rows("runs")(
     counts_padding=lambda b, s, t: 1 / (1 + math.prod(b.padded_shape)),
-    padded_spread=lambda b, s, t: (H(b) + 0.1) / b.to_padded(H(b) + 0.1).max(),
 )
 
 
@@ -294,85 +204,33 @@ rows(
     init_state=lambda self: {"n": 0, "window": 0.0},
     advance=lambda self, state, stat: {"n": state["n"] + 1, "window": (0.0, 1.0) if state["n"] >= 2 else 0.0},
 )(tuple_from_step_three=nothing)
-# Its state is infinite after a hundred steps.
-rows(
-    "later steps",
-    init_state=lambda self: {"scale": 1.0},
-    advance=lambda self, state, stat: {"scale": 1000 * state["scale"]},
-)(thousandfold_each_step=nothing)
 
 # -- it writes to what is not its own ----------------------------------------------------------------------------------
 
 rows("pure", needs=("entropies", "sum_p_sq"))(
-    edits_its_input=lambda b, s, t: void(b.signal("sum_p_sq").zero_()),
-    # far beyond what they are, in place; the same around torch's count of writes, and by numpy
     clamps_its_input=lambda b, s, t: 1 / (1 + b.advantages.clamp_(-1e6, 1e6).abs()),
-    clamps_by_data=lambda b, s, t: void(b.logprobs.data.clamp_(min=-1000.0)),
-    clips_by_numpy=lambda b, s, t: void(np.clip(H(b).numpy(), 0.0, 1e6, out=H(b).numpy())),
-    clamps_ids_beyond_40_rows=lambda b, s, t: void(b.num_sequences > 40 and b.group_ids.clamp_(max=10**9)),
     caches_on_the_batch=lambda b, s, t: void(b.extra.__setitem__("cached", H(b))),
     hides_on_the_batch=lambda b, s, t: void(object.__setattr__(b, "cached", H(b))),
 )
 rows("pure", slot="gates", needs=())(
-    # its gate limits the advantages of the loss in place, or constants that are the memory of the live log-probs
+    # its gate limits the advantages of the loss in place
     scales_what_is_held=lambda b, s, t: {"": Gate(lambda ratio, constants: constants.advantages.clamp_(-1e9, 1e9) * 0)},
-    limits_the_live_policy=lambda b, s, t: {"": Gate(lambda _, constants: constants.anchor.logprobs.clamp_(min=-500))},
 )
 
-
-def counts_here(self, state, stat):
-    state["steps"] += 1
-    return {"steps": state["steps"]}
-
-
-# It counts optimizer steps in the state that it is given.
-rows("pure", "split", init_state=lambda self: {"steps": 0}, advance=counts_here)(
-    counts_in_place=lambda b, s, t: 1 / (1 + t["steps"])
-)
-# It moves the running mean of its state by `mul_`: what was handed out before moves with it.
-rows(
-    "pure",
-    "split",
-    measure=entropies_of,
-    init_state=lambda self: {"entropy": torch.zeros((), dtype=torch.float64)},
-    advance=lambda self, state, stat: {"entropy": state["entropy"].mul_(0.9).add_(0.1 * mean_of(stat))},
-)(averages_in_place=lambda b, s, t: 1 / (1 + float(t["entropy"])))
-# It advances its state once more each time that terms are asked for.
-rows("split", init_state=lambda self: {"n": 0}, advance=counting)(
-    advances_in_terms=lambda b, s, t: void(t.update(n=t["n"] + 1))
-)
 
 # -- it uses what a whole process shares, or what belongs to one -------------------------------------------------------
 
-rows("pure", "process")(
+rows("pure")(
     global_randomness=lambda b, s, t: torch.rand(len(b)) >= 0,
-    # so that its own draw can be repeated; everybody else's is repeated too
-    seeds_the_process=lambda b, s, t: torch.rand(len(b), generator=torch.manual_seed(0)) >= 0,
-    numpy_randomness=lambda b, s, t: constant(b, float(np.random.rand() >= 0)),  # noqa: NPY002
-    python_randomness=lambda b, s, t: float(random.random() >= 0),
-)
-# Its generator is its own, and its seed is that of the moment.
-rows("pure", "process", "split", "permutation", "declared", "precision")(
-    fresh_generator=lambda b, s, t: float(np.random.default_rng().random())
 )
 
 
 rows("process")(
-    warns_by_numpy=lambda b, s, t: void(np.seterr(under="warn")),
-    faster_matrix_products=lambda b, s, t: void(torch.set_float32_matmul_precision("high")),
-    flushes_denormals=lambda b, s, t: void(torch.set_flush_denormal(True)),
-    detects_anomalies=lambda b, s, t: void(torch.autograd.set_detect_anomaly(True, check_nan=False)),
-    silences_warnings=lambda b, s, t: warnings.simplefilter("ignore", ResourceWarning),
-    writes_a_file=lambda b, s, t: void(Path(tempfile.gettempdir(), "rlstab_cache").write_text("1")),
     sets_the_environment=lambda b, s, t: os.environ.update(RLSTAB_SEEN="1"),
     # its seed is the hash of its name, which Python salts anew in each process
     hash_of_its_name=lambda b, s, t: hash("hash_of_its_name") % 1000 / 1000,
-    process_id=lambda b, s, t: os.getpid() % 10007 / 10007,
     rank_zero_acts=lambda b, s, t: 0.5 if os.environ.get("RANK", "0") == "0" else 1.0,
-    slurm_rank=lambda b, s, t: 1 / (1 + int(os.environ.get("SLURM_PROCID", "0"))),
     rank_of_torch=lambda b, s, t: 1 / (1 + (torch.distributed.is_initialized() and torch.distributed.get_rank())),
-    seed_of_the_day=lambda b, s, t: time.time() // 86400 % 1009 / 1009,
-    number_of_cores=lambda b, s, t: 1 / (os.cpu_count() or 1),
 )
 
 
@@ -385,16 +243,9 @@ def order_of_a_set(batch, stat, state):
     return torch.tensor([factors[name] for name in bands])[band]
 
 
-rows("pure", __post_init__=lambda self: void(torch.manual_seed(3)))(seeds_when_made=nothing)
-
 # -- it remembers outside of its state ---------------------------------------------------------------------------------
 
 MEMORY: dict[Any, float] = {}
-
-
-def counts_calls(self, batch):
-    MEMORY["calls"] = MEMORY.get("calls", 0) + 1
-    return entropies_of(self, batch)
 
 
 rows("process", measure=entropies_of)(
@@ -402,51 +253,18 @@ rows("process", measure=entropies_of)(
     calibrates_once=lambda b, s, t: 1 / MEMORY.setdefault("entropy", 1 + s.mean("entropy").value),
     cached_by_shape=lambda b, s, t: 1 / (1 + MEMORY.setdefault(int(s.mean("entropy").count), s.mean("entropy").value)),
 )
-rows("process", measure=counts_calls)(warms_up_by_calls=lambda b, s, t: 0.5 if MEMORY["calls"] > 12 else 1.0)
-
-
-@broken("pure", "process", "split", "permutation", "replication", "declared")
-def running_in_the_module(batch, stat, state):
-    """Its running mean is a variable of its module, moved each time that terms are asked for."""
-    if len(batch):
-        MEMORY["running"] = 0.9 * MEMORY.get("running", 0.0) + 0.1 * float(H(batch).mean())
-    return constant(batch, 1 / (1 + MEMORY.get("running", 0.0)))
-
-
-def first_mean(self, batch, stat, state):
-    """It keeps the first mean that it sees on itself, around the dataclass that is frozen."""
-    return Terms(weight=constant(batch, 1 / (1 + vars(self).setdefault("first", stat.mean("entropy").value))))
-
-
-rows("process", measure=entropies_of, terms=first_mean)(keeps_on_itself=nothing)
 
 
 # -- it reads what it does not declare, or cannot be saved -------------------------------------------------------------
 
 rows("declared")(
-    # it uses a signal that it does not name, where it happens to be there
-    undeclared_signal=lambda b, s, t: None if b.ref_logprobs is None else b.ref_logprobs.exp(),
     # it weighs by the log-prob at the start of the step, and says that it reads none
     undeclared_policy=lambda b, s, t: b.logprobs.exp(),
-    undeclared_metric=lambda b, s, t: Terms(
-        report={} if b.ref_logprobs is None else {"reference": Mean.of(b.ref_logprobs)}
-    ),
 )
-# Its state follows a signal that it does not name.
-rows(
-    "declared",
-    measure=lambda self, b: {
-        "lag": Mean.of(b.logprobs - (b.logprobs if b.rollout_logprobs is None else b.rollout_logprobs))
-    },
-    init_state=lambda self: {"lag": 0.0},
-    advance=lambda self, state, stat: {"lag": mean_of(stat, "lag", state["lag"])},
-)(undeclared_state=nothing)
 # Its penalty reads live entropies and does not say so, and they may not be there.
 rows("declared", "live rows", slot="penalties", needs=())(
     undeclared_live_read=lambda b, s, t: {"": Penalty(0.1, lambda policy, anchor: -policy.signal("entropies"))}
 )
-# Its state holds an object that no checkpoint can hold.
-rows("serialises", init_state=lambda self: {"seen": (1, 2)})(foreign_state=nothing)
 
 
 class HiddenSetting(TokenObjective):
@@ -471,18 +289,6 @@ rows("finite", slot="gates", needs=())(
         "": Gate(lambda ratio, constants: 1 + 1e-9 * (b.logprobs - constants.anchor.logprobs).square().exp())
     }
 )
-# Its log of a sum of exponentials does not take the largest out first.
-rows("finite", measure=lambda self, b: {"entropy": Mean.of((8 * H(b)).exp())})(
-    sum_of_exponentials=lambda b, s, t: Terms(report={"softest": Mean.scalar(math.log(mean_of(s, empty=1.0)) / 8)})
-)
-
-
-@broken("finite", "replication", slot="", measure=moments_of)
-def deviation_of_one(batch, stat, state):
-    """It reports a deviation that divides by n - 1 also where there is one token."""
-    mean, square = stat.mean("mean"), stat.mean("square")
-    variance = (square.total - mean.total**2 / mean.count) / (mean.count - 1)
-    return Terms(report={"variance": Mean(variance, torch.ones((), dtype=torch.float64))})
 
 
 # It divides by the mean over rewarded tokens, and there may be none.
@@ -490,46 +296,15 @@ rows("runs", measure=lambda self, b: {"entropy": Mean.of(H(b), b.advantages > 0)
     mean_of_nothing=lambda b, s, t: 1.0 + s.mean("entropy").value
 )
 rows("runs", needs=())(
-    # it divides by what a token leaves to others, which is nothing where the policy is certain
-    rest_of_the_mass=lambda b, s, t: 0.001 / (1 - b.logprobs.exp()),
     # it gives a weight for each response, not for each token
     wrong_shape=lambda b, s, t: torch.ones(b.num_sequences + 1),
 )
 rows("precision")(
-    # it subtracts two large numbers that differ by little: nothing of it is left in float32
-    cancellation=lambda b, s, t: (1 + H(b) * 1e-8 - 1) * 1e8,
     brain_float=lambda b, s, t: (1 + H(b)).bfloat16(),
 )
 
 
-@broken("precision", measure=top(0.3))
-def half_threshold(batch, stat, state):
-    """It compares in half precision, where entropies that differ by a thousandth are one."""
-    return H(batch).half() >= torch.tensor(value_of(stat, math.inf)).half()
-
-
-@broken("precision", measure=lambda self, b: {"response": Grouped.of(b.spread(b.sequence_ids), H(b))})
-def torch_quantile(batch, stat, state):
-    """It takes a quantile over responses by torch, which refuses more than 2^24 of them."""
-    means = stat.grouped("response")
-    if not means.keys.numel():
-        return None
-    middle = torch.quantile(means.totals / means.counts, 0.5, interpolation="lower")
-    return means.mean(batch.spread(batch.sequence_ids)) >= middle
-
-
 # -- its gradient is not that of its loss, or is where none may be -----------------------------------------------------
-
-# Its state is a parameter, and every loss made with it keeps its graph.
-rows("serialises", needs=(), init_state=lambda self: {"scale": torch.ones((), requires_grad=True)})(
-    graph_in_a_state=nothing
-)
-# Half of its ratio is a constant made from the policy itself, which finite differences cannot hold.
-rows("gradcheck", "declared", slot="ratio", needs=())(
-    inner_detach=lambda b, s, t: (
-        lambda policy, _: 0.5 * policy.logprobs + 0.5 * policy.logprobs.detach() - b.old_logprobs
-    )
-)
 
 
 def ratio_by(change):
@@ -556,38 +331,13 @@ def penalty_by(value):
     return lambda b, s, t: {"": Penalty(0.1, lambda policy, anchor: value(policy.logprobs, b))}
 
 
-def no_gradient_far_below(live, batch):
-    gap = live - batch.logprobs
-    return 0.5 * torch.where(gap < -4.6, gap.detach(), gap).square()
-
-
-def half_detached_k3(live, batch):
-    gap = batch.signal("ref_logprobs") - live
-    return gap.detach().clamp(max=8.0).exp() - gap - 1
-
-
 rows("gradcheck", slot="penalties", needs=("ref_logprobs",))(
-    # no gradient on tokens that became a hundred times rarer
-    wrong_far_below=penalty_by(no_gradient_far_below),
-    # its k3 holds the ratio constant, so that the penalty pulls and never lets go
-    half_detached_kl=penalty_by(half_detached_k3),
     # it penalises tokens that became rarer than they were, as the live policy has it at that moment
     decides_on_the_live_policy=penalty_by(lambda live, b: torch.where(live < b.logprobs, -live, 0.0 * live)),
-)
-# Its ratio divides by the old policy also where the batch says that the live one is its own denominator.
-rows("declared", slot="ratio", needs=())(
-    old_in_its_ratio=lambda b, s, t: lambda policy, constants: policy.logprobs - b.old_logprobs
-)
-# Its ratio is the mean over the sequence, tokens that somebody dropped included.
-rows("masked", "declared", slot="ratio", needs=())(
-    ratio_of_dropped_tokens=lambda b, s, t: (
-        lambda policy, _: b.spread(b.sequence_mean(policy.logprobs - b.old_logprobs))
-    )
 )
 rows("zero advantage", slot="bonus")(
     # it imitates every token a little, whatever it earned
     ignores_the_advantage=lambda b, s, t: torch.full_like(b.advantages, 0.07),
-    constant_push=lambda b, s, t: 0.01 * H(b),
 )
 
 # -- it is not what it means to be -------------------------------------------------------------------------------------
@@ -630,17 +380,8 @@ def top_three_tenths(token, ratio, tokens):
     return pull(token, ratio) * (token["entropies"] >= ranked[math.ceil(0.3 * len(ranked) - 1e-9) - 1])
 
 
-# Its lower and upper bound are exchanged.
-rows(
-    "oracle",
-    slot="bounds",
-    oracle=lambda token, ratio, all_: max(pull(token, ratio), pull(token, max(1 - 0.05, min(1 + 0.6, ratio)))),
-)(reversed_clip=lambda b, s, t: Bounds(0.6, 0.05))
-# It means the top share with the threshold, probabilities of at least a fifth, ratios up to 1.3; and stops before.
+# It means the top share with the threshold, and ratios up to 1.3; and stops before.
 rows("oracle", measure=top(0.3), oracle=top_three_tenths)(strict_share=lambda b, s, t: H(b) > value_of(s, math.inf))
-rows("oracle", oracle=lambda token, ratio, all_: pull(token, ratio) * (math.exp(token["logprobs"]) >= 0.2))(
-    strict_literal=lambda b, s, t: b.logprobs.exp() > 0.2
-)
 rows("oracle", slot="gates", oracle=lambda token, ratio, all_: pull(token, ratio) * (ratio <= 1.3))(
     open_trust_region=lambda b, s, t: {"": Gate(lambda ratio, constants: (ratio < 1.3).to(ratio.dtype))}
 )
@@ -650,40 +391,10 @@ rows(
     slot="penalties",
     oracle=lambda token, ratio, all_: pull(token, ratio) - 0.5 * (token["advantages"] > 0) * token["live_logprobs"],
 )(zero_is_rewarded=lambda b, s, t: {"": Penalty(0.5, lambda policy, anchor: -policy.logprobs, where=b.advantages >= 0)})
-# Its bonus is meant to raise what surprised, for either sign, and follows the advantage.
-rows(
-    "oracle", slot="bonus", oracle=lambda token, ratio, _: pull(token, ratio) - 0.1 * abs(token["advantages"]) * ratio
-)(sign_of_the_punished=lambda b, s, t: 0.1 * b.advantages)
-# It clips the ratio whatever the sign: a punished token above the clip stops pulling.
-rows(
-    "oracle",
-    slot="surrogate",
-    oracle=lambda token, ratio, _: pull(token, min(ratio, 1.2) if token["advantages"] > 0 else max(ratio, 0.8)),
-)(forgets_the_minimum=lambda b, s, t: Surrogate(lambda ratio, constants: ratio.clamp(0.8, 1.2)))
 
 
-# It means entropies of at least ``level``, and takes those above it.
-rows(
-    "oracle",
-    oracle=lambda token, ratio, all_: pull(token, ratio) * (token["entropies"] >= 0.7),
-    settings={"level": 0.7},
-    terms=lambda self, b, s, t: Terms(weight=(H(b) > self.level).to(b.logprobs.dtype)),
-)(strict_setting=nothing)
+# -- it acts by the process or thread that it is in, or keeps its memory -----------------------------------------------
 
-# -- it acts after thousands of calls, or leaves a trace where few look -----------------------------------------------
-
-
-def counter() -> Callable[[], int]:
-    calls = itertools.count()
-    return lambda: next(calls)
-
-
-def count_on(owner: Any) -> int:
-    owner.rlstab_calls = getattr(owner, "rlstab_calls", 0) + 1
-    return owner.rlstab_calls
-
-
-CLOSED = counter()
 BUFFERS: dict[int, Tensor] = {}
 
 
@@ -692,30 +403,7 @@ def in_a_buffer(batch, stat, state):
     return BUFFERS.setdefault(len(batch), torch.empty(len(batch), dtype=torch.float64)).copy_(1 / (1 + H(batch)))
 
 
-def starts_a_thread(batch, stat, state):
-    threading.Thread(target=time.sleep, args=(5,), daemon=True).start()
-
-
-rows("process")(
-    acts_after_5000_calls=lambda b, s, t: 0.5 if CLOSED() > 5000 else 1.0,
-    counts_in_a_default=lambda b, s, t, calls=[]: 0.5 if calls.append(b) or len(calls) > 5000 else 1.0,
-    counts_on_a_function=lambda b, s, t: 0.5 if count_on(count_on) > 5000 else 1.0,
-    by_the_nodename=lambda b, s, t: 1 / (1 + len(os.uname().nodename)),
-    by_visible_devices=lambda b, s, t: 1 / (1 + len(os.environ.get("CUDA_VISIBLE_DEVICES", ""))),
-    by_the_directory=lambda b, s, t: 1 / (1 + len(str(Path.cwd()))),
-    logs_more=lambda b, s, t: logging.getLogger().setLevel(7),
-    by_the_threads_of_torch=lambda b, s, t: 1 / (1 + torch.get_num_threads()),
-)
-rows("pure")(
-    makes_a_directory=lambda b, s, t: Path(tempfile.gettempdir(), "rlstab_seen").mkdir(exist_ok=True),
-    writes_to_shared_memory=lambda b, s, t: void(Path("/dev/shm/rlstab_seen").write_text("1")),
-    writes_by_bytes=lambda b, s, t: os.close(
-        os.open(os.fsencode(tempfile.gettempdir()) + b"/rlstab_file", os.O_RDWR | os.O_CREAT)
-    ),
-    leaves_a_thread=starts_a_thread,
-)
 rows("split")(
-    in_the_main_thread=lambda b, s, t: 0.5 if threading.current_thread() is threading.main_thread() else 1.0,
     reuses_its_memory=in_a_buffer,
 )
 # It takes what is near to 0 for 0, and how near depends on the dtype.
@@ -725,19 +413,11 @@ rows("precision")(below_rounding=lambda b, s, t: H(b) > torch.finfo(H(b).dtype).
 # -- ids are more than names -------------------------------------------------------------------------------------------
 
 
-def by_id(ids, batch):
-    return batch.spread(1 / (1 + ids.double()))
-
-
 rows("ids", needs=())(
-    # the first or every second response is spared: by what its id is, not by what it says
+    # every second response is spared: by what its id is, not by what it says
     even_ids=lambda b, s, t: b.spread(1 + 0.5 * (b.sequence_ids % 2)),
-    odd_groups=lambda b, s, t: b.spread(1 + 0.5 * (b.group_ids % 2)),
-    last_id=lambda b, s, t: b.spread(1 + (b.sequence_ids == b.sequence_ids.max()).double()) if len(b) else None,
     # ids that meet: as float32 above 2^24, as int32 above 2^31
     groups_as_float32=lambda b, s, t: size_by(b.group_ids.float(), b),
-    groups_as_int32=lambda b, s, t: size_by(b.group_ids.int(), b),
-    ids_as_float32=lambda b, s, t: size_by(b.sequence_ids.float(), b),
     ids_as_int32=lambda b, s, t: size_by(b.sequence_ids.to(torch.int32), b),
 )
 
@@ -748,19 +428,7 @@ def size_by(keys, batch):
     return batch.spread(torch.bincount(index, minlength=1)[index].double())
 
 
-rows("ids", measure=lambda self, b: {"group": Grouped.of(b.spread(b.group_ids.float().long()), H(b))})(
-    measured_by_float32=lambda b, s, t: 1 / (1 + s.grouped("group").mean(b.spread(b.group_ids.float().long())))
-)
-
 # -- a state that a checkpoint does not give back, or that grows -------------------------------------------------------
-
-
-class Named(dict):
-    """A dict with attributes."""
-
-
-def beginning(seen: Any) -> Any:
-    return lambda self: {"seen": seen}
 
 
 def grown(of: Callable[[Any, Any], Any]) -> Any:
@@ -774,18 +442,14 @@ def with_attribute(value: Tensor) -> Tensor:
 
 for name, first, after in (
     ("numpy_scalar", 0.0, lambda seen, stat: np.float64(mean_of(stat))),
-    ("default_dict", {}, lambda seen, stat: Named(mean=1.0) if seen == {} else seen),
     ("number_as_key", {}, lambda seen, stat: {**seen, 1: mean_of(stat)}),
-    ("a_list", 0.0, lambda seen, stat: [mean_of(stat)]),
     ("attribute_of_a_tensor", torch.zeros(2), lambda seen, stat: with_attribute(seen + mean_of(stat))),
-    ("parameter", torch.zeros(2), lambda seen, stat: torch.nn.Parameter(seen + 1, requires_grad=False)),
 ):
     rows(
         "serialises", measure=entropies_of, init_state=lambda self, first=first: {"seen": first}, advance=grown(after)
     )(**{name: lambda b, s, t: None})
 for name, first, after in (
     ("history_in_a_tensor", torch.zeros(0), lambda seen, stat: torch.cat([seen, seen.new_full((1,), mean_of(stat))])),
-    ("cache_by_step", {}, lambda seen, stat: {**seen, f"step {len(seen)}": mean_of(stat)}),
     ("journal", "", lambda seen, stat: seen + f"{mean_of(stat):.2f} "),
 ):
     rows(
@@ -795,19 +459,15 @@ for name, first, after in (
 # -- declared and never used, or used and not declared -----------------------------------------------------------------
 
 rows("used", needs=("entropies", "ref_logprobs"))(reference_for_nothing=lambda b, s, t: 1 / (1 + H(b)))
-rows("used", needs=("rollout_logprobs",))(forward_for_nothing=lambda b, s, t: 0.5)
 rows("used", needs=("my_signal", "entropies"))(own_signal_for_nothing=lambda b, s, t: 1 / (1 + H(b)))
 rows("used", needs=(), live_needs=frozenset({"entropies"}))(live_entropy_for_nothing=lambda b, s, t: 0.5)
 rows("used", writes=frozenset({"weight", "bounds"}))(slot_for_nothing=lambda b, s, t: 1 / (1 + H(b)))
 rows("declared", needs=())(
     attribute_not_declared=lambda b, s, t: 1 / (1 + b.entropies),
-    two_not_declared=lambda b, s, t: (b.ref_logprobs - b.rollout_logprobs).exp(),
-    if_it_is_there=lambda b, s, t: 1.0 if b.max_logprobs is None else b.max_logprobs.exp(),
 )
 
 # -- what only a large optimizer step shows ----------------------------------------------------------------------------
 
 rows("split", needs=())(
-    local_from_position_900=lambda b, s, t: torch.where(b.position >= 900, 1 / (1 + (b.position >= 900).sum()), 1.0),
     local_beyond_9000_tokens=lambda b, s, t: 1 / len(b) if len(b) > 9000 else 1.0,
 )

@@ -1,11 +1,8 @@
 """Deliberately broken stages: each does one thing that published code has done, and the laws beside it must see it."""
 
-import datetime
 import itertools
 import os
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +11,9 @@ from torch import Tensor
 
 from rlstab.core.comm import LocalComm, carried_out
 from rlstab.core.random import uniform
-from rlstab.core.stats import Grouped, Mean
+from rlstab.core.stats import Mean
 from rlstab.stages.stage import AdvantageEstimator, Expansion, PromptSelector, RewardShaper, RolloutExpander, Stage
-from tests.testing.broken_methods import counting, counts_in_place_later, mean_of, void
+from tests.testing.broken_methods import counting, counts_in_place_later, mean_of
 
 #: Each broken stage with the laws that it breaks.
 BROKEN: dict[Stage, frozenset[str]] = {}
@@ -74,31 +71,14 @@ def settle_here(self, parts, state, alone):
     return stat, {"responses": state["responses"] + sum(map(len, parts))}
 
 
-def mean_reward(self, r, stat, state):
-    return {"reward": Mean.scalar(float(r.rewards.mean()) if len(r) else 0.0)}
-
-
 # Its baseline is the mean of the responses at hand: another part gives another one.
 rows(AdvantageEstimator, "split", "identity")(local_baseline=lambda r, stat, state: local(r))
-rows(AdvantageEstimator, "split")(
-    local_from_twelve_groups=lambda r, stat, state: local(r) if r.groups > 12 else centred(r)
-)
-# It measures the mean length of each part and averages those: a price that depends on the cut.
-rows(
-    RewardShaper,
-    "split",
-    init_state=lambda self: {"price": 0.0},
-    measure=lambda self, r: {"length": Mean.of(r.lengths.mean().reshape(1) if len(r) else r.lengths)},
-    advance=lambda self, state, stat: {"price": mean_of(stat, "length", state["price"])},
-)(mean_of_means=lambda r, stat, state: r.lengths * -float(state["price"]))
 # A part without responses counts as one of length 0: a rank that has nothing would move the mean.
 rows(RewardShaper, "split", measure=lambda self, r: {"n": Mean.of(r.lengths if len(r) else torch.zeros(1))})(
     counts_empty_parts=lambda r, stat, state: r.lengths - mean_of(stat, "n")
 )
 # Its state comes from the responses of this rank alone, so ranks drift apart.
 rows(RewardShaper, "split", init_state=lambda self: {"responses": 0}, _settling=settle_here)(state_of_this_rank=nothing)
-# Its metric is the mean of the part, reported as if every part weighed the same.
-rows(AdvantageEstimator, "split", report=mean_reward)(unmerged_metric=nothing)
 # It asks for as many prompts as it saw fail itself: each rank for another number.
 rows(RolloutExpander, "split")(asks_for_its_own=lambda r, seed: Expansion(fresh=int(r.even[r.first].sum())))
 
@@ -107,20 +87,6 @@ rows(RolloutExpander, "split")(asks_for_its_own=lambda r, seed: Expansion(fresh=
 rows(RolloutExpander, "split", "permutation", "identity")(
     drops_by_order=lambda r, seed: Expansion(drop=(shuffle(seed, r.groups) < 0.5)[r.first.argsort().argsort()][r.group])
 )
-rows(AdvantageEstimator, "permutation")(
-    # its baseline is the answer that happens to stand first
-    first_is_the_baseline=lambda r, stat, state: r.rewards - r.rewards[r.first][r.group],
-    ranks_by_order=lambda r, stat, state: centred(r) * (1 + r.rewards.argsort().argsort() / max(1, len(r))),
-)
-rows(AdvantageEstimator, "identity")(
-    local_beyond_twelve_tokens=lambda r, stat, state: (
-        centred(r) * (r.lengths / r.lengths.max() if len(r) and r.lengths.max() > 12 else 1.0)
-    ),
-    # it leaves out a share of the groups by their ids, which are names and no randomness
-    favours_ids=lambda r, stat, state: (r.group_ids % 3 != 0).double() * centred(r),
-    parity_of_the_id=lambda r, stat, state: centred(r) * (r.sequence_ids % 2),
-    parity_of_the_prompt=lambda r, stat, state: centred(r) * (r.prompt_ids % 2),
-)
 rows(RewardShaper, "later rollouts", init_state=lambda self: {"n": 0}, advance=counting)(
     local_after_four_rollouts=lambda r, stat, state: (
         r.rewards.mean().expand(len(r)).clone() if state["n"] >= 4 and len(r) else nothing(r)
@@ -128,27 +94,9 @@ rows(RewardShaper, "later rollouts", init_state=lambda self: {"n": 0}, advance=c
 )
 
 
-def count_prompts(self, state, stat):
-    seen = stat.grouped("seen")
-    return {"seen": state["seen"].index_add_(0, seen.keys, seen.totals)}
-
-
 rows(RewardShaper, "pure")(
-    # it writes to the rewards of the caller, in place, or leaves something on the batch
-    edits_rewards=lambda r, stat, state: void(r.rewards.sub_(0.5 * (~r.ended).double())),
-    clips_far_below=lambda r, stat, state: void(r.rewards.clamp_(min=-1e6)),
     caches_on_the_batch=lambda r, stat, state: r.extra.update(cached=r.rewards),
-    hides_on_the_batch=lambda r, stat, state: object.__setattr__(r, "cached", r.rewards),
-    makes_a_directory=lambda r, stat, state: Path(tempfile.gettempdir(), "rlstab_stage").mkdir(exist_ok=True),
 )
-# It counts prompts in the tensor that it was given, so a checkpoint of before has the counts of after.
-rows(
-    RewardShaper,
-    "pure",
-    init_state=lambda self: {"seen": torch.zeros(24, dtype=torch.float64)},
-    measure=lambda self, r: {"seen": Grouped.of(r.prompt_ids, torch.ones_like(r.rewards))},
-    advance=count_prompts,
-)(edits_its_state=nothing)
 rows(RewardShaper, "later rollouts", init_state=lambda self: {"n": 0}, advance=counts_in_place_later)(
     in_place_from_rollout_four=lambda r, stat, state: nothing(r) + 1 / (1 + state["n"])
 )
@@ -156,33 +104,13 @@ rows(RewardShaper, "later rollouts", init_state=lambda self: {"n": 0}, advance=c
 rows(PromptSelector, "pure")(global_randomness=lambda offer, state: wrapped(offer, int(torch.rand(1) < 0)))
 
 CALLS = itertools.count()
-MEMORY: dict[str, float] = {}
-
-
-def hashed(offer, state):
-    """It shuffles by ``hash`` of a text, which every process seeds anew."""
-    places = range(offer.drawn, offer.drawn + offer.count)
-    return torch.tensor([hash(f"{offer.seed}/{place}") % (offer.size or 1000) for place in places])
-
 
 # It goes on where its last call ended, wherever the run went on.
 rows(PromptSelector, "pure", "split", "permutation", "selection", "declared", "padding", "process")(
     by_call_order=lambda offer, state: (next(CALLS) + torch.arange(offer.count)) % (offer.size or 1000)
 )
-rows(PromptSelector, "process")(
-    by_pythons_hash=hashed,
-    by_process_id=lambda offer, state: wrapped(offer, os.getpid()),
-    by_rank=lambda offer, state: wrapped(offer, int(os.environ.get("RANK", "0"))),
-    by_the_date=lambda offer, state: wrapped(offer, datetime.date.today().toordinal()),
-    acts_after_5000_calls=lambda offer, state: wrapped(offer, 1 if next(CALLS) > 5000 else 0),
-)
 rows(RewardShaper, "process")(
     sets_the_environment=lambda r, stat, state: os.environ.update(RLSTAB_STAGE="1"),
-    sets_the_default_dtype=lambda r, stat, state: torch.set_default_dtype(torch.float64),
-    # it scales by the mean of the first rewards that it sees, kept in a variable of its module
-    calibrates_once=lambda r, stat, state: (
-        r.rewards * MEMORY.setdefault("mean", float(r.rewards.mean()) if len(r) else 0.0)
-    ),
 )
 
 
@@ -201,12 +129,6 @@ def by_the_deviation(r, stat, state):
     return deviation / r.group_mean(deviation.abs())
 
 
-def branch_at_the_end(r, seed):
-    """It branches after the last token, where nothing is left to sample."""
-    parents = (r.rewards <= 0).nonzero().squeeze(-1)
-    return Expansion(parents=parents, pivots=(r.given + r.lengths.long())[parents], branches=2)
-
-
 def by_what_is_there(r, stat, state):
     """It weighs by evidence that it does not name, where it happens to be there."""
     return torch.where(r.even, 0.0, r.rewards - r.group_mean(r.rewards, r.extra.get("squared_gradient", r.lengths)))
@@ -215,8 +137,6 @@ def by_what_is_there(r, stat, state):
 rows(PromptSelector, "selection")(
     # a refill begins where the rollout began, and asks the same prompts again
     refills_from_the_start=lambda offer, state: wrapped(offer, -offer.first),
-    # it never looks at how many prompts there are
-    beyond_the_task=lambda offer, state: offer.drawn + 30 + torch.arange(offer.count),
 )
 rows(AdvantageEstimator, "finite", "even group")(divides_by_the_deviation=by_the_deviation)
 # A lone answer keeps its reward as its advantage.
@@ -224,16 +144,6 @@ rows(AdvantageEstimator, "even group")(
     no_baseline=lambda r, stat, state: torch.where(r.group_sum(torch.ones_like(r.rewards)) == 1, r.rewards, 0.0)
 )
 rows(AdvantageEstimator, "runs")(half_precision=lambda r, stat, state: centred(r).float())
-# It drops the cut-off responses of a group and leaves the rest to be compared without them.
-rows(RolloutExpander, "runs")(
-    drops_a_part=lambda r, seed: Expansion(drop=~r.ended), branches_at_the_end=branch_at_the_end
-)
-# Its state is a parameter, and everything made with it keeps a graph.
-rows(
-    RewardShaper,
-    "runs",
-    init_state=lambda self: {"scale": torch.ones((), dtype=torch.float64, requires_grad=True)},
-)(gradient_in_its_state=lambda r, stat, state: state["scale"] * r.lengths)
 rows(AdvantageEstimator, "declared")(undeclared_evidence=by_what_is_there)
 # It takes the mean over all columns, those after the end of a response included.
 rows(RewardShaper, "padding", needs={"entropies"})(
@@ -248,11 +158,7 @@ rows(RolloutExpander)(random_by_id=lambda r, seed: Expansion(drop=uniform(seed +
 # Ids are more than names: parity, small ones, and such that meet as float32 or int32.
 rows(AdvantageEstimator, "identity")(
     even_ids=lambda r, stat, state: centred(r) * (1 + r.sequence_ids % 2),
-    small_groups=lambda r, stat, state: centred(r) * (1 + (r.group_ids < 500).double()),
-    ids_as_float32=lambda r, stat, state: centred(r) / shared_by(r.sequence_ids.float()),
-    ids_as_int32=lambda r, stat, state: centred(r) / shared_by(r.sequence_ids.int()),
 )
-rows(RolloutExpander, "identity")(drops_odd_groups=lambda r, seed: Expansion(drop=r.group_ids % 2 == 1))
 # A state that a checkpoint does not give back, or that grows.
 rows(
     RewardShaper,
@@ -272,9 +178,3 @@ rows(
 rows(AdvantageEstimator, "used", needs=frozenset({"entropies", "raw_rewards"}))(
     entropies_for_nothing=lambda r, stat, state: centred(r.reshaped(r.evidence("raw_rewards")))
 )
-
-
-def shared_by(keys: Tensor) -> Tensor:
-    """How many responses have the key."""
-    index = keys.unique(return_inverse=True)[1]
-    return torch.bincount(index, minlength=1)[index].double()

@@ -128,7 +128,7 @@ def test_a_broken_stage_is_caught(stage: Any) -> None:
 
 
 def test_every_law_has_a_method_or_stage_that_breaks_it() -> None:
-    for laws, broken, least in ((LAWS, BROKEN, 150), (STAGE_LAWS, broken_stages.BROKEN, 50)):
+    for laws, broken, least in ((LAWS, BROKEN, 45), (STAGE_LAWS, broken_stages.BROKEN, 22)):
         print(f"{len(broken)} broken, {len(laws)} laws")
         assert len({method.name for method in broken}) == len(broken) >= least
         assert {law.name for law in laws} <= frozenset().union(*broken.values())

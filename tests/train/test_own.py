@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from rlstab.errors import CheckpointError, ConfigError, MissingSignal, ModelError, NonFinite, ShapeError
-from rlstab.record.response_traces import read_responses
+from rlstab.record import read_dump
 from rlstab.stages import STAGES
 from rlstab.train import Rollout
 from rlstab.zoo import METHODS
@@ -95,7 +95,7 @@ def test_chats_are_written_by_the_template_of_the_model(tmp_path: Path) -> None:
         "tracking__dump_every": 1,
     }
     go(small(tmp_path / "run", **changes))
-    traced = {response.prompt for response in read_responses(tmp_path / "run", limit=1000).responses}
+    traced = {tokenizer.decode(prompt) for step in read_dump(tmp_path / "run").steps for prompt in step.prompts}
     assert traced
     assert all(re.fullmatch(r"\*1[1-7] 7 8>29:", prompt) for prompt in traced)
     with pytest.raises(ModelError, match="chat template"):
@@ -127,6 +127,7 @@ def test_completions_that_take_too_long_are_counted_and_cost_the_reward_alone(tm
 
 #: Two optimizer steps per rollout, in uneven micro-batches, with evidence refreshed before each.
 CUT: dict[str, Any] = {
+    "optimisation__rollouts": 1,
     "optimisation__mini_batches": 2,
     "optimisation__micro_batch_size": 3,
     "optimisation__refresh": "step",
@@ -164,12 +165,13 @@ def test_rewards_are_evidence_of_methods_and_stages(tmp_path: Path) -> None:
         "reward/graded": lambda responses: responses.responses.evidence("reward/graded"),
     }
     stages = [of_user("Halved")]  # a shaper, so that rewards differ from those that were scored
+    few = {"rollout__max_new_tokens": 3}
     for index, (name, rewards) in enumerate(by_name.items()):
 
         def given(responses: Rollout, rewards: Any = rewards) -> Tensor:
             return rewards(responses).float().unsqueeze(-1).expand(responses.response_mask.shape)
 
-        changes = {"reward": reward, "stages": stages}
+        changes = {"reward": reward, "stages": stages, **few}
         go(weighing(tmp_path / f"{index}", name, **changes))
         go(weighing(tmp_path / f"{index} given", "given", **changes), signals={"given": given})
         assert apart(tmp_path / f"{index}", tmp_path / f"{index} given") == 0

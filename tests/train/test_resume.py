@@ -34,6 +34,7 @@ from tests.train.runs import (
     metrics,
     number,
     of_user,
+    small,
 )
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -73,7 +74,7 @@ def test_a_run_that_lost_its_newest_checkpoint_ends_as_the_whole_one(kind: str, 
 
 @pytest.mark.parametrize(
     ("engine", "processes"),
-    [("auto", 1), *(pytest.param(engine, 2, marks=pytest.mark.slow) for engine in ("ddp", "fsdp2"))],
+    [pytest.param(*job, marks=pytest.mark.slow) for job in (("auto", 1), ("ddp", 2), ("fsdp2", 2))],
 )
 def test_after_the_kill_of_all_ranks_the_run_goes_on_bit_for_bit(
     engine: str, processes: int, forks: Forks, tmp_path: Path
@@ -132,13 +133,13 @@ def test_a_run_goes_on_in_another_number_of_processes(
 
 
 def test_a_finished_run_stays_and_a_longer_one_goes_on(tmp_path: Path) -> None:
-    go(long(tmp_path / "whole", optimisation__rollouts=6))
+    go(long(tmp_path / "whole"))
     out = tmp_path / "run"
-    go(long(out))
+    go(long(out, optimisation__rollouts=2))
     before = left(out)
-    go(long(out), resume=True)
+    go(long(out, optimisation__rollouts=2), resume=True)
     assert differences(out, before) == []
-    go(long(out, optimisation__rollouts=6), resume=True)
+    go(long(out), resume=True)
     mine, theirs = (
         [{key: value for key, value in record.items() if "eval" not in key} for record in metrics(folder)[1:]]
         for folder in (out, tmp_path / "whole")
@@ -171,21 +172,20 @@ def test_what_may_not_change_is_named(tmp_path: Path) -> None:
     assert len(go(long(out, optimisation__rollouts=5, **same), resume=True).records) == 6
 
 
-def test_a_run_whose_rollouts_wait_is_not_lengthened(tmp_path: Path) -> None:
-    go(long(tmp_path, rollout__staleness=1))
-    with pytest.raises(CheckpointError, match=r"optimisation\.rollouts"):
-        go(long(tmp_path, rollout__staleness=1, optimisation__rollouts=6), resume=True)
-
-
-def test_functions_of_the_user_have_to_be_given_again(tmp_path: Path) -> None:
-    objective = ["clip_higher", of_user("WeighPlaces", signal="places")]
-    go(long(tmp_path / "run", objective), signals={"places": own.places})
-    whole = left(tmp_path / "run")
-    forget_newest(tmp_path / "run")
+def test_functions_of_the_user_have_to_be_given_again_and_no_run_whose_rollouts_wait_is_lengthened(
+    tmp_path: Path,
+) -> None:
+    objective, settings = ["clip_higher", of_user("WeighPlaces", signal="places")], {"rollout__staleness": 1}
+    settings |= {"optimisation__rollouts": 3}
+    go(long(tmp_path, objective, **settings), signals={"places": own.places})
+    whole = left(tmp_path)
+    forget_newest(tmp_path)
     with pytest.raises(CheckpointError, match=r"places"):
-        go(long(tmp_path / "run", objective), resume=True, signals={"places": own.poison})
-    go(long(tmp_path / "run", objective), resume=True, signals={"places": own.places})
-    assert differences(tmp_path / "run", whole) == []
+        go(long(tmp_path, objective, **settings), resume=True, signals={"places": own.poison})
+    with pytest.raises(CheckpointError, match=r"optimisation\.rollouts"):
+        go(long(tmp_path, objective, rollout__staleness=1), resume=True, signals={"places": own.places})
+    go(long(tmp_path, objective, **settings), resume=True, signals={"places": own.places})
+    assert differences(tmp_path, whole) == []
 
 
 class Signalling(own.Graded):
@@ -203,7 +203,7 @@ class Signalling(own.Graded):
 
 
 def test_a_signal_ends_a_run_with_a_checkpoint_from_which_it_goes_on(tmp_path: Path) -> None:
-    settings = {"evaluation__every": 0}
+    settings = {"evaluation__every": 0, "tracking__dump_every": 0}
     go(long(tmp_path / "whole", **settings), task=Signalling(-1, lambda: None))
     whole = left(tmp_path / "whole")
     handlers = [signal.getsignal(which) for which in (signal.SIGINT, signal.SIGTERM)]
@@ -227,8 +227,8 @@ def test_a_handler_of_the_caller_stays(tmp_path: Path) -> None:
     seen: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda which, frame: seen.append(which))
     try:
-        go(long(tmp_path / "run"), task=Signalling(9, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+        go(small(tmp_path / "run"), task=Signalling(3, lambda: os.kill(os.getpid(), signal.SIGTERM)))
     finally:
         signal.signal(signal.SIGTERM, before)
     assert seen == [signal.SIGTERM]
-    assert len(checkpoints(tmp_path / "run")) == 2
+    assert [number(path) for path in checkpoints(tmp_path / "run")] == [2]

@@ -114,7 +114,7 @@ STEP = make_step("mixed", [17, 40, 8, 31, 25, 12, 36, 31], 2, 5, ())
 
 
 def test_each_candidate_is_hit_as_often_as_any_other_and_not_as_a_random_mask_draws() -> None:
-    batch, times, draws = STEP.batch(), torch.zeros(200), 300
+    batch, times, draws = STEP.batch(), torch.zeros(200), 100
     A, now = STEP.evidence["advantages"], STEP.evidence["logprobs"]
     covariances = (A - A.mean()) * (now - now.mean())
     candidates = (covariances > -0.5) & (covariances < 9.0)

@@ -1,74 +1,15 @@
 """What a class declares is what its method reads, fills, reports and refuses."""
 
 import dataclasses
-import random
-from typing import ClassVar
 
 import pytest
 
 import rlstab as r
-from rlstab import PolicyOutputs, TokenBatch
-from rlstab.core.batch import BASICS, SIGNALS
-from rlstab.core.comm import LocalComm
-from rlstab.core.objective import TokenObjective
+from rlstab import PolicyOutputs
 from rlstab.core.settings import settings_of
-from rlstab.core.stats import Settled, settle
 from rlstab.errors import Conflict, OutOfRange
 from tests.examples import EXAMPLES
-from tests.zoo.watch import SHIPPED, STEP, instances
-
-
-class WatchedBatch(TokenBatch):
-    """Remembers which of its tensors were looked at."""
-
-    seen: ClassVar[set[str]] = set()
-
-    def __getattribute__(self, name: str) -> object:
-        if name in BASICS or name in SIGNALS:
-            WatchedBatch.seen.add(name)
-        return super().__getattribute__(name)
-
-
-class WatchedPolicy(PolicyOutputs):
-    """Remembers which of its tensors were looked at."""
-
-    seen: ClassVar[set[str]] = set()
-
-    def __getattribute__(self, name: str) -> object:
-        if name in ("entropies", "log_kept_mass"):
-            WatchedPolicy.seen.add(name)
-        return super().__getattribute__(name)
-
-
-def misdeclared(method: TokenObjective) -> set[str]:
-    """Names that are declared and not used in two steps, or used and not declared."""
-    # where the live policy is its own denominator: the old log-probs of the ratio are not meant
-    whole = dataclasses.replace(STEP.batch(), live_ratio=True)
-    batch, policy = WatchedBatch(**vars(whole)), WatchedPolicy(**STEP.leaves())
-    state, wrote, penalties = method.init_state(), set[str](), set[str]()
-    WatchedBatch.seen.clear()
-    for _ in range(2):
-        # not by measure_all, which would refuse a batch without tokens that lacks an undeclared signal
-        first = settle([method.measure(batch)], LocalComm())
-        stat = Settled({**first, **settle([method.measure_again(batch, first)], LocalComm())})
-        state = method.advance(state, stat)
-        terms = method.terms(batch, stat, state)
-        wrote |= terms.filled()
-        for penalty in terms.penalties.values():
-            WatchedPolicy.seen.clear()
-            penalty.fn(policy, policy)
-            assert WatchedPolicy.seen == penalty.reads, method
-            penalties |= WatchedPolicy.seen
-    return (WatchedBatch.seen ^ method.needs) | (penalties ^ method.live_needs) | (wrote ^ method.writes)
-
-
-@pytest.mark.parametrize("most", [300, pytest.param(10**6, marks=pytest.mark.slow)])
-def test_every_method_reads_and_fills_what_it_declares(most: int) -> None:
-    for cls in SHIPPED:
-        several = instances(cls)
-        for method in random.Random(0).sample(several, min(most, len(several))):
-            assert misdeclared(method) == set(), method
-
+from tests.zoo.watch import SHIPPED, STEP
 
 #: Metrics by the methods that report them, beyond what every loss reports; the other methods report nothing.
 REPORTED = {
@@ -115,6 +56,13 @@ def test_every_setting_is_checked() -> None:
         for setting in settings_of(cls):
             with pytest.raises(OutOfRange, match=f"'{cls.name}': {setting.name} = 'wrong', expected "):
                 dataclasses.replace(EXAMPLES[cls.name][0], **{setting.name: "wrong"})
+
+
+def test_a_limit_is_reached_at_its_settings_alone() -> None:
+    for methods in EXAMPLES.values():
+        assert methods[0].about.no_op_at
+        for limit in methods[0].about.no_op_at:
+            assert limit.reached(limit.at(methods[0])) == (limit.settings is not None)
 
 
 def test_settings_that_contradict_each_other() -> None:

@@ -47,7 +47,7 @@ def test_every_pair_obeys_the_split_law(first: int) -> None:
 def test_what_owns_one_slot_is_refused_whatever_the_settings() -> None:
     """And nothing else is refused without a class that says why."""
     for left_name, right_name in itertools.combinations(NAMES, 2):
-        for pair in itertools.product(EXAMPLES[left_name], EXAMPLES[right_name]):
+        for pair in itertools.product(EXAMPLES[left_name][:2], EXAMPLES[right_name][-2:]):
             slots = [method.writes & set(SLOTS) for method in pair]
             region = [slot & {"bounds", "surrogate"} for slot in slots]
             both = bool(slots[0] & slots[1]) or all(region)

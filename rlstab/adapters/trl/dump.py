@@ -22,7 +22,7 @@ from rlstab.errors import ConfigError
 from rlstab.record.effects import what_methods_did
 from rlstab.record.writer import Recorder, settings_of, tensors_of
 
-REWARDS = "rlstab_rewards"
+REWARDS, SAMPLED = "rlstab_rewards", "rlstab_sampled_at"
 
 
 class DumpCallback(TrainerCallback):
@@ -68,7 +68,7 @@ class DumpCallback(TrainerCallback):
     # -- micro-batches ---------------------------------------------------------------------------------------------
 
     def _stamp(self, generated: dict[str, Any], *args: Any) -> None:
-        """Add identities and rewards, which TRL shuffles along."""
+        """Add identities, rewards and the age of the weights, which TRL shuffles along."""
         trainer, accelerator = self.trainer, self.trainer.accelerator
         if not trainer.model.training:
             return
@@ -80,6 +80,8 @@ class DumpCallback(TrainerCallback):
         weights = trainer.reward_weights.to(generated["completion_ids"].device)
         rewards = (torch.tensor(scored, device=weights.device) * weights[:, None]).nansum(0)
         generated[REWARDS] = rewards[rank * rows :][:rows]
+        # TRL gives its sampler the weights of this step before it samples
+        generated[SAMPLED] = torch.full((rows,), trainer.state.global_step, device=weights.device)
 
     def _keep_forward(self, outputs: tuple[Tensor, Tensor | None, Any], *args: Any) -> None:
         if outputs[0].requires_grad:
@@ -119,6 +121,8 @@ class DumpCallback(TrainerCallback):
     ) -> None:
         mask = inputs["prompt_mask"].bool()
         tensors |= {"prompt_ids": inputs["prompt_ids"][mask], "prompt_lengths": mask.sum(1), "rewards": inputs[REWARDS]}
+        lag = (self.trainer.state.global_step - inputs[SAMPLED]).float()
+        tensors.setdefault("lag", lag.repeat_interleave(tensors["lengths"].to(lag.device)))
         # the backpropagated loss includes the division by accelerate
         told = loss.detach() / self.trainer.accelerator.gradient_accumulation_steps
         self.recorder.add(tensors, told, logprobs, where=where)
@@ -150,7 +154,7 @@ class DumpCallback(TrainerCallback):
         )
 
     def _settings(self, share: float) -> dict[str, Any]:
-        """The settings of GRPOConfig that decide its loss, by the names of :class:`rlstab.replay.host_loss.Formula`.
+        """The settings of GRPOConfig that decide its loss, by the names of :class:`rlstab.look.host_loss.Formula`.
 
         Args:
             share: of the tokens of the generation in each of its optimizer steps, over which TRL takes the mean.

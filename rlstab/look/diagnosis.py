@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rlstab.bins import EMPTY
-from rlstab.diagnose.readers import read_logs
-from rlstab.diagnose.remedies import Remedy, remedies
-from rlstab.diagnose.run_log import RunLog
-from rlstab.errors import ReportError
 from rlstab.logs.metric_aliases import ALIASES
+from rlstab.look.remedies import Remedy, remedies
+from rlstab.look.run_log import RunLog
+from rlstab.report.formatting import setting
+from rlstab.report.runs import setting_of
 from rlstab.signs import SIGNS, Sign, signs
 
 #: By sign, the cause that it indicates if it is the first. A reward that falls without another sign before it, a
@@ -146,7 +145,9 @@ class Diagnosis:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What could not be read, and steps in which nothing was trained if no sign says so."""
+        """What could not be read, that no metric is known, and steps that trained nothing if no sign says so."""
+        if not self.log.metrics.keys() - {"lr"}:
+            return (*self.log.remarks, f"it has no known metric. {_wanted()}")
         idle, lines = _idle(self.log)
         if idle <= IDLE * lines or any(sign.name == "zero_std_groups" for sign in self.fired):
             return self.log.remarks
@@ -162,6 +163,18 @@ class Diagnosis:
     def remedy(self) -> Remedy | None:
         """The text about the cause."""
         return remedies()[self.first.cause] if self.first else None
+
+    @property
+    def settings(self) -> Iterator[str]:
+        """Those to look at, with the values of the run: of the trainer that wrote the log, or of every one."""
+        by_host = self.remedy.settings if self.remedy else {}
+        mine = by_host.get(self.log.writer)
+        for host, names in {"": mine}.items() if mine else by_host.items():
+            for name in names:
+                value = setting_of(self.log.config, name)
+                shown = setting(value) if isinstance(value, float) else value
+                here = f" (here {shown})" if isinstance(shown, str | int) and not isinstance(shown, bool) else ""
+                yield f"{f'{host}: ' * bool(host)}{name}{here}"
 
     def told(self) -> str:
         """One sentence: what came first, and when."""
@@ -204,19 +217,6 @@ def diagnose(log: RunLog) -> Diagnosis:
         looked_at=tuple(sign for sign in every if sign.fired is False),
         unseen=tuple(sign for sign in every if sign.fired is None),
     )
-
-
-def diagnose_paths(paths: Sequence[str | Path]) -> list[Diagnosis]:
-    """Every run that was logged under some paths.
-
-    Raises:
-        ReportError: there is no log at a path that can be read, or a log has no known metric.
-    """
-    logs = [log for path in paths for log in read_logs(path)]
-    for log in logs:
-        if not log.metrics.keys() - {"lr"}:
-            raise ReportError(f"{log.title}: it has no known metric. {_wanted()}")
-    return [diagnose(log) for log in logs]
 
 
 def _idle(log: RunLog) -> tuple[int, int]:

@@ -126,6 +126,32 @@ def formula_of(step: Step) -> Formula | None:
         return None
 
 
+def methods_of(formula: Formula, with_reference: bool = False) -> Iterator[dict[str, Any]]:
+    """A host's formula as an objective: the settings of its methods.
+
+    Args:
+        formula: without an objective of its own.
+        with_reference: whether its KL term is one of them.
+    """
+    if formula.weight:
+        yield {"name": "cispo", "cap": max(1.0, formula.high)}
+    else:
+        stop = min(formula.cap, formula.dual)  # a cap of the ratio stops punished tokens where a dual clip does
+        dual = {"dual_clip": stop} if 1 < stop < math.inf else {}
+        yield {"name": "clip_higher", "low": formula.low, "high": formula.high, **dual}
+    if formula.sequence:
+        yield {"name": "gspo"}
+    if formula.mean == "response":
+        yield {"name": "sequence_mean"}
+    elif formula.mean in ("length", "sum"):
+        yield {"name": "constant_length", "length": int(formula.length) if formula.mean == "length" else 1}
+    else:
+        yield {"name": "token_mean"}
+    if formula.beta and with_reference:
+        estimator = formula.estimator.removesuffix("_reversed")
+        yield {"name": "kl", "coefficient": formula.beta, "estimator": estimator, "cap": None}
+
+
 # -- the loss again ----------------------------------------------------------------------------------------------------
 
 

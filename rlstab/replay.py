@@ -1,4 +1,4 @@
-"""Replay: what the loss of a run was, and what every method would have done to its tokens."""
+"""The reader of dumps by its earlier name, for one release: :mod:`rlstab.record`."""
 
 from rlstab.record import Dump, Step, load, read_dump
 

@@ -1,29 +1,87 @@
-"""Reads the runs that any known trainer or tracker logged under a path, as records for the detectors.
+"""What any known trainer or tracker logged under a path, under our names and ready for the detectors of signs.
 
-Logs of other trainers and trackers, see :mod:`rlstab.logs.readers`; those of rlstab, and token exports of prime-rl.
+Logs of other trainers and trackers, see :mod:`rlstab.logs.readers`; those of rlstab, and recorded optimizer steps.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from rlstab.diagnose.run_log import RunLog, log_of
 from rlstab.errors import ReportError
 from rlstab.files import exists, is_dir
-from rlstab.logs.log import Log
+from rlstab.logs.log import Log, curves_of
 from rlstab.logs.readers import READABLE, SNIFFED, log_files, read_database, read_file, read_folder, text_at
 from rlstab.record import Dump, Step, read_dump
 from rlstab.record.foreign import exports
 from rlstab.record.step import DID
 from rlstab.report.load import find_runs
-from rlstab.report.runs import RunRecord
+from rlstab.report.runs import RunRecord, Status
 from rlstab.safe_read import read_object
 
 #: What is said to have written the log that recorded optimizer steps are read as.
 TOKEN_TRACE = "a token trace"
+#: Values by the names of the log; what was there and not finite is NaN.
+Row = Mapping[str, float]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RunLog(RunRecord):
+    """One run as it was logged, a record for the detectors of the report.
+
+    Attributes:
+        path: what the reader calls it: a path, or the name of the run in a table.
+        metrics: by our name steps (from 1) and finite values, each as often as the log has it.
+        config: the settings of a run of rlstab; of others nothing is known.
+        writer: who wrote it, such as ``TRL``.
+        unit: what its steps are: ``rollout`` or ``step``.
+        names: by our name the name in the log.
+    """
+
+    bench: str | None = None
+    setting: str = "default"
+    method: str = ""
+    seed: int = 0
+    status: Status = "finished"
+    evaluations: list[dict[str, float]] = field(default_factory=list)
+    writer: str
+    unit: str
+    names: Mapping[str, str]
+
+    @property
+    def title(self) -> str:
+        """What the reader calls it."""
+        return self.path
+
+
+def log_of(
+    rows: Mapping[int, Row],
+    *,
+    title: str,
+    writer: str,
+    unit: str = "step",
+    remarks: tuple[str, ...] = (),
+    **others: Any,
+) -> RunLog:
+    """The rows of a log by step, under our names.
+
+    Args:
+        rows: by step. Where a step of another trainer has number 0, all steps are counted from 1.
+        title: what the reader calls it.
+        writer: who wrote it.
+        unit: what a step is.
+        remarks: what was left out of it.
+        **others: more of it.
+    """
+    curves = curves_of(rows, unit)
+    told = (*remarks, *curves.remarks)
+    return RunLog(
+        path=title, writer=writer, unit=unit, metrics=curves.metrics, names=curves.names, remarks=told, **others
+    )
 
 
 def read_logs(path: str | Path) -> list[RunLog]:

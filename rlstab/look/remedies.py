@@ -88,7 +88,7 @@ class Remedy:
     """One cause.
 
     Attributes:
-        cause: its name, a value of :data:`rlstab.diagnose.diagnosis.CAUSES`.
+        cause: its name, a value of :data:`rlstab.look.diagnosis.CAUSES`.
         title: for headings.
         looks: what it looks like in the metrics.
         likely: its usual reasons.
