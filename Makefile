@@ -29,7 +29,8 @@ test-matrix: $(VENV)/.installed
 	$(INSTALL) 'nox>=2026.4'
 	$(BIN)/nox $(ARGS)
 
-# the adapter for TRL, in an environment with TRL; make test skips these
+# the adapter for TRL, in an environment with its newest release; make test skips these.
+# Older releases too: make test-trl ARGS='trl-1.12.0 trl-1.13.0 trl-1.14.1'
 test-trl: $(VENV)/.installed
 	$(INSTALL) 'nox>=2026.4'
 	$(BIN)/nox -s trl $(ARGS)

@@ -108,6 +108,23 @@ def trl(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "tests/conformance", "-m", "slow", "-k", "trl", env=env)
 
 
+def trl_release(release: str) -> None:
+    """Declare the session that trains as TRL does with an older release."""
+
+    @nox.session(name=f"trl-{release}", python="3.11", default=False)
+    def train(session: nox.Session) -> None:
+        session.install("torch==2.13.0", "hypothesis>=6.120", "-e", ".[train,tasks,lora,testing]", f"trl=={release}")
+        files = "tests/adapters/test_trl.py", "tests/adapters/test_trl_same.py"
+        env = {"OMP_NUM_THREADS": "1", "RLSTAB_REQUIRE_TRL": "1"}
+        session.run("python", "-m", "pytest", *files, "-k", "trains_as", *session.posargs, env=env)
+
+    train.__doc__ = f"The adapter for TRL trains as TRL {release} does."
+
+
+for older in ("1.12.0", "1.13.0", "1.14.1"):
+    trl_release(older)
+
+
 @nox.session(python="3.11", reuse_venv=True, default=False)
 def extras(session: nox.Session) -> None:
     """The tests of what needs packages that `dev` may lack; elsewhere they are skipped without them."""
@@ -144,9 +161,22 @@ def verl(session: nox.Session) -> None:
 
 @nox.session(python="3.12", reuse_venv=True, default=False)
 def skyrl(session: nox.Session) -> None:
-    """SkyRL's policy losses held to the cut; its trainer needs Linux with a GPU and is not installed."""
-    session.install("torch==2.13.0", "-e", ".[testing]", "skyrl==0.4.0", "ray", "jaxtyping", "loguru", "omegaconf")
-    session.run("python", "-m", "pytest", LOSSES, *session.posargs, env=env_of("skyrl"))
+    """The tests of the adapter for SkyRL, whose worker and trainer run on a CPU, and its losses held to the cut."""
+    beside = "aiohttp", "pybase64", "fastapi", "uvicorn", "hypothesis>=6.120"  # what its trainer imports
+    session.install("torch==2.13.0", "-e", ".[train,testing,skyrl]", *beside)
+    env = env_of("skyrl")
+    session.run("python", "-m", "pytest", "tests/adapters/test_skyrl.py", LOSSES, *session.posargs, env=env)
+
+
+@nox.session(python="3.12", reuse_venv=True, default=False)
+def tinker(session: nox.Session) -> None:
+    """The tests of the adapter for Tinker with a server of SkyRL on a CPU, which the tests start and end."""
+    session.install("torch==2.13.0", "-e", ".[train,testing]", "skyrl[tinker,jax]==0.4.0", "aiohttp", "uv")
+    files = "tests/adapters/test_tinker.py", "tests/adapters/test_tinker_server.py"
+    session.run("python", "-m", "pytest", *files, *session.posargs, env=env_of("tinker"))
+    # the SDK's newest tested release, whose server is Tinker's own: the gradient that it would send
+    session.install("tinker==0.38.0")
+    session.run("python", "-m", "pytest", files[1], "-k", "sdk", *session.posargs, env=env_of("tinker"))
 
 
 @nox.session(python="3.11", reuse_venv=True, default=False)

@@ -25,6 +25,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "trl": ("trl",),
     "verl": ("verl", "transfer_queue", "cachetools"),
     "skyrl": ("skyrl", "ray", "jaxtyping", "loguru", "omegaconf"),
+    "tinker": ("tinker",),
 }
 
 

@@ -230,6 +230,7 @@ HOSTS: Mapping[str, Host] = {
         gives=frozenset({"entropies", "ref_logprobs", "rollout_logprobs", "branch"}),
         live=frozenset(),
     ),
+    "tinker": _host("tinker", lambda objective: {}, gives=frozenset(SIGNALS), live=frozenset()),
     "data": Host("data", "the data level", frozenset(SIGNALS), data_level=True),
 }
 

@@ -30,8 +30,10 @@ def check_release(host: str, installed: str = "") -> None:
     """
     installed, known = installed or version(host), facts(host)
     name, homes = f"{HOSTS[host].name} {installed}", tuple(known["homes"])
-    if not _matches(installed, known["release"]):
-        raise HostError(f"{name} is installed, and the adapter knows {known['release']} alone. {how_to_install(host)}")
+    supported = [known["release"], *known.get("also", ())]
+    if not any(_matches(installed, release) for release in supported):
+        named = " and ".join([", ".join(supported[:-1]), supported[-1]]) if supported[1:] else f"{supported[0]} alone"
+        raise HostError(f"{name} is installed, and the adapter knows {named}. {how_to_install(host)}")
     changed = [
         method
         for owner, methods in known["methods"].items()

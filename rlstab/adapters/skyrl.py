@@ -32,7 +32,7 @@ from rlstab.config.document import flow
 from rlstab.core.batch import TokenBatch
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.compose import Composition, compose
-from rlstab.core.objective import State, TokenObjective, check_complete
+from rlstab.core.objective import TokenObjective, check_complete
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.step import OptimizerStep
 from rlstab.errors import ConfigError, HostError
@@ -268,5 +268,7 @@ def _local(folder: str) -> str:
         HostError: it is in the cloud.
     """
     if "://" in folder:
-        raise HostError(f"the state of the objective is kept on a disk, not at {folder}. Set a local trainer.ckpt_path.")
+        raise HostError(
+            f"the state of the objective is kept on a disk, not at {folder}. Set a local trainer.ckpt_path."
+        )
     return folder

@@ -34,17 +34,25 @@ def _cpu_mesh(kind: str, *args: Any, **kwargs: Any) -> Any:
 torch.distributed.device_mesh.init_device_mesh = _cpu_mesh
 torch.cuda.current_device = lambda: torch.device("cpu")
 torch.cuda.synchronize = lambda *_: None
+_empty = torch.empty
+
+
+def _cpu_empty(*shape: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
+    return _empty(*shape, device="cpu" if device == "cuda" else device, **kwargs)
+
+
+torch.empty = _cpu_empty
 torch.Tensor.cuda = lambda values, *_, **__: values
 
-from skyrl.backends.skyrl_train.distributed import fsdp_utils
-from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch
-from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry
-from skyrl.backends.skyrl_train.workers.fsdp.fsdp_worker import FSDPPolicyWorkerBase
-from skyrl.train.config import SkyRLTrainConfig
-from skyrl.train.config.config import MixedPrecisionConfig
-from skyrl.train.trainer import RayPPOTrainer
+from skyrl.backends.skyrl_train.distributed import fsdp_utils  # noqa: E402
+from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch  # noqa: E402
+from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry  # noqa: E402
+from skyrl.backends.skyrl_train.workers.fsdp.fsdp_worker import FSDPPolicyWorkerBase  # noqa: E402
+from skyrl.train.config import SkyRLTrainConfig  # noqa: E402
+from skyrl.train.config.config import MixedPrecisionConfig  # noqa: E402
+from skyrl.train.trainer import RayPPOTrainer  # noqa: E402
 
-from rlstab.adapters.skyrl import NAME, register
+from rlstab.adapters.skyrl import NAME, register  # noqa: E402
 
 fsdp_utils.init_device_mesh = _cpu_mesh
 ROWS, GROUP = 16, 4

@@ -58,6 +58,9 @@ SAID = [
     ("trl", "clip_higher, block_mean", "MissingSignal: 'block_mean' reads 'block_ids', .*signals={'block_ids'"),
     ("verl", f"{STACK}, mismatch", ["verl 0.9.1", "use_kl_loss=true", "calculate_log_probs=true", "at false", COSTS]),
     ("verl", "clip_higher, block_mean", "MissingSignal: 'block_mean' reads 'block_ids'"),
+    ("skyrl", "clip_higher, s2t", ["SkyRL 0.4.0", "s2t │ logprobs, entropies │ yes │ all of it"]),
+    ("skyrl", "clip_higher, truncated_mask", "MissingSignal: 'truncated_mask' reads 'truncated'"),
+    ("tinker", "clip_higher, s2t", ["Tinker 0.25", "evidence: "]),
     ("data", "clip_higher, s2t", ["the data level", "s2t │ logprobs, entropies │ yes │ all of it"]),
     ("data", "clip_higher, {name: kl, coefficient: 0.1}", "ConfigError: 'kl' asks for a penalty"),
 ]

@@ -47,7 +47,10 @@ def test_clip_higher_is_skyrls_own_loss(tmp_path: Path) -> None:
     assert len(ours["gradients"]) == 2
     assert 1e-3 < max(float(values.abs().max()) for values in theirs["gradients"][0].values())
     assert apart(ours, theirs) < 2e-6
-    losses = [(mine["policy_loss"], other["policy_loss"]) for mine, other in zip(*(r["metrics"] for r in (ours, theirs)))]
+    losses = [
+        (mine["policy_loss"], other["policy_loss"])
+        for mine, other in zip(ours["metrics"], theirs["metrics"], strict=True)
+    ]
     assert all(mine == pytest.approx(other, abs=2e-6) for mine, other in losses)
     assert ours["rates"] == theirs["rates"]
 
@@ -88,7 +91,9 @@ def test_thresholds_see_advantages_as_they_were(tmp_path: Path) -> None:
         advantages=data["advantages"] / data["loss_mask"].sum(),
         old_logprobs=data["action_log_probs"],
     )
-    dead = make_plan(load_objective(COV), [scaled]).loss(scaled, PolicyOutputs.from_padded(scaled, logprobs=live)).report
+    dead = (
+        make_plan(load_objective(COV), [scaled]).loss(scaled, PolicyOutputs.from_padded(scaled, logprobs=live)).report
+    )
     assert {name: dead[name].value for name in selected} != told
 
 
@@ -148,7 +153,7 @@ def test_settings_that_the_objective_replaces_are_refused(settings: Any, error: 
 def test_what_skyrl_lacks_is_refused() -> None:
     megatron = config()
     megatron.trainer.strategy = "megatron"
-    with pytest.raises(ConfigError, match="trainer.strategy = 'megatron'"):
+    with pytest.raises(ConfigError, match=r"trainer\.strategy = 'megatron'"):
         register([CLIP], megatron)
     with pytest.raises(MissingSignal, match="'entropy_bonus' reads"):
         register([CLIP, {"name": "entropy_bonus", "coefficient": 0.01}], config())

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
-from rlstab.adapters.trl.release import check_release
+from rlstab.adapters.trl.release import check_release, ends_of
 from rlstab.adapters.trl.responses import COLUMNS, SEQUENCE_IDS, Inputs, batch_of, response_mask, stamp
 from rlstab.adapters.trl.settings import check_windows
 from rlstab.adapters.trl.trainer import RLStabGRPOTrainer
@@ -50,7 +50,7 @@ class DumpCallback(TrainerCallback):
         if trainer.args.use_liger_kernel:
             raise ConfigError("GRPOConfig.use_liger_kernel does not keep the tokens. Write use_liger_kernel=False.")
         self.trainer, self.recorder = trainer, Recorder(folder, every)
-        self.ends = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
+        self.ends = ends_of(trainer)
         self._seen: tuple[Tensor, Tensor | None] | None = None
         _also(trainer, "_generate_and_score_completions", self._stamp)
         if isinstance(trainer, RLStabGRPOTrainer):

@@ -26,7 +26,7 @@ from rlstab.adapters.host_objective import deviations_of, objective_of
 from rlstab.adapters.host_signals import unscored
 from rlstab.adapters.metrics import HostMetrics
 from rlstab.adapters.trl.forward import forward_for, provided_by
-from rlstab.adapters.trl.release import check_attributes, check_release
+from rlstab.adapters.trl.release import check_attributes, check_release, ends_of
 from rlstab.adapters.trl.reports import entropy_price, trl_report
 from rlstab.adapters.trl.responses import (
     Inputs,
@@ -125,7 +125,7 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # mypy cannot resol
             raise HostError("the model was sharded while it was loaded (tp_plan). Load it whole, for FSDP or DDP.")
         ranks = self.accelerator.num_processes
         self._rlstab_comm: Comm = TorchComm(device=self.accelerator.device) if ranks > 1 else LocalComm()
-        self._rlstab_ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
+        self._rlstab_ends = ends_of(self)
         self._rlstab_metrics = {
             mode: HostMetrics("trl", lambda rank: gather_object([rank])) for mode in ("train", "eval")
         }

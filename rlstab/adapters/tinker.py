@@ -1,0 +1,289 @@
+"""An objective as the loss of a Tinker ``TrainingClient``: all of an optimizer step in one call, refused or scaled.
+
+The SDK runs a forward on the server, calls a function of this process once with the log-probs of the whole step, and
+sends its gradient back, so every statistic is that of the step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from rlstab.adapters import releases
+from rlstab.adapters.checkpoint import keep_state, restore_state
+from rlstab.adapters.host_signals import held_signals, unscored
+from rlstab.adapters.identity import distinct_hashes, hashes
+from rlstab.adapters.metrics import HostMetrics
+from rlstab.config import load_objective
+from rlstab.core.batch import SIGNALS, TokenBatch
+from rlstab.core.compose import Composition, compose
+from rlstab.core.objective import State, TokenObjective, check_complete
+from rlstab.core.policy_outputs import PolicyOutputs
+from rlstab.core.step import OptimizerStep
+from rlstab.errors import HostError, MissingSignal, NonFinite, ShapeError
+from rlstab.hosts import adapted
+
+#: What an objective is given as.
+Given: TypeAlias = str | Path | Mapping[str, Any] | list[Any] | TokenObjective
+#: The file of a checkpoint that names the server's.
+SERVER = "tinker.txt"
+_FIELDS = ("mask", "advantages", "logprobs")
+_HOW = "Give each Datum the field loss_fn_inputs['{name}']."
+
+
+class _NothingToSend(Exception):
+    """The step has no gradient, or was refused: the SDK is left before it sends anything."""
+
+
+class TinkerLoss:
+    """A function for ``forward_backward_custom`` where the SDK takes all fields of a ``Datum``; one per optimizer step.
+
+    Each ``Datum`` has ``(N,)`` fields: ``target_tokens``; ``mask``, 1 on tokens that the policy sampled;
+    ``advantages``; ``logprobs`` of the sampler; signals that the objective reads by their names; and ``old_logprobs``
+    if the ratio shall not divide by the sampler's.
+
+    Args:
+        objective: path of a YAML file, what such a file holds, or a method or composition.
+        state: of the objective after the last optimizer step; None is the initial one.
+
+    Attributes:
+        step: the optimizer step; ``step.state`` is for the next one.
+
+    Raises:
+        NonFinite: from the call, if something in the step is NaN or Inf; the SDK then sends no gradient.
+    """
+
+    def __init__(self, objective: Given, state: State | None = None) -> None:
+        self.objective: Composition = _chosen(objective)
+        self.step = OptimizerStep(self.objective, self.objective.init_state() if state is None else state)
+
+    def __call__(self, data: Sequence[Any], logprobs: Sequence[Tensor]) -> tuple[Tensor, dict[str, float]]:
+        step, live = self.step, pad_sequence([_flat(values, "logprobs") for values in logprobs], batch_first=True)
+        batch, lost = batch_of(data, live.detach(), self.objective.needs)
+        step.make_plan([batch])
+        out = step.loss(0, PolicyOutputs.from_padded(batch, logprobs=live))
+        step.reports.append(unscored(self.objective.needs, [(batch, lost)]))
+        zero = live.sum() * 0.0  # a gradient for data without any
+        gradients = torch.autograd.grad(out.loss + zero, list(logprobs), retain_graph=True)
+        step.finish(torch.stack([gradient.double().square().sum() for gradient in gradients]).sum().sqrt())
+        if step.refusal is not None:
+            raise NonFinite(step.refusal)
+        return out.loss + zero, self.metrics()
+
+    def metrics(self) -> dict[str, float]:
+        """Of the step: rlstab's, and its loss."""
+        means = HostMetrics("tinker", lambda own: [own])
+        means.add(self.step)
+        return {"loss": self.step.total_loss, **means.collect()}
+
+
+class TinkerTrainer:
+    """Optimizer steps of a Tinker ``TrainingClient`` by an objective::
+
+        trainer = TinkerTrainer(client, "objective.yaml")
+        metrics = trainer.step(data, tinker.AdamParams(learning_rate=1e-4))
+
+    If the connection drops or the call is interrupted, ``step`` with the same data goes on where it was: what was sent
+    is awaited and not sent again, and the state advances once.
+
+    Args:
+        client: the SDK's ``TrainingClient``.
+        objective: path of a YAML file, what such a file holds, or a method or composition.
+        state: of the objective after the last optimizer step; None is the initial one.
+
+    Attributes:
+        state: of the objective after the last optimizer step.
+        last_refusal: why the last refused optimizer step was refused.
+
+    Raises:
+        MissingSignal: a method reads an output of the live policy that Tinker does not have.
+    """
+
+    def __init__(self, client: Any, objective: Given, state: State | None = None) -> None:
+        self.client, self.objective = client, _chosen(objective)
+        self.state: State = self.objective.init_state() if state is None else state
+        self.last_refusal: str | None = None
+        self._data: list[Any] = []
+        self._loss: TinkerLoss | None = None  # with the futures, while a step is under way
+        self._futures: list[Any] = []
+
+    def step(self, data: Sequence[Any], adam: Any) -> dict[str, float]:
+        """One optimizer step; nothing is sent, and nothing moves, if it is refused or has no gradient.
+
+        Args:
+            data: of the whole step, with the fields of :class:`TinkerLoss`.
+            adam: the SDK's ``AdamParams``; its learning rate is multiplied by that of the objective.
+
+        Returns:
+            metrics of the step; ``steps/refused`` and ``steps/skipped`` say that nothing was sent.
+
+        Raises:
+            HostError: the last step is still under way, with other data.
+            MissingSignal: the data lacks a field that the objective reads.
+        """
+        data = list(data)
+        if self._loss is not None and [id(one) for one in data] != [id(one) for one in self._data]:
+            raise HostError(
+                "the last optimizer step was interrupted and may be half done on the server. Call step with its data "
+                "again, which goes on where it was, or load the last checkpoint."
+            )
+        if self._loss is None:
+            self._submit(data)
+        loss = self._loss
+        assert loss is not None
+        if loss.step.moves_weights:
+            self._futures[0].result()  # the gradient is there
+            if len(self._futures) == 1:
+                plan = loss.step.plan
+                rate = adam.learning_rate * (1.0 if plan is None else plan.lr_scale)
+                self._futures.append(self.client.optim_step(_with_rate(adam, rate)))
+            self._futures[1].result()
+        self.last_refusal = loss.step.refusal or self.last_refusal
+        self.state, self._loss = loss.step.state, None
+        return loss.metrics()
+
+    def _submit(self, data: list[Any]) -> None:
+        """Send the gradient of a step, unless there is none; an error leaves nothing behind."""
+        loss = TinkerLoss(self.objective, self.state)
+
+        def function(_: Any, logprobs: Sequence[Tensor]) -> tuple[Tensor, dict[str, float]]:
+            try:
+                value, metrics = loss(data, logprobs)  # the SDK may send bare data
+            except NonFinite as error:
+                raise _NothingToSend from error
+            if not loss.step.moves_weights:
+                raise _NothingToSend
+            return value, metrics
+
+        try:
+            futures = [self.client.forward_backward_custom([_bare(datum) for datum in data], function)]
+        except _NothingToSend:
+            futures = []
+        self._data, self._loss, self._futures = data, loss, futures
+
+    def save(self, name: str, folder: str | Path) -> str:
+        """Save weights and optimizer on the server, and the state of the objective with their path in a local folder.
+
+        Returns:
+            the path of the server's checkpoint.
+        """
+        if self._loss is not None:
+            raise HostError("the last optimizer step was interrupted. Finish it by step with its data, then save.")
+        path = str(self.client.save_state(name).result().path)
+        keep_state(folder, self.objective, self.state)
+        Path(folder, SERVER).write_text(path, encoding="utf-8")
+        return path
+
+    @classmethod
+    def load(cls, service: Any, folder: str | Path, objective: Given) -> TinkerTrainer:
+        """A trainer with a new client of ``service``, a ``ServiceClient``, from what :meth:`save` wrote.
+
+        Raises:
+            CheckpointError: the folder has no state, a damaged one, or that of another objective.
+        """
+        chosen = _chosen(objective)
+        state = restore_state(folder, chosen)
+        path = Path(folder, SERVER).read_text(encoding="utf-8")
+        return cls(service.create_training_client_from_state_with_optimizer(path), chosen, state)
+
+
+def batch_of(data: Sequence[Any], logprobs: Tensor, needs: frozenset[str]) -> tuple[TokenBatch, Tensor]:
+    """The evidence about an optimizer step, and the number of its tokens without a log-prob of the sampler.
+
+    Args:
+        data: with the fields of :class:`TinkerLoss`.
+        logprobs: ``(B, N)`` of the policy at the start of the step, padded.
+        needs: of the objective.
+
+    Raises:
+        MissingSignal: a field is missing.
+        ShapeError: a field has another number of values than ``target_tokens``.
+    """
+    columns: dict[str, Tensor] = {}
+    optional = ("old_logprobs", *(name for name in sorted(needs) if name != "rollout_logprobs"))
+    for name in dict.fromkeys((*_FIELDS, *optional)):
+        rows = [datum.loss_fn_inputs.get(name) for datum in data]
+        if all(row is not None for row in rows):
+            columns[name] = _column(name, rows, data)
+        elif name in _FIELDS:
+            raise MissingSignal(f"a Datum has no '{name}'. {_HOW.format(name=name)}")
+    old = columns.get("old_logprobs", columns["logprobs"])
+    names = {name: (name, _HOW.format(name=name)) for name in needs - {"logprobs", "old_logprobs", "advantages"}}
+    names["rollout_logprobs"] = ("logprobs", "")
+    held, lost = held_signals(needs - {"branch"}, columns, names, old, host="Tinker")
+    ids = [np.asarray(datum.loss_fn_inputs["target_tokens"].data) for datum in data]
+    prompts = [row[: int(mask.float().argmax())] for row, mask in zip(ids, columns["mask"], strict=True)]
+    batch = TokenBatch.from_padded(
+        response_mask=columns["mask"],
+        advantages=columns["advantages"],
+        old_logprobs=old,
+        logprobs=logprobs,
+        sequence_ids=distinct_hashes([row.tobytes() for row in ids], Counter()),
+        group_ids=hashes([prompt.tobytes() for prompt in prompts]),
+        extra={name: values for name, values in held.items() if name not in SIGNALS},
+        **{name: values for name, values in held.items() if name in SIGNALS},
+    )
+    return batch, (lost & columns["mask"].bool()).count_nonzero()
+
+
+def check_host() -> None:
+    """Refuse an SDK that the adapter does not support.
+
+    Raises:
+        HostError: its client has other methods.
+    """
+    releases.check_release("tinker")
+
+
+def tested() -> str:
+    """The releases that the tests use."""
+    return releases.tested("tinker")
+
+
+def _chosen(objective: Given) -> Composition:
+    chosen = compose(objective if isinstance(objective, TokenObjective) else load_objective(objective))
+    check_complete(chosen)
+    host = adapted("tinker")
+    replace(host, gives=host.gives | chosen.needs).require(chosen)  # any field may be given
+    return chosen
+
+
+def _flat(values: Tensor, name: str) -> Tensor:
+    if values.ndim != 1:
+        raise ShapeError(
+            f"'{name}' of a Datum has shape {tuple(values.shape)}, expected (N,): one target per position."
+        )
+    return values
+
+
+def _column(name: str, rows: Sequence[Any], data: Sequence[Any]) -> Tensor:
+    """``(B, N)`` values of a field, padded with zeros."""
+    values = [_flat(torch.as_tensor(np.asarray(row.data)), name) for row in rows]
+    for row, datum in zip(values, data, strict=True):
+        count = len(datum.loss_fn_inputs["target_tokens"].data)
+        if len(row) != count:
+            raise ShapeError(
+                f"'{name}' of a Datum has {len(row)} values, and its target_tokens {count}. Make them equal."
+            )
+    return pad_sequence(values, batch_first=True)
+
+
+def _bare(datum: Any) -> Any:
+    """What every release of the SDK takes: releases before 0.38 refuse other fields."""
+    tokens = {"target_tokens": datum.loss_fn_inputs["target_tokens"]}
+    return type(datum)(model_input=datum.model_input, loss_fn_inputs=tokens)
+
+
+def _with_rate(adam: Any, rate: float) -> Any:
+    if not math.isfinite(rate):
+        raise HostError(f"the learning rate is {rate}. Give AdamParams a finite one.")
+    return adam if rate == adam.learning_rate else adam.model_copy(update={"learning_rate": rate})

@@ -1,0 +1,162 @@
+"""Optimizer steps through Tinker's interface without a server: by hand, refused, scaled, interrupted, resumed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlstab.adapters.tinker import TinkerLoss, TinkerTrainer
+from rlstab.errors import CheckpointError, HostError, MissingSignal, NonFinite, ShapeError
+from tests.adapters import jobs
+from tests.adapters.fake_tinker import Adam, Client, Service, data, tensor
+
+DAPO = [{"name": "clip_higher", "low": 0.2, "high": 0.28}]
+PRICE = [*DAPO, {"name": "adaptive_entropy", "target_entropy": 1.2, "initial": 0.004}]
+#: State and a statistic over the step.
+STATEFUL = [*DAPO, {"name": "stare", "target_entropy": 1.2}]
+ADAM = Adam(learning_rate=0.5)
+
+
+def live(seed: int) -> list[torch.Tensor]:
+    draw = torch.Generator().manual_seed(100 + seed)
+    rows = [torch.as_tensor(datum.loss_fn_inputs["logprobs"].data) for datum in data(seed)]
+    moved = [(row + 0.3 * torch.randn(len(row), generator=draw).double()).clamp(max=-0.01) for row in rows]
+    return [row.requires_grad_() for row in moved]
+
+
+def test_dapo_by_hand() -> None:
+    given, values = data(0), live(0)
+    loss, metrics = TinkerLoss(DAPO)(given, values)
+    found = torch.cat(torch.autograd.grad(loss, values))
+    columns = {
+        name: [torch.as_tensor(one.loss_fn_inputs[name].data) for one in given] for name in given[0].loss_fn_inputs
+    }
+    mask, old, advantages = (torch.cat(columns[name]) for name in ("mask", "logprobs", "advantages"))
+    now = torch.cat(values).detach().requires_grad_()
+    ratio = (now - old).exp()
+    by_hand = (torch.maximum(-advantages * ratio, -advantages * ratio.clamp(0.8, 1.28)) * mask).sum() / mask.sum()
+    (wanted,) = torch.autograd.grad(by_hand, now)
+    assert float((found - wanted).abs().max()) < 1e-7 * float(wanted.abs().max())
+    assert metrics["loss"] == pytest.approx(float(by_hand.detach()), abs=1e-7)
+    assert metrics["ratio/clipped"] > 0
+
+
+def test_the_order_of_the_data_does_not_matter() -> None:
+    given, values = data(1, entropies=0.5), live(1)
+    chain = [*DAPO, {"name": "random_mask", "share": 0.3}]
+    forward = torch.autograd.grad(TinkerLoss(chain)(given, values)[0], values)
+    back = torch.autograd.grad(TinkerLoss(chain)(given[::-1], values[::-1])[0], values)
+    assert all(torch.allclose(one, other, atol=1e-12) for one, other in zip(forward, back, strict=True))
+
+
+def trained(client: Client, *, tries: int = 1, steps: int = 3, objective: Any = STATEFUL) -> TinkerTrainer:
+    """Three steps, each tried again as often as a user does whose connection drops."""
+    trainer = TinkerTrainer(client, objective)
+    for number in range(steps):
+        given = data(number, entropies=0.5 + number / 10)
+        for attempt in range(tries):
+            try:
+                trainer.step(given, ADAM)
+                break
+            except ConnectionError:
+                assert attempt < tries - 1
+    return trainer
+
+
+def test_a_dropped_connection_loses_nothing_and_counts_nothing_twice() -> None:
+    plain = Client()
+    through = trained(plain)
+    assert (plain.sent, plain.steps) == (3, 3)
+    for drops, no_forward, tries in (
+        ([0], [], 2),
+        ([1], [], 2),
+        ([2, 3], [], 3),
+        ([], [2], 2),
+        ([0, 1, 2, 3, 4, 5], [], 3),
+    ):
+        client = Client(drops, no_forward)
+        broken = trained(client, tries=tries)
+        assert client.calls == 6 + len(no_forward)
+        assert (client.sent, client.steps) == (3, 3)
+        assert torch.equal(client.logits, plain.logits)
+        assert broken.state == through.state
+    assert not torch.equal(plain.logits, torch.zeros_like(plain.logits))
+
+
+def test_other_data_is_refused_while_a_step_is_under_way(tmp_path: Path) -> None:
+    trainer = TinkerTrainer(Client(drops=[0]), DAPO)
+    with pytest.raises(ConnectionError):
+        trainer.step(data(0), ADAM)
+    with pytest.raises(HostError, match="Call step with its data again"):
+        trainer.step(data(0), ADAM)
+    with pytest.raises(HostError, match="Finish it by step with its data, then save"):
+        trainer.save("x", tmp_path)
+
+
+@pytest.mark.parametrize("field", ["advantages", "logprobs"])
+def test_nan_is_refused_and_nothing_is_sent(field: str) -> None:
+    client = Client()
+    trainer = TinkerTrainer(client, STATEFUL)
+    before = trainer.state
+    metrics = trainer.step(data(0, entropies=0.5, **{field: float("nan")}), ADAM)
+    assert metrics["steps/refused"] == 1.0
+    assert trainer.last_refusal is not None
+    assert (client.sent, client.steps, trainer.state) == (0, 0, before)
+    assert trainer.step(data(1, entropies=0.5), ADAM)["steps/refused"] == 0.0
+    assert client.steps == 1
+
+
+def test_nan_of_the_live_policy_or_a_gate_is_refused() -> None:
+    values = live(0)
+    values[3] = torch.full_like(values[3], torch.nan).requires_grad_()
+    with pytest.raises(NonFinite):
+        TinkerLoss(DAPO)(data(0), values)
+    client, gate = Client(), [*DAPO, {"name": f"{jobs.__file__}:Trouble"}]
+    trained(client, objective=gate)
+    assert (client.sent, client.steps) == (1, 1)  # the second step is tried twice, since its state stays
+
+
+def test_a_step_without_a_gradient_is_skipped() -> None:
+    client = Client()
+    metrics = TinkerTrainer(client, DAPO).step(data(0, advantages=0.0), ADAM)
+    assert metrics["steps/skipped"] == 1.0
+    assert (client.sent, client.steps) == (0, 0)
+
+
+def test_the_learning_rate_is_scaled() -> None:
+    client = Client()
+    trained(client, objective=[*DAPO, {"name": f"{jobs.__file__}:Trouble", "kind": "lr"}])
+    assert client.rates == [0.5, 0.25, 0.5]
+    assert ADAM.learning_rate == 0.5
+
+
+def test_a_run_resumes_as_it_was(tmp_path: Path) -> None:
+    plain, client = Client(), Client()
+    through = trained(plain)
+    trained(client, steps=2).save("two", tmp_path)
+    resumed = TinkerTrainer.load(Service(client), tmp_path, STATEFUL)
+    resumed.step(data(2, entropies=0.7), ADAM)
+    assert torch.equal(resumed.client.logits, plain.logits)
+    assert resumed.state == through.state
+    with pytest.raises(CheckpointError, match="belongs to the objective"):
+        TinkerTrainer.load(Service(client), tmp_path, DAPO)
+
+
+def test_what_is_missing_is_named() -> None:
+    client = Client()
+    with pytest.raises(MissingSignal, match=r"Give each Datum the field loss_fn_inputs\['entropies'\]"):
+        TinkerTrainer(client, STATEFUL).step(data(0), ADAM)
+    with pytest.raises(MissingSignal, match="live"):
+        TinkerTrainer(client, PRICE)
+    given = data(0)
+    del given[4].loss_fn_inputs["advantages"]
+    with pytest.raises(MissingSignal, match="a Datum has no 'advantages'"):
+        TinkerTrainer(client, DAPO).step(given, ADAM)
+    given = data(0)
+    given[4].loss_fn_inputs["mask"] = tensor(torch.ones(2))
+    with pytest.raises(ShapeError, match="has 2 values, and its target_tokens"):
+        TinkerTrainer(client, DAPO).step(given, ADAM)
+    with pytest.raises(ShapeError, match=r"expected \(N,\): one target per position"):
+        TinkerLoss(DAPO)(data(0), [torch.zeros(4, 2, requires_grad=True)] * 12)
+    assert (client.sent, client.steps) == (0, 0)
