@@ -155,6 +155,7 @@ class PolicyLoss:
         signals, lost = held_signals(needs, columns, COLUMNS, old, host="SkyRL")
         if needs & {"logprobs", "entropies"}:
             signals |= _evidence(worker, columns, width)
+        known: dict[str, Any] = {**signals}
         there = columns["attention_mask"].bool()
         ids = [row[real].cpu().numpy() for row, real in zip(columns["sequences"], there, strict=True)]
         prompts = [row[:-width][real[:-width]] for row, real in zip(columns["sequences"], there, strict=True)]
@@ -164,7 +165,7 @@ class PolicyLoss:
             old_logprobs=old,
             sequence_ids=distinct_hashes([row.tobytes() for row in ids], seen, device),
             group_ids=hashes([prompt.cpu().numpy().tobytes() for prompt in prompts], device),
-            **signals,
+            **known,
         )
         return batch, (lost & mask).count_nonzero()
 

@@ -222,6 +222,7 @@ def batch_of(data: Sequence[Any], logprobs: Tensor, needs: frozenset[str]) -> tu
     held, lost = held_signals(needs - {"branch"}, columns, names, old, host="Tinker")
     ids = [np.asarray(datum.loss_fn_inputs["target_tokens"].data) for datum in data]
     prompts = [row[: int(mask.float().argmax())] for row, mask in zip(ids, columns["mask"], strict=True)]
+    known: dict[str, Any] = {name: values for name, values in held.items() if name in SIGNALS}
     batch = TokenBatch.from_padded(
         response_mask=columns["mask"],
         advantages=columns["advantages"],
@@ -230,7 +231,7 @@ def batch_of(data: Sequence[Any], logprobs: Tensor, needs: frozenset[str]) -> tu
         sequence_ids=distinct_hashes([row.tobytes() for row in ids], Counter()),
         group_ids=hashes([prompt.tobytes() for prompt in prompts]),
         extra={name: values for name, values in held.items() if name not in SIGNALS},
-        **{name: values for name, values in held.items() if name in SIGNALS},
+        **known,
     )
     return batch, (lost & columns["mask"].bool()).count_nonzero()
 
