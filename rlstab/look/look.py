@@ -89,6 +89,8 @@ def look(
     else:
         found, others = nearest(Path())
     looked = [_look(run) for run in found]
+    if all(map(_is_empty, looked)):
+        raise ReportError(f"{looked[0].found.title}: {looked[0].notes[-1]}")
     shown = next((run for run in looked if run.diagnosis and run.diagnosis.first), looked[0])
     if len(looked) == 1 or out is not None or not as_json:
         _read_tokens(shown, methods, tokenizer, model, console)
@@ -112,10 +114,14 @@ def look(
 
 def _look(found: Found) -> Look:
     diagnosis = None if found.log is None else diagnose(found.log)
-    if diagnosis is not None and found.dump is None and not diagnosis.log.metrics.keys() - {"lr"}:
-        raise ReportError(f"{found.title}: {diagnosis.remarks[-1]}")
     notes = [*found.notes, *(diagnosis.remarks if diagnosis else ())]
     return Look(found, diagnosis, notes=notes)
+
+
+def _is_empty(run: Look) -> bool:
+    """No metric of its log is known, and no optimizer step was recorded."""
+    log = run.found.log
+    return run.found.dump is None and log is not None and not log.metrics.keys() - {"lr"}
 
 
 def _read_tokens(
