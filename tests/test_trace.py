@@ -6,7 +6,6 @@ import torch
 from rlstab import zoo
 from rlstab.core.batch import TokenBatch
 from rlstab.core.compose import compose, observe, within
-from rlstab.core.loss import held_ratio
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.plan import Plan, make_plan, member_terms
 from rlstab.core.policy_outputs import PolicyOutputs
@@ -32,20 +31,15 @@ ADVANTAGES = torch.tensor([1.5, -0.7] * 3)
 STEP = watch.STEP.given(
     advantages=ADVANTAGES.double()[watch.STEP.sequence], rollout_logprobs=watch.STEP.evidence["ref_logprobs"]
 )
-ROWS = [range(3), range(3, 6)]
-LIVE = [PolicyOutputs(**STEP.rows(part).live) for part in ROWS]
 
 
 def traced(objective: TokenObjective) -> tuple[Plan, list[tuple[TokenBatch, Trace]], dict[str, float]]:
     """The plan of an optimizer step in two parts, the traces of its parts, and its metrics."""
-    plan = make_plan(objective, [STEP.rows(part).batch() for part in ROWS])
-    traces = [(part.batch, trace(plan, part.batch, policy)) for part, policy in zip(plan.parts, LIVE, strict=True)]
-    return plan, traces, {name: mean.value for name, mean in run_parts(objective, STEP, ROWS).report.items()}
-
-
-def with_ratios(plan: Plan, traces: list[tuple[TokenBatch, Trace]]) -> list[tuple[TokenBatch, Trace, torch.Tensor]]:
-    ratios = [held_ratio(part, live.constant()) for part, live in zip(plan.parts, LIVE, strict=True)]
-    return [(*pair, ratio) for pair, ratio in zip(traces, ratios, strict=True)]
+    rows = [range(3), range(3, 6)]
+    live = [PolicyOutputs(**STEP.rows(part).live) for part in rows]
+    plan = make_plan(objective, [STEP.rows(part).batch() for part in rows])
+    traces = [(part.batch, trace(plan, part.batch, policy)) for part, policy in zip(plan.parts, live, strict=True)]
+    return plan, traces, {name: mean.value for name, mean in run_parts(objective, STEP, rows).report.items()}
 
 
 def total(traces: list[tuple[TokenBatch, Trace]], key: str, action: str) -> int:
@@ -59,7 +53,7 @@ def test_traces_agree_with_the_metrics() -> None:
         STARE(variant="C2", target_entropy=2.0),
         LpReg(share=0.2),
     )
-    plan, traces, metrics = traced(objective)
+    _, traces, metrics = traced(objective)
     tokens = sum(len(batch) for batch, _ in traces)
     kept = sum(int(step.kept.sum()) for _, step in traces)
     for key, action, metric in (
@@ -74,7 +68,7 @@ def test_traces_agree_with_the_metrics() -> None:
     assert min(sides) > 0
     assert total(traces, "clip_higher", "clipped") / kept == pytest.approx(sum(sides))
     assert kept / tokens == pytest.approx(metrics["tokens/kept"])
-    ratios = sum(float(ratio[step.kept].sum()) for _, step, ratio in with_ratios(plan, traces))
+    ratios = sum(float(step.ratio[step.kept].sum()) for _, step in traces)
     assert ratios / kept == pytest.approx(metrics["ratio/mean"])
 
 
@@ -173,25 +167,29 @@ def test_a_gate_clips_what_it_stops_and_damps_or_boosts_the_rest() -> None:
     assert 0 < total(traces, "fence", "clipped") == pytest.approx(metrics["fence/stopped"] * pulling)
     assert sum(int(step.clipped.sum()) for _, step in traces) == total(traces, "fence", "clipped")
     assert total(traces, "sapo", "clipped") == total(traces, "sapo", "boosted") == 0
-    for batch, step, ratio in with_ratios(plan, traces):
+    for batch, step in traces:
         pulls, stopped = plan.part(batch).has_gradient, step.methods["fence"].actions["clipped"]
-        assert torch.equal(stopped, pulls & (ratio > 1.3))
+        assert torch.equal(stopped, pulls & (step.ratio > 1.3))
         assert torch.equal(step.clipped, stopped)
-        assert torch.equal(step.methods["fence"].actions["damped"], pulls & ~stopped & (ratio > 1))
-        z = torch.sigmoid(torch.where(batch.advantages > 0, 1.0, 1.05) * (ratio - 1))
+        assert torch.equal(step.methods["fence"].actions["damped"], pulls & ~stopped & (step.ratio > 1))
+        z = torch.sigmoid(torch.where(batch.advantages > 0, 1.0, 1.05) * (step.ratio - 1))
         soft = torch.where(pulls, 4 * z * (1 - z), 1.0)
+        torch.testing.assert_close(step.methods["sapo"].gate, soft)
         assert torch.equal(step.methods["sapo"].actions["damped"], soft < 1 - ALIKE)
+        torch.testing.assert_close(step.gate, soft * step.methods["fence"].gate)
+        assert step.methods["observe_sapo"].gate is None  # it changes nothing
         assert step.methods["observe_sapo"].actions == {}
 
 
 def test_a_pull_is_a_gate_relative_to_the_ratio() -> None:
-    plan, traces, metrics = traced(compose(Capped(floor=0.7, cap=1.1), RandomMask(share=0.5)))
-    for batch, step, ratio in with_ratios(plan, traces):
+    _, traces, metrics = traced(compose(Capped(floor=0.7, cap=1.1), RandomMask(share=0.5)))
+    for batch, step in traces:
         own, pulls = step.methods["capped"], step.kept & (batch.advantages != 0)
-        assert torch.equal(own.actions["clipped"], pulls & (ratio < 0.7))
-        assert torch.equal(own.actions["damped"], pulls & (ratio > 1.1 * (1 + ALIKE)))
+        assert torch.equal(own.actions["clipped"], pulls & (step.ratio < 0.7))
+        assert torch.equal(own.actions["damped"], pulls & (step.ratio > 1.1 * (1 + ALIKE)))
         assert not own.actions["boosted"].any()
         assert torch.equal(step.clipped, own.actions["clipped"])
+        assert torch.equal(step.gate, own.gate)
     assert metrics["ratio/stopped"] > 0
 
 
@@ -201,6 +199,7 @@ def test_gates_and_pulls_leave_unclipped_tokens_alone() -> None:
         for _, step in traces:
             free = step.methods["lp_reg"].actions["unclipped"]
             assert not (step.clipped & free).any()
+            assert torch.equal(step.gate[free], torch.ones_like(step.gate[free]))
             assert step.clipped[~free].any()
     assert free.any()
 

@@ -78,12 +78,17 @@ class Top:
         step, response: index of the step in the dump and of the response in its step.
         share: of the gradient.
         tokens: ``T`` signed shares; 0 on tokens that do not count in the loss.
+        did: by what a method did, such as ``s2t: dropped``, the tokens that it did it to.
+        ratio, weight: ``T`` each, those of the loss; None on tokens that do not count, or whose ratio is not known.
     """
 
     step: int
     response: int
     share: float
     tokens: list[float]
+    did: Mapping[str, list[int]]
+    ratio: list[float | None]
+    weight: list[float | None]
 
 
 @dataclass(frozen=True)
@@ -379,14 +384,14 @@ def _pulled(tried: _Tried, step: Step, index: int) -> Tensor:
     if (slopes := step.tensors.get("entropy_slopes")) is not None:  # of a model: see rlstab.look.forward
         tried.entropies.append(float(coefficients @ slopes[step.mask].double()))
     if tried.acts_on != "preset":
-        _keep_largest(tried, step, pulls(step, coefficients), index)
+        _keep_largest(tried, step, pulls(step, coefficients), index, seen)
     if batch.sum_p_sq is None:
         return pulls(step, coefficients)
     distance = 1 - 2 * batch.logprobs.double().exp() + batch.sum_p_sq.double()
     return coefficients * distance.clamp(min=0).sqrt()
 
 
-def _keep_largest(tried: _Tried, step: Step, pulled: Tensor, index: int) -> None:
+def _keep_largest(tried: _Tried, step: Step, pulled: Tensor, index: int, seen: Trace) -> None:
     """Of this step and those before, the responses with the largest part of the gradient."""
     sums = torch.zeros(len(step.tensors["lengths"]), dtype=torch.float64).index_add(
         0, step.row[step.mask], pulled.abs()
@@ -395,9 +400,31 @@ def _keep_largest(tried: _Tried, step: Step, pulled: Tensor, index: int) -> None
     whole = torch.zeros(len(step.mask), dtype=torch.float64).masked_scatter(step.mask, pulled)
     for response in sums.topk(min(RESPONSES, len(sums))).indices.tolist():
         if sums[response] > 0 or tried.acts_on == "run":  # without any gradient there are tokens to read all the same
-            tokens = whole[step.row == response].tolist()
-            tried.tops.append(Top(index, response, float(sums[response]), tokens))
+            where = step.row == response
+            told = _told(step, where, seen)
+            tried.tops.append(Top(index, response, float(sums[response]), whole[where].tolist(), *told))
     tried.tops = sorted(tried.tops, key=lambda top: -top.share)[:RESPONSES]
+
+
+def _told(
+    step: Step, where: Tensor, seen: Trace
+) -> tuple[dict[str, list[int]], list[float | None], list[float | None]]:
+    """What methods did to the tokens of a response, and the ratio and the weight of each."""
+
+    def of_response(values: Tensor, absent: float) -> Tensor:
+        whole = torch.full((len(step.mask),), absent, dtype=values.dtype)
+        return whole.masked_scatter(step.mask, values)[where]
+
+    did = {
+        f"{method.name}: {action}": of_response(taken, False).nonzero().flatten().tolist()
+        for method in seen.methods.values()
+        for action, taken in method.actions.items()
+    }
+    ratio, weight = (
+        [value if math.isfinite(value) else None for value in of_response(values, math.nan).tolist()]
+        for values in (seen.ratio, seen.weight)
+    )
+    return {name: tokens for name, tokens in did.items() if tokens}, ratio, weight
 
 
 def _compare(tried: _Tried, run: Tensor, other: Tensor) -> None:

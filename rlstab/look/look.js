@@ -57,11 +57,15 @@
   // tokens
   const list = by("list"), select = by("objective");
   if (!list) return;
-  const tell = (key, index, share) => {
-    const response = data.responses[key];
-    const facts = [["share of the gradient", share ? `${signed(100 * share, 3)} %` : "none"], ["p, trainer", short(response.p[index])]];
+  const tell = (top, index) => {
+    const response = data.responses[top.response], share = top.shares[index];
+    const facts = [["share of the gradient", share ? `${signed(100 * share, 3)} %` : "none"], ["ratio", short(top.ratio[index])]];
+    if (top.weight) facts.push(["weight", short(top.weight[index])]);
+    facts.push(["p, trainer", short(response.p[index])]);
     if (response.q) facts.push(["p, sampler", short(response.q[index])]);
     facts.push(["advantage", signed(response.advantage[index] ?? 0, 2)], ["token", `${index + 1} of ${response.tokens.length}`]);
+    const did = Object.keys(top.did).filter((name) => top.did[name].includes(index));
+    if (did.length) facts.unshift(["methods", did.join(", ")]);
     const whole = make("dl");
     for (const [name, value] of facts) {
       const pair = make("div");
@@ -74,8 +78,8 @@
   };
   const draw = () => {
     const top = data.objectives[select.value];
-    const most = Math.max(...top.flatMap(([, , shares]) => shares.map(Math.abs)), 1e-30);
-    list.replaceChildren(...top.map(([key, total, shares]) => {
+    const most = Math.max(...top.flatMap((one) => one.shares.map(Math.abs)), 1e-30);
+    list.replaceChildren(...top.map(({ response: key, share: total, shares }, number) => {
       const response = data.responses[key], article = make("article", "resp"), head = make("p", "h"), body = make("p", "b"), part = make("span", "sh");
       part.append(make("b", "", `${(100 * total).toFixed(2)} %`), " of the gradient");
       head.append(part);
@@ -90,9 +94,8 @@
         const level = value === 0 ? 0 : size > 0.5 ? 4 : size > 0.2 ? 3 : size > 0.06 ? 2 : size > 0.01 ? 1 : 0;
         const token = make("span", `t${level ? ` d${value > 0 ? 4 + level : 4 - level}` : ""}${value === 0 ? " off" : ""}`, text);
         token.tabIndex = -1;
-        token.dataset.key = key;
+        token.dataset.top = number;
         token.dataset.index = index;
-        token.dataset.share = value;
         body.append(token);
       });
       article.append(head, body);
@@ -108,7 +111,7 @@
     }
     token.setAttribute("aria-current", "true");
     token.tabIndex = 0;
-    tell(token.dataset.key, Number(token.dataset.index), Number(token.dataset.share));
+    tell(data.objectives[select.value][token.dataset.top], Number(token.dataset.index));
     if (focus) token.focus();
   };
   list.addEventListener("click", (event) => mark(event.target.closest(".t")));

@@ -471,8 +471,18 @@ def _methods(methods: Alternatives, texts: _Texts) -> tuple[dict[str, Any], dict
     return told, data
 
 
-def _top(top: Top) -> list[Any]:
-    return [f"{top.step}-{top.response}", round_(top.share), [round_(value) for value in top.tokens[:MOST_TOKENS]]]
+def _top(top: Top) -> dict[str, Any]:
+    def numbers(values: Sequence[float | None]) -> list[float | None]:
+        return [None if value is None else round_(value) for value in values[:MOST_TOKENS]]
+
+    return {
+        "response": f"{top.step}-{top.response}",
+        "share": round_(top.share),
+        "shares": numbers(top.tokens),
+        "did": {name: [token for token in tokens if token < MOST_TOKENS] for name, tokens in top.did.items()},
+        "ratio": numbers(top.ratio),
+        "weight": numbers(top.weight) if any(value not in (1.0, None) for value in top.weight) else None,
+    }
 
 
 def _cut(response: Mapping[str, Any]) -> dict[str, Any]:

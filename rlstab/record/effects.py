@@ -14,7 +14,7 @@ from torch import Tensor
 from rlstab.config import load_objective
 from rlstab.core.batch import TokenBatch
 from rlstab.core.compose import walk
-from rlstab.core.loss import Part, held_ratio
+from rlstab.core.loss import Part, bounded_exp, held_ratio, token_log_ratio
 from rlstab.core.objective import TokenObjective, no_fit_warnings
 from rlstab.core.plan import Plan, member_terms
 from rlstab.core.policy_outputs import PolicyOutputs
@@ -34,23 +34,49 @@ class MethodTrace:
     Attributes:
         name: of the method.
         actions: ``(n,)`` bool by action, those that its terms can take; see :func:`trace`.
+        weight: ``(n,)`` its weight, or None.
+        bonus: ``(n,)`` what it adds to the advantage, or None.
+        gate: ``(n,)`` product of its gates, and of its surrogate divided by the ratio; 1 where they do not act, None if
+            it has neither.
     """
 
     name: str
     actions: Mapping[str, Tensor]
+    weight: Tensor | None
+    bonus: Tensor | None
+    gate: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """What a step did to the tokens of a part.
+    """What a step did to the ``n`` tokens of a part.
 
     Attributes:
-        count: of the tokens.
+        ratio: ``(n,)`` the ratio of the loss; NaN where the trainer did not compute the live log-prob, see
+            :func:`trace`.
         methods: by the prefix of their metrics.
     """
 
-    count: int
+    ratio: Tensor
     methods: Mapping[str, MethodTrace]
+
+    @property
+    def weight(self) -> Tensor:
+        """``(n,)`` product of the methods' weights."""
+        weights = [method.weight for method in self.methods.values() if method.weight is not None]
+        return reduce(torch.mul, weights, torch.ones_like(self.ratio))
+
+    @property
+    def bonus(self) -> Tensor | None:
+        """``(n,)`` sum of what the methods add to the advantage, None if none adds anything."""
+        bonuses = [method.bonus for method in self.methods.values() if method.bonus is not None]
+        return reduce(torch.add, bonuses) if bonuses else None
+
+    @property
+    def gate(self) -> Tensor | None:
+        """``(n,)`` product over the methods' gates and surrogates, None if no method has any."""
+        gates = [method.gate for method in self.methods.values() if method.gate is not None]
+        return reduce(torch.mul, gates) if gates else None
 
     @property
     def kept(self) -> Tensor:
@@ -68,7 +94,7 @@ class Trace:
     def any_did(self, action: str) -> Tensor:
         """``(n,)`` bool, the tokens on which some method took this action."""
         taken = [method.actions[action] for method in self.methods.values() if action in method.actions]
-        return reduce(torch.logical_or, taken, torch.zeros(self.count, dtype=torch.bool))
+        return reduce(torch.logical_or, taken, torch.zeros_like(self.ratio, dtype=torch.bool))
 
 
 @torch.no_grad()
@@ -85,7 +111,8 @@ def trace(plan: Plan, which: int | TokenBatch | Part, policy: PolicyOutputs) -> 
     Args:
         plan: the decisions of the step.
         which: number of the part, its batch, or a piece.
-        policy: live outputs for its tokens, read without gradient.
+        policy: live outputs for its tokens, read without gradient. A trainer may skip the forward of tokens that the
+            loss does not read and give the evidence instead: their ratio is NaN. Nothing else depends on it.
     """
     part, live = plan.part(which), policy.constant()
     batch, ratio = part.batch, held_ratio(part, live)
@@ -96,8 +123,15 @@ def trace(plan: Plan, which: int | TokenBatch | Part, policy: PolicyOutputs) -> 
     for key, member in member_terms(plan, part).items():
         factor = _gate(member.terms, ratio, held, bound)
         actions = _actions(member.terms, batch.advantages, beyond, factor, everywhere)
-        methods[key] = MethodTrace(member.name, actions)
-    return Trace(len(batch), methods)
+        methods[key] = MethodTrace(member.name, actions, member.terms.weight, member.terms.bonus, factor)
+    read = torch.stack(list(plan.live_rows(part).values())).any(0)
+    return Trace(torch.where(_computed(live, batch) | read, ratio, torch.nan), methods)
+
+
+def _computed(live: PolicyOutputs, batch: TokenBatch) -> Tensor:
+    """``(n,)`` bool: the live log-prob was computed and is not the evidence, in a step in which any differ."""
+    moved = live.logprobs != batch.logprobs
+    return moved if bool(moved.any()) else ~moved
 
 
 def _beyond(part: Part, ratio: Tensor) -> Tensor:
@@ -159,8 +193,12 @@ def what_methods_did(plan: Plan, which: int | TokenBatch | Part, policy: PolicyO
     if all(type(leaf.method).__module__.startswith("rlstab.") for leaf in walk(plan.objective, observed=True)):
         return {}
     seen = trace(plan, which, policy)
-    named = {key if key == method.name else f"{key}:{method.name}": method for key, method in seen.methods.items()}
-    return {f"{DID}{name}/{action}": did.float() for name, one in named.items() for action, did in one.actions.items()}
+    tensors = {f"{DID}ratio": seen.ratio}
+    for key, method in seen.methods.items():
+        columns = {**method.actions, "weight": method.weight, "bonus": method.bonus, "gate": method.gate}
+        named = key if key == method.name else f"{key}:{method.name}"
+        tensors |= {f"{DID}{named}/{name}": column.float() for name, column in columns.items() if column is not None}
+    return tensors
 
 
 def objective_of(data: Any) -> TokenObjective | None:
@@ -175,13 +213,27 @@ def objective_of(data: Any) -> TokenObjective | None:
         return load_objective(data)
 
 
+def token_ratio(step: Step) -> Tensor:
+    """``(n,)`` the ratio of each single token; NaN where the trainer did not compute the live log-prob."""
+    live = step.live.constant()
+    ratio = bounded_exp(token_log_ratio(live, live, step.batch))
+    return torch.where(_computed(live, step.batch), ratio, torch.nan)
+
+
 def recorded(step: Step) -> Trace:
     """The trace in the tensors of a step; without methods if none was recorded."""
     columns: dict[str, dict[str, Tensor]] = {}
     for name, values in sorted(step.tensors.items()):
-        method, _, action = name.removeprefix(DID).rpartition("/")
-        if name.startswith(DID) and action in ACTIONS:
-            columns.setdefault(method, {})[action] = values[step.mask] > 0
-    keyed = {named: named.partition(":")[::2] for named in columns}
-    methods = {key: MethodTrace(name or key, columns[named]) for named, (key, name) in keyed.items()}
-    return Trace(len(step.batch), methods)
+        if name.startswith(DID):
+            method, _, what = name.removeprefix(DID).rpartition("/")
+            columns.setdefault(method, {})[what] = values[step.mask]
+    ratio = columns.pop("", {}).get("ratio")
+    if ratio is None:
+        ratio = token_ratio(step)
+    methods = {}
+    for named, did in columns.items():
+        key, _, name = named.partition(":")
+        actions = {action: did[action] > 0 for action in ACTIONS if action in did}
+        methods[key] = MethodTrace(name or key, actions, *map(did.get, ("weight", "bonus", "gate")))
+
+    return Trace(ratio, methods)

@@ -25,6 +25,7 @@ NAMES = {
     "rollout_logprobs": "inference_logprobs",
     "teacher_logprobs": "teacher_logprobs",
     "entropies": "entropy",
+    f"{DID}ratio": "importance_ratio",
 }
 #: Its marks of what the loss did to tokens, by method and action.
 ACTIONS = {"trust_region/clipped": "is_masked", "ref_kl/regularised": "ref_kl_weights", "ce/regularised": "ce_weights"}

@@ -39,8 +39,9 @@ BY_TOKEN: Mapping[str, str] = {
     "weights": "factor of the policy term that the trainer applies outside its formula",
     "coefficients": "derivative of what the trainer backpropagated by the log-prob of the token",
 }
-#: Prefix of what a method did: ``did/s2t/dropped``, ``(n,)``, is 1 on the tokens that s2t dropped. Recorded where the
-#: methods cannot be planned again from the dump.
+#: Prefix of what a method did: ``did/s2t/dropped``, ``(n,)``, is 1 on the tokens that s2t dropped; ``weight``,
+#: ``bonus``
+#: and ``gate`` are its factors. Recorded where the methods cannot be planned again from the dump.
 DID = "did/"
 #: Tensors that a dump must have. ``prompt_ids``, ``(m,)`` int64, holds the tokens of all prompts.
 REQUIRED = ("lengths", "ids", "mask", "advantages", "logprobs")

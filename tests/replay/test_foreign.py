@@ -112,6 +112,7 @@ MEASURED = {
     "entropy": {"tokens/entropy"},
     "is_masked": {"ratio/clipped"},
     "rl_weights": set(),
+    "importance_ratio": set(),
     "rank": set(),
 }
 

@@ -57,14 +57,17 @@ class Rare(TokenObjective):
 
 
 def seen_by_the_loss(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Plan, dict[tuple[str, int], Any]]]:
-    """By optimizer step, and by response and position of a token: the actions on it in the loss."""
+    """By optimizer step, and by response and position of a token: its ratio, weight and actions in the loss."""
     steps: list[tuple[Plan, dict[tuple[str, int], Any]]] = []
     loss = Plan.loss
 
     def keep(plan: Plan, which: Any, live: PolicyOutputs, **more: Any) -> Any:
         if not steps or steps[-1][0] is not plan:
             steps.append((plan, {}))
-        batch, seen = plan.part(which).batch, trace(plan, which, live)
+        part, seen = plan.part(which), trace(plan, which, live)
+        batch, weight = part.batch, part.terms.weight
+        ratio = (live.logprobs.detach() - batch.old_logprobs).clamp(-20, 20).exp()
+        read = torch.stack(list(plan.live_rows(part).values())).any(0)
         for index, (row, position) in enumerate(zip(batch.sequence.tolist(), batch.position.tolist(), strict=True)):
             did = {
                 (key, action)
@@ -72,16 +75,18 @@ def seen_by_the_loss(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Plan, dict[t
                 for action, where in method.actions.items()
                 if where[index]
             }
-            steps[-1][1][str(int(batch.sequence_ids[row])), position] = did
+            steps[-1][1][str(int(batch.sequence_ids[row])), position] = (
+                float(ratio[index]) if read[index] else None,
+                1.0 if weight is None else float(weight[index]),
+                did,
+            )
         return loss(plan, which, live, **more)
 
     monkeypatch.setattr(Plan, "loss", keep)
     return steps
 
 
-@pytest.mark.parametrize(
-    "kind", [*(pytest.param(kind, marks=pytest.mark.slow) for kind in ("step", "rollout")), "user-defined"]
-)
+@pytest.mark.parametrize("kind", [pytest.param("step", marks=pytest.mark.slow), "rollout", "user-defined"])
 def test_a_record_says_of_each_token_what_the_loss_did(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,7 +111,7 @@ def test_a_record_says_of_each_token_what_the_loss_did(
             assert torch.allclose(coefficients, run_coefficients(step), rtol=1e-6, atol=1e-12)
             assert after.header.loss is not None
             assert after.header.loss.settings["state"] == json.loads(json.dumps(state))
-    acted = 0
+    moved, acted = 0, 0
     traced = [(step, told) for recorded in read_dump(tmp_path).steps for step, told in traces_of(recorded)]
     assert sum(len(step.batch) for step, _ in traced) == sum(len(tokens) for _, tokens in seen) > 250
     for step, told in traced:
@@ -117,10 +122,15 @@ def test_a_record_says_of_each_token_what_the_loss_did(
             zip(step.batch.sequence.tolist(), step.batch.position.tolist(), strict=True)
         ):
             of_token = str(int(step.batch.sequence_ids[row])), position
-            did = seen[step.number - 1][1][of_token]
+            ratio, weight, did = seen[step.number - 1][1][of_token]
+            if ratio is not None:
+                assert float(told.ratio[index]) == pytest.approx(ratio, rel=1e-4)
+                moved += abs(ratio - 1) > 0.01
+            assert float(told.weight[index]) == pytest.approx(weight, rel=1e-4)
             assert {(key, action) for key, action, where in marks if where[index]} == did
             acted += len(did)
     assert acted > 100
+    assert moved > 20
 
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
