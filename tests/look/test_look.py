@@ -300,9 +300,8 @@ def test_the_page_in_a_browser(run: Path, browser_page: BrowserPage) -> None:
     page.locator("#list .t").first.click()
     page.keyboard.press("ArrowRight")
     assert page.locator("#list [aria-current]").count() == 1
-    told = page.evaluate(
-        "[...document.querySelectorAll('#list .t')].map(one => (one.click(), document.getElementById('card').innerText))"
-    )
+    click = "one => (one.click(), document.getElementById('card').innerText)"
+    told = page.evaluate(f"[...document.querySelectorAll('#list .t')].map({click})")
     assert all("ratio" in one for one in told)
     assert any("clip_higher: clipped" in one for one in told)
     page.locator("details.m summary").first.click()
