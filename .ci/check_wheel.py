@@ -27,7 +27,8 @@ IN_SDIST = {
 #: Data files, whose absence no import would show.
 IN_WHEEL = {
     "rlstab/py.typed", "rlstab/data/countdown-tiny/model.safetensors", "rlstab/data/examples/countdown.yaml",
-    "rlstab/report/page.html", "rlstab/report/view.js",
+    "rlstab/hosts.yaml", "rlstab/look/look.html", "rlstab/look/look.js", "rlstab/look/look.css",
+    "rlstab/presets/presets.yaml", "rlstab/report/page.html",
 }  # fmt: skip
 WHERE = """
 import importlib.metadata, pathlib, sys, rlstab
@@ -61,7 +62,7 @@ def main(keep: Path | None = None) -> None:
             ["--version"],
             ["check", "--example", "countdown"],
             ["train", "--example", "countdown", *(f"--set={one}" for one in SHORT)],
-            ["view", "runs/countdown"],
+            ["look", "runs/countdown"],
         ):
             run(python, "-m", "rlstab", *command, cwd=empty, **path)
         print(f"{sdist.name} ({sdist.stat().st_size:,} bytes), {wheel.name} ({wheel.stat().st_size:,} bytes): good")
