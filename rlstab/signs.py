@@ -1,4 +1,4 @@
-"""Signs that something goes wrong in a run, each defined once: for the report, for `diagnose`, and for a live run.
+"""Signs that something goes wrong in a run, each defined once: for the report, for `look`, and for a live run.
 
 A sign is found in the curves of a run so far, in bins of ten steps, and has the step at which it begins. The thresholds
 are choices; docs/how-to/diagnose.md says how often they are right. They rest on trials with the tiny countdown policy,

@@ -408,7 +408,7 @@ class Trainer:
             self.console.print(summary_table(result.records))
             self.console.print(f"run: {escape(str(self.out))}", soft_wrap=True, highlight=False)
             if dumped(self.out / DUMP):
-                look = escape(command("view", str(self.out)))
+                look = escape(command("look", str(self.out)))
                 self.console.print(f"tokens, and what each method did to them: {look}", soft_wrap=True, highlight=False)
         return result
 
