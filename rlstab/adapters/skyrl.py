@@ -41,7 +41,7 @@ from rlstab.hosts import adapted, facts, skyrl_settings
 
 require("skyrl", "rlstab.adapters.skyrl")
 
-from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry  # noqa: E402
+from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry  # noqa: E402  # after the check
 from skyrl.backends.skyrl_train.workers.worker import PolicyWorkerBase  # noqa: E402
 from skyrl.backends.skyrl_train.workers.worker_utils import get_microbatch_iterator  # noqa: E402
 
@@ -186,9 +186,12 @@ class PolicyLoss:
                 ),
                 optimizer.register_step_post_hook(lambda *_: scaled.close()),
             ]
-            norm = theirs()
-            for hook in hooks:
-                hook.remove()
+            try:
+                norm = theirs()
+            finally:  # an error leaves neither the scaled rate nor the hooks behind
+                scaled.close()
+                for hook in hooks:
+                    hook.remove()
             if norm is not None and not math.isfinite(norm):
                 step.refusal = f"the gradient norm is {norm}: SkyRL skipped the optimizer step."
         if step.refusal is not None and dist.get_rank() == 0:

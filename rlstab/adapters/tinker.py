@@ -29,7 +29,7 @@ from rlstab.core.compose import Composition, compose
 from rlstab.core.objective import State, TokenObjective, check_complete
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.step import OptimizerStep
-from rlstab.errors import HostError, MissingSignal, NonFinite, ShapeError
+from rlstab.errors import CheckpointError, HostError, MissingSignal, NonFinite, ShapeError
 from rlstab.hosts import adapted
 
 #: What an objective is given as.
@@ -192,6 +192,8 @@ class TinkerTrainer:
         """
         chosen = _chosen(objective)
         state = restore_state(folder, chosen)
+        if not Path(folder, SERVER).is_file():
+            raise CheckpointError(f"{folder} does not name a checkpoint of the server: it has no {SERVER}.")
         path = Path(folder, SERVER).read_text(encoding="utf-8")
         return cls(service.create_training_client_from_state_with_optimizer(path), chosen, state)
 

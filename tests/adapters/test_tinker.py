@@ -141,6 +141,9 @@ def test_a_run_resumes_as_it_was(tmp_path: Path) -> None:
     assert resumed.state == through.state
     with pytest.raises(CheckpointError, match="belongs to the objective"):
         TinkerTrainer.load(Service(client), tmp_path, DAPO)
+    (tmp_path / "tinker.txt").unlink()
+    with pytest.raises(CheckpointError, match="does not name a checkpoint"):
+        TinkerTrainer.load(Service(client), tmp_path, STATEFUL)
 
 
 def test_what_is_missing_is_named() -> None:
