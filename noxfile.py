@@ -143,9 +143,25 @@ def extras(session: nox.Session) -> None:
 
 @nox.session(python="3.11", reuse_venv=True, default=False)
 def signs(session: nox.Session) -> None:
-    """The tables of docs/how-to/diagnose.md: rlstab, rldoctor and rlprobe on each other's broken runs."""
-    session.install("-c", "constraints.txt", "torch==2.13.0", "-e", ".", "rldoctor==0.2.0", "rlprobe==0.1.0")
+    """The tables of docs/how-to/diagnose.md: rlstab, rldoctor, rlprobe and rlwatch on each other's broken runs.
+
+    And what martingale makes of the sampler of a dump.
+    """
+    others = "rldoctor==0.2.0", "rlprobe==0.1.0", "rlwatch==0.5.1", "martingale==0.2.0"
+    own = "torch==2.13.0", "hypothesis>=6.120", "-e", ".[testing,report]"
+    session.install("-c", "constraints.txt", *own, *others)
+    session.run("python", "-m", "pytest", "tests/look/test_others.py", env=env_of("signs"))
     session.run("python", "-m", "benchmarks", "generated", "--page", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+
+
+@nox.session(python="3.11", reuse_venv=True, default=False)
+def trackers(session: nox.Session) -> None:
+    """What Trackio, MLflow, wandb and TensorBoard write is read while they write, after a kill and without its end."""
+    own = "torch==2.13.0", "-e", ".[testing,report,tensorboard]"
+    session.install(*own, "hypothesis>=6.120", "trackio==0.43.0", "mlflow==3.17.2", "wandb==0.31.0")
+    session.run(
+        "python", "-m", "pytest", "tests/look/test_trackers.py", "-m", "slow", *session.posargs, env=env_of("trackers")
+    )
 
 
 @nox.session(python="3.11", reuse_venv=True, default=False)
@@ -201,7 +217,7 @@ def atlas(session: nox.Session, host: str) -> None:
         "verl": ["-c", "constraints-verl.txt", "-e", ".[train,testing,verl]"],
         "skyrl": ["-e", ".[testing]", "ray", "jaxtyping", "loguru", "omegaconf"],
     }[name]
-    session.install("torch==2.13.0", host, *others)
+    session.install("torch==2.13.0", "hypothesis>=6.120", host, *others)
     session.run("python", "-m", "pytest", "tests/atlas", "-m", "slow", *session.posargs, env=env_of(name))
 
 

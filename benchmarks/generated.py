@@ -1,12 +1,14 @@
 """How often ``rlstab look`` is right about runs that ``rldoctor`` and ``rlprobe`` generate, and they about ours.
 
+``rlwatch``, which generates nothing, is judged on all of them.
+
     nox -s signs
     python -m benchmarks generated --seeds 5 6 7 8 9 --ours runs/broken
 
 Both packages ship generators of logs, healthy and broken on purpose, each with the kind that it stands for. What they
 log is read under TRL's names; nothing else of a run reaches the signs. Thresholds were chosen on seeds 0 to 4. A kind
 whose metrics no trainer logs, or that is not about learning, is shown and not counted. With ``--ours`` what
-``python -m benchmarks diagnose --out`` or ``--data`` left is judged by all three. ``--page`` puts the tables into
+``python -m benchmarks diagnose --out`` or ``--data`` left is judged by all four. ``--page`` puts the tables into
 docs/how-to/diagnose.md.
 """
 
@@ -91,6 +93,11 @@ FINDINGS: Mapping[str, frozenset[str]] = {
     "TRUNCATION_STARVE": frozenset({"truncation"}),
     "REPETITION_SPIRAL": frozenset({"repetition"}),
     "REWARD_STD_DEATH": EQUAL,
+    "kl_explosion": frozenset({"kl_drift"}),
+    "gradient_norm_spike": frozenset({"learning_rate"}),
+    "loss_nan": frozenset({"learning_rate"}),
+    "advantage_variance": frozenset({"no_gradient"}),
+    "reward_mean_drift": frozenset({"reward_hacking", "reward_parts", "plateau"}),
 }
 
 #: rlprobe's fields by TRL's names.
@@ -174,8 +181,38 @@ def by_rlprobe(rows: Rows) -> list[str]:
     return [finding.signature_id for finding in findings if finding.severity != "info"]
 
 
+#: What rlwatch is told at a step, by TRL's names.
+WATCHED = {
+    "entropy": "entropy",
+    "kl_divergence": "kl",
+    "reward_mean": "reward",
+    "reward_std": "reward_std",
+    "advantage_std": "adv_std",
+    "grad_norm": "grad_norm",
+    "loss": "loss",
+}
+
+
+def by_rlwatch(rows: Rows) -> list[str]:
+    """The alerts of rlwatch, step by step."""
+    from rlwatch.config import RLWatchConfig
+    from rlwatch.detectors import DetectorSuite
+
+    suite, found = DetectorSuite(RLWatchConfig()), list[str]()
+    for step, row in rows.items():
+        found += [
+            alert.detector
+            for alert in suite.check_step(step, **{name: row.get(theirs) for name, theirs in WATCHED.items()})
+        ]
+    return found
+
+
 GENERATORS: Mapping[str, Callable[[str, int], Rows]] = {"rldoctor": of_rldoctor, "rlprobe": of_rlprobe}
-PEERS: Mapping[str, Callable[[Rows], list[str]]] = {"rldoctor": by_rldoctor, "rlprobe": by_rlprobe}
+PEERS: Mapping[str, Callable[[Rows], list[str]]] = {
+    "rldoctor": by_rldoctor,
+    "rlprobe": by_rlprobe,
+    "rlwatch": by_rlwatch,
+}
 
 
 def named(rows: Rows, without: Sequence[str] = ()) -> tuple[str | None, int | None]:
@@ -224,7 +261,10 @@ def generated(seeds: Sequence[int]) -> Iterator[str]:
                         lacking[lack]["runs" if wanted else "healthy"] += 1
                         lacking[lack]["right"] += without in wanted
                         lacking[lack]["called broken"] += bool(without and not wanted)
-                own += bool(wanted or scenario == "healthy") and right(PEERS[generator](rows), wanted)
+                for peer, judge in PEERS.items():
+                    said = bool(wanted or scenario == "healthy") and right(judge(rows), wanted)
+                    own += said and peer == generator
+                    totals[f"{peer} of all {'broken' if wanted else 'healthy'} right"] += said
             hits = sum(causes[cause] for cause in wanted or ("nothing",))
             counted = scenario not in NOT_SHOWN
             kind = "healthy" if scenario == "healthy" else "broken"
@@ -252,6 +292,10 @@ def generated(seeds: Sequence[int]) -> Iterator[str]:
         f"The right kind in {totals['broken right']} of {totals['broken']} broken runs, no cause in "
         f"{totals['healthy right']} of {totals['healthy']} healthy ones ({own})."
     )
+    of_all = "; ".join(
+        f"{peer} {totals[f'{peer} of all broken right']} and {totals[f'{peer} of all healthy right']}" for peer in PEERS
+    )
+    yield f"Of the same {totals['broken']} and {totals['healthy']}, by any finding: {of_all}."
     yield ""
     yield "| without | right, where something else shows it | healthy runs with a cause |"
     yield "| --- | --- | --- |"
@@ -269,7 +313,7 @@ def told(causes: Counter[str]) -> str:
 
 
 def ours(folder: Path) -> Iterator[str]:
-    """The table of our broken runs, judged by all three."""
+    """The table of our broken runs, judged by all four."""
     hits: dict[str, Counter[str]] = defaultdict(Counter)
     for path in sorted(path for path in folder.iterdir() if path.suffix == ".jsonl" or re.search(r"-\d+$", path.name)):
         name = path.stem.partition("-")[0]
@@ -287,8 +331,8 @@ def ours(folder: Path) -> Iterator[str]:
         equal = EQUAL if name == "dead_groups" else wanted
         for peer, judge in PEERS.items():
             hits[name][peer] += right(judge(rows), equal)
-    yield "| run of ours | rlstab | rldoctor | rlprobe |"
-    yield "| --- | --- | --- | --- |"
+    yield "| run of `benchmarks diagnose` | rlstab | rldoctor | rlprobe | rlwatch |"
+    yield "| --- | --- | --- | --- | --- |"
     for name, counts in hits.items():
         cells = [f"{counts[judge]} of {counts['runs']}" for judge in ("rlstab", *PEERS)]
         yield f"| `{name}` | {' | '.join(cells)} |"

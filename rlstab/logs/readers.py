@@ -134,10 +134,10 @@ def read_database(path: Path) -> list[Log]:
     """
     try:
         writer, runs = trackers.database_runs(path)
-    except ValueError as error:
-        raise ReportError(f"{path}: cannot be read: {error}. Give {READABLE}.") from error
+    except (OSError, TypeError, ValueError) as error:
+        raise ReportError(f"{path}: cannot be read: {reason(error)}. Give {READABLE}.") from error
     logs = []
-    for name, lines in runs.items():
+    for name, lines in runs:
         rows = Rows()
         for step, values in lines:
             rows.log(step, _values(values))

@@ -9,6 +9,8 @@ from contextlib import closing
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import copyfile
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rlstab.extras import how_to_install
@@ -16,6 +18,8 @@ from rlstab.safe_read import parse_json, read_bytes
 
 #: How a file of wandb begins, and the bytes of a block and of the head of a record in it.
 _WANDB, _BLOCK, _HEAD = b":W&B", 32768, 7
+#: Of a run: the number of each step and its values.
+Steps = list[tuple[int, dict[str, Any]]]
 
 
 def wandb_rows(path: Path, remarks: list[str]) -> Iterator[dict[str, Any]]:
@@ -81,34 +85,46 @@ def tensorboard_rows(path: Path, remarks: list[str]) -> Iterator[dict[str, Any]]
         yield {"_step": step, name: value}
 
 
-def database_runs(path: Path) -> tuple[str, dict[str, list[tuple[int, dict[str, Any]]]]]:
-    """The runs in a database of Trackio (one for each project) or MLflow (``mlflow.db``), read without a lock.
+def database_runs(path: Path) -> tuple[str, list[tuple[str, Steps]]]:
+    """The runs in a database of Trackio (one for each project) or MLflow (``mlflow.db``), which is not changed.
 
     Returns:
-        who wrote it, and by the name of the run its steps with their values, in the order of steps.
+        who wrote it; of each run the name, which several runs may have, and its steps with their values, in order.
 
     Raises:
         ValueError: it is not a database of theirs, or damaged.
+        OSError: it cannot be read.
     """
-    runs: dict[str, list[tuple[int, dict[str, Any]]]] = {}
     try:
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=1)) as database:
-            columns = {row[1] for row in database.execute("pragma table_info(metrics)")}
-            if {"run_name", "step", "metrics"} <= columns:
-                for run, step, text in database.execute(
-                    "select run_name, step, metrics from metrics order by step, rowid"
-                ):
-                    values = parse_json(text)
-                    if isinstance(values, dict):
-                        runs.setdefault(str(run), []).append((int(step), values))
-                return "Trackio", runs
-            if {"run_uuid", "step", "key", "value", "is_nan"} <= columns:
-                names = dict(database.execute("select run_uuid, name from runs").fetchall())
-                asked = "select run_uuid, step, key, value, is_nan from metrics order by step, timestamp"
-                for run, step, key, value, missing in database.execute(asked):
-                    named = f"{names.get(run) or run}"
-                    runs.setdefault(named, []).append((int(step), {str(key): None if missing else value}))
-                return "MLflow", runs
-    except (sqlite3.Error, TypeError, ValueError) as error:
-        raise ValueError(str(error)) from error
+        return _runs_of(path)
+    except sqlite3.Error:  # a writer that was killed left a journal, which only one who may write can roll back
+        with TemporaryDirectory() as folder:
+            for file in (path, *(path.with_name(f"{path.name}-{kind}") for kind in ("journal", "wal"))):
+                if file.is_file():
+                    copyfile(file, Path(folder, file.name))
+            try:
+                return _runs_of(Path(folder, path.name), mode="rw")
+            except (sqlite3.Error, TypeError, ValueError) as error:
+                raise ValueError(str(error)) from error
+
+
+def _runs_of(path: Path, mode: str = "ro") -> tuple[str, list[tuple[str, Steps]]]:
+    runs: dict[str, tuple[str, Steps]] = {}
+    with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode={mode}", uri=True, timeout=1)) as database:
+        columns = {row[1] for row in database.execute("pragma table_info(metrics)")}
+        if {"run_name", "step", "metrics"} <= columns:
+            run_id = "run_id" if "run_id" in columns else "run_name"  # since 0.20
+            asked = f"select {run_id}, run_name, step, metrics from metrics order by step, rowid"
+            for run, name, step, text in database.execute(asked):
+                values = parse_json(text)
+                if isinstance(values, dict):
+                    runs.setdefault(str(run), (str(name), []))[1].append((int(step), values))
+            return "Trackio", list(runs.values())
+        if {"run_uuid", "step", "key", "value", "is_nan"} <= columns:
+            names = dict(database.execute("select run_uuid, name from runs").fetchall())
+            asked = "select run_uuid, step, key, value, is_nan from metrics order by step, timestamp"
+            for run, step, key, value, missing in database.execute(asked):
+                steps = runs.setdefault(str(run), (str(names.get(run) or run), []))[1]
+                steps.append((int(step), {str(key): None if missing else value}))
+            return "MLflow", list(runs.values())
     raise ValueError("it has no table of metrics that Trackio or MLflow writes")

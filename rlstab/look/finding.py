@@ -80,7 +80,15 @@ class Look:
                 "gap": self.sampler.gap,
                 "engine_gap": self.sampler.engine,
                 "mean_weight": self.sampler.mean_weight,
-                "lags": [{"updates": lag.updates, "gap": lag.gap, "tokens": lag.tokens} for lag in self.sampler.lags],
+                "lags": [
+                    {
+                        "updates": lag.updates,
+                        "gap": lag.gap,
+                        "tokens": lag.tokens,
+                        "staleness": self.sampler.staleness(lag),
+                    }
+                    for lag in self.sampler.lags
+                ],
                 "corrections": self.sampler.corrections,
                 "lengths": list(self.sampler.lengths),
             }

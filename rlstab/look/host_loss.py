@@ -64,7 +64,8 @@ class Formula(BaseModel):
         estimator: of the KL term, ``k1``, ``k2``, ``k3`` or ``k3_unbiased``; the suffix ``_reversed`` exchanges the two
             policies.
         entropy: coefficient of the entropy bonus, a mean over the tokens of each micro-batch, or that of the loss.
-        sequence: the ratio is the geometric mean over the response; ``product``, the product.
+        sequence: the ratio is the geometric mean over the response; ``product``, the product; ``unmasked``, the geometric
+            mean over all of its tokens, those that do not count in the loss included.
         length: the constant of ``length``.
         tokens: denominator of ``step``; 0 counts the tokens of the step.
         scale: multiplies the whole.
@@ -86,7 +87,7 @@ class Formula(BaseModel):
     beta: float = 0.0
     estimator: str = "k3"
     entropy: float = 0.0
-    sequence: bool | Literal["product"] = False
+    sequence: bool | Literal["product", "unmasked"] = False
     length: float = 1.0
     tokens: float = 0.0
     scale: float = 1.0
@@ -217,7 +218,9 @@ def _by_response(step: Step, values: Tensor) -> Tensor:
 
 def _ratio(step: Step, formula: Formula, live: Tensor) -> Tensor:
     log_ratio = live - step.tensors.get("old_logprobs", live.detach()).double()
-    if formula.sequence:
+    if formula.sequence == "unmasked":
+        log_ratio = (_summed(log_ratio, step.row, len(step.tensors["lengths"])) / step.tensors["lengths"])[step.row]
+    elif formula.sequence:
         count = 1 if formula.sequence == "product" else _by_response(step, step.mask).clamp(min=1)
         log_ratio = (_by_response(step, log_ratio) / count)[step.row]
     return log_ratio.exp()
@@ -510,6 +513,12 @@ CHANGES: Mapping[str, Edit] = {
     "it is a mean over the tokens of the optimizer step": _mean("step"),
     "it is divided by a constant length": _mean("length"),
     "it is a sum over the tokens of each response": _mean("sum"),
+    "it is divided by the width of each micro-batch, padding included": lambda _, step: {
+        **{"mean": "length", "length": _padded(step), "whole": False}
+    },
+    "each response counts by its length over the width of its micro-batch": lambda _, step: {
+        **{"mean": "length", "length": _padded(step) / _by_response(step, step.mask), "whole": False}
+    },
     "the weights outside its formula do not count": partial(_weighted, power=0),
     "the weights outside its formula count twice": partial(_weighted, power=2),
     "tokens outside the response mask count in its denominator": _counting(lambda step: step.tensors["lengths"]),
@@ -517,6 +526,7 @@ CHANGES: Mapping[str, Edit] = {
     "padding counts in its denominator": _counting(_padded),
     "the ratio is that of the sequence": {"sequence": True},
     "the ratio is the product over the sequence, not its geometric mean": {"sequence": "product"},
+    "the ratio of the sequence counts tokens outside the response mask": {"sequence": "unmasked"},
     "the ratio is that of the token": {"sequence": False},
     "its weights have a gradient": lambda formula, _: {"weight": formula.weight and "live"},
     "nothing is clipped": dict.fromkeys(("low", "high", "cap", "dual"), math.inf),

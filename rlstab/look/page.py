@@ -288,6 +288,7 @@ def _sampler(sampler: Sampler) -> dict[str, Any]:
             {
                 "name": names.get(lag.updates, str(lag.updates)) + (" or more" if lag.updates == MOST_LAGS else ""),
                 "gap": f"{lag.gap:.4f}",
+                "staleness": "" if (added := sampler.staleness(lag)) is None else f"{added:.4f}",
                 "quartiles": f"{lag.low:.4f} to {lag.high:.4f}",
                 "tokens": f"{lag.tokens:,}",
             }

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from rlstab.config import load_objective
+from rlstab.console import counted
 from rlstab.core.objective import no_fit_warnings
 from rlstab.core.plan import make_plan
 from rlstab.look.alternatives import CORRECTIONS
-from rlstab.record import Step
+from rlstab.record import Header, Step
 
 #: Lengths of responses for which the mean weight is told, tokens, beyond those of the dump.
 LENGTHS = (256, 1024, 4096, 16384)
@@ -27,8 +28,11 @@ LENGTHS = (256, 1024, 4096, 16384)
 CONFIDENT = (0.9, 0.5)
 #: Updates that are told one by one; this many stands for all above, too.
 MOST_LAGS = 12
-#: Where the unbounded mean weight is below, the sampler's log-probs are renormalised, over top-p or top-k.
+#: Where the unbounded mean weight is below, the sampler's log-probs are renormalised, over top-p or top-k, if the dump
+#: does not say otherwise.
 RENORMALISED = 0.97
+#: Staleness below this share of the gap of the engine is not told from it.
+VISIBLE = 0.2
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,8 @@ class Lag:
 
     Attributes:
         updates: of the weights since the token was sampled; None where it is not known.
-        gap: mean absolute difference of the log-probs of trainer and sampler, nats.
+        gap: mean absolute difference between the log-probs of the sampler and of the policy at the start of the optimizer
+            step, nats.
         low, high: quartiles of its mean by optimizer step, nats.
         tokens: how many.
     """
@@ -61,6 +66,9 @@ class Sampler:
         corrections: by name, the mean weight at each of ``lengths``, measured or computed.
         lengths: tokens of a response; those above ``longest`` are computed.
         longest: response of the dump, tokens.
+        cut: how the sampler draws from a part of the distribution, such as ``top_p 0.8``; empty where it draws from all
+            of it, None where the dump does not say.
+        apart: why the two log-probs are not of the same distribution, whatever the weights; empty if they are.
     """
 
     lags: Sequence[Lag]
@@ -70,11 +78,22 @@ class Sampler:
     corrections: Mapping[str, Sequence[float]]
     lengths: Sequence[int]
     longest: int
+    cut: str | None = None
+    apart: str = ""
 
     @property
     def engine(self) -> float | None:
         """The gap at no lag, which the engine and its precision make, nats; None where no token is without a lag."""
         return next((lag.gap for lag in self.lags if lag.updates == 0), None)
+
+    def staleness(self, lag: Lag) -> float | None:
+        """What the updates since a token was sampled add to the gap of the engine, nats; None where that is not known.
+
+        The two are independent of each other, so that their squares add.
+        """
+        if self.engine is None or lag.updates == 0:
+            return None
+        return math.sqrt(max(0.0, lag.gap**2 - self.engine**2))
 
     @property
     def gap(self) -> float:
@@ -96,14 +115,33 @@ def sampler_of(steps: Sequence[Step]) -> Sampler | None:
     longest = max(int(torch.bincount(step.batch.sequence).max()) for step in steps)
     lengths = [longest, *(length for length in LENGTHS if length > longest)]
     return Sampler(
-        lags=_lags(steps, gaps),
+        lags=_lags(steps),
         sizes=[_effective(step, gap) for step, gap in zip(steps, gaps, strict=True)],
         disagreements=float(apart.double().mean()),
         mean_weight=float(every.clamp(max=20).exp().mean()),
         corrections=_corrections(steps, every, lengths),
         lengths=lengths,
         longest=longest,
+        cut=_cut(steps[0].header),
+        apart=_not_comparable(steps[0].header),
     )
+
+
+def _cut(header: Header) -> str | None:
+    if header.top_p is None and header.top_k is None:
+        return None
+    cut = {"top_p": header.top_p if (header.top_p or 1) < 1 else None, "top_k": header.top_k or None}
+    return " and ".join(f"{name} {value:g}" for name, value in cut.items() if value is not None)
+
+
+def _not_comparable(header: Header) -> str:
+    """Raw log-probs are before the temperature, and before top-p and top-k, which they do not show."""
+    if header.logprobs_mode != "raw_logprobs":
+        return ""
+    if header.temperature not in (None, 1.0):
+        return f"the sampler's log-probs are raw, those of the trainer at temperature {header.temperature:g}"
+    cut = _cut(header)
+    return f"the sampler's log-probs are raw, so that none shows its {cut}" if cut else ""
 
 
 def _sampled(step: Step) -> Tensor:
@@ -116,14 +154,22 @@ def log_weights(step: Step) -> Tensor:
     return step.batch.old_logprobs.double() - _sampled(step)
 
 
-def _lags(steps: Sequence[Step], gaps: Sequence[Tensor]) -> list[Lag]:
-    """By the signal ``lag``; without it, what was sampled by the policy itself apart from the rest."""
+def _lags(steps: Sequence[Step]) -> list[Lag]:
+    """By optimizer steps since the versions of the dump; without these by the signal ``lag``; without both, what was
+    sampled by the policy itself apart from the rest.
+    """
     by_lag: dict[int | None, list[Tensor]] = {}
-    for step, gap in zip(steps, gaps, strict=True):
-        lags = step.batch.lag
+    for step in steps:
+        gap, lags, versions = (
+            step.batch.logprobs.double() - _sampled(step),
+            step.batch.lag,
+            step.tensors.get("versions"),
+        )
         if lags is None:
             by_lag.setdefault(0 if step.header.first else None, []).append(gap.abs())
             continue
+        if versions is not None:  # a host may count `lag` in rollouts
+            lags = (step.number - 1 - versions[step.mask]).float()
         behind = lags.nan_to_num().clamp(0, MOST_LAGS).long()
         for lag in behind.unique().tolist():
             by_lag.setdefault(int(lag), []).append(gap.abs()[behind == lag])
@@ -199,11 +245,20 @@ def sentence(sampler: Sampler) -> str:
     engine, gap = sampler.engine, sampler.gap
     size = median(responses for _, responses in sampler.sizes)
     worth = f"the median rollout is worth {size:.0%} of its responses"
-    if sampler.mean_weight < RENORMALISED:
-        renormalised = f"a mean weight of {sampler.mean_weight:.2f} says that top-p or top-k renormalised the sampler"
+    if sampler.apart:
+        return f"they cannot be compared: {sampler.apart}."
+    weight = f"a mean weight of {sampler.mean_weight:.2f}"
+    if sampler.cut:
+        return f"they differ by {gap:.3f} nats a token: {sampler.cut} renormalised the sampler, with {weight}; {worth}."
+    if sampler.cut is None and sampler.mean_weight < RENORMALISED:
+        renormalised = f"{weight} says that top-p or top-k renormalised the sampler"
         return f"they differ by {gap:.3f} nats a token, and {renormalised}; {worth}."
-    if engine is None or len(sampler.lags) == 1:
+    if engine is None:
         return f"they differ by {gap:.3f} nats a token; {worth}."
     last = sampler.lags[-1]
-    later = "later" if last.updates is None else f"{last.updates} updates later"
-    return f"they differ by {engine:.3f} nats a token at no lag, by {last.gap:.3f} {later}; {worth}."
+    later = "later" if last.updates is None else f"{counted(last.updates, 'update')} later"
+    added = sampler.staleness(last)
+    stale = "" if added is None else f"; staleness adds {added:.3f} {later}"
+    if added is not None and added <= VISIBLE * engine:
+        stale = ", and staleness adds nothing visible"
+    return f"they differ by {engine:.3f} nats a token at no lag (engine and precision){stale}; {worth}."

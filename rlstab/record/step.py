@@ -31,6 +31,7 @@ BY_RESPONSE: Mapping[str, str] = {
 BY_TOKEN: Mapping[str, str] = {
     "ids": "the token, int64",
     "mask": "1 where the token counts in the loss, else 0 (what a tool answered), uint8",
+    "versions": "optimizer steps before the weights that sampled the token, int32",
     "advantages": "advantage",
     "logprobs": "log-prob under the policy at the start of the optimizer step, which decisions are made from",
     "old_logprobs": "log-prob under the policy that the ratio divides by; missing where that is the live one",
@@ -40,13 +41,14 @@ BY_TOKEN: Mapping[str, str] = {
     "coefficients": "derivative of what the trainer backpropagated by the log-prob of the token",
 }
 #: Prefix of what a method did: ``did/s2t/dropped``, ``(n,)``, is 1 on the tokens that s2t dropped; ``weight``,
-#: ``bonus``
-#: and ``gate`` are its factors. Recorded where the methods cannot be planned again from the dump.
+#: ``bonus`` and ``gate`` are its factors. Recorded where the methods cannot be planned again from the dump.
 DID = "did/"
 #: Tensors that a dump must have. ``prompt_ids``, ``(m,)`` int64, holds the tokens of all prompts.
 REQUIRED = ("lengths", "ids", "mask", "advantages", "logprobs")
 #: Tensors of whole numbers; all others are floats.
-_WHOLE = frozenset({"lengths", "prompt_lengths", "sequence_ids", "group_ids", "parts", "ids", "prompt_ids", "mask"})
+_WHOLE = frozenset(
+    {"lengths", "prompt_lengths", "sequence_ids", "group_ids", "parts", "ids", "prompt_ids", "mask", "versions"}
+)
 #: Upper bounds of the micro-batches of a rank in one optimizer step, and of token ids.
 MOST_PARTS, MOST_IDS = 10**6, 2**32
 
@@ -85,6 +87,9 @@ class Header(BaseModel):
         first: no weight has changed since the responses were sampled, so every ratio is 1.
         learning_rate: of this optimizer step.
         temperature: of the log-probs.
+        top_p, top_k: of the sampler: mass and number of the tokens that it draws from; 1.0 and 0 draw from all.
+        logprobs_mode: of the sampler's log-probs, by vLLM's names: ``processed_logprobs`` are those that it drew from,
+            at the temperature and over the tokens that top-p and top-k leave; ``raw_logprobs`` are before both.
         loss: what the trainer says it minimises, or None.
         sha256: of the file of tensors, hexadecimal.
     """
@@ -99,6 +104,9 @@ class Header(BaseModel):
     first: bool = False
     learning_rate: Annotated[float, Field(ge=0)] | None = None
     temperature: Annotated[float, Field(gt=0)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    logprobs_mode: Literal["processed_logprobs", "raw_logprobs"] | None = None
     loss: HostLoss | None = None
     sha256: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")] = ""
 
@@ -156,6 +164,8 @@ class Step:
         token = {name: tensors[name][self.mask] for name in BY_TOKEN if name in tensors}
         counts = torch.bincount(sequence, minlength=len(tensors["lengths"]))
         signals: dict[str, Any] = {name: token[name] for name in SIGNALS if name in token}
+        if "versions" in token:
+            signals.setdefault("lag", (self.number - 1 - token["versions"]).clamp(min=0).float())
         return TokenBatch(
             old_logprobs=token.get("old_logprobs", token["logprobs"]),
             logprobs=token["logprobs"],

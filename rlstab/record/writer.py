@@ -1,8 +1,7 @@
 """Writes the record of an optimizer step: two files per rank.
 
 ``step-000012.rank-0.safetensors`` has the tensors, and ``step-000012.rank-0.json`` describes them. The second is
-written
-last, and each appears only when it is complete: a rank that was killed in between has no record of the step.
+written last, and each appears only when it is complete: a rank that was killed in between has no record of the step.
 """
 
 from __future__ import annotations
@@ -124,12 +123,13 @@ class Recorder:
             self.folder.mkdir(parents=True, exist_ok=True)
             replace_file(path, backend.to_str(pretty=True))
 
-    def write(self, name: str, settings: Mapping[str, Any], **said: object) -> None:
+    def write(self, name: str, settings: Mapping[str, Any], version: int | None = None, **said: object) -> None:
         """Write the step, and forget it; a rank without responses writes an empty one.
 
         Args:
             name: of the loss.
             settings: of the loss.
+            version: optimizer steps before the weights that sampled all tokens; None leaves it to the micro-batches.
             said: the other fields of :class:`Header`.
 
         Raises:
@@ -137,6 +137,9 @@ class Recorder:
         """
         parts, values = self.parts, self.values
         self.begin()
+        if version is not None:
+            for part in parts:
+                part["versions"] = torch.full_like(part["ids"], version, dtype=torch.int32)
         header = Header.model_validate({**said, "parts": len(parts)})
         if header.step == 1 and any(self.folder.glob(f"step-*.rank-{header.rank}.*")):
             raise ConfigError(f"{self.folder} has the dump of another run, which is not replaced. Give another folder.")
@@ -146,14 +149,18 @@ class Recorder:
         write_dump(self.folder, header.model_copy(update={"loss": loss}), together(parts) if parts else _NOTHING)
 
 
-def tensors_of(batch: TokenBatch, live: PolicyOutputs, response_ids: Tensor) -> dict[str, Tensor]:
+def tensors_of(
+    batch: TokenBatch, live: PolicyOutputs, response_ids: Tensor, had: Mapping[str, Tensor] | None = None
+) -> dict[str, Tensor]:
     """The tensors of a micro-batch; :func:`rlstab.record.effects.what_methods_did` adds to them.
 
     Args:
         batch: the evidence, built from padded tensors.
         live: outputs that the loss is made of.
         response_ids: ``(B, T)`` int64, the tokens of the rows that the batch was built from.
+        had: ``(B, T)`` signals that the trainer had for these rows and the loss may not read.
     """
+    index = layout_of(batch.here).index
     tokens = {name: values for name, values in batch.here.per_token() if name in BY_TOKEN}
     if batch.live_ratio:
         del tokens["old_logprobs"]
@@ -163,8 +170,11 @@ def tensors_of(batch: TokenBatch, live: PolicyOutputs, response_ids: Tensor) -> 
     for name, values in zip(given, there, strict=True):
         if name not in tokens or not torch.equal(values, tokens[name]):
             tokens[f"live_{name}"] = values
-    return tokens | {
-        "ids": response_ids.reshape(-1)[layout_of(batch.here).index],
+    extra = {name: values.reshape(-1)[index].float() for name, values in (had or {}).items() if name not in tokens}
+    return {
+        **tokens,
+        **extra,
+        "ids": response_ids.reshape(-1)[index],
         "mask": torch.ones(len(batch), dtype=torch.uint8),
         "lengths": batch.lengths.long(),
         "sequence_ids": batch.sequence_ids,

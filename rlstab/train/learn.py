@@ -180,6 +180,8 @@ class Learner:
             recorder.write(
                 "rlstab",
                 settings_of(self.objective, progress.objective, settings.scope),
+                # a rollout waits in the queue while so many earlier ones are learnt
+                version=max(0, progress.rollouts - self.run.rollout.staleness) * settings.optimizer_steps_per_rollout,
                 host=f"rlstab {rlstab.__version__}",
                 step=number,
                 rank=self.engine.accelerator.process_index,
@@ -187,6 +189,9 @@ class Learner:
                 first=first and settings.old_logprobs == "recompute",
                 learning_rate=learning_rate,
                 temperature=self.temperature,
+                top_p=1.0,
+                top_k=0,
+                logprobs_mode="processed_logprobs",
             )
         self.engine.step(learning_rate)
         for report in step.reports:

@@ -1,6 +1,7 @@
 """What Trackio and MLflow keep in SQLite, as their own packages write it."""
 
 import json
+import shutil
 import sqlite3
 from pathlib import Path
 
@@ -52,6 +53,34 @@ def test_a_database_is_read_as_the_log_that_went_into_it(write, tmp_path: Path) 
         (log,) = read_logs(path)
         assert log.title.endswith("run-a")
         assert log.metrics["reward/mean"][1].tolist() == expected.metrics["reward/mean"][1].tolist()
+
+
+def test_runs_of_one_name_stay_apart(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "runs.db") as database:
+        database.execute("create table metrics (run_id text, run_name text, step integer, metrics text)")
+        for run, reward in (("f00", 0.2), ("f01", 0.7)):
+            rows = [(run, "grpo", step, json.dumps({"reward/mean": reward})) for step in range(1, 5)]
+            database.executemany("insert into metrics values (?, ?, ?, ?)", rows)
+    logs = read_logs(tmp_path / "runs.db")
+    assert [log.metrics["reward/mean"][1].tolist() for log in logs] == [[0.2] * 4, [0.7] * 4]
+
+
+def test_what_a_killed_writer_began_is_rolled_back_in_a_copy(tmp_path: Path) -> None:
+    path, left = tmp_path / "whole.db", tmp_path / "killed" / "runs.db"
+    trackio(path)
+    expected = read_logs(path)[0].metrics["reward/mean"][1].tolist()
+    left.parent.mkdir()
+    with sqlite3.connect(path) as database:
+        database.execute("pragma cache_size = 1")  # changed pages go into the file before the commit
+        database.execute("update metrics set metrics = '{}', run_name = 'half'")
+        for file in (path, Path(f"{path}-journal")):
+            shutil.copyfile(file, left.with_name(file.name.replace("whole", "runs")))
+        database.rollback()
+    before = {file.name: file.read_bytes() for file in left.parent.iterdir()}
+    assert len(before) == 2
+    (log,) = read_logs(left)
+    assert log.metrics["reward/mean"][1].tolist() == expected
+    assert {file.name: file.read_bytes() for file in left.parent.iterdir()} == before
 
 
 def test_a_damaged_database_is_one_line(tmp_path: Path) -> None:

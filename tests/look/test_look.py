@@ -21,7 +21,7 @@ from rlstab.look import Watch, WatchCallback
 from rlstab.look.alternatives import alternatives_of, own_objective
 from rlstab.look.find import candidates, find, nearest
 from rlstab.look.gradient import gradient_of, run_coefficients, shares_of
-from rlstab.look.sampler import mean_weight, sampler_of
+from rlstab.look.sampler import mean_weight, sampler_of, sentence
 from rlstab.look.watch import follow
 from rlstab.record import Header, HostLoss, read_dump, write_dump
 from rlstab.record.step import Step, rank_of
@@ -179,46 +179,95 @@ def noise(spread: float) -> Any:
 MEAN_SIZE = math.sqrt(2 / math.pi)
 
 
-def test_engine_noise_and_staleness_are_sized() -> None:
-    engine = sampler_of([step(seed=seed, count=64, rollout_logprobs=noise(0.05)) for seed in range(4)])
-    assert engine is not None
-    assert engine.engine == pytest.approx(0.05 * MEAN_SIZE, rel=0.2)
-    stale = [
-        step(number, first=number == 1, seed=number, count=64, rollout_logprobs=noise(0.05 if number == 1 else 0.3))
-        for number in (1, 2, 3)
-    ]
-    found = sampler_of(stale)
+def behind(number: int, engine: float, update: float, **header: Any) -> Step:
+    """The step of this number, whose tokens were sampled 0, 1 or 2 updates before, each of which moves the policy.
+
+    The policy of the ratio is that of the first step, as where a trainer keeps its log-probs over a rollout.
+    """
+
+    def versions(known: Any, draw: Any) -> Any:
+        return number - 1 - torch.arange(len(known["ids"])) % 3
+
+    def sampled(known: Any, draw: Any) -> Any:
+        lag = number - 1 - versions(known, draw)
+        noise = torch.randn(2, len(lag), generator=draw)
+        return low(known, draw) + engine * noise[0] + update * lag.sqrt() * noise[1]
+
+    def low(known: Any, draw: Any) -> Any:
+        return known["logprobs"] - 2
+
+    old = {"logprobs": low, "old_logprobs": lambda known, draw: low(known, draw) + 0.02}
+    made = step(number, first=False, seed=number, count=96, **old, versions=versions, rollout_logprobs=sampled)
+    return Step(made.header.model_copy(update=header), made.tensors, made.ranks)
+
+
+@pytest.mark.parametrize(("engine", "update"), [(0.05, 0.0), (0.0, 0.1), (0.05, 0.1)])
+def test_engine_and_staleness_are_told_apart_and_sized(engine: float, update: float) -> None:
+    """Each alone and both, planted as normal noise; to a fifth where the one is not hidden in the other."""
+    found = sampler_of([behind(number, engine, update) for number in (3, 4, 5, 6)])
     assert found is not None
-    assert found.engine == pytest.approx(0.05 * MEAN_SIZE, rel=0.2)
-    assert found.lags[-1].gap == pytest.approx(0.3 * MEAN_SIZE, rel=0.2)
-    assert sampler_of([step(rollout_logprobs=None) for _ in range(0)]) is None
+    assert [lag.updates for lag in found.lags] == [0, 1, 2]
+    assert found.engine == pytest.approx(engine * MEAN_SIZE, rel=0.2)
+    added = [found.staleness(lag) for lag in found.lags]
+    assert added[0] is None
+    if update > engine / 2 or not update:
+        planted = [update * MEAN_SIZE * math.sqrt(lag) for lag in (1, 2)]
+        assert added[1:] == pytest.approx(planted, rel=0.2, abs=0.2 * engine * MEAN_SIZE)
+    assert f"{found.engine:.3f} nats a token at no lag (engine and precision)" in sentence(found)
+    stale = f"staleness adds {added[2]:.3f} 2 updates later" if update > engine / 2 else "adds nothing visible"
+    assert stale in sentence(found)
 
 
-def test_the_gap_is_told_by_the_updates_since_a_token_was_sampled() -> None:
-    def lag(known: Any, draw: Any) -> Any:
-        return (2.0 * torch.arange(len(known["ids"])) % 6).float()
+def test_a_signal_in_rollouts_stands_for_missing_versions() -> None:
+    versions = behind(4, 0.0, 0.1)
+    lags = versions.batch.lag
+    assert lags is not None
+    tensors = {name: values for name, values in versions.tensors.items() if name != "versions"}
+    found = [sampler_of([made]) for made in (versions, Step(versions.header, {**tensors, "lag": lags}, [0]))]
+    assert found[0] == found[1]
+    assert sampler_of([]) is None
 
-    def sampled(known: Any, draw: Any) -> Any:  # 0.1 nats an update
-        return known["logprobs"] - 0.1 * lag(known, draw)
 
-    found = sampler_of([step(seed=seed, lag=lag, rollout_logprobs=sampled) for seed in range(3)])
+def nucleus(top_p: float, count: int = 20_000) -> dict[str, Any]:
+    """A sampler of the likeliest tokens with this mass, of 50, which reports what it drew from; and the true mass."""
+    draw = torch.Generator().manual_seed(0)
+    every = torch.randn(count, 50, generator=draw).mul(2).log_softmax(-1).sort(-1, descending=True).values
+    inside = every.exp().cumsum(-1) - every.exp() < top_p
+    mass = (every.exp() * inside).sum(-1)
+    index = torch.multinomial(every.exp() * inside, 1, generator=draw)
+    logprobs = every.gather(1, index)[:, 0]
+    return {"logprobs": logprobs, "rollout_logprobs": logprobs - mass.log(), "mass": float(mass.double().mean())}
+
+
+@pytest.mark.parametrize("header", [{}, {"top_p": 0.8}, {"top_p": 0.8, "logprobs_mode": "processed_logprobs"}], ids=str)
+def test_a_renormalised_sampler_is_named_and_sized(header: dict[str, Any]) -> None:
+    drawn = nucleus(0.8)
+    mass, tokens = drawn.pop("mass"), len(drawn["logprobs"])
+    made = step(count=20)
+    sizes = {"lengths": torch.full((20,), tokens // 20), "ids": torch.arange(tokens), "mask": torch.ones(tokens).long()}
+    made = rank_of(made.header, {**made.tensors, **sizes, "advantages": torch.ones(tokens), **drawn})
+    found = sampler_of([Step(made.header.model_copy(update=header), made.tensors, made.ranks)])
     assert found is not None
-    assert [told.updates for told in found.lags] == [0, 2, 4]
-    assert [told.gap for told in found.lags] == pytest.approx([0.0, 0.2, 0.4], abs=1e-6)
+    assert found.mean_weight == pytest.approx(mass, rel=0.02)
+    told = sentence(found)
+    assert ("top_p 0.8 renormalised" if header else "top-p or top-k renormalised") in told
+    assert f"mean weight of {found.mean_weight:.2f}" in told
 
 
-def test_a_renormalised_sampler_shows_in_the_mean_weight() -> None:
-    # of top-p 0.8 the sampler's probabilities are 1 / 0.8 of the policy's
-
-    def lower(known: Any, draw: Any) -> Any:
-        return known["logprobs"] - 0.5
-
-    def renormalised(known: Any, draw: Any) -> Any:
-        return lower(known, draw) - math.log(0.8)
-
-    found = sampler_of([step(logprobs=lower, rollout_logprobs=renormalised)])
-    assert found is not None
-    assert found.mean_weight == pytest.approx(0.8, abs=1e-6)
+def test_what_a_sampler_says_of_itself_counts() -> None:
+    """Known to draw from all, or to report what cannot be compared."""
+    off = {"top_p": 1.0, "top_k": 0, "logprobs_mode": "processed_logprobs"}
+    lower = behind(4, 0.0, 0.1)
+    lower = lower.having({"rollout_logprobs": lower.tensors["rollout_logprobs"] + 0.3})
+    for header, word in (
+        ({}, "top-p or top-k"),
+        (off, "staleness adds"),
+        ({"logprobs_mode": "raw_logprobs", "temperature": 0.7}, "temperature 0.7"),
+        ({"logprobs_mode": "raw_logprobs", "top_k": 20}, "none shows its top_k 20"),
+    ):
+        found = sampler_of([Step(lower.header.model_copy(update=header), lower.tensors, lower.ranks)])
+        assert found is not None
+        assert word in sentence(found)
 
 
 def test_the_mean_weight_of_a_mask_is_that_of_simulated_responses() -> None:

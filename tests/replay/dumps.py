@@ -98,6 +98,13 @@ ERRORS: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
         lambda p: {"advantages": (p.advantages - p.mean_advantage) / (p.spread + 1e-8)},
     ),
     "advantage sign": ("advantages are of the other sign", lambda p: {"advantages": -p.advantages}),
+    # TRL 1.9.0, with three optimizer steps a generation
+    "generation": ("policy term is 0.3333 times", lambda p: {"tokens": 3 * p.tokens}),
+    # TRL before 1.10: the mean over the padded micro-batch of a loss times the length of its response
+    "trl/luspo padding": ("its length over the width", put(mean="padded luspo")),
+    # verl's seq-mean-token-sum-norm without a factor
+    "trl/dr_grpo width": ("divided by the width", put(mean="width")),
+    "sequence of tools": ("counts tokens outside the response mask", put(sequence="unmasked")),
     "verl/vanilla entropy sign": ("entropy bonus -1 times", put(entropy=-0.01)),
     "verl/vanilla no entropy": ("entropy bonus 0 times", put(entropy=0.0)),
     "verl/vanilla twice": ("accumulation twice", put(factor=1 / PARTS)),
@@ -157,8 +164,9 @@ def micro_loss(loss: str, part: dict[str, Any], change: Callable[[Any], dict[str
     vars(p).update(change(p))
     log_ratio, adv, mask = p.logprobs - p.old_logprobs, p.advantages, p.mask
     if p.sequence:
-        count = 1 if p.sequence == "product" else mask.sum(1)
-        log_ratio = ((log_ratio * mask).sum(1) / count)[:, None].expand_as(log_ratio)
+        read = p.inside.float() if p.sequence == "unmasked" else mask
+        count = 1 if p.sequence == "product" else read.sum(1)
+        log_ratio = ((log_ratio * read).sum(1) / count)[:, None].expand_as(log_ratio)
     ratio = log_ratio.exp()
     ratio = ratio + (ratio.to(p.rounded).float() - ratio).detach()
     per_token = -p.bound(ratio.clamp(max=p.cap) * adv, ratio.clamp(1 - p.low, 1 + p.high) * adv)
@@ -173,6 +181,8 @@ def micro_loss(loss: str, part: dict[str, Any], change: Callable[[Any], dict[str
         "trl/bnpo": lambda: summed.sum() / mask.sum().clamp(min=1) / PARTS,
         "trl/dr_grpo": lambda: summed.sum() / (len(mask) * 12) / PARTS,
         "trl/luspo": lambda: summed.sum(1).mean() / PARTS,
+        "padded luspo": lambda: (summed * mask.sum(1, keepdim=True)).mean() / PARTS,
+        "width": lambda: summed.sum(1).mean() / mask.shape[1] / PARTS,
     }.get(p.mean, lambda: summed.sum() / p.tokens * RANKS)()
     return value * float(p.factor)
 

@@ -52,7 +52,10 @@ def test_the_loss_of_trl_is_reproduced(loss: str, ranks: tuple[Path, dict[str, A
     assert dump.notes == []
     assert [(step.number, step.ranks) for step in dump.steps] == [(n, [0] * 4 + [1] * 4) for n in (1, 2, 3, 4)]
     agrees(dump.steps, f"trl/{loss}")
-    assert [step.tensors["lag"].unique().tolist() for step in dump.steps] == [[0.0], [1.0], [0.0], [1.0]]
+    assert [step.tensors["versions"].unique().tolist() for step in dump.steps] == [[0], [0], [2], [2]]
+    assert [step.batch.lag.unique().tolist() for step in dump.steps if step.batch.lag is not None] == [[0], [1]] * 2
+    header = dump.steps[0].header
+    assert (header.temperature, header.top_p, header.top_k, header.logprobs_mode) == (1.0, 1.0, 0, None)
     for step in dump.steps:
         formula, told = formula_of(step), step.header.loss
         assert formula is not None

@@ -22,7 +22,7 @@ OBJECTIVE = [
 
 def test_what_verl_trained_by_is_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLSTAB_DUMP", str(tmp_path / "dump"))
-    given = {"run": {"objective": OBJECTIVE, "actor.ppo_micro_batch_size_per_gpu": 4}}
+    given = {"run": {"objective": OBJECTIVE, "actor.ppo_micro_batch_size_per_gpu": 4, "rollout.top_p": 0.9}}
     results = jobs.over_ranks("tests.adapters.verl_jobs", tmp_path, given)["run"]
     assert [result["ranks"] for result in results] == [2, 2]
     dump = read_dump(tmp_path / "dump")
@@ -33,3 +33,10 @@ def test_what_verl_trained_by_is_replayed(tmp_path: Path, monkeypatch: pytest.Mo
     assert (verdict.name, verdict.agrees, verdict.findings) == ("rlstab", True, ())
     assert verdict.error < 5e-6
     assert all(len(prompt) for step in dump.steps for prompt in step.prompts)
+    for step in dump.steps:  # each update makes one step, with the weights that sampled its rows
+        header, columns = step.header, step.tensors
+        assert (header.temperature, header.top_p, header.top_k) == (1.0, 0.9, 0)
+        assert header.logprobs_mode == "processed_logprobs"
+        assert columns["versions"].unique().tolist() == [step.number - 1]
+        # what verl had, and the objective does not read
+        assert {"rollout_logprobs", "ref_logprobs", "truncated"} <= columns.keys()

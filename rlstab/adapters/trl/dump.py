@@ -13,7 +13,15 @@ from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 from rlstab.adapters.trl.release import check_release, ends_of
-from rlstab.adapters.trl.responses import COLUMNS, SEQUENCE_IDS, Inputs, batch_of, response_mask, stamp
+from rlstab.adapters.trl.responses import (
+    COLUMNS,
+    SEQUENCE_IDS,
+    Inputs,
+    batch_of,
+    response_mask,
+    stamp,
+    truncated,
+)
 from rlstab.adapters.trl.settings import check_windows
 from rlstab.adapters.trl.trainer import RLStabGRPOTrainer
 from rlstab.core.batch import TokenBatch
@@ -114,15 +122,17 @@ class DumpCallback(TrainerCallback):
         step = self.trainer._rlstab_step
         if self._wanted and step is not None and step.plan is not None:
             did = what_methods_did(step.plan, batch, live)
-            self._add(tensors_of(batch, live, inputs["completion_ids"]) | did, inputs, loss, live.logprobs)
+            had = {name: inputs[column] for name, (column, _) in COLUMNS.items() if inputs.get(column) is not None}
+            had["truncated"] = truncated(inputs, self.ends)[:, None].expand_as(inputs["completion_ids"])
+            tensors = tensors_of(batch, live, inputs["completion_ids"], had)
+            self._add(tensors | did, inputs, loss, live.logprobs)
 
     def _add(
         self, tensors: dict[str, Tensor], inputs: Inputs, loss: Tensor, logprobs: Tensor, where: Any = ...
     ) -> None:
         mask = inputs["prompt_mask"].bool()
         tensors |= {"prompt_ids": inputs["prompt_ids"][mask], "prompt_lengths": mask.sum(1), "rewards": inputs[REWARDS]}
-        lag = (self.trainer.state.global_step - inputs[SAMPLED]).float()
-        tensors.setdefault("lag", lag.repeat_interleave(tensors["lengths"].to(lag.device)))
+        tensors["versions"] = inputs[SAMPLED].int().repeat_interleave(tensors["lengths"].to(inputs[SAMPLED].device))
         # the backpropagated loss includes the division by accelerate
         told = loss.detach() / self.trainer.accelerator.gradient_accumulation_steps
         self.recorder.add(tensors, told, logprobs, where=where)
@@ -151,6 +161,10 @@ class DumpCallback(TrainerCallback):
             first=(trainer._step - count) % (slices * args.num_iterations) == 0,
             learning_rate=float(trainer.optimizer.param_groups[0]["lr"]),
             temperature=float(args.temperature),
+            top_p=float(args.top_p),
+            top_k=int(args.top_k or 0),
+            # TRL sets it in its own process; a server may have another
+            logprobs_mode="processed_logprobs" if args.use_vllm and args.vllm_mode == "colocate" else None,
         )
 
     def _settings(self, share: float) -> dict[str, Any]:

@@ -23,6 +23,8 @@ from rlstab.record.writer import tensors_of
 ROW = "rlstab_row"
 #: verl's weights against the mismatch between sampler and trainer, if its rollout correction computes them.
 WEIGHTS = "rollout_is_weights"
+#: verl's rewards, at the last token of each response.
+SCORES = "token_level_scores"
 #: verl's columns by signal, each with the setting that fills it.
 COLUMNS: Mapping[str, tuple[str, str]] = {
     "ref_logprobs": ("ref_log_prob", "Set actor_rollout_ref.actor.use_kl_loss=true."),
@@ -60,7 +62,8 @@ class MiniBatch:
             device: where the engine trains.
             ends: the ids of tokens that end a response.
         """
-        names = ["response_mask", "old_log_probs", "advantages", WEIGHTS, *(key for key, _ in COLUMNS.values())]
+        names = ["response_mask", "old_log_probs", "advantages", WEIGHTS, SCORES]
+        names += [key for key, _ in COLUMNS.values()]
         columns = {name: _padded(data[name]).to(device) for name in names if name in data.keys()}
         prompts, responses = _ids(data, "prompts"), _ids(data, "responses")
         sessions = tu.get(data, "session_id", default=[""] * len(prompts))
@@ -100,7 +103,12 @@ class MiniBatch:
             ids[index, : len(self.responses[row])] = torch.as_tensor(self.responses[row])
             prompts.append(torch.as_tensor(self.prompts[row]))
         lengths = torch.tensor([len(prompt) for prompt in prompts])
-        return tensors_of(batch, live, ids) | {"prompt_ids": torch.cat(prompts), "prompt_lengths": lengths}
+        had = {name: self.columns[column][rows] for name, (column, _) in COLUMNS.items() if column in self.columns}
+        had["truncated"] = self.truncated[rows, None].expand(ids.shape)
+        told = {"prompt_ids": torch.cat(prompts), "prompt_lengths": lengths}
+        if SCORES in self.columns:
+            told["rewards"] = self.columns[SCORES][rows].sum(1).float()
+        return tensors_of(batch, live, ids, had) | told
 
     @property
     def mask(self) -> Tensor:

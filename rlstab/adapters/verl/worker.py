@@ -89,6 +89,9 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # mypy cannot
         self._rlstab_metrics = HostMetrics("verl", partial(_from_ranks, group))
         self._rlstab_loss = PlannedLoss(self.objective.signal_options.get("min_p"))
         self._rlstab_ends = _ends(self.model_config)
+        self._rlstab_sampler = _sampler(host.config.rollout)
+        self._rlstab_hybrid = bool(host.config.get("hybrid_engine", False))
+        self._rlstab_version: int | None = None
         if os.environ.get(DUMP):
             self._rlstab_loss.recorder = Recorder(os.environ[DUMP])
             self._rlstab_loss.recorder.write_tokenizer(self.model_config.tokenizer)
@@ -112,6 +115,17 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # mypy cannot
         super().set_loss_fn(self._rlstab_loss)
 
     # -- the optimizer step ----------------------------------------------------------------------------------------
+
+    def train_mini_batch(self, data: Any) -> Any:
+        """All optimizer steps of an update. Where one engine trains and samples, its weights now sampled the rows."""
+        synchronous = self._rlstab_hybrid and len(set(tu.get(data, key="min_global_steps", default=[0]))) == 1
+        self._rlstab_version = self._rlstab_steps if synchronous else None
+        return super().train_mini_batch(data)
+
+    @property
+    def _rlstab_steps(self) -> int:
+        """Optimizer steps so far, by the optimizer's own counter, which a checkpoint has."""
+        return max((int(state["step"]) for state in self.engine.optimizer.state.values() if "step" in state), default=0)
 
     def train_batch(self, data: Any) -> Any:
         """Plan one optimizer step from its mini-batch, then run verl's ``train_batch``."""
@@ -196,17 +210,18 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # mypy cannot
         return norm
 
     def _rlstab_dump(self, recorder: Recorder, objective: TokenObjective) -> None:
-        """Write the dump before the optimizer moves; its step counter, which a checkpoint has, numbers the step."""
+        """Write the dump before the optimizer moves."""
         engine, group = self.engine, self.engine.get_data_parallel_group()
-        steps = [int(state["step"]) for state in engine.optimizer.state.values() if "step" in state]
         recorder.write(
             "rlstab",
             settings_of(objective, {**objective.init_state(), **self.objective_state}),
+            self._rlstab_version,
             host=f"verl {version('verl')}",
-            step=max(steps, default=0) + 1,
+            step=self._rlstab_steps + 1,
             rank=dist.get_rank(group),
             ranks=dist.get_world_size(group),
             learning_rate=float(engine.optimizer.param_groups[0]["lr"]),
+            **self._rlstab_sampler,
         )
 
     def _rlstab_settle(self, step: OptimizerStep) -> None:
@@ -257,6 +272,19 @@ def _from_ranks(group: Any, value: T) -> list[T]:
     values = [value] * dist.get_world_size(group)
     dist.all_gather_object(values, value, group=group)
     return values
+
+
+def _sampler(rollout: Any) -> dict[str, Any]:
+    """What verl's configuration says of the sampler and its log-probs, by the fields of a dump's header."""
+    mode = rollout.get("logprobs_mode")
+    return {
+        "temperature": float(rollout.temperature),
+        "top_p": float(rollout.top_p),
+        "top_k": max(0, int(rollout.top_k)),
+        "logprobs_mode": mode
+        if mode in ("processed_logprobs", "raw_logprobs") and rollout.calculate_log_probs
+        else None,
+    }
 
 
 def require_from(config: Any, objective: Composition) -> None:

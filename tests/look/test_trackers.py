@@ -1,0 +1,124 @@
+"""Logs as the packages of four trackers write them: while they are written, after a kill, and without their end.
+
+``nox -s trackers`` installs the packages; elsewhere the tests of a package that is missing are skipped.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from rlstab.cli import main
+from rlstab.errors import ReportError
+from rlstab.look.find import find
+from rlstab.look.run_log import RunLog
+
+LOG = Path(__file__).parents[1] / "diagnose" / "data" / "truncation.jsonl"
+#: What each package is asked to do, with ``rows`` of numbers by step, in the folder that it stands in. All of it is
+#: local; each then goes on as a run that trains does, until it is killed.
+WRITERS = {
+    "trackio": """
+import trackio
+trackio.init(project="grpo", name="run-a", embed=False)
+for step, row in rows: trackio.log(row, step=step)
+""",
+    "mlflow": """
+import mlflow
+mlflow.set_tracking_uri("sqlite:///mlflow.db")
+mlflow.set_experiment("grpo")
+mlflow.start_run(run_name="run-a")
+for step, row in rows: mlflow.log_metrics(row, step=step)
+""",
+    "wandb": """
+import wandb
+run = wandb.init(mode="offline", project="grpo", name="run-a")
+for step, row in rows: run.log(row, step=step)
+""",
+    "tensorboard": """
+from torch.utils.tensorboard import SummaryWriter
+writer = SummaryWriter("runs")
+for step, row in rows:
+    for name, value in row.items(): writer.add_scalar(name, value, step)
+writer.flush()
+""",
+}
+AROUND = """
+import json, sys, time
+rows = [(line.pop("rollout"), {{name: float(value) for name, value in line.items()}}) for line in json.load(sys.stdin)]
+{}
+time.sleep(2)  # threads write
+print("written", flush=True)
+time.sleep(600)
+"""
+ENVIRONMENT = {
+    **{"TRACKIO_DIR": ".", "TRACKIO_SHOW_LINK": "0", "WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_DIR": "."},
+    **{"GRADIO_ANALYTICS_ENABLED": "False", "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"},
+    **{"HF_HUB_OFFLINE": "1", "HOME": ".", "OMP_NUM_THREADS": "1"},
+}
+
+
+@pytest.fixture(params=WRITERS)
+def tracker(request: pytest.FixtureRequest) -> str:
+    name = str(request.param)
+    if find_spec(name) is None:
+        assert not os.environ.get("RLSTAB_REQUIRE_TRACKERS"), f"{name} is missing"
+        pytest.skip(f"{name} is not installed: nox -s trackers")
+    return name
+
+
+def lines() -> list[dict[str, float]]:
+    every = [json.loads(line) for line in LOG.read_text().splitlines()]
+    return [{name: value for name, value in row.items() if isinstance(value, int | float)} for row in every]
+
+
+def rewards(log: RunLog) -> list[float]:
+    return [float(value) for value in log.metrics["reward/mean"][1]]
+
+
+@pytest.mark.slow
+def test_what_a_tracker_writes_is_read_while_it_writes_after_a_kill_and_without_its_end(
+    tracker: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = [row["reward/mean"] for row in lines()]
+    with subprocess.Popen(
+        [sys.executable, "-c", AROUND.format(WRITERS[tracker])],
+        **{"cwd": tmp_path, "env": {**os.environ, **ENVIRONMENT}, "text": True},
+        **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE},
+    ) as writer:
+        assert writer.stdin is not None
+        assert writer.stdout is not None
+        writer.stdin.write(json.dumps(lines()))
+        writer.stdin.close()
+        try:
+            assert any(line.strip().endswith("written") for line in writer.stdout)
+            (run,) = find(tmp_path)
+            assert run.log is not None
+            seen = rewards(run.log)  # the rest may still be in its memory
+            assert len(seen) > 0.8 * len(expected)
+            assert seen == pytest.approx(expected[: len(seen)], rel=1e-6)
+        finally:
+            writer.kill()
+    (run,) = find(tmp_path)
+    assert run.log is not None
+    assert rewards(run.log) == seen
+    assert main(["look", str(tmp_path), "--json"]) == 0
+    (entry,) = json.loads(capsys.readouterr().out)
+    assert entry["cause"] == "truncation"
+    file = max(path for path in tmp_path.rglob("*") if path.suffix in (".db", ".wandb") or "tfevents" in path.name)
+    whole = file.read_bytes()
+    for size in (len(whole) - 1, len(whole) // 2, 40, 0):
+        for other in file.parent.glob(f"{file.name}-*"):  # what SQLite would mend it from
+            other.unlink()
+        file.write_bytes(whole[:size])
+        said, left = "", list[float]()
+        try:
+            left = [reward for run in find(tmp_path) if run.log is not None for reward in rewards(run.log)]
+        except ReportError as error:
+            said = str(error)
+        assert len(said.splitlines()) == (not left)
+        assert left == seen[: len(left)]
+        assert file.stat().st_size == size  # nothing was mended or written
