@@ -1,6 +1,18 @@
 """One look at a run: what went wrong first, whether the loss was what it said, and what each method would have done."""
 
+from typing import TYPE_CHECKING, Any
+
 from rlstab.logs.watch import Watch
-from rlstab.look.watch import WatchCallback
+
+if TYPE_CHECKING:
+    from rlstab.look.callback import WatchCallback
 
 __all__ = ["Watch", "WatchCallback"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "WatchCallback":  # its base class takes seconds to import, which no other part of the room needs
+        from rlstab.look.callback import WatchCallback
+
+        return WatchCallback
+    raise AttributeError(name)

@@ -64,8 +64,8 @@ class Formula(BaseModel):
         estimator: of the KL term, ``k1``, ``k2``, ``k3`` or ``k3_unbiased``; the suffix ``_reversed`` exchanges the two
             policies.
         entropy: coefficient of the entropy bonus, a mean over the tokens of each micro-batch, or that of the loss.
-        sequence: the ratio is the geometric mean over the response; ``product``, the product; ``unmasked``, the geometric
-            mean over all of its tokens, those that do not count in the loss included.
+        sequence: the ratio is the geometric mean over the response; ``product``, the product; ``unmasked``, the
+            geometric mean over all of its tokens, those that do not count in the loss included.
         length: the constant of ``length``.
         tokens: denominator of ``step``; 0 counts the tokens of the step.
         scale: multiplies the whole.

@@ -21,11 +21,11 @@ from rlstab.look.alternatives import alternatives_of, chosen
 from rlstab.look.diagnosis import Diagnosis, diagnose
 from rlstab.look.find import Found, find, nearest
 from rlstab.look.finding import Look
+from rlstab.look.follow import follow
 from rlstab.look.gradient import gradient_of, shares_of
 from rlstab.look.host_loss import judge
 from rlstab.look.page import MARK, TIMES, page
 from rlstab.look.sampler import sampler_of
-from rlstab.look.watch import follow
 from rlstab.record.reader import folder_of
 from rlstab.record.token_texts import decoder_of
 from rlstab.report.formatting import listed

@@ -8,9 +8,10 @@ from importlib import resources
 from statistics import median
 from typing import Any
 
+import numpy as np
 from markupsafe import Markup
 
-from rlstab.bins import binned, last_tenth
+from rlstab.bins import last_tenth
 from rlstab.console import counted
 from rlstab.look.alternatives import ACTS_ON, LENGTH, TURN, Alternative, Alternatives, Top
 from rlstab.look.finding import Look
@@ -30,6 +31,8 @@ from rlstab.visible import visible
 MARK = b'<meta name="rlstab-look"'
 #: Curves on a page; those of metrics by which a sign was found come first.
 STRIPS = 8
+#: Values of a curve of which the thick line is the mean.
+RUN = 10
 #: Tokens of a response that are shown around a token, and in all.
 AROUND, MOST_TOKENS = 8, 600
 #: A curve that moves by less than this share of its size is not drawn.
@@ -208,14 +211,13 @@ def _curves(run: Look, signs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if not axis(name).zero:
             low = float(values.min())
         high = high if high > low else low + 1
-        ends, means = binned(log, name)
         shown = {
             "metric": name,
             "title": axis(name).title,
             "name": log.names.get(name, name),
             "signs": [number for number, sign in enumerate(signs, 1) if sign["metric"] == name],
             "raw": _path(steps, values, left, low, high),
-            "mean": _path(ends, means, left, low, high),
+            "mean": _path(steps, _running(values), left, low, high) if len(steps) > 2 * RUN else "",
             "high": f"{high:.3g}",
             "low": f"{low:.3g}",
             "start": f"{float(values[0]):.3g}",
@@ -246,6 +248,12 @@ def _curves(run: Look, signs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def round_(value: float) -> float:
     """Four digits are enough to read."""
     return float(f"{value:.4g}")
+
+
+def _running(values: Any) -> Any:
+    """``(n,)`` means of :data:`RUN` values around each, fewer at both ends."""
+    ones = np.ones(RUN)
+    return np.convolve(values, ones, "same") / np.convolve(np.ones(len(values)), ones, "same")
 
 
 def _flat(values: Any) -> bool:

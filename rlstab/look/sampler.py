@@ -41,8 +41,8 @@ class Lag:
 
     Attributes:
         updates: of the weights since the token was sampled; None where it is not known.
-        gap: mean absolute difference between the log-probs of the sampler and of the policy at the start of the optimizer
-            step, nats.
+        gap: mean absolute difference between the log-probs of the sampler and of the policy at the start of the
+            optimizer step, nats.
         low, high: quartiles of its mean by optimizer step, nats.
         tokens: how many.
     """

@@ -20,9 +20,9 @@ from rlstab.errors import ConfigError
 from rlstab.look import Watch, WatchCallback
 from rlstab.look.alternatives import alternatives_of, own_objective
 from rlstab.look.find import candidates, find, nearest
+from rlstab.look.follow import follow
 from rlstab.look.gradient import gradient_of, run_coefficients, shares_of
 from rlstab.look.sampler import mean_weight, sampler_of, sentence
-from rlstab.look.watch import follow
 from rlstab.record import Header, HostLoss, read_dump, write_dump
 from rlstab.record.step import Step, rank_of
 from rlstab.signs import signs

@@ -1,16 +1,12 @@
-"""The signs of a run of any trainer while it goes on: a callback of transformers, and a log that is followed."""
+"""The signs of a run of any trainer of transformers while it trains."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rlstab.errors import ReportError
 from rlstab.logs.watch import Watch, check_names, told
-from rlstab.look.run_log import read_logs
-from rlstab.signs import SIGNS, Sign, signs
+from rlstab.signs import SIGNS, Sign
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback as _Callback
@@ -66,44 +62,3 @@ def _to_wandb(sign: Sign, text: str) -> None:
     if wandb.run is not None:
         wandb.run.log({f"rlstab/sign/{sign.name}": sign.step}, commit=False)
         wandb.run.alert(title=SIGNS[sign.name].title, text=text)
-
-
-def follow(
-    path: Path,
-    tell: Callable[[str], None],
-    *,
-    stop_at: Collection[str] = (),
-    every: float = 10.0,
-    goes_on: Callable[[], bool] = lambda: True,
-) -> bool:
-    """Read a log again and again, and tell each new sign.
-
-    Args:
-        path: of one run; it may not be there yet.
-        tell: is given a line.
-        stop_at: names of signs at which to stop.
-        every: seconds between two readings.
-        goes_on: asked after each reading.
-
-    Returns:
-        whether a sign of ``stop_at`` is there.
-
-    Raises:
-        ReportError: several runs are logged there.
-    """
-    watch = Watch()
-    while True:
-        try:
-            logs = read_logs(path)
-        except ReportError:  # nothing there so far, or half a line
-            logs = []
-        if len(logs) > 1:
-            raise ReportError(f"{path}: {len(logs)} runs are logged there. Give the path of one of them.")
-        for log in logs:
-            for sign in watch.new(signs(log)):
-                tell(told(sign, log.unit))
-        if set(stop_at) & watch.seen.keys():
-            return True
-        if not goes_on():
-            return False
-        time.sleep(every)
