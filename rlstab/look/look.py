@@ -7,6 +7,7 @@ import webbrowser
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import wrap
 
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
@@ -35,8 +36,8 @@ from rlstab.visible import visible
 
 #: Exit code where a sign of ``--fail-on`` is there.
 FAILED = 3
-#: Lines of the terminal for methods and for notes.
-METHODS, NOTES = 4, 4
+#: Lines on the terminal, and methods in them.
+LINES, METHODS = 25, 4
 
 
 def look(
@@ -173,33 +174,31 @@ def _page_of(found: Found) -> Path:
 
 
 def _print(run: Look, others: Sequence[Path], console: Console) -> None:
-    """At most about 25 lines, the finding first."""
-
-    def line(text: str, style: str = "") -> None:
-        console.print(escape(visible(text, spaces=False)), style=style, highlight=False)
-
+    """The finding first, and of the rest what fits into :data:`LINES`."""
     calm = run.diagnosis is not None and run.diagnosis.first is None
-    line(f"{run.found.title}: {run.head}", "bold green" if calm else "bold yellow")
+    told = [(f"{run.found.title}: {run.head}", "bold green" if calm else "bold yellow")]
     if run.diagnosis is not None and run.diagnosis.first is not None:
         unit = run.diagnosis.log.unit
-        for sign in run.diagnosis.fired:
-            line(f"  {unit} {sign.step}: {SIGNS[sign.name].title}: {sign.text}")
+        told += [(f"  {unit} {sign.step}: {SIGNS[sign.name].title}: {sign.text}", "") for sign in run.diagnosis.fired]
         if remedy := run.diagnosis.remedy:
-            line(f"  likely: {'; or '.join(remedy.likely)}", "dim")
-            line(f"  first: {remedy.first}")
-            line(f"  settings: {', '.join(run.diagnosis.settings)}")
-    for text in run.lead:
-        line(text)
-    for text in run.loss.findings if run.loss else ():
-        line(f"  {text}", "yellow")
+            told.append((f"  first: {remedy.first}", ""))
+            told.append((f"  likely: {'; or '.join(remedy.likely)}", "dim"))
+            told.append((f"  settings: {', '.join(run.diagnosis.settings)}", ""))
+    told += [(text, "") for text in run.lead]
+    told += [(f"  {text}", "yellow") for text in (run.loss.findings if run.loss else ())]
     if run.methods is not None:
         acting = sorted((row for row in run.methods.rows if row.acts), key=lambda row: -row.turn)
         named = [f"{row.name} ({row.turn:.0f}°, step {TIMES} {row.length:.2g})" for row in acting[:METHODS]]
         if named:
-            line(f"Methods that would turn its gradient most: {listed(named)}.")
-    for text in run.notes[:NOTES]:
-        line(f"note: {text}", "yellow")
-    if len(run.notes) > NOTES:
-        line(f"{len(run.notes) - NOTES} more notes are on the page.", "dim")
+            told.append((f"Methods that would turn its gradient most: {listed(named)}.", ""))
+    told += [(f"note: {text}", "yellow") for text in run.notes]
     if others:
-        line(f"Also here: {', '.join(map(str, others[:6]))}{' and others' if len(others) > 6 else ''}.", "dim")
+        also = f"Also here: {', '.join(map(str, others[:6]))}{' and others' if len(others) > 6 else ''}."
+        told.insert(1, (also, "dim"))
+    room = LINES - 2  # for what follows: that there is more, and the path of the page
+    for text, style in ((visible(text, spaces=False), style) for text, style in told):
+        room -= max(1, len(wrap(text, console.width)))
+        if room < 0:
+            console.print("More is on the page.", style="dim", highlight=False)
+            break
+        console.print(escape(text), style=style, highlight=False)

@@ -317,6 +317,16 @@ def test_without_a_dump_it_says_how_to_have_one(capsys: pytest.CaptureFixture[st
     assert any("DumpCallback" in note for note in entry["notes"])
 
 
+def test_the_terminal_has_at_most_25_lines(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert main(["look", str(run)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert 20 < len(lines) <= 25
+    assert lines[-2] == "More is on the page."
+
+
 def test_a_sign_of_fail_on_ends_with_its_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = str(LOGS / "truncation.jsonl")
     for names, code in ((["truncation"], 3), (["entropy_floor"], 0)):
