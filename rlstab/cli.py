@@ -87,6 +87,22 @@ def _parser() -> argparse.ArgumentParser:
         added.set_defaults(command=run)
         return added
 
+    look = command(
+        _look,
+        "look at a run: what went wrong first, whether the loss was what it said, what methods would do",
+        *OLD_NAMES,
+    )
+    logs = "run folder, results file, trainer_state.json of TRL, log of verl (.jsonl), CSV of wandb, export of prime-rl"
+    look.add_argument("paths", nargs="*", metavar="PATH", help=f"{logs}, dump (what lies in this folder)")
+    look.add_argument("--methods", nargs="+", default=[], metavar="METHOD", help="files or names (all)")
+    look.add_argument("--out", metavar="PAGE.html", help="the page (look.html in the folder of the run)")
+    look.add_argument("--model", metavar="FOLDER", help="run this model to add entropies and what else a dump lacks")
+    look.add_argument("--tokenizer", metavar="FOLDER", help="tokenizer for a dump that has none")
+    look.add_argument("--fail-on", nargs="+", default=[], metavar="SIGN", help="end with exit code 3 if one is there")
+    look.add_argument("--json", dest="as_json", action="store_true", help="print JSON, with one entry per run")
+    look.add_argument("--follow", dest="follows", action="store_true", help="print each sign of a run as it appears")
+    look.add_argument("--open", dest="open_page", action="store_true", help="open the page in a browser")
+
     train = command(_train, "train a policy, as described in a YAML file")
     _takes_file(train, "run file", "run")
     train.add_argument("--resume", action="store_true", help="continue from the newest checkpoint in tracking.out")
@@ -148,22 +164,6 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--by", choices=("rollouts", "tokens", "seconds"), default="rollouts", help=told)
     report.add_argument("--metric", dest="metrics", action="append", default=[], metavar="NAME", help="eval/mean (all)")
     report.add_argument("--baseline", metavar="METHOD", help="compare with this method, not with each bench's own")
-
-    look = command(
-        _look,
-        "look at a run: what went wrong first, whether the loss was what it said, what methods would do",
-        *OLD_NAMES,
-    )
-    logs = "run folder, results file, trainer_state.json of TRL, log of verl (.jsonl), CSV of wandb, export of prime-rl"
-    look.add_argument("paths", nargs="*", metavar="PATH", help=f"{logs}, dump (what lies in this folder)")
-    look.add_argument("--methods", nargs="+", default=[], metavar="METHOD", help="files or names (all)")
-    look.add_argument("--out", metavar="PAGE.html", help="the page (look.html in the folder of the run)")
-    look.add_argument("--model", metavar="FOLDER", help="run this model to add entropies and what else a dump lacks")
-    look.add_argument("--tokenizer", metavar="FOLDER", help="tokenizer for a dump that has none")
-    look.add_argument("--fail-on", nargs="+", default=[], metavar="SIGN", help="end with exit code 3 if one is there")
-    look.add_argument("--json", dest="as_json", action="store_true", help="print JSON, with one entry per run")
-    look.add_argument("--follow", dest="follows", action="store_true", help="print each sign of a run as it appears")
-    look.add_argument("--open", dest="open_page", action="store_true", help="open the page in a browser")
 
     runs = command(_runs, "list runs: what ran, how far it got, its best value")
     runs.add_argument("paths", nargs="*", metavar="PATH", help="run folders, bench folders, folders of them (runs)")

@@ -19,9 +19,13 @@ class Rows(dict[int, dict[str, float]]):
 
     A run that is resumed from an older checkpoint logs steps a second time. The later line counts, and what the first
     branch logged from there on is dropped.
+
+    Attributes:
+        ours: steps as :func:`our_metrics` gives them, kept while their lines stay: a run is looked at after each line.
     """
 
     def __init__(self) -> None:
+        self.ours: dict[int, dict[str, tuple[str, float]]] = {}
         self.last = 0
         self.abandoned: set[int] = set()
 
@@ -33,8 +37,10 @@ class Rows(dict[int, dict[str, float]]):
             self.abandoned |= branch
             for later in branch:
                 del self[later]
+                self.ours.pop(later, None)
             self.last = step
         self.setdefault(step, {}).update(values)
+        self.ours.pop(step, None)
         self.last = max(self.last, step)
 
     @property
@@ -86,13 +92,14 @@ class LoggedCurves:
 
 def curves_of(rows: Mapping[int, Mapping[str, float]], unit: str = "step") -> LoggedCurves:
     """The metrics that are known here. Where a step of another trainer has number 0, all are counted from 1."""
+    kept = rows.ours if isinstance(rows, Rows) else {}
     points: dict[str, list[tuple[int, float]]] = {}
     names: dict[str, str] = {}
     # what rlstab writes at rollout 0 is an evaluation; another trainer that logs a metric of training there trained
     shift = int(unit == "step" and known(rows.get(0, ())))
     steps = sorted(step for step in rows if 0 <= step < MOST_ROLLOUTS)
     for step in steps if shift else filter(None, steps):
-        metrics = our_metrics(rows[step])
+        metrics = kept[step] if step in kept else kept.setdefault(step, our_metrics(rows[step]))
         if "gradient/norm" in metrics and "optimizer_steps/refused" not in metrics:
             name, norm = metrics["gradient/norm"]
             metrics["optimizer_steps/refused"] = name, float(not math.isfinite(norm))
