@@ -99,6 +99,10 @@ def test_a_record_says_of_each_token_what_the_loss_did(
     if kind != "user-defined":
         steps = agreed(tmp_path, 1)
         assert [step.number for step in steps] == list(range(1, 13))
+        # four optimizer steps a rollout
+        behind = int(small(tmp_path).rollout.staleness)
+        versions = [4 * max(0, rollout - behind) for rollout in range(3) for _ in range(4)]
+        assert [step.tensors["versions"].unique().tolist() for step in steps] == [[version] for version in versions]
         doubled = {"values": [2 * value for value in steps[0].header.loss.values]}
         loss = steps[0].header.loss.model_copy(update=doubled)
         verdict = judge([replace(steps[0], header=steps[0].header.model_copy(update={"loss": loss}))])
