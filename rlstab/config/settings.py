@@ -127,6 +127,17 @@ class ModelSettings(Settings):
     teacher: str | None = Field(None, description="of `opd` and its kin; null is the start, as for reference")
     teacher_prompt: str | None = Field(None, description="what the teacher reads before each prompt, such as a hint")
 
+    @model_validator(mode="after")
+    def _other_models(self) -> ModelSettings:
+        text = (
+            "'adapter' is not a model. null is `model.name` without the adapter; a continued adapter already differs "
+            "from it. To compare with that adapter, merge the two and give the folder of the result. A folder of this "
+            "name is ./adapter."
+        )
+        for key in ("reference", "teacher"):
+            refuse(getattr(self, key) == "adapter", key, text)
+        return self
+
 
 # -- task --------------------------------------------------------------------------------------------------------------
 

@@ -85,6 +85,8 @@ UNSEEN = [
     ("task: {name: chain, flaky: 0.1}\nreward: a.py:f", "1: task.flaky"),
     ("task: {name: jsonl, path: a, system: b}", "1: task.system"),
     ("model: {adapter: {path: a, r: 4}}", "1: model.adapter.r"),
+    ("model: {adapter: {path: a}, reference: adapter}", "1: model.reference"),
+    ("model: {teacher: adapter}", "1: model.teacher"),
     ("optimisation: {schedule: greedy}", "1: optimisation.schedule.name"),
     ("optimisation: {schedule: warmup_stable_decay}", "1: optimisation.schedule"),
     ("reward: [task, task]", "1: reward.1.name"),
