@@ -94,6 +94,8 @@ UNSEEN = [
     ("reward: [{function: x, weight: 0}]", "1: reward"),
     ("reward: [a.py:mean]", "1: reward.0.name"),
     ("reward: ['a.py:', task]", "1: reward.0.function"),
+    ("rollout: {stop: ['']}", "1: rollout.stop.0"),
+    ("rollout: {stop: []}", "1: rollout.stop"),
     ("rollout:\n  8: 8", "2"),
     ("rollout:\n  group: 8\n  group: 4", "3"),
     ("objective:\n  - !!python/object/apply:os.system [ls]", "2"),
