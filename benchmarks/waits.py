@@ -64,6 +64,8 @@ TRL_PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "micro-batch": ({}, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}, 3),
     "optimizer step of one micro-batch": ({}, {"num_iterations": 3, "max_steps": 3}, 2),
 }
+#: What TRL's head and a rollout of these tests give.
+TRL_SIGNALS = BASICS | {"entropies", "truncated"}
 COLUMNS = ("reads", "the host's reads", "blocking copies", "queued copies")
 
 
@@ -73,7 +75,7 @@ def counted(tally: simulated.Tally) -> tuple[int, ...]:
     return tally.waits.total() - theirs, theirs, tally.sends.total(), tally.queued.total()
 
 
-def objective_of(methods: int, given: Set[str] = SIGNALS.keys()) -> Any:
+def objective_of(methods: int, given: Set[str] = SIGNALS.keys() | BASICS) -> Any:
     """An objective of so many methods, which need no signals but those that are given."""
     return dump_objective(compose(*[method for method in stack() if method.needs <= given][:methods]))
 
@@ -96,7 +98,7 @@ def trl_run(folder: Path, methods: int, changes: dict[str, Any]) -> simulated.Ta
     given = {"num_iterations": 1, "max_steps": 1, "use_cpu": False, **changes}
     with tempfile.TemporaryDirectory(dir=folder) as out, trl_there() as tally, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trl_jobs.trainer_of(Path(out), objective_of(methods, BASICS | {"entropies", "truncated"}), **given).train()
+        trl_jobs.trainer_of(Path(out), objective_of(methods, TRL_SIGNALS), **given).train()
     return tally
 
 
@@ -134,6 +136,7 @@ def main() -> None:
             return
         table = Table("per", "methods", *COLUMNS)
         for methods in METHODS:
+            composed = len(objective_of(methods, TRL_SIGNALS if given.trl else SIGNALS.keys() | BASICS))
             for row, values in figures(Path(folder), methods, trl=given.trl).items():
-                table.add_row(row, str(methods), *(f"{value:g}" for value in values))
+                table.add_row(row, str(composed), *(f"{value:g}" for value in values))
         console.print(table)

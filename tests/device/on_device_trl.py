@@ -7,6 +7,7 @@ import torch
 
 from benchmarks.waits import figures
 from tests.adapters import trl_jobs
+from tests.device.on_device_trainer import leave_on_the_cpu
 from tests.device.simulated import DEVICE, REAL, simulated_device
 
 OBJECTIVE = [{"name": "clip_higher"}, {"name": "s2t"}, {"name": "stare", "target_entropy": 0.8}]
@@ -39,7 +40,14 @@ def test_trl_learns_there_what_it_learns_on_a_cpu(tmp_path, cut):
 
 @pytest.mark.skipif(REAL, reason="nothing is counted on a real device")
 def test_an_optimizer_step_waits_no_more_with_more_methods(tmp_path):
-    for methods in (1, 10):
+    """The log, which TRL writes after each step here, is one wait more."""
+    for methods in (1, 19):
         found = figures(tmp_path, methods, trl=True)
         assert 0 < found["micro-batch"][0] <= 2
-        assert 0 < found["optimizer step of one micro-batch"][0] <= 4 + 2
+        assert 1 < found["optimizer step of one micro-batch"][0] <= 4 + 2 + 1
+
+
+def test_a_method_that_stays_on_the_cpu_is_refused(tmp_path, monkeypatch):
+    leave_on_the_cpu(monkeypatch)
+    with trl_there(), pytest.raises(Exception, match="on cpu, expected"):
+        trl_jobs.run(tmp_path, OBJECTIVE, max_steps=1, use_cpu=False)
