@@ -86,7 +86,8 @@ def test_a_forward_in_autocast_is_that_of_a_cpu():
 @pytest.mark.skipif(REAL, reason="nothing is counted on a real device")
 def test_without_the_setting_a_gpu_adds_in_no_fixed_order(tmp_path):
     with trainer_there() as tally:
-        go(small(tmp_path / "run", optimisation__deterministic=False, optimisation__rollouts=1))
+        few = {"optimisation__rollouts": 1, "rollout__max_new_tokens": 4}
+        go(small(tmp_path / "run", optimisation__deterministic=False, **few))
     assert {line.partition(":")[0] for _, line in tally.unordered} >= {"train/sampling.py", "core/sequences.py"}
     assert not torch.are_deterministic_algorithms_enabled()
 
@@ -105,7 +106,8 @@ def test_a_run_goes_on_from_a_checkpoint_of_the_other_device(tmp_path):
 
 
 def test_the_model_of_a_run_adds_there_what_it_adds_on_a_cpu(tmp_path, monkeypatch):
-    go(small(tmp_path, tracking__dump_every=1, optimisation__rollouts=1, optimisation__old_logprobs="rollout"))
+    few = {"optimisation__rollouts": 1, "rollout__max_new_tokens": 4}
+    go(small(tmp_path, tracking__dump_every=1, optimisation__old_logprobs="rollout", **few))
     dump = read_dump(tmp_path / "dump")
     bare = [replace(step, tensors={name: step.tensors[name] for name in KEPT}) for step in dump.steps]
     if not REAL:  # torch's forward mode does not know such a device
@@ -129,6 +131,5 @@ def leave_on_the_cpu(patched):
 @pytest.mark.skipif(DEVICE.type == "cpu", reason="the benchmark of a GPU is tried on a CPU")
 def test_a_method_that_stays_on_the_cpu_is_refused(tmp_path, monkeypatch):
     leave_on_the_cpu(monkeypatch)
-    go(small(tmp_path / "cpu", ["s2t"], optimisation__rollouts=1))
     with trainer_there(), pytest.raises(Exception, match="on cpu, expected"):
-        go(small(tmp_path / "sim", ["s2t"], optimisation__rollouts=1))
+        go(small(tmp_path / "sim", ["s2t"], rollout__max_new_tokens=2))
