@@ -10,7 +10,8 @@ import pytest
 
 from rlstab.bench.file import load_bench
 from rlstab.bench.run import run_bench
-from rlstab.config.objectives import digest, settings_as_yaml
+from rlstab.config.identity import digest
+from rlstab.config.objectives import settings_as_yaml
 from rlstab.core.metadata import SOURCES
 from rlstab.core.settings import settings_of
 from rlstab.core.stats import Settled
