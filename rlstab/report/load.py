@@ -150,7 +150,7 @@ def _walk(
         yield LeftOut(str(folder), f"cannot be read: {error.strerror or error}")
         return
     for path in inside:
-        if path.name.startswith(".") or path.name == CHECKPOINTS:
+        if path.name.startswith(".") or (path.name == CHECKPOINTS and is_run(folder)):
             continue
         if path.is_symlink() and not path.exists():
             yield LeftOut(str(path), "is a link to a place that is not there")
