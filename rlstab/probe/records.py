@@ -70,8 +70,10 @@ def identity(run: BenchRun) -> str:
     """
     config = run.training
     apart = dict.fromkeys(("tracking", "engine", "model", "task", "stages", "objective"), True)
-    exclude: dict[str, Any] = {**apart, "evaluation": {"pass_at"}}
+    exclude: dict[str, Any] = {**apart, "evaluation": {"pass_at"}, "rollout": {"stop"}}
     data = config.model_dump(mode="json", exclude_defaults=True, exclude=exclude)
+    if config.rollout.stop is not None:  # a single text was recorded as a text
+        data["rollout"]["stop"] = config.rollout.stop[0] if len(config.rollout.stop) == 1 else config.rollout.stop
     data["task"] = {"name": config.task.name} | config.task.model_dump(mode="json", exclude_defaults=True)
     data["model"] = config.model.model_dump(mode="json", exclude_defaults=True)
     data["model"] |= {key: _weights(name) for key in ("name", "reference") if (name := getattr(config.model, key))}
