@@ -246,7 +246,7 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # mypy cannot resol
         """The entropy that TRL logs, if its head computed it for every token and the loss does not report it."""
         if "tokens/entropy" in report or "entropies" not in signals:
             return {}
-        return {"tokens/entropy": Mean.of(signals["entropies"], response_mask(inputs).bool())}
+        return {"tokens/entropy": Mean.of(signals["entropies"], response_mask(inputs))}
 
     # -- the optimizer step ----------------------------------------------------------------------------------------
 
@@ -363,8 +363,9 @@ def _warn_of_filters(config: GRPOConfig) -> None:
         )
 
 
-def _norm(parameters: list[Tensor]) -> float:
+def _norm(parameters: list[Tensor]) -> Tensor:
     """The norm of all gradients together, over all ranks if they are sharded."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     total: Any = torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
-    return float(total.full_tensor() if hasattr(total, "full_tensor") else total)
+    norm: Tensor = total.full_tensor() if hasattr(total, "full_tensor") else total
+    return norm
