@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
+from rlstab.adapters.settings import check_windows
 from rlstab.adapters.trl.release import check_release, ends_of
 from rlstab.adapters.trl.responses import (
     COLUMNS,
@@ -22,7 +23,6 @@ from rlstab.adapters.trl.responses import (
     stamp,
     truncated,
 )
-from rlstab.adapters.trl.settings import check_windows
 from rlstab.adapters.trl.trainer import RLStabGRPOTrainer
 from rlstab.core.batch import TokenBatch
 from rlstab.core.policy_outputs import PolicyOutputs
