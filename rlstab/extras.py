@@ -11,8 +11,7 @@ from importlib.util import find_spec
 from rlstab.errors import ConfigError, MissingPackage
 
 #: The import names of the packages of each extra. `train` is listed without wandb, which only runs that use it need,
-#: and
-#: `verl` with what its launch imports first.
+#: and `verl` with what its launch imports first.
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "train": ("transformers", "accelerate", "einops", "safetensors", "filelock"),
     "report": ("scipy", "plotly", "jinja2", "safetensors"),
@@ -23,6 +22,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "slurm": ("submitit",),
     "testing": ("pytest",),
     "trl": ("trl",),
+    "axolotl": ("axolotl",),
     "verl": ("verl", "transfer_queue", "cachetools"),
     "skyrl": ("skyrl", "ray", "jaxtyping", "loguru", "omegaconf"),
     "tinker": ("tinker",),

@@ -180,6 +180,8 @@ def forward_for(trainer: GRPOTrainer, objective: Composition, provided: Set[str]
     gives = frozenset(provided) | chosen.gives
     replace(adapted("trl"), name=named, release="", gives=gives, live=chosen.live).require(objective)
     if chosen is TRLForward:
+        if "entropies" in live:
+            trainer._entropy_bonus_enabled = True  # before TRL 1.16, entropies have a gradient only with TRL's bonus
         return TRLForward(trainer)
     model: Any = trainer.accelerator.unwrap_model(trainer.model)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from accelerate import DistributedType
-from trl import GRPOConfig
+from trl import GRPOConfig, GRPOTrainer
 
 from rlstab.adapters.host_objective import TRL_LOSS, objective_of
 from rlstab.adapters.settings import misfits
@@ -53,7 +53,7 @@ def _misfits(config: GRPOConfig, objective: Composition, *, derived: bool = Fals
     if derived or not config.use_vllm:
         wanted.pop(CORRECTION_SETTING, None)  # it acts where vLLM generates
     wrong, write = misfits(partial(getattr, config), {} if derived else TRL_LOSS, wanted)
-    for sentence, instead in (_windows(config), _optimizer(config)):
+    for sentence, instead in (_windows(config), _optimizer(config), _fused_loss(config)):
         wrong += [sentence] if sentence else []
         write |= instead
     return wrong, write
@@ -82,6 +82,13 @@ def _optimizer(config: GRPOConfig) -> tuple[str, dict[str, Any]]:
     if not any(word in optimizer for word in _STEPS_EARLY):
         return "", {}
     return f"optim = {optimizer!r} steps inside the backward pass: none can be refused", {"optim": "adamw_torch"}
+
+
+def _fused_loss(config: GRPOConfig) -> tuple[str, dict[str, Any]]:
+    """TRL 1.12 and 1.13 have Liger's fused loss, which is called in place of the trainer's."""
+    if not config.use_liger_kernel or not hasattr(GRPOTrainer, "compute_liger_loss"):
+        return "", {}
+    return "use_liger_kernel = True trains by Liger's loss, not by the objective", {"use_liger_kernel": False}
 
 
 def check_windows(config: GRPOConfig) -> None:
