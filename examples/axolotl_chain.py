@@ -17,9 +17,7 @@ TOKENIZER = AutoTokenizer.from_pretrained(SHIPPED["chain-tiny"])
 def correct(prompts: list[str], completion_ids: list[list[int]], index: list[int], **_: Any) -> list[float]:
     """1 for the right answer; from the ids, since an answer ends with `$`, the EOS token."""
     answers = TOKENIZER.batch_decode(completion_ids)
-    return [
-        TASK.score(TASK.example("train", number), answer) for number, answer in zip(index, answers, strict=True)
-    ]
+    return [TASK.score(TASK.example("train", number), answer) for number, answer in zip(index, answers, strict=True)]
 
 
 def rows(*_: Any, **__: Any) -> tuple[Callable[..., dict[str, Any]], dict[str, Any]]:

@@ -1,8 +1,4 @@
-"""An objective as the loss of GRPO in axolotl, from the key ``rlstab`` of its YAML::
-
-    plugins: [rlstab.adapters.axolotl.RLStabPlugin]
-    rlstab: {objective: objective.yaml}
-"""
+"""An objective as the loss of GRPO in axolotl, from the key ``rlstab`` of its YAML, which a plugin adds."""
 
 from __future__ import annotations
 
@@ -62,7 +58,7 @@ class RLStabPlugin(BasePlugin):  # type: ignore[misc]  # mypy cannot resolve axo
 
 
 class RLStabAxolotlTrainer(AxolotlGRPOTrainer, RLStabGRPOTrainer):  # type: ignore[misc]
-    """axolotl's GRPO trainer whose loss is an objective; without one it is the loss that axolotl's settings describe."""
+    """axolotl's GRPO trainer whose loss is an objective: the given one, or what the settings under ``trl`` describe."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         manager = PluginManager.get_instance()

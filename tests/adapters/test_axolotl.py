@@ -1,7 +1,6 @@
 """axolotl's own command on the example: by its trainer, by settings alone, and by an objective inline and as a file."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest

@@ -147,7 +147,7 @@ def test_another_trl_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 def test_what_stands_below_is_that_of_the_tests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     beside = facts("trl")["tested_with"]
     pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
-    assert {package: pins[package].rpartition(".")[0] for package in beside} == beside
+    assert all(pins[package].rpartition(".")[0] in known.split(" or ") for package, known in beside.items())
     monkeypatch.setitem(facts("trl"), "attributes", ["_buffered_inputs", "_gone"])
     with pytest.raises(HostError, match="has no _gone"):
         trainer_of(tmp_path, [CLIP])
