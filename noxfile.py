@@ -171,7 +171,9 @@ def skyrl(session: nox.Session) -> None:
 @nox.session(python="3.12", reuse_venv=True, default=False)
 def tinker(session: nox.Session) -> None:
     """The tests of the adapter for Tinker with a server of SkyRL on a CPU, which the tests start and end."""
-    session.install("torch==2.13.0", "-e", ".[train,testing]", "skyrl[tinker,jax]==0.4.0", "aiohttp", "uv")
+    session.install(
+        "torch==2.13.0", "-e", ".[train,testing]", "skyrl[tinker,jax]==0.4.0", "aiohttp", "uv", "hypothesis>=6.120"
+    )
     files = "tests/adapters/test_tinker.py", "tests/adapters/test_tinker_server.py"
     session.run("python", "-m", "pytest", *files, *session.posargs, env=env_of("tinker"))
     # the SDK's newest tested release, whose server is Tinker's own: the gradient that it would send

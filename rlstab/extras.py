@@ -29,11 +29,15 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
 }
 
 
+#: Extras whose packages pin other releases than constraints.txt.
+PINNED = ("axolotl", "skyrl")
+
+
 def how_to_install(*extras: str) -> str:
     """The sentence that says how to install extras."""
-    pins = "-verl" if "verl" in extras else ""
+    pins = "" if {*extras} & {*PINNED} else f"-c constraints{'-verl' if 'verl' in extras else ''}.txt "
     extra = f"'.[{','.join(extras)}]'"
-    return f"In the folder of your clone of rlstab, run: pip install -c constraints{pins}.txt -e {extra}"
+    return f"In the folder of your clone of rlstab, run: pip install {pins}-e {extra}"
 
 
 def missing(extra: str, *packages: str) -> list[str]:

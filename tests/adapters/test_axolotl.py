@@ -13,7 +13,7 @@ pytest.importorskip("axolotl", reason="axolotl is not installed: nox -s axolotl"
 from rlstab.errors import ConfigError
 from tests.adapters.jobs import ROOT, shell
 
-EXAMPLE = ROOT / "examples" / "axolotl_chain.yaml"
+EXAMPLE = ROOT / "examples" / "axolotl" / "chain.yaml"
 PAGE = (ROOT / "docs" / "hosts" / "axolotl.md").read_text(encoding="utf-8")
 LINE = next(line for line in PAGE.splitlines() if " axolotl train " in line)
 #: axolotl waits for its telemetry without the last.
@@ -32,7 +32,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     (folder / "rlstab").symlink_to(ROOT / "rlstab")
     (folder / "examples").symlink_to(ROOT / "examples")
     (folder / "objective.yaml").write_text(yaml.safe_dump({"objective": [CLIP, MASK]}))
-    shell("python examples/axolotl_chain.py", folder)
+    shell("python examples/axolotl/axolotl_chain.py", folder)
     given = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
     common = given | {"max_steps": 2, "micro_batch_size": 8, "save_steps": 2, "seed": 3}
     named: dict[str, Any] = {
@@ -44,7 +44,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     told: dict[str, Any] = {}
     for name, config in named.items():
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(config | {"output_dir": name}))
-        shell(LINE.replace("examples/axolotl_chain.yaml", f"{name}.yaml"), folder, **ON_CPU)
+        shell(LINE.replace("examples/axolotl/chain.yaml", f"{name}.yaml"), folder, **ON_CPU)
         log = json.loads((folder / name / "checkpoint-2" / "trainer_state.json").read_text())["log_history"]
         told[name] = {"log": [line for line in log if "grad_norm" in line], "folder": folder / name}
         told[name]["weights"] = load_file(folder / name / "model.safetensors")

@@ -61,6 +61,7 @@ SAID = [
     ("skyrl", "clip_higher, s2t", ["SkyRL 0.4.0", "s2t │ logprobs, entropies │ yes │ all of it"]),
     ("skyrl", "clip_higher, truncated_mask", "MissingSignal: 'truncated_mask' reads 'truncated'"),
     ("tinker", "clip_higher, s2t", ["Tinker 0.25", "evidence: "]),
+    ("axolotl", STACK, ["axolotl 0.21", "trl.beta", "write rlstab: {head: rlstab}", COSTS]),
     ("data", "clip_higher, s2t", ["the data level", "s2t │ logprobs, entropies │ yes │ all of it"]),
     ("data", "clip_higher, {name: kl, coefficient: 0.1}", "ConfigError: 'kl' asks for a penalty"),
 ]
