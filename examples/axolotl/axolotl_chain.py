@@ -1,4 +1,4 @@
-"""The data and the reward of examples/axolotl/chain.yaml: `python examples/axolotl/axolotl_chain.py` writes the data."""
+"""The data and the reward of chain.yaml; run as a script, this file writes the data."""
 
 import json
 from collections.abc import Callable

@@ -86,6 +86,14 @@ def test_what_does_not_fit_is_refused(objective: Any, changes: Any, text: str, t
         trainer_of(tmp_path, objective, **changes)
 
 
+def test_a_fused_loss_of_older_releases_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(GRPOTrainer, "compute_liger_loss", lambda *_: None, raising=False)
+    with pytest.raises(
+        ConfigError, match=r"by Liger's loss.*\n.*use_liger_kernel=False"
+    ):
+        trainer_of(tmp_path, [CLIP], use_liger_kernel=True)
+
+
 def test_signals_that_only_the_user_can_give(tmp_path: Path) -> None:
     def blocks(inputs: Any) -> torch.Tensor:
         return (torch.arange(inputs["completion_ids"].shape[1]) // 3).expand(inputs["completion_ids"].shape)
