@@ -72,12 +72,6 @@ def check_host() -> None:
     """Refuse an axolotl that the adapter does not support.
 
     Raises:
-        HostError: it has another release, or its TRL has.
+        HostError: it has another release or changed methods.
     """
     releases.check_release("axolotl")
-    releases.check_release("trl")
-
-
-def tested() -> str:
-    """The release that the tests use."""
-    return releases.tested("axolotl")

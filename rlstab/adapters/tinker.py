@@ -254,11 +254,6 @@ def check_host() -> None:
     releases.check_release("tinker")
 
 
-def tested() -> str:
-    """The releases that the tests use."""
-    return releases.tested("tinker")
-
-
 def _saved(folder: str | Path) -> tuple[str, Path]:
     """The path of the server's checkpoint, and the folder with the state of the objective."""
     try:

@@ -88,9 +88,7 @@ def test_what_does_not_fit_is_refused(objective: Any, changes: Any, text: str, t
 
 def test_a_fused_loss_of_older_releases_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(GRPOTrainer, "compute_liger_loss", lambda *_: None, raising=False)
-    with pytest.raises(
-        ConfigError, match=r"by Liger's loss.*\n.*use_liger_kernel=False"
-    ):
+    with pytest.raises(ConfigError, match=r"by Liger's loss.*\n.*use_liger_kernel=False"):
         trainer_of(tmp_path, [CLIP], use_liger_kernel=True)
 
 
