@@ -59,7 +59,9 @@ def test_without_an_objective_it_trains_as_axolotl_does(runs: dict[str, Any]) ->
     start = {"weights": load_file(ROOT / "rlstab" / "data" / "chain-tiny" / "model.safetensors")}
     assert apart(runs["theirs"], start) > 1e-4
     assert apart(runs["theirs"], runs["settings"]) == 0.0
-    assert [line["loss"] for line in runs["theirs"]["log"]] == [line["loss"] for line in runs["settings"]["log"]]
+    for mine, other in zip(runs["settings"]["log"], runs["theirs"]["log"], strict=True):
+        assert mine["loss"] == pytest.approx(other["loss"], abs=1e-6)  # another order of additions
+        assert mine["grad_norm"] == other["grad_norm"]
     assert "rlstab/steps/refused" in runs["settings"]["log"][-1]
     assert "rlstab/steps/refused" not in runs["theirs"]["log"][-1]
 
