@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 
-from rlstab.core.metadata import SOURCES
 from rlstab.logs.metric_aliases import ALIASES, COMPLEMENTS, SUMS
 from rlstab.look.diagnosis import CAUSES, TOGETHER
-from rlstab.look.remedies import Remedy, remedies
+from rlstab.look.remedies import Figure, Remedy, remedies
 from rlstab.signs import SIGNS
 
 #: The beginning of the page. It is written by a command, like the pages of the methods.
@@ -37,10 +37,10 @@ def page() -> str:
 
 
 def _symptoms() -> Iterator[str]:
-    yield "| what you see | first of all | section |"
-    yield "| --- | --- | --- |"
+    yield "| what you see | section |"
+    yield "| --- | --- |"
     for remedy in remedies().values():
-        yield f"| {remedy.looks} | {remedy.first} | [{remedy.title}](#{_anchor(remedy.title)}) |"
+        yield f"| {remedy.looks} | [{remedy.title}](#{_anchor(remedy.title)}) |"
     yield ""
 
 
@@ -50,7 +50,7 @@ def _cause(remedy: Remedy) -> Iterator[str]:
     shows = [
         f"{SIGNS[sign].title} ({_quoted(SIGNS[sign].reads)})" for sign, cause in CAUSES.items() if cause == remedy.cause
     ]
-    yield f"{remedy.looks} Signs: {'; '.join(shows)}."
+    yield f"Signs: {'; '.join(shows)}."
     yield ""
     yield f"Likely: {'; or '.join(remedy.likely)}."
     yield ""
@@ -60,8 +60,7 @@ def _cause(remedy: Remedy) -> Iterator[str]:
         yield f"- {host}: {_quoted(names)}"
     yield ""
     if remedy.sources:
-        told = "; ".join(f"*{source}*, {SOURCES[source]}" for source in remedy.sources)
-        yield f"Sources of instability: {told}."
+        yield f"[Sources of instability](concepts/instabilities.md): {', '.join(remedy.sources)}."
         yield ""
     links = [f"[`{name}`](methods/{name}.md)" for name in remedy.methods]
     links += [f"[`{name}`](stages/{name}.md)" for name in remedy.stages]
@@ -75,15 +74,17 @@ def _cause(remedy: Remedy) -> Iterator[str]:
 
 
 def _evidence(remedy: Remedy) -> Iterator[str]:
-    yield "| method | against | seeds | measured | bench |"
-    yield "| --- | --- | --- | --- | --- |"
-    for method, figures in remedy.evidence:
-        first = figures[0]
-        where = f"{first.bench}, {first.setting}" if first.setting != "default" else first.bench
-        told = "; ".join(figure.told for figure in figures)
-        link = f"[{where}](results.md#{_anchor(first.bench)})"
-        yield f"| {method} | {first.baseline} | {first.seeds} | {told} | {link} |"
-    yield ""
+    def bench(row: tuple[str, Sequence[Figure]]) -> tuple[str, str, str, int]:
+        first = row[1][0]
+        return first.bench, first.setting, first.baseline, first.seeds
+
+    for (name, setting, baseline, seeds), rows in groupby(remedy.evidence, bench):
+        where = name if setting == "default" else f"{name}, {setting}"
+        yield f"| [{where}](results.md#{_anchor(name)}) | against {baseline}, {seeds} seeds |"
+        yield "| --- | --- |"
+        for method, figures in rows:
+            yield f"| {method} | {'; '.join(figure.told for figure in figures)} |"
+        yield ""
 
 
 def _signs() -> Iterator[str]:

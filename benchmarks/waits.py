@@ -2,6 +2,7 @@
 
     python -m benchmarks waits
     python -m benchmarks waits --lines          # the lines that wait, in one whole run
+    python -m benchmarks waits --trl            # TRL's trainer with the adapter, where TRL is installed
 
 A program queues work on a GPU and runs ahead of it, until it has to know a value. Three things are counted apart:
 
@@ -10,8 +11,8 @@ A program queues work on a GPU and runs ahead of it, until it has to know a valu
 - queued copies to the device: `non_blocking`, for which nothing waits. From pageable memory the host still copies the
   bytes itself, which takes time and waits for no kernel.
 
-The first two are what `torch.cuda.set_sync_debug_mode("warn")` names on CUDA. Reads inside of transformers are told
-apart: its attention masks look whether all of a mask is True, once in each forward.
+The first two are what `torch.cuda.set_sync_debug_mode("warn")` names on CUDA. Reads inside of transformers are and
+TRL are told apart: attention masks look whether all of a mask is True, once in each forward.
 
 Each figure is the difference between two runs of the trainer that differ in that alone, so it holds on any machine.
 """
@@ -22,7 +23,7 @@ import argparse
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -32,6 +33,7 @@ from rich.table import Table
 
 from benchmarks.modules import stack
 from rlstab.config.objectives import dump_objective
+from rlstab.core.batch import BASICS, SIGNALS
 from rlstab.core.compose import compose
 from tests.device import simulated
 from tests.device.on_device_trainer import trainer_there
@@ -57,7 +59,14 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     ),
     "dumped micro-batch": ({}, {"tracking__dump_every": 1}, 1),
 }
-COLUMNS = ("reads", "transformers' reads", "blocking copies", "queued copies")
+#: The same of TRL's trainer, which has sampled and scored its responses before.
+TRL_PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
+    "micro-batch": ({}, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}, 3),
+    "optimizer step of one micro-batch": ({}, {"num_iterations": 3, "max_steps": 3}, 2),
+}
+#: What TRL's head and a rollout of these tests give.
+TRL_SIGNALS = BASICS | {"entropies", "truncated"}
+COLUMNS = ("reads", "the host's reads", "blocking copies", "queued copies")
 
 
 def counted(tally: simulated.Tally) -> tuple[int, ...]:
@@ -66,9 +75,14 @@ def counted(tally: simulated.Tally) -> tuple[int, ...]:
     return tally.waits.total() - theirs, theirs, tally.sends.total(), tally.queued.total()
 
 
+def objective_of(methods: int, given: Set[str] = SIGNALS.keys() | BASICS) -> Any:
+    """An objective of so many methods, which need no signals but those that are given."""
+    return dump_objective(compose(*[method for method in stack() if method.needs <= given][:methods]))
+
+
 def run(folder: Path, methods: int, changes: dict[str, Any]) -> simulated.Tally:
     """What happened in a run of one rollout."""
-    objective: Any = "clip_higher" if methods == 1 else dump_objective(compose(*stack()[:methods]))
+    objective = objective_of(methods)
     with tempfile.TemporaryDirectory(dir=folder) as out, trainer_there() as tally, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with patch("rlstab.train.loop.require_decoding"):  # the same in every run, and half of a short one
@@ -76,18 +90,32 @@ def run(folder: Path, methods: int, changes: dict[str, Any]) -> simulated.Tally:
     return tally
 
 
-def figures(folder: Path, methods: int, rows: Sequence[str] = tuple(PAIRS)) -> dict[str, tuple[float, ...]]:
+def trl_run(folder: Path, methods: int, changes: dict[str, Any]) -> simulated.Tally:
+    """What happened in TRL's trainer, in the optimizer steps of one generation."""
+    from tests.adapters import trl_jobs
+    from tests.device.on_device_trl import trl_there
+
+    given = {"num_iterations": 1, "max_steps": 1, "use_cpu": False, **changes}
+    with tempfile.TemporaryDirectory(dir=folder) as out, trl_there() as tally, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trl_jobs.trainer_of(Path(out), objective_of(methods, TRL_SIGNALS), **given).train()
+    return tally
+
+
+def figures(
+    folder: Path, methods: int, rows: Sequence[str] | None = None, *, trl: bool = False
+) -> dict[str, tuple[float, ...]]:
     """The counts of :data:`COLUMNS` per unit of each row, for an objective of some methods."""
     runs: dict[str, tuple[int, ...]] = {}
 
     def of(changes: dict[str, Any]) -> tuple[int, ...]:
         key = str(changes)
-        runs[key] = runs.get(key) or counted(run(folder, methods, changes))
+        runs[key] = runs.get(key) or counted((trl_run if trl else run)(folder, methods, changes))
         return runs[key]
 
-    found = {}
-    for row in rows:
-        without, more, units = PAIRS[row]
+    found, pairs = {}, TRL_PAIRS if trl else PAIRS
+    for row in rows or pairs:
+        without, more, units = pairs[row]
         found[row] = tuple((after - before) / units for before, after in zip(of(without), of(more), strict=True))
     return found
 
@@ -95,11 +123,12 @@ def figures(folder: Path, methods: int, rows: Sequence[str] = tuple(PAIRS)) -> d
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--lines", action="store_true")
+    arguments.add_argument("--trl", action="store_true")
     given, console = arguments.parse_args(), Console()
     simulated.register()
     with tempfile.TemporaryDirectory() as folder:
         if given.lines:
-            tally = run(Path(folder), 1, {})
+            tally = (trl_run if given.trl else run)(Path(folder), 1, {})
             for what in ("waits", "sends", "queued"):
                 counts: Counter[tuple[str, str]] = getattr(tally, what)
                 for (operation, line), times in counts.most_common():
@@ -107,6 +136,7 @@ def main() -> None:
             return
         table = Table("per", "methods", *COLUMNS)
         for methods in METHODS:
-            for row, values in figures(Path(folder), methods).items():
-                table.add_row(row, str(methods), *(f"{value:g}" for value in values))
+            composed = len(objective_of(methods, TRL_SIGNALS if given.trl else SIGNALS.keys() | BASICS))
+            for row, values in figures(Path(folder), methods, trl=given.trl).items():
+                table.add_row(row, str(composed), *(f"{value:g}" for value in values))
         console.print(table)

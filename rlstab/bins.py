@@ -86,14 +86,15 @@ def in_bins(curve: Curve, last: int, *, largest: bool = False) -> Curve:
     rollouts, values = curve
     finite = np.isfinite(values)
     rollouts, values = rollouts[finite], values[finite]
+    if not len(values):
+        return EMPTY
     bins = (rollouts - 1) // WIDTH
     if (np.diff(bins) < 0).any():
         order = np.argsort(bins, kind="stable")  # so each bin is a slice, in the order of the curve
         bins, values = bins[order], values[order]
-    kept, starts, counts = np.unique(bins, return_index=True, return_counts=True)
-    ends = np.minimum((kept + 1) * WIDTH, last)
-    if not len(kept):
-        return EMPTY
+    starts = np.flatnonzero(np.diff(bins, prepend=bins[0] - 1))
+    ends = np.minimum((bins[starts] + 1) * WIDTH, last)
+    counts = np.diff(starts, append=len(bins))
     summaries = np.maximum.reduceat(values, starts) if largest else np.add.reduceat(values, starts) / counts
     return ends.astype(np.int64), np.array(list(map(rounded, summaries.tolist())), dtype=np.float64)
 

@@ -104,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     check = command(_check, "try what is local and cheap, and say what a run needs and costs")
     _takes_file(check, "run file, or a file with only an objective", "run", "objective")
     check.add_argument("--host", metavar="NAME", help="what the adapter of another trainer makes of it, such as trl")
+    check.add_argument("--settings", metavar="FILE", help="with --host: your settings of TRL or verl, checked as well")
 
     command(_doctor, "say which device, extras and other trainers are there, and whether the adapters work")
 
@@ -259,8 +260,15 @@ def _check(options: argparse.Namespace) -> None:
     file = _file(options)
     with no_fit_warnings():
         objective, run = read(file, _overrides(options.set))
+        if options.settings is not None and options.host is None:
+            raise ConfigError("--settings FILE holds settings of another trainer. Add --host trl or --host verl.")
         if options.host is not None:
             check_host(objective, options.host)
+            if options.settings is not None:
+                from rlstab.adapters.settings import check_settings
+
+                check_settings(options.host, options.settings, objective)
+                print(f"{options.settings}: its settings fit")
             return
         check(objective, run, preflight(run) if run is not None else [])
 

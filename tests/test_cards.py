@@ -4,6 +4,7 @@ import dataclasses
 import doctest
 import re
 import sys
+from pathlib import Path
 
 import torch
 
@@ -12,6 +13,7 @@ from docs.hooks import measure, pages
 from rlstab.core.objective import TokenObjective
 from rlstab.core.settings import settings_of
 from rlstab.explain.card import Card, card
+from rlstab.presets import PRESETS
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import Offer, Stage
 from tests.examples import EXAMPLES, STAGE_EXAMPLES
@@ -66,8 +68,11 @@ def assert_of_stage(cls: type[Stage], known: Card) -> None:
 
 
 def test_every_card_says_what_the_class_does() -> None:
-    assert len(METHODS) >= 41
+    assert len(METHODS) >= 46
     assert len(STAGES) >= 21
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    assert [cls.name for cls in METHODS if f"`{cls.name}`" not in readme] == []
+    assert {f"puts {len(METHODS)} of", f"{len(PRESETS)} recipes"} <= {*re.findall(r"puts \d+ of|\d+ recipes", readme)}
     for cls in (*METHODS, *STAGES):
         assert_form(cls, card(cls))
         (assert_of_stage if issubclass(cls, Stage) else assert_of_method)(cls, card(cls))  # type: ignore[arg-type]

@@ -15,8 +15,8 @@ from rlstab.hosts import CORRECTION_SETTING, HOSTS, facts
 Methods: TypeAlias = list[dict[str, Any]]
 
 #: Settings of ``GRPOConfig`` that decide TRL's loss and that an objective replaces, with their defaults; and settings
-#: that affect it and stay in effect.
-TRL_LOSS, TRL_OTHER = facts("trl")["loss"], facts("trl")["kept"]
+#: that affect it and stay in effect; and what an optimizer step holds.
+TRL_LOSS, TRL_OTHER, TRL_STEPS = facts("trl")["loss"], facts("trl")["kept"], facts("trl")["steps"]
 #: Settings of ``actor_rollout_ref.actor`` and its ``policy_loss`` that decide verl's loss, with their defaults.
 VERL_LOSS = facts("verl")["loss"]
 #: Losses that average over responses, whatever ``loss_agg_mode`` is.
@@ -29,11 +29,12 @@ _VERL_KL: Mapping[str, str] = {
 
 
 def settings_of_trl(given: Mapping[str, Any]) -> SimpleNamespace:
-    """The part of ``GRPOConfig`` that :func:`objective_of` and :func:`deviations_of` read, for one process, without
-    TRL.
-    """
-    config = SimpleNamespace(**{**TRL_LOSS, **TRL_OTHER, **given}, world_size=1)
-    config.steps_per_generation = config.steps_per_generation or config.gradient_accumulation_steps
+    """The part of ``GRPOConfig`` that an adapter reads, completed as TRL completes it for one process, without TRL."""
+    config = SimpleNamespace(**{**TRL_LOSS, **TRL_OTHER, **TRL_STEPS, **given}, world_size=1)
+    size, whole = config.per_device_train_batch_size, config.generation_batch_size
+    if config.steps_per_generation is None:
+        config.steps_per_generation = whole // size if whole else config.gradient_accumulation_steps
+    config.generation_batch_size = whole or size * config.steps_per_generation
     return config
 
 
@@ -194,16 +195,17 @@ def verl_deviations_of(actor: Mapping[str, Any]) -> list[str]:
     return [sentence for holds, sentence in told if holds]
 
 
-def _verl_settings(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings of the actor in a file of verl, together with those of its policy loss."""
+def settings_of_verl(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the actor and its policy loss that an adapter reads, from verl's configuration or part of it."""
     for key in ("actor_rollout_ref", "actor"):
         data = data[key] if isinstance(data.get(key), Mapping) else data
     loss = data.get("policy_loss")
-    return {**data, **(loss if isinstance(loss, Mapping) else {})}
+    parts = data, loss if isinstance(loss, Mapping) else {}
+    return {name: part[name] for part in parts for name in (*VERL_LOSS, *facts("verl")["kept"]) if name in part}
 
 
-def objective_file(host: str, path: str | Path) -> str:
-    """The file of an objective, from a YAML file with the settings of a host: ``rlstab init --from-trl FILE``.
+def read_settings(host: str, path: str | Path) -> dict[str, Any]:
+    """The settings in a YAML file of a host that its loss and an objective depend on.
 
     Args:
         host: ``trl`` or ``verl``.
@@ -211,25 +213,40 @@ def objective_file(host: str, path: str | Path) -> str:
             settings are ignored.
 
     Raises:
-        ConfigError: it is not such a file, a value has another type, or no objective is that loss.
+        ConfigError: it is not such a file, a value has another type, or the host has no file of settings.
     """
-    document = Document.read(path)
+    if host not in ("trl", "verl"):
+        raise ConfigError(f"{path}: rlstab reads settings of trl and verl, not of {host}.")
+    document, known = Document.read(path), facts(host)
     if not isinstance(document.data, Mapping):
         raise ConfigError(f"{path}: expected settings of {HOSTS[host].name} by name.")
-    trl = host == "trl"
-    defaults = {**TRL_LOSS, **TRL_OTHER} if trl else VERL_LOSS
-    data = document.data if trl else _verl_settings(document.data)
+    steps = known.get("steps", {})
+    defaults = {**known["loss"], **known["kept"], **steps}
+    data = settings_of_verl(document.data) if host == "verl" else document.data
     given = {name: value for name, value in data.items() if name in defaults}
     for name, value in given.items():
         _check_kind(f"{path}: {name}", value, defaults[name])
+        if name in steps and (value < 1 if isinstance(value, int) else isinstance(value, float)):
+            raise ConfigError(f"{path}: {name} = {value!r}, expected a whole number of at least 1.")
     kind, loss_types = given.get("loss_type", "dapo"), facts("trl")["loss_types"]
-    if trl and kind not in loss_types:
+    if kind not in loss_types:
         raise ConfigError(f"{path}: loss_type = {kind!r} is not one of TRL's. {did_you_mean(kind, loss_types)}")
-    if trl:
+    return given
+
+
+def objective_file(host: str, path: str | Path) -> str:
+    """The file of an objective, from a YAML file with the settings of a host: ``rlstab init --from-trl FILE``.
+
+    Raises:
+        ConfigError: see :func:`read_settings`, or no objective is that loss.
+    """
+    given, known = read_settings(host, path), facts(host)
+    if host == "trl":
         config = settings_of_trl(given)
         methods, told = objective_of(config), deviations_of(config)
     else:
         methods, told = verl_objective_of(given), verl_deviations_of(given)
+    defaults = {**known["loss"], **known["kept"], **known.get("steps", {})}
     changed = {name: value for name, value in given.items() if value != defaults[name]}
     read = flow(changed) if changed else "its default settings"
     lines = [f"# {HOSTS[host].titled} with {read}", *(f"# nearly: {sentence}" for sentence in told)]

@@ -25,16 +25,16 @@ class HostMetrics:
     """
 
     def __init__(self, host: str, gather: Callable[[Sums], Sequence[Sums]]) -> None:
-        self.names, self.gather, self._means = facts(host), gather, RunningMeans()
+        self.names, self.gather, self.means = facts(host), gather, RunningMeans()
 
     def add(self, step: OptimizerStep) -> None:
         """Merge the metrics of an optimizer step; of a refused step, which may hold NaN, only that it was refused."""
-        self._means.add({"steps/refused": Mean.scalar(float(step.refusal is not None))})
+        self.means.add({"steps/refused": Mean.scalar(float(step.refusal is not None))})
         plan = step.plan
         if plan is None or step.refusal is not None:
             return
         live, tokens = (_number(count) for count in (plan.live_tokens, plan.everything.tokens))
-        self._means.add(
+        self.means.add(
             {
                 "steps/skipped": Mean.scalar(float(plan.has_no_gradient)),
                 "lr_scale": Mean.scalar(plan.lr_scale),
@@ -42,11 +42,11 @@ class HostMetrics:
             }
         )
         for report in step.reports:
-            self._means.add(report)
+            self.means.add(report)
 
     def collect(self) -> dict[str, float]:
         """The means over all ranks since the last call, by the host's names. Every rank must call it."""
-        means = means_over_ranks(self.gather(self._means.take()))
+        means = means_over_ranks(self.gather(self.means.take()))
         known, prefix = self.names["metrics"], self.names["prefix"]
         metrics = {known.get(name, f"{prefix}{name}"): value for name, value in means.items()}
         sides = [means[side] for side in SIDES if side in means]

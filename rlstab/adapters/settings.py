@@ -1,14 +1,31 @@
-"""Settings of a host that an objective replaces: refused by every adapter, in the host's words."""
+"""Settings of a host that an objective replaces: refused by every adapter, in the host's words.
+
+The rules for TRL and verl need neither of them, so that ``rlstab check --host NAME --settings FILE`` applies them
+anywhere.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+from rlstab.adapters.host_objective import TRL_LOSS, VERL_LOSS, objective_of, read_settings, settings_of_trl
+from rlstab.config import load_objective
+from rlstab.config.document import flow
+from rlstab.core.compose import Composition
 from rlstab.core.objective import TokenObjective
 from rlstab.errors import ConfigError
-from rlstab.hosts import HostSetting, own_correction
+from rlstab.hosts import CORRECTION_SETTING, HostSetting, facts, own_correction, trl_settings, verl_settings
+
+#: Engines of verl that the tests run.
+ENGINES = ("fsdp", "fsdp2")
+_ACTOR = "actor_rollout_ref.actor"
+#: Optimizers that step inside the backward pass, where no step can be refused.
+_STEPS_EARLY = ("lomo", "layerwise")
 
 
 def defaults_of(config: type) -> dict[str, Any]:
@@ -54,3 +71,126 @@ def require_one_correction(objective: TokenObjective, setting: str, off: str) ->
     if excluding is not None:
         name, why = excluding
         raise ConfigError(f"'{name}' and {setting} exclude each other: {why} Write {off}, or remove '{name}'.")
+
+
+def check_trl_settings(config: Any, objective: Composition, *, derived: bool = False) -> None:
+    """Refuse settings that the objective replaces or contradicts, and steps that span generations.
+
+    Args:
+        config: a ``GRPOConfig``, as TRL completed it, or an object with its attributes.
+        objective: what the trainer shall train by.
+        derived: whether the objective includes what the settings of ``TRL_LOSS`` say.
+
+    Raises:
+        ConfigError: names every such setting, what to write with this objective, and how to train by the settings.
+    """
+    wrong, write = _misfits(config, objective, derived=derived)
+    if not wrong:
+        return
+    lines = "\n  ".join(f"GRPOConfig.{sentence}." for sentence in wrong)
+    advice = f"Write {_keywords(write)}."
+    if any(name in (*TRL_LOSS, "beta") for name in write):
+        try:
+            as_set = objective_of(config)
+            more = _keywords(_misfits(config, load_objective(as_set))[1])
+            advice += f"\n  Or train by these settings: objective={as_set!r}{f', with {more}' if more else ''}."
+        except ConfigError as error:
+            advice += f"\n  No objective is what they say: {error}"
+    raise ConfigError(f"{lines}\n  {advice}")
+
+
+def _misfits(config: Any, objective: Composition, *, derived: bool = False) -> tuple[list[str], dict[str, Any]]:
+    """A sentence for each setting that does not fit, and what to write."""
+    wanted = trl_settings(objective)
+    if derived or not config.use_vllm:
+        wanted.pop(CORRECTION_SETTING, None)  # it acts where vLLM generates
+    wrong, write = misfits(partial(getattr, config), {} if derived else TRL_LOSS, wanted)
+    for sentence, instead in (_windows(config), _optimizer(config)):
+        wrong += [sentence] if sentence else []
+        write |= instead
+    return wrong, write
+
+
+def _keywords(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in settings.items())
+
+
+def _windows(config: Any) -> tuple[str, dict[str, Any]]:
+    """An optimizer step must lie in one generation, so that all of it is known before its first backward pass."""
+    count, slices = config.gradient_accumulation_steps, config.steps_per_generation
+    if slices * config.num_iterations % count == 0:
+        return "", {}
+    rows = config.generation_batch_size // slices
+    whole = count * config.num_generations // math.gcd(count * rows, config.num_generations)
+    return (
+        f"gradient_accumulation_steps = {count}: a step would span generations, of steps_per_generation={slices} x "
+        f"num_iterations={config.num_iterations}",
+        {"steps_per_generation": whole, "generation_batch_size": None},
+    )
+
+
+def _optimizer(config: Any) -> tuple[str, dict[str, Any]]:
+    optimizer = str(getattr(config.optim, "value", config.optim))
+    if not any(word in optimizer for word in _STEPS_EARLY):
+        return "", {}
+    return f"optim = {optimizer!r} steps inside the backward pass: none can be refused", {"optim": "adamw_torch"}
+
+
+def check_windows(config: Any) -> None:
+    """Refuse optimizer steps that span generations.
+
+    Raises:
+        ConfigError: names the setting, and what to write instead.
+    """
+    sentence, instead = _windows(config)
+    if sentence:
+        raise ConfigError(f"GRPOConfig.{sentence}. Write {_keywords(instead)}.")
+
+
+def check_verl_settings(actor: Mapping[str, Any], objective: TokenObjective, *, distilled: bool = False) -> None:
+    """Refuse settings that the objective replaces, and engines that were not tested.
+
+    Args:
+        actor: ``actor_rollout_ref.actor`` together with the settings of its ``policy_loss``; a missing setting has
+            verl's default.
+        objective: usually a composition.
+        distilled: whether verl adds the loss of a teacher.
+
+    Raises:
+        ConfigError: names every setting that does not fit, and what to write instead.
+    """
+    known, lines = facts("verl"), list[str]()
+    get: Callable[..., Any] = {**VERL_LOSS, **actor}.get
+    for section, instead, wanted in (
+        (_ACTOR, known["instead"], verl_settings(objective)),
+        (f"{_ACTOR}.policy_loss", known["instead_of_policy_loss"], {}),
+    ):
+        wrong, write = misfits(get, {name: VERL_LOSS[name] for name in instead}, wanted)
+        for sentence, (name, value) in zip(wrong, write.items(), strict=True):
+            hint = f", and in the objective: {instead[name]}" if name in instead else ""
+            lines.append(f"{section}.{sentence}. Write {section}.{name}={flow(value)}{hint}.")
+    engine = get("strategy", ENGINES[0])
+    if engine not in ENGINES:
+        lines.append(f"{_ACTOR}.strategy = {engine!r}: the adapter knows FSDP alone. Write {_ACTOR}.strategy=fsdp2.")
+    if distilled:
+        lines.append("distillation.enabled = True adds a loss to the objective. Write distillation.enabled=false.")
+    if lines:
+        raise ConfigError("\n  ".join(lines))
+
+
+def check_settings(host: str, path: str | Path, objective: Composition) -> None:
+    """Refuse what the adapter refuses of a file of settings: ``rlstab check --host NAME --settings FILE``.
+
+    Args:
+        host: ``trl`` or ``verl``.
+        path: see :func:`~rlstab.adapters.host_objective.read_settings`.
+        objective: what the host shall train by.
+
+    Raises:
+        ConfigError: the text of the adapter, or the file is not such a file.
+    """
+    given = read_settings(host, path)
+    if host == "trl":
+        check_trl_settings(settings_of_trl(given), objective)
+    else:
+        check_verl_settings(given, objective)

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from rlstab.config.document import Document, dump, flow
-from rlstab.config.objectives import build_objective, digest, dump_objective
+from rlstab.config.identity import digest
+from rlstab.config.objectives import build_objective, dump_objective
 from rlstab.config.user_code import checksums, portable
 from rlstab.errors import ConfigError, did_you_mean
 from rlstab.files import replace_file

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from rlstab.bench.file import BenchRun
 from rlstab.bench.record import read_record
 from rlstab.run_files import METRICS
+from rlstab.safe_read import read_object
 
 #: Rollouts over which what is shown is averaged; one alone says little.
 WIDTH = 10
@@ -75,11 +74,7 @@ def last_records(folder: Path) -> list[dict[str, Any]]:
             lines = file.read().splitlines()
     except OSError:  # the run has not begun to write
         return []
-    records = []
-    for line in lines:
-        with suppress(ValueError):
-            records.append(json.loads(line))
-    return [record for record in records if isinstance(record, dict) and isinstance(record.get("rollout"), int)]
+    return [record for record in map(read_object, lines) if isinstance(record.get("rollout"), int)]
 
 
 def _measured(records: Sequence[dict[str, Any]]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import cache
@@ -10,13 +12,11 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from rlstab.config.document import flat
-from rlstab.config.objectives import digest
-from rlstab.config.runs import RunConfig
-from rlstab.config.settings import Neutral
+from rlstab.config.settings import Neutral, RunSettings
 from rlstab.config.user_code import checksums, portable
 
 
-def run_hash(run: RunConfig) -> str:
+def run_hash(run: RunSettings) -> str:
     """Twelve hexadecimal digits over everything that can change what a run learns beyond the rounding of float32.
 
     User-defined code and data files count by name and content.
@@ -30,6 +30,12 @@ def settings_hash(settings: Mapping[str, Any], code: Mapping[str, str]) -> str:
     values = flat(portable(settings))
     counting = {path: value for path, value in values.items() if not is_neutral(path, values)}
     return digest(counting | ({"code": dict(code)} if code else {}))
+
+
+def digest(data: Any) -> str:
+    """The first twelve hexadecimal digits of the SHA-256 of the canonical JSON."""
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def is_neutral(path: str, values: Mapping[str, Any]) -> bool:
@@ -59,7 +65,7 @@ def _mark(path: str) -> Neutral | None:
 @cache
 def _marks() -> tuple[tuple[str, Neutral], ...]:
     """Patterns of dotted paths with their marks, sections before their settings."""
-    return tuple(_marks_of(RunConfig, ""))
+    return tuple(_marks_of(RunSettings, ""))
 
 
 def _marks_of(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, Neutral]]:

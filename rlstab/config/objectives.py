@@ -23,8 +23,6 @@ By default, the stages are ``in_order`` and ``grpo``, or those that the presets 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING
@@ -35,9 +33,11 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, Field, create_model
 
 from rlstab.config.document import MAX_DEPTH, Document, Keys, kind_of_file, shown
+from rlstab.config.identity import digest
 from rlstab.config.settings import Settings
 from rlstab.config.suggestions import unknown_name
-from rlstab.config.user_code import is_user_code, load_method, located, make, name_in_yaml, portable
+from rlstab.config.user_classes import load_method, make, name_in_yaml
+from rlstab.config.user_code import is_user_code, located, portable
 from rlstab.config.validation import require_kind, together, validate
 from rlstab.core.compose import Composition, Observe, Within, compose, observe, walk, within
 from rlstab.core.metadata import docstring
@@ -290,12 +290,6 @@ def objective_hash(objective: TokenObjective) -> str:
     A user-defined method counts by the names of its file and class.
     """
     return digest(portable(dump_objective(objective)))
-
-
-def digest(data: Any) -> str:
-    """The first twelve hexadecimal digits of the SHA-256 of the canonical JSON."""
-    text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 # -- stages ------------------------------------------------------------------------------------------------------------

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import PrivateAttr
 
 from rlstab.config import settings as parts
-from rlstab.config.document import Document, dump, refuse
+from rlstab.config.document import Document, dump
 from rlstab.config.drift import settings_for
 from rlstab.config.objectives import build_objective, build_stages, dump_objective, dump_stages, presets_of
 from rlstab.config.user_code import located
@@ -24,22 +24,8 @@ LOGGED = frozenset(
 )
 
 
-class RunConfig(parts.Settings):
+class RunConfig(parts.RunSettings):
     """A whole run. Objective and stages are kept in canonical form; the objects are composition and pipeline."""
-
-    model: parts.ModelSettings = parts.ModelSettings()
-    task: parts.TaskSettings = parts.CountdownSettings()
-    reward: parts.Rewards | None = Field(
-        None, description="user-defined functions, or a weighted sum with the task's scorer; null is that scorer alone"
-    )
-    rollout: parts.RolloutSettings = parts.RolloutSettings()
-    stages: list[dict[str, Any]]
-    objective: list[dict[str, Any]]
-    optimisation: parts.OptimisationSettings = parts.OptimisationSettings()
-    engine: parts.Engine = parts.EngineSettings()
-    evaluation: Annotated[parts.EvaluationSettings, parts.Neutral()] = parts.EvaluationSettings()
-    tracking: Annotated[parts.TrackingSettings, parts.Neutral()] = parts.TrackingSettings()
-    seed: parts.Seed = Field(0, description="of the run: prompts, samples, methods that draw")
 
     _composition: Composition = PrivateAttr()
     _pipeline: Pipeline = PrivateAttr()
@@ -53,34 +39,6 @@ class RunConfig(parts.Settings):
     def pipeline(self) -> Pipeline:
         """The stages as an object."""
         return self._pipeline
-
-    @model_validator(mode="after")
-    def _fit(self) -> RunConfig:
-        optimisation, rollout, evaluation, task = self.optimisation, self.rollout, self.evaluation, self.task
-        text = f"it does not divide rollout.prompts = {rollout.prompts}. Change either."
-        refuse(rollout.prompts % optimisation.mini_batches, "optimisation.mini_batches", text)
-        stale = optimisation.old_logprobs == "live" and rollout.staleness
-        text = f"live keeps the ratio at 1, and rollout.staleness is {rollout.staleness}. Use rollout or recompute."
-        refuse(stale, "optimisation.old_logprobs", text)
-        rounded = self.engine.gather == "bf16" and optimisation.precision != "bf16"
-        text = f"bf16 needs optimisation.precision bf16, which is {optimisation.precision}. Change either."
-        refuse(rounded, "engine.gather", text)
-        # a rollout is held in memory
-        for part, prompts, setting, each in (
-            ("rollout", rollout.prompts, "group", rollout.group),
-            ("evaluation", evaluation.prompts if evaluation.every else 0, "samples", evaluation.samples),
-        ):
-            text = f"with {part}.{setting} = {each} it is more than {parts.MOST} responses at once. Lower one."
-            refuse(prompts * each > parts.MOST, f"{part}.prompts", text)
-        scored = self.reward is None or any(reward.function == parts.TASK for reward in self.reward)
-        text = (
-            f"it loses scores of the task, but `reward` does not list `{parts.TASK}`. Add it there, or set this to 0."
-        )
-        refuse(getattr(task, "flaky", 0) and not scored, "task.flaky", text)
-        messages = getattr(task, "system", None) is not None and not rollout.chat
-        text = "a system message needs a chat template. Set rollout.chat to true, or put the text into prompt_template."
-        refuse(messages, "task.system", text)
-        return self
 
 
 def load_run(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> RunConfig:

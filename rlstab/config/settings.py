@@ -127,6 +127,17 @@ class ModelSettings(Settings):
     teacher: str | None = Field(None, description="of `opd` and its kin; null is the start, as for reference")
     teacher_prompt: str | None = Field(None, description="what the teacher reads before each prompt, such as a hint")
 
+    @model_validator(mode="after")
+    def _other_models(self) -> ModelSettings:
+        text = (
+            "'adapter' is not a model. null is `model.name` without the adapter; a continued adapter already differs "
+            "from it. To compare with that adapter, merge the two and give the folder of the result. A folder of this "
+            "name is ./adapter."
+        )
+        for key in ("reference", "teacher"):
+            refuse(getattr(self, key) == "adapter", key, text)
+        return self
+
 
 # -- task --------------------------------------------------------------------------------------------------------------
 
@@ -529,3 +540,58 @@ class TrackingSettings(Settings):
     stop_at: tuple[Annotated[str, AfterValidator(known_sign)], ...] = Field(
         (), strict=False, description="signs at which the run ends, after a checkpoint"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_trace(cls, given: Any) -> Any:
+        """Without the `trace_every: 0` of files for rlstab 0.1, which asks for nothing."""
+        if isinstance(given, Mapping) and given.get("trace_every", 1) == 0:
+            return {key: value for key, value in given.items() if key != "trace_every"}
+        return given
+
+
+# -- all of them ------------------------------------------------------------------------------------------------------
+
+
+class RunSettings(Settings):
+    """The settings of a whole run; objective and stages are lists in canonical form."""
+
+    model: ModelSettings = ModelSettings()
+    task: TaskSettings = CountdownSettings()
+    reward: Rewards | None = Field(
+        None, description="user-defined functions, or a weighted sum with the task's scorer; null is that scorer alone"
+    )
+    rollout: RolloutSettings = RolloutSettings()
+    stages: list[dict[str, Any]]
+    objective: list[dict[str, Any]]
+    optimisation: OptimisationSettings = OptimisationSettings()
+    engine: Engine = EngineSettings()
+    evaluation: Annotated[EvaluationSettings, Neutral()] = EvaluationSettings()
+    tracking: Annotated[TrackingSettings, Neutral()] = TrackingSettings()
+    seed: Seed = Field(0, description="of the run: prompts, samples, methods that draw")
+
+    @model_validator(mode="after")
+    def _fit(self) -> RunSettings:
+        optimisation, rollout, evaluation, task = self.optimisation, self.rollout, self.evaluation, self.task
+        text = f"it does not divide rollout.prompts = {rollout.prompts}. Change either."
+        refuse(rollout.prompts % optimisation.mini_batches, "optimisation.mini_batches", text)
+        stale = optimisation.old_logprobs == "live" and rollout.staleness
+        text = f"live keeps the ratio at 1, and rollout.staleness is {rollout.staleness}. Use rollout or recompute."
+        refuse(stale, "optimisation.old_logprobs", text)
+        rounded = self.engine.gather == "bf16" and optimisation.precision != "bf16"
+        text = f"bf16 needs optimisation.precision bf16, which is {optimisation.precision}. Change either."
+        refuse(rounded, "engine.gather", text)
+        # a rollout is held in memory
+        for part, prompts, setting, each in (
+            ("rollout", rollout.prompts, "group", rollout.group),
+            ("evaluation", evaluation.prompts if evaluation.every else 0, "samples", evaluation.samples),
+        ):
+            text = f"with {part}.{setting} = {each} it is more than {MOST} responses at once. Lower one."
+            refuse(prompts * each > MOST, f"{part}.prompts", text)
+        scored = self.reward is None or any(reward.function == TASK for reward in self.reward)
+        text = f"it loses scores of the task, but `reward` does not list `{TASK}`. Add it there, or set this to 0."
+        refuse(getattr(task, "flaky", 0) and not scored, "task.flaky", text)
+        messages = getattr(task, "system", None) is not None and not rollout.chat
+        text = "a system message needs a chat template. Set rollout.chat to true, or put the text into prompt_template."
+        refuse(messages, "task.system", text)
+        return self

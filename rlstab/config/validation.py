@@ -44,8 +44,10 @@ def validate(document: Document, model: type[Model], data: Any, path: Keys = ())
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        lines = dict[tuple[Any, ...], str]()
-        for mistake in error.errors(include_url=False):  # only the first one of a value that fits no member of a union
+        lines, mistakes = dict[tuple[Any, ...], str](), error.errors(include_url=False)
+        for mistake in mistakes:  # only the first one of a value that fits no member of a union
+            if mistake["type"] == "too_short" and any(mistake["loc"] == other["loc"][:-1] for other in mistakes):
+                continue  # it lacks the items that are wrong
             value = tuple(_steps_in(data, mistake["loc"])) if mistake["type"] != "missing" else mistake["loc"]
             lines.setdefault(value, _line(document, model, mistake, data, path))
         raise ConfigError(_by_line(lines.values())) from None
@@ -110,6 +112,7 @@ def _line(document: Document, model: type[BaseModel], mistake: Mapping[str, Any]
     if kind == "union_tag_not_found":
         return document.text(inside, f"a {last} needs its `name`.")
     said = re.sub("a valid (dictionary|list|tuple).*", lambda kind: _KINDS[kind[1]], mistake["msg"])
+    said = re.sub("^(List|Tuple) (should .*) after validation", r"a list \2", said)
     if not said.startswith("Input should"):
         return document.text(inside, f"{said[:1].lower()}{said[1:]}.")
     text = f"{said.removeprefix('Input ')}, not {shown(mistake['input'])}."

@@ -76,10 +76,12 @@ class Layout:
     Attributes:
         index: ``(n,)`` int64, index of each token in the flattened tensors.
         shape: ``(B, T)`` of those tensors.
+        sequence: ``(n,)`` int64, the rows, if :meth:`TokenBatch.from_padded` counted them.
     """
 
     index: Tensor
     shape: tuple[int, int]
+    sequence: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +143,8 @@ class TokenBatch(SequenceArithmetic):
                     f"TokenBatch: '{name}' is {described(values)}, expected {kind} of shape ({size},) on {device} "
                     f"without grad. Use TokenBatch.from_padded; what is differentiated goes into PolicyOutputs."
                 )
-        if tokens and not self.sequence.is_meta:  # reads the device once; such an index would end the process later
+        padded = self._layout is not None and self._layout.sequence is self.sequence  # and so counted from 0
+        if tokens and not padded and not self.sequence.is_meta:  # waits; such an index would end the process later
             low, high = torch.stack(self.sequence.aminmax()).tolist()
             if low < 0 or high >= self.num_sequences:
                 raise ShapeError(
@@ -208,7 +211,8 @@ class TokenBatch(SequenceArithmetic):
                 raise OutOfRange(
                     f"TokenBatch.from_padded: 'response_mask' holds {odd[0]:g}, not 0 or 1. Write labels != -100."
                 )
-        index = mask.reshape(-1).nonzero().squeeze(-1)
+        there = mask.cpu()  # one wait for a device, which then has to tell no shapes
+        index = sent(there.reshape(-1).nonzero().squeeze(-1), mask.device)
 
         def pack(name: str, values: Tensor) -> Tensor:
             per_row = name in (*MARKS, "advantages")
@@ -230,24 +234,27 @@ class TokenBatch(SequenceArithmetic):
                     f"TokenBatch.from_padded: '{name}' is {described(values)}, expected integers of shape ({rows},). "
                     f"{_NUMBER[name]}"
                 )
-            return values.detach().to(device=mask.device, dtype=torch.int64)
+            return sent(values.detach().to(torch.int64), mask.device)
 
-        old = pack("old_logprobs", old_logprobs)
+        old, sequence = pack("old_logprobs", old_logprobs), index // max(width, 1)
         packed: dict[str, Any] = {name: pack(name, named[name]) for name in SIGNALS if name in named}
-        return cls(
+        batch = cls(
             old_logprobs=old,
             logprobs=old if logprobs is None else pack("logprobs", logprobs),
             advantages=pack("advantages", advantages),
-            sequence=index // max(width, 1),
+            sequence=sequence,
             position=(mask.cumsum(-1) - 1).reshape(-1)[index],
             sequence_ids=ids("sequence_ids", sequence_ids),
             group_ids=ids("group_ids", group_ids),
             extra={name: pack(name, values) for name, values in (extra or {}).items()},
             live_ratio=live_ratio,
-            _layout=Layout(index, (rows, width)),
+            _layout=Layout(index, (rows, width), sequence),
             _grouped=group_ids is not None,
             **packed,
         )
+        longest = int(there.sum(-1).max()) if there.numel() else 0
+        vars(batch).update(_longest=longest, _cell=longest * sequence + batch.position)  # packed in this order
+        return batch
 
     @classmethod
     def empty(cls, needs: Iterable[str] = ()) -> TokenBatch:

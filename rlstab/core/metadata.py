@@ -86,6 +86,28 @@ class About:
     exceptions: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class IdleEvidence:
+    """What shows in the record of a run that a method never acted; ``run.json`` holds it for reports.
+
+    Attributes:
+        identities: settings with which the method is the identity; see :class:`NoOpAt`.
+        bounds: whether it bounds the ratio, whatever its settings are.
+        signs: its metrics that tell.
+    """
+
+    identities: tuple[Mapping[str, Any], ...] = ()
+    bounds: bool = False
+    signs: tuple[IdleSign, ...] = ()
+
+
+def idle_evidence(cls: Any) -> IdleEvidence:
+    """The evidence of the class of a method."""
+    identities = tuple(limit.settings for limit in cls.about.no_op_at if limit.settings)
+    # where `writes` is a property, it depends on settings
+    return IdleEvidence(identities, isinstance(cls.writes, Set) and "bounds" in cls.writes, cls.about.idle_signs)
+
+
 def docstring(cls: type) -> str:
     """The docstring of a class itself, dedented; empty where it has none, as under ``python -OO``."""
     return inspect.cleandoc(cls.__dict__.get("__doc__") or "")

@@ -13,27 +13,24 @@ from rlstab.core.stats import Mean
 Sums: TypeAlias = dict[str, tuple[float, float]]
 
 
-class RunningMeans:
+class RunningMeans(dict[str, Mean]):
     """Means of one rank by name. They stay on the device until they are taken, so that nothing waits for kernels."""
-
-    def __init__(self) -> None:
-        self._means: dict[str, Mean] = {}
 
     def add(self, report: Mapping[str, Mean]) -> None:
         """Merge a report, such as that of a loss."""
         for name, mean in report.items():
-            self._means[name] = self._means[name].merge(mean) if name in self._means else mean
+            self[name] = self[name].merge(mean) if name in self else mean
 
     def take(self) -> Sums:
         """Sums and counts since the last call; those of a device travel together, since each read waits for it."""
-        numbers = [number for mean in self._means.values() for number in (mean.total, mean.count)]
+        numbers = [number for mean in self.values() for number in (mean.total, mean.count)]
         values: list[float] = [0.0] * len(numbers)
         for device in {number.device for number in numbers}:
             there = [index for index, number in enumerate(numbers) if number.device == device]
             for index, value in zip(there, torch.stack([numbers[i].double() for i in there]).tolist(), strict=True):
                 values[index] = value
-        sums = dict(zip(self._means, zip(values[::2], values[1::2], strict=True), strict=True))
-        self._means = {}
+        sums = dict(zip(self, zip(values[::2], values[1::2], strict=True), strict=True))
+        self.clear()
         return sums
 
 

@@ -39,7 +39,7 @@ def completed(dump: Dump, model: str | Path, console: Console) -> Dump:
     Raises:
         ModelError: the model cannot be loaded.
     """
-    policy = load_policy(str(model))
+    policy = load_policy(str(model), device=torch.accelerator.current_accelerator(check_available=True) or "cpu")
     vocabulary: int = getattr(policy.model.get_input_embeddings(), "num_embeddings", 2**32)
     notes, steps = list(dump.notes), []
     for step in track(dump.steps, description=f"forwards of {model}", console=console, transient=True):
@@ -95,13 +95,13 @@ def entropy_slopes(policy: Policy, step: Step, sequences: Sequences) -> Tensor:
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     along = {name: torch.zeros_like(weight) for name, weight in weights.items()}
     counts = torch.zeros_like(sequences.response_mask)
-    counts[sequences.response_mask] = step.mask.to(counts.device)
-    parts = [sequences.rows(rows) for rows in torch.arange(len(counts), device=counts.device).split(ROWS)]
+    counts[sequences.response_mask] = step.mask
+    parts = [sequences.rows(rows) for rows in torch.arange(len(counts)).split(ROWS)]
 
     def logprobs(part: Sequences, values: Mapping[str, Tensor]) -> Tensor:
         """``(R, T, V)``, in which every token of the vocabulary has its log-prob."""
         pairs = zip((part.prompt_ids, part.prompt_mask), (part.response_ids, part.response_mask), strict=True)
-        ids, mask = (torch.cat(pair, dim=1) for pair in pairs)
+        ids, mask = (torch.cat(pair, dim=1).to(policy.device) for pair in pairs)
         inputs = {"input_ids": ids, "attention_mask": mask.long(), "position_ids": position_ids(mask)}
         logits = functional_call(model, dict(values), (), {**inputs, "use_cache": False}).logits
         logits = logits[:, -part.response_ids.shape[1] - 1 : -1]
@@ -111,7 +111,10 @@ def entropy_slopes(policy: Policy, step: Step, sequences: Sequences) -> Tensor:
         for part, counted in zip(parts, counts.split(ROWS), strict=True):
             with torch.enable_grad():
                 of_all = logprobs(part, weights)
-                mean = -(of_all.exp() * of_all).sum(-1)[counted[:, : of_all.shape[1]]].sum() / step.mask.sum()
+                mean = (
+                    -(of_all.exp() * of_all).sum(-1)[counted[:, : of_all.shape[1]].to(policy.device)].sum()
+                    / step.mask.sum()
+                )
                 slopes = torch.autograd.grad(mean, list(weights.values()), allow_unused=True)
             for total, slope in zip(along.values(), slopes, strict=True):
                 total += 0 if slope is None else slope
@@ -120,5 +123,6 @@ def entropy_slopes(policy: Policy, step: Step, sequences: Sequences) -> Tensor:
             with warnings.catch_warnings():  # torch's rules for the forward mode use torch's own deprecated compiler
                 warnings.filterwarnings("ignore", "`torch.jit.script`", DeprecationWarning)
                 slopes_of_all = jvp(partial(logprobs, part), (weights,), (along,))[1]
-            found.append(slopes_of_all.gather(2, part.response_ids[..., None])[..., 0][part.response_mask])
+            of_tokens = slopes_of_all.gather(2, part.response_ids.to(policy.device)[..., None])[..., 0]
+            found.append(of_tokens[part.response_mask.to(policy.device)])
     return torch.cat(found).detach().cpu()

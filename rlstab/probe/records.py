@@ -17,8 +17,10 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from rlstab.bench.file import BenchRun
 from rlstab.bench.record import read_record
-from rlstab.config.objectives import digest, settings_as_yaml
-from rlstab.config.user_code import checksums, name_in_yaml, portable
+from rlstab.config.identity import digest
+from rlstab.config.objectives import settings_as_yaml
+from rlstab.config.user_classes import name_in_yaml
+from rlstab.config.user_code import checksums, portable
 from rlstab.core.compose import Composition, Observe, Within
 from rlstab.core.method import Method
 from rlstab.core.settings import settings_of

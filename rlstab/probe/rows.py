@@ -12,7 +12,8 @@ from rlstab.bench.file import NAME
 from rlstab.config import Document, load_objective
 from rlstab.config.objectives import at_defaults
 from rlstab.config.runs import RunConfig
-from rlstab.config.user_code import is_user_code, load_class, located
+from rlstab.config.user_classes import load_class
+from rlstab.config.user_code import is_user_code, located
 from rlstab.core.compose import walk
 from rlstab.core.method import Method
 from rlstab.core.objective import TokenObjective

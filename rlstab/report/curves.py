@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,14 +66,12 @@ class Seeds:
     values: NDArray[np.float64]
     seeds: tuple[int, ...]
 
-    def over(self, summary: Callable[[NDArray[np.float64]], Any]) -> NDArray[np.float64]:
-        """``(n,)`` summary over the seeds; NaN where fewer than half of them have a value."""
-        summaries = np.full(len(self.rollouts), np.nan)
-        for place, column in enumerate(self.values.T):
-            known = column[np.isfinite(column)]
-            if len(known) and 2 * len(known) >= len(self.seeds):
-                summaries[place] = summary(known)
-        return summaries
+    @property
+    def means(self) -> NDArray[np.float64]:
+        """``(n,)`` means over the seeds; NaN where fewer than half of them have a value."""
+        known = np.isfinite(self.values)
+        counts, sums = known.sum(0), np.where(known, self.values, 0.0).sum(0)
+        return np.where(2 * counts >= len(self.seeds), sums / np.maximum(counts, 1), np.nan)
 
 
 def metrics_of(runs: Iterable[RunRecord]) -> set[str]:

@@ -6,8 +6,6 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-
 from rlstab.console import counted
 from rlstab.report.collapse import all_below_start
 from rlstab.report.comparison import Comparison, Outcome, Table
@@ -73,7 +71,7 @@ def _courses(comparison: Comparison, outcome: Outcome) -> list[str]:
     for table in comparison.tables:
         for name in table.methods:
             curve = seeds_of(table.runs[name], metric)
-            means = [] if curve is None else [float(mean) for mean in curve.over(np.mean) if math.isfinite(mean)]
+            means = [] if curve is None else [float(mean) for mean in curve.means if math.isfinite(mean)]
             if len(means) > 1:
                 digits = places(means)
                 start, end = decimals(means[0], digits), decimals(means[-1], digits)

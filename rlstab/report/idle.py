@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from rlstab.bins import binned
-from rlstab.core.metadata import About
+from rlstab.core.metadata import IdleEvidence, idle_evidence
 from rlstab.report.formatting import listed
 from rlstab.report.runs import RunRecord, objective_names, setting_of
-from rlstab.zoo import METHODS
 
 #: Last parts of metrics that are shares of the tokens which a method touched.
 SHARES = ("dropped", "selected", "boosted", "damped")
@@ -85,20 +86,34 @@ def _parts(items: Any, prefix: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _reason(run: RunRecord, item: Mapping[str, Any], place: str) -> str | None:
-    method = METHODS.known(str(item.get("name")))
-    about = method.about if method else About()
-    for limit in about.no_op_at:
-        if limit.settings and all(item.get(name, ...) == value for name, value in limit.settings.items()):
-            return " and ".join(f"its {name} is {value or 0}" for name, value in limit.settings.items())
-    writes = method.writes if method else frozenset()
-    if isinstance(writes, Set) and "bounds" in writes:  # else a property: it depends on settings
+    evidence = _evidence(run, str(item.get("name")))
+    for settings in evidence.identities:
+        if all(item.get(name, ...) == value for name, value in settings.items()):
+            return " and ".join(f"its {name} is {value or 0}" for name, value in settings.items())
+    if evidence.bounds:
         return _unclipped(run)
-    for sign in about.idle_signs:
+    for sign in evidence.signs:
         _, values = binned(run, f"{place}/{sign.metric}")
         if len(values) and (np.max(values) == 0 if sign.at == 0 else np.min(values) >= 1):
-            return sign.why.format(**item)
+            return re.sub(r"\{(\w+)\}", lambda setting: str(item.get(setting[1])), sign.why)
     shares = [share for metric in SHARES if (share := _highest(run, f"{place}/{metric}")) is not None]
     return "it touched no token" if shares and max(shares) == 0 else None
+
+
+_EVIDENCE = TypeAdapter(IdleEvidence)
+
+
+def _evidence(run: RunRecord, name: str) -> IdleEvidence:
+    """What would show that a method did nothing: what the run says itself, else what the installed method says."""
+    if "idle" in run.about:
+        try:
+            return _EVIDENCE.validate_python(run.about["idle"].get(name, {}))
+        except (AttributeError, ValidationError):  # damaged
+            return IdleEvidence()
+    from rlstab.zoo import METHODS  # needs torch, and only runs of earlier releases do not say it themselves
+
+    method = METHODS.known(name)
+    return idle_evidence(method) if method else IdleEvidence()
 
 
 def _unclipped(run: RunRecord) -> str | None:

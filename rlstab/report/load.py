@@ -150,7 +150,7 @@ def _walk(
         yield LeftOut(str(folder), f"cannot be read: {error.strerror or error}")
         return
     for path in inside:
-        if path.name.startswith(".") or path.name == CHECKPOINTS:
+        if path.name.startswith(".") or (path.name == CHECKPOINTS and is_run(folder)):
             continue
         if path.is_symlink() and not path.exists():
             yield LeftOut(str(path), "is a link to a place that is not there")
@@ -412,6 +412,7 @@ def _records(path: Path, remarks: list[str]) -> dict[int, dict[str, Any]]:
 def _split(records: Mapping[int, Mapping[str, Any]]) -> tuple[dict[str, Curve], list[dict[str, float]]]:
     """Curves, the seconds of each rollout among them, and evaluations."""
     steps = np.array(list(records), np.int64)
+    grids: dict[bytes, NDArray[np.int64]] = {}  # most metrics share one
     metrics: dict[str, Curve] = {}
     evaluations: dict[int, dict[str, float]] = {}
     for name in sorted(set[str]().union(*records.values()) - {"rollout"}):
@@ -425,7 +426,7 @@ def _split(records: Mapping[int, Mapping[str, Any]]) -> tuple[dict[str, Curve], 
         elif name == "seconds/rollout" or not name.startswith("seconds/"):
             known &= steps > 0
             if known.any():
-                metrics[name] = steps[known], values[known]
+                metrics[name] = grids.setdefault(known.tobytes(), steps[known]), values[known]
     return metrics, [evaluations[rollout] for rollout in sorted(evaluations)]
 
 

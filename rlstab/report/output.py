@@ -6,8 +6,7 @@ import base64
 import gzip
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -24,20 +23,17 @@ def resource(name: str) -> str:
     return (resources.files("rlstab.report") / name).read_text(encoding="utf-8")
 
 
-@contextmanager
-def writing(path: Path, option: str) -> Iterator[None]:
-    """Make the folder of a file that is written inside, and name the option that takes another place where it fails."""
+def write_text(path: Path, text: str, option: str) -> Path:
+    """Write a file, make its folder, and return its path; where that fails, name the option that takes another place.
+
+    Raises:
+        ReportError: it cannot be written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        yield
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ReportError(f"{path}: cannot be written: {error.strerror}. Give {option} another place.") from error
-
-
-def write_text(path: Path, text: str, option: str) -> Path:
-    """Write a file and return its path; see :func:`writing`."""
-    with writing(path, option):
-        path.write_text(text, encoding="utf-8")
     return path
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -84,7 +85,7 @@ class RunRecord(RunFacts):
     remarks: tuple[str, ...] = ()
     written: float = 0.0
 
-    @property
+    @cached_property
     def rollouts(self) -> int:
         """Last rollout with metrics; 0 without any."""
         return max((int(rollouts[-1]) for rollouts, _ in self.metrics.values() if len(rollouts)), default=0)

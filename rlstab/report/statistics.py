@@ -31,7 +31,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, special, stats
+from scipy import special  # scipy.stats computes by it, and takes a second to import
 
 #: Two-sided, of every interval; verdicts use one minus it.
 CONFIDENCE = 0.95
@@ -43,6 +43,8 @@ POWER = 0.8
 MOST_SEEDS = 1000
 #: Of a sample's deviation, over which the noncentral t is summed.
 QUANTILES = 4000
+#: Steps to the smallest difference that is shown; a few more than its last digit takes.
+NEWTON = 6
 #: Normal samples that give the bound of a trimmed mean; a bound is then within 2 % of what it should be.
 DRAWS = 50_000
 #: Of these: the same runs give the same interval.
@@ -108,7 +110,9 @@ class Power:
 
 def interquartile_mean(values: Any, axis: int = -1) -> Any:
     """Mean without the lowest and highest quarter, each rounded down to whole values: of three nothing is cut."""
-    return stats.trim_mean(values, 0.25, axis=axis)
+    ordered = np.sort(np.moveaxis(np.asarray(values), axis, -1))
+    cut = ordered.shape[-1] // 4
+    return ordered[..., cut : ordered.shape[-1] - cut].mean(-1)
 
 
 def summary(values: Values) -> Estimate:
@@ -139,11 +143,16 @@ def _error(ordered: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.asarray(winsorised.std(axis=-1, ddof=1) / ((1 - 2 * cut / count) * math.sqrt(count)))
 
 
+def student_bound(count: int, level: float = 1 - CONFIDENCE) -> float:
+    """How many standard errors a mean of normal values is from the truth at most, but for a share ``level``."""
+    return float(special.stdtrit(count - 1, 1 - level / 2))
+
+
 @cache
 def bound_of(count: int) -> float:
     """How many standard errors an interquartile mean of normal values is from the truth at most, in 95 % of samples."""
     if count // 4 == 0:
-        return float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1))
+        return student_bound(count)
     drawn = np.sort(np.random.default_rng(SEED).standard_normal((DRAWS, count)))
     return float(np.sort(np.abs(interquartile_mean(drawn)) / _error(drawn))[math.ceil(CONFIDENCE * DRAWS) - 1])
 
@@ -176,13 +185,14 @@ def power_of(differences: NDArray[np.float64], comparisons: int = 1) -> Power:
 
     def shown(effect: float, seeds: int) -> float:
         """The probability of a verdict, of an effect in deviations."""
-        bounds, shift = stats.t.isf(level / 2, seeds - 1) * _deviations(seeds - 1), effect * math.sqrt(seeds)
+        bounds, shift = student_bound(seeds, level) * _deviations(seeds - 1), effect * math.sqrt(seeds)
         return float((special.ndtr(shift - bounds) + special.ndtr(-shift - bounds)).mean())
 
-    largest = 1.0
-    while shown(largest, count) < POWER:
-        largest *= 2
-    smallest = optimize.brentq(lambda effect: shown(effect, count) - POWER, 0.0, largest)
+    root, bounds = math.sqrt(count), student_bound(count, level) * _deviations(count - 1)
+    smallest = (float(bounds.mean()) + float(special.ndtri(POWER))) / root
+    for _ in range(NEWTON):
+        slopes = np.exp(-((smallest * root - bounds) ** 2) / 2) - np.exp(-((smallest * root + bounds) ** 2) / 2)
+        smallest -= (shown(smallest, count) - POWER) / (root * float(slopes.mean()) / math.sqrt(2 * math.pi))
     effect = abs(float(differences.mean())) / deviation
     enough = range(MIN_SEEDS, MOST_SEEDS + 1)
     first = bisect_left(enough, POWER, key=lambda seeds: shown(effect, seeds))
@@ -193,13 +203,13 @@ def power_of(differences: NDArray[np.float64], comparisons: int = 1) -> Power:
 def _deviations(freedom: int) -> NDArray[np.float64]:
     """Evenly spaced quantiles of a sample's deviation over the true one: scipy's noncentral t may be NaN."""
     shares = (np.arange(QUANTILES) + 0.5) / QUANTILES
-    return np.asarray(np.sqrt(stats.chi2.ppf(shares, freedom) / freedom))
+    return np.asarray(np.sqrt(2 * special.gammaincinv(freedom / 2, shares) / freedom))
 
 
 def student_t(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Means over seeds, ``(seeds, n)`` to ``(n,)``, in units of the bound beyond which zero is excluded at 95 %."""
     count = len(values)
-    bound = stats.t.ppf((1 + CONFIDENCE) / 2, count - 1) * values.std(0, ddof=1) / math.sqrt(count)
+    bound = student_bound(count) * values.std(0, ddof=1) / math.sqrt(count)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.asarray(np.nan_to_num(values.mean(0) / bound, nan=0.0))
 
@@ -222,8 +232,10 @@ def _student(differences: NDArray[np.float64]) -> tuple[Estimate, float | None]:
     error = float(differences.std(ddof=1)) / math.sqrt(count)
     if error <= 1e-12 * max(1.0, abs(mean)):
         return Estimate(mean, None, None, f"no interval: all {count} differences are equal"), 0.0
-    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1)) * error
-    return Estimate(mean, mean - half, mean + half, "Student's t"), float(2 * stats.t.sf(abs(mean) / error, count - 1))
+    half = student_bound(count) * error
+    return Estimate(mean, mean - half, mean + half, "Student's t"), float(
+        2 * special.stdtr(count - 1, -abs(mean) / error)
+    )
 
 
 def _judged(difference: Estimate, differences: NDArray[np.float64], p: float | None) -> tuple[Verdict, str]:
@@ -250,8 +262,8 @@ def _won(differences: NDArray[np.float64]) -> Estimate:
     if count < MIN_SEEDS:
         return Estimate(float(wins.mean()), None, None, _few(count))
     won, tail = float(wins.sum()), (1 - CONFIDENCE) / 2
-    low = float(stats.beta.ppf(tail, won, count - won + 1)) if won else 0.0
-    high = float(stats.beta.isf(tail, won + 1, count - won)) if won < count else 1.0
+    low = float(special.betaincinv(won, count - won + 1, tail)) if won else 0.0
+    high = float(special.betainccinv(won + 1, count - won, tail)) if won < count else 1.0
     return Estimate(won / count, low, high, "exact binomial")
 
 

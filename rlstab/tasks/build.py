@@ -8,7 +8,8 @@ from typing import Any, cast, get_args
 
 from rlstab.config.document import Document
 from rlstab.config.settings import TASK_GROUP, TaskSettings, UserTaskSettings
-from rlstab.config.user_code import blamed, is_user_code, load_class
+from rlstab.config.user_classes import blamed, load_class
+from rlstab.config.user_code import is_user_code
 from rlstab.errors import ConfigError, OutOfRange, UnknownName, did_you_mean, kind_of
 from rlstab.tasks.chain import Chain
 from rlstab.tasks.countdown import Countdown

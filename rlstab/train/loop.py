@@ -36,9 +36,10 @@ from rich.progress import track
 from torch import Tensor
 from torch.utils import deterministic
 
-from rlstab.config.objectives import digest
+from rlstab.config.identity import digest
 from rlstab.config.runs import RunConfig
-from rlstab.config.user_code import checksums, portable, require_storable
+from rlstab.config.user_classes import require_storable
+from rlstab.config.user_code import checksums, portable
 from rlstab.console import Terminal, command
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.objective import active_methods, require_signals

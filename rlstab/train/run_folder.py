@@ -16,6 +16,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
+from dataclasses import asdict
 from fnmatch import fnmatchcase
 from importlib.metadata import version
 from os.path import lexists
@@ -32,6 +33,8 @@ from rlstab.config.identity import is_neutral, run_hash
 from rlstab.config.objectives import objective_hash
 from rlstab.config.runs import RunConfig, dump_run
 from rlstab.config.user_code import changed_files, checksums, portable
+from rlstab.core.compose import walk
+from rlstab.core.metadata import idle_evidence
 from rlstab.errors import CheckpointError, ConfigError
 from rlstab.files import replace_file
 from rlstab.record.writer import remove_dump
@@ -306,7 +309,7 @@ class RunFolder:
 
 
 def describe(run: RunConfig, accelerator: Accelerator, rewards: Rewards, engine: str) -> dict[str, Any]:
-    """Entries of ``run.json`` beyond the identity of the run: versions, the machine, processes and rewards.
+    """Entries of ``run.json`` beyond the identity of the run: versions, the machine, rewards, signs of idle methods.
 
     Args:
         run: the settings.
@@ -326,6 +329,7 @@ def describe(run: RunConfig, accelerator: Accelerator, rewards: Rewards, engine:
         "engine": engine,
         "threads": torch.get_num_threads(),
         "rewards": rewards.in_words(),
+        "idle": {leaf.name: asdict(idle_evidence(type(leaf.method))) for leaf in walk(run.composition)},
     }
 
 

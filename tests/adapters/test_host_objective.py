@@ -66,6 +66,40 @@ def test_what_no_objective_is_is_refused(host: str, text: str, word: str, tmp_pa
     assert main(["init", "dapo", f"--from-{host}", str(given)]) == 2
 
 
+@pytest.mark.parametrize(
+    ("host", "objective", "text", "told"),
+    [
+        ("trl", "clip_higher", "loss_type: dapo\nlearning_rate: 1e-6\nuse_vllm: true\n", []),
+        ("trl", "{name: kl, coefficient: 0.1}", "optim: lomo\nbeta: 0.2\n", ["optim = 'lomo'", "beta=0.1", "kl=False"]),
+        ("trl", "clip_higher", "gradient_accumulation_steps: 3\nsteps_per_generation: 2\n", ["steps_per_generation=3"]),
+        (
+            *("trl", "clip_higher", "generation_batch_size: 4\nper_device_train_batch_size: 2\nnum_iterations: 2\n"),
+            [],
+        ),
+        ("trl", "clip_higher", "num_iterations: 0\n", ["num_iterations = 0, expected a whole number"]),
+        ("trl", "clip_higher", "per_device_train_batch_size: .nan\n", ["nan, expected a whole number"]),
+        ("trl", "clip_higher", "loss_type: DAPO\n", ["is not one of TRL's"]),
+        ("verl", "clip_higher", "actor: {clip_ratio: 0.2, ppo_mini_batch_size: 64}\n", []),
+        (
+            *("verl", "clip_higher", "strategy: megatron\nuse_kl_loss: true\npolicy_loss: {dro_beta: 0.1}\n"),
+            ["strategy=fsdp2", "actor.use_kl_loss=false", "policy_loss.dro_beta=null"],
+        ),
+        ("skyrl", "clip_higher", "trainer: {}\n", ["not of skyrl"]),
+    ],
+)
+def test_check_says_which_settings_the_adapter_refuses(
+    host: str, objective: str, text: str, told: list[str], tmp_path: Path, capsys: Any
+) -> None:
+    path, given = tmp_path / "objective.yaml", tmp_path / "settings.yaml"
+    path.write_text(f"objective: [{objective}]")
+    given.write_text(text)
+    assert main(["check", str(path), "--host", host, "--settings", str(given)]) == (2 if told else 0)
+    out, err = capsys.readouterr()
+    assert [word for word in told if word not in err] == []
+    assert ("its settings fit" in out) == (told == [])
+    assert main(["check", str(path), "--settings", str(given)]) == 2
+
+
 def test_what_is_nearly_verls_is_told() -> None:
     assert verl_deviations_of({}) == []
     for settings, count in (({"loss_mode": "kl_cov"}, 1), ({"loss_mode": "geo_mean", "use_kl_loss": True}, 2)):

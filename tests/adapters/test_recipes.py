@@ -79,7 +79,7 @@ def test_both_hosts_are_given_the_preset_and_the_same_run(name: str, tmp_path: P
 def test_trl_takes_a_recipe(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from trl import GRPOConfig, TrlParser
 
-    from rlstab.adapters.trl.settings import check_settings
+    from rlstab.adapters.settings import check_trl_settings
 
     monkeypatch.chdir(ROOT)
     monkeypatch.syspath_prepend(str(FOLDER))
@@ -92,7 +92,7 @@ def test_trl_takes_a_recipe(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for key, value in given.items():
         assert getattr(recipe if hasattr(recipe, key) else config, key) == value, key
     assert recipe.prompt_suffix.endswith("\\boxed{}.")
-    check_settings(config, load_objective(recipe.objective))
+    check_trl_settings(config, load_objective(recipe.objective))
 
 
 @needs_trl
@@ -130,7 +130,8 @@ def test_a_recipe_trains_a_tiny_model(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("name", NAMES)
 def test_verl_takes_a_recipe(name: str, tmp_path: Path) -> None:
-    from rlstab.adapters.verl.settings import check_settings
+    from rlstab.adapters.host_objective import settings_of_verl
+    from rlstab.adapters.settings import check_verl_settings
     from tests.adapters.verl_jobs import composed
 
     dataclass_of = importlib.import_module("verl.utils.config").omega_conf_to_dataclass
@@ -145,6 +146,6 @@ def test_verl_takes_a_recipe(name: str, tmp_path: Path) -> None:
     assert algorithm.filter_groups.enable == (name in ("stare", "20_entropy"))
     host, _, path = actor.policy_loss.loss_mode.partition(":")
     assert host == "rlstab"
-    check_settings(ref, load_objective(path))
+    check_verl_settings(settings_of_verl(ref), load_objective(path))
     if name == "20_entropy":
         assert config.reward.reward_kwargs.overlong_buffer_cfg.len == 4096

@@ -1,5 +1,7 @@
 """What a user of TRL's trainer has stays: its loss from GRPOConfig, windows, logs, checkpoints, subclasses."""
 
+import json
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,13 @@ pytest.importorskip("trl", reason="TRL is not installed: pip install -e '.[trl]'
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
+from rlstab.adapters.settings import check_trl_settings
 from rlstab.adapters.trl import RLStabGRPOTrainer, deviations_of, objective_of
 from rlstab.adapters.trl.responses import GROUP_IDS, SEQUENCE_IDS, distinct_ids, stamp_missing
-from rlstab.adapters.trl.settings import check_settings
 from rlstab.cli import main
 from rlstab.config import load_objective
 from rlstab.errors import ConfigError
+from rlstab.visible import in_error
 from tests.adapters.jobs import farthest, largest, model, same_weights
 from tests.adapters.trl_jobs import config, prompts, recorder, reward, run, sampler, tokenizer, trainer_of
 
@@ -144,16 +147,25 @@ WRONG: list[tuple[dict[str, Any], list[dict[str, Any]], list[str]]] = [
 
 @pytest.mark.parametrize(("settings", "objective", "words"), WRONG)
 def test_all_wrong_settings_are_told_and_the_advice_is_accepted(
-    settings: Any, objective: Any, words: Any, tmp_path: Path
+    settings: Any, objective: Any, words: Any, tmp_path: Path, capsys: Any
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        check_settings(config(tmp_path, **settings), load_objective(objective))
+        check_trl_settings(config(tmp_path, **settings), load_objective(objective))
     text = str(caught.value)
     assert [word for word in words if word not in text] == []
+    file, path = tmp_path / "grpo.yaml", tmp_path / "objective.yaml"
+    path.write_text(json.dumps({"objective": objective}))
+    like = {"num_generations": 4, "num_iterations": 2, "max_completion_length": 12, "optim": "sgd", **settings}
+    file.write_text(json.dumps(like))
+    command = ["check", str(path), "--host", "trl", "--settings", str(file)]
+    assert main(command) == 2
+    assert capsys.readouterr().err == in_error(f"ConfigError: {text}") + "\n"
     (lines,) = re.findall(r"^  Write (.*)\.$", text, flags=re.MULTILINE)
-    check_settings(config(tmp_path, **{**settings, **eval(f"dict({lines})")}), load_objective(objective))
+    file.write_text(json.dumps({**like, **eval(f"dict({lines})")}))
+    assert main(command) == 0
+    check_trl_settings(config(tmp_path, **{**settings, **eval(f"dict({lines})")}), load_objective(objective))
     for pasted, more in re.findall(r"objective=(\[.*\])(?:, with (.*))?\.$", text, flags=re.MULTILINE):
-        check_settings(config(tmp_path, **{**settings, **eval(f"dict({more})")}), load_objective(eval(pasted)))
+        check_trl_settings(config(tmp_path, **{**settings, **eval(f"dict({more})")}), load_objective(eval(pasted)))
 
 
 def test_check_says_what_grpoconfig_needs_and_the_trainer_accepts_it(tmp_path: Path, capsys: Any) -> None:
@@ -167,7 +179,7 @@ def test_check_says_what_grpoconfig_needs_and_the_trainer_accepts_it(tmp_path: P
         path.write_text(f"objective: [{objective}]")
         assert main(["check", str(path), "--host", "trl"]) == 0
         (lines,) = re.findall(r"^GRPOConfig: (.*)$", capsys.readouterr().out, flags=re.MULTILINE)
-        check_settings(config(tmp_path, use_vllm=vllm, **eval(f"dict({lines})")), load_objective(path))
+        check_trl_settings(config(tmp_path, use_vllm=vllm, **eval(f"dict({lines})")), load_objective(path))
 
 
 @pytest.mark.parametrize(("slices", "iterations", "count"), [(1, 2, 2), (2, 3, 6), (2, 3, 2), (4, 3, 6), (4, 1, 2)])
@@ -340,15 +352,39 @@ def test_a_sampler_value_that_is_no_log_prob_is_unscored(value: float, tmp_path:
     assert done["log"][0]["rlstab/sampler/unscored"] == pytest.approx(4 / done["steps"][0]["tokens"][0])
 
 
-def test_the_off_policy_mask_acts_beside_trls_correction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def scored_nearly(noise: float) -> Any:
+    """A ``rollout_func`` with fixed responses, whose log-probs are the policy's, with noise."""
+
+    def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        given, draw = sampler()(prompts, trainer), random.Random(trainer.state.global_step)
+        logprobs = []
+        for prompt, response in zip(given["prompt_ids"], given["completion_ids"], strict=True):
+            with torch.no_grad():
+                logits = trainer.model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
+            exact = logits.log_softmax(-1).gather(-1, torch.tensor(response)[:, None])[:, 0].tolist()
+            logprobs.append([min(0.0, value + draw.gauss(0, noise)) for value in exact])
+        return {**given, "logprobs": logprobs}
+
+    return rollout
+
+
+def test_the_off_policy_mask_with_trls_correction_and_with_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TRL's default correction drops responses whose ratio to the sampler is above a bound, and weights the others."""
     monkeypatch.setattr("trl.trainer.grpo_trainer.VLLMGeneration", MagicMock())
-    given: dict[str, Any] = {
-        "use_vllm": True,
-        "sampling": sampler(scored=True),
-        "vllm_importance_sampling_mode": "token_truncate",
-    }
-    plain = run(tmp_path, off_policy_mask_threshold=0.4, **given)
-    own = run(tmp_path, [CLIP, {"name": "off_policy_mask", "max_gap": 0.4}], **given)
-    without = run(tmp_path, [CLIP], **given)
-    assert all(same_weights(*steps) for steps in zip(plain["steps"], own["steps"], strict=True))
-    assert not same_weights(plain["steps"][-1], without["steps"][-1])
+    mask, bound = {"name": "off_policy_mask", "max_gap": 0.02}, {"vllm_importance_sampling_clip_max": 1.2}
+    ours = {"name": "importance_correction", "level": "sequence", "max_weight": None, "keep_high": 1.2}
+    off = {"vllm_importance_sampling_correction": False}
+
+    def steps(*methods: dict[str, Any], **settings: Any) -> list[dict[str, Any]]:
+        objective = [CLIP, *methods] if methods else None
+        given = {"use_vllm": True, "sampling": scored_nearly(0.2), "max_steps": 2, **bound, **settings}
+        return run(tmp_path, objective, **given)["steps"]
+
+    plain = steps(off_policy_mask_threshold=0.02)
+    assert all(map(same_weights, plain, steps(mask)))
+    for step, other in zip(plain, steps(mask, ours, **off), strict=True):
+        assert farthest(step, other) <= 1e-6 * largest(step)
+    for others in (steps(mask, **off), steps(ours, **off)):  # each of the two acts
+        assert farthest(plain[0], others[0]) > 0.01 * largest(plain[0])

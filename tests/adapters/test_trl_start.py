@@ -18,10 +18,10 @@ from accelerate import Accelerator, DistributedType
 from trl import GRPOTrainer
 
 from rlstab.adapters import releases
-from rlstab.adapters.host_objective import TRL_LOSS, TRL_OTHER
-from rlstab.adapters.settings import defaults_of
+from rlstab.adapters.host_objective import TRL_LOSS, TRL_OTHER, TRL_STEPS
+from rlstab.adapters.settings import check_trl_settings, defaults_of
 from rlstab.adapters.trl import RLStabGRPOTrainer, release, trainer
-from rlstab.adapters.trl.settings import check_engine, check_settings
+from rlstab.adapters.trl.engine import check_engine
 from rlstab.config import load_objective
 from rlstab.errors import ConfigError, HostError, MissingSignal
 from rlstab.hosts import facts
@@ -40,13 +40,13 @@ def test_a_setting_that_the_objective_replaces_is_refused(tmp_path: Path) -> Non
     other = {"loss_type": "grpo", "importance_sampling_level": "sequence", "use_adaptive_entropy": True}
     for name in TRL_LOSS:
         with pytest.raises(ConfigError, match=rf"GRPOConfig\.{name} = .* has no effect"):
-            check_settings(config(tmp_path, **{name: other.get(name, 0.7)}), objective)
+            check_trl_settings(config(tmp_path, **{name: other.get(name, 0.7)}), objective)
 
 
 def test_every_setting_of_trls_loss_is_known() -> None:
     """What TRL's loss reads of its configuration is replaced by the objective, or stays in effect."""
     fields = defaults_of(trl.GRPOConfig)
-    assert {**fields, **TRL_LOSS, **TRL_OTHER} == fields
+    assert {**fields, **TRL_LOSS, **TRL_OTHER, **TRL_STEPS} == fields
     source = inspect.getsource(inspect.unwrap(GRPOTrainer._compute_loss))
     source += inspect.getsource(inspect.unwrap(GRPOTrainer.get_gamma_weights))
     read = {name for name in fields if f".{name}" in source} - set(TRL_LOSS)
@@ -88,7 +88,7 @@ def test_what_does_not_fit_is_refused(objective: Any, changes: Any, text: str, t
 
 def test_a_fused_loss_of_older_releases_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(GRPOTrainer, "compute_liger_loss", lambda *_: None, raising=False)
-    with pytest.raises(ConfigError, match=r"by Liger's loss.*\n.*use_liger_kernel=False"):
+    with pytest.raises(ConfigError, match=r"by Liger's loss.*Write use_liger_kernel=False"):
         trainer_of(tmp_path, [CLIP], use_liger_kernel=True)
 
 

@@ -24,15 +24,16 @@ def trainable(config: Any) -> None:
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
     from rlstab import compose, load_objective
+    from rlstab.adapters.host_objective import settings_of_verl
+    from rlstab.adapters.settings import check_verl_settings
     from rlstab.adapters.verl.loss_mode import objective_file
-    from rlstab.adapters.verl.settings import check_settings
     from rlstab.adapters.verl.worker import require_from
 
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     host = config.actor_rollout_ref
     omega_conf_to_dataclass(host.actor)
     objective = compose(load_objective(str(objective_file(host))))
-    check_settings(host, objective)
+    check_verl_settings(settings_of_verl(host), objective)
     require_from(host, objective)
 
 

@@ -32,27 +32,29 @@ TROUBLE = {"name": f"{jobs.__file__}:Trouble"}
 
 def checked(folder: Path, objective: Any, **changes: Any) -> None:
     """Hydra composes verl's configuration, and the adapter looks at it as an actor does."""
-    from rlstab.adapters.verl.settings import check_settings
+    from rlstab.adapters.host_objective import settings_of_verl
+    from rlstab.adapters.settings import check_verl_settings
     from rlstab.adapters.verl.worker import require_from
     from rlstab.config import load_objective
 
     config = composed(settings(folder, objective, **changes)).actor_rollout_ref
     loaded = compose_objective(load_objective(objective))
-    check_settings(config, loaded)
+    check_verl_settings(settings_of_verl(config), loaded)
     require_from(config, loaded)
 
 
 def test_settings_that_the_objective_replaces_are_refused(tmp_path: Path) -> None:
-    from rlstab.adapters.verl.settings import check_settings
+    from rlstab.adapters.host_objective import settings_of_verl
+    from rlstab.adapters.settings import check_verl_settings
 
     own, config = compose_objective(ClipHigher()), composed(settings(tmp_path, [CLIP])).actor_rollout_ref
-    check_settings(config, own)
+    check_verl_settings(settings_of_verl(config), own)
     known = facts("verl")
     for name in (*known["instead"], *(f"policy_loss.{name}" for name in known["instead_of_policy_loss"])):
         wrong = copy.deepcopy(config)
         wrong.merge_with_dotlist([f"actor.{name}=another"])
         with pytest.raises(ConfigError, match=rf"actor\.{name} = 'another'"):
-            check_settings(wrong, own)
+            check_verl_settings(settings_of_verl(wrong), own)
 
 
 REFERENCE = {"actor.use_kl_loss": "true"}

@@ -97,7 +97,7 @@ def test_a_real_worker_finishes_or_fails_its_runs_in_turn(tmp_path: Path, monkey
     start = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda *args, **options: started.append(args) or start(*args, **options))
     settings = {"bad": {"task": {"name": "jsonl", "path": "no.jsonl"}}, "good": {}}
-    bench = load_bench(tiny(tmp_path, {"grpo": "clip_higher"}, settings=settings))
+    bench = load_bench(tiny(tmp_path, {"grpo": ["clip_higher", {"name": "s2t", "quantile": 0.0}]}, settings=settings))
     where = console()
     assert run_bench(bench, workers=1, console=where) == 1
     assert started.count((running.COMMAND,)) == 1  # of one process, whose imports are done once
@@ -116,6 +116,10 @@ def test_a_real_worker_finishes_or_fails_its_runs_in_turn(tmp_path: Path, monkey
     about = json.loads((tmp_path / "bench.json").read_text())
     assert (about["name"], about["baseline"], "cpu" in about) == ("tiny", "grpo", True)
     assert [run.hash for run in load_bench(tmp_path / "bench.yaml").runs] == [run.hash for run in bench.runs]
+    # a report on them reads there what shows that s2t never acted, and does not import torch
+    code = "import sys; from rlstab.cli import main; sys.exit(main(['report', sys.argv[1]]) or 'torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)]).returncode == 0
+    assert "its quantile is 0" in (tmp_path / "report" / "report.md").read_text()
 
 
 @pytest.mark.usefixtures("pretend")

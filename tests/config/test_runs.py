@@ -1,8 +1,10 @@
 """Runs in YAML: presets in place, defaults filled in, one hash for one result."""
 
+import pytest
 from hypothesis import strategies as st
 
 from rlstab.config import Document, dump_objective, dump_run, load_objective, load_run, objective_hash, run_hash
+from rlstab.errors import ConfigError
 from rlstab.stages.grpo import GRPO
 from tests.config.strategies import SECTIONS, objectives, search, searched
 from tests.config.test_schema import VALIDATOR
@@ -47,6 +49,13 @@ def test_a_preset_brings_its_estimator_unless_the_run_names_one():
     assert run(objective={"preset": "dr_grpo"}, stages="rloo").pipeline.estimator.name == "rloo"
     two = [{"preset": "dapo", "drop": ["clip_higher", "token_mean"]}, {"preset": "dr_grpo"}]
     assert run(objective=two, stages="grpo").pipeline.estimator.name == "grpo"
+
+
+def test_a_trace_of_an_earlier_release_that_is_off_asks_for_nothing():
+    run = load_run({"objective": "s2t", "tracking": {"trace_every": 0, "samples": 1}})
+    assert run == load_run({"objective": "s2t", "tracking": {"samples": 1}})
+    with pytest.raises(ConfigError, match="trace_every"):
+        load_run({"objective": "s2t", "tracking": {"trace_every": 5}})
 
 
 def test_an_override_is_the_same_as_the_file_with_that_value():

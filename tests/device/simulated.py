@@ -33,7 +33,8 @@ DEVICE = torch.device(os.environ["RLSTAB_ON_DEVICE"], 0) if REAL else torch.devi
 #: Whether this torch can have a backend that is written in Python.
 AVAILABLE = hasattr(backend_registration, "_setup_privateuseone_for_python_backend")
 NEEDS = "torch's Python backend for PrivateUse1 is not in this release"
-OTHERS = "transformers"
+#: Whose waits are counted apart from those of rlstab.
+OTHERS = ("transformers", "trl")
 PACKAGE = str(Path(rlstab.__file__).parent)
 
 #: The host waits for their result: a number, or a shape that only values decide. With copies that block, these are the
@@ -53,7 +54,7 @@ INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
 class Tally:
     """What happened on the device, by ``(operation, file:line)``, and all ``operations`` by name.
 
-    A line is of rlstab, or of transformers where that waits by itself.
+    A line is of rlstab, or of :data:`OTHERS` where they wait by themselves.
 
     Attributes:
         waits: reads, for which the host waits until the device has done all that was asked of it.
@@ -123,14 +124,15 @@ class SimulatedTensor(torch.Tensor):
 
 
 def _line() -> str:
-    """The innermost line that is running of rlstab, or of transformers if that is further in."""
+    """The innermost line that is running of rlstab, or of :data:`OTHERS` if that is further in."""
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
         if name.startswith(PACKAGE) and not name.endswith(("core/devices.py", "core/comm.py")):
             return f"{name[len(PACKAGE) + 1 :]}:{frame.f_lineno}"
-        if f"{OTHERS}/" in name:
-            return f"{OTHERS}/{name.rpartition(f'{OTHERS}/')[2]}:{frame.f_lineno}"
+        for other in OTHERS:
+            if f"-packages/{other}/" in name:
+                return f"{other}/{name.rpartition(f'/{other}/')[2]}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return "elsewhere"
 
@@ -242,10 +244,13 @@ def _count(name: str, args: Any, given: Sequence[Tensor]) -> None:
 
 
 class _Sent(TorchFunctionMode):
-    """``torch.tensor(..., device="sim")`` does not dispatch: made on the CPU and moved."""
+    """``torch.tensor(..., device="sim")`` and ``new_tensor`` do not dispatch: made on the CPU and moved."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
+        if func is torch.Tensor.new_tensor:
+            like, *args = args
+            func, kwargs = torch.tensor, {"dtype": like.dtype, "device": like.device, **kwargs}
         if func in (torch.tensor, torch.as_tensor) and _simulated(kwargs.get("device")):
             device = kwargs.pop("device")
             out = func(*args, **kwargs)

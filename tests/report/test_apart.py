@@ -125,7 +125,7 @@ def test_a_method_that_differs_in_more_is_told_beside_its_verdict(
 
 
 def test_links_are_followed_and_what_cannot_be_read_is_named(tmp_path: Path) -> None:
-    for method, seed in (("grpo", 0), ("mine", 0), ("mine", 1)):
+    for method, seed in (("grpo", 0), ("mine", 0), ("mine", 1), ("checkpoints", 0)):
         run(tmp_path / "b", method, seed)
     inside = tmp_path / "b" / "runs" / "default"
     (tmp_path / "disk").mkdir()
@@ -137,7 +137,8 @@ def test_links_are_followed_and_what_cannot_be_read_is_named(tmp_path: Path) -> 
     run(tmp_path / "b" / "a" / "b" / "c" / "d" / "e")
     run(inside / "mine" / "seed-0" / "inner", "inner")
     loaded = load_runs(tmp_path / "b")
-    assert [(some.method, some.seed) for some in loaded.runs] == [("grpo", 0), ("inner", 0), ("mine", 0), ("mine", 1)]
+    names = [(some.method, some.seed) for some in loaded.runs]
+    assert names == [("checkpoints", 0), ("grpo", 0), ("inner", 0), ("mine", 0), ("mine", 1)]
     left = {Path(item.path).name: item.why for item in loaded.left_out}
     assert "link to a place that is not there" in left["gone"]
 

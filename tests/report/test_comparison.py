@@ -209,6 +209,25 @@ def test_what_never_acted_says_why_and_nothing_else_is_called_idle() -> None:
     assert idle_parts(record(UNCLIPPED, config=whole)) == [("clip_higher", "no ratio left its bounds")]
 
 
+def test_a_run_says_itself_what_shows_an_idle_method_and_may_be_damaged() -> None:
+    metrics, whole = (
+        {"reward/mean": SOME, "mine/level": ZERO, "mine/dropped": SOME},
+        config([{"name": "mine", "low": 2}]),
+    )
+    sign = {"metric": "level", "why": "no level above {low} {low.real} {}", "at": 0}
+    for kept, told in (
+        ({"mine": {"signs": [sign]}}, ["no level above 2 {low.real} {}"]),
+        ({"mine": {"identities": [{"low": 2}]}}, ["its low is 2"]),
+        ({"mine": {"bounds": True}}, []),
+        ({"mine": {"signs": [{**sign, "at": 7}]}}, []),
+        ({"mine": [sign]}, []),
+        ({}, []),
+        ([], []),
+    ):
+        parts = idle_parts(record(metrics, config=whole, about={"idle": kept}))
+        assert [why for _, why in parts] == told
+
+
 def test_methods_inside_within_and_numbered_ones_are_named_and_runs_told_together() -> None:
     objective = [{"name": "within", "outer": S2T, "inner": [STARE, TOP]}, S2T, S2T]
     metrics = {

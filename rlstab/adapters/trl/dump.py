@@ -12,9 +12,9 @@ from torch import Tensor
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
+from rlstab.adapters.settings import check_windows
 from rlstab.adapters.trl.release import check_release, ends_of
 from rlstab.adapters.trl.responses import COLUMNS, SEQUENCE_IDS, Inputs, batch_of, response_mask, stamp
-from rlstab.adapters.trl.settings import check_windows
 from rlstab.adapters.trl.trainer import RLStabGRPOTrainer
 from rlstab.core.batch import TokenBatch
 from rlstab.core.policy_outputs import PolicyOutputs

@@ -106,7 +106,7 @@ class OwnForward:
         self.trainer, self.options = trainer, dict(options)
 
     def signals(self, model: Any, inputs: Inputs, needs: Set[str]) -> tuple[dict[str, Tensor], Tensor | None]:
-        return self._padded(model, inputs, response_mask(inputs).bool(), {"logprobs", "entropies", *needs}), None
+        return self._padded(model, inputs, response_mask(inputs), {"logprobs", "entropies", *needs}), None
 
     def outputs(
         self, model: Any, inputs: Inputs, plan: Plan, which: TokenBatch

@@ -14,6 +14,7 @@ from rlstab.adapters.host_correction import CORRECTION
 from rlstab.adapters.host_signals import held_signals
 from rlstab.core.batch import BASICS, SIGNALS, TokenBatch
 from rlstab.core.comm import Comm
+from rlstab.core.devices import sent
 from rlstab.core.objective import TokenObjective
 from rlstab.core.plan import Plan
 from rlstab.errors import ShapeError, kind_of
@@ -36,16 +37,15 @@ _VISIT = 48
 
 
 def response_mask(inputs: Inputs) -> Tensor:
-    """``(B, T)``, 1 on the tokens that the policy wrote, 0 on padding and on answers of tools."""
-    mask: Tensor = inputs["completion_mask"]
-    return mask * inputs["tool_mask"] if inputs.get("tool_mask") is not None else mask
+    """``(B, T)`` bool, True on the tokens that the policy wrote, not on padding and on answers of tools."""
+    mask: Tensor = inputs["completion_mask"].bool()
+    return mask & inputs["tool_mask"].bool() if inputs.get("tool_mask") is not None else mask
 
 
 def stamp(generated: dict[str, Any], *, first: int, rank: int, ranks: int, group: int) -> dict[str, Any]:
     """Add identities to a generation: the index of a response among those of all ranks, from ``first`` on."""
-    ids = generated["completion_ids"]
-    rows = ids.shape[0]
-    index = rank * rows + torch.arange(rows, device=ids.device)
+    rows = generated["completion_ids"].shape[0]
+    index = rank * rows + torch.arange(rows)  # on the CPU, where they are counted
     start = first * rows * ranks
     generated[SEQUENCE_IDS] = start + index
     generated[GROUP_IDS] = start + index // group * group
@@ -62,7 +62,7 @@ def stamp_missing(parts: Sequence[Any], *, step: int, rank: int, ranks: int) -> 
     for part in parts:
         if SEQUENCE_IDS in part:
             continue
-        ids = torch.arange(number, number + len(part["completion_ids"]), device=part["completion_ids"].device)
+        ids = torch.arange(number, number + len(part["completion_ids"]))
         prompts = (part["prompt_ids"] * part["prompt_mask"] - (1 - part["prompt_mask"])).tolist()  # padding is -1
         keys = [tuple(token for token in prompt if token >= 0) for prompt in prompts]
         part[SEQUENCE_IDS], number = ids, number + len(keys)
@@ -72,7 +72,7 @@ def stamp_missing(parts: Sequence[Any], *, step: int, rank: int, ranks: int) -> 
 
 
 def distinct_ids(parts: Sequence[Inputs]) -> list[Tensor]:
-    """``(B,)`` int64 for each micro-batch of an optimizer step: the ids of its responses, all different.
+    """``(B,)`` int64 on the CPU for each micro-batch of an optimizer step: the ids of its responses, all different.
 
     A response that occurs twice in a step, which may use its generation more than once, gets another id each time.
     """
@@ -91,7 +91,7 @@ def truncated(inputs: Inputs, ends: Collection[int]) -> Tensor:
     """``(B,)`` bool, whether the response was cut off: its last token is not an end."""
     last = (inputs["completion_mask"].sum(-1) - 1).clamp(min=0)
     tokens = inputs["completion_ids"].gather(1, last.unsqueeze(1)).squeeze(1)
-    return ~torch.isin(tokens, torch.tensor(sorted(ends), device=tokens.device))
+    return ~torch.isin(tokens, sent(torch.tensor(sorted(ends)), tokens.device))
 
 
 def must_forward(inputs: Inputs, objective: TokenObjective) -> frozenset[str]:
@@ -157,7 +157,7 @@ def batch_of(
         extra=extra,
         **named,
     )
-    return batch, (lost & mask.bool()).count_nonzero()
+    return batch, (lost & mask).count_nonzero()
 
 
 def with_empty_responses(plan: Plan, batches: Sequence[TokenBatch], comm: Comm) -> Plan:

@@ -25,6 +25,8 @@ from rlstab.adapters.host_correction import CORRECTION, HostCorrection
 from rlstab.adapters.host_objective import deviations_of, objective_of
 from rlstab.adapters.host_signals import unscored
 from rlstab.adapters.metrics import HostMetrics
+from rlstab.adapters.settings import check_trl_settings
+from rlstab.adapters.trl.engine import check_engine
 from rlstab.adapters.trl.forward import forward_for, provided_by
 from rlstab.adapters.trl.release import check_attributes, check_release, ends_of
 from rlstab.adapters.trl.reports import entropy_price, trl_report
@@ -39,7 +41,6 @@ from rlstab.adapters.trl.responses import (
     stamp_missing,
     with_empty_responses,
 )
-from rlstab.adapters.trl.settings import check_engine, check_settings
 from rlstab.config import load_objective
 from rlstab.core.batch import TokenBatch
 from rlstab.core.comm import Comm, LocalComm, TorchComm
@@ -48,7 +49,7 @@ from rlstab.core.objective import State, TokenObjective, check_complete
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Mean
 from rlstab.core.step import OptimizerStep
-from rlstab.errors import HostError
+from rlstab.errors import ConfigError, HostError
 from rlstab.hosts import own_correction
 from rlstab.signals import SIGNAL_NAMES
 
@@ -102,7 +103,12 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # mypy cannot resol
             chosen = compose(*loaded)
             if not derived:  # what TRL trains is what the user asked for
                 check_complete(chosen)
-            check_settings(config, chosen, derived=derived)
+            check_trl_settings(config, chosen, derived=derived)
+            if config.use_liger_kernel and hasattr(GRPOTrainer, "compute_liger_loss"):  # up to TRL 1.13
+                raise ConfigError(
+                    "GRPOConfig.use_liger_kernel = True trains by Liger's loss, not by the objective. "
+                    "Write use_liger_kernel=False."
+                )
             return chosen
 
         derived = objective is None or base == "config"
@@ -126,7 +132,7 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # mypy cannot resol
         ranks = self.accelerator.num_processes
         self._rlstab_comm: Comm = TorchComm(device=self.accelerator.device) if ranks > 1 else LocalComm()
         self._rlstab_ends = ends_of(self)
-        self._rlstab_metrics = {
+        self._rlstab_tallies = {
             mode: HostMetrics("trl", lambda rank: gather_object([rank])) for mode in ("train", "eval")
         }
         self._rlstab_step: OptimizerStep | None = None
@@ -221,7 +227,7 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # mypy cannot resol
             loss = loss + self.router_aux_loss_coef * aux / parts
             self._metrics[mode]["aux_loss"].append(self.accelerator.gather_for_metrics(aux.detach()).mean().item())
         if not train:
-            self._rlstab_metrics["eval"].add(step)
+            self._rlstab_tallies["eval"].add(step)
         return loss
 
     def _live_outputs(
@@ -246,7 +252,7 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # mypy cannot resol
         """The entropy that TRL logs, if its head computed it for every token and the loss does not report it."""
         if "tokens/entropy" in report or "entropies" not in signals:
             return {}
-        return {"tokens/entropy": Mean.of(signals["entropies"], response_mask(inputs).bool())}
+        return {"tokens/entropy": Mean.of(signals["entropies"], response_mask(inputs))}
 
     # -- the optimizer step ----------------------------------------------------------------------------------------
 
@@ -275,7 +281,7 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # mypy cannot resol
             self.last_refusal = step.refusal
             logger.warning(f"optimizer step {self.state.global_step + 1}: {step.refusal}")
         self.objective_state = step.state
-        self._rlstab_metrics["train"].add(step)
+        self._rlstab_tallies["train"].add(step)
         price = entropy_price(self.objective, self.objective_state)
         if price is not None:
             self.entropy_coef = price
@@ -285,7 +291,7 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # mypy cannot resol
 
     def _collect(self, mode: str) -> None:
         """Give TRL the metrics since the last line."""
-        for name, value in self._rlstab_metrics[mode].collect().items():
+        for name, value in self._rlstab_tallies[mode].collect().items():
             self._metrics[mode][name].append(value)
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
@@ -363,8 +369,9 @@ def _warn_of_filters(config: GRPOConfig) -> None:
         )
 
 
-def _norm(parameters: list[Tensor]) -> float:
+def _norm(parameters: list[Tensor]) -> Tensor:
     """The norm of all gradients together, over all ranks if they are sharded."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     total: Any = torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
-    return float(total.full_tensor() if hasattr(total, "full_tensor") else total)
+    norm: Tensor = total.full_tensor() if hasattr(total, "full_tensor") else total
+    return norm

@@ -26,14 +26,14 @@ from verl.workers.utils.losses import ppo_loss
 
 from rlstab.adapters.checkpoint import keep_state, restore_state
 from rlstab.adapters.host_correction import HostCorrection
+from rlstab.adapters.host_objective import settings_of_verl
 from rlstab.adapters.host_signals import unscored
 from rlstab.adapters.metrics import HostMetrics
 from rlstab.adapters.releases import check_release
-from rlstab.adapters.settings import require_one_correction
+from rlstab.adapters.settings import check_verl_settings, require_one_correction
 from rlstab.adapters.verl.batch import ROW, WEIGHTS, MiniBatch
 from rlstab.adapters.verl.loss import BY_ENGINE, FROM_LOGITS, PlannedLoss
 from rlstab.adapters.verl.loss_mode import objective_file
-from rlstab.adapters.verl.settings import check_settings
 from rlstab.config import load_objective, objective_hash
 from rlstab.core.batch import BASICS
 from rlstab.core.comm import Comm, LocalComm, TorchComm
@@ -78,7 +78,8 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # mypy cannot
             raise ConfigError("policy_loss.loss_mode = 'rlstab:' names no file. Write loss_mode=rlstab:FILE.")
         self.objective: Composition = compose(load_objective(path))
         check_complete(self.objective)
-        check_settings(host.config, self.objective, distilled=host.distillation_enabled)
+        actor = settings_of_verl(host.config)
+        check_verl_settings(actor, self.objective, distilled=host.distillation_enabled)
         require_from(host.config, self.objective)
         super().__init__(config=config)  # the checks come before the model is loaded
         group = self.engine.get_data_parallel_group()
@@ -86,7 +87,7 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # mypy cannot
             TorchComm(group, torch.device(get_device_id())) if dist.get_world_size(group) > 1 else LocalComm()
         )
         self._rlstab_require_same(group)
-        self._rlstab_metrics = HostMetrics("verl", partial(_from_ranks, group))
+        self._rlstab_tallies = HostMetrics("verl", partial(_from_ranks, group))
         self._rlstab_loss = PlannedLoss(self.objective.signal_options.get("min_p"))
         self._rlstab_ends = _ends(self.model_config)
         if os.environ.get(DUMP):
@@ -131,7 +132,7 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # mypy cannot
             self._rlstab_loss.step = self._rlstab_loss.batch = None
             del self.engine.optimizer_step  # uncovers the method of its class
         self._rlstab_settle(step)
-        means = self._rlstab_metrics.collect()
+        means = self._rlstab_tallies.collect()
         if output is not None:
             # as MEAN, or verl would reduce some names over the optimizer steps of an update in other ways
             metrics = {name: Metric(AggregationType.MEAN, value) for name, value in means.items()}
@@ -215,7 +216,7 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # mypy cannot
             if self.rank == 0:
                 logger.warning(f"an optimizer step was refused: {step.refusal}")
         self.objective_state = {key: step.state[key] for key in self.objective.init_state()}
-        self._rlstab_metrics.add(step)
+        self._rlstab_tallies.add(step)
 
     # -- the checkpoint --------------------------------------------------------------------------------------------
 
