@@ -10,7 +10,7 @@ import torch
 from tinker import types
 
 from rlstab.adapters.tinker import TinkerTrainer
-from rlstab.tasks import Chain
+from rlstab.tasks import Chain, Example
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--url", help="of the server; Tinker's own without it")
@@ -40,6 +40,11 @@ def datum(prompt: list[int], sampled: types.SampledSequence, advantage: float) -
     )
 
 
+def reward(example: Example, answer: str) -> float:
+    """1 for the right answer, and up to 0.1 for digits: a model that never answers has a gradient too."""
+    return task.score(example, answer) + 0.1 * sum(map(str.isdigit, answer)) / max(1, len(answer))
+
+
 service = tinker.ServiceClient(base_url=options.url) if options.url else tinker.ServiceClient()
 client = service.create_lora_training_client(base_model=options.model, rank=4)
 trainer = TinkerTrainer(client, options.objective)
@@ -49,18 +54,18 @@ sampling = types.SamplingParams(max_tokens=options.tokens, temperature=1.0)
 
 for rollout in range(options.rollouts):
     sampler = client.save_weights_and_get_sampling_client()
-    data, right = [], []
+    data, got = [], []
     for index in range(options.prompts):
         example = task.example("train", rollout * options.prompts + index)
         prompt = tokenizer.encode(example.prompt, add_special_tokens=False)
         answered = sampler.sample(types.ModelInput.from_ints(prompt), options.group, sampling).result().sequences
-        rewards = torch.tensor([task.score(example, tokenizer.decode(one.tokens)) for one in answered])
+        rewards = torch.tensor([reward(example, tokenizer.decode(one.tokens)) for one in answered])
         advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
         data += [datum(prompt, one, float(value)) for one, value in zip(answered, advantages, strict=True)]
-        right += rewards.tolist()
+        got += rewards.tolist()
     metrics = trainer.step(data, adam)
     if metrics["steps/refused"]:
         print(trainer.last_refusal)
-    shown = {name: metrics.get(name, 0.0) for name in ("loss", "ratio/mean", "steps/skipped")}
+    shown = {name: metrics.get(name, 0.0) for name in ("loss", "ratio/mean", "tokens/live")}
     told = ", ".join(f"{name} {value:.4f}" for name, value in shown.items())
-    print(f"rollout {rollout}: right {sum(right) / len(right):.3f}, {told}", flush=True)
+    print(f"rollout {rollout}: reward {sum(got) / len(got):.3f}, {told}", flush=True)

@@ -11,8 +11,7 @@ from importlib.util import find_spec
 from rlstab.errors import ConfigError, MissingPackage
 
 #: The import names of the packages of each extra. `train` is listed without wandb, which only runs that use it need,
-#: and
-#: `verl` with what its launch imports first.
+#: and `verl` with what its launch imports first.
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "train": ("transformers", "accelerate", "einops", "safetensors", "filelock"),
     "report": ("scipy", "plotly", "jinja2", "safetensors"),
@@ -23,17 +22,22 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "slurm": ("submitit",),
     "testing": ("pytest",),
     "trl": ("trl",),
+    "axolotl": ("axolotl",),
     "verl": ("verl", "transfer_queue", "cachetools"),
     "skyrl": ("skyrl", "ray", "jaxtyping", "loguru", "omegaconf"),
     "tinker": ("tinker",),
 }
 
 
+#: Extras whose packages pin other releases than constraints.txt.
+PINNED = ("axolotl", "skyrl")
+
+
 def how_to_install(*extras: str) -> str:
     """The sentence that says how to install extras."""
-    pins = "-verl" if "verl" in extras else ""
+    pins = "" if {*extras} & {*PINNED} else f"-c constraints{'-verl' if 'verl' in extras else ''}.txt "
     extra = f"'.[{','.join(extras)}]'"
-    return f"In the folder of your clone of rlstab, run: pip install -c constraints{pins}.txt -e {extra}"
+    return f"In the folder of your clone of rlstab, run: pip install {pins}-e {extra}"
 
 
 def missing(extra: str, *packages: str) -> list[str]:

@@ -224,6 +224,7 @@ def _host(
 _TOLD = ("name", "release", "how", "otherwise", "spared", "section", "deterministic")
 HOSTS: Mapping[str, Host] = {
     "trl": _host("trl", trl_settings),
+    "axolotl": _host("axolotl", trl_settings),
     "verl": _host("verl", verl_settings),
     "skyrl": _host(
         *("skyrl", skyrl_settings),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import rlstab
-from rlstab.extras import EXTRAS, how_to_install
+from rlstab.extras import EXTRAS, PINNED, how_to_install
 
 PACKAGE = Path(rlstab.__file__).parent
 CLONE = PACKAGE.parent
@@ -80,8 +80,10 @@ def test_every_line_that_installs_rlstab_works_in_a_clone() -> None:
     assert len(extras) >= 5
     assert set(",".join(extras).split(",")) <= PROJECT["optional-dependencies"].keys()
     unpinned = [line for line in installed if re.search(r"-e ['\"]?\.\[", line) and "-c constraints" not in line]
+    unpinned = [line for line in unpinned if not any(f".[{extra}]" in line for extra in PINNED)]
     assert unpinned == [], "without the constraints, releases come that nobody tested"
     assert how_to_install("train", "report").endswith("pip install -c constraints.txt -e '.[train,report]'")
+    assert how_to_install("axolotl").endswith("pip install -e '.[axolotl]'")
     assert how_to_install("verl").endswith("pip install -c constraints-verl.txt -e '.[verl]'")
 
 

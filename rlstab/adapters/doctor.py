@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 
+from rlstab.adapters import releases
 from rlstab.extras import EXTRAS, how_to_install, missing
 from rlstab.hosts import HOSTS, Host
 
@@ -19,8 +20,7 @@ BELOW = ("torch", "transformers", "accelerate")
 def doctor(hosts: Iterable[Host] = HOSTS.values()) -> tuple[list[str], bool]:
     """Lines to print, and whether every installed host has a working adapter.
 
-    An adapter is a module with ``check_host()``, which raises if it does not support the installed release, and
-    ``tested()``, the releases with which it was tested.
+    An adapter is a module with ``check_host()``, which raises if it does not support the installed release.
     """
     stack = ", ".join(f"{name} {_version(name) or 'not installed'}" for name in BELOW)
     lines, well = [f"rlstab {_version('rlstab')}: Python {platform.python_version()}, {stack}"], True
@@ -49,11 +49,10 @@ def _examined(host: Host) -> tuple[str, bool]:
         try:
             adapter = importlib.import_module(host.adapter)
             adapter.check_host()
-            tested = adapter.tested()
         except Exception as error:  # importing a package may raise anything
             return f"{host.name} {installed}: {host.adapter} does not work: {type(error).__name__}: {error}", False
     ours = "".join(f" {warning.message}" for warning in caught if "adapter" in str(warning.message))
-    return f"{host.name} {installed}: {host.adapter} is live; tested with {tested}.{ours}", True
+    return f"{host.name} {installed}: {host.adapter} is live; tested with {releases.tested(host.key)}.{ours}", True
 
 
 def _version(package: str) -> str | None:

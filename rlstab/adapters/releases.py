@@ -38,7 +38,11 @@ def check_release(host: str, installed: str = "") -> None:
         method
         for owner, methods in known["methods"].items()
         for method in check_methods(
-            pkgutil.resolve_name(owner), methods, release=name, homes=homes, cure=how_to_install(host)
+            pkgutil.resolve_name(owner),
+            {method: wanted for method, wanted in methods.items() if not _replaced(host, owner, method)},
+            release=name,
+            homes=homes,
+            cure=how_to_install(host),
         )
     ]
     if changed:
@@ -48,10 +52,21 @@ def check_release(host: str, installed: str = "") -> None:
             stacklevel=4,
         )
     tested_with = known.get("tested_with", {})
-    other = [package for package, release in tested_with.items() if not _matches(version(package), release)]
+    other = [
+        package
+        for package, known in tested_with.items()
+        if not any(_matches(version(package), release) for release in known.split(" or "))
+    ]
     if other:
         there = ", ".join(f"{package} {version(package)}" for package in other)
         warnings.warn(f"the adapter was not tested with {there}, but with {tested(host)}.", stacklevel=4)
+
+
+def _replaced(host: str, owner: str, method: str) -> bool:
+    """Whether a method is the replacement by another package that the adapter was tested with."""
+    package = facts(host).get("replaced", {}).get(method)
+    theirs = getattr(pkgutil.resolve_name(owner), method, None)
+    return package is not None and getattr(theirs, "__module__", "").startswith(package)
 
 
 def _matches(installed: str, known: str) -> bool:

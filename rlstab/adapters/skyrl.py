@@ -221,11 +221,6 @@ def check_host() -> None:
     releases.check_release("skyrl")
 
 
-def tested() -> str:
-    """The release that the tests use."""
-    return releases.tested("skyrl")
-
-
 def _intercept(name: str) -> None:
     """Let a policy loss of this module act around a method of SkyRL's worker; other losses see no difference."""
     theirs = getattr(PolicyWorkerBase, name)

@@ -7,6 +7,8 @@ sends its gradient back, so every statistic is that of the step.
 from __future__ import annotations
 
 import math
+import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -30,11 +32,12 @@ from rlstab.core.objective import State, TokenObjective, check_complete
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.step import OptimizerStep
 from rlstab.errors import CheckpointError, HostError, MissingSignal, NonFinite, ShapeError
+from rlstab.files import replace_file
 from rlstab.hosts import adapted
 
 #: What an objective is given as.
 Given: TypeAlias = str | Path | Mapping[str, Any] | list[Any] | TokenObjective
-#: The file of a checkpoint that names the server's.
+#: The file of a checkpoint that names the server's, and the folder with the state of the objective that belongs to it.
 SERVER = "tinker.txt"
 _FIELDS = ("mask", "advantages", "logprobs")
 _HOW = "Give each Datum the field loss_fn_inputs['{name}']."
@@ -173,14 +176,21 @@ class TinkerTrainer:
     def save(self, name: str, folder: str | Path) -> str:
         """Save weights and optimizer on the server, and the state of the objective with their path in a local folder.
 
+        A folder with an earlier checkpoint names that one until all of the new one is written.
+
         Returns:
             the path of the server's checkpoint.
         """
         if self._loss is not None:
             raise HostError("the last optimizer step was interrupted. Finish it by step with its data, then save.")
         path = str(self.client.save_state(name).result().path)
-        keep_state(folder, self.objective, self.state)
-        Path(folder, SERVER).write_text(path, encoding="utf-8")
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        before = _saved(folder)[1] if Path(folder, SERVER).is_file() else None
+        state = Path(tempfile.mkdtemp(prefix="state-", dir=folder))
+        keep_state(state, self.objective, self.state)
+        replace_file(Path(folder, SERVER), f"{path}\n{state.name}\n")
+        if before is not None:
+            shutil.rmtree(before)
         return path
 
     @classmethod
@@ -190,11 +200,8 @@ class TinkerTrainer:
         Raises:
             CheckpointError: the folder has no state, a damaged one, or that of another objective.
         """
-        chosen = _chosen(objective)
-        state = restore_state(folder, chosen)
-        if not Path(folder, SERVER).is_file():
-            raise CheckpointError(f"{folder} does not name a checkpoint of the server: it has no {SERVER}.")
-        path = Path(folder, SERVER).read_text(encoding="utf-8")
+        chosen, (path, inside) = _chosen(objective), _saved(folder)
+        state = restore_state(inside, chosen)
         return cls(service.create_training_client_from_state_with_optimizer(path), chosen, state)
 
 
@@ -247,9 +254,13 @@ def check_host() -> None:
     releases.check_release("tinker")
 
 
-def tested() -> str:
-    """The releases that the tests use."""
-    return releases.tested("tinker")
+def _saved(folder: str | Path) -> tuple[str, Path]:
+    """The path of the server's checkpoint, and the folder with the state of the objective."""
+    try:
+        path, state = Path(folder, SERVER).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder} does not name a checkpoint of the server by a {SERVER}: {error}") from error
+    return path, Path(folder, Path(state).name)
 
 
 def _chosen(objective: Given) -> Composition:

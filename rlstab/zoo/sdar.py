@@ -76,7 +76,8 @@ class SDAR(TokenObjective):
 
     Source:
         Z. Lu et al., "Self-Distilled Agentic Reinforcement Learning", 2026, arXiv 2605.15155. Common code:
-        modelscope/ms-swift ``swift/rl_core/advantage.py`` (``compute_sdar_loss``).
+        modelscope/ms-swift ``swift/rl_core/advantage.py`` (``compute_sdar_loss``). The gradient was checked
+        against that function, to 0.0 in float64; the paper and its own code were not read.
     """
 
     about = About(addresses={"sample"}, no_op_at=(NoOpAt({"coefficient": 0.0}, "0 times the term."),))

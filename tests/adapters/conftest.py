@@ -3,6 +3,6 @@
 import importlib
 import os
 
-for host in ("trl", "verl", "skyrl", "tinker"):
+for host in ("trl", "verl", "skyrl", "tinker", "axolotl"):
     if os.environ.get(f"RLSTAB_REQUIRE_{host.upper()}"):
         importlib.import_module(host)

@@ -61,6 +61,7 @@ SAID = [
     ("skyrl", "clip_higher, s2t", ["SkyRL 0.4.0", "s2t │ logprobs, entropies │ yes │ all of it"]),
     ("skyrl", "clip_higher, truncated_mask", "MissingSignal: 'truncated_mask' reads 'truncated'"),
     ("tinker", "clip_higher, s2t", ["Tinker 0.25", "evidence: "]),
+    ("axolotl", STACK, ["axolotl 0.21", "trl.beta", "write rlstab: {head: rlstab}", COSTS]),
     ("data", "clip_higher, s2t", ["the data level", "s2t │ logprobs, entropies │ yes │ all of it"]),
     ("data", "clip_higher, {name: kl, coefficient: 0.1}", "ConfigError: 'kl' asks for a penalty"),
 ]
@@ -145,9 +146,10 @@ def test_doctor_tries_each_adapter(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     real = importlib.metadata.version
     monkeypatch.setattr("rlstab.adapters.doctor.version", lambda name: "2.5" if name == OTHER.key else real(name))
 
+    monkeypatch.setattr("rlstab.adapters.releases.tested", lambda key: "Other 2.5")
     error = RuntimeError("somebody replaced it")
     for failure, said in ((None, "is live; tested with Other 2.5."), (error, "RuntimeError: somebody")):
-        module = MagicMock(check_host=MagicMock(side_effect=failure), tested=lambda: "Other 2.5")
+        module = MagicMock(check_host=MagicMock(side_effect=failure))
         monkeypatch.setitem(sys.modules, OTHER.adapter, module)
         lines, well = doctor([OTHER])
         assert lines[-1].startswith(f"Other 2.5: {OTHER.adapter} ")

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from tests.adapters.fake_tinker import Adam, Client, Service, data, tensor
 DAPO = [{"name": "clip_higher", "low": 0.2, "high": 0.28}]
 PRICE = [*DAPO, {"name": "adaptive_entropy", "target_entropy": 1.2, "initial": 0.004}]
 #: State and a statistic over the step.
-STATEFUL = [*DAPO, {"name": "stare", "target_entropy": 1.2}]
+STATEFUL = [*DAPO, {"name": "stare", "target_entropy": 1.2, "increment": 0.05}]
 ADAM = Adam(learning_rate=0.5)
 
 
@@ -82,6 +83,7 @@ def test_a_dropped_connection_loses_nothing_and_counts_nothing_twice() -> None:
         assert torch.equal(client.logits, plain.logits)
         assert broken.state == through.state
     assert not torch.equal(plain.logits, torch.zeros_like(plain.logits))
+    assert through.state != TinkerTrainer(Client(), STATEFUL).state
 
 
 def test_other_data_is_refused_while_a_step_is_under_way(tmp_path: Path) -> None:
@@ -144,6 +146,25 @@ def test_a_run_resumes_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "tinker.txt").unlink()
     with pytest.raises(CheckpointError, match="does not name a checkpoint"):
         TinkerTrainer.load(Service(client), tmp_path, STATEFUL)
+
+
+@pytest.mark.parametrize("cut", ["keep_state", "replace_file"])
+def test_a_save_that_is_cut_short_leaves_the_checkpoint_before_it(
+    cut: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client()
+    trainer = trained(client, steps=2)
+    trainer.save("two", tmp_path)
+    before = trainer.state
+    trainer.step(data(2, entropies=0.7), ADAM)
+    assert trainer.state != before
+    with monkeypatch.context() as patch:
+        patch.setattr(f"rlstab.adapters.tinker.{cut}", MagicMock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            trainer.save("three", tmp_path)
+    assert TinkerTrainer.load(Service(client), tmp_path, STATEFUL).state == before  # Service asserts the path
+    trainer.save("two", tmp_path)
+    assert TinkerTrainer.load(Service(client), tmp_path, STATEFUL).state == trainer.state
 
 
 def test_what_is_missing_is_named() -> None:

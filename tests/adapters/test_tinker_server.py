@@ -18,7 +18,7 @@ from rlstab.adapters.tinker import TinkerLoss, TinkerTrainer, check_host
 from tests.adapters.fake_tinker import data
 from tests.adapters.jobs import ROOT, shell
 from tests.adapters.test_tinker import ADAM, DAPO, live
-from tests.adapters.tinker_server import server
+from tests.adapters.tinker_server import Dropping, server
 
 #: jax, the SDK and the server warn of their own future.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -133,9 +133,30 @@ def logprobs_of(client: Any, given: list[Any]) -> torch.Tensor:
     return torch.cat([torch.as_tensor(one["logprobs"].data) for one in out])
 
 
+def test_a_dropped_connection_loses_nothing_and_counts_nothing_twice(running: tuple[str, str]) -> None:
+    url, model = running
+    ends = []
+    for request in (b"", b"/api/v1/forward", b"/api/v1/optim_step", b"/api/v1/retrieve_future"):
+        connection = Dropping(url, request)
+        service = tinker.ServiceClient(base_url=connection.url)
+        trainer = TinkerTrainer(service.create_lora_training_client(base_model=model, rank=4, seed=1), DAPO)
+        for number in range(2):
+            given = datums(number)
+            while True:
+                try:
+                    assert trainer.step(given, types.AdamParams(learning_rate=1e-3))["steps/skipped"] == 0.0
+                    break
+                except Exception:  # whatever the SDK makes of it, once
+                    assert connection.lost == 1
+        assert connection.lost == bool(request)
+        ends.append(logprobs_of(trainer.client, datums(3)))
+    assert all(torch.equal(ends[0], end) for end in ends[1:])
+
+
 def test_the_example_runs(running: tuple[str, str], tmp_path: Any) -> None:
     url, model = running
     (tmp_path / "dapo.yaml").write_text("objective: [{name: clip_higher, low: 0.2, high: 0.28}]")
     line = f"python {ROOT}/examples/tinker_chain.py --url {url} --model {model} --objective dapo.yaml --rollouts 2"
     told = [one for one in shell(line, tmp_path, TINKER_API_KEY="tml-local").splitlines() if one.startswith("rollout")]
     assert [one.split(":")[0] for one in told] == ["rollout 0", "rollout 1"]
+    assert all(float(one.rpartition("tokens/live ")[2]) > 0 for one in told)  # the share of tokens with a gradient

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -71,3 +72,46 @@ def server(folder: Path) -> Iterator[tuple[str, str]]:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+class Dropping:
+    """A connection to a server that breaks once: a request arrives there, and its answer is lost.
+
+    Args:
+        url: of the server.
+        request: bytes of the request whose answer is lost; empty loses none.
+
+    Attributes:
+        url: for the client.
+        lost: how many answers were lost.
+    """
+
+    def __init__(self, url: str, request: bytes) -> None:
+        self.request, self.lost, self._lock = request, 0, threading.Lock()
+        self._port = int(url.rpartition(":")[2])
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            theirs, _ = self._listening.accept()
+            ours = socket.create_connection(("127.0.0.1", self._port))
+            for pair in ((theirs, ours), (ours, theirs)):
+                threading.Thread(target=self._pass_on, args=(*pair, pair[0] is theirs), daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, target: socket.socket, asks: bool) -> None:
+        try:
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+                with self._lock:
+                    drop = asks and bool(self.request) and self.request in data and not self.lost
+                    self.lost += drop
+                if drop:
+                    time.sleep(0.5)  # the server has the request
+                    source.shutdown(socket.SHUT_RDWR)
+                    break
+        except OSError:
+            pass
+        for end in (source, target):
+            end.close()

@@ -26,8 +26,8 @@ from rlstab.signals import SIGNAL_NAMES, TokenSignals
 from rlstab.signals.vocabulary_head import find_head
 
 logger = logging.get_logger(__name__)
-#: TRL's method for log-probs and entropies, which a subclass may override.
-_FORWARD = "_get_per_token_logps_and_entropies"
+#: TRL's method for log-probs and entropies, which a subclass may override; and what TRL 1.14 calls there by **kwargs.
+_FORWARD, _PASSED_ON = "_get_per_token_logps_and_entropies", "_full_logits_logps"
 #: Inputs of a text model other than its tokens.
 _TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids")
 
@@ -50,8 +50,9 @@ class TRLForward:
             {
                 name
                 for each in type(trainer).__mro__
-                if _FORWARD in vars(each)
-                for name in inspect.signature(inspect.unwrap(vars(each)[_FORWARD])).parameters
+                for method in (_FORWARD, _PASSED_ON)
+                if method in vars(each)
+                for name in inspect.signature(inspect.unwrap(vars(each)[method])).parameters
                 if name not in ("self", "model", "input_ids", "attention_mask")
             }
         )
@@ -180,6 +181,8 @@ def forward_for(trainer: GRPOTrainer, objective: Composition, provided: Set[str]
     gives = frozenset(provided) | chosen.gives
     replace(adapted("trl"), name=named, release="", gives=gives, live=chosen.live).require(objective)
     if chosen is TRLForward:
+        if "entropies" in live:
+            trainer._entropy_bonus_enabled = True  # before TRL 1.16, entropies have a gradient only with TRL's bonus
         return TRLForward(trainer)
     model: Any = trainer.accelerator.unwrap_model(trainer.model)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model

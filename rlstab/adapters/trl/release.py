@@ -48,8 +48,3 @@ def ends_of(trainer: Any) -> set[int]:
     """Ids of tokens that end a response; before TRL 1.16 the EOS of the tokenizer alone."""
     tokenizer = trainer._tokenizer
     return {*getattr(trainer, "eos_token_ids", [tokenizer.eos_token_id]), tokenizer.pad_token_id}
-
-
-def tested() -> str:
-    """The releases that the tests use."""
-    return releases.tested("trl")

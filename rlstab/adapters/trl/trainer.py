@@ -49,7 +49,7 @@ from rlstab.core.objective import State, TokenObjective, check_complete
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Mean
 from rlstab.core.step import OptimizerStep
-from rlstab.errors import HostError
+from rlstab.errors import ConfigError, HostError
 from rlstab.hosts import own_correction
 from rlstab.signals import SIGNAL_NAMES
 
@@ -104,6 +104,11 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # mypy cannot resol
             if not derived:  # what TRL trains is what the user asked for
                 check_complete(chosen)
             check_trl_settings(config, chosen, derived=derived)
+            if config.use_liger_kernel and hasattr(GRPOTrainer, "compute_liger_loss"):  # up to TRL 1.13
+                raise ConfigError(
+                    "GRPOConfig.use_liger_kernel = True trains by Liger's loss, not by the objective. "
+                    "Write use_liger_kernel=False."
+                )
             return chosen
 
         derived = objective is None or base == "config"

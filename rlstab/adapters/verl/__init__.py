@@ -10,7 +10,7 @@ from rlstab.extras import require
 
 require("verl", "rlstab.adapters.verl")
 
-__all__ = ["check_host", "tested"]
+__all__ = ["check_host"]
 
 
 def check_host() -> None:
@@ -24,10 +24,3 @@ def check_host() -> None:
 
     check_release("verl")
     check_plugin()
-
-
-def tested() -> str:
-    """The release that the tests use."""
-    from rlstab.adapters import releases
-
-    return releases.tested("verl")

@@ -1,0 +1,77 @@
+"""An objective as the loss of GRPO in axolotl, from the key ``rlstab`` of its YAML, which a plugin adds."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from rlstab.adapters import releases
+from rlstab.errors import ConfigError
+from rlstab.extras import require
+
+require("axolotl", "rlstab.adapters.axolotl")
+
+from axolotl.core.trainers.grpo.trainer import AxolotlGRPOTrainer  # noqa: E402  # after the check
+from axolotl.integrations.base import BasePlugin, PluginManager  # noqa: E402
+
+from rlstab.adapters.trl.trainer import RLStabGRPOTrainer  # noqa: E402
+
+
+class Arguments(BaseModel, extra="forbid"):
+    """Arguments of :class:`~rlstab.adapters.trl.RLStabGRPOTrainer` that YAML can hold."""
+
+    objective: str | dict[str, Any] | list[Any] | None = None
+    base: Literal["config"] | None = None
+    head: Literal["auto", "trl", "rlstab"] = "auto"
+
+
+class InputArgs(BaseModel):
+    """What the plugin adds to axolotl's YAML."""
+
+    rlstab: Arguments | None = None
+
+
+class RLStabPlugin(BasePlugin):  # type: ignore[misc]  # mypy cannot resolve axolotl
+    """Reads the key ``rlstab``, and sets ``trainer_cls`` to :class:`RLStabAxolotlTrainer`."""
+
+    def get_input_args(self) -> str:
+        return f"{__name__}.{InputArgs.__name__}"
+
+    def register(self, cfg: dict[str, Any]) -> None:
+        """Refuse what another trainer of axolotl does.
+
+        Raises:
+            ConfigError: names the setting, and what to write instead.
+        """
+        ours, trl = f"{__name__}.{RLStabAxolotlTrainer.__name__}", cfg.get("trl") or {}
+        wrong = [
+            (cfg.get("rl") not in ("grpo", "gdpo"), "rl", "grpo"),
+            (cfg.get("trainer_cls") not in (None, ours), "trainer_cls", ours),
+            ((cfg.get("context_parallel_size") or 1) > 1, "context_parallel_size", 1),
+            *((bool(trl.get(name)), f"trl.{name}", "false") for name in ("async_prefetch", "use_data_producer")),
+        ]
+        told = [f"Write {name}: {value}" for holds, name, value in wrong if holds]
+        if told:
+            raise ConfigError(f"the plugin of rlstab trains by axolotl's GRPO trainer alone. {', and '.join(told)}.")
+        cfg["trainer_cls"] = ours
+
+
+class RLStabAxolotlTrainer(AxolotlGRPOTrainer, RLStabGRPOTrainer):  # type: ignore[misc]
+    """axolotl's GRPO trainer whose loss is an objective: the given one, or what the settings under ``trl`` describe."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        manager = PluginManager.get_instance()
+        if not any(isinstance(plugin, RLStabPlugin) for plugin in manager.plugins.values()):
+            raise ConfigError(f"axolotl ignores the key rlstab. Write plugins: [{__name__}.{RLStabPlugin.__name__}].")
+        given = Arguments(**manager.cfg.to_dict().get("rlstab") or {})
+        super().__init__(*args, **dict(given), **kwargs)
+
+
+def check_host() -> None:
+    """Refuse an axolotl that the adapter does not support.
+
+    Raises:
+        HostError: it has another release or changed methods.
+    """
+    releases.check_release("axolotl")
