@@ -19,8 +19,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pydantic_core import from_json
-
 from rlstab.errors import reason
 
 #: Bytes of the largest file that is read; as Python objects it takes many times as much.
@@ -87,11 +85,13 @@ def parse_json(text: str | bytes, constant: Callable[[str], Any] | None = None) 
         ValueError: it is not JSON, is nested deeper than :data:`MOST_DEPTH` levels, or has an integer of thousands of
             digits.
     """
+    from pydantic_core import from_json  # not with `import rlstab`
+
     try:
         data = from_json(text if constant is None else b"")  # several times as fast as json
     except (
         ValueError
-    ):  # which has the last word: it reads lone surrogates, other encodings, and bytes that are not UTF-8
+    ):  # json has the last word: it reads lone surrogates, other encodings, and bytes that are not UTF-8
         text = text_of(text) if isinstance(text, bytes) else text
         try:
             data = json.loads(text, parse_constant=constant)

@@ -38,7 +38,7 @@ from rlstab.hosts import adapted
 #: What an objective is given as.
 Given: TypeAlias = str | Path | Mapping[str, Any] | list[Any] | TokenObjective
 #: The file of a checkpoint that names the server's, and the folder with the state of the objective that belongs to it.
-SERVER = "tinker.txt"
+SERVER, STATE = "tinker.txt", "state-"
 _FIELDS = ("mask", "advantages", "logprobs")
 _HOW = "Give each Datum the field loss_fn_inputs['{name}']."
 
@@ -180,17 +180,20 @@ class TinkerTrainer:
 
         Returns:
             the path of the server's checkpoint.
+
+        Raises:
+            CheckpointError: the folder has a damaged checkpoint.
         """
         if self._loss is not None:
             raise HostError("the last optimizer step was interrupted. Finish it by step with its data, then save.")
+        before = _saved(folder)[1] if Path(folder, SERVER).exists() else None
         path = str(self.client.save_state(name).result().path)
         Path(folder).mkdir(parents=True, exist_ok=True)
-        before = _saved(folder)[1] if Path(folder, SERVER).is_file() else None
-        state = Path(tempfile.mkdtemp(prefix="state-", dir=folder))
+        state = Path(tempfile.mkdtemp(prefix=STATE, dir=folder))
         keep_state(state, self.objective, self.state)
         replace_file(Path(folder, SERVER), f"{path}\n{state.name}\n")
         if before is not None:
-            shutil.rmtree(before)
+            shutil.rmtree(before, ignore_errors=True)
         return path
 
     @classmethod
@@ -258,9 +261,11 @@ def _saved(folder: str | Path) -> tuple[str, Path]:
     """The path of the server's checkpoint, and the folder with the state of the objective."""
     try:
         path, state = Path(folder, SERVER).read_text(encoding="utf-8").splitlines()
+        if Path(state).name != state or not state.startswith(STATE):
+            raise ValueError(f"its second line is '{state}', not the name of a folder {STATE}*")
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder} does not name a checkpoint of the server by a {SERVER}: {error}") from error
-    return path, Path(folder, Path(state).name)
+    return path, Path(folder, state)
 
 
 def _chosen(objective: Given) -> Composition:

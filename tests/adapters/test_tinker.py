@@ -167,6 +167,21 @@ def test_a_save_that_is_cut_short_leaves_the_checkpoint_before_it(
     assert TinkerTrainer.load(Service(client), tmp_path, STATEFUL).state == trainer.state
 
 
+@pytest.mark.parametrize("state", ["..", "", ".", "state-1/../..", "/", "kept"])
+def test_an_edited_checkpoint_is_refused_and_nothing_is_deleted(state: str, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    trainer = trained(Client(), steps=1)
+    trainer.save("one", folder)
+    (folder / "kept").mkdir()
+    (folder / "tinker.txt").write_text(f"path\n{state}\n")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(CheckpointError, match="does not name a checkpoint"):
+        trainer.save("two", folder)
+    with pytest.raises(CheckpointError, match="does not name a checkpoint"):
+        TinkerTrainer.load(Service(trainer.client), folder, STATEFUL)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_what_is_missing_is_named() -> None:
     client = Client()
     with pytest.raises(MissingSignal, match=r"Give each Datum the field loss_fn_inputs\['entropies'\]"):
