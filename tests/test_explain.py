@@ -151,7 +151,7 @@ def test_where_it_can_run() -> None:
 
     assert "- Not " not in where(S2TMask())
     assert where(KLPenalty()).count("- Not ") == 1  # the data level has no place for a penalty
-    assert where(rlstab.BlockMean()).count("- Not ") == 4  # the task alone knows blocks
+    assert where(rlstab.BlockMean()).count("- Not ") == 5  # the task alone knows blocks
 
 
 def test_a_rollout_is_told_in_its_order() -> None:
