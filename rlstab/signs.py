@@ -432,7 +432,7 @@ def growing_truncation(run: Run, metric: Metric) -> Sign:
 
 @_detector(
     "NaN or Inf",
-    "an optimizer step refused for NaN or Inf, or a gradient norm that is not finite",
+    "an optimizer step refused for NaN or Inf, or a loss or gradient norm that is not finite",
     "whether gradients are finite",
     "optimizer_steps/refused",
     "gradient/norm",

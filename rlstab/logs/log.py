@@ -100,9 +100,6 @@ def curves_of(rows: Mapping[int, Mapping[str, float]], unit: str = "step") -> Lo
     steps = sorted(step for step in rows if 0 <= step < MOST_ROLLOUTS)
     for step in steps if shift else filter(None, steps):
         metrics = kept[step] if step in kept else kept.setdefault(step, our_metrics(rows[step]))
-        if "gradient/norm" in metrics and "optimizer_steps/refused" not in metrics:
-            name, norm = metrics["gradient/norm"]
-            metrics["optimizer_steps/refused"] = name, float(not math.isfinite(norm))
         for ours, (name, value) in metrics.items():
             # of several data sets that are held out, one is looked at
             if math.isfinite(value) and not (names.setdefault(ours, name) != name and ours == "eval/mean"):

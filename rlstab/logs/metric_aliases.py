@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,6 +19,8 @@ ALIASES: Mapping[str, list[str]] = _TABLE["names"]
 COMPLEMENTS: list[str] = _TABLE["complements"]
 #: Metrics of rlstab that are sums of other rlstab metrics.
 SUMS: Mapping[str, list[str]] = _TABLE["sums"]
+#: What trainers call the loss of an optimizer step.
+LOSSES: list[str] = _TABLE["losses"]
 
 #: By our name, what trainers call the reward of an evaluation; of the data sets of verl the first counts.
 EVALUATIONS: Mapping[str, re.Pattern[str]] = {
@@ -39,7 +42,7 @@ SPREAD = "reward_std"
 #: Held-out scores whose name has a part that is the user's: of verl, by data set, and of prime-rl, by environment.
 HELD_OUT = re.compile(r"val-core/.+/(acc|reward|score)/mean@\d+|val/test_score/.+|eval/[^/]+/avg@\d+")
 #: Metrics that do not tell that something was trained.
-BESIDE = {"lr", "eval/mean"}
+BESIDE = {"lr", "eval/mean", "optimizer_steps/refused"}
 #: One of several rewards: of rlstab, and of TRL and ms-swift. A total may have a name of the kind.
 PART = re.compile(r"reward/([^/]+)|rewards/(.+)/mean|rewards/([^/]+)")
 
@@ -74,7 +77,13 @@ def our_metrics(row: Mapping[str, float]) -> dict[str, tuple[str, float]]:
     for name in bare:
         if (part := PART.fullmatch(name)) and (ours := f"reward/{part[1] or part[2] or part[3]}") not in TOTALS:
             metrics[ours] = bare[name]
-    return metrics | {name: bare[name] for name in _TABLE["alone"] if name in bare}
+    metrics |= {name: bare[name] for name in _TABLE["alone"] if name in bare}
+    computed = [metrics["gradient/norm"]] if "gradient/norm" in metrics else []
+    computed += [bare[name] for name in LOSSES if name in bare]
+    if computed and "optimizer_steps/refused" not in metrics:
+        name, value = min(computed, key=lambda logged: math.isfinite(logged[1]))
+        metrics["optimizer_steps/refused"] = name, float(not math.isfinite(value))
+    return metrics
 
 
 def _no_spread(bare: Mapping[str, tuple[str, float]]) -> dict[str, tuple[str, float]]:

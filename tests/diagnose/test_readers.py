@@ -219,6 +219,15 @@ def test_numbers_and_steps_are_read_as_json_and_tables_write_them(tmp_path: Path
             assert log.metrics["optimizer_steps/refused"][1].sum() == 40
 
 
+@pytest.mark.parametrize("loss", ["loss", "train/loss", "actor/pg_loss", "policy_loss"])
+def test_a_loss_that_is_not_finite_is_told_without_a_norm(loss: str, tmp_path: Path) -> None:
+    bad = {11: "nan", 12: None, 13: "-Infinity"}
+    rows = [{"step": step, "reward": 0.5, loss: bad.get(step, 0.1)} for step in range(1, 41)]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    refused = read(tmp_path / "log.jsonl").metrics["optimizer_steps/refused"]
+    assert refused[0][refused[1] > 0].tolist() == [11, 12, 13]
+
+
 def console(step: int, reward: float, head: str = "") -> str:
     told = {"actor/entropy": 0.5, "critic/score/mean": f"np.float64({reward})", "actor/grad_norm": "nan", "x": "[1]"}
     return f"{head}step:{step} - " + " - ".join(f"{name}:{value}" for name, value in told.items()) + "\n"
