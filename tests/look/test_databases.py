@@ -3,6 +3,8 @@
 import json
 import shutil
 import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,9 +18,16 @@ LINES = [
 ]
 
 
+@contextmanager
+def written(path: Path) -> Iterator[sqlite3.Connection]:
+    """A database that is committed and closed at the end of the block."""
+    with closing(sqlite3.connect(path)) as database, database:
+        yield database
+
+
 def trackio(path: Path) -> None:
     """The tables of trackio 0.43.0, as far as they are read."""
-    with sqlite3.connect(path) as database:
+    with written(path) as database:
         database.execute(
             "create table metrics (id integer primary key autoincrement, timestamp text, run_name text, step integer, "
             "metrics text)"
@@ -30,7 +39,7 @@ def trackio(path: Path) -> None:
 
 def mlflow(path: Path) -> None:
     """The tables of mlflow 3.17.2, as far as they are read."""
-    with sqlite3.connect(path) as database:
+    with written(path) as database:
         database.execute("create table runs (run_uuid text, name text)")
         database.execute(
             "create table metrics "
@@ -56,7 +65,7 @@ def test_a_database_is_read_as_the_log_that_went_into_it(write, tmp_path: Path) 
 
 
 def test_runs_of_one_name_stay_apart(tmp_path: Path) -> None:
-    with sqlite3.connect(tmp_path / "runs.db") as database:
+    with written(tmp_path / "runs.db") as database:
         database.execute("create table metrics (run_id text, run_name text, step integer, metrics text)")
         for run, reward in (("f00", 0.2), ("f01", 0.7)):
             rows = [(run, "grpo", step, json.dumps({"reward/mean": reward})) for step in range(1, 5)]
@@ -70,7 +79,7 @@ def test_what_a_killed_writer_began_is_rolled_back_in_a_copy(tmp_path: Path) -> 
     trackio(path)
     expected = read_logs(path)[0].metrics["reward/mean"][1].tolist()
     left.parent.mkdir()
-    with sqlite3.connect(path) as database:
+    with written(path) as database:
         database.execute("pragma cache_size = 1")  # changed pages go into the file before the commit
         database.execute("update metrics set metrics = '{}', run_name = 'half'")
         for file in (path, Path(f"{path}-journal")):
