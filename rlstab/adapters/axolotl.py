@@ -57,7 +57,7 @@ class RLStabPlugin(BasePlugin):  # type: ignore[misc]  # mypy cannot resolve axo
         cfg["trainer_cls"] = ours
 
 
-class RLStabAxolotlTrainer(AxolotlGRPOTrainer, RLStabGRPOTrainer):  # type: ignore[misc]
+class RLStabAxolotlTrainer(AxolotlGRPOTrainer, RLStabGRPOTrainer):  # type: ignore[misc]  # nor axolotl's trainer
     """axolotl's GRPO trainer whose loss is an objective: the given one, or what the settings under ``trl`` describe."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -96,11 +97,15 @@ def test_what_a_tracker_writes_is_read_while_it_writes_after_a_kill_and_without_
         try:
             assert any(line.strip().endswith("written") for line in writer.stdout)
             seen = list[float]()
-            while len(seen) <= 0.8 * len(expected):  # the rest is still in its memory, or on its way to the file
+            for _ in range(600):  # the rest is still in its memory, or on its way to the file
+                if len(seen) > 0.8 * len(expected):
+                    break
+                time.sleep(0.1)
                 (run,) = find(tmp_path)
                 assert run.log is not None
                 seen = rewards(run.log)
                 assert seen == pytest.approx(expected[: len(seen)], rel=1e-6)
+            assert len(seen) > 0.8 * len(expected)
         finally:
             writer.kill()
     (run,) = find(tmp_path)
