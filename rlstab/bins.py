@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -37,6 +38,7 @@ class Curves(Protocol):
     def rollouts(self) -> int: ...
 
 
+@lru_cache(2**16)  # a run that is watched has the same bins at each line
 def rounded(value: float) -> float:
     """To the 6 significant digits of a results file."""
     return float(f"{value:.6g}")
@@ -89,12 +91,12 @@ def in_bins(curve: Curve, last: int, *, largest: bool = False) -> Curve:
     if not len(values):
         return EMPTY
     bins = (rollouts - 1) // WIDTH
-    if (np.diff(bins) < 0).any():
+    if (bins[1:] < bins[:-1]).any():
         order = np.argsort(bins, kind="stable")  # so each bin is a slice, in the order of the curve
         bins, values = bins[order], values[order]
-    starts = np.flatnonzero(np.diff(bins, prepend=bins[0] - 1))
+    starts = np.concatenate(([0], np.flatnonzero(bins[1:] != bins[:-1]) + 1))
     ends = np.minimum((bins[starts] + 1) * WIDTH, last)
-    counts = np.diff(starts, append=len(bins))
+    counts = np.concatenate((starts[1:], [len(bins)])) - starts
     summaries = np.maximum.reduceat(values, starts) if largest else np.add.reduceat(values, starts) / counts
     return ends.astype(np.int64), np.array(list(map(rounded, summaries.tolist())), dtype=np.float64)
 

@@ -15,7 +15,7 @@ from bisect import insort
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -180,7 +180,7 @@ class Metric:
         """Its last step."""
         return int(self.steps[-1]) if len(self.steps) else 0
 
-    @property
+    @cached_property
     def end(self) -> float:
         """Its mean over the last tenth of the steps."""
         return last_tenth(self, self.name) or 0.0
@@ -812,13 +812,13 @@ def _state(metric: Metric, there: NDArray[np.bool_]) -> int | None:
     return int(metric.steps[metric.steps > before][0])
 
 
-def _first(metric: Metric, beyond: Callable[[float], bool]) -> int | None:
+def _first(metric: Metric, beyond: Callable[[Any], Any]) -> int | None:
     """The step at which the first bin beyond a threshold begins to be so; None if no bin is."""
-    there = [int(end) for end, mean in zip(metric.ends, metric.means, strict=True) if beyond(float(mean))]
-    return _begins(metric, there[0], beyond) if there else None
+    there = metric.ends[beyond(metric.means)]
+    return _begins(metric, int(there[0]), beyond) if len(there) else None
 
 
-def _begins(metric: Metric, end: int, beyond: Callable[[float], bool], after: int = 0) -> int:
+def _begins(metric: Metric, end: int, beyond: Callable[[Any], Any], after: int = 0) -> int:
     """The first step, in the bin that ends at ``end`` or the one before, that is beyond the threshold with the next
     four.
     """

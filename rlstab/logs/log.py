@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from rlstab.bins import MOST_ROLLOUTS, Curve
+from rlstab.bins import EMPTY, MOST_ROLLOUTS, Curve
 from rlstab.console import counted, ranges
 from rlstab.logs.metric_aliases import known, our_metrics
 from rlstab.safe_read import gaps
@@ -21,11 +22,11 @@ class Rows(dict[int, dict[str, float]]):
     branch logged from there on is dropped.
 
     Attributes:
-        ours: steps as :func:`our_metrics` gives them, kept while their lines stay: a run is looked at after each line.
+        read: the lines that :func:`curves_of` has read; a run is looked at after each line.
     """
 
     def __init__(self) -> None:
-        self.ours: dict[int, dict[str, tuple[str, float]]] = {}
+        self.read = _Read()
         self.last = 0
         self.abandoned: set[int] = set()
 
@@ -37,10 +38,10 @@ class Rows(dict[int, dict[str, float]]):
             self.abandoned |= branch
             for later in branch:
                 del self[later]
-                self.ours.pop(later, None)
             self.last = step
         self.setdefault(step, {}).update(values)
-        self.ours.pop(step, None)
+        if step <= self.read.last:
+            self.read = _Read()
         self.last = max(self.last, step)
 
     @property
@@ -73,6 +74,27 @@ class Log:
     planned: int | None = None
 
 
+class _Read:
+    """Lines of a log in their order, under our names."""
+
+    def __init__(self) -> None:
+        self.last, self.lines, self.shift = -1, 0, 0
+        self.points: dict[str, tuple[array[int], array[float]]] = {}
+        self.names: dict[str, str] = {}
+        self.not_finite: dict[str, list[int]] = {}
+
+    def add(self, step: int, row: Mapping[str, float]) -> None:
+        """Read the line of a step."""
+        for ours, (name, value) in our_metrics(row).items():
+            if not math.isfinite(value):
+                self.not_finite.setdefault(ours, []).append(step + self.shift)
+            # of several data sets that are held out, one is looked at
+            elif self.names.setdefault(ours, name) == name or ours != "eval/mean":
+                steps, values = self.points.setdefault(ours, (array("q"), array("d")))
+                steps.append(step + self.shift)
+                values.append(value)
+
+
 @dataclass(frozen=True)
 class LoggedCurves:
     """The curves of a log under our names.
@@ -81,38 +103,49 @@ class LoggedCurves:
         metrics: by our name steps (from 1) and finite values, each as often as the log has it.
         names: by our name the name in the log.
         shift: what was added to the steps of the log.
-        remarks: what was changed or is missing.
+        not_finite: by our name the steps at which a value is NaN or infinite, which is left out.
+        beyond: lines whose steps are left out.
+        unit: what a step is.
     """
 
     metrics: dict[str, Curve]
     names: dict[str, str]
     shift: int
-    remarks: tuple[str, ...]
+    not_finite: Mapping[str, list[int]]
+    beyond: int
+    unit: str
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What was changed or is missing."""
+        remarks: list[str] = []
+        if self.shift:
+            remarks.append("its steps begin at 0 and are counted from 1 here")
+        if self.beyond:
+            remarks.append(f"left out {counted(self.beyond, self.unit)} below 0 or above {MOST_ROLLOUTS:,}")
+        if missing := gaps({step for steps, _ in self.metrics.values() for step in steps.tolist()}):
+            remarks.append(f"no line for {self.unit} {missing}")
+        told = [
+            f"{ours} in {counted(len(steps), 'line')} from {self.unit} {steps[0]} on"
+            for ours, steps in self.not_finite.items()
+            if ours != "gradient/norm" and not self._sparse(ours, steps)  # a norm has a sign of its own
+        ]
+        return (*remarks, *([f"left out what is NaN, Inf or null: {', '.join(told)}"] if told else []))
+
+    def _sparse(self, ours: str, steps: list[int]) -> bool:
+        """Whether a metric is logged now and then, and null in most lines."""
+        finite, _ = self.metrics.get(ours, EMPTY)
+        return len(finite) < len(steps) and len(finite) > 0 and int(finite[-1]) > steps[0]
 
 
 def curves_of(rows: Mapping[int, Mapping[str, float]], unit: str = "step") -> LoggedCurves:
     """The metrics that are known here. Where a step of another trainer has number 0, all are counted from 1."""
-    kept = rows.ours if isinstance(rows, Rows) else {}
-    points: dict[str, list[tuple[int, float]]] = {}
-    names: dict[str, str] = {}
-    # what rlstab writes at rollout 0 is an evaluation; another trainer that logs a metric of training there trained
-    shift = int(unit == "step" and known(rows.get(0, ())))
-    steps = sorted(step for step in rows if 0 <= step < MOST_ROLLOUTS)
-    for step in steps if shift else filter(None, steps):
-        metrics = kept[step] if step in kept else kept.setdefault(step, our_metrics(rows[step]))
-        for ours, (name, value) in metrics.items():
-            # of several data sets that are held out, one is looked at
-            if math.isfinite(value) and not (names.setdefault(ours, name) != name and ours == "eval/mean"):
-                points.setdefault(ours, []).append((step + shift, value))
-    curves = {
-        ours: (np.array([step for step, _ in pairs], np.int64), np.array([value for _, value in pairs], np.float64))
-        for ours, pairs in points.items()
-    }
-    remarks: tuple[str, ...] = ()
-    if shift:
-        remarks += ("its steps begin at 0 and are counted from 1 here",)
-    if beyond := len(rows) - len(steps):
-        remarks += (f"left out {counted(beyond, unit)} below 0 or above {MOST_ROLLOUTS:,}",)
-    if missing := gaps({step for pairs in points.values() for step, _ in pairs}):
-        remarks += (f"no line for {unit} {missing}",)
-    return LoggedCurves(curves, names, shift, remarks)
+    read = rows.read if isinstance(rows, Rows) else _Read()
+    if read.last < 0:  # what rlstab writes at rollout 0 is an evaluation; another trainer trained there
+        read.shift = int(unit == "step" and known(rows.get(0, ())))
+    for step in sorted(step for step in rows if read.last < step < MOST_ROLLOUTS):
+        if step or read.shift:
+            read.add(step, rows[step])
+        read.last, read.lines = step, read.lines + 1
+    metrics = {ours: (np.array(steps), np.array(values)) for ours, (steps, values) in read.points.items()}
+    return LoggedCurves(metrics, dict(read.names), read.shift, read.not_finite, len(rows) - read.lines, unit)

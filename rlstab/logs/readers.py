@@ -59,7 +59,8 @@ def log_files(folder: Path) -> dict[str, list[Path]]:
     def below(name: str) -> list[Path]:
         found = (path for depth in range(DEPTH) for path in folder.glob(f"{'*/' * depth}{name}"))
         # by the time in the name: of the folder of wandb, of the file of TensorBoard
-        return sorted(found, key=lambda path: str(path) if path.suffix == ".wandb" else path.name)
+        ordered = sorted(found, key=lambda path: str(path) if path.suffix == ".wandb" else path.name)
+        return list({path.resolve(): path for path in ordered}.values())  # wandb's latest-run is a link to another
 
     states = sorted(folder.glob(f"checkpoint-*/{STATE}"), key=lambda state: _number_of(state.parent.name), reverse=True)
     return {

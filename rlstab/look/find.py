@@ -6,15 +6,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlstab.errors import ReportError
 from rlstab.files import is_dir, is_file
 from rlstab.logs.readers import log_files, text_at
-from rlstab.look.run_log import RunLog, read_logs, tokens_log
-from rlstab.record import Dump, read_dump
-from rlstab.record.foreign import token_files
-from rlstab.record.reader import dumped, folder_of
+from rlstab.look.run_log import RunLog, read_logs
+from rlstab.record.files import dumped, folder_of, token_files
 from rlstab.run_files import DUMP, METRICS
+
+if TYPE_CHECKING:
+    from rlstab.record import Dump
 
 #: Endings of files that logs have where nothing was named.
 LOGS = (".csv", ".jsonl", ".log", ".wandb", ".db")
@@ -71,15 +73,23 @@ def find(path: Path) -> list[Found]:
     run = Found(path, logs[0] if logs else None)
     if refusal is not None and not dumps:  # the export of another trainer, perhaps
         try:
-            run.dump, run.dump_path = read_dump(path), path
+            run.dump, run.dump_path = _read(path), path
         except ReportError as error:
             raise error if _tokens_in(path) else refusal from None
     if run.dump is None:
         _add_dump(run, dumps)
     if run.dump is not None and run.log is None:
+        from rlstab.look.tokens_log import tokens_log
+
         run.log = tokens_log(run.dump, str(path))
         run.notes.append("No log was found, so the signs are read from the recorded optimizer steps alone.")
     return [run]
+
+
+def _read(path: Path) -> Dump:
+    from rlstab.record import read_dump  # imports torch, which a log does without
+
+    return read_dump(path)
 
 
 def _dumps(path: Path) -> Iterator[Path]:
@@ -103,7 +113,7 @@ def _tokens_in(path: Path) -> bool:
 def _add_dump(run: Found, dumps: Sequence[Path]) -> None:
     for path in dumps[:1]:
         try:
-            run.dump, run.dump_path = read_dump(path), path
+            run.dump, run.dump_path = _read(path), path
         except ReportError as error:
             run.notes.append(str(error).splitlines()[0])
     if len(dumps) > 1:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlstab.console import counted
-from rlstab.look.alternatives import Alternatives
 from rlstab.look.diagnosis import Diagnosis
 from rlstab.look.find import Found
-from rlstab.look.gradient import Gradient
-from rlstab.look.host_loss import Verdict, sentence
-from rlstab.look.sampler import Sampler
-from rlstab.look.sampler import sentence as sampler_sentence
-from rlstab.record import Step
-from rlstab.record.token_texts import Decode
+
+if TYPE_CHECKING:  # what only a dump has imports torch
+    from rlstab.look.alternatives import Alternatives
+    from rlstab.look.gradient import Gradient
+    from rlstab.look.host_loss import Verdict
+    from rlstab.look.sampler import Sampler
+    from rlstab.record import Step
+    from rlstab.record.token_texts import Decode
 
 
 @dataclass
@@ -64,8 +65,8 @@ class Look:
     def lead(self) -> list[str]:
         """What else was found, a sentence each."""
         return [
-            *([sentence(self.loss)] if self.loss else []),
-            *([f"Sampler and trainer: {sampler_sentence(self.sampler)}"] if self.sampler else []),
+            *([self.loss.sentence] if self.loss else []),
+            *([f"Sampler and trainer: {self.sampler.sentence}"] if self.sampler else []),
         ]
 
     def as_json(self) -> dict[str, Any]:

@@ -21,6 +21,8 @@ from rlstab.record.step import DID
 
 #: Tokens that are listed one by one.
 LISTED = 10
+#: Why a token of weight 0 has no gradient.
+REJECTED = "rejected by the correction"
 #: Bins of positions, over the longest response.
 BINS = 20
 
@@ -174,8 +176,8 @@ def _without(steps: Sequence[Step], shares: Sequence[Tensor]) -> dict[str, float
     for step, share in zip(steps, shares, strict=True):
         batch, weights = step.batch, step.tensors.get("weights")
         left = share == 0
-        rejected = torch.zeros_like(left) if weights is None else weights[step.mask] == 0
-        reasons = {"zero advantage": batch.advantages == 0, "rejected by the correction": rejected, **_did(step)}
+        rejected = {} if weights is None else {REJECTED: weights[step.mask] == 0}
+        reasons = {"zero advantage": batch.advantages == 0, **_did(step), **rejected}
         for reason, where in reasons.items():
             counts[reason] += int((left & where).sum())
             left = left & ~where
@@ -196,6 +198,7 @@ def _did(step: Step) -> dict[str, Tensor]:
         return {}
     seen = traced[0][1]
     return {
+        REJECTED: seen.weight == 0,
         "beyond the clip range": seen.clipped,
         **{
             f"dropped by {method.name}": method.actions["dropped"]

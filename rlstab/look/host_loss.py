@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -282,6 +282,7 @@ class Verdict:
             could be compared.
         compared: what was compared, in words.
         findings: what is wrong, as sentences, the most certain first.
+        errors: by number of the step, its largest difference.
     """
 
     name: str | None
@@ -289,18 +290,19 @@ class Verdict:
     error: float
     compared: str
     findings: tuple[str, ...] = ()
+    errors: Mapping[int, float] = field(default_factory=dict)
 
-
-def sentence(verdict: Verdict) -> str:
-    """The verdict on the loss in one sentence."""
-    if verdict.agrees is None:
-        return f"It cannot be decided whether the loss was what it said: {verdict.compared}."
-    digits = math.floor(-math.log10(min(max(1e-12, verdict.error), 1e12)))
-    if verdict.agrees:
-        return f"The loss is {verdict.name}: {verdict.compared} agree to {counted(digits, 'digit')}."
-    if verdict.findings and digits >= 4:
-        return f"The loss is {verdict.name}, to {counted(digits, 'digit')}, but its inputs are wrong."
-    return f"The loss is not {verdict.name}: {verdict.compared} differ by up to {verdict.error:.2g} of the largest."
+    @property
+    def sentence(self) -> str:
+        """The verdict on the loss in one sentence."""
+        if self.agrees is None:
+            return f"It cannot be decided whether the loss was what it said: {self.compared}."
+        digits = math.floor(-math.log10(min(max(1e-12, self.error), 1e12)))
+        if self.agrees:
+            return f"The loss is {self.name}: {self.compared} agree to {counted(digits, 'digit')}."
+        if self.findings and digits >= 4:
+            return f"The loss is {self.name}, to {counted(digits, 'digit')}, but its inputs are wrong."
+        return f"The loss is not {self.name}: {self.compared} differ by up to {self.error:.2g} of the largest."
 
 
 def judge(steps: Sequence[Step]) -> Verdict:
@@ -326,11 +328,14 @@ def judge(steps: Sequence[Step]) -> Verdict:
     count, error = len({step.number for _, step, _ in records}), max(off for off, _ in apart)
     wrong = [record for record, (_, beyond) in zip(records, apart, strict=True) if beyond]
     compared, numbers = f"the {what} of {counted(count, 'step')}", {step.number for _, step, _ in wrong}
+    errors: dict[int, float] = {}
+    for (_, step, _), (off, _) in zip(records, apart, strict=True):
+        errors[step.number] = max(off, errors.get(step.number, 0.0))
     if not wrong:
-        return Verdict(name, not still, error, compared, still)
+        return Verdict(name, not still, error, compared, still, errors)
     some = f" So it is in {len(numbers)} of {count} steps." if len(numbers) < count else ""
     texts = _explained([record for record in records if record[1].number in numbers], wrong)
-    return Verdict(name, False, error, compared, (*still, *(f"{text}{some}" for text in texts)))
+    return Verdict(name, False, error, compared, (*still, *(f"{text}{some}" for text in texts)), errors)
 
 
 #: The formula that a step claims, the step, and which of its recorded numbers are compared: ``gradient`` or ``losses``.

@@ -54,6 +54,25 @@
     });
   }
 
+  // charts: the pointer or the arrow keys read one value after another
+  for (const chart of document.querySelectorAll(".chart")) {
+    const hits = [...chart.querySelectorAll(".hit")], told = chart.parentElement.querySelector(".read");
+    const read = (hit) => {
+      for (const one of hits) one.classList.toggle("on", one === hit);
+      told.textContent = hit ? hit.dataset.told : "";
+    };
+    chart.addEventListener("pointerover", (event) => read(event.target.closest(".hit")));
+    chart.addEventListener("pointerleave", () => read(null));
+    chart.addEventListener("blur", () => read(null));
+    chart.addEventListener("keydown", (event) => {
+      const at = hits.findIndex((hit) => hit.classList.contains("on")), end = hits.length - 1;
+      const to = { ArrowLeft: at < 0 ? end : Math.max(at - 1, 0), ArrowRight: Math.min(at + 1, end), Home: 0, End: end, Escape: -1 }[event.key];
+      if (to === undefined) return;
+      event.preventDefault();
+      read(hits[to] ?? null);
+    });
+  }
+
   // tokens
   const list = by("list"), select = by("objective");
   if (!list) return;

@@ -18,16 +18,12 @@ from rlstab.errors import ReportError
 from rlstab.extras import how_to_install
 from rlstab.files import is_dir, is_file
 from rlstab.logs.watch import check_names
-from rlstab.look.alternatives import alternatives_of, chosen
 from rlstab.look.diagnosis import Diagnosis, diagnose
 from rlstab.look.find import Found, find, nearest
 from rlstab.look.finding import Look
 from rlstab.look.follow import follow
-from rlstab.look.gradient import gradient_of, shares_of
-from rlstab.look.host_loss import judge
 from rlstab.look.page import MARK, TIMES, page
-from rlstab.look.sampler import sampler_of
-from rlstab.record.reader import folder_of
+from rlstab.record.files import folder_of
 from rlstab.record.token_texts import decoder_of
 from rlstab.report.formatting import listed
 from rlstab.report.output import refuse_foreign, write_text
@@ -76,7 +72,10 @@ def look(
         ConfigError: a name of ``fail_on`` is not that of a sign, or an objective cannot be used.
     """
     check_names(fail_on, "--fail-on")
-    chosen(methods, length=1)  # a wrong name is told before anything is read
+    if methods:  # a wrong name is told before anything is read
+        from rlstab.look.alternatives import chosen
+
+        chosen(methods, length=1)
     if follows:
         if len(paths) > 1:
             raise ReportError("--follow reads one log. Name one path.")
@@ -133,6 +132,11 @@ def _read_tokens(
     if dump is None or run.found.dump_path is None:
         run.notes += ["Methods are tried on the tokens of a dump, so none was."] if methods else []
         return
+    from rlstab.look.alternatives import alternatives_of, chosen  # these import torch, which a log does without
+    from rlstab.look.gradient import gradient_of, shares_of
+    from rlstab.look.host_loss import judge
+    from rlstab.look.sampler import sampler_of
+
     run.notes += [note for note in dump.notes if note not in run.notes]
     run.loss = judge(dump.steps)
     if model is not None:

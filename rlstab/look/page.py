@@ -6,20 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from markupsafe import Markup
 
 from rlstab.bins import last_tenth
 from rlstab.console import counted
-from rlstab.look.alternatives import ACTS_ON, LENGTH, TURN, Alternative, Alternatives, Top
 from rlstab.look.finding import Look
-from rlstab.look.gradient import Gradient
-from rlstab.look.host_loss import sentence
-from rlstab.look.sampler import CONFIDENT, MOST_LAGS, Sampler
-from rlstab.look.sampler import sentence as sampler_sentence
-from rlstab.record import ACTIONS, Step
 from rlstab.record.token_texts import Decode, token_texts
 from rlstab.report.formatting import MINUS, axis, in_order, listed, setting
 from rlstab.report.output import digest, resource, safe_json
@@ -27,18 +21,23 @@ from rlstab.report.template import rendered
 from rlstab.signs import SIGNS
 from rlstab.visible import visible
 
+if TYPE_CHECKING:  # what only a dump has imports torch
+    from rlstab.look.alternatives import Alternative, Alternatives, Top
+    from rlstab.look.gradient import Gradient
+    from rlstab.record import Step
+
 #: Marker in the head of a page that rlstab wrote.
 MARK = b'<meta name="rlstab-look"'
 #: Curves on a page; those of metrics by which a sign was found come first.
 STRIPS = 8
-#: Values of a curve of which the thick line is the mean.
-RUN = 10
 #: Tokens of a response that are shown around a token, and in all.
 AROUND, MOST_TOKENS = 8, 600
 #: A curve that moves by less than this share of its size is not drawn.
 FLAT = 0.02
 #: Colours of the reasons why tokens have no gradient.
 COLOURS = ("var(--faint)", "var(--warn)", "var(--soft)", "var(--rule)")
+#: Values of a curve of which the thick line is the mean.
+RUN = 10
 #: Before the length of a step.
 TIMES = "\u00d7"
 #: Characters of a prompt, its last ones.
@@ -82,13 +81,18 @@ def page(run: Look) -> str:
         "evidence": _evidence(run),
         "loss": _loss(run),
         "told": run.methods.told if run.methods else "",
-        "sampler": None if run.sampler is None else _sampler(run.sampler),
+        "sampler": run.sampler,
+        "said": "" if run.sampler is None else _capital(run.sampler.sentence),
         "gradient": gradient,
         "methods": methods,
         **{name: curves[name] for name in ("strips", "flags", "ticks", "unit", "flat")},
         "data": Markup(safe_json({**curves["data"], **data})),
     }
-    return rendered(template, {"counted": counted}, context)
+    functions = {
+        **{"counted": counted, "percent": _percent, "ceiling": _ceiling, "decades": _decades, "running": _running},
+        **{"log": math.log, "median": median},
+    }
+    return rendered(template, functions, context)
 
 
 def _what(run: Look) -> str:
@@ -131,7 +135,7 @@ def _speaks(run: Look) -> list[tuple[str, str]]:
         }
         told.append((agrees[run.loss.agrees], run.loss.compared))
     if run.sampler is not None:
-        told.append(("Sampler and trainer", sampler_sentence(run.sampler)))
+        told.append(("Sampler and trainer", run.sampler.sentence))
     if run.gradient is not None:
         share = run.gradient.half_tokens / run.gradient.tokens
         told.append(("Half of the gradient", f"comes from {_percent(share)} of the tokens"))
@@ -168,13 +172,17 @@ def _evidence(run: Look) -> list[tuple[str, str, str]]:
 def _loss(run: Look) -> dict[str, Any] | None:
     if run.loss is None or not run.steps:
         return None
+    from rlstab.look.host_loss import ABSOLUTE
+
     return {
         "agrees": run.loss.agrees,
-        "said": sentence(run.loss),
+        "said": run.loss.sentence,
         "findings": run.loss.findings,
         "name": run.loss.name,
         "host": run.steps[0].header.host,
         "members": [] if run.methods is None else run.methods.members,
+        "errors": run.loss.errors,
+        "rounding": _decades(ABSOLUTE),
     }
 
 
@@ -250,7 +258,7 @@ def round_(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def _running(values: Any) -> Any:
+def _running(values: Sequence[float]) -> Any:
     """``(n,)`` means of :data:`RUN` values around each, fewer at both ends."""
     ones = np.ones(RUN)
     return np.convolve(values, ones, "same") / np.convolve(np.ones(len(values)), ones, "same")
@@ -274,7 +282,7 @@ def _stride(span: int) -> int:
     return next((factor * size for factor in (1, 2, 5) if factor * size * 5 >= span), 10 * size)
 
 
-# -- sampler and gradient ----------------------------------------------------------------------------------------------
+# -- charts, which the template draws ----------------------------------------------------------------------------------
 
 
 def _percent(share: float) -> str:
@@ -283,91 +291,43 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
+def _ceiling(values: Sequence[float]) -> float:
+    """A number of one digit that is as large as all finite ones of them."""
+    most = max(filter(math.isfinite, values), default=0.0)
+    size = 10.0 ** math.floor(math.log10(max(most, 1e-12)))
+    return max(math.ceil(most / size - 1e-9), 1) * size
+
+
+def _decades(error: float) -> float:
+    """The position of an error on an axis from 1e-8 to 1."""
+    return 1 + math.log10(max(1e-12, error)) / 8
+
+
 def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _sampler(sampler: Sampler) -> dict[str, Any]:
-    tokens, responses = (median(size) for size in zip(*sampler.sizes, strict=True))
-    names: dict[int | None, str] = {None: "not known" if len(sampler.lags) == 1 else "one or more"}
-    return {
-        "said": _capital(sampler_sentence(sampler)),
-        "lags": [
-            {
-                "name": names.get(lag.updates, str(lag.updates)) + (" or more" if lag.updates == MOST_LAGS else ""),
-                "gap": f"{lag.gap:.4f}",
-                "staleness": "" if (added := sampler.staleness(lag)) is None else f"{added:.4f}",
-                "quartiles": f"{lag.low:.4f} to {lag.high:.4f}",
-                "tokens": f"{lag.tokens:,}",
-            }
-            for lag in sampler.lags
-        ],
-        "size": f"median of the steps: {_percent(responses)} of the responses, {_percent(tokens)} of the tokens",
-        "disagreements": f"p above {CONFIDENT[0]} on one side and below {CONFIDENT[1]} on the other: "
-        f"{_percent(sampler.disagreements)} of the tokens",
-        "mean_weight": f"{sampler.mean_weight:.3f}; 1 where both are of the whole distribution",
-        "longest": sampler.longest,
-        "lengths": [f"{length:,}" for length in sampler.lengths],
-        "corrections": [
-            (name, [{"text": f"{weight:.2f}", "shade": f"{min(max(weight, 0), 1):.3f}"} for weight in weights])
-            for name, weights in sampler.corrections.items()
-        ],
-    }
-
-
 def _gradient(gradient: Gradient, texts: _Texts) -> dict[str, Any]:
-    rare = sum(gradient.quadrants[side, "rare"][0] for side in ("rewarded", "punished"))
-    rare_tokens = sum(gradient.quadrants[side, "rare"][1] for side in ("rewarded", "punished"))
+    rare, rare_tokens = (
+        sum(gradient.quadrants[side, "rare"][index] for side in ("rewarded", "punished")) for index in (0, 1)
+    )
     said = (
         f"{_percent(rare)} of it goes into rare tokens, which are {_percent(rare_tokens)} of all. Half comes from "
         f"{gradient.half_tokens:,} of {gradient.tokens:,} tokens and from {gradient.half_groups:,} of "
         f"{gradient.groups:,} groups."
     )
     without = sum(gradient.without.values())
-    parts = [("has a gradient", 1 - without, "var(--accent)")] + [
-        (reason, share, COLOURS[min(index, len(COLOURS) - 1)])
-        for index, (reason, share) in enumerate(gradient.without.items())
-    ]
-    used = [pair for pair in gradient.positions if pair[1] or pair[0]] or [(0.0, 0.0)]
-    most = max(max(pair) for pair in used) or 1.0
-    width = 300 / len(used)
-    bars = [
-        {
-            "x": f"{26 + index * width:.1f}",
-            "y": f"{8 + 104 * (1 - share / most):.1f}",
-            "width": f"{max(width - 2, 1):.1f}",
-            "height": f"{104 * share / most:.1f}",
-            "told": f"positions {index * gradient.bin_width + 1} to {(index + 1) * gradient.bin_width}: "
-            f"{_percent(share)} of the gradient, {_percent(tokens)} of the tokens",
-        }
-        for index, (share, tokens) in enumerate(used)
-    ]
-    line = " ".join(
-        f"{26 + (index + 0.5) * width:.1f},{8 + 104 * (1 - tokens / most):.1f}"
-        for index, (_, tokens) in enumerate(used)
-    )
     return {
         "said": said,
         "rare_below": f"{gradient.rare_below:.2g}",
-        "quadrants": [
-            (
-                side,
-                [
-                    {"gradient": _percent(share), "tokens": _percent(tokens), "shade": f"{share:.3f}"}
-                    for share, tokens in (gradient.quadrants[side, kind] for kind in ("rare", "common"))
-                ],
-            )
-            for side in ("rewarded", "punished")
-        ],
-        "without_share": _percent(without),
+        "quadrants": gradient.quadrants,
+        "without": without,
         "parts": [
-            {"name": name, "share": f"{share:.4f}", "text": _percent(share), "colour": colour}
-            for name, share, colour in parts
+            ("has a gradient", 1 - without, "var(--accent)"),
+            *((*part, COLOURS[min(index, len(COLOURS) - 1)]) for index, part in enumerate(gradient.without.items())),
         ],
-        "bars": bars,
-        "line": line,
-        "highest": f"{100 * most:.0f}",
-        "ticks": [(26, "1", "start"), (326, str(len(used) * gradient.bin_width), "end")],
+        "positions": [pair for pair in gradient.positions if any(pair)] or [(0.0, 0.0)],
+        "bin_width": gradient.bin_width,
         "largest": [_token(token, texts) for token in gradient.largest],
     }
 
@@ -424,6 +384,8 @@ class _Texts:
 
 
 def _did(row: Alternative) -> str:
+    from rlstab.record import ACTIONS
+
     verbs = {"dropped": "drops", "clipped": "clips", "regularised": "penalises", "unclipped": "frees"}
     named = {action: verbs.get(action, f"{action.removesuffix('ed')}s") for action in ACTIONS}
     acted = [f"{named[action]} {_percent(share)}" for action, share in row.actions.items() if share >= 0.0005]
@@ -446,6 +408,8 @@ def _row(row: Alternative, index: int) -> dict[str, Any]:
 
 
 def _methods(methods: Alternatives, texts: _Texts) -> tuple[dict[str, Any], dict[str, Any]]:
+    from rlstab.look.alternatives import ACTS_ON, LENGTH, TURN
+
     acting = [row for row in methods.rows if row.acts]
     numbered = {row.name: index for index, row in enumerate(acting, 1)}
     rows = {row.name: _row(row, numbered.get(row.name, 0)) for row in methods.rows}

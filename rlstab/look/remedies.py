@@ -13,7 +13,6 @@ from pydantic.dataclasses import dataclass
 
 from rlstab.core.metadata import SOURCES
 from rlstab.report.formatting import estimate, size
-from rlstab.zoo import METHODS
 
 FILE = Path(__file__).with_name("remedies.yaml")
 #: Comparisons of the benches whose results are kept; written by ``python -m benchmarks evidence``.
@@ -126,14 +125,8 @@ def remedies() -> Mapping[str, Remedy]:
 
 
 def _remedy(cause: str, entry: Mapping[str, Any]) -> Remedy:
-    others = [
-        name
-        for name in METHODS.names()
-        if set(entry["sources"]) & METHODS.get(name).about.addresses and name not in entry["methods"]
-    ]
     found = {
         "sources": [source for source in SOURCES if source in entry["sources"]],
-        "methods": [*entry["methods"], *others],
         "evidence": list(_evidence(entry["evidence"])),
     }
     return Remedy(cause=cause, **{**entry, **found})

@@ -10,14 +10,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from rlstab.errors import ReportError
 from rlstab.files import exists, is_dir
 from rlstab.logs.log import Log, curves_of
 from rlstab.logs.readers import READABLE, SNIFFED, log_files, read_database, read_file, read_folder, text_at
-from rlstab.record import Dump, Step
-from rlstab.record.step import DID
 from rlstab.report.load import find_runs
 from rlstab.report.runs import RunRecord, Status
 from rlstab.safe_read import read_object
@@ -153,27 +149,3 @@ def _own_run(run: RunRecord) -> RunLog:
         config=run.config,
         remarks=run.remarks,
     )
-
-
-# -- tokens ------------------------------------------------------------------------------------------------------------
-
-
-def tokens_log(dump: Dump, title: str) -> RunLog:
-    """What each recorded step says of its tokens, as the lines of a log."""
-    rows = {step.number: _row(step) for step in dump.steps}
-    return log_of(rows, title=title, writer="a dump", remarks=tuple(dump.notes))
-
-
-def _row(step: Step) -> dict[str, float]:
-    batch = step.batch
-    gaps = (batch.logprobs - batch.old_logprobs).double()  # log of new over old
-    values = {
-        "tokens/entropy": batch.entropies,
-        "response/length": step.tensors["lengths"],
-        "reward/mean": step.tensors.get("rewards"),
-        "ratio/clipped": step.tensors.get(f"{DID}trust_region/clipped"),
-        "mismatch/k3": None if batch.live_ratio else torch.expm1(gaps) - gaps,
-        "sampler/gap": None if batch.live_ratio else gaps.abs(),
-    }
-    finite = {name: column[column.isfinite()] for name, column in values.items() if column is not None}
-    return {name: float(column.double().mean()) for name, column in finite.items() if column.numel()}

@@ -15,15 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlstab.config import load_objective
 from rlstab.console import counted
-from rlstab.core.objective import no_fit_warnings
-from rlstab.core.plan import make_plan
-from rlstab.look.alternatives import CORRECTIONS
+from rlstab.look.alternatives import CORRECTIONS, own_objective
 from rlstab.record import Header, Step
 
-#: Lengths of responses for which the mean weight is told, tokens, beyond those of the dump.
-LENGTHS = (256, 1024, 4096, 16384)
+#: Lengths of responses for which the mean weight is told, tokens, along with the longest of the dump.
+LENGTHS = tuple(2**power for power in range(15))
+#: Settings of ``importance_correction`` that bound its weights.
+BOUNDS = ("level", "min_weight", "max_weight", "keep_low", "keep_high")
+#: The correction of the run, where it is not one of :data:`CORRECTIONS`.
+OWN = "this run's"
 #: A disagreement is confident where one side gives a token more than the first and the other less than the second.
 CONFIDENT = (0.9, 0.5)
 #: Updates that are told one by one; this many stands for all above, too.
@@ -60,26 +61,34 @@ class Sampler:
 
     Attributes:
         lags: by number of updates, or one for all.
-        sizes: by step, the effective sample size of weights by token and by response, as shares of their number.
+        sizes: by number of the step, the effective sample size of weights by token and by response, as shares of their
+            number.
         disagreements: tokens that one side is confident of and the other is not, as a share.
         mean_weight: without a bound, over all tokens; 1 where the sampler's log-probs are of the whole distribution.
         corrections: by name, the mean weight at each of ``lengths``, measured or computed.
-        lengths: tokens of a response; those above ``longest`` are computed.
+        alone: the same of the gap of the engine alone, computed; empty where no other gap is known.
+        own: name of the correction that the run has; empty where it has none, or one that is not known.
+        lengths: tokens of a response: those above ``longest`` are computed, and the others measured on the first tokens
+            of each response.
         longest: response of the dump, tokens.
         cut: how the sampler draws from a part of the distribution, such as ``top_p 0.8``; empty where it draws from all
             of it, None where the dump does not say.
+        sides: see :data:`CONFIDENT`.
         apart: why the two log-probs are not of the same distribution, whatever the weights; empty if they are.
     """
 
     lags: Sequence[Lag]
-    sizes: Sequence[tuple[float, float]]
+    sizes: Mapping[int, tuple[float, float]]
     disagreements: float
     mean_weight: float
     corrections: Mapping[str, Sequence[float]]
+    alone: Mapping[str, Sequence[float]]
+    own: str
     lengths: Sequence[int]
     longest: int
     cut: str | None = None
     apart: str = ""
+    sides: tuple[float, float] = CONFIDENT
 
     @property
     def engine(self) -> float | None:
@@ -100,6 +109,39 @@ class Sampler:
         """Over all tokens, nats."""
         return sum(lag.gap * lag.tokens for lag in self.lags) / sum(lag.tokens for lag in self.lags)
 
+    def told(self, lag: Lag) -> str:
+        """The figures of the tokens of one lag."""
+        more = " or more" if lag.updates == MOST_LAGS else ""
+        behind = "" if lag.updates is None else f"{counted(lag.updates, 'update')}{more} behind: "
+        quartiles = "" if lag.low == lag.high else f", quartiles over the steps {lag.low:.4f} to {lag.high:.4f}"
+        stale = "" if (added := self.staleness(lag)) is None else f", of it staleness {added:.4f}"
+        return f"{behind}{lag.gap:.4f} nats a token{stale}{quartiles}, {lag.tokens:,} tokens"
+
+    @property
+    def sentence(self) -> str:
+        """The finding in one sentence."""
+        engine, gap = self.engine, self.gap
+        size = median(responses for _, responses in self.sizes.values())
+        worth = f"the median rollout is worth {size:.0%} of its responses"
+        if self.apart:
+            return f"they cannot be compared: {self.apart}."
+        weight = f"a mean weight of {self.mean_weight:.2f}"
+        if self.cut:
+            return (
+                f"they differ by {gap:.3f} nats a token: {self.cut} renormalised the sampler, with {weight}; {worth}."
+            )
+        if self.cut is None and self.mean_weight < RENORMALISED:
+            renormalised = f"{weight} says that top-p or top-k renormalised the sampler"
+            return f"they differ by {gap:.3f} nats a token, and {renormalised}; {worth}."
+        if engine is None:
+            return f"they differ by {gap:.3f} nats a token; {worth}."
+        last = self.lags[-1]
+        added = self.staleness(last)
+        stale = "" if added is None else f"; after {counted(last.updates or 0, 'update')}, staleness adds {added:.3f}"
+        if added is not None and added <= VISIBLE * engine:
+            stale = ", and staleness adds nothing visible"
+        return f"they differ by {engine:.3f} nats a token at no lag (engine and precision){stale}; {worth}."
+
 
 def sampler_of(steps: Sequence[Step]) -> Sampler | None:
     """Compare sampler and trainer; None where the dump has no log-probs of the sampler."""
@@ -113,13 +155,29 @@ def sampler_of(steps: Sequence[Step]) -> Sampler | None:
     sure, unsure = CONFIDENT
     apart = ((sampled > sure) & (trained < unsure)) | ((trained > sure) & (sampled < unsure))
     longest = max(int(torch.bincount(step.batch.sequence).max()) for step in steps)
-    lengths = [longest, *(length for length in LENGTHS if length > longest)]
+    lengths = sorted({*LENGTHS, longest})
+    own, settings = _own(steps)
+    rows = CORRECTIONS if own in CORRECTIONS or not own else {own: settings, **CORRECTIONS}
+    at_once = [gap[behind == 0] for step, gap in zip(steps, gaps, strict=True) if (behind := _behind(step)) is not None]
+    engine = torch.cat([*at_once, every[:0]])
+    lags = _lags(steps)
+    beyond = [length for length in lengths if length > longest] if len(engine) and len(lags) > 1 else []
     return Sampler(
-        lags=_lags(steps),
-        sizes=[_effective(step, gap) for step, gap in zip(steps, gaps, strict=True)],
+        lags=lags,
+        sizes={step.number: _effective(step, gap) for step, gap in zip(steps, gaps, strict=True)},
         disagreements=float(apart.double().mean()),
         mean_weight=float(every.clamp(max=20).exp().mean()),
-        corrections=_corrections(steps, every, lengths),
+        corrections={
+            name: [
+                mean_weight(every, row, length)
+                if length > longest
+                else float(torch.cat([weights_of(step, row, length) for step in steps]).mean())
+                for length in lengths
+            ]
+            for name, row in rows.items()
+        },
+        alone={name: [mean_weight(engine, row, length) for length in beyond] for name, row in rows.items()},
+        own=own,
         lengths=lengths,
         longest=longest,
         cut=_cut(steps[0].header),
@@ -154,25 +212,27 @@ def log_weights(step: Step) -> Tensor:
     return step.batch.old_logprobs.double() - _sampled(step)
 
 
-def _lags(steps: Sequence[Step]) -> list[Lag]:
-    """By optimizer steps since the versions of the dump; without these by the signal ``lag``; without both, what was
-    sampled by the policy itself apart from the rest.
+def _behind(step: Step) -> Tensor | None:
+    """``(n,)`` updates since each token was sampled: by the versions of the dump, without these by the signal ``lag``;
+    without both, 0 where nothing was updated since, and else None.
     """
+    lags, versions = step.batch.lag, step.tensors.get("versions")
+    if lags is None:
+        return torch.zeros(len(step.batch), dtype=torch.long) if step.header.first else None
+    if versions is not None:  # a host may count `lag` in rollouts
+        lags = (step.number - 1 - versions[step.mask]).float()
+    return lags.nan_to_num().clamp(0, MOST_LAGS).long()
+
+
+def _lags(steps: Sequence[Step]) -> list[Lag]:
     by_lag: dict[int | None, list[Tensor]] = {}
     for step in steps:
-        gap, lags, versions = (
-            step.batch.logprobs.double() - _sampled(step),
-            step.batch.lag,
-            step.tensors.get("versions"),
-        )
-        if lags is None:
-            by_lag.setdefault(0 if step.header.first else None, []).append(gap.abs())
+        gap, behind = (step.batch.logprobs.double() - _sampled(step)).abs(), _behind(step)
+        if behind is None:
+            by_lag.setdefault(None, []).append(gap)
             continue
-        if versions is not None:  # a host may count `lag` in rollouts
-            lags = (step.number - 1 - versions[step.mask]).float()
-        behind = lags.nan_to_num().clamp(0, MOST_LAGS).long()
         for lag in behind.unique().tolist():
-            by_lag.setdefault(int(lag), []).append(gap.abs()[behind == lag])
+            by_lag.setdefault(int(lag), []).append(gap[behind == lag])
     found = []
     for updates in sorted(by_lag, key=lambda updates: math.inf if updates is None else updates):
         means = torch.stack([values.mean() for values in by_lag[updates]])
@@ -194,19 +254,49 @@ def _effective(step: Step, gap: Tensor) -> tuple[float, float]:
     return size(gap), size(sums[there])
 
 
-def _corrections(steps: Sequence[Step], gaps: Tensor, lengths: Sequence[int]) -> dict[str, list[float]]:
-    """Measured on the responses of the dump as they are, and computed for longer ones."""
-    rows: dict[str, list[float]] = {}
-    for name, settings in CORRECTIONS.items():
-        with no_fit_warnings():
-            method = load_objective([{"name": "importance_correction", **settings}])
-        weights = []
-        for step in steps:
-            weight = make_plan(method, [step.batch]).part(0).terms.weight
-            weights.append(torch.ones(len(step.batch)) if weight is None else weight)
-        measured = float(torch.cat(weights).double().mean())
-        rows[name] = [measured, *(mean_weight(gaps, settings, length) for length in lengths[1:])]
-    return rows
+def _own(steps: Sequence[Step]) -> tuple[str, Mapping[str, Any]]:
+    """Name and settings of the correction that the run has: one of :data:`CORRECTIONS`, or :data:`OWN`."""
+    members = [one for one in own_objective(steps).members if one.name == "importance_correction"]
+    settings = {name: getattr(one, name) for one in members for name in BOUNDS}
+    if len(members) > 1 or any(one.veto or one.max_divergence or one.normalize for one in members):
+        return "", {}
+    weights = [
+        weights_of(step, settings) if settings else step.tensors["weights"][step.mask].double()
+        for step in steps
+        if settings or "weights" in step.tensors
+    ]
+    like = [
+        name
+        for name, row in CORRECTIONS.items()
+        if len(weights) == len(steps)
+        and all(torch.allclose(one, weights_of(step, row)) for one, step in zip(weights, steps, strict=True))
+    ]
+    if len(like) == 1:
+        return like[0], CORRECTIONS[like[0]]
+    return (OWN, settings) if settings else ("", {})
+
+
+def weights_of(step: Step, settings: Mapping[str, Any], length: float = math.inf) -> Tensor:
+    """``(m,)`` float64: the weight of each of the first tokens of each response, up to a length.
+
+    Args:
+        step: of a dump with log-probs of the sampler.
+        settings: of ``importance_correction``.
+        length: tokens.
+    """
+    inside = step.batch.position < length
+    logs, response, level = log_weights(step)[inside], step.batch.sequence[inside], settings.get("level", "token")
+    if level != "token":
+        sums = torch.zeros(step.batch.num_sequences, dtype=torch.float64).index_add(0, response, logs)
+        logs = (sums / (torch.bincount(response, minlength=len(sums)) if level == "geometric" else 1))[response]
+    return _bounded(logs, settings)
+
+
+def _bounded(logs: Tensor, settings: Mapping[str, Any]) -> Tensor:
+    """Log-ratios as weights, each within the bounds of a correction; 0 where it rejects."""
+    weights = logs.clamp(max=20).exp()
+    kept = (weights >= (settings.get("keep_low") or 0.0)) & (weights <= (settings.get("keep_high") or math.inf))
+    return weights.clamp(settings.get("min_weight") or 0.0, settings.get("max_weight") or math.inf) * kept
 
 
 def mean_weight(gaps: Tensor, settings: Mapping[str, Any], length: int) -> float:
@@ -214,51 +304,28 @@ def mean_weight(gaps: Tensor, settings: Mapping[str, Any], length: int) -> float
 
     The log-ratios of the tokens of a response are taken as independent, with the variance that they have here and the
     mean that makes the sampler unbiased. Their sum S over T tokens is then about normal with a variance v and a mean
-    of -v / 2, and the mean of the weight e^S inside a bound h is that of a normal number around +v / 2.
+    of -v / 2; inside the bounds, the mean of the weight e^S is that of a normal number around +v / 2. The mean that a
+    geometric correction takes is normal too, around the mean of the log-ratios.
 
     Args:
         gaps: ``(n,)`` log-ratios of the tokens, nats.
         settings: of ``importance_correction``.
         length: of the response, tokens.
     """
-    level = settings.get("level", "token")
-    count = 1 if level == "token" else length
-    variance = float(gaps.var(correction=0)) * count
+    level, variance = settings.get("level", "token"), max(float(gaps.var(correction=0)), 1e-12)
     if level == "token":
-        weights = gaps.clamp(max=20).exp()
-        kept = (weights >= (settings.get("keep_low") or 0.0)) & (weights <= (settings.get("keep_high") or math.inf))
-        return float((weights.clamp(max=settings["max_weight"] or math.inf) * kept).mean())
-    deviation = math.sqrt(max(variance, 1e-12))
-    if level == "geometric":  # the mean of T tokens, which rejects and does not weigh
-        mean, spread = float(gaps.mean()), math.sqrt(max(float(gaps.var(correction=0)), 1e-12) / length)
-        law = NormalDist(mean, spread)
-        return law.cdf(math.log(settings["keep_high"])) - law.cdf(math.log(settings["keep_low"]))
-    inside = NormalDist(variance / 2, deviation)  # of the sum, where each response counts by its weight
-    if settings.get("keep_high"):
-        return inside.cdf(math.log(settings["keep_high"]))
-    cap = float(settings["max_weight"])
-    return inside.cdf(math.log(cap)) + cap * (1 - NormalDist(-variance / 2, deviation).cdf(math.log(cap)))
+        return float(_bounded(gaps, settings).mean())
+    mean, variance = (
+        (float(gaps.mean()), variance / length) if level == "geometric" else (-variance * length / 2, variance * length)
+    )
+    law = NormalDist(mean, math.sqrt(variance))
+    tilted = NormalDist(mean + variance, math.sqrt(variance))  # where each response counts by its weight
 
+    def within(law: NormalDist, low: float, high: float) -> float:
+        return max(0.0, law.cdf(high) - law.cdf(low))
 
-def sentence(sampler: Sampler) -> str:
-    """The finding in one sentence."""
-    engine, gap = sampler.engine, sampler.gap
-    size = median(responses for _, responses in sampler.sizes)
-    worth = f"the median rollout is worth {size:.0%} of its responses"
-    if sampler.apart:
-        return f"they cannot be compared: {sampler.apart}."
-    weight = f"a mean weight of {sampler.mean_weight:.2f}"
-    if sampler.cut:
-        return f"they differ by {gap:.3f} nats a token: {sampler.cut} renormalised the sampler, with {weight}; {worth}."
-    if sampler.cut is None and sampler.mean_weight < RENORMALISED:
-        renormalised = f"{weight} says that top-p or top-k renormalised the sampler"
-        return f"they differ by {gap:.3f} nats a token, and {renormalised}; {worth}."
-    if engine is None:
-        return f"they differ by {gap:.3f} nats a token; {worth}."
-    last = sampler.lags[-1]
-    later = "later" if last.updates is None else f"{counted(last.updates, 'update')} later"
-    added = sampler.staleness(last)
-    stale = "" if added is None else f"; staleness adds {added:.3f} {later}"
-    if added is not None and added <= VISIBLE * engine:
-        stale = ", and staleness adds nothing visible"
-    return f"they differ by {engine:.3f} nats a token at no lag (engine and precision){stale}; {worth}."
+    low, least = (math.log(settings.get(name) or 1e-300) for name in ("keep_low", "min_weight"))
+    high, most = (math.log(settings.get(name) or 1e300) for name in ("keep_high", "max_weight"))
+    raised = (settings.get("min_weight") or 0.0) * within(law, low, min(least, high))
+    cut = (settings.get("max_weight") or 0.0) * within(law, max(low, most), high)
+    return raised + cut + math.exp(mean + variance / 2) * within(tilted, max(low, least), min(high, most))

@@ -9,19 +9,9 @@ from rlstab.errors import ReportError, reason
 from rlstab.files import is_dir, is_file
 from rlstab.record import nemo_rl, prime_rl, slime
 from rlstab.record.columns import Response
+from rlstab.record.files import token_files
 from rlstab.record.step import Damaged, Header, Step, joined, rank_of, together
 from rlstab.safe_read import open_file, read_object
-
-#: Patterns of the files of each trainer in a folder; the first that matches counts.
-_FILES = (
-    *("rank_*.jsonl", "step_*/rank_*.jsonl", "token_exports/step_*/rank_*.jsonl"),
-    *("train_data_step*.jsonl", "*.jsonl", "*.pt"),
-)
-
-
-def token_files(path: Path) -> list[Path]:
-    """Files of another trainer below a folder that hold tokens; empty if there are none."""
-    return next(filter(None, (sorted(path.glob(kind)) for kind in _FILES)), [])
 
 
 def read_foreign(path: Path, notes: list[str]) -> list[Step]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,14 +13,12 @@ from pydantic import ValidationError
 from rlstab.core.batch import MOST, TokenBatch
 from rlstab.errors import ReportError, RlstabError, reason
 from rlstab.extras import require
-from rlstab.files import exists, is_dir, is_file
+from rlstab.files import exists, is_file
+from rlstab.record.files import dumped, folder_of
 from rlstab.record.foreign import read_foreign
 from rlstab.record.step import Damaged, Header, Step, joined, rank_of
-from rlstab.run_files import DUMP
 from rlstab.safe_read import read_bytes
 
-#: The files of a rank; if the writer was stopped, the description may be missing.
-_NAME = re.compile(r"step-\d+\.rank-\d+\.(json|safetensors)")
 #: The release that reads the token traces which runs wrote before they wrote dumps.
 READS_TRACES = "rlstab 0.2.0 up to commit 62ee1c68"
 
@@ -76,19 +73,6 @@ def read_dump(path: str | Path) -> Dump:
         why = f" {' '.join(notes[:3])}" if notes else ""
         raise ReportError(f"{path}: no optimizer step in it can be read.{why} {_advice(path)}")
     return Dump(steps, notes)
-
-
-def folder_of(path: str | Path) -> Path:
-    """The folder of the files that :func:`read_dump` reads; the tokenizer lies in it."""
-    path = Path(path)
-    folder = path.parent if is_file(path) else path
-    return folder / DUMP if not dumped(folder) and dumped(folder / DUMP) else folder
-
-
-def dumped(path: Path) -> list[Path]:
-    """The descriptions of a dump in a folder, or of one file of it; empty if there is no dump."""
-    files = [path] if is_file(path) else path.glob("step-*") if is_dir(path) else []
-    return sorted({file.with_suffix(".json") for file in files if _NAME.fullmatch(file.name)})
 
 
 def _advice(path: Path) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from rlstab.errors import ReportError
 from rlstab.extras import missing, require
 from rlstab.files import is_file
-from rlstab.record.reader import folder_of
+from rlstab.record.files import folder_of
 from rlstab.safe_read import read_text
 
 Decode = Callable[[list[int]], str]

@@ -49,7 +49,7 @@ from rlstab.extras import require_trackers
 from rlstab.logs.watch import Watch, told
 from rlstab.models.policy import load_policy, require_prompts, require_same_tokens, require_trainable
 from rlstab.models.sampler import Sampler
-from rlstab.record.reader import dumped
+from rlstab.record.files import dumped
 from rlstab.record.writer import Recorder
 from rlstab.run_files import CHECKPOINTS, DUMP, METRICS, SAMPLES
 from rlstab.signals import TRAINER_SIGNALS

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from rlstab.cli import main
+from rlstab.logs.readers import log_files
 from rlstab.look.diagnosis import diagnose
 from rlstab.look.find import find
 from rlstab.look.run_log import RunLog, log_of, read_logs
@@ -226,6 +227,46 @@ def test_a_loss_that_is_not_finite_is_told_without_a_norm(loss: str, tmp_path: P
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     refused = read(tmp_path / "log.jsonl").metrics["optimizer_steps/refused"]
     assert refused[0][refused[1] > 0].tolist() == [11, 12, 13]
+
+
+def test_the_folder_that_wandb_links_to_counts_once(tmp_path: Path) -> None:
+    file = tmp_path / "wandb" / "offline-run-a" / "run-a.wandb"
+    file.parent.mkdir(parents=True)
+    file.touch()
+    (tmp_path / "wandb" / "latest-run").symlink_to("offline-run-a")
+    assert log_files(tmp_path)["wandb"] == [file]
+
+
+NOT_FINITE = {"json": "-Infinity", "null": "null", "text": '"nan"', "infinite": "Infinity"}
+
+
+@pytest.mark.parametrize("form", [*NOT_FINITE, "csv", "TRL", "verl's console"])
+def test_a_value_that_is_not_finite_is_told(form: str, tmp_path: Path) -> None:
+    """Of a metric that some lines have; a score of few evaluations is null between them, which tells nothing."""
+    rows = [
+        (step, 0.01 * step, f"{1 / step}" if step < 31 else NOT_FINITE.get(form, "-Infinity")) for step in range(1, 61)
+    ]
+    if form == "csv":
+        text = "Step,reward,entropy\n" + "".join(f"{step},{reward},{entropy}\n" for step, reward, entropy in rows)
+    elif form == "verl's console":
+        lines = (
+            f"step:{step} - critic/score/mean:{reward} - actor/entropy:{entropy}\n" for step, reward, entropy in rows
+        )
+        text = "".join(lines)
+    else:
+        scores = [0.5, *["null"] * 8]
+        lines = (
+            f'{{"step": {step}, "reward": {reward}, "entropy": {entropy}, "eval_reward": {scores[step % 9]}}}'
+            for step, reward, entropy in rows
+        )
+        text = f'{{"log_history": [{", ".join(lines)}]}}' if form == "TRL" else "\n".join(lines)
+    path = tmp_path / {"csv": "log.csv", "TRL": "trainer_state.json"}.get(form, "log.jsonl")
+    path.write_text(text)
+    remarks = diagnose(read(path)).remarks
+    assert [remark for remark in remarks if "NaN, Inf or null" in remark] == [
+        "left out what is NaN, Inf or null: tokens/entropy in 30 lines from step 31 on"
+    ]
+    assert len(remarks) == 1
 
 
 def console(step: int, reward: float, head: str = "") -> str:

@@ -23,7 +23,8 @@ def test_the_page_is_that_of_the_table() -> None:
 def test_methods_stages_and_settings_exist() -> None:
     known = set(keys(RunConfig.model_json_schema()))
     for remedy in remedies.remedies().values():
-        assert set(remedy.methods) <= set(METHODS.names())
+        addressing = {name for name in METHODS.names() if set(remedy.sources) & METHODS.get(name).about.addresses}
+        assert addressing <= set(remedy.methods) <= set(METHODS.names())
         assert set(remedy.stages) <= set(STAGES.names())
         assert {name.rpartition(".")[2] for name in remedy.settings["rlstab"]} <= known | {"answer_pattern", "stop"}
         assert remedy.settings.keys() == {"rlstab", "TRL", "verl"}

@@ -4,6 +4,8 @@ import json
 import math
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,18 +18,21 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from rlstab.cli import main
+from rlstab.config import load_objective
+from rlstab.core.plan import make_plan
 from rlstab.errors import ConfigError
 from rlstab.look import Watch, WatchCallback
-from rlstab.look.alternatives import alternatives_of, own_objective
+from rlstab.look.alternatives import CORRECTIONS, alternatives_of, own_objective
 from rlstab.look.find import candidates, find, nearest
 from rlstab.look.follow import follow
 from rlstab.look.gradient import gradient_of, run_coefficients, shares_of
-from rlstab.look.sampler import mean_weight, sampler_of, sentence
-from rlstab.record import Header, HostLoss, read_dump, write_dump
+from rlstab.look.sampler import mean_weight, sampler_of, weights_of
+from rlstab.record import HostLoss, read_dump, write_dump
 from rlstab.record.step import Step, rank_of
 from rlstab.signs import signs
 from rlstab.visible import visible
 from tests.browser import BrowserPage
+from tests.look.steps import behind, noise, step
 from tests.replay.dumps import write
 from tests.train.runs import apart, checkpoints, go, lines, number, quiet, small
 
@@ -35,23 +40,6 @@ ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "dump-smollm2"
 LOGS = ROOT / "tests" / "diagnose" / "data"
 HOSTILE = "</script><img src=x onerror=alert(1)>{{ 7 * 7 }}<!--<script>\u202e\u2028[bold red]$title"
-
-
-def step(number: int = 1, *, first: bool = True, seed: int = 0, count: int = 16, **tensors: Any) -> Step:
-    """An optimizer step of ``count`` responses of 4 to 40 tokens; the policy is the sampler unless told otherwise."""
-    draw = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(4, 41, (count,), generator=draw)
-    total = int(lengths.sum())
-    logprobs = -3 * torch.rand(total, generator=draw)
-    rewards = torch.randn(count, generator=draw)
-    known = {
-        **{"lengths": lengths, "ids": torch.arange(total), "mask": torch.ones(total, dtype=torch.int64)},
-        **{"sequence_ids": torch.arange(count), "group_ids": torch.arange(count) // 4},
-        **{"advantages": rewards.repeat_interleave(lengths), "logprobs": logprobs, "rollout_logprobs": logprobs},
-    }
-    made = {name: value(known, draw) if callable(value) else value for name, value in tensors.items()}
-    loss = HostLoss(name="trl/dapo", settings={"low": 0.2, "high": 0.28})
-    return rank_of(Header(host="a trainer", step=number, first=first, loss=loss), {**known, **made})
 
 
 # -- the gradient ------------------------------------------------------------------------------------------------------
@@ -165,40 +153,8 @@ def test_a_correction_takes_the_place_of_the_recorded_one() -> None:
 # -- the sampler -------------------------------------------------------------------------------------------------------
 
 
-def noise(spread: float) -> Any:
-    """A sampler whose log-probs are off by normal noise."""
-
-    def sampled(known: Any, draw: Any) -> Any:
-        off = spread * torch.randn(len(known["ids"]), generator=draw)
-        return (known["logprobs"] + off).clamp(max=0)
-
-    return sampled
-
-
 #: Of a standard normal number, the mean of its size.
 MEAN_SIZE = math.sqrt(2 / math.pi)
-
-
-def behind(number: int, engine: float, update: float, **header: Any) -> Step:
-    """The step of this number, whose tokens were sampled 0, 1 or 2 updates before, each of which moves the policy.
-
-    The policy of the ratio is that of the first step, as where a trainer keeps its log-probs over a rollout.
-    """
-
-    def versions(known: Any, draw: Any) -> Any:
-        return number - 1 - torch.arange(len(known["ids"])) % 3
-
-    def sampled(known: Any, draw: Any) -> Any:
-        lag = number - 1 - versions(known, draw)
-        noise = torch.randn(2, len(lag), generator=draw)
-        return low(known, draw) + engine * noise[0] + update * lag.sqrt() * noise[1]
-
-    def low(known: Any, draw: Any) -> Any:
-        return known["logprobs"] - 2
-
-    old = {"logprobs": low, "old_logprobs": lambda known, draw: low(known, draw) + 0.02}
-    made = step(number, first=False, seed=number, count=96, **old, versions=versions, rollout_logprobs=sampled)
-    return Step(made.header.model_copy(update=header), made.tensors, made.ranks)
 
 
 @pytest.mark.parametrize(("engine", "update"), [(0.05, 0.0), (0.0, 0.1), (0.05, 0.1)])
@@ -213,9 +169,9 @@ def test_engine_and_staleness_are_told_apart_and_sized(engine: float, update: fl
     if update > engine / 2 or not update:
         planted = [update * MEAN_SIZE * math.sqrt(lag) for lag in (1, 2)]
         assert added[1:] == pytest.approx(planted, rel=0.2, abs=0.2 * engine * MEAN_SIZE)
-    assert f"{found.engine:.3f} nats a token at no lag (engine and precision)" in sentence(found)
-    stale = f"staleness adds {added[2]:.3f} 2 updates later" if update > engine / 2 else "adds nothing visible"
-    assert stale in sentence(found)
+    assert f"{found.engine:.3f} nats a token at no lag (engine and precision)" in found.sentence
+    stale = f"after 2 updates, staleness adds {added[2]:.3f}" if update > engine / 2 else "adds nothing visible"
+    assert stale in found.sentence
 
 
 def test_a_signal_in_rollouts_stands_for_missing_versions() -> None:
@@ -249,7 +205,7 @@ def test_a_renormalised_sampler_is_named_and_sized(header: dict[str, Any]) -> No
     found = sampler_of([Step(made.header.model_copy(update=header), made.tensors, made.ranks)])
     assert found is not None
     assert found.mean_weight == pytest.approx(mass, rel=0.02)
-    told = sentence(found)
+    told = found.sentence
     assert ("top_p 0.8 renormalised" if header else "top-p or top-k renormalised") in told
     assert f"mean weight of {found.mean_weight:.2f}" in told
 
@@ -267,7 +223,7 @@ def test_what_a_sampler_says_of_itself_counts() -> None:
     ):
         found = sampler_of([Step(lower.header.model_copy(update=header), lower.tensors, lower.ranks)])
         assert found is not None
-        assert word in sentence(found)
+        assert word in found.sentence
 
 
 def test_the_mean_weight_of_a_mask_is_that_of_simulated_responses() -> None:
@@ -283,6 +239,26 @@ def test_the_mean_weight_of_a_mask_is_that_of_simulated_responses() -> None:
     # as docs/how-to/look.md has them
     told = [mean_weight(gaps, {"level": "sequence", "keep_high": 3.0}, length) for length in (256, 4096, 16384)]
     assert [round(weight, 2) for weight in told] == [1.0, 0.59, 0.2]
+
+
+@pytest.mark.parametrize("name", CORRECTIONS)
+def test_the_weights_of_a_correction_are_those_of_the_method_and_the_run_that_has_it_is_known(name: str) -> None:
+    row = {"name": "importance_correction", **CORRECTIONS[name]}
+    made = step(first=False, old_logprobs=lambda known, draw: known["logprobs"] - 0.1, rollout_logprobs=noise(0.5))
+    planned = make_plan(load_objective([row]), [made.batch]).part(0).terms.weight
+    assert planned is not None
+    assert weights_of(made, CORRECTIONS[name]).tolist() == pytest.approx(planned.tolist(), rel=1e-5)
+    first = weights_of(made, CORRECTIONS[name], 1)
+    assert len(first) == 16  # the first token of each response
+    plain = sampler_of([made])
+    assert plain is not None
+    assert plain.own == ""
+    assert plain.corrections[name][0] == pytest.approx(float(first.mean()))
+    loss = HostLoss(name="rlstab", settings={"objective": ["clip_higher", row]})
+    for known in (Step(made.header.model_copy(update={"loss": loss}), made.tensors, made.ranks), made):
+        found = sampler_of([known.having({"weights": planned}) if known is made else known])
+        assert found is not None
+        assert found.own == name
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
@@ -315,6 +291,14 @@ def test_without_a_dump_it_says_how_to_have_one(capsys: pytest.CaptureFixture[st
     assert main(["look", str(LOGS / "trl_1_16"), "--json"]) == 0
     (entry,) = json.loads(capsys.readouterr().out)
     assert any("DumpCallback" in note for note in entry["notes"])
+
+
+def test_a_log_without_a_dump_is_looked_at_without_torch(tmp_path: Path) -> None:
+    code = "import sys; from rlstab.cli import main; sys.exit(main(['look', *sys.argv[1:]]) or 'torch' in sys.modules)"
+    page = tmp_path / "look.html"
+    command = [sys.executable, "-c", code, str(LOGS / "truncation.jsonl"), "--out", str(page)]
+    assert subprocess.run(command, check=False).returncode == 0
+    assert "Answers are cut off" in page.read_text()
 
 
 def test_the_terminal_has_at_most_25_lines(
@@ -369,6 +353,14 @@ def test_the_page_in_a_browser(run: Path, browser_page: BrowserPage) -> None:
     page.locator("#strips").focus()
     page.keyboard.press("ArrowRight")
     assert "step 1" in page.inner_text("#strips")
+    read = []
+    for chart in page.locator("svg.chart").all():
+        chart.focus()
+        page.keyboard.press("End")
+        read.append(chart.locator("xpath=..").locator(".read").inner_text())
+    assert len(read) == 2  # one step and one lag: corrections and positions alone
+    assert read[0].startswith("16384 tokens: ")
+    assert read[1].startswith("positions ")
     page.click("#theme")
     page.set_viewport_size({"width": 400, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") == 400

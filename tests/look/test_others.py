@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlstab.look.sampler import sampler_of
-from tests.look.test_look import behind
+from tests.look.steps import behind
 
 if find_spec("martingale") is None:
     assert not os.environ.get("RLSTAB_REQUIRE_SIGNS"), "martingale is missing"

@@ -105,6 +105,7 @@ def test_what_a_tracker_writes_is_read_while_it_writes_after_a_kill_and_without_
                 assert run.log is not None
                 seen = rewards(run.log)
                 assert seen == pytest.approx(expected[: len(seen)], rel=1e-6)
+                assert not any("again" in remark for remark in run.log.remarks)
             assert len(seen) > 0.8 * len(expected)
         finally:
             writer.kill()

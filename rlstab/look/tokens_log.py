@@ -1,0 +1,30 @@
+"""What recorded optimizer steps say of their tokens, as the lines of a log."""
+
+from __future__ import annotations
+
+import torch
+
+from rlstab.look.run_log import RunLog, log_of
+from rlstab.record import Dump, Step
+from rlstab.record.step import DID
+
+
+def tokens_log(dump: Dump, title: str) -> RunLog:
+    """What each recorded step says of its tokens, as the lines of a log."""
+    rows = {step.number: _row(step) for step in dump.steps}
+    return log_of(rows, title=title, writer="a dump", remarks=tuple(dump.notes))
+
+
+def _row(step: Step) -> dict[str, float]:
+    batch = step.batch
+    gaps = (batch.logprobs - batch.old_logprobs).double()  # log of new over old
+    values = {
+        "tokens/entropy": batch.entropies,
+        "response/length": step.tensors["lengths"],
+        "reward/mean": step.tensors.get("rewards"),
+        "ratio/clipped": step.tensors.get(f"{DID}trust_region/clipped"),
+        "mismatch/k3": None if batch.live_ratio else torch.expm1(gaps) - gaps,
+        "sampler/gap": None if batch.live_ratio else gaps.abs(),
+    }
+    finite = {name: column[column.isfinite()] for name, column in values.items() if column is not None}
+    return {name: float(column.double().mean()) for name, column in finite.items() if column.numel()}
