@@ -618,8 +618,8 @@ def _part(task: Metric, other: Metric, form: bool, taught: bool) -> int | None:
     "kl/value",
 )
 def kl_drift(run: Run, metric: Metric) -> Sign:
-    """A single step may have a token that is all of it; a state is more."""
-    step = _state(metric, metric.means > KL)
+    """A single step may have a token that is all of it, so none counts as more than twice the threshold."""
+    step = _state(metric, replace(metric, values=np.minimum(metric.values, 2 * KL)).means > KL)
     return _told(step, f"from {metric.means[0]:.3g} to {metric.means[-1]:.3g} nats per token")
 
 
@@ -645,14 +645,18 @@ def difficulty(run: Run, metric: Metric) -> Sign:
     groups = "" if estimated else f"{metric.end:.2f} of the groups, {shares[0]:.2f} at first, at "
     text = f"{groups}reward {reward.end:.3g}: too {level}"
     middle = int(reward.ends[len(reward.ends) // 2])
-    rests = not _rises(reward, int(reward.ends[0])) if level in ("easy", "hard") else _stalls(reward, middle)
-    if len(shares) >= 2 * SETTLED and shares.min() > EQUAL and rests:
+    rises = _rises(reward, int(reward.ends[0])) and reward.end - reward.means[0] > HARD / 5
+    rests = not rises if level in ("easy", "hard") else _stalls(reward, middle)
+    # estimated, a bin is all or nothing, and a reward of nearly nothing wavers around the threshold
+    always = (shares.mean() if estimated else shares.min()) > EQUAL
+    if len(shares) >= 2 * SETTLED and always and rests:
         return _told(int(metric.steps[0]), text)
     begun = None if estimated else _first(metric, lambda share: share > shares[0] + EQUAL_GROWTH)
     if begun is None or metric.end <= EQUAL or not _stalls(reward, begun):
         return _told(None, text.partition(": too")[0])
     # a run that has solved its prompts is sound, and trains nothing if it goes on for as long
-    lasts = level != "easy" or metric.rollouts - begun > max(2 * SETTLED * WIDTH, metric.rollouts // 2)
+    solved = int(reward.ends[(reward.means >= SOLVED).argmax()]) if level == "easy" else begun
+    lasts = level != "easy" or metric.rollouts - max(begun, solved) > max(2 * SETTLED * WIDTH, metric.rollouts // 2)
     return _told(begun if lasts else None, text)
 
 
