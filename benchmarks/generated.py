@@ -27,6 +27,8 @@ from rlstab.look.diagnosis import CAUSES, diagnose
 from rlstab.look.run_log import log_of, read_logs
 
 PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "diagnose.md"
+#: Head of the table of our runs.
+OF_OURS = "| run of `benchmarks diagnose` | rlstab | rldoctor | rlprobe | rlwatch |"
 #: Between these lines of the page stand the tables.
 BEGIN, END = "<!-- python -m benchmarks generated -->", "<!-- end -->"
 
@@ -331,7 +333,7 @@ def ours(folder: Path) -> Iterator[str]:
         equal = EQUAL if name == "dead_groups" else wanted
         for peer, judge in PEERS.items():
             hits[name][peer] += right(judge(rows), equal)
-    yield "| run of `benchmarks diagnose` | rlstab | rldoctor | rlprobe | rlwatch |"
+    yield OF_OURS
     yield "| --- | --- | --- | --- | --- |"
     for name, counts in hits.items():
         cells = [f"{counts[judge]} of {counts['runs']}" for judge in ("rlstab", *PEERS)]
@@ -339,9 +341,11 @@ def ours(folder: Path) -> Iterator[str]:
 
 
 def write(lines: Sequence[str]) -> None:
-    """Put the tables where the page has room for them."""
+    """Put the tables where the page has room for them; that of our runs stays where it was not made again."""
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    after = rest.partition(END)[2]
+    inside, _, after = rest.partition(END)
+    if OF_OURS in inside and OF_OURS not in lines:
+        lines = [*lines, "", OF_OURS + inside.partition(OF_OURS)[2].rstrip()]
     PAGE.write_text("\n".join([before + BEGIN, "", *lines, "", END + after]), encoding="utf-8")
 
 

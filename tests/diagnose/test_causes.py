@@ -4,6 +4,7 @@ import itertools
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rlstab.look.diagnosis import CAUSES, TOGETHER, Diagnosis, diagnose, first_of
@@ -83,6 +84,23 @@ def test_steps_that_train_nothing_are_remarked() -> None:
         line |= {"frac_reward_zero_std": 1.0, "reward_std": 0.0, "grad_norm": 0.0}
     (remark,) = diagnosed(lines).remarks
     assert "30 of 48 lines" in remark
+
+
+def test_what_looks_like_a_cause_for_a_moment() -> None:
+    """Rewards of nearly nothing waver, prompts may be solved late in a run, and single steps have a token of any KL."""
+    steps, draw = np.arange(1, 301), np.random.default_rng(0)
+    solved = 1 - 0.75 * np.exp(-3 * steps / 300)
+    hard = np.maximum(0, 0.015 + 0.01 * draw.standard_normal(300))
+    spikes = np.where(steps % 10 == 5, 30.0, 0.02)
+    for cause, step, metrics in (
+        ("difficulty", 1, {"reward": hard}),
+        (None, None, {"reward": solved, "frac_reward_zero_std": 0.8 * solved}),
+        (None, None, {"reward": 0.5 * solved, "kl": spikes}),
+        ("kl_drift", 101, {"reward": 0.5 * solved, "kl": np.where(steps > 100, 3.0, 0.02)}),
+    ):
+        rows = zip(steps.tolist(), *(values.tolist() for values in metrics.values()), strict=True)
+        first = diagnosed([dict(zip(("step", *metrics), row, strict=True)) for row in rows]).first
+        assert (first and (first.cause, first.sign.step)) == (cause and (cause, step)), metrics.keys()
 
 
 def sign(name: str, step: int | None, share: float | None = None) -> Sign:
