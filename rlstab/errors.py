@@ -112,8 +112,8 @@ def misspelt(name: str, known: Iterable[str]) -> str | None:
     It is stricter than :func:`did_you_mean`, for names that a user may also invent, such as those of signals.
     """
     forms = {form: word for word in known for form in (word, word.replace("_", ""), word.replace("ies", "y"))}
-    close = difflib.get_close_matches(name, forms, n=1, cutoff=0.9)
-    return forms[close[0]] if close and name not in forms.values() else None
+    close = [] if name in forms.values() else difflib.get_close_matches(name, forms, n=1, cutoff=0.9)
+    return forms[close[0]] if close else None
 
 
 def kind_of(value: Any) -> str:

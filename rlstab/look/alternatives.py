@@ -398,8 +398,10 @@ def _keep_largest(tried: _Tried, step: Step, pulled: Tensor, index: int, seen: T
     )
     tried.total += float(sums.sum())
     whole = torch.zeros(len(step.mask), dtype=torch.float64).masked_scatter(step.mask, pulled)
+    least = tried.tops[-1].share if len(tried.tops) == RESPONSES else -1.0
     for response in sums.topk(min(RESPONSES, len(sums))).indices.tolist():
-        if sums[response] > 0 or tried.acts_on == "run":  # without any gradient there are tokens to read all the same
+        # the run is read where it has no gradient, too
+        if sums[response] > least and (sums[response] > 0 or tried.acts_on == "run"):
             where = step.row == response
             told = _told(step, where, seen)
             tried.tops.append(Top(index, response, float(sums[response]), whole[where].tolist(), *told))

@@ -283,6 +283,7 @@ class Verdict:
         compared: what was compared, in words.
         findings: what is wrong, as sentences, the most certain first.
         errors: by number of the step, its largest difference.
+        rounding: a difference below is rounding.
     """
 
     name: str | None
@@ -291,6 +292,7 @@ class Verdict:
     compared: str
     findings: tuple[str, ...] = ()
     errors: Mapping[int, float] = field(default_factory=dict)
+    rounding: float = ABSOLUTE
 
     @property
     def sentence(self) -> str:

@@ -34,8 +34,6 @@ STRIPS = 8
 AROUND, MOST_TOKENS = 8, 600
 #: A curve that moves by less than this share of its size is not drawn.
 FLAT = 0.02
-#: Colours of the reasons why tokens have no gradient.
-COLOURS = ("var(--faint)", "var(--warn)", "var(--soft)", "var(--rule)")
 #: Values of a curve of which the thick line is the mean.
 RUN = 10
 #: Before the length of a step.
@@ -55,7 +53,7 @@ def page(run: Look) -> str:
     methods, data = (None, {}) if run.methods is None else _methods(run.methods, texts)
     sections = {
         "curves": ("Curves", curves["strips"]),
-        "loss": ("Loss", run.loss),
+        "loss": ("Loss", run.loss if run.steps else None),
         "sampler": ("Sampler", run.sampler),
         "gradient": ("Gradient", gradient),
         "methods": ("Methods", methods),
@@ -71,15 +69,15 @@ def page(run: Look) -> str:
         "lead": " ".join(run.lead),
         "happened": signs,
         "speaks": _speaks(run),
-        "change": _change(run),
-        "nothing": "Nothing in the log asks for a change.",
-        "looked_at": [(SIGNS[sign.name].title, sign.text) for sign in run.diagnosis.looked_at] if run.diagnosis else [],
-        "unseen": [(SIGNS[sign.name].title, sign.text) for sign in run.diagnosis.unseen] if run.diagnosis else [],
+        "change": run.diagnosis.remedy if run.diagnosis else None,
+        "looked_at": run.diagnosis.looked_at if run.diagnosis else (),
+        "unseen": run.diagnosis.unseen if run.diagnosis else (),
         "notes": run.notes,
         "missing": run.found.dump is None,
         "contents": [(id_, name) for id_, (name, there) in sections.items() if there],
         "evidence": _evidence(run),
-        "loss": _loss(run),
+        "run": run,
+        "loss": run.loss if run.steps else None,
         "told": run.methods.told if run.methods else "",
         "sampler": run.sampler,
         "said": "" if run.sampler is None else _capital(run.sampler.sentence),
@@ -90,7 +88,7 @@ def page(run: Look) -> str:
     }
     functions = {
         **{"counted": counted, "percent": _percent, "ceiling": _ceiling, "decades": _decades, "running": _running},
-        **{"log": math.log, "median": median},
+        **{"log": math.log, "median": median, "signs": SIGNS},
     }
     return rendered(template, functions, context)
 
@@ -128,12 +126,8 @@ def _speaks(run: Look) -> list[tuple[str, str]]:
     """What is known beside the signs: each in a few words, with its figures."""
     told = []
     if run.loss is not None:
-        agrees = {
-            True: "The loss is what it said",
-            False: "The loss is not what it said",
-            None: "The loss is not known",
-        }
-        told.append((agrees[run.loss.agrees], run.loss.compared))
+        agrees = {True: "what it said", False: "not what it said", None: "not known"}[run.loss.agrees]
+        told.append((f"The loss is {agrees}", run.loss.compared))
     if run.sampler is not None:
         told.append(("Sampler and trainer", run.sampler.sentence))
     if run.gradient is not None:
@@ -142,13 +136,6 @@ def _speaks(run: Look) -> list[tuple[str, str]]:
     if run.diagnosis is not None and run.diagnosis.first is not None:
         told += [(f"Not there: {SIGNS[sign.name].title}", sign.text) for sign in run.diagnosis.looked_at]
     return told[:4]
-
-
-def _change(run: Look) -> dict[str, Any] | None:
-    if run.diagnosis is None or (remedy := run.diagnosis.remedy) is None:
-        return None
-    settings = list(run.diagnosis.settings)
-    return {"first": remedy.first, "likely": "; or ".join(remedy.likely), "settings": settings}
 
 
 def _evidence(run: Look) -> list[tuple[str, str, str]]:
@@ -167,23 +154,6 @@ def _evidence(run: Look) -> list[tuple[str, str, str]]:
     ]
     others = [name for name in (*remedy.stages, *remedy.methods) if name not in dict(remedy.evidence)]
     return [*compared, *([("without evidence", listed(others), "no comparison here")] if others else [])]
-
-
-def _loss(run: Look) -> dict[str, Any] | None:
-    if run.loss is None or not run.steps:
-        return None
-    from rlstab.look.host_loss import ABSOLUTE
-
-    return {
-        "agrees": run.loss.agrees,
-        "said": run.loss.sentence,
-        "findings": run.loss.findings,
-        "name": run.loss.name,
-        "host": run.steps[0].header.host,
-        "members": [] if run.methods is None else run.methods.members,
-        "errors": run.loss.errors,
-        "rounding": _decades(ABSOLUTE),
-    }
 
 
 # -- curves ------------------------------------------------------------------------------------------------------------
@@ -258,7 +228,7 @@ def round_(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def _running(values: Sequence[float]) -> Any:
+def _running(values: Any) -> Any:
     """``(n,)`` means of :data:`RUN` values around each, fewer at both ends."""
     ones = np.ones(RUN)
     return np.convolve(values, ones, "same") / np.convolve(np.ones(len(values)), ones, "same")
@@ -316,18 +286,10 @@ def _gradient(gradient: Gradient, texts: _Texts) -> dict[str, Any]:
         f"{gradient.half_tokens:,} of {gradient.tokens:,} tokens and from {gradient.half_groups:,} of "
         f"{gradient.groups:,} groups."
     )
-    without = sum(gradient.without.values())
     return {
+        **vars(gradient),
         "said": said,
-        "rare_below": f"{gradient.rare_below:.2g}",
-        "quadrants": gradient.quadrants,
-        "without": without,
-        "parts": [
-            ("has a gradient", 1 - without, "var(--accent)"),
-            *((*part, COLOURS[min(index, len(COLOURS) - 1)]) for index, part in enumerate(gradient.without.items())),
-        ],
         "positions": [pair for pair in gradient.positions if any(pair)] or [(0.0, 0.0)],
-        "bin_width": gradient.bin_width,
         "largest": [_token(token, texts) for token in gradient.largest],
     }
 

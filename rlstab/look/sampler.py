@@ -18,6 +18,7 @@ from torch import Tensor
 from rlstab.console import counted
 from rlstab.look.alternatives import CORRECTIONS, own_objective
 from rlstab.record import Header, Step
+from rlstab.zoo.importance_correction import ImportanceCorrection
 
 #: Lengths of responses for which the mean weight is told, tokens, along with the longest of the dump.
 LENGTHS = tuple(2**power for power in range(15))
@@ -256,7 +257,7 @@ def _effective(step: Step, gap: Tensor) -> tuple[float, float]:
 
 def _own(steps: Sequence[Step]) -> tuple[str, Mapping[str, Any]]:
     """Name and settings of the correction that the run has: one of :data:`CORRECTIONS`, or :data:`OWN`."""
-    members = [one for one in own_objective(steps).members if one.name == "importance_correction"]
+    members = [one for one in own_objective(steps).members if isinstance(one, ImportanceCorrection)]
     settings = {name: getattr(one, name) for one in members for name in BOUNDS}
     if len(members) > 1 or any(one.veto or one.max_divergence or one.normalize for one in members):
         return "", {}
