@@ -43,8 +43,8 @@ def _symptoms() -> Iterator[str]:
         yield f"- [{remedy.looks.removesuffix('.')}](#{_anchor(remedy.title)})"
     yield ""
     yield (
-        f"Signs are judged over bins of ten steps, as in the report. What begins within {TOGETHER} steps of another sign "
-        f"begins together with it, and what explains the others comes first."
+        f"Signs are judged over bins of ten steps, as in the report. What begins within {TOGETHER} steps of another "
+        f"sign begins together with it, and what explains the others comes first."
     )
     yield ""
 
