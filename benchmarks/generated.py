@@ -238,23 +238,20 @@ LACKS = (
 
 
 def generated(seeds: Sequence[int]) -> Iterator[str]:
-    """The tables of the generated runs, with a line that sums up."""
+    """The table of the generated runs, with lines that sum up."""
     lacking: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
-    yield "| generator | run | right | named | step | without what shows it | the package itself |"
-    yield "| --- | --- | --- | --- | --- | --- | --- |"
+    yield "| run | named | step | right | the package itself |"
+    yield "|---|---|---|---|---|"
     totals: Counter[str] = Counter()
     for generator, scenarios in KINDS.items():
         for scenario, (wanted, shows) in scenarios.items():
             causes: Counter[str] = Counter()
-            blind: Counter[str] = Counter()
             steps, own = [], 0
             for seed in seeds:
                 rows = GENERATORS[generator](scenario, seed)
                 cause, step = named(rows)
                 causes[cause or "nothing"] += 1
                 steps += [step] if step else []
-                if shows:
-                    blind[named(rows, shows)[0] or "nothing"] += 1
                 for lack in LACKS if scenario not in NOT_SHOWN and seed in seeds[:LACKING] else ():
                     if not set(lack) & set(shows):
                         without = named(rows, lack)[0]
@@ -265,23 +262,17 @@ def generated(seeds: Sequence[int]) -> Iterator[str]:
                     said = bool(wanted or scenario == "healthy") and right(judge(rows), wanted)
                     own += said and peer == generator
                     totals[f"{peer} of all {'broken' if wanted else 'healthy'} right"] += said
+            if scenario in NOT_SHOWN:
+                continue
             hits = sum(causes[cause] for cause in wanted or ("nothing",))
-            counted = scenario not in NOT_SHOWN
             kind = "healthy" if scenario == "healthy" else "broken"
-            if counted:
-                totals[f"{kind} right"] += hits
-                totals[kind] += len(seeds)
-                totals[f"{generator} {kind} right"] += own
-                totals[f"{generator} {kind}"] += len(seeds)
+            totals[f"{kind} right"] += hits
+            totals[kind] += len(seeds)
+            totals[f"{generator} {kind} right"] += own
+            totals[f"{generator} {kind}"] += len(seeds)
             span = f"{min(steps)} to {max(steps)}" if steps else "none"
-            cells = [
-                generator,
-                f"`{scenario}`",
-                f"{hits} of {len(seeds)}" if counted else "not shown",
-                told(causes),
-                span,
-            ]
-            yield f"| {' | '.join([*cells, told(blind) or 'none', f'{own} of {len(seeds)}' if counted else 'none'])} |"
+            cells = [f"{generator} `{scenario}`", told(causes), span, f"{hits} of {len(seeds)}"]
+            yield f"| {' | '.join(cells)} | {own} of {len(seeds)} |"
     yield ""
     own = "; ".join(
         f"{generator} on its own: {totals[f'{generator} broken right']} of {totals[f'{generator} broken']}, and "
@@ -296,13 +287,13 @@ def generated(seeds: Sequence[int]) -> Iterator[str]:
         f"{peer} {totals[f'{peer} of all broken right']} and {totals[f'{peer} of all healthy right']}" for peer in PEERS
     )
     yield f"Of the same {totals['broken']} and {totals['healthy']}, by any finding: {of_all}."
-    yield ""
-    yield "| without | right, where something else shows it | healthy runs with a cause |"
-    yield "| --- | --- | --- |"
-    for lack, counts in lacking.items():
-        names = ", ".join(f"`{name}`" for name in lack)
-        right_of = f"{counts['right']} of {counts['runs']}"
-        yield f"| {names} | {right_of} | {counts['called broken']} of {counts['healthy']} |"
+    together = sum(lacking.values(), Counter[str]())
+    least = min(lacking, key=lambda lack: lacking[lack]["right"] / lacking[lack]["runs"])
+    yield (
+        f"With one metric left out, where another shows the kind: {together['right']} of {together['runs']} (fewest "
+        f"without `{'` and `'.join(least)}`: {lacking[least]['right']} of {lacking[least]['runs']}), and "
+        f"{together['called broken']} of {together['healthy']} healthy runs with a cause."
+    )
 
 
 def told(causes: Counter[str]) -> str:
@@ -332,7 +323,7 @@ def ours(folder: Path) -> Iterator[str]:
         for peer, judge in PEERS.items():
             hits[name][peer] += right(judge(rows), equal)
     yield "| run of `benchmarks diagnose` | rlstab | rldoctor | rlprobe | rlwatch |"
-    yield "| --- | --- | --- | --- | --- |"
+    yield "|---|---|---|---|---|"
     for name, counts in hits.items():
         cells = [f"{counts[judge]} of {counts['runs']}" for judge in ("rlstab", *PEERS)]
         yield f"| `{name}` | {' | '.join(cells)} |"
