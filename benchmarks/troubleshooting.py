@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import groupby
 
 from rlstab.logs.metric_aliases import ALIASES, COMPLEMENTS, SUMS
 from rlstab.look.diagnosis import CAUSES, TOGETHER
-from rlstab.look.remedies import Figure, Remedy, remedies, table
+from rlstab.look.remedies import Remedy, remedies, table
 from rlstab.signs import SIGNS
-
-#: The comparisons of a section: methods with their figures.
-Evidence = tuple[tuple[str, tuple[Figure, ...]], ...]
 
 #: The beginning of the page. It is written by a command, like the pages of the methods.
 HEAD = """<!-- Written by `python -m benchmarks evidence` from rlstab/look/remedies.yaml and benchmarks/results. -->
@@ -19,20 +16,19 @@ HEAD = """<!-- Written by `python -m benchmarks evidence` from rlstab/look/remed
 # Troubleshooting
 
 What a run that goes wrong looks like in its metrics, what is usually behind it, and which methods act on that.
-[`rlstab look`](how-to/diagnose.md) reads the log of TRL, verl or rlstab and says which of these came first. Figures are
-differences from the baseline of a bench, as means over seeds with 95 % intervals, for a model of 0.34M parameters: they
-say whether a method acts there, not how large the effect would be in your run. A section without figures has methods
-that were not compared on such a run, which does not mean that they do not work.
+[`rlstab look`](how-to/diagnose.md) reads the log of TRL, verl or rlstab and says which of these came first, with the
+figures of the methods that were compared: differences from the baseline, with 95 % intervals, for a model of 0.34M
+parameters. They say whether a method acts there, not how large the effect would be in your run. Other methods have not
+been compared on such a run, which does not mean that they do not work.
 """
 
 
 def page() -> str:
     """The whole page."""
-    shown: dict[Evidence, str] = {}
     parts = [
         HEAD,
         *_symptoms(),
-        *(line for remedy in remedies().values() for line in _cause(remedy, shown)),
+        *(line for remedy in remedies().values() for line in _cause(remedy)),
         *_names(),
     ]
     return "\n".join(parts) + "\n"
@@ -49,8 +45,7 @@ def _symptoms() -> Iterator[str]:
     yield ""
 
 
-def _cause(remedy: Remedy, shown: dict[Evidence, str]) -> Iterator[str]:
-    """One section; ``shown`` has the section of each comparison that is on the page, which is not printed again."""
+def _cause(remedy: Remedy) -> Iterator[str]:
     yield f"## {_capital(remedy.title)}"
     yield ""
     for sign in (SIGNS[name] for name, cause in CAUSES.items() if cause == remedy.cause):
@@ -62,12 +57,9 @@ def _cause(remedy: Remedy, shown: dict[Evidence, str]) -> Iterator[str]:
         yield f"- {host}: {_quoted(names)}"
     if against := _against(remedy):
         yield f"- Against it: {against}."
-    if remedy.evidence in shown:
-        yield f"- Figures: see [{shown[remedy.evidence]}](#{_anchor(shown[remedy.evidence])})."
+    if remedy.evidence:
+        yield f"- Compared: {_compared(remedy)}."
     yield ""
-    if remedy.evidence and remedy.evidence not in shown:
-        shown[remedy.evidence] = remedy.title
-        yield from _evidence(remedy)
 
 
 def _against(remedy: Remedy) -> str:
@@ -79,20 +71,14 @@ def _against(remedy: Remedy) -> str:
     return ", ".join(links)
 
 
-def _evidence(remedy: Remedy) -> Iterator[str]:
-    def bench(row: tuple[str, Sequence[Figure]]) -> tuple[str, str, str, int, tuple[str, ...]]:
-        first = row[1][0]
-        return first.bench, first.setting, first.baseline, first.seeds, tuple(figure.outcome for figure in row[1])
-
-    for (name, setting, baseline, seeds, outcomes), rows in groupby(remedy.evidence, bench):
-        where = name if setting == "default" else f"{name}, {setting}"
-        titles = [f"[{where}](results.md#{_anchor(name)}) against {baseline}, {seeds} seeds", *outcomes]
-        yield f"| {' | '.join(titles)} |"
-        yield "|---" * len(titles) + "|"
-        for method, figures in rows:
-            cells = [figure.told.removeprefix(f"{figure.outcome} ") for figure in figures]
-            yield f"| {' | '.join([method, *cells])} |"
-        yield ""
+def _compared(remedy: Remedy) -> str:
+    """The comparisons of a section, with a link to the results of each."""
+    rows = [(name, figures[0].bench, figures[0].setting) for name, figures in remedy.evidence]
+    told = []
+    for (bench, setting), methods in groupby(rows, lambda row: row[1:]):
+        where = bench if setting == "default" else f"{bench}, {setting}"
+        told.append(f"[{where}](results.md#{_anchor(bench)}) ({_quoted(tuple(name for name, *_ in methods))})")
+    return "; ".join(told)
 
 
 def _names() -> Iterator[str]:
