@@ -7,9 +7,9 @@
 
 Both packages ship generators of logs, healthy and broken on purpose, each with the kind that it stands for. What they
 log is read under TRL's names; nothing else of a run reaches the signs. Thresholds were chosen on seeds 0 to 4. A kind
-whose metrics no trainer logs, or that is not about learning, is shown and not counted. With ``--ours`` what
-``python -m benchmarks diagnose --out`` or ``--data`` left is judged by all four. ``--page`` puts the tables into
-docs/how-to/diagnose.md.
+whose metrics no trainer logs, or that is not about learning, is left out. With ``--ours`` what
+``python -m benchmarks diagnose --out`` or ``--data`` left is judged by all four. ``--page`` puts what sums the tables
+up into docs/how-to/diagnose.md.
 """
 
 from __future__ import annotations
@@ -237,11 +237,10 @@ LACKS = (
 )
 
 
-def generated(seeds: Sequence[int]) -> Iterator[str]:
-    """The table of the generated runs, with lines that sum up."""
+def generated(seeds: Sequence[int]) -> tuple[list[str], list[str]]:
+    """The table of the generated runs, and lines that sum it up."""
     lacking: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
-    yield "| run | named | step | right | the package itself |"
-    yield "|---|---|---|---|---|"
+    table = ["| run | named | step | right | the package itself |", "|---|---|---|---|---|"]
     totals: Counter[str] = Counter()
     for generator, scenarios in KINDS.items():
         for scenario, (wanted, shows) in scenarios.items():
@@ -272,28 +271,25 @@ def generated(seeds: Sequence[int]) -> Iterator[str]:
             totals[f"{generator} {kind}"] += len(seeds)
             span = f"{min(steps)} to {max(steps)}" if steps else "none"
             cells = [f"{generator} `{scenario}`", told(causes), span, f"{hits} of {len(seeds)}"]
-            yield f"| {' | '.join(cells)} | {own} of {len(seeds)} |"
-    yield ""
+            table.append(f"| {' | '.join(cells)} | {own} of {len(seeds)} |")
     own = "; ".join(
         f"{generator} on its own: {totals[f'{generator} broken right']} of {totals[f'{generator} broken']}, and "
         f"{totals[f'{generator} healthy right']} of {totals[f'{generator} healthy']} healthy"
         for generator in KINDS
     )
-    yield (
-        f"The right kind in {totals['broken right']} of {totals['broken']} broken runs, no cause in "
-        f"{totals['healthy right']} of {totals['healthy']} healthy ones ({own})."
-    )
     of_all = "; ".join(
         f"{peer} {totals[f'{peer} of all broken right']} and {totals[f'{peer} of all healthy right']}" for peer in PEERS
     )
-    yield f"Of the same {totals['broken']} and {totals['healthy']}, by any finding: {of_all}."
     together = sum(lacking.values(), Counter[str]())
     least = min(lacking, key=lambda lack: lacking[lack]["right"] / lacking[lack]["runs"])
-    yield (
+    return table, [
+        f"The right kind in {totals['broken right']} of {totals['broken']} broken runs, no cause in "
+        f"{totals['healthy right']} of {totals['healthy']} healthy ones ({own}).",
+        f"Of the same {totals['broken']} and {totals['healthy']}, by any finding: {of_all}.",
         f"With one metric left out, where another shows the kind: {together['right']} of {together['runs']} (fewest "
         f"without `{'` and `'.join(least)}`: {lacking[least]['right']} of {lacking[least]['runs']}), and "
-        f"{together['called broken']} of {together['healthy']} healthy runs with a cause."
-    )
+        f"{together['called broken']} of {together['healthy']} healthy runs with a cause.",
+    ]
 
 
 def told(causes: Counter[str]) -> str:
@@ -346,12 +342,11 @@ def main() -> None:
     )
     options.add_argument("--page", action="store_true", help="write the tables into docs/how-to/diagnose.md")
     chosen = options.parse_args()
-    lines = list(generated(chosen.seeds))
-    if chosen.ours:
-        lines += ["", *ours(chosen.ours)]
-    print("\n".join(lines))
+    table, sums = generated(chosen.seeds)
+    judged = ["", *ours(chosen.ours)] if chosen.ours else []
+    print("\n".join([*table, "", *sums, *judged]))
     if chosen.page:
-        write(lines)
+        write([*sums, *judged])
 
 
 assert {cause for kinds in KINDS.values() for wanted, _ in kinds.values() for cause in wanted} <= set(CAUSES.values())

@@ -51,10 +51,9 @@ def _cause(remedy: Remedy) -> Iterator[str]:
     for sign in (SIGNS[name] for name, cause in CAUSES.items() if cause == remedy.cause):
         metrics = "" if all(name in sign.definition for name in sign.reads) else f" ({_quoted(sign.reads)})"
         yield f"- Sign: **{sign.title}**{metrics}: {sign.definition}."
-    yield f"- Likely: {'; or '.join(remedy.likely)}."
+    yield f"- Likely: {'; '.join(remedy.likely)}."
     yield f"- **First:** {remedy.first}"
-    for host, names in remedy.settings.items():
-        yield f"- {host}: {_quoted(names)}"
+    yield f"- Settings: {'; '.join(f'{host} {_quoted(names)}' for host, names in remedy.settings.items())}."
     if against := _against(remedy):
         yield f"- Against it: {against}."
     if remedy.evidence:
