@@ -8,7 +8,7 @@ from typing import Any
 
 import jinja2
 
-from rlstab.probe.map import LEGEND, Cell, Map
+from rlstab.probe.map import LEGEND, Map, MapCell
 from rlstab.probe.score import SURVIVAL, Score
 from rlstab.report.formatting import setting
 from rlstab.report.output import digest
@@ -62,7 +62,7 @@ def _cell(drawn: Map, row: str, index: int) -> dict[str, Any]:
     }
 
 
-def _colour(drawn: Map, cell: Cell) -> str:
+def _colour(drawn: Map, cell: MapCell) -> str:
     """A CSS class: how many factors of two more or less than the base, which three seeds do not resolve; or grey."""
     seen = drawn.seen(cell)
     if isinstance(cell.score, str) or seen in (None, "same"):
@@ -94,7 +94,7 @@ def _figure(drawn: Map, row: str, index: int) -> dict[str, Any]:
     def y(value: float) -> float:
         return round(TOP + (HEIGHT - TOP - BOTTOM) * (1 - value / top), 1)
 
-    def drawn_of(kind: str, some: Cell, aside: float) -> dict[str, Any]:
+    def drawn_of(kind: str, some: MapCell, aside: float) -> dict[str, Any]:
         means = [(dose, sum(seeds.values()) / len(seeds)) for dose, seeds in sorted(some.outcomes.items())]
         return {
             "kind": kind,
@@ -113,5 +113,5 @@ def _figure(drawn: Map, row: str, index: int) -> dict[str, Any]:
     return {"curves": curves, "doses": labels, "levels": levels, "ticks": ticks}
 
 
-def _points(cell: Cell) -> list[tuple[float, float]]:
+def _points(cell: MapCell) -> list[tuple[float, float]]:
     return [(dose, value) for dose, seeds in cell.outcomes.items() for value in seeds.values()]

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 @dataclass(kw_only=True)
-class Outcome:
+class RunOutcome:
     """What one optimizer step or one rollout gave.
 
     Attributes:
@@ -40,7 +40,7 @@ class Outcome:
 
 
 @dataclass
-class StepOutcome(Outcome):
+class StepOutcome(RunOutcome):
     """What one optimizer step gave.
 
     Attributes:
