@@ -118,6 +118,10 @@ class AdapterSettings(Settings):
 Adapter: TypeAlias = Annotated[AdapterSettings, _or("path", str | AdapterSettings)]
 
 
+#: By the signal that is read from it, the setting of each other policy.
+OTHER_MODELS = {"ref_logprobs": "reference", "teacher_logprobs": "teacher"}
+
+
 class ModelSettings(Settings):
     """The policy, the reference policy of a KL penalty, and the teacher of distillation."""
 
@@ -134,7 +138,7 @@ class ModelSettings(Settings):
             "from it. To compare with that adapter, merge the two and give the folder of the result. A folder of this "
             "name is ./adapter."
         )
-        for key in ("reference", "teacher"):
+        for key in OTHER_MODELS.values():
             refuse(getattr(self, key) == "adapter", key, text)
         return self
 
