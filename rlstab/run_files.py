@@ -14,3 +14,6 @@ CHECKPOINTS, DUMP = "checkpoints", "dump"
 
 #: In the folder of a run that a bench made by a command: where the command wrote.
 OUT = "out"
+
+#: The process that writes into the folder, and its machine.
+LOCK = ".lock"

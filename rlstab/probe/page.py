@@ -6,12 +6,13 @@ import math
 from importlib import resources
 from typing import Any
 
-import jinja2
+from markupsafe import Markup
 
 from rlstab.probe.map import LEGEND, Map, MapCell
 from rlstab.probe.score import SURVIVAL, Score
 from rlstab.report.formatting import setting
 from rlstab.report.output import digest
+from rlstab.report.template import rendered
 
 #: The size of a figure, and its margins.
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 420, 220, 34, 10, 8, 24
@@ -24,21 +25,21 @@ def page(drawn: Map) -> str:
     """The HTML of a map."""
     folder = resources.files("rlstab.probe")
     style, template = ((folder / f"map.{kind}").read_text(encoding="utf-8") for kind in ("css", "html"))
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     lines = []
     for row, title in drawn.rows.items():
         cells = [_cell(drawn, row, index) for index in range(len(drawn.columns))]
         lines.append({"title": title, "cells": cells, "base": row == "base", "acted": drawn.acted(row)})
-    return environment.from_string(template).render(
-        style=style,
-        policy=f"default-src 'none'; style-src '{digest(style)}'",
-        legend=LEGEND,
-        columns=drawn.columns,
-        lines=lines,
-        sentences=drawn.sentences,
-        remarks=drawn.remarks,
-        size={"width": WIDTH, "height": HEIGHT},
-    )
+    context = {
+        "style": Markup(style),
+        "policy": f"default-src 'none'; style-src '{digest(style)}'",
+        "legend": LEGEND,
+        "columns": drawn.columns,
+        "lines": lines,
+        "sentences": drawn.sentences,
+        "remarks": drawn.remarks,
+        "size": {"width": WIDTH, "height": HEIGHT},
+    }
+    return rendered(template, {}, context)
 
 
 def _cell(drawn: Map, row: str, index: int) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from plotly.offline import get_plotlyjs
 
 from rlstab.bins import WIDTH
 from rlstab.console import counted
-from rlstab.report.collapse import DEFINITIONS, TITLES
 from rlstab.report.comparison import Comparison, Outcome, Table
 from rlstab.report.curves import (
     DARK,
@@ -37,6 +36,7 @@ from rlstab.report.sweeps import Sweep, highest_stable
 from rlstab.report.tables import about_runs, rows_of
 from rlstab.report.template import rendered
 from rlstab.safe_read import plain
+from rlstab.signs import COUNTED
 
 #: Panels of learning curves below the opening picture.
 LEARNING = 4
@@ -115,8 +115,7 @@ def contents(comparison: Comparison, command: str = "") -> dict[str, Any]:
         "several": len({run.bench for run in runs}) > 1,
         "idle": [(key_of[idle.bench, idle.setting], idle) for idle in comparison.idle],
         "by_setting": tables,
-        "titles": TITLES,
-        "definitions": DEFINITIONS,
+        "signs": COUNTED,
         "about": about_runs(runs),
         "benches": {run.bench or "": run.bench_command for run in runs if run.bench_command},
         "command": command,

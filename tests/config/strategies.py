@@ -118,8 +118,6 @@ def together(stages: list[Stage]) -> bool:
     """Whether no stage excludes another."""
     there = {name for stage in stages for name in (stage.name, stage.kind)}
     return not there & {name for stage in stages for name in stage.excludes}
-        name for stage in stages for name in (stage.name, stage.kind)
-    }
 
 
 #: Of selectors and of estimators a run has one; `gdpo` reads several rewards, and these runs have one.
