@@ -19,7 +19,7 @@ from rlstab.models.policy import Policy, Sequences, load_policy
 from rlstab.models.shared_prompts import position_ids
 from rlstab.record import Dump, Step
 
-#: Signals that one forward gives and methods read. Log-probs are taken from it only where the dump has none.
+#: Signals that one forward gives and methods read. Its log-probs are used only if the dump has none.
 ADDED = frozenset({"logprobs", "entropies", "max_logprobs", "sum_p_sq"})
 #: Responses in a forward.
 ROWS = 8
@@ -86,7 +86,7 @@ def _evidence(policy: Policy, step: Step, sequences: Sequences) -> dict[str, Ten
 
 
 def entropy_slopes(policy: Policy, step: Step, sequences: Sequences) -> Tensor:
-    """``(N,)`` how much a pull of 1 on the log-prob of each token raises the mean entropy of the tokens in the loss.
+    """``(N,)`` the rise in the mean entropy of the tokens in the loss per unit of pull on the log-prob of each token.
 
     Exact to first order, for a step of plain gradient ascent with learning rate 1, through all weights of the model:
     the derivative of the log-prob along the gradient of the mean entropy, one backward pass and one in forward mode.

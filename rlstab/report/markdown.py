@@ -29,7 +29,7 @@ def markdown(comparison: Comparison, *, title: str = "Comparison", command: str 
     """
     runs = comparison.loaded.runs
     several = len({run.bench for run in runs}) > 1
-    # Markdown is not escaped as HTML is: the filter `text` does it
+    # Markdown is not escaped like HTML: the filter `text` does it
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined)
     environment.filters |= {"text": _text, "fence": _fenced, "setting": setting}
     page = environment.from_string(resource("page.md")).render(
@@ -75,7 +75,7 @@ def _hashes(runs: Sequence[RunRecord], several: bool) -> list[list[str]]:
 
 
 def _frame(table: Table) -> str:
-    """What all runs of a setting share."""
+    """The settings that all runs of a setting share."""
     runs = [run for runs in table.runs.values() for run in runs]
     shared = []
     for path, words in METRICS["frame"].items():
@@ -96,9 +96,9 @@ def _fenced(command: str) -> str:
 
 
 def _text(data: str) -> str:
-    """Names, paths and errors are data: nothing in them makes markup, ends a cell or begins a line.
+    """Escape names, paths and errors: nothing in them makes markup, ends a cell or begins a line.
 
-    A bracket is harmless where no address follows it, and intervals are easier to read without a stroke.
+    A bracket is harmless without an address after it, and intervals are easier to read without a backslash.
     """
     plain = re.sub(r"\s+", " ", data).strip()
     interval = re.fullmatch(r"[\d.,+\u2212\u2013\s]+\[[\d.,+\u2212\s]+\]", plain)

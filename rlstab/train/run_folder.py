@@ -219,7 +219,7 @@ class RunFolder:
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def begin(self, about: Mapping[str, Any]) -> None:
-        """Make the folder that of this run: move a run that it replaces aside, and write the settings.
+        """Begin this run in the folder: move a replaced run aside, and write the settings.
 
         Args:
             about: further entries of ``run.json``.
@@ -391,6 +391,6 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 
 def _cut(path: Path, size: int | None) -> None:
-    """Remove what was written after so many bytes, and a line that was cut off."""
+    """Cut a file to a number of bytes, and remove a line that was cut off."""
     if path.is_file():
         os.truncate(path, path.read_bytes()[:size].rfind(b"\n") + 1)
