@@ -14,3 +14,6 @@ CHECKPOINTS, DUMP = "checkpoints", "dump"
 
 #: The folder for the files of a command, in a run that a bench made by one.
 OUT = "out"
+
+#: The process that writes into the folder, and its machine.
+LOCK = ".lock"

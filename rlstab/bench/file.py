@@ -35,7 +35,7 @@ from rlstab.bench.launch import Launch, launch_of, template_of
 from rlstab.config.document import Document, Keys, shown
 from rlstab.config.identity import run_hash
 from rlstab.config.runs import RunConfig, build_run
-from rlstab.config.settings import Count, Settings
+from rlstab.config.settings import OTHER_MODELS, Count, Settings
 from rlstab.config.user_code import located
 from rlstab.config.validation import mistakes_of, require_kind, validate
 from rlstab.errors import ConfigError, RlstabError, did_you_mean
@@ -307,6 +307,8 @@ DECIDED = {
     "tracking": "the bench decides where its runs are kept. Set tracking in the base.",
     "model": "all runs of a bench start from one model. Set it in the base.",
 }
+#: Settings of the model that leave its start as it is.
+OTHER_POLICIES = {"model.teacher_prompt", *(f"model.{name}" for name in OTHER_MODELS.values())}
 
 
 def _free(document: Document, key: str, place: Keys) -> str:
@@ -316,7 +318,7 @@ def _free(document: Document, key: str, place: Keys) -> str:
             raise document.error(place, f"{text}{', '.join(launch.RESERVED)} itself. Call it something else.")
         return key
     head, _, rest = key.partition(".")
-    if head in DECIDED and key != "model.reference":
+    if head in DECIDED and key not in OTHER_POLICIES:
         raise document.error(place, DECIDED[head])
     if not rest and head in RunConfig.model_fields.keys() - {"task", "stages"}:
         raise document.error(place, f"this would replace all of {head}. Write dotted keys, for example {head}.KEY.")

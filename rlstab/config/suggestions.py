@@ -25,7 +25,7 @@ from rlstab.zoo import METHODS
 SECTIONS: Mapping[str, Any] = {
     "model": settings.ModelSettings,
     "task": settings.TaskSettings,
-    "reward": settings.Rewards,
+    "reward": settings.RewardEntries,
     "rollout": settings.RolloutSettings,
     "optimisation": settings.OptimisationSettings,
     "engine": settings.EngineSettings,

@@ -29,7 +29,7 @@ from rlstab.files import checksum, exists, is_dir, is_file
 _IN_FILE = re.compile(r"(?P<file>[^\n]*[^\n/\\]\.py):(?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
 
 #: Settings that may be the path of a file or folder.
-_PATHS = re.compile(r"(^|.*\.)(model\.(name|adapter|reference)|adapter\.path|task\.(path|eval_path))")
+_PATHS = re.compile(r"(^|.*\.)(model\.(name|adapter|reference|teacher)|adapter\.path|task\.(path|eval_path))")
 
 _imports: dict[Path, tuple[dict[Path, tuple[int, int]], list[Path]]] = {}
 

@@ -170,7 +170,8 @@ class TokenBatch(SequenceArithmetic):
         """Pack ``(B, T)`` tensors. Values where the mask is False, even NaN and Inf, are never read.
 
         Args:
-            response_mask: ``(B, T)``, 1 or True on tokens that count (up to and including EOS; tool output is 0).
+            response_mask: ``(B, T)``, 1 or True on tokens that count (up to and including EOS; tool output is 0). One
+                on the CPU spares a wait for the device of the others.
             advantages: ``(B,)`` or ``(B, T)``.
             old_logprobs: ``(B, T)`` log-probs of the policy that the ratio divides by, nats.
             logprobs: ``(B, T)`` log-probs at the start of this optimizer step; None means ``old_logprobs``.
@@ -212,7 +213,9 @@ class TokenBatch(SequenceArithmetic):
                     f"TokenBatch.from_padded: 'response_mask' holds {odd[0]:g}, not 0 or 1. Write labels != -100."
                 )
         there = mask.cpu()  # one wait for the device; later shapes are then known without one
-        index = sent(there.reshape(-1).nonzero().squeeze(-1), mask.device)
+        device = advantages.device if mask.device.type == "cpu" else mask.device
+        cells = there.reshape(-1).nonzero().squeeze(-1)
+        index = sent(cells, device)
 
         def pack(name: str, values: Tensor) -> Tensor:
             per_row = name in (*MARKS, "advantages")
@@ -228,13 +231,13 @@ class TokenBatch(SequenceArithmetic):
 
         def ids(name: str, values: Tensor | None) -> Tensor:
             if values is None:
-                return torch.arange(rows, device=mask.device)
+                return torch.arange(rows, device=device)
             if values.shape != (rows,) or values.is_floating_point():
                 raise ShapeError(
                     f"TokenBatch.from_padded: '{name}' is {described(values)}, expected integers of shape ({rows},). "
                     f"{_NUMBER[name]}"
                 )
-            return sent(values.detach().to(torch.int64), mask.device)
+            return sent(values.detach().to(torch.int64), device)
 
         old, sequence = pack("old_logprobs", old_logprobs), index // max(width, 1)
         packed: dict[str, Any] = {name: pack(name, named[name]) for name in SIGNALS if name in named}
@@ -243,7 +246,7 @@ class TokenBatch(SequenceArithmetic):
             logprobs=old if logprobs is None else pack("logprobs", logprobs),
             advantages=pack("advantages", advantages),
             sequence=sequence,
-            position=(mask.cumsum(-1) - 1).reshape(-1)[index],
+            position=sent((there.cumsum(-1) - 1).reshape(-1)[cells], device),
             sequence_ids=ids("sequence_ids", sequence_ids),
             group_ids=ids("group_ids", group_ids),
             extra={name: pack(name, values) for name, values in (extra or {}).items()},

@@ -77,7 +77,7 @@ class Composition(Combinator, combinator=True):
 
     def _settling(self, parts: Sequence[TokenBatch], state: State, alone: bool) -> Rounds[tuple[Settled, State]]:
         members = {key: method._settling(parts, state[key], alone) for key, method in self.keyed.items()}
-        settled = yield from side_by_side(members)
+        settled = yield from side_by_side(members, alone)
         stats = Settled({key: stat for key, (stat, _) in settled.items()})
         return stats, {key: new for key, (_, new) in settled.items()}
 

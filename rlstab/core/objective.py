@@ -158,10 +158,6 @@ class Leaf:
         """What the method is called: its label, which is its name unless it is only observed."""
         return self.method._label
 
-    def nested(self, other: Leaf) -> bool:
-        """Whether one of the two acts within the other."""
-        return other in self.around or self in other.around
-
 
 @dataclass(frozen=True, eq=False)
 class Member:

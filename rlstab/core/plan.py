@@ -211,7 +211,7 @@ def make_plan(
             planned.append(Part.of(part, settled, terms_of(objective, evidence, settled, state)))
         lr_scale = _lr_scale(objective, planned if scope == "step" else [], stat, state)
         # values of a batch on a device are read together with the counts: one wait
-        live = [{} if part.batch.here is part.batch else part.live_rows() for part in planned]
+        live = [{} if part.advantages.device.type == "cpu" else part.live_rows() for part in planned]
         counts = torch.cat([*map(_counts_of, planned), _repeated(parts)])
         flat, *read = on_cpu([counts, *(tokens for rows in live for tokens in rows.values())])
         rest = iter(read)

@@ -22,11 +22,6 @@ SUMS: Mapping[str, list[str]] = _TABLE["sums"]
 #: Names of the loss of an optimizer step.
 LOSSES: list[str] = _TABLE["losses"]
 
-#: Names of the reward of an evaluation, by rlstab's name; of verl's data sets the first counts.
-EVALUATIONS: Mapping[str, re.Pattern[str]] = {
-    "eval/mean": re.compile(r"eval[_/]reward|val-core/.+/(reward|acc|score)/mean@\d+|val/test_score/.+"),
-}
-
 #: Names of a run's cost, by unit: seconds and tokens (with those of prompts) of a step, and tokens since the start.
 SPENT: Mapping[str, tuple[str, ...]] = {
     "seconds": ("step_time", "timing_s/step", "perf/time_per_step"),
@@ -94,12 +89,6 @@ def _no_spread(bare: Mapping[str, tuple[str, float]]) -> dict[str, tuple[str, fl
     if spread := bare.get(SPREAD):
         return {"reward/zero_std_groups": (f"{spread[0]} = 0", float(spread[1] == 0))}
     return {}
-
-
-def our_evaluation(row: Mapping[str, float]) -> dict[str, float]:
-    """The values of an evaluation in a row of a log, under rlstab's names."""
-    found = ((ours, name) for ours, pattern in EVALUATIONS.items() for name in row if pattern.fullmatch(name))
-    return {ours: row[name] for ours, name in reversed(list(found))}
 
 
 def spent(row: Mapping[str, float], names: Iterable[str]) -> float | None:

@@ -11,7 +11,7 @@ from rlstab.look.alternatives import Alternatives
 from rlstab.look.diagnosis import Diagnosis
 from rlstab.look.find import Found
 from rlstab.look.gradient import Gradient
-from rlstab.look.host_loss import Verdict, sentence
+from rlstab.look.host_loss import LossVerdict, sentence
 from rlstab.look.sampler import Sampler
 from rlstab.look.sampler import sentence as sampler_sentence
 from rlstab.record import Step
@@ -35,7 +35,7 @@ class Look:
     found: Found
     diagnosis: Diagnosis | None
     steps: Sequence[Step] = ()
-    loss: Verdict | None = None
+    loss: LossVerdict | None = None
     gradient: Gradient | None = None
     sampler: Sampler | None = None
     methods: Alternatives | None = None

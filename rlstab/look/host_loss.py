@@ -272,7 +272,7 @@ def _weights(step: Step, formula: Formula, mean: str) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class LossVerdict:
     """The finding about the loss.
 
     Attributes:
@@ -291,7 +291,7 @@ class Verdict:
     findings: tuple[str, ...] = ()
 
 
-def sentence(verdict: Verdict) -> str:
+def sentence(verdict: LossVerdict) -> str:
     """The verdict on the loss in one sentence."""
     if verdict.agrees is None:
         return f"It cannot be decided whether the loss was what it said: {verdict.compared}."
@@ -303,7 +303,7 @@ def sentence(verdict: Verdict) -> str:
     return f"The loss is not {verdict.name}: {verdict.compared} differ by up to {verdict.error:.2g} of the largest."
 
 
-def judge(steps: Sequence[Step]) -> Verdict:
+def judge(steps: Sequence[Step]) -> LossVerdict:
     """Compare what was backpropagated with what the trainer says of its loss.
 
     Args:
@@ -312,25 +312,25 @@ def judge(steps: Sequence[Step]) -> Verdict:
     still = (*_movement(steps), *_overflows(steps), *_advantages(steps))
     name = next((step.header.loss.name for step in steps if step.header.loss is not None), None)
     if name is None:
-        return Verdict(None, None, math.nan, "the dump does not name its loss", still)
+        return LossVerdict(None, None, math.nan, "the dump does not name its loss", still)
     known = [(formula, step) for step in steps if (formula := formula_of(step)) is not None]
     records = [(*pair, kind) for pair in known if not list(_overflows(pair[1:])) for kind in recorded_of(pair[1])]
     if not records:
         what = "the dump holds neither losses nor coefficients" if known else f"'{name}' as it is set is not known here"
-        return Verdict(name, None, math.nan, what, still)
+        return LossVerdict(name, None, math.nan, what, still)
     try:
         apart = [_apart(_compared(record, {})) for record in records]
     except RlstabError as refusal:
-        return Verdict(name, None, math.nan, f"its formula cannot be evaluated: {refusal}", still)
+        return LossVerdict(name, None, math.nan, f"its formula cannot be evaluated: {refusal}", still)
     what = "coefficients of all tokens" if records[0][2] == "gradient" else "losses of all micro-batches"
     count, error = len({step.number for _, step, _ in records}), max(off for off, _ in apart)
     wrong = [record for record, (_, beyond) in zip(records, apart, strict=True) if beyond]
     compared, numbers = f"the {what} of {counted(count, 'step')}", {step.number for _, step, _ in wrong}
     if not wrong:
-        return Verdict(name, not still, error, compared, still)
+        return LossVerdict(name, not still, error, compared, still)
     some = f" So it is in {len(numbers)} of {count} steps." if len(numbers) < count else ""
     texts = _explained([record for record in records if record[1].number in numbers], wrong)
-    return Verdict(name, False, error, compared, (*still, *(f"{text}{some}" for text in texts)))
+    return LossVerdict(name, False, error, compared, (*still, *(f"{text}{some}" for text in texts)))
 
 
 #: The formula that a step claims, the step, and which of its recorded numbers are compared: ``gradient`` or ``losses``.

@@ -7,21 +7,10 @@ optimizer steps for NaN or Inf; one that failed for another reason says nothing 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from rlstab import signs
 from rlstab.report.runs import RunRecord
-from rlstab.signs import Detector, Sign
-
-#: The signs that a report counts by name, in the order of its tables.
-DETECTORS: Mapping[str, Detector] = signs.COUNTED
-TITLES = {name: detector.title for name, detector in DETECTORS.items()}
-DEFINITIONS = {name: detector.definition for name, detector in DETECTORS.items()}
-
-
-def detect(run: RunRecord) -> dict[str, Sign]:
-    """What every detector says about a run, finished or not."""
-    return {name: detector.detect(run) for name, detector in DETECTORS.items()}
 
 
 def collapsed(run: RunRecord) -> bool:

@@ -16,7 +16,7 @@ from rlstab import signs
 from rlstab.bins import WIDTH, bin_weights, binned, last_tenth
 from rlstab.console import counted
 from rlstab.errors import ReportError, did_you_mean
-from rlstab.report.collapse import collapsed, detect
+from rlstab.report.collapse import collapsed
 from rlstab.report.cost import UNITS, budget_of, costs_of, up_to, weights_of
 from rlstab.report.formatting import METRICS, natural
 from rlstab.report.idle import Idle, idle_methods
@@ -362,7 +362,7 @@ def _values(runs: Sequence[RunRecord], name: str) -> dict[int, float]:
 
 
 def _collapse(runs: Sequence[RunRecord]) -> Collapse:
-    found = [(name, sign) for run in runs for name, sign in detect(run).items()]
+    found = [(name, detector.detect(run)) for run in runs for name, detector in signs.COUNTED.items()]
     return Collapse(
         runs=len(runs),
         failed=sum(run.status == "failed" for run in runs),

@@ -31,7 +31,7 @@ DASHES, MARKERS = 3, 5
 
 
 @dataclass(frozen=True)
-class Look:
+class LineStyle:
     """How one method is drawn: indices into ``LIGHT`` and ``DARK``, the dashes and the markers."""
 
     colour: int
@@ -39,16 +39,16 @@ class Look:
     marker: int
 
 
-def looks_of(comparison: Comparison) -> dict[str, Look]:
+def line_styles(comparison: Comparison) -> dict[str, LineStyle]:
     """Every compared method with its look, in the order of the tables, a baseline first."""
     methods = list(dict.fromkeys(method for table in comparison.tables for method in table.methods))
     baselines = [table.baseline for table in comparison.tables if table.baseline is not None]
     # with several baselines none is neutral in all figures, so the most frequent one is grey
     baseline = max(baselines, key=baselines.count) if baselines else None
-    looks = {baseline: Look(0, 0, 0)} if baseline is not None else {}
+    looks = {baseline: LineStyle(0, 0, 0)} if baseline is not None else {}
     hues = len(LIGHT) - 1
     for index, name in enumerate(method for method in methods if method != baseline):
-        looks[name] = Look(1 + index % hues, index // hues % DASHES, (index + 1) % MARKERS)
+        looks[name] = LineStyle(1 + index % hues, index // hues % DASHES, (index + 1) % MARKERS)
     return looks
 
 

@@ -17,11 +17,9 @@ from rlstab.console import counted
 from rlstab.report.formatting import setting
 from rlstab.report.load import find_runs
 from rlstab.report.runs import LeftOut, RunRecord, best_bin, setting_of
+from rlstab.run_files import LOCK
 from rlstab.safe_read import read_text
 from rlstab.visible import visible
-
-#: What a process that trains writes into the folder of its run: its number and the machine.
-LOCK = ".lock"
 
 
 def listing(paths: Sequence[str | Path]) -> RenderableType:

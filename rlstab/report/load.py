@@ -43,7 +43,7 @@ from rlstab.run_files import METRICS as RECORDS
 from rlstab.safe_read import MOST_NUMBER, as_float, gaps, read_bytes, read_mapping, read_object, read_text, readable
 
 #: A folder with any of these files is a run folder.
-FILES = (RECORDS, CONFIG, ABOUT)
+_FILES = (RECORDS, CONFIG, ABOUT)
 
 #: Runs are searched this many folders deep.
 DEPTH = 12
@@ -282,7 +282,7 @@ def _matching(method: str, pattern: str) -> Iterator[RunRecord | LeftOut]:
 
 def is_run(folder: Path) -> bool:
     """Whether a folder holds one run, by its own files or by what a bench wrote about a run that never began."""
-    return any((folder / name).is_file() for name in FILES) or "seed" in (read_mapping(folder / "bench.json")[0] or {})
+    return any((folder / name).is_file() for name in _FILES) or "seed" in (read_mapping(folder / "bench.json")[0] or {})
 
 
 def read_folder(folder: Path, bench: Mapping[str, Any] | None = None) -> RunRecord | LeftOut:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import jinja2
 
-from rlstab.report.collapse import DEFINITIONS, TITLES
 from rlstab.report.comparison import Comparison, Table
 from rlstab.report.formatting import METRICS, NOTHING, paragraphs, setting
 from rlstab.report.output import resource
@@ -15,6 +14,7 @@ from rlstab.report.runs import RunRecord, setting_of
 from rlstab.report.statistics import MIN_SEEDS
 from rlstab.report.sweeps import highest_stable
 from rlstab.report.tables import about_runs, rows_of
+from rlstab.signs import COUNTED
 from rlstab.visible import visible
 
 
@@ -45,8 +45,7 @@ def markdown(comparison: Comparison, *, title: str = "Comparison", command: str 
         versions=about_runs(runs),
         several=several,
         hashes=_hashes(runs, several),
-        titles=TITLES,
-        definitions=DEFINITIONS,
+        signs=COUNTED,
         grid=_grid,
         highest_stable=highest_stable,
     )

@@ -16,17 +16,16 @@ from plotly.offline import get_plotlyjs
 
 from rlstab.bins import WIDTH
 from rlstab.console import counted
-from rlstab.report.collapse import DEFINITIONS, TITLES
 from rlstab.report.comparison import Comparison, Outcome, Table
 from rlstab.report.curves import (
     DARK,
     LIGHT,
-    Look,
+    LineStyle,
     curve_data,
     curve_of,
     lead_curve,
     lead_sweep,
-    looks_of,
+    line_styles,
     panels_of,
 )
 from rlstab.report.findings import findings
@@ -37,6 +36,7 @@ from rlstab.report.sweeps import Sweep, highest_stable
 from rlstab.report.tables import about_runs, rows_of
 from rlstab.report.template import rendered
 from rlstab.safe_read import plain
+from rlstab.signs import COUNTED
 
 #: Panels of learning curves below the opening picture.
 LEARNING = 4
@@ -83,7 +83,7 @@ def contents(comparison: Comparison, command: str = "") -> dict[str, Any]:
         comparison: the results that it shows.
         command: makes the report again.
     """
-    runs, looks, tables = comparison.loaded.runs, looks_of(comparison), _tables(comparison)
+    runs, looks, tables = comparison.loaded.runs, line_styles(comparison), _tables(comparison)
     key_of = {(table.bench, table.setting): key for key, table in tables.items()}
     names = _setting_names(tables)
     panels, lead = panels_of(runs), lead_curve(comparison)
@@ -115,8 +115,7 @@ def contents(comparison: Comparison, command: str = "") -> dict[str, Any]:
         "several": len({run.bench for run in runs}) > 1,
         "idle": [(key_of[idle.bench, idle.setting], idle) for idle in comparison.idle],
         "by_setting": tables,
-        "titles": TITLES,
-        "definitions": DEFINITIONS,
+        "signs": COUNTED,
         "about": about_runs(runs),
         "benches": {run.bench or "": run.bench_command for run in runs if run.bench_command},
         "command": command,
@@ -134,7 +133,7 @@ def _setting_names(tables: Mapping[str, Table]) -> dict[str, str]:
     return {key: (table.setting if alone else table.title) or "all runs" for key, table in tables.items()}
 
 
-def _title(comparison: Comparison, looks: Mapping[str, Look]) -> str:
+def _title(comparison: Comparison, looks: Mapping[str, LineStyle]) -> str:
     benches = list(dict.fromkeys(table.bench for table in comparison.tables if table.bench))
     head = f"{listed(benches)}: " if benches else ""
     baselines = {table.baseline for table in comparison.tables}
@@ -290,7 +289,7 @@ class Scale:
 
 def data(comparison: Comparison) -> dict[str, Any]:
     """The data that ``page.js`` draws."""
-    looks, tables = looks_of(comparison), _tables(comparison)
+    looks, tables = line_styles(comparison), _tables(comparison)
     keys = {name: f"m{index}" for index, name in enumerate(looks)}
     panels = panels_of(comparison.loaded.runs)
     groups = {key: {keys[name]: table.runs[name] for name in table.methods} for key, table in tables.items()}

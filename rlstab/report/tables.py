@@ -25,7 +25,7 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """One method in one outcome.
 
     Attributes:
@@ -51,7 +51,7 @@ class Row:
     remark: str
 
 
-def rows_of(table: Table, outcome: Outcome) -> list[Row]:
+def rows_of(table: Table, outcome: Outcome) -> list[TableRow]:
     """The methods of a table in one outcome; the numbers of a column have the same number of decimals."""
     cells = {method: table.cells[method, outcome.name] for method in table.methods}
     value_digits = _digits(cell.summary for cell in cells.values())
@@ -60,7 +60,7 @@ def rows_of(table: Table, outcome: Outcome) -> list[Row]:
     for method, cell in cells.items():
         paired = cell.paired
         rows.append(
-            Row(
+            TableRow(
                 method=method,
                 seeds=len(cell.values),
                 value=_shown(cell.summary, value_digits),

@@ -98,10 +98,11 @@ def check_exclusions(stages: Sequence[Stage], others: Mapping[str, str]) -> None
     Raises:
         Conflict: names the two parties and the reason.
     """
+    kinds = {stage.name: stage.kind for stage in stages}
     for stage in stages:
-        for name, why in sorted(stage.excludes.items()):
-            if name in others:
+        for name, what in sorted(others.items()):
+            why = stage.excludes.get(name) or stage.excludes.get(kinds.get(name, ""))
+            if why is not None:
                 raise Conflict(
-                    f"the stage '{stage.name}' and the {others[name]} '{name}' exclude each other: {why} Remove one of "
-                    f"them."
+                    f"the stage '{stage.name}' and the {what} '{name}' exclude each other: {why} Remove one of them."
                 )

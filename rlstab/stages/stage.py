@@ -32,7 +32,8 @@ class Stage(Method[ResponseBatch]):
 
     Attributes:
         kind: the kind of stage, in plain words.
-        excludes: stages and methods of the loss, by name, that it cannot be combined with, each with the reason.
+        excludes: stages by name or kind, and methods of the loss by name, that it cannot be combined with, each with
+            the reason.
     """
 
     kind: ClassVar[str]

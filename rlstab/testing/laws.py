@@ -43,14 +43,14 @@ from rlstab.testing.compare import (
 from rlstab.testing.edges import edges_of, rich_step, with_small, words_of
 from rlstab.testing.fresh_process import PickledMethod, Unreachable, methods_of
 from rlstab.testing.relabel import relabellings, same_draws
-from rlstab.testing.run import Outcome, StepOutcome, joined, run_chain, run_ranks, run_whole
+from rlstab.testing.run import RunOutcome, StepOutcome, joined, run_chain, run_ranks, run_whole
 from rlstab.testing.steps import Step, in_domain, large_step, make_step
 from rlstab.testing.watch import ReadOnly, Shared, Wide
 
 #: Raises :class:`BrokenLaw`, or :class:`NotApplicable`.
 LawCheck: TypeAlias = Callable[[Any, Any], None]
 #: Runs a method or stage; requires that two outcomes are the same within a tolerance.
-Run: TypeAlias = Callable[..., Any]
+_Run: TypeAlias = Callable[..., Any]
 
 
 #: Numbers of optimizer steps or rollouts in a long run, and after it with only the state advancing.
@@ -168,7 +168,7 @@ def dealt(rng: random.Random, items: Iterable[int], parts: int, world: int, spar
     return ranks
 
 
-def check_finite(outcome: Outcome, given: Iterable[tuple[str, Any]], where: str = "") -> None:
+def check_finite(outcome: RunOutcome, given: Iterable[tuple[str, Any]], where: str = "") -> None:
     """Require that an outcome, its metrics and its state are finite numbers.
 
     Raises:
@@ -198,7 +198,7 @@ def check_repr(method: Method[Any]) -> None:
         raise BrokenLaw(f"its repr does not give it back: {method!r}.")
 
 
-def check_process(method: Method[Any], trial: Any, run: Run, chain: Sequence[Any], same: Run) -> None:
+def check_process(method: Method[Any], trial: Any, run: _Run, chain: Sequence[Any], same: _Run) -> None:
     """Require that a chain of optimizer steps or rollouts gives the same in a fresh process as here.
 
     Raises:
@@ -221,7 +221,7 @@ def check_process(method: Method[Any], trial: Any, run: Run, chain: Sequence[Any
 
 
 def check_long_run(
-    method: Method[Any], chain: Sequence[Any], parts_of: Callable[[Any], Any], whole: Run, parts: Run, same: Run
+    method: Method[Any], chain: Sequence[Any], parts_of: Callable[[Any], Any], whole: _Run, parts: _Run, same: _Run
 ) -> None:
     """Require that each step or rollout is the same whole and in parts, with a new state of the same kind and size.
 

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 @dataclass(kw_only=True)
-class Outcome:
+class RunOutcome:
     """The outcome of one optimizer step or one rollout.
 
     Attributes:
@@ -40,7 +40,7 @@ class Outcome:
 
 
 @dataclass
-class StepOutcome(Outcome):
+class StepOutcome(RunOutcome):
     """The outcome of one optimizer step.
 
     Attributes:

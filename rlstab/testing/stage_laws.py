@@ -36,7 +36,7 @@ from rlstab.testing.laws import (
 )
 from rlstab.testing.relabel import same_draws
 from rlstab.testing.rollouts import Rollout, make_rollout
-from rlstab.testing.run import Outcome, in_threads, run_chain
+from rlstab.testing.run import RunOutcome, in_threads, run_chain
 
 #: The laws of stages, in the order of the report.
 STAGE_LAWS: list[Law] = []
@@ -84,7 +84,7 @@ RowsByName: TypeAlias = dict[str, dict[int, Tensor]]
 
 
 @dataclass
-class StageOutcome(Outcome):
+class StageOutcome(RunOutcome):
     """The outcome of a stage in one rollout, on one rank or on all.
 
     Attributes:

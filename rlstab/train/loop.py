@@ -38,6 +38,7 @@ from torch.utils import deterministic
 
 from rlstab.config.identity import digest
 from rlstab.config.runs import RunConfig
+from rlstab.config.settings import OTHER_MODELS
 from rlstab.config.user_classes import require_storable
 from rlstab.config.user_code import checksums, portable
 from rlstab.console import Terminal, command
@@ -218,13 +219,11 @@ class Trainer:
                     tell(console, "note", text)
             require_decoding(policy, run.model.name, self.task.example("train", 0), run.rollout)
         others, self.first_lines = dict[str, Callable[[Rollout], Tensor]](), list[str]()
-        for needed, what, named in (
-            ("ref_logprobs", "reference of the KL", run.model.reference),
-            ("teacher_logprobs", "teacher", run.model.teacher),
-        ):
+        for needed, what in OTHER_MODELS.items():
             if needed not in run.composition.needs or needed in signals:
                 continue
-            self.first_lines.append(f"{what}: {reference_of(run, named)}")
+            named = getattr(run.model, what)
+            self.first_lines.append(f"{what} model: {reference_of(run, named)}")
             gathered = self.engine.gathered_policy  # with the adapter off
             if run.model.adapter is None or named is not None:
                 other = load_policy(named or run.model.name, device=device, precision=precision)

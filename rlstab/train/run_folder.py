@@ -38,7 +38,7 @@ from rlstab.core.metadata import idle_evidence
 from rlstab.errors import CheckpointError, ConfigError
 from rlstab.files import replace_file
 from rlstab.record.writer import remove_dump
-from rlstab.run_files import ABOUT, CHECKPOINTS, CONFIG, DUMP, METRICS, SAMPLES
+from rlstab.run_files import ABOUT, CHECKPOINTS, CONFIG, DUMP, LOCK, METRICS, SAMPLES
 from rlstab.safe_read import read_json, read_object
 from rlstab.tasks.rewards import Rewards
 from rlstab.train import checkpoint
@@ -49,8 +49,6 @@ JOURNALS = (METRICS, SAMPLES)
 
 #: Files that a run writes, apart from its checkpoints and the folders of its trackers.
 FILES = (CONFIG, *JOURNALS, ABOUT)
-
-LOCK = ".lock"
 
 #: Where a replaced run is kept until the new run has a checkpoint.
 REPLACED = ".replaced"
