@@ -150,7 +150,7 @@ def _label(item: Mapping[str, Any]) -> str:
 
 
 def setting_of(config: Mapping[str, Any], path: str) -> Any:
-    """The value at a dotted path of a resolved run; None where there is none."""
+    """The value at a dotted path of a resolved run; None if there is none."""
     value: Any = config
     for key in path.split("."):
         if not isinstance(value, Mapping) or key not in value:
