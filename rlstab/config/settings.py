@@ -536,7 +536,7 @@ class TrackingSettings(Settings):
         (), strict=False, description="also written, next to metrics.jsonl"
     )
     project: str = Field("rlstab", description="name for the trackers")
-    checkpoint_every: Every = Field(50, description="rollouts between checkpoints; the last always has one; 0 is never")
+    checkpoint_every: Every = Field(50, description="rollouts between checkpoints; 0 is never, but the last has one")
     keep_checkpoints: Count = Field(2, description="how many of the newest checkpoints are kept")
     samples: Every = Field(2, description="responses of each rollout written to samples.jsonl")
     dump_every: Every = Field(0, description="optimizer steps between those recorded in `dump`; 0 is never")

@@ -1,4 +1,4 @@
-"""A run of another trainer: its curves, evaluations and costs under our names."""
+"""A run of another trainer: its curves, evaluations and costs under rlstab's names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlstab.logs.readers import read_file, read_folder, text_at
 
 #: The score of an evaluation.
 SCORE = "eval/mean"
-#: Share of the steps after which the log may stop to say what was spent.
+#: Share of the steps after which the log may stop recording the cost.
 ENOUGH = 0.9
 
 
@@ -28,7 +28,7 @@ class Logged:
 
     Attributes:
         facts: fields of a record of a report, such as ``metrics`` and ``evaluations``.
-        ended: whether it made all steps that it planned; None where the log does not say how many.
+        ended: whether it made all steps that it planned; None if the log does not say how many.
         remarks: what was left out.
     """
 
@@ -38,7 +38,7 @@ class Logged:
 
 
 def read_foreign(folder: Path, console: Path) -> Logged:
-    """The run in the output folder of a trainer; where that has no log, in what the trainer printed.
+    """The run in the output folder of a trainer, or, if that has no log, in the trainer's printed output.
 
     Raises:
         ReportError: neither has a metric that is known.
@@ -72,7 +72,7 @@ def _logged(log: Log) -> Logged:
 
 
 def _spent(rows: Rows, shift: int, last: int) -> dict[str, Curve]:
-    """What was spent until the end of each bin; each line of a log stands for the steps since the one before."""
+    """The cost up to the end of each bin; each line of a log stands for the steps since the previous one."""
     ends = np.unique(np.minimum(np.arange(WIDTH, last + WIDTH, WIDTH), last)).astype(np.int64)
     curves: dict[str, Curve] = {}
     for unit, names in SPENT.items():

@@ -74,9 +74,9 @@ def test_what_is_the_same_or_has_one_folder_is_told(tmp_path: Path) -> None:
     notes = load_bench({**file, "settings": {"one": values, "two": {"optimisation.lr": 1e-3}, "One": values}}).notes
     assert [note.split(":")[0] for note in notes] == [
         "the settings one, One are the same",
-        "the settings one, One differ in case alone",
+        "the settings one, One differ only in case",
         "the methods a, again are the same",
-        "the methods a, A differ in case alone",
+        "the methods a, A differ only in case",
     ]
 
 
