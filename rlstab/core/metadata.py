@@ -44,12 +44,6 @@ class NoOpAt:
         return self.settings is not None and all(getattr(method, name) == at for name, at in self.settings.items())
 
 
-#: For a method that acts by how far the ratio is from 1.
-ON_POLICY = NoOpAt(None, "Where every ratio is exactly 1, as with one optimizer step per rollout.")
-#: For one that does so only where it is anchored at the old policy.
-ON_POLICY_OLD = NoOpAt(None, f"With anchor 'old', w{ON_POLICY.why[1:]}")
-
-
 @dataclass(frozen=True)
 class IdleSign:
     """A metric by which a run shows that a method never acted.

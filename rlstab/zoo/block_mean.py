@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from rlstab import Mean, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, NoOpAt
+from rlstab.core.metadata import About
 from rlstab.core.terms import Totals
 
 #: Block numbers are below it: a float32 holds whole numbers up to 2^24.
@@ -65,6 +65,9 @@ class BlockMean(TokenObjective):
         - ``block_mean`` gives each block its own vote, and ``gspo``, ``gmpo`` and ``holder_mean`` one ratio to the
           whole response: how hard a block pulls also depends on how far the policy has moved in the others.
 
+    Limits:
+        - Where all responses are one block and keep as many tokens: equal to ``token_mean``.
+
     Example:
         A response of an answer of three tokens, one token of markup and a confidence of one token: the tokens of the
         answer weigh 1 / 3, that of the confidence 1, the markup nothing.
@@ -88,10 +91,7 @@ class BlockMean(TokenObjective):
         Verifiable Rewards", 2026, arXiv 2602.10231. Reference code: none found.
     """
 
-    about = About(
-        addresses={"length"},
-        no_op_at=(NoOpAt(None, "Where all responses are one block and keep as many tokens: equal to `token_mean`."),),
-    )
+    about = About(addresses={"length"})
 
     name = "block_mean"
     needs = {"block_ids"}

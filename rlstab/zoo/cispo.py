@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rlstab import Constants, Range, Settled, State, Surrogate, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import ON_POLICY, About, NoOpAt
+from rlstab.core.metadata import About, NoOpAt
 
 
 class CISPO(TokenObjective):
@@ -69,6 +69,9 @@ class CISPO(TokenObjective):
     Interacts:
         - ``cispo`` was published on ``token_mean``.
 
+    Limits:
+        - Where every ratio is exactly 1, as with one optimizer step per rollout.
+
     Example:
         Ratios 1.5 and 0.5, first rewarded, then punished, and a cap of 1.2. Every token pulls: 1.5 counts as 1.2, 0.5
         as it is. The gradient is -A clip(r) / 4.
@@ -100,7 +103,6 @@ class CISPO(TokenObjective):
                 {"cap": 1e9, "floor": None} | dict.fromkeys(("negative_cap", "negative_floor")),
                 "a ratio is at most e^20, so none reaches the cap.",
             ),
-            ON_POLICY,
         ),
     )
 

@@ -143,6 +143,9 @@ class ImportanceCorrection(TokenObjective):
         - ``importance_correction`` restrains a response by its mismatch with the sampler, and ``cppo`` restrains its
           tokens by the same mismatch.
 
+    Limits:
+        - Where the sampler is the policy that the ratio divides by, as with ``old_logprobs: rollout``.
+
     Example:
         Ratios 0.75, 1, 1.5 and 8 of the old policy over the sampler. TIS truncates the last one at 2; IcePop gives it
         the weight 0.
@@ -180,7 +183,6 @@ class ImportanceCorrection(TokenObjective):
         addresses={"off-policy"},
         no_op_at=(
             NoOpAt({"min_weight": 1.0, "max_weight": 1.0, **dict.fromkeys(_REJECTS)}, "every weight is 1, none is 0."),
-            NoOpAt(None, "Where the sampler is the policy that the ratio divides by, as with `old_logprobs: rollout`."),
         ),
     )
 

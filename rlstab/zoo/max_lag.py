@@ -53,6 +53,9 @@ class MaxLag(TokenObjective):
     Interacts:
         - ``max_lag`` drops what ``importance_correction`` would weigh.
 
+    Limits:
+        - Where the sampler has the weights in training, as without ``rollout.staleness``.
+
     Example:
         A response of which two tokens were sampled ten updates ago, and two three updates ago.
 
@@ -77,10 +80,7 @@ class MaxLag(TokenObjective):
 
     about = About(
         addresses={"off-policy"},
-        no_op_at=(
-            NoOpAt({"updates": 10**9}, "no token is that old."),
-            NoOpAt(None, "Where the sampler has the weights in training, as without `rollout.staleness`."),
-        ),
+        no_op_at=(NoOpAt({"updates": 10**9}, "no token is that old."),),
     )
 
     name = "max_lag"

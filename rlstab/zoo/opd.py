@@ -4,7 +4,7 @@ from typing import Annotated
 
 from rlstab import Mean, Range, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.metadata import About, NoOpAt
-from rlstab.zoo.teacher_gap import AGREES, teacher_gap
+from rlstab.zoo.teacher_gap import teacher_gap
 
 
 class OPD(TokenObjective):
@@ -59,6 +59,9 @@ class OPD(TokenObjective):
         - ``opd`` and ``clip_higher``: the ratio's trust region bounds how far one rollout is followed.
         - ``opd`` adds to the advantage that ``rlsd`` scales; both together count the teacher twice.
 
+    Limits:
+        - Where the teacher is the policy that the ratio divides by.
+
     Example:
         A response with advantage 1. The teacher finds its first token four times as likely as the student, and its
         second half as likely: 1 + ln 4 and 1 - ln 2.
@@ -86,7 +89,7 @@ class OPD(TokenObjective):
 
     about = About(
         addresses={"sample"},
-        no_op_at=(NoOpAt({"coefficient": 0.0, "alone": False}, "every bonus is 0."), AGREES),
+        no_op_at=(NoOpAt({"coefficient": 0.0, "alone": False}, "every bonus is 0."),),
         exceptions={"zero advantage": "the teacher grades a token whatever its response earned."},
     )
 

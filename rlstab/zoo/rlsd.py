@@ -7,7 +7,7 @@ import torch
 from rlstab import Mean, Range, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import bounded_exp
 from rlstab.core.metadata import About, NoOpAt
-from rlstab.zoo.teacher_gap import AGREES, teacher_gap
+from rlstab.zoo.teacher_gap import teacher_gap
 
 
 class RLSD(TokenObjective):
@@ -63,6 +63,9 @@ class RLSD(TokenObjective):
     Interacts:
         - ``rlsd`` scales the policy term before ``clip_higher`` bounds the ratio, which the scale does not change.
 
+    Limits:
+        - Where the teacher is the policy that the ratio divides by.
+
     Example:
         A rewarded and a punished response, each with a token that the teacher finds twice and one that it finds half as
         likely. s is 1.1 and 0.9, and the other way round.
@@ -90,7 +93,7 @@ class RLSD(TokenObjective):
 
     about = About(
         addresses={"sample"},
-        no_op_at=(NoOpAt({"mix": 0.0}, "every weight is 1."), AGREES),
+        no_op_at=(NoOpAt({"mix": 0.0}, "every weight is 1."),),
     )
 
     name = "rlsd"

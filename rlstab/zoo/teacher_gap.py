@@ -2,9 +2,7 @@
 
 from torch import Tensor
 
-from rlstab import NoOpAt, TokenBatch
-
-AGREES = NoOpAt(None, "Where the teacher is the policy that the ratio divides by.")
+from rlstab import TokenBatch
 
 
 def teacher_gap(batch: TokenBatch) -> Tensor:

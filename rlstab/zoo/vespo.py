@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rlstab import Constants, Range, Settled, State, Surrogate, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import MAX_LOG_RATIO
-from rlstab.core.metadata import ON_POLICY_OLD, About
+from rlstab.core.metadata import About
 from rlstab.zoo.anchored import Anchored
 
 
@@ -75,6 +75,9 @@ class VESPO(Anchored, TokenObjective):
           ``off_policy_mask`` and ``m2po`` remove the gradient of some of their tokens as well.
         - The weight of ``vespo`` is that of the whole response, including the tokens that a mask drops.
 
+    Limits:
+        - With anchor 'old', where every ratio is exactly 1, as with one optimizer step per rollout.
+
     Example:
         Ratios 1.5 and 0.75 in a rewarded and in a punished response: W = 1.125. Rewarded, phi = 1.125^2 exp(3 (1 -
         1.125)) = 0.8698; punished, phi = 1.125^3 exp(2 (1 - 1.125)) = 1.1089. The gradient is -phi A / 4.
@@ -97,10 +100,7 @@ class VESPO(Anchored, TokenObjective):
         ``trl/trainer/grpo_trainer.py`` (``get_gamma_weights``).
     """
 
-    about = About(
-        addresses={"trust region", "off-policy"},
-        no_op_at=(ON_POLICY_OLD,),
-    )
+    about = About(addresses={"trust region", "off-policy"})
     excludes = {
         "ratio": "the kernel takes the place of the ratio, and its weight is not normalised by the length.",
         "importance_correction": "the mismatch of the sampler belongs inside the kernel, which bounds it and counts it "

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+pytest.importorskip("trl", reason="TRL is not installed")
+
 from benchmarks.waits import figures
 from tests.adapters import trl_jobs
 from tests.device.on_device_trainer import COUNTED, STEP, leave_on_the_cpu
