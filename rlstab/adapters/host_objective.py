@@ -8,7 +8,8 @@ from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 from rlstab.config.document import Document, flow
-from rlstab.errors import ConfigError, did_you_mean
+from rlstab.config.objectives import load_objective
+from rlstab.errors import ConfigError, RlstabError, did_you_mean
 from rlstab.hosts import CORRECTION_SETTING, HOSTS, facts
 
 #: An objective as a list that YAML holds.
@@ -224,6 +225,9 @@ def read_settings(host: str, path: str | Path) -> dict[str, Any]:
     defaults = {**known["loss"], **known["kept"], **steps}
     data = settings_of_verl(document.data) if host == "verl" else document.data
     given = {name: value for name, value in data.items() if name in defaults}
+    below = [name for name, part in data.items() if isinstance(part, Mapping) and part.keys() & defaults.keys()]
+    if below and not given:
+        raise ConfigError(f"{path}: the settings are below '{below[0]}'. Put what is there into a file of its own.")
     for name, value in given.items():
         _check_kind(f"{path}: {name}", value, defaults[name])
         if name in steps and (value < 1 if isinstance(value, int) else isinstance(value, float)):
@@ -238,7 +242,7 @@ def objective_file(host: str, path: str | Path) -> str:
     """The file of an objective, from a YAML file with the settings of a host: ``rlstab init --from-trl FILE``.
 
     Raises:
-        ConfigError: see :func:`read_settings`, or no objective is that loss.
+        ConfigError: see :func:`read_settings`, or no objective is that loss, or a setting is out of range in it.
     """
     given, known = read_settings(host, path), facts(host)
     if host == "trl":
@@ -246,6 +250,10 @@ def objective_file(host: str, path: str | Path) -> str:
         methods, told = objective_of(config), deviations_of(config)
     else:
         methods, told = verl_objective_of(given), verl_deviations_of(given)
+    try:
+        load_objective(methods)
+    except RlstabError as error:
+        raise ConfigError(f"{path}: no objective has these settings. {error}") from error
     defaults = {**known["loss"], **known["kept"], **known.get("steps", {})}
     changed = {name: value for name, value in given.items() if value != defaults[name]}
     read = flow(changed) if changed else "its default settings"
