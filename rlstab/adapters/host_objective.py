@@ -111,7 +111,15 @@ def deviations_of(config: Any) -> list[str]:
         (config.loss_type == "bnpo" and cut, f"bnpo: TRL takes the mean of each micro-batch, {step}."),
         (by_token and every, "tokens: TRL divides by those of the generation, scaled; the objective by the step's."),
         (quantile and cut, f"top_entropy: TRL takes the quantile of each micro-batch, {step}."),
-        (bonus and (cut or not by_token), "entropy: TRL takes its mean over a micro-batch, the objective as its loss."),
+        (
+            bonus and config.loss_type == "luspo",
+            "entropy: TRL takes its mean over tokens, the objective its sum over a response, as of the loss. Divide "
+            "entropy_coef by the mean length.",
+        ),
+        (
+            bonus and config.loss_type != "luspo" and (cut or not by_token),
+            "entropy: TRL takes its mean over a micro-batch, the objective as its loss.",
+        ),
         (bonus and quantile, "entropy: TRL pays for the tokens of its top-entropy mask, the objective for all."),
         (config.use_adaptive_entropy, "adaptive_entropy: TRL judges a step by the entropy of the one before."),
         (sequence_kl, "kl: TRL multiplies it by the ratio of the response, the objective by that of the token."),
