@@ -175,8 +175,8 @@ def stage_interacts(cls: type[Stage]) -> Iterator[tuple[str, str]]:
     for name, why in cls.excludes.items():
         yield "Conflict", f"``{name}``: {why}"
     for other in stages():
-        if cls.name in other.excludes:
-            yield "Conflict", f"``{other.name}``: {other.excludes[cls.name]}"
+        for name in {cls.name, cls.kind} & other.excludes.keys():
+            yield "Conflict", f"``{other.name}``: {other.excludes[name]}"
     for name, why in cls.about.expects.items():
         yield "Published with", f"``{name}``: {why}"
 

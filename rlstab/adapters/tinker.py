@@ -36,7 +36,7 @@ from rlstab.errors import CheckpointError, HostError, MissingSignal, NonFinite, 
 from rlstab.files import replace_file
 from rlstab.hosts import adapted
 
-#: What an objective is given as.
+#: The forms in which an objective is given.
 Given: TypeAlias = str | Path | Mapping[str, Any] | list[Any] | TokenObjective
 #: The file of a checkpoint that names the server's, and the folder with the state of the objective that belongs to it.
 SERVER, STATE = "tinker.txt", "state-"
@@ -83,7 +83,7 @@ class TinkerLoss:
         return out.loss + zero, self.metrics()
 
     def metrics(self) -> dict[str, float]:
-        """Of the step: rlstab's, and its loss."""
+        """Metrics of the step: rlstab's, and its loss."""
         means = HostMetrics("tinker", lambda own: [own])
         means.add(self.step)
         return {"loss": self.step.total_loss, **means.collect()}
@@ -116,7 +116,7 @@ class TinkerTrainer:
         self.state: State = self.objective.init_state() if state is None else state
         self.last_refusal: str | None = None
         self._data: list[Any] = []
-        self._loss: TinkerLoss | None = None  # with the futures, while a step is under way
+        self._loss: TinkerLoss | None = None  # with the futures, while a step is in progress
         self._futures: list[Any] = []
 
     def step(self, data: Sequence[Any], adam: Any) -> dict[str, float]:

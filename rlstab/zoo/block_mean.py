@@ -51,7 +51,7 @@ class BlockMean(TokenObjective):
           ``blockwise``.
         - From the paper: it averages over the responses of a group and then over groups, which is the same where all
           groups have one size. A response that lost all its tokens to masks does not count in S; one that has no block
-          does, as there. It has no penalty on tokens, so how penalties treat tokens without a block is our choice.
+          does, as there. It has no penalty on tokens, so how penalties treat tokens without a block is rlstab's choice.
         - From its code: no official code was found.
 
     Pitfalls:

@@ -52,7 +52,7 @@ class CISPO(TokenObjective):
         - From the paper: the value of the loss is -clip(r) A; the paper prints -clip(r) A l. The gradients are equal,
           and neither value says how training goes.
         - From the paper: log-ratios are clamped to 20 nats, and a token beyond pulls no more.
-        - From the paper: besides the cap, it describes a mask that stops tokens as PPO does; the authors say that it
+        - From the paper: it also describes a mask that stops tokens as PPO does; the authors say that it
           was off (MiniMax-AI/MiniMax-M1, issue 17). ROLL offers it; here it is not offered.
         - From other code: TRL's and ms-swift's ``epsilon_high`` is this cap: 5.0 there is 5.0 here, and so is tinker's
           ``clip_high_threshold`` (4.0). verl, slime, SkyRL, NeMo-RL and AReaL clip to [1 - low, 1 + high]: high 0.2

@@ -10,7 +10,7 @@ from rlstab.core.metadata import About, NoOpAt
 from rlstab.core.settings import check_order, percent
 from rlstab.zoo.covariant import Covariant
 
-#: Added to the seed, so that no other method and no sampler draws the same numbers with it.
+#: Added to the seed, so that no other method and no sampler draws the same numbers.
 STREAM = 1 << 41
 
 

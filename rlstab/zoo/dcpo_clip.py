@@ -5,7 +5,7 @@ from typing import Annotated
 from rlstab import Bounds, Range, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.metadata import ON_POLICY, About
 
-#: 1 / q is at most e to this, so that it and its products with settings are numbers.
+#: 1 / q is at most e to the power of this, so that it and its products with settings are finite.
 MAX_SURPRISAL = 700.0
 
 

@@ -41,8 +41,8 @@ class IWOPD(TokenObjective):
         none
 
     Deviations:
-        - From TRL: its gradient is that of the log-prob, ours that of the ratio, which is the same at a ratio of 1;
-          with several optimizer steps per rollout ours corrects for the policy having moved.
+        - From TRL: its gradient is that of the log-prob, here that of the ratio, which is the same at a ratio of 1;
+          with several optimizer steps per rollout the latter corrects for the policy having moved.
 
     Pitfalls:
         All tokens of a response weigh at least 1 and at most 1 + g: it is a preference and not a filter. A single

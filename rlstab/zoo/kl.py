@@ -133,7 +133,7 @@ class KLPenalty(Anchored, TokenObjective):
 
     @property
     def reads_drift(self) -> Set[str]:
-        # k1 has the slope 1 also where the policies are one
+        # k1 has the slope 1 even where the policies are the same
         return frozenset({"live"} if self.anchor == "old" and self.estimator != "k1" else ())
 
     def in_words(self) -> dict[str, str]:

@@ -8,7 +8,7 @@ from rlstab.zoo.teacher_gap import AGREES, teacher_gap
 
 
 class OPD(TokenObjective):
-    """Add to the advantage of a token how much likelier it is to a teacher than to the policy (on-policy distillation).
+    """Add to a token's advantage its log-prob under a teacher minus that under the policy (on-policy distillation).
 
     Problem:
         A verifiable reward says of a whole response that it is right or wrong. Hundreds of tokens share that one bit,
@@ -43,7 +43,7 @@ class OPD(TokenObjective):
         none
 
     Deviations:
-        - From tinker-cookbook: its student log-probs are those that the sampler reported, ours those that the ratio
+        - From tinker-cookbook: its student log-probs are those that the sampler reported, here those that the ratio
           divides by; they are the same under ``old_logprobs: rollout``. Its sum over later tokens, discounted by
           ``kl_discount_factor``, is off there by default and not offered.
         - From verl: it offers estimates of the divergence as a loss, and from the largest log-probs of each position.

@@ -1,4 +1,4 @@
-"""Random mask: the control of a method that drops tokens, as many of them and no matter which."""
+"""Random mask: the control for a method that drops tokens, which drops as many at random."""
 
 from typing import Annotated, Literal
 

@@ -1,4 +1,4 @@
-"""What the methods share that give all tokens of a response one ratio."""
+"""Shared by methods that give all tokens of a response one ratio."""
 
 from torch import Tensor
 

@@ -149,8 +149,3 @@ class S2TMask(TokenObjective):
 
     def _candidates(self, batch: TokenBatch) -> Tensor:
         return batch.rewarded & below(batch.logprobs, math.log(self.max_prob))
-
-
-def _leaves_none(s2t: S2TMask, share: float) -> bool:
-    """The threshold of ``top_entropy`` with this share is then not below that of S2T."""
-    return s2t.population == "all" and s2t.quantile <= 1 - share

@@ -132,7 +132,7 @@ class STEER(TokenObjective):
 
     def measure(self, batch: TokenBatch) -> Stat:
         change = _entropy_change(batch)
-        some = min(1, len(batch))  # of a part its own extreme is enough, and cheap
+        some = min(1, len(batch))  # the extreme of each part is enough, and cheap
         smallest, largest = (change.topk(some, largest=largest).values for largest in (False, True))
         return {"smallest": Pool.quantile(smallest, 0.0), "largest": Pool.quantile(largest, 1.0)}
 

@@ -59,7 +59,7 @@ class VESPO(Anchored, TokenObjective):
           the paper all tokens of a response have one advantage.
         - From its code: d_t, and then their sum, are clamped to 20 nats, as there; the code bounds W below by 1e-8, and
           here it is e^-20, where phi is below 1e-14 at the defaults. A token whose own log-ratio is beyond 20 nats does
-          not pull. The ranges of power and decay are our choice: within them phi stays below e^37.
+          not pull. The ranges of power and decay are rlstab's choice: within them phi stays below e^37.
         - From its code: with 'rollout' W is the live policy over the sampler. The code multiplies old over sampler by
           weights that it may have truncated before.
         - From other code: TRL adds the rollout weights over padding too, which is harmless where they are 1.

@@ -1,4 +1,4 @@
-"""WAPO: learn from the winners of each group alone."""
+"""WAPO: learn only from the winners of each group."""
 
 from typing import Annotated
 
