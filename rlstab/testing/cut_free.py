@@ -52,6 +52,7 @@ _FACTOR = {
     "ranks": "the losses of ranks are averaged: multiply by `ranks`",
     "": "divide by counts of the step, such as `tokens`, or pass accumulate='mean'",
 }
+_HELD = "what padding holds takes part in it, such as in a value that is read at the first position"
 _CHOICE = {
     "": "a mean, a threshold, a quantile or a selection is taken over the tokens of one micro-batch",
     "padding": "padding is part of a mean, a threshold or a selection",
@@ -237,8 +238,9 @@ def _cause(given: Tensor, whole: Tensor, step: Mapping[str, Tensor], cut: _Cut, 
     parts = [list(part) for parts in cut.ranks for part in parts]
     if (found := factors(parts)) is not None:
         if _same(found):
-            times = f"all of it is {float(found.nanmean()):.3g} times as large"
-            return f"{times}: {_FACTOR.get(kind, _FACTOR[''])}"
+            factor = float(found.nanmean())
+            why = _FACTOR.get(kind, _FACTOR[""]) if kind != "padding" or 0 < factor < 1 else _HELD
+            return f"all of it is {factor:.3g} times as large: {why}"
         lengths = [step["mask"][part].sum(1) for part in parts]
         sizes = {
             "tokens": [float(length.sum()) for length in lengths],
@@ -252,7 +254,8 @@ def _cause(given: Tensor, whole: Tensor, step: Mapping[str, Tensor], cut: _Cut, 
         return f"each micro-batch has a factor of its own, {float(found.min()):.3g} to {float(found.max()):.3g}"
     if (found := factors([[number] for number in range(_ROWS)])) is not None:
         low, high = float(found.min()), float(found.max())
-        return f"each response has a factor of its own, {low:.3g} to {high:.3g}: other responses take part in it"
+        why = _HELD if kind == "padding" else "other responses take part in it"
+        return f"each response has a factor of its own, {low:.3g} to {high:.3g}: {why}"
     odd = int((given - whole).abs().gt(1e-6 * whole.abs().max()).sum())
     return f"{odd} of {len(row)} tokens change, unlike others of their response: {_CHOICE.get(kind, _CHOICE[''])}"
 
