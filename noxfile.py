@@ -193,7 +193,7 @@ def tinker(session: nox.Session) -> None:
     files = "tests/adapters/test_tinker.py", "tests/adapters/test_tinker_server.py"
     still_open = "-W", "ignore::ResourceWarning"  # the SDK ends with its process, and so do its connections
     session.run("python", "-m", "pytest", *still_open, *files, *session.posargs, env=env_of("tinker"))
-    # the SDK's newest tested release, whose server is Tinker's own: the gradient that it would send
+    # the SDK's newest tested release, whose server is Tinker's own: what it would send
     session.install("tinker==0.38.0")
     session.run("python", "-m", "pytest", files[1], "-k", "sdk", *session.posargs, env=env_of("tinker"))
 

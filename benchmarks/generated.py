@@ -7,9 +7,9 @@
 
 Both packages ship generators of logs, healthy and broken on purpose, each with the kind that it stands for. What they
 log is read under TRL's names; nothing else of a run reaches the signs. Thresholds were chosen on seeds 0 to 4. A kind
-whose metrics no trainer logs, or that is not about learning, is shown and not counted. With ``--ours`` what
-``python -m benchmarks diagnose --out`` or ``--data`` left is judged by all four. ``--page`` puts the tables into
-docs/how-to/diagnose.md.
+whose metrics no trainer logs, or that is not about learning, is left out. With ``--ours`` what
+``python -m benchmarks diagnose --out`` or ``--data`` left is judged by all four. ``--page`` puts what sums the tables
+up into docs/how-to/diagnose.md.
 """
 
 from __future__ import annotations
@@ -239,24 +239,20 @@ LACKS = (
 )
 
 
-def generated(seeds: Sequence[int]) -> Iterator[str]:
-    """The tables of the generated runs, with a line that sums up."""
+def generated(seeds: Sequence[int]) -> tuple[list[str], list[str]]:
+    """The table of the generated runs, and lines that sum it up."""
     lacking: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
-    yield "| generator | run | right | named | step | without what shows it | the package itself |"
-    yield "| --- | --- | --- | --- | --- | --- | --- |"
+    table = ["| run | named | step | right | the package itself |", "|---|---|---|---|---|"]
     totals: Counter[str] = Counter()
     for generator, scenarios in KINDS.items():
         for scenario, (wanted, shows) in scenarios.items():
             causes: Counter[str] = Counter()
-            blind: Counter[str] = Counter()
             steps, own = [], 0
             for seed in seeds:
                 rows = GENERATORS[generator](scenario, seed)
                 cause, step = named(rows)
                 causes[cause or "nothing"] += 1
                 steps += [step] if step else []
-                if shows:
-                    blind[named(rows, shows)[0] or "nothing"] += 1
                 for lack in LACKS if scenario not in NOT_SHOWN and seed in seeds[:LACKING] else ():
                     if not set(lack) & set(shows):
                         without = named(rows, lack)[0]
@@ -267,44 +263,35 @@ def generated(seeds: Sequence[int]) -> Iterator[str]:
                     said = bool(wanted or scenario == "healthy") and right(judge(rows), wanted)
                     own += said and peer == generator
                     totals[f"{peer} of all {'broken' if wanted else 'healthy'} right"] += said
+            if scenario in NOT_SHOWN:
+                continue
             hits = sum(causes[cause] for cause in wanted or ("nothing",))
-            counted = scenario not in NOT_SHOWN
             kind = "healthy" if scenario == "healthy" else "broken"
-            if counted:
-                totals[f"{kind} right"] += hits
-                totals[kind] += len(seeds)
-                totals[f"{generator} {kind} right"] += own
-                totals[f"{generator} {kind}"] += len(seeds)
+            totals[f"{kind} right"] += hits
+            totals[kind] += len(seeds)
+            totals[f"{generator} {kind} right"] += own
+            totals[f"{generator} {kind}"] += len(seeds)
             span = f"{min(steps)} to {max(steps)}" if steps else "none"
-            cells = [
-                generator,
-                f"`{scenario}`",
-                f"{hits} of {len(seeds)}" if counted else "not shown",
-                told(causes),
-                span,
-            ]
-            yield f"| {' | '.join([*cells, told(blind) or 'none', f'{own} of {len(seeds)}' if counted else 'none'])} |"
-    yield ""
+            cells = [f"{generator} `{scenario}`", told(causes), span, f"{hits} of {len(seeds)}"]
+            table.append(f"| {' | '.join(cells)} | {own} of {len(seeds)} |")
     own = "; ".join(
         f"{generator} on its own: {totals[f'{generator} broken right']} of {totals[f'{generator} broken']}, and "
         f"{totals[f'{generator} healthy right']} of {totals[f'{generator} healthy']} healthy"
         for generator in KINDS
     )
-    yield (
-        f"The right kind in {totals['broken right']} of {totals['broken']} broken runs, no cause in "
-        f"{totals['healthy right']} of {totals['healthy']} healthy ones ({own})."
-    )
     of_all = "; ".join(
         f"{peer} {totals[f'{peer} of all broken right']} and {totals[f'{peer} of all healthy right']}" for peer in PEERS
     )
-    yield f"Of the same {totals['broken']} and {totals['healthy']}, by any finding: {of_all}."
-    yield ""
-    yield "| without | right, where something else shows it | healthy runs with a cause |"
-    yield "| --- | --- | --- |"
-    for lack, counts in lacking.items():
-        names = ", ".join(f"`{name}`" for name in lack)
-        right_of = f"{counts['right']} of {counts['runs']}"
-        yield f"| {names} | {right_of} | {counts['called broken']} of {counts['healthy']} |"
+    together = sum(lacking.values(), Counter[str]())
+    least = min(lacking, key=lambda lack: lacking[lack]["right"] / lacking[lack]["runs"])
+    return table, [
+        f"The right kind in {totals['broken right']} of {totals['broken']} broken runs, no cause in "
+        f"{totals['healthy right']} of {totals['healthy']} healthy ones ({own}).",
+        f"Of the same {totals['broken']} and {totals['healthy']}, by any finding: {of_all}.",
+        f"With one metric left out, where another shows the kind: {together['right']} of {together['runs']} (fewest "
+        f"without `{'` and `'.join(least)}`: {lacking[least]['right']} of {lacking[least]['runs']}), and "
+        f"{together['called broken']} of {together['healthy']} healthy runs with a cause.",
+    ]
 
 
 def told(causes: Counter[str]) -> str:
@@ -334,7 +321,7 @@ def ours(folder: Path) -> Iterator[str]:
         for peer, judge in PEERS.items():
             hits[name][peer] += right(judge(rows), equal)
     yield OF_OURS
-    yield "| --- | --- | --- | --- | --- |"
+    yield "|---|---|---|---|---|"
     for name, counts in hits.items():
         cells = [f"{counts[judge]} of {counts['runs']}" for judge in ("rlstab", *PEERS)]
         yield f"| `{name}` | {' | '.join(cells)} |"
@@ -359,12 +346,11 @@ def main() -> None:
     )
     options.add_argument("--page", action="store_true", help="write the tables into docs/how-to/diagnose.md")
     chosen = options.parse_args()
-    lines = list(generated(chosen.seeds))
-    if chosen.ours:
-        lines += ["", *ours(chosen.ours)]
-    print("\n".join(lines))
+    table, sums = generated(chosen.seeds)
+    judged = ["", *ours(chosen.ours)] if chosen.ours else []
+    print("\n".join([*table, "", *sums, *judged]))
     if chosen.page:
-        write(lines)
+        write([*sums, *judged])
 
 
 assert {cause for kinds in KINDS.values() for wanted, _ in kinds.values() for cause in wanted} <= set(CAUSES.values())

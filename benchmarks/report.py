@@ -81,8 +81,8 @@ def prompt_rows(records: list[Record]) -> list[Row]:
 
 def markdown(titles: Row, rows: Iterable[Row]) -> str:
     """A table."""
-    lines = [titles, tuple("---" for _ in titles), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    head, *body = ("| " + " | ".join(line) + " |" for line in (titles, *rows))
+    return "\n".join([head, "|---" * len(titles) + "|", *body])
 
 
 def fill(page: str, name: str, text: str, by: str = "report") -> str:
@@ -101,8 +101,11 @@ def fill(page: str, name: str, text: str, by: str = "report") -> str:
 def write(page: Path, goals: list[Goal], records: list[Record]) -> None:
     """The generated parts of the page."""
     text = page.read_text(encoding="utf-8")
-    titles = ("row", "goal", "must", "aim", "measured", "before", "verdict")
-    text = fill(text, "goals", markdown(titles, goal_rows(goals, records)))
+    rows = [
+        (row, says, f"{must}, {aim.split()[-1]}", measured, verdict.removesuffix(" reached"))
+        for row, says, must, aim, measured, _, verdict in goal_rows(goals, records)
+    ]
+    text = fill(text, "goals", markdown(("row", "goal", "must, aim", "measured", "reached"), rows))
     titles = ("model", "groups x responses", "prompt + response, tokens", "tokens forwarded", "times faster")
     text = fill(text, "prompts", markdown(titles, prompt_rows(records)))
     page.write_text(text, encoding="utf-8")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import groupby
 
 from rlstab.logs.metric_aliases import ALIASES, COMPLEMENTS, SUMS
 from rlstab.look.diagnosis import CAUSES, TOGETHER
-from rlstab.look.remedies import Figure, Remedy, remedies
+from rlstab.look.remedies import Remedy, remedies, table
 from rlstab.signs import SIGNS
 
 #: The beginning of the page. It is written by a command, like the pages of the methods.
@@ -15,12 +15,11 @@ HEAD = """<!-- Written by `python -m benchmarks evidence` from rlstab/look/remed
 
 # Troubleshooting
 
-What a run that goes wrong looks like in its metrics, what is usually behind it, which methods act on that, and what was
-measured here. [`rlstab look`](how-to/diagnose.md) reads the log of TRL, verl or rlstab and says which of these came
-first; this page is written from the same table. Figures are differences from the baseline of a bench, as means over
-seeds with 95 % intervals, on tasks for a model of 0.34M parameters. They say whether a method acts there, not how large
-the effect would be in your run. A method without a figure has not been measured here, which does not mean that it does
-not work.
+What a run that goes wrong looks like in its metrics, what is usually behind it, and which methods act on that.
+[`rlstab look`](how-to/diagnose.md) reads the log of TRL, verl or rlstab and says which of these came first, with the
+figures of the methods that were compared: differences from the baseline, with 95 % intervals, for a model of 0.34M
+parameters. They say whether a method acts there, not how large the effect would be in your run. Other methods have not
+been compared on such a run, which does not mean that they do not work.
 """
 
 
@@ -30,76 +29,55 @@ def page() -> str:
         HEAD,
         *_symptoms(),
         *(line for remedy in remedies().values() for line in _cause(remedy)),
-        *_signs(),
         *_names(),
     ]
     return "\n".join(parts) + "\n"
 
 
 def _symptoms() -> Iterator[str]:
-    yield "| what you see | section |"
-    yield "| --- | --- |"
     for remedy in remedies().values():
-        yield f"| {remedy.looks} | [{remedy.title}](#{_anchor(remedy.title)}) |"
+        yield f"- [{remedy.looks.removesuffix('.')}](#{_anchor(remedy.title)})"
+    yield ""
+    yield (
+        f"Signs are judged over bins of ten steps, as in the report. What begins within {TOGETHER} steps of another "
+        f"sign begins together with it, and what explains the others comes first."
+    )
     yield ""
 
 
 def _cause(remedy: Remedy) -> Iterator[str]:
     yield f"## {_capital(remedy.title)}"
     yield ""
-    shows = [
-        f"{SIGNS[sign].title} ({_quoted(SIGNS[sign].reads)})" for sign, cause in CAUSES.items() if cause == remedy.cause
-    ]
-    yield f"Signs: {'; '.join(shows)}."
-    yield ""
-    yield f"Likely: {'; or '.join(remedy.likely)}."
-    yield ""
-    yield f"**First:** {remedy.first}"
-    yield ""
-    for host, names in remedy.settings.items():
-        yield f"- {host}: {_quoted(names)}"
-    yield ""
-    if remedy.sources:
-        yield f"[Sources of instability](concepts/instabilities.md): {', '.join(remedy.sources)}."
-        yield ""
-    links = [f"[`{name}`](methods/{name}.md)" for name in remedy.methods]
-    links += [f"[`{name}`](stages/{name}.md)" for name in remedy.stages]
-    yield f"Against it: {', '.join(links)}."
-    yield ""
+    for sign in (SIGNS[name] for name, cause in CAUSES.items() if cause == remedy.cause):
+        metrics = "" if all(name in sign.definition for name in sign.reads) else f" ({_quoted(sign.reads)})"
+        yield f"- Sign: **{sign.title}**{metrics}: {sign.definition}."
+    yield f"- Likely: {'; '.join(remedy.likely)}."
+    yield f"- **First:** {remedy.first}"
+    yield f"- Settings: {'; '.join(f'{host} {_quoted(names)}' for host, names in remedy.settings.items())}."
+    if against := _against(remedy):
+        yield f"- Against it: {against}."
     if remedy.evidence:
-        yield from _evidence(remedy)
-    else:
-        yield "No evidence here: none of these methods has been compared on a run of this kind."
-        yield ""
-
-
-def _evidence(remedy: Remedy) -> Iterator[str]:
-    def bench(row: tuple[str, Sequence[Figure]]) -> tuple[str, str, str, int]:
-        first = row[1][0]
-        return first.bench, first.setting, first.baseline, first.seeds
-
-    for (name, setting, baseline, seeds), rows in groupby(remedy.evidence, bench):
-        where = name if setting == "default" else f"{name}, {setting}"
-        yield f"| [{where}](results.md#{_anchor(name)}) | against {baseline}, {seeds} seeds |"
-        yield "| --- | --- |"
-        for method, figures in rows:
-            yield f"| {method} | {'; '.join(figure.told for figure in figures)} |"
-        yield ""
-
-
-def _signs() -> Iterator[str]:
-    yield "## When a sign is there"
+        yield f"- Compared: {_compared(remedy)}."
     yield ""
-    yield (
-        f"Over bins of ten steps, as in the report. What begins within {TOGETHER} steps of another sign begins "
-        f"together with it, and what explains the others comes first."
-    )
-    yield ""
-    yield "| sign | definition |"
-    yield "| --- | --- |"
-    for name in SIGNS:
-        yield f"| {SIGNS[name].title} | {SIGNS[name].definition} |"
-    yield ""
+
+
+def _against(remedy: Remedy) -> str:
+    """The methods and stages that remedies.yaml names; the index of methods has the others by their source."""
+    links = [f"[`{name}`](methods/{name}.md)" for name in table()[remedy.cause]["methods"]]
+    links += [f"[`{name}`](stages/{name}.md)" for name in remedy.stages]
+    if remedy.sources:
+        links.append(f"[all under {' and '.join(remedy.sources)}](methods/index.md#what-each-is-against)")
+    return ", ".join(links)
+
+
+def _compared(remedy: Remedy) -> str:
+    """The comparisons of a section, with a link to the results of each."""
+    rows = [(name, figures[0].bench, figures[0].setting) for name, figures in remedy.evidence]
+    told = []
+    for (bench, setting), methods in groupby(rows, lambda row: row[1:]):
+        where = bench if setting == "default" else f"{bench}, {setting}"
+        told.append(f"[{where}](results.md#{_anchor(bench)}) ({_quoted(tuple(name for name, *_ in methods))})")
+    return "; ".join(told)
 
 
 def _names() -> Iterator[str]:
@@ -107,8 +85,8 @@ def _names() -> Iterator[str]:
     yield ""
     yield "Prefixes such as `train/` do not matter."
     yield ""
-    yield "| rlstab | elsewhere, the first that is there |"
-    yield "| --- | --- |"
+    yield "| rlstab | other trainers: the first that is there |"
+    yield "|---|---|"
     for ours, foreign in ALIASES.items():
         names = [f"1 - `{name}`" if name in COMPLEMENTS else f"`{name}`" for name in foreign]
         shown = f"`{ours}`" + (f" ({' + '.join(f'`{part}`' for part in SUMS[ours])})" if ours in SUMS else "")

@@ -16,7 +16,7 @@ from typing import Any
 from rich.progress import track
 
 from rlstab.config.runs import RunConfig
-from rlstab.config.settings import DatasetSettings, ReasoningGymSettings, TaskSettings, TextSettings
+from rlstab.config.settings import OTHER_MODELS, DatasetSettings, ReasoningGymSettings, TaskSettings, TextSettings
 from rlstab.config.user_code import SHIPPED_MODELS
 from rlstab.console import Terminal
 from rlstab.errors import ModelError
@@ -176,7 +176,7 @@ def _try_model(run: RunConfig, task: Task | None) -> list[str]:
     described: Any = SimpleNamespace(config=load_part("configuration", name, AutoConfig.from_pretrained))
     _require_safetensors("model.name", name)
     require_pad_token(tokenizer, described.config, name)
-    for key, signal in (("reference", "ref_logprobs"), ("teacher", "teacher_logprobs")):
+    for signal, key in OTHER_MODELS.items():
         other = getattr(run.model, key)
         if signal in run.composition.needs and other is not None and not _is_on_the_hub(other):
             load_part("configuration", other, AutoConfig.from_pretrained)

@@ -12,5 +12,8 @@ METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"
 #: Folders of checkpoints and of recorded optimizer steps.
 CHECKPOINTS, DUMP = "checkpoints", "dump"
 
-#: In the folder of a run that a bench made by a command: where the command wrote.
+#: The folder for the files of a command, in a run that a bench made by one.
 OUT = "out"
+
+#: The process that writes into the folder, and its machine.
+LOCK = ".lock"

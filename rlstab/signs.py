@@ -82,19 +82,19 @@ HELD_OUT_LOST = 0.1
 HELD_OUT_LAG = 0.25
 #: ... which has gained at least this much ...
 TRAINED = 0.1
-#: ... from a level that is no farther than this from that of the score: the two then count the same.
+#: ... from a level within this distance of the score's: the two then count the same.
 LEVEL = 0.2
 #: Responses grow if they are longer than this multiple of the first ten steps.
 LONGER = 2.0
 #: A mean weight of the correction below this makes every step smaller by as much.
 SHRUNK = 0.8
-#: Repetition is there if this much more of the responses repeats itself than in the first ten steps.
+#: Repetition is present if this much more of the responses repeats itself than in the first ten steps.
 REPEATED = 0.2
-#: A norm or a spread of advantages below this share of that of the first ten steps is no gradient.
+#: A norm or a spread of advantages below this share of that of the first ten steps counts as no gradient.
 NO_GRADIENT = 0.03
 #: A part of the reward below this has taught nothing while a format is at its ceiling.
 UNTAUGHT = 0.05
-#: Names of what a format earns, whatever is asked; the other parts of a reward are about the task.
+#: Names of rewards for the format, whatever the task; the other parts of a reward are about the task.
 FORMS = re.compile(
     "format|length|overlong|penal|punish|short|brev|concis|xml|tag|style|repetition|language|think|steps", re.IGNORECASE
 )
@@ -104,9 +104,9 @@ TOTALS = {f"reward/{name}" for name in ("mean", "std", "min", "max", "true", "sh
 PARTS = "reward/NAME"
 #: Bins below which a curve is too short to judge.
 MIN_BINS = 3
-#: Bins in a row that make a state of what a single outlier could be.
+#: Consecutive bins that make a state; a single one could be an outlier.
 STATE = 3
-#: Bins after a step that it takes to see a reward stall, and evaluations to see a score fall.
+#: Bins after a step that are needed to see a reward stall, and evaluations to see a score fall.
 SETTLED = 5
 #: Steps over which the beginning of a sign is averaged.
 SPAN = 5
@@ -137,7 +137,7 @@ class Sign:
 
 @dataclass(frozen=True, eq=False)
 class Metric:
-    """One metric of a run by itself: its last step counts as the end of the run.
+    """One metric of a run, whose last step counts as the end of the run.
 
     Attributes:
         name: its name.
@@ -237,7 +237,7 @@ class Detector:
         definition: when it is present.
         unseen: what cannot be seen without its metrics, as the end of a sentence.
         reads: metrics, of which the first that a run has is judged.
-        bins: how many the metric needs.
+        bins: number of bins that the metric needs.
         counted: whether the report counts it, as a sign that a method may prevent.
         judge: the judgement from a run and that metric.
     """
@@ -264,7 +264,7 @@ class Detector:
 
 #: The detectors by name, in the order in which a reader looks at them.
 SIGNS: dict[str, Detector] = {}
-#: The same of the signs that a method may prevent: the report counts them.
+#: The detectors of signs that a method may prevent, which the report counts.
 COUNTED: dict[str, Detector] = {}
 
 
@@ -403,7 +403,7 @@ def gradient_spikes(run: Run, metric: Metric) -> Sign:
     counted=True,
 )
 def zero_std_groups(run: Run, metric: Metric) -> Sign:
-    """It begins where the share stays above."""
+    """It begins where the share stays above the threshold."""
     reward = _metric(run, "reward/mean")
     if not len(reward.steps):
         return _missing("reward/mean")
@@ -421,7 +421,7 @@ _GROWS = f"fewer than {ENDED} of the responses end by themselves over the last t
 
 @_detector("truncation", _GROWS, "whether more answers are cut off", "response/ended", by_itself=False, counted=True)
 def growing_truncation(run: Run, metric: Metric) -> Sign:
-    """Fewer answers end than at first."""
+    """Fewer answers end by themselves than at first."""
     start, end = float(metric.means[0]), metric.end
     most = min(ENDED, start - ENDED_DROP)
     step = _first(metric, lambda mean: mean <= most) if end <= most else None
@@ -491,7 +491,7 @@ def truncation(run: Run, metric: Metric) -> Sign:
     bins=1,
 )
 def sampler_mismatch(run: Run, metric: Metric) -> Sign:
-    """Their weights are the same in the first line of the log."""
+    """Both have the same weights in the first line of the log."""
     step, first, most = int(metric.steps[0]), float(metric.values[0]), MISMATCH[metric.name]
     text = f"{metric.name} is {first:.3g} in the first line of the log, {most:g} would be much"
     if step > 1:
@@ -523,7 +523,7 @@ def sampler_drift(run: Run, metric: Metric) -> Sign:
     "ratio/clipped",
 )
 def clipped(run: Run, metric: Metric) -> Sign:
-    """Their gradient is cut off; what a run clips from the start its objective makes normal."""
+    """Clipped tokens have no gradient; a share that is clipped from the start is normal for the objective."""
     reward, normal = _metric(run, "reward/mean"), float(metric.means[0])
     if not len(reward.steps):
         return _missing("reward/mean")
@@ -546,7 +546,7 @@ def clipped(run: Run, metric: Metric) -> Sign:
     bins=SETTLED,
 )
 def held_out(run: Run, metric: Metric) -> Sign:
-    """The reward pays for something else than the task."""
+    """The reward pays for something other than the task."""
     reward = _metric(run, "reward/mean")
     if len(reward.ends) < MIN_BINS:
         return _missing("reward/mean") if not len(reward.ends) else _short(reward, len(reward.ends))
@@ -593,7 +593,7 @@ def components(run: Run, metric: Metric) -> Sign:
 
 
 def _part(task: Metric, other: Metric, form: bool, taught: bool) -> int | None:
-    """The step at which a reward for the task is given up for another one; None where it is not."""
+    """The step at which a reward for the task is given up for another one; None if it is not."""
     if min(len(task.ends), len(other.ends)) < 2 * SETTLED:
         return None
     index, gap = int(task.means.argmax()), noise(task.means)
@@ -634,7 +634,7 @@ def kl_drift(run: Run, metric: Metric) -> Sign:
     bins=SETTLED,
 )
 def difficulty(run: Run, metric: Metric) -> Sign:
-    """Without the share of such groups, only a reward of nothing or of everything tells."""
+    """Without the share of such groups, only a reward of nothing or of everything shows it."""
     reward, shares = _tasks(run)[0], metric.means
     if len(reward.ends) < SETTLED:
         return _short(reward, len(reward.ends), SETTLED) if len(reward.ends) else _missing("reward/mean")
@@ -669,7 +669,7 @@ def difficulty(run: Run, metric: Metric) -> Sign:
     bins=4 * SETTLED,
 )
 def plateau(run: Run, metric: Metric) -> Sign:
-    """Nothing is gained any more."""
+    """The reward no longer rises."""
     middle = metric.ends[len(metric.ends) // 2]
     gained = float(metric.means[metric.ends > middle].mean() - metric.means[0])
     rise, error = _slope(metric, after=middle)
@@ -764,12 +764,12 @@ def _parts(run: Run) -> list[str]:
 
 
 def _tasks(run: Run) -> list[Metric]:
-    """The rewards that are about the task; the whole reward where none is by itself."""
+    """The rewards for the task; the whole reward if none is separate."""
     return [_metric(run, name) for name in _parts(run) if not FORMS.search(name)] or [_metric(run, "reward/mean")]
 
 
 def _slope(metric: Metric, after: float = 0, until: float = np.inf) -> tuple[float, float]:
-    """The rise per step within some steps, and its standard error; no end of doubt where there are too few."""
+    """The rise per step within some steps, and its standard error, which is infinite if there are too few."""
     inside = (metric.ends > after) & (metric.ends <= until)
     if inside.sum() < MIN_BINS:
         return 0.0, np.inf
@@ -808,7 +808,7 @@ def _lags(score: Metric, reward: Metric) -> bool:
 
 
 def _state(metric: Metric, there: NDArray[np.bool_]) -> int | None:
-    """The step at which the first of three bins in a row begins that are so; None where there are none."""
+    """The first step of the first three consecutive bins that are so; None if there are none."""
     rows = np.flatnonzero(np.convolve(there, np.ones(STATE), "valid") >= STATE)
     if not len(rows):
         return None

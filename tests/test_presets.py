@@ -1,11 +1,14 @@
 """Every value of a preset has a source, and is the value of that source."""
 
 import re
+from pathlib import Path
 
 import pytest
 import yaml
 
+import rlstab
 from rlstab.config import dump_run, load_run
+from rlstab.config.document import Document
 from rlstab.core.compose import walk
 from rlstab.core.settings import settings_of
 from rlstab.explain.notes import idle_in_run
@@ -91,3 +94,11 @@ def test_what_it_says_to_set_lets_it_act() -> None:
         run = load_run({"objective": {"preset": name}, "optimisation": {**said, "epochs": 2}})
         assert run.optimisation.old_logprobs == "rollout"
         assert idle_in_run(run.composition, run) == []
+
+
+def test_no_file_of_settings_has_a_key_twice() -> None:
+    """yaml.safe_load would keep the last one in silence."""
+    files = sorted(Path(rlstab.__file__).parent.rglob("*.yaml"))
+    assert len(files) > 15
+    for file in files:
+        Document.read(file)

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from rlstab.bins import binned
-from rlstab.report.collapse import DETECTORS
 from rlstab.report.runs import RunRecord
-from rlstab.signs import SIGNS, reward_fall, signs
+from rlstab.signs import COUNTED, SIGNS, reward_fall, signs
 from tests.report.conftest import record
 
 DATA = Path(__file__).parent / "diagnose" / "data"
@@ -135,7 +134,7 @@ OTHERS: list[tuple[str, dict[str, Any], tuple[int, int] | None]] = [
 
 @pytest.mark.parametrize("bin_width", [1, 10])
 def test_the_other_signs_fire_where_their_definition_holds_and_nowhere_else(bin_width: int) -> None:
-    assert SIGNS.keys() - DETECTORS.keys() - {"sampler_mismatch", "sampler_drift"} == {name for name, *_ in OTHERS}
+    assert SIGNS.keys() - COUNTED.keys() - {"sampler_mismatch", "sampler_drift"} == {name for name, *_ in OTHERS}
     for name, shapes, when in OTHERS:
         sign = SIGNS[name].detect(at(shapes, bin_width))
         assert sign.fired is (when is not None), (name, sign)
@@ -173,12 +172,12 @@ def at(shapes: dict[str, Any], bin_width: int) -> RunRecord:
 
 @pytest.mark.parametrize("bin_width", [1, 10])
 def test_signs_fire_where_their_definition_holds_and_nowhere_else(bin_width: int) -> None:
-    assert DETECTORS.keys() == {name for name, *_ in CASES}
+    assert COUNTED.keys() == {name for name, *_ in CASES}
     for name, values, when in CASES:
         shapes = {key: curve for key, curve in values.items() if key != "evaluations"}
         run = at(shapes, bin_width)
         run.evaluations.extend(values.get("evaluations", []))
-        sign = DETECTORS[name].detect(run)
+        sign = COUNTED[name].detect(run)
         assert sign.fired is (when is not None), (name, sign)
         if when is None or bin_width == 1:
             assert sign.step == when, (name, sign)
@@ -188,7 +187,7 @@ def test_signs_fire_where_their_definition_holds_and_nowhere_else(bin_width: int
 
 def test_what_is_too_short_or_not_there_says_nothing() -> None:
     short = record({name: [0.1] * 20 for name in ("reward/mean", "tokens/entropy")})
-    told = {name: detector.detect(short) for name, detector in DETECTORS.items()}
+    told = {name: detector.detect(short) for name, detector in COUNTED.items()}
     assert {sign.fired for sign in told.values()} == {None}
     assert told["reward_fall"].text == "20 values in 2 x 10 steps; 3 x 10 are needed"
     assert told["truncation"].text == "no response/ended"

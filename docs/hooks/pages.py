@@ -175,8 +175,8 @@ def stage_interacts(cls: type[Stage]) -> Iterator[tuple[str, str]]:
     for name, why in cls.excludes.items():
         yield "Conflict", f"``{name}``: {why}"
     for other in stages():
-        if cls.name in other.excludes:
-            yield "Conflict", f"``{other.name}``: {other.excludes[cls.name]}"
+        for name in {cls.name, cls.kind} & other.excludes.keys():
+            yield "Conflict", f"``{other.name}``: {other.excludes[name]}"
     for name, why in cls.about.expects.items():
         yield "Published with", f"``{name}``: {why}"
 
@@ -383,7 +383,7 @@ def stage_index(links: Links) -> str:
         "---\nhide: [toc]\n---\n\n# All stages",
         "What acts outside the loss; the [methods](../methods/index.md) act in it. A rollout runs through the four "
         "kinds in the order of this page. [Stages](../stages.md) says how they work, and how to write your own; "
-        "[what was not built](not_built.md) says why.",
+        "[what was left out](../concepts/left-out.md) says why.",
     ]
     for kind, (_, about) in KINDS.items():
         rows = [

@@ -11,7 +11,7 @@ from collections.abc import Set
 from functools import cache
 from importlib import resources
 
-from rlstab.probe.map import Cell, Column, Map, draw_map
+from rlstab.probe.map import Column, Map, MapCell, draw_map
 from rlstab.probe.records import Record
 from rlstab.probe.rows import row
 from rlstab.probe.score import QUICK_SEEDS, Outcomes, score
@@ -79,7 +79,7 @@ def quick_verdicts(whole: Map, rows: Set[str]) -> Counter[tuple[str, str]]:
     return verdicts
 
 
-def _quick(cell: Cell, column: Column) -> Outcomes:
+def _quick(cell: MapCell, column: Column) -> Outcomes:
     seeds, doses = column.probe.bench["seeds"][:QUICK_SEEDS], set(map(float, column.probe.quick_doses))
     there = {dose: outcomes for dose, outcomes in cell.outcomes.items() if dose in doses}
     return {dose: {seed: of[seed] for seed in seeds if seed in of} for dose, of in there.items()}

@@ -39,7 +39,7 @@ class RLStabPlugin(BasePlugin):  # type: ignore[misc]  # mypy cannot resolve axo
         return f"{__name__}.{InputArgs.__name__}"
 
     def register(self, cfg: dict[str, Any]) -> None:
-        """Refuse what another trainer of axolotl does.
+        """Refuse settings that select another trainer of axolotl.
 
         Raises:
             ConfigError: names the setting, and what to write instead.

@@ -96,7 +96,7 @@ class DataPart:
     Attributes:
         mask: ``(B, T)`` bool, the loss mask. A response that lost all tokens keeps them here, with an advantage of 0,
             so that no divisor sees an empty response.
-        advantages: ``(B, T)``, 0 on what is dropped and outside the mask; in the dtype of the evidence's.
+        advantages: ``(B, T)``, 0 on dropped tokens and outside the mask; in the dtype of the evidence.
     """
 
     mask: Tensor

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 from rlstab.config.document import Document, flow
-from rlstab.errors import ConfigError, did_you_mean
+from rlstab.config.objectives import load_objective
+from rlstab.errors import ConfigError, RlstabError, did_you_mean
 from rlstab.hosts import CORRECTION_SETTING, HOSTS, facts
 
 #: An objective as a list that YAML holds.
@@ -110,7 +111,15 @@ def deviations_of(config: Any) -> list[str]:
         (config.loss_type == "bnpo" and cut, f"bnpo: TRL takes the mean of each micro-batch, {step}."),
         (by_token and every, "tokens: TRL divides by those of the generation, scaled; the objective by the step's."),
         (quantile and cut, f"top_entropy: TRL takes the quantile of each micro-batch, {step}."),
-        (bonus and (cut or not by_token), "entropy: TRL takes its mean over a micro-batch, the objective as its loss."),
+        (
+            bonus and config.loss_type == "luspo",
+            "entropy: TRL takes its mean over tokens, the objective its sum over a response, as of the loss. Divide "
+            "entropy_coef by the mean length.",
+        ),
+        (
+            bonus and config.loss_type != "luspo" and (cut or not by_token),
+            "entropy: TRL takes its mean over a micro-batch, the objective as its loss.",
+        ),
         (bonus and quantile, "entropy: TRL pays for the tokens of its top-entropy mask, the objective for all."),
         (config.use_adaptive_entropy, "adaptive_entropy: TRL judges a step by the entropy of the one before."),
         (sequence_kl, "kl: TRL multiplies it by the ratio of the response, the objective by that of the token."),
@@ -224,6 +233,9 @@ def read_settings(host: str, path: str | Path) -> dict[str, Any]:
     defaults = {**known["loss"], **known["kept"], **steps}
     data = settings_of_verl(document.data) if host == "verl" else document.data
     given = {name: value for name, value in data.items() if name in defaults}
+    below = [name for name, part in data.items() if isinstance(part, Mapping) and part.keys() & defaults.keys()]
+    if below and not given:
+        raise ConfigError(f"{path}: the settings are below '{below[0]}'. Put what is there into a file of its own.")
     for name, value in given.items():
         _check_kind(f"{path}: {name}", value, defaults[name])
         if name in steps and (value < 1 if isinstance(value, int) else isinstance(value, float)):
@@ -238,7 +250,7 @@ def objective_file(host: str, path: str | Path) -> str:
     """The file of an objective, from a YAML file with the settings of a host: ``rlstab init --from-trl FILE``.
 
     Raises:
-        ConfigError: see :func:`read_settings`, or no objective is that loss.
+        ConfigError: see :func:`read_settings`, or no objective is that loss, or a setting is out of range in it.
     """
     given, known = read_settings(host, path), facts(host)
     if host == "trl":
@@ -246,6 +258,10 @@ def objective_file(host: str, path: str | Path) -> str:
         methods, told = objective_of(config), deviations_of(config)
     else:
         methods, told = verl_objective_of(given), verl_deviations_of(given)
+    try:
+        load_objective(methods)
+    except RlstabError as error:
+        raise ConfigError(f"{path}: no objective has these settings. {error}") from error
     defaults = {**known["loss"], **known["kept"], **known.get("steps", {})}
     changed = {name: value for name, value in given.items() if value != defaults[name]}
     read = flow(changed) if changed else "its default settings"

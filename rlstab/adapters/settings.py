@@ -179,12 +179,12 @@ def check_verl_settings(actor: Mapping[str, Any], objective: TokenObjective, *, 
 
 
 def check_settings(host: str, path: str | Path, objective: Composition) -> None:
-    """Refuse what the adapter refuses of a file of settings: ``rlstab check --host NAME --settings FILE``.
+    """Refuse in a file of settings what the adapter refuses: ``rlstab check --host NAME --settings FILE``.
 
     Args:
         host: ``trl`` or ``verl``.
         path: see :func:`~rlstab.adapters.host_objective.read_settings`.
-        objective: what the host shall train by.
+        objective: that the host is to train by.
 
     Raises:
         ConfigError: the text of the adapter, or the file is not such a file.

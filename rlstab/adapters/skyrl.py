@@ -88,7 +88,7 @@ def register(objective: str | Path | Mapping[str, Any] | list[Any] | TokenObject
 
 
 class PolicyLoss:
-    """What SkyRL calls for each micro-batch, and what happens around its optimizer step.
+    """The policy loss that SkyRL calls for each micro-batch, and hooks around its optimizer step.
 
     Ray sends it to each worker, where it begins with the initial state.
 

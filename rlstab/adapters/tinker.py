@@ -1,7 +1,7 @@
 """An objective as the loss of a Tinker ``TrainingClient``: all of an optimizer step in one call, refused or scaled.
 
-The SDK runs a forward on the server, calls a function of this process once with the log-probs of the whole step, and
-sends its gradient back, so every statistic is that of the step.
+The server gives the log-probs of the whole step in one forward, and is sent the gradient of the loss by each of them,
+so every statistic is that of the step.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -35,16 +36,14 @@ from rlstab.errors import CheckpointError, HostError, MissingSignal, NonFinite, 
 from rlstab.files import replace_file
 from rlstab.hosts import adapted
 
-#: What an objective is given as.
+#: The forms in which an objective is given.
 Given: TypeAlias = str | Path | Mapping[str, Any] | list[Any] | TokenObjective
 #: The file of a checkpoint that names the server's, and the folder with the state of the objective that belongs to it.
 SERVER, STATE = "tinker.txt", "state-"
 _FIELDS = ("mask", "advantages", "logprobs")
 _HOW = "Give each Datum the field loss_fn_inputs['{name}']."
-
-
-class _NothingToSend(Exception):
-    """The step has no gradient, or was refused: the SDK is left before it sends anything."""
+#: The server's loss that is linear in the log-probs: its gradient by a log-prob is minus the weight of the token.
+_LINEAR = "cross_entropy"
 
 
 class TinkerLoss:
@@ -62,7 +61,8 @@ class TinkerLoss:
         step: the optimizer step; ``step.state`` is for the next one.
 
     Raises:
-        NonFinite: from the call, if something in the step is NaN or Inf; the SDK then sends no gradient.
+        NonFinite: from the call, if something in the step is NaN or Inf; the SDK then sends no gradient, and from 0.38
+            on takes no further request of that client, which :class:`TinkerTrainer` avoids.
     """
 
     def __init__(self, objective: Given, state: State | None = None) -> None:
@@ -83,7 +83,7 @@ class TinkerLoss:
         return out.loss + zero, self.metrics()
 
     def metrics(self) -> dict[str, float]:
-        """Of the step: rlstab's, and its loss."""
+        """Metrics of the step: rlstab's, and its loss."""
         means = HostMetrics("tinker", lambda own: [own])
         means.add(self.step)
         return {"loss": self.step.total_loss, **means.collect()}
@@ -116,7 +116,7 @@ class TinkerTrainer:
         self.state: State = self.objective.init_state() if state is None else state
         self.last_refusal: str | None = None
         self._data: list[Any] = []
-        self._loss: TinkerLoss | None = None  # with the futures, while a step is under way
+        self._loss: TinkerLoss | None = None  # with the futures, while a step is in progress
         self._futures: list[Any] = []
 
     def step(self, data: Sequence[Any], adam: Any) -> dict[str, float]:
@@ -155,22 +155,21 @@ class TinkerTrainer:
         return loss.metrics()
 
     def _submit(self, data: list[Any]) -> None:
-        """Send the gradient of a step, unless there is none; an error leaves nothing behind."""
+        """Send the gradient of a step, unless there is none; an error leaves nothing behind.
+
+        ``forward_backward_custom`` does the same by two requests, but an SDK may call its function in the background,
+        and then takes no further request after a step that is refused.
+        """
         loss = TinkerLoss(self.objective, self.state)
-
-        def function(_: Any, logprobs: Sequence[Tensor]) -> tuple[Tensor, dict[str, float]]:
-            try:
-                value, metrics = loss(data, logprobs)  # the SDK may send bare data
-            except NonFinite as error:
-                raise _NothingToSend from error
-            if not loss.step.moves_weights:
-                raise _NothingToSend
-            return value, metrics
-
-        try:
-            futures = [self.client.forward_backward_custom([_bare(datum) for datum in data], function)]
-        except _NothingToSend:
-            futures = []
+        unweighted = [torch.zeros(len(datum.loss_fn_inputs["target_tokens"].data)) for datum in data]
+        found = self.client.forward(_weighted(data, unweighted), _LINEAR).result().loss_fn_outputs
+        live = [torch.tensor(one["logprobs"].data).requires_grad_() for one in found]
+        futures = []
+        with suppress(NonFinite):  # the step is refused
+            value, _ = loss(data, live)
+            if loss.step.moves_weights:
+                weights = [-gradient for gradient in torch.autograd.grad(value, live)]
+                futures.append(self.client.forward_backward(_weighted(data, weights), _LINEAR))
         self._data, self._loss, self._futures = data, loss, futures
 
     def save(self, name: str, folder: str | Path) -> str:
@@ -296,10 +295,13 @@ def _column(name: str, rows: Sequence[Any], data: Sequence[Any]) -> Tensor:
     return pad_sequence(values, batch_first=True)
 
 
-def _bare(datum: Any) -> Any:
-    """What every release of the SDK takes: releases before 0.38 refuse other fields."""
-    tokens = {"target_tokens": datum.loss_fn_inputs["target_tokens"]}
-    return type(datum)(model_input=datum.model_input, loss_fn_inputs=tokens)
+def _weighted(data: Sequence[Any], weights: Sequence[Tensor]) -> list[Any]:
+    """The same data with the fields of :data:`_LINEAR` alone, ``(N,)`` weights of their tokens among them."""
+    inputs = [{"target_tokens": datum.loss_fn_inputs["target_tokens"]} for datum in data]
+    return [
+        replace(datum, loss_fn_inputs={**tokens, "weights": of_tokens})
+        for datum, tokens, of_tokens in zip(data, inputs, weights, strict=True)
+    ]
 
 
 def _with_rate(adam: Any, rate: float) -> Any:

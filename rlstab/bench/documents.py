@@ -1,4 +1,4 @@
-"""Parts of documents put together, each value with the file and line from which it came; and what a stack makes."""
+"""Documents made of parts, each value with its file and line, and the objectives that a stack makes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlstab.errors import ConfigError
 
 
 def part(document: Document, place: Keys) -> Document:
-    """The value at a place as a document of its own."""
+    """The value at a position as a separate document."""
     data = document.data
     for step in place:
         data = data[step]
@@ -23,7 +23,7 @@ def placed(document: Document, path: str, value: Document) -> Document:
     """The document with another value at a dotted path.
 
     Raises:
-        ConfigError: there is no mapping to set it in.
+        ConfigError: the path leads through something that is not a mapping.
     """
     place = tuple(path.split("."))
     try:
@@ -37,7 +37,7 @@ def placed(document: Document, path: str, value: Document) -> Document:
 
 
 def joined(parts: Sequence[Document]) -> Document:
-    """A list of the parts; a part that is a list gives its items."""
+    """A list of the parts; a part that is a list contributes its items."""
     items: list[Document] = []
     for document in parts:
         several = isinstance(document.data, list | tuple)
@@ -52,17 +52,17 @@ def ablations(
     """Objectives by name: ``base``, ``all``, ``base-plus-s2t``, ``all-minus-s2t``, ...
 
     The base's objective is a part of all of them; without one there is no ``base``, and ``base-plus-s2t`` is s2t alone.
-    What would come twice comes once, under the name that stands first above: of a stack of two, ``all`` without one
-    is the base with the other.
+    Equal objectives appear once, under the name that is first above: for a stack of two, ``all`` without one
+    equals the base with the other.
 
     Args:
         document: a bench file; its ``stack`` is a list of methods.
         base: the objective of the base run, or None.
-        how: ``add_one_in`` makes ``base-plus-*``, ``leave_one_out`` makes ``all-minus-*``, always beside ``base`` and
+        how: ``add_one_in`` makes ``base-plus-*``, ``leave_one_out`` makes ``all-minus-*``, always with ``base`` and
             ``all``.
 
     Raises:
-        ConfigError: two items have one name.
+        ConfigError: two items have the same name.
     """
     items: dict[str, Document] = {}
     for index, item in enumerate(document.data["stack"]):
@@ -87,7 +87,7 @@ def ablations(
 
 
 def _label(item: Any) -> str:
-    """What the parts of a name call an item of the stack; mistakes in it are found when it is loaded."""
+    """The name of an item of the stack; mistakes in the item are found when it is loaded."""
     if isinstance(item, Mapping):
         item = item.get("preset", item.get("name"))
     return str(item)

@@ -35,33 +35,33 @@ from rlstab.bench.launch import Launch, launch_of, template_of
 from rlstab.config.document import Document, Keys, shown
 from rlstab.config.identity import run_hash
 from rlstab.config.runs import RunConfig, build_run
-from rlstab.config.settings import Count, Settings
+from rlstab.config.settings import OTHER_MODELS, Count, Settings
 from rlstab.config.user_code import located
 from rlstab.config.validation import mistakes_of, require_kind, validate
 from rlstab.errors import ConfigError, RlstabError, did_you_mean
 from rlstab.tasks.build import require_loadable
 from rlstab.tasks.rewards import require_functions
 
-#: A name is a folder too.
+#: Pattern of names, which are also names of folders.
 NAME = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9_.+-]{0,99}")
 
 #: The setting of a bench without settings.
 DEFAULT = "default"
 
-#: Runs of one bench: each is loaded and kept in memory before the first one starts.
+#: Most runs of one bench: each is loaded and kept in memory before the first one starts.
 MAX_RUNS = 100_000
 
-#: What an error lists of the runs in which it happens.
+#: Number of names that an error or a note lists.
 SHOWN = 6
 
 Seeds = Annotated[int, Field(ge=1)] | Annotated[list[Annotated[int, Field(ge=0, lt=2**32)]], Field(min_length=1)]
 
 
 class BenchFile(Settings):
-    """What a bench file may hold."""
+    """The content of a bench file."""
 
     name: str = Field(description="letters, digits and _ . + -; the folder is runs/<name>")
-    about: str = Field("", description="what it asks and what to know beside its figures; reports of it say so first")
+    about: str = Field("", description="what it asks and what to know about its figures; reports begin with it")
     out: str | None = Field(None, description="folder of the bench; null is runs/<name>")
     base: Any = Field(
         None, description="the run that all methods share, or the path of its file from this file's folder"
@@ -89,7 +89,7 @@ class BenchFile(Settings):
 
 
 class MethodEntry(Settings):
-    """A method with settings of the run beside its objective."""
+    """A method with its objective and further settings of the run."""
 
     objective: Any = Field(None, description="as in a run file; without it the base's")
     set: dict[str, JsonValue] = Field({}, description="values by dotted key, in place of those of each setting")
@@ -101,7 +101,7 @@ class BenchRun:
     """One run of a bench.
 
     Attributes:
-        config: the whole run, of which ``tracking.out`` is its folder; or the command that makes it.
+        config: the whole run, with its folder as ``tracking.out``; or the command that makes it.
     """
 
     setting: str
@@ -111,28 +111,28 @@ class BenchRun:
 
     @property
     def name(self) -> str:
-        """``setting/method/seed-0``, also its place under ``runs/``."""
+        """``setting/method/seed-0``, also its path under ``runs/``."""
         return f"{self.setting}/{self.method}/seed-{self.seed}"
 
     @property
     def training(self) -> RunConfig:
-        """The whole run, where rlstab's trainer makes it."""
+        """The whole run, if rlstab's trainer makes it."""
         assert isinstance(self.config, RunConfig)
         return self.config
 
     @property
     def folder(self) -> Path:
-        """Where it is kept."""
+        """The folder of the run."""
         return self.config.folder if isinstance(self.config, Launch) else Path(self.config.tracking.out)
 
     @property
     def rollouts(self) -> int:
-        """How long it is; how long a command takes is not known, and it counts as one."""
+        """Its number of rollouts; 1 for a command, whose length is unknown."""
         return 1 if isinstance(self.config, Launch) else self.config.optimisation.rollouts
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What ``config.yaml`` in its folder says, as plain data."""
+        """The content of ``config.yaml`` in its folder, as plain data."""
         return self.config.settings if isinstance(self.config, Launch) else self.config.model_dump(mode="json")
 
     @cached_property
@@ -146,15 +146,15 @@ class Bench:
     """A checked bench.
 
     Attributes:
-        file: what it says, with the base in place, the stack expanded, the baseline named and the seeds listed.
+        file: its content, with the base in place, the stack expanded, the baseline named and the seeds listed.
         out: its folder.
-        moved: whether this is another folder than the file says.
-        source: the file that it came from, or empty.
+        moved: whether this is another folder than the file names.
+        source: path of the file, or empty.
         workers: runs at a time.
         runs: in the order in which they start: seed by seed, so that a part of a bench is balanced.
-        notes: what a comparison of these runs should know: methods or settings that are equal, names that one folder
+        notes: what a reader of the comparison should know: methods or settings that are equal, names that one folder
             may hold.
-        again: what to type to go on, where that is not ``rlstab bench``; there is no file of such a bench.
+        again: the command to continue, if it is not ``rlstab bench``; such a bench has no file.
     """
 
     file: BenchFile
@@ -168,7 +168,7 @@ class Bench:
 
     @property
     def resolved(self) -> dict[str, Any]:
-        """The file as plain data, nothing in it shared; loads to the same bench."""
+        """The file as plain data without shared parts; loads to the same bench."""
         unused = {"base"} if self.file.command else {"command", "config"}
         return self.file.model_dump(mode="json", exclude={"stack", "ablate", *unused})
 
@@ -178,7 +178,7 @@ def load_bench(source: str | Path | Mapping[str, Any], *, out: str | Path | None
 
     Args:
         source: path of a YAML file, or the mapping that it would hold (``base`` is then relative to this folder).
-        out: another folder than the file says.
+        out: folder to use instead of the file's.
 
     Raises:
         ConfigError: every mistake of the file and of its runs, with file and line.
@@ -237,7 +237,7 @@ class _Method:
 
 
 def _base(document: Document, file: BenchFile, folder: Path) -> Document:
-    """The run that all methods share; of a command, a method without an objective."""
+    """The run that all methods share; for a command, a method without an objective."""
     if file.command is not None:
         if file.base is not None:
             raise document.error(("base",), "a bench has a base or a command. Remove one of them.")
@@ -295,18 +295,20 @@ def _method(document: Document, name: str, own: Document | None) -> _Method:
 
 
 def _values(document: Document, place: Keys) -> dict[str, Document]:
-    """Values by dotted key; keys that a bench decides itself are refused."""
+    """Values by dotted key; keys that the bench sets itself are refused."""
     here = part(document, place)
     return {key: part(here, (_free(document, key, (*place, key)),)) for key in here.data}
 
 
-#: What a bench decides itself, by the first part of a dotted key.
+#: Settings that a bench decides itself, by the first part of a dotted key.
 DECIDED = {
     "seed": "the bench gives each run its seed. List them under `seeds`.",
     "objective": "an objective is a method of the bench. Name it under `methods`.",
     "tracking": "the bench decides where its runs are kept. Set tracking in the base.",
     "model": "all runs of a bench start from one model. Set it in the base.",
 }
+#: Settings of the model that leave its start as it is.
+OTHER_POLICIES = {"model.teacher_prompt", *(f"model.{name}" for name in OTHER_MODELS.values())}
 
 
 def _free(document: Document, key: str, place: Keys) -> str:
@@ -316,7 +318,7 @@ def _free(document: Document, key: str, place: Keys) -> str:
             raise document.error(place, f"{text}{', '.join(launch.RESERVED)} itself. Call it something else.")
         return key
     head, _, rest = key.partition(".")
-    if head in DECIDED and key != "model.reference":
+    if head in DECIDED and key not in OTHER_POLICIES:
         raise document.error(place, DECIDED[head])
     if not rest and head in RunConfig.model_fields.keys() - {"task", "stages"}:
         raise document.error(place, f"this would replace all of {head}. Write dotted keys, for example {head}.KEY.")
@@ -330,7 +332,7 @@ def _check_name(document: Document, place: Keys, name: str) -> None:
 
 
 def _seeds(document: Document, seeds: int | list[int], each: int) -> tuple[int, ...]:
-    """The seeds of a bench that makes so many runs with each."""
+    """The seeds of a bench that makes ``each`` runs with one seed."""
     many = seeds if isinstance(seeds, int) else len(seeds)
     if many > MAX_RUNS // each:
         text = f"{shown(many)} seeds x {each} runs are too many: a bench has at most {MAX_RUNS} runs. Take fewer seeds."
@@ -350,7 +352,7 @@ def _load_all(
     methods: Mapping[str, _Method],
     settings: Mapping[str, Mapping[str, Document]],
 ) -> dict[tuple[str, str], RunConfig | Launch]:
-    """Every run, less its seed, all mistakes at once."""
+    """Every run without its seed; all mistakes are reported at once."""
     loaded: dict[tuple[str, str], RunConfig | Launch] = {}
     problems: dict[str, list[str]] = {}
     for setting, values in settings.items():
@@ -375,10 +377,10 @@ def _load_all(
 def _document(
     document: Document, base: Document, name: str, method: _Method, values: Mapping[str, Document]
 ) -> Document:
-    """The run of a method in a setting: the method's values count, after its setting's stages come its own."""
+    """The run of a method in a setting: the method's values override, and its stages follow the setting's."""
     run = placed(base, "objective", method.objective)
     both = {**values, **method.set}
-    for key in sorted(both, key=lambda key: key.count(".")):  # all of a section before a key of it
+    for key in sorted(both, key=lambda key: key.count(".")):  # a section before its keys
         several = key == "stages" and key in method.set and key in values
         run = placed(run, key, joined([values[key], method.set[key]]) if several else both[key])
     for key, factor in method.scale.items():
@@ -387,14 +389,14 @@ def _document(
 
 
 def _scaled(document: Document, run: Document, key: str, factor: float, place: Keys) -> Document:
-    """The run with a number of it scaled; a number in the key is a place in a list, such as that of a stage."""
+    """The run with one of its numbers scaled; a number in the key is an index in a list, such as a stage's."""
     path = tuple(int(step) if step.isdecimal() else step for step in key.split("."))
     value: Any = run.data
     with suppress(KeyError, IndexError, TypeError):
         for step in path:
             value = value[step]
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise document.error(place, f"{key} is no number here, and so cannot be scaled. Set it, or correct the key.")
+        raise document.error(place, f"{key} is not a number here, so it cannot be scaled. Set it, or correct the key.")
     scaled = factor * value
     data = copy.deepcopy(run.data)
     inside = data
@@ -407,19 +409,19 @@ def _scaled(document: Document, run: Document, key: str, factor: float, place: K
 def _alike(
     methods: Iterable[str], settings: Iterable[str], loaded: Mapping[tuple[str, str], RunConfig | Launch]
 ) -> Iterator[str]:
-    """Says which settings, and which methods of all settings, are the same, and which names differ in case alone."""
+    """Sentences about settings and methods that are the same, and about names that differ only in case."""
     hashes = {key: _hash(config) for key, config in loaded.items()}
     of_settings = {setting: tuple(hashes[setting, method] for method in methods) for setting in settings}
     of_methods = {method: tuple(hashes[setting, method] for setting in settings) for method in methods}
     for kind, contents in (("settings", of_settings), ("methods", of_methods)):
         for names in _groups(contents, contents.__getitem__):
-            yield f"the {kind} {', '.join(names)} are the same: their runs differ in the name alone."
+            yield f"the {kind} {', '.join(names)} are the same: their runs differ only in name."
         for names in _groups(contents, str.lower):
-            yield f"the {kind} {', '.join(names)} differ in case alone: some file systems keep them in one folder."
+            yield f"the {kind} {', '.join(names)} differ only in case: some file systems keep them in one folder."
 
 
 def _groups(names: Iterable[str], key: Callable[[str], Any]) -> list[list[str]]:
-    """Names of which the key is the same, at least two."""
+    """Groups of at least two names with the same key."""
     groups: dict[Any, list[str]] = {}
     for name in names:
         groups.setdefault(key(name), []).append(name)
@@ -431,7 +433,7 @@ def _told(problem: str, runs: list[str], every: int) -> str:
 
 
 def few(names: Sequence[str]) -> str:
-    """The first names, and how many more there are."""
+    """The first names, and the number of others."""
     return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 

@@ -1,4 +1,4 @@
-"""A command that a bench starts for each run in place of rlstab's trainer, with what is filled in.
+"""A command that a bench starts for each run in place of rlstab's trainer, and its placeholders.
 
 ::
 
@@ -27,18 +27,18 @@ from rlstab.files import replace_file
 from rlstab.run_files import CONFIG, OUT
 from rlstab.safe_read import read_text
 
-#: What the bench fills in itself.
+#: Placeholders that the bench fills in itself.
 RESERVED = ("objective", "seed", "out", "method", "setting", "config")
-#: Folder of the files that are filled in, inside the folder of a run.
+#: Folder for the filled-in files, inside the folder of a run.
 GIVEN = "given"
 
-#: What a value can be called.
+#: Pattern of a placeholder's name.
 NAME = re.compile(r"[A-Za-z_][\w.-]*")
 _PLACEHOLDER = re.compile(rf"\{{(\{{)?({NAME.pattern})\}}(?(1)\}})")
 
 
 def placeholders(text: str) -> set[str]:
-    """The names that are filled in."""
+    """The names of the placeholders in a text."""
     return {match[2] for match in _PLACEHOLDER.finditer(text) if not match[1]}
 
 
@@ -55,12 +55,12 @@ def filled(text: str, values: Mapping[str, Any]) -> str:
 
 
 def template_of(document: Document, command: str, config: str | None, given: Iterable[str], folder: Path) -> Launch:
-    """The command of a bench file, of no run yet.
+    """The command of a bench file, before it is filled in for a run.
 
     Args:
         document: the bench file.
-        command: as it is written there.
-        config: path of a file that is filled in, from ``folder``.
+        command: as written there.
+        config: path of a file with placeholders, relative to ``folder``.
         given: names that its methods and settings give values.
         folder: of the bench file.
 
@@ -105,12 +105,12 @@ class Launch:
     """The command of one run.
 
     Attributes:
-        arguments: before they are filled in, the program first.
+        arguments: with placeholders, the program first.
         config: name and text of a file that is filled in too; ``{config}`` is its path.
-        objective: of the method, resolved; empty where the command does not take one.
+        objective: of the method, resolved; empty if the command does not take one.
         values: by placeholder, from the method and the setting.
         setting, method, seed: of the run.
-        folder: of the run; what the command writes goes to ``out`` in it.
+        folder: of the run; the command writes to ``out`` in it.
     """
 
     arguments: tuple[str, ...]
@@ -129,7 +129,7 @@ class Launch:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What ``config.yaml`` of the run's folder says, as plain data."""
+        """The content of ``config.yaml`` in the run's folder, as plain data."""
         file = {} if self.config is None else {"config": digest(self.config)}
         settings = {"settings": dict(self.values)} if self.values else {}
         command = {"command": shlex.join(self.arguments), **file}
@@ -137,13 +137,13 @@ class Launch:
 
     @property
     def hash(self) -> str:
-        """Twelve hexadecimal digits over all of it, and over the files of user-defined methods."""
+        """Twelve hexadecimal digits over the launch and the files of user-defined methods."""
         return digest(portable(self.settings) | {"code": checksums(self.settings)})
 
     def prepare(self, *, resume: bool) -> list[str]:
         """Write the files that the command reads, and return its arguments, filled in; paths are absolute.
 
-        Without ``resume``, what an earlier command left in ``out`` moves aside.
+        Without ``resume``, files of an earlier command in ``out`` are moved aside.
         """
         out, given = self.folder / OUT, self.folder / GIVEN
         if not resume and out.is_dir():
@@ -163,7 +163,7 @@ class Launch:
 
 
 def launch_of(template: Launch, document: Document, run: Document, setting: str, method: str) -> Launch:
-    """The launch of a method in a setting, less its seed and folder.
+    """The launch of a method in a setting, without its seed and folder.
 
     Args:
         template: of the bench.

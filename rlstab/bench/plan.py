@@ -1,4 +1,4 @@
-"""What a bench would do with each of its runs, by what its folder holds."""
+"""What a bench would do with each of its runs, according to the run's folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rlstab.errors import ConfigError
 from rlstab.run_files import ABOUT, CONFIG
 from rlstab.safe_read import read_json
 
-#: What may be done with a run, and what a dry run says of it.
+#: What may be done with a run, and how a dry run describes it.
 KINDS = {
     "finished": "",
     "anew": "",
@@ -36,7 +36,7 @@ KINDS = {
 
 
 def chosen(bench: Bench, only: Sequence[str]) -> tuple[BenchRun, ...]:
-    """The runs that match one of some patterns; without a pattern all of them.
+    """The runs that match any of the patterns; all runs without a pattern.
 
     Raises:
         ConfigError: no run matches a pattern.
@@ -55,10 +55,10 @@ def chosen(bench: Bench, only: Sequence[str]) -> tuple[BenchRun, ...]:
 
 
 def plan_of(runs: Sequence[BenchRun], *, overwrite: bool = False, retry: bool = False) -> dict[str, list[BenchRun]]:
-    """What is to be done with each run, by what its folder holds.
+    """What to do with each run, according to its folder.
 
     ``finished``, ``measured`` (finished, and the file has another evaluation now) and ``failed`` stay, ``anew`` and
-    ``resumed`` (from a whole checkpoint) are made, and ``changed`` were begun with other settings than the file has.
+    ``resumed`` (from a whole checkpoint) are made, and ``changed`` were begun with settings other than the file's.
     """
     plan: dict[str, list[BenchRun]] = {kind: [] for kind in KINDS}
     for run in runs:
@@ -70,7 +70,7 @@ def _kind(run: BenchRun, overwrite: bool, retry: bool) -> str:
     record, records = read_record(run.folder), last_records(run.folder)
     status, resumable = record.get("status"), can_go_on(run.folder, isinstance(run.config, Launch))
     same = record.get("run_hash") == run.hash
-    if status != "finished" and not records and not resumable:  # nothing is lost with it
+    if status != "finished" and not records and not resumable:  # it holds nothing to keep
         return "failed" if status == "failed" and same and not retry else "anew"
     same = same or _hash(run.folder) == run.hash
     if not same:
@@ -87,13 +87,13 @@ def _kind(run: BenchRun, overwrite: bool, retry: bool) -> str:
 
 
 def _hash(folder: Path) -> str | None:
-    """The hash of the run that a folder holds, by its settings: releases have computed it in several ways."""
+    """The hash of the run in a folder, from its settings: releases have computed it in different ways."""
     settings = _settings(folder)
     return settings_hash(settings, read_json(folder / ABOUT).get("code") or {}) if settings else None
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    """The settings with which a run was begun; empty where they cannot be read."""
+    """The settings with which a run was begun; empty if they cannot be read."""
     try:
         settings = Document.read(folder / CONFIG).data
     except ConfigError:
@@ -102,7 +102,7 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 
 def differences(run: BenchRun) -> dict[str, str]:
-    """Settings that change training or an evaluation and differ between a run's folder and the file, in words."""
+    """Settings that affect training or an evaluation and differ between a run's folder and the file, in words."""
     before, now = flat(portable(_settings(run.folder))), flat(portable(run.settings))
     paths = [path for path in now if path in before and before[path] != now[path]]
     counting = [path for path in paths if is_measured(path) or not is_neutral(path, now)]
@@ -118,12 +118,12 @@ def with_other_settings(bench: Bench, runs: Sequence[BenchRun]) -> str:
 
 
 def notes_of(bench: Bench, plan: Mapping[str, Sequence[BenchRun]], others: Sequence[BenchRun]) -> list[str]:
-    """What to know before the runs are made.
+    """Notes before the runs are made.
 
     Args:
-        bench: of which.
+        bench: that makes the runs.
         plan: of the chosen runs.
-        others: that were not chosen and have other settings than the file.
+        others: runs that were not chosen and whose settings differ from the file's.
     """
     notes = list(bench.notes)
     if others:
@@ -135,7 +135,7 @@ def notes_of(bench: Bench, plan: Mapping[str, Sequence[BenchRun]], others: Seque
 
 
 def unnamed(bench: Bench) -> str:
-    """Says which runs are of a method, setting or seed that the file once had; empty where there are none."""
+    """A sentence about runs of a method, setting or seed that the file no longer has; may be empty."""
     if bench.again:  # a bench without a file
         return ""
     known, folder = {run.name for run in bench.runs}, bench.out / "runs"
@@ -176,7 +176,7 @@ def dry_run(bench: Bench, *, only: Sequence[str] = (), console: Console | None =
 
 
 def _work(runs: Sequence[BenchRun], finished: Set[str]) -> str:
-    """How many runs there are and what they take; of commands that is not known."""
+    """The number of runs and their length, which is unknown for commands."""
     counts = {"runs": len(runs), "finished": sum(run.name in finished for run in runs)}
     for config in (run.config for run in runs if isinstance(run.config, RunConfig)):
         rollouts, steps = config.optimisation.rollouts, config.optimisation.optimizer_steps

@@ -1,4 +1,4 @@
-"""What a person sees of a bench that runs."""
+"""The display of a running bench."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from rlstab.bench.record import read_record
 from rlstab.run_files import METRICS
 from rlstab.safe_read import read_object
 
-#: Rollouts over which what is shown is averaged; one alone says little.
+#: Number of rollouts over which shown values are averaged; a single one says little.
 WIDTH = 10
-#: Bytes at the end of ``metrics.jsonl`` that are read while a run goes on.
+#: Bytes at the end of ``metrics.jsonl`` that are read during a run.
 TAIL = 200_000
-#: What is shown of a run: its name, the metric, and over how many records.
+#: The shown values of a run: name, metric, and number of averaged records.
 _SHOWN = (("reward", "reward/mean", WIDTH), ("entropy", "tokens/entropy", WIDTH), ("held out", "eval/mean", 1))
 
 
@@ -29,21 +29,21 @@ class Screen(Progress):
     """Follows the runs of a bench: a line for each that begins or ends, and a bar over all rollouts on a terminal.
 
     Args:
-        console: where to show them.
-        runs: those that are asked for.
-        queue: of them, those that are made now; the others are finished, or failed and are not run again.
+        console: shows them.
+        runs: all that were requested.
+        queue: the runs that are made now; the others are finished, or failed and are not run again.
     """
 
     def __init__(self, console: Console, runs: Sequence[BenchRun], queue: Sequence[BenchRun]) -> None:
         self._total, self._ended, self._made, self._start = len(runs), len(runs) - len(queue), 0, time.monotonic()
-        # runs end seldom: the time that is left is told by rollouts, over some minutes
+        # runs rarely end: the remaining time is estimated from rollouts, over some minutes
         columns, shown = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()), console.is_terminal
         super().__init__(*columns, console=console, disable=not shown, speed_estimate_period=600)
         self._to_make = sum(run.rollouts for run in queue)
         self._all = self.add_task("", total=self._to_make)
 
     def look(self, running: Iterable[BenchRun]) -> None:
-        """Show how far the running runs are."""
+        """Show the progress of the current runs."""
         if self.console.is_terminal:
             done = (records[-1]["rollout"] for run in running if (records := last_records(run.folder)))
             self.update(self._all, completed=self._made + sum(done))
@@ -53,7 +53,7 @@ class Screen(Progress):
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def ended(self, run: BenchRun) -> None:
-        """A worker is gone, and its record says how."""
+        """Report a worker that ended, from its record."""
         self._ended, self._made = self._ended + 1, self._made + run.rollouts
         self.update(self._all, completed=self._made)
         record, count = read_record(run.folder), f"[{self._ended}/{self._total}]"
@@ -67,7 +67,7 @@ class Screen(Progress):
 
 
 def last_records(folder: Path) -> list[dict[str, Any]]:
-    """Records at the end of a run's metrics; what a kill cut off, or what is being written, is left out."""
+    """Records at the end of a run's metrics, without lines that are cut off or still being written."""
     try:
         with (folder / METRICS).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
@@ -78,7 +78,7 @@ def last_records(folder: Path) -> list[dict[str, Any]]:
 
 
 def _measured(records: Sequence[dict[str, Any]]) -> str:
-    """``reward 0.512  entropy 0.250  held out 0.500``, as far as it was measured."""
+    """``reward 0.512  entropy 0.250  held out 0.500``, as far as measured."""
     shown = []
     for name, metric, count in _SHOWN:
         values = [record[metric] for record in records if isinstance(record.get(metric), int | float)][-count:]

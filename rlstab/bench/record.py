@@ -1,4 +1,4 @@
-"""``bench.json``: where a run belongs and how it ended, or what a bench is; replaced at once."""
+"""``bench.json``: where a run belongs and how it ended, or what a bench is; replaced atomically."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LINES = 12
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """The record of a folder; empty where there is none that can be read."""
+    """The record of a folder; empty if none can be read."""
     return read_json(folder / FILE)
 
 
@@ -27,14 +27,14 @@ def write_record(folder: Path, values: Mapping[str, Any]) -> None:
 
 
 def record_failure(folder: Path, log: Path, how: str) -> None:
-    """Record that a run ended without a word of it, with the last lines of a log."""
+    """Record that a run ended without recording it itself, with the last lines of a log."""
     text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
     error = last_lines(f"{text.rstrip()}\n{how}")
     update_record(folder, status="failed", error=error, seconds=None, cpu_seconds=None)
 
 
 def last_lines(text: str) -> str:
-    """The end of a text, where an error says what it is."""
+    """The end of a text, which states an error."""
     return "\n".join(text.strip().splitlines()[-LINES:])
 
 

@@ -1,4 +1,4 @@
-"""``rlstab bench``: what is finished is skipped, what was cut off goes on, what fails is recorded, the rest is made."""
+"""``rlstab bench``: skips finished runs, continues interrupted ones, records failed ones, and makes the rest."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ from rlstab.extras import require
 from rlstab.files import replace_file
 from rlstab.tasks.rewards import require_callable
 
-#: What starts the runs.
+#: The launchers.
 Launcher: TypeAlias = Literal["local", "slurm", "print"]
 
-#: Seconds between looks at the workers.
+#: Seconds between checks of the workers.
 POLL = 0.5
 
-#: Seconds that a worker has to leave by itself before it is killed.
+#: Seconds that a worker has to end by itself before it is killed.
 PATIENCE = 10.0
 
 #: Exit code after Ctrl-C.
 STOPPED = 130
 
-#: What starts a worker.
+#: The command that starts a worker.
 COMMAND = [sys.executable, "-m", "rlstab.bench.worker"]
 
 #: One thread per run: two such runs side by side do more than one run on two threads.
@@ -75,11 +75,11 @@ def run_bench(
         bench: from :func:`rlstab.bench.file.load_bench`.
         workers: runs at a time; None takes the bench's.
         only: patterns of ``setting/method`` or ``setting/method/seed-0``; empty takes all.
-        overwrite: make runs whose settings have changed again.
-        retry: make failed runs again, from the newest whole checkpoint where there is one.
+        overwrite: repeat runs whose settings have changed.
+        retry: repeat failed runs, from the newest whole checkpoint if they have one.
         launcher: ``local``; ``slurm``, a job for each run; or ``print``, which starts nothing and prints for each run
             the command with which any scheduler may start it.
-        console: where to show the progress; None is the terminal.
+        console: shows the progress; None is the terminal.
 
     Returns:
         0, 1 if a run failed, 130 after Ctrl-C.
@@ -87,7 +87,7 @@ def run_bench(
     Raises:
         ConfigError: runs have other settings than the file now, no run matches, another process runs it, its folder
             cannot be written or holds another bench, or jobs cannot be submitted.
-        ScorerError: a reward cannot be loaded, or takes other arguments than it is called with.
+        ScorerError: a reward cannot be loaded, or takes the wrong arguments.
     """
     console = console or Terminal(stderr=True)
     runs = chosen(bench, only)
@@ -175,7 +175,7 @@ def _run(
 def _jobs(
     bench: Bench, queue: Sequence[BenchRun], resumed: Sequence[BenchRun], at_once: int, launcher: Launcher
 ) -> Callable[[Screen], None] | None:
-    """What submits the runs that no job of an earlier call makes, and follows all; None where another launcher may go.
+    """A function that submits the runs without a job of an earlier call, and follows all; None for another launcher.
 
     Raises:
         ConfigError: a job makes one of the runs, and another launcher was asked for.
@@ -211,7 +211,7 @@ def _summary(runs: Sequence[BenchRun]) -> str:
 
 
 def command(bench: Bench, run: BenchRun | None = None) -> str:
-    """What to type to make a bench, or one run of it in another folder, again."""
+    """The command that makes a bench again, or one of its runs in another folder."""
     if bench.again:
         return bench.again
     parts = ["rlstab", "bench", bench.source or str(bench.out / "bench.yaml")]
@@ -231,7 +231,7 @@ def _describe(bench: Bench) -> None:
 
 
 def _processor() -> str:
-    """The processor's name and how many there are."""
+    """The name of the processor and the number of processors."""
     name = platform.processor() or platform.machine()
     if Path("/proc/cpuinfo").is_file():  # Linux
         models = re.findall(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
@@ -243,7 +243,7 @@ def _processor() -> str:
 
 
 class _Worker:
-    """A process that makes one run after another, and is started again where it died.
+    """A process that makes one run after another, and is started again if it died.
 
     Args:
         gpu: that it sees, or several with commas between; None for all.
@@ -256,7 +256,7 @@ class _Worker:
         self.run: BenchRun | None = None
 
     def start(self, run: BenchRun) -> None:
-        """Start a run that is ordered; what the process itself says goes to the log of its first one."""
+        """Start an ordered run; output of the process itself goes to the log of its first run."""
         self.run = run
         if self.process is not None and self.process.poll() is not None:  # it died after its last run
             self.leave()
@@ -272,7 +272,7 @@ class _Worker:
 
     @property
     def answers(self) -> IO[bytes]:
-        """Where it says how a run ended, or where its own end shows."""
+        """The pipe on which it reports the end of a run, or which closes at its own end."""
         assert self.process is not None
         assert self.process.stdout is not None
         return self.process.stdout
@@ -286,7 +286,7 @@ class _Worker:
         return run, int(line) if line else self.leave()
 
     def dismiss(self) -> None:
-        """Ask it to leave: a worker goes when its standard input ends, and so does its run."""
+        """Ask it to end: a worker ends with its standard input, and so does its run."""
         if self.process is not None and self.process.stdin is not None:
             self.process.stdin.close()
 
@@ -305,7 +305,7 @@ class _Worker:
 
 
 def _make(bench: Bench, queue: Sequence[BenchRun], resumed: Sequence[BenchRun], count: int, screen: Screen) -> None:
-    """Make runs in their order, so many at a time; however this ends, no worker is left."""
+    """Make runs in their order, ``count`` at a time; however this ends, no worker is left."""
     workers = [_Worker(_share(bench, index, count), environment(bench)) for index in range(count)]
     waiting = deque(queue)
     try:
@@ -328,13 +328,13 @@ def _make(bench: Bench, queue: Sequence[BenchRun], resumed: Sequence[BenchRun], 
                 screen.ended(run)
     finally:
         started = [worker for worker in workers if worker.process]
-        for act in (_Worker.dismiss, _Worker.leave):  # all of them are asked before the first one is waited for
+        for act in (_Worker.dismiss, _Worker.leave):  # ask all of them before waiting for the first
             for worker in started:
                 act(worker)
 
 
 def prepare(bench: Bench, run: BenchRun, resume: bool, status: str = "running") -> None:
-    """Make the folder of a run ready, and leave its order there; see :mod:`rlstab.bench.worker`."""
+    """Prepare the folder of a run, and write its order there; see :mod:`rlstab.bench.worker`."""
     spent: dict[str, float | None] = {"seconds": 0.0, "cpu_seconds": 0.0}
     if resume:
         spent = {name: read_record(run.folder).get(name) for name in spent}
@@ -352,7 +352,7 @@ def prepare(bench: Bench, run: BenchRun, resume: bool, status: str = "running") 
 
 
 def environment(bench: Bench) -> dict[str, str]:
-    """Variables that a run gets; a command has those of the shell."""
+    """The environment of a run; a command has that of the shell."""
     return {} if bench.file.command else ONE_THREAD
 
 
@@ -365,7 +365,7 @@ def _share(bench: Bench, index: int, count: int) -> str | None:
 
 
 def _record(bench: Bench, run: BenchRun, status: str) -> dict[str, Any]:
-    """What ``bench.json`` says of a run; how long it took is not known yet."""
+    """The record of a run in ``bench.json``, without its duration, which is not known yet."""
     names = {"bench": bench.file.name, "setting": run.setting, "method": run.method, "seed": run.seed}
     ended = {"status": status, "error": None, "seconds": None, "cpu_seconds": None}
     return {**names, **ended, "command": command(bench, run), "run_hash": run.hash}

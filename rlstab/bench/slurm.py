@@ -19,17 +19,17 @@ from rlstab.bench.record import read_record, record_failure, update_record
 from rlstab.bench.worker import GRACE
 from rlstab.errors import ConfigError, did_you_mean
 
-#: In the folder of a bench: what submitit writes, the output of jobs among it.
+#: Folder in a bench for the files of submitit, including the output of jobs.
 FOLDER = "slurm"
-#: Seconds between looks at the records of the runs.
+#: Seconds between checks of the records of the runs.
 POLL = 2.0
-#: How a run is recorded that has ended.
+#: Recorded states of a run that has ended.
 ENDED = ("finished", "failed")
 
 
 @dataclass
 class Job:
-    """What a job does: it makes the run in a folder, and goes on with it after it was stopped and queued again."""
+    """A job: makes the run in a folder, and continues it after it was stopped and queued again."""
 
     folder: str
     process: subprocess.Popen[bytes] | None = None
@@ -42,7 +42,7 @@ class Job:
         return self.process.wait()
 
     def checkpoint(self) -> DelayedSubmission:
-        """Called before the job is stopped: the run leaves a checkpoint, and the job is queued again."""
+        """Called before the job is stopped: the run writes a checkpoint, and the job is queued again."""
         if self.process is not None:
             self.process.terminate()
             try:
@@ -53,7 +53,7 @@ class Job:
 
 
 def executor_of(bench: Bench, at_once: int) -> submitit.Executor:
-    """What submits the jobs of a bench, by the settings under ``slurm`` in its file.
+    """The executor that submits the jobs of a bench, by the settings under ``slurm`` in its file.
 
     Raises:
         ConfigError: a setting is not one of submitit's, or the time that a job may take is missing.
@@ -88,7 +88,7 @@ def jobs_of(executor: submitit.Executor, runs: Sequence[BenchRun]) -> dict[Bench
 
 
 def submit(executor: submitit.Executor, runs: Sequence[BenchRun]) -> dict[BenchRun, submitit.Job[int]]:
-    """Submit runs whose orders lie in their folders, as one array, and record the number of each job.
+    """Submit runs whose orders are in their folders, as one array, and record the number of each job.
 
     Raises:
         ConfigError: the scheduler does not take them.
@@ -105,7 +105,7 @@ def submit(executor: submitit.Executor, runs: Sequence[BenchRun]) -> dict[BenchR
 
 
 def follow(jobs: Mapping[BenchRun, submitit.Job[int]], screen: Screen) -> None:
-    """Show how far the runs are until all have ended."""
+    """Show the progress of the runs until all have ended."""
     left, told = dict(jobs), ""
     while left:
         for run, job in list(left.items()):

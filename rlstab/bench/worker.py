@@ -1,11 +1,11 @@
-"""Runs in turn, each in a process of its own, which is forked from one that has imported what they need.
+"""Makes runs in turn, each in its own process, forked from one that has imported what they need.
 
-The order of a run lies in its folder. A line on standard input names the folder, and the answer is a line with the exit
+The order of a run is in its folder. A line on standard input names the folder, and the answer is a line with the exit
 code of its process on standard output. Standard input stays open for as long as the parent lives: its end ends the
 worker and its run, however the parent died.
 
-``python -m rlstab.bench.worker FOLDER`` makes one run without a parent: what a scheduler starts. After SIGTERM it stops
-in order, and the same command goes on with the run.
+``python -m rlstab.bench.worker FOLDER`` makes one run without a parent, for schedulers. After SIGTERM it stops
+after a checkpoint, and the same command continues the run.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from rlstab.bench.record import FILE, last_lines, update_record
 from rlstab.errors import RlstabError
 from rlstab.run_files import CHECKPOINTS, OUT
 
-#: What the run prints goes there, in its folder.
+#: File in the folder of a run for its output.
 LOG = "worker.log"
 
-#: The order of a run, in its folder.
+#: File in the folder of a run with its order.
 ORDER = "order.json"
 #: The state of a run that was handed to a scheduler and has not begun.
 QUEUED = "queued"
 
-#: Bytes at the end of a log in which the lines of an error are looked for.
+#: Bytes at the end of a log that are searched for the lines of an error.
 TAIL = 20_000
 
 #: Seconds that a command has to end by itself after SIGTERM; the parent of a worker waits longer.
@@ -46,7 +46,7 @@ ORPHANED = 3
 
 
 class _Clock:
-    """Time that the run took, with the attempts before; None where that is not known."""
+    """The time that the run took, with earlier attempts; None if unknown."""
 
     def __init__(self, before: dict[str, float | None], commands: bool) -> None:
         self._before, self._commands, self._start = before, commands, time.perf_counter()
@@ -61,10 +61,10 @@ class _Clock:
 
 
 def main() -> None:
-    """Make what is ordered until nothing more comes."""
+    """Make ordered runs until standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     answers = os.dup(1)
-    os.dup2(2, 1)  # whoever prints is no answer
+    os.dup2(2, 1)  # printed output must not be taken for an answer
     while line := sys.stdin.buffer.readline():
         folder = Path(json.loads(line))
         order = json.loads((folder / ORDER).read_text(encoding="utf-8"))
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def make_alone(folder: Path) -> NoReturn:
-    """Make the run that is ordered in a folder, or go on with it; one that is finished stays."""
+    """Make or continue the run that is ordered in a folder; a finished one stays."""
     order, record = (json.loads((folder / name).read_text(encoding="utf-8")) for name in (ORDER, FILE))
     if record.get("status") == "finished":
         sys.exit(0)
@@ -94,7 +94,7 @@ def make_alone(folder: Path) -> NoReturn:
 
 
 def can_go_on(folder: Path, by_command: bool) -> bool:
-    """Whether a run left a whole checkpoint; or, of a command, anything: it looks for its state itself."""
+    """Whether a run left a whole checkpoint; or a command any file, since it looks for its state itself."""
     if by_command:
         return any((folder / OUT).glob("*"))
     if not (folder / CHECKPOINTS).is_dir():
@@ -110,8 +110,8 @@ def _make(folder: Path, order: dict[str, Any], *, alone: bool = False) -> NoRetu
     Args:
         folder: of the run.
         order: ``run`` (a resolved run) or ``command``; ``resume``, ``keep_checkpoints`` and ``spent``, the seconds of
-            the attempts before.
-        alone: nothing on standard input says when the parent is gone.
+            earlier attempts.
+        alone: whether standard input does not tell when the parent is gone.
     """
     clock, writing = _Clock(order["spent"], "command" in order), threading.Lock()
     with (folder / LOG).open("ab") as log:
@@ -135,7 +135,7 @@ def _make(folder: Path, order: dict[str, Any], *, alone: bool = False) -> NoRetu
 
 
 class _Command:
-    """The command of another trainer, with all that it starts.
+    """The command of another trainer, with all processes that it starts.
 
     Attributes:
         stopped: number of the signal that asked this process to end; 0 without one.
@@ -146,10 +146,10 @@ class _Command:
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self, log: Path) -> str | None:
-        """Wait for its end; the last lines of its log where that is not 0."""
+        """Wait for its end; return the last lines of its log unless its code is 0."""
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, self._stop)
-        try:  # a group of its own, so that what it leaves behind can be ended
+        try:  # a separate process group, so that processes that it leaves behind can be ended
             self._process = subprocess.Popen(self._arguments, stdin=subprocess.DEVNULL, process_group=0)
         except OSError as error:
             return f"{self._arguments[0]} cannot be started: {error.strerror or error}"
@@ -164,7 +164,7 @@ class _Command:
         return last_lines(f"{text.rstrip()}\nthe command {how(code)}")
 
     def end(self) -> None:
-        """Ask it to end, and kill what is left of it after a while; another thread waits for it."""
+        """Ask it to end, and kill what remains after a while; another thread waits for it."""
         deadline = time.monotonic() + GRACE
         self._signal(signal.SIGTERM)
         while self._signal(0) and time.monotonic() < deadline:
@@ -172,7 +172,7 @@ class _Command:
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: int) -> bool:
-        """Send a signal to all that it started; whether one of them is there."""
+        """Send a signal to all processes that it started; return whether any exists."""
         if self._process is None:
             return False
         try:

@@ -15,7 +15,7 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
-class Example:
+class BundledExample:
     """One file.
 
     Attributes:
@@ -32,7 +32,7 @@ class Example:
 
 
 @cache
-def examples() -> Mapping[str, Example]:
+def examples() -> Mapping[str, BundledExample]:
     """The examples that run anywhere, because they need neither a file next to them nor a model to download."""
     inside = _PACKAGE / "data" / "examples"  # where the wheel has them; see pyproject.toml
     folder = inside if inside.is_dir() else _PACKAGE.parent / "examples"
@@ -40,7 +40,7 @@ def examples() -> Mapping[str, Example]:
     return {name: example for name, example in read.items() if not _needs_more(example.data)}
 
 
-def example(name: str, *kinds: Kind) -> Example:
+def example(name: str, *kinds: Kind) -> BundledExample:
     """The example of a name.
 
     Args:
@@ -57,12 +57,12 @@ def example(name: str, *kinds: Kind) -> Example:
     return known[name]
 
 
-def _read(path: Path) -> Example:
+def _read(path: Path) -> BundledExample:
     data = Document.read(path).data
     kind: Kind = "objective" if data.keys() == {"objective"} else kind_of_file(data)
     comment = path.read_text(encoding="utf-8").partition("\n\n")[0].replace("\n# ", " ").removeprefix("# ")
     sentence = comment.partition("\n")[0].partition(". ")[0]
-    return Example(path, kind, sentence.strip().rstrip(".") + ".", data)
+    return BundledExample(path, kind, sentence.strip().rstrip(".") + ".", data)
 
 
 def _needs_more(data: Any) -> bool:

@@ -164,7 +164,7 @@ class Document:
 
 
 def misfit(text: str, *keys: str | int) -> PydanticCustomError:
-    """What a validator raises.
+    """The error that a validator raises.
 
     Args:
         text: what is wrong, and what to do.

@@ -1,4 +1,4 @@
-"""When the two policies that a method compares can differ in a run: with which settings, and why not otherwise.
+"""With which settings the two policies that a method compares can differ in a run, and why not otherwise.
 
 One table, read in two directions: to fill in what a run leaves open, and to find methods that cannot act.
 """

@@ -25,7 +25,7 @@ from rlstab.errors import did_you_mean
 from rlstab.signs import SIGNS
 
 #: Upper bound of everything that is counted.
-MOST = 10_000_000
+LARGEST_COUNT = 10_000_000
 
 #: The name of the reward that is the scorer of the task.
 TASK = "task"
@@ -36,9 +36,9 @@ TASK_GROUP = "rlstab.tasks"
 #: Metrics `reward/...` that the trainer and the report write.
 TAKEN = frozenset({"area", "best", "last", "mean", "shaped_mean", "true", "zero_std_groups"})
 
-Count = Annotated[int, Field(ge=1, le=MOST)]
+Count = Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
 #: A count that may be 0, which usually means never.
-Every = Annotated[int, Field(ge=0, le=MOST)]
+Every = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -118,6 +118,10 @@ class AdapterSettings(Settings):
 Adapter: TypeAlias = Annotated[AdapterSettings, _or("path", str | AdapterSettings)]
 
 
+#: By the signal that is read from it, the setting of each other policy.
+OTHER_MODELS = {"ref_logprobs": "reference", "teacher_logprobs": "teacher"}
+
+
 class ModelSettings(Settings):
     """The policy, the reference policy of a KL penalty, and the teacher of distillation."""
 
@@ -134,7 +138,7 @@ class ModelSettings(Settings):
             "from it. To compare with that adapter, merge the two and give the folder of the result. A folder of this "
             "name is ./adapter."
         )
-        for key in ("reference", "teacher"):
+        for key in OTHER_MODELS.values():
             refuse(getattr(self, key) == "adapter", key, text)
         return self
 
@@ -324,7 +328,7 @@ def _rewards(rewards: tuple[RewardSettings, ...]) -> tuple[RewardSettings, ...]:
 
 
 #: The value of `reward` in a run: one function, or a list.
-Rewards: TypeAlias = Annotated[
+RewardEntries: TypeAlias = Annotated[
     tuple[RewardSettings, ...], Field(strict=False), _or_alone(str | RewardSettings), AfterValidator(_rewards)
 ]
 
@@ -489,7 +493,7 @@ class EngineSettings(Settings):
 
 
 #: A name, or a name with settings.
-Engine: TypeAlias = Annotated[EngineSettings, _or("name", EngineName | EngineSettings)]
+EngineEntry: TypeAlias = Annotated[EngineSettings, _or("name", EngineName | EngineSettings)]
 
 
 class EvaluationSettings(Settings):
@@ -532,7 +536,7 @@ class TrackingSettings(Settings):
         (), strict=False, description="also written, next to metrics.jsonl"
     )
     project: str = Field("rlstab", description="name for the trackers")
-    checkpoint_every: Every = Field(50, description="rollouts between checkpoints, besides the last; 0 is never")
+    checkpoint_every: Every = Field(50, description="rollouts between checkpoints; 0 is never, but the last has one")
     keep_checkpoints: Count = Field(2, description="how many of the newest checkpoints are kept")
     samples: Every = Field(2, description="responses of each rollout written to samples.jsonl")
     dump_every: Every = Field(0, description="optimizer steps between those recorded in `dump`; 0 is never")
@@ -558,14 +562,14 @@ class RunSettings(Settings):
 
     model: ModelSettings = ModelSettings()
     task: TaskSettings = CountdownSettings()
-    reward: Rewards | None = Field(
+    reward: RewardEntries | None = Field(
         None, description="user-defined functions, or a weighted sum with the task's scorer; null is that scorer alone"
     )
     rollout: RolloutSettings = RolloutSettings()
     stages: list[dict[str, Any]]
     objective: list[dict[str, Any]]
     optimisation: OptimisationSettings = OptimisationSettings()
-    engine: Engine = EngineSettings()
+    engine: EngineEntry = EngineSettings()
     evaluation: Annotated[EvaluationSettings, Neutral()] = EvaluationSettings()
     tracking: Annotated[TrackingSettings, Neutral()] = TrackingSettings()
     seed: Seed = Field(0, description="of the run: prompts, samples, methods that draw")
@@ -586,8 +590,8 @@ class RunSettings(Settings):
             ("rollout", rollout.prompts, "group", rollout.group),
             ("evaluation", evaluation.prompts if evaluation.every else 0, "samples", evaluation.samples),
         ):
-            text = f"with {part}.{setting} = {each} it is more than {MOST} responses at once. Lower one."
-            refuse(prompts * each > MOST, f"{part}.prompts", text)
+            text = f"with {part}.{setting} = {each} it is more than {LARGEST_COUNT} responses at once. Lower one."
+            refuse(prompts * each > LARGEST_COUNT, f"{part}.prompts", text)
         scored = self.reward is None or any(reward.function == TASK for reward in self.reward)
         text = f"it loses scores of the task, but `reward` does not list `{TASK}`. Add it there, or set this to 0."
         refuse(getattr(task, "flaky", 0) and not scored, "task.flaky", text)

@@ -1,4 +1,4 @@
-"""What an unknown key or name in a YAML file probably means: a name in rlstab, another heading, or a similar name.
+"""The probable meaning of an unknown key or name in a YAML file: a name in rlstab, another heading, or a similar name.
 
 ``other_names.yaml`` has the names that TRL, verl, PEFT and papers use.
 """
@@ -25,7 +25,7 @@ from rlstab.zoo import METHODS
 SECTIONS: Mapping[str, Any] = {
     "model": settings.ModelSettings,
     "task": settings.TaskSettings,
-    "reward": settings.Rewards,
+    "reward": settings.RewardEntries,
     "rollout": settings.RolloutSettings,
     "optimisation": settings.OptimisationSettings,
     "engine": settings.EngineSettings,
@@ -36,7 +36,7 @@ SECTIONS: Mapping[str, Any] = {
 MOST_HOMES = 3
 #: A key unlike every setting of its heading, and at least this like one of another heading or library, is that one.
 MISSPELT = 0.85
-#: Letters that a key has to have for that: of short words too many are alike.
+#: Letters that a key needs for that: too many short words are alike.
 LONG = 6
 
 

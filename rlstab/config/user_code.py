@@ -29,13 +29,13 @@ from rlstab.files import checksum, exists, is_dir, is_file
 _IN_FILE = re.compile(r"(?P<file>[^\n]*[^\n/\\]\.py):(?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
 
 #: Settings that may be the path of a file or folder.
-_PATHS = re.compile(r"(^|.*\.)(model\.(name|adapter|reference)|adapter\.path|task\.(path|eval_path))")
+_PATHS = re.compile(r"(^|.*\.)(model\.(name|adapter|reference|teacher)|adapter\.path|task\.(path|eval_path))")
 
 _imports: dict[Path, tuple[dict[Path, tuple[int, int]], list[Path]]] = {}
 
 
 def is_user_code(name: object) -> bool:
-    """Whether a text names something in a .py file."""
+    """Whether a text names an object in a .py file."""
     return isinstance(name, str) and _IN_FILE.fullmatch(name) is not None
 
 
@@ -75,7 +75,7 @@ def located(document: Document) -> Document:
 
 
 def find(document: Document, path: str, keys: Keys) -> Path | None:
-    """The file or folder that a path of a document means; None where there is none."""
+    """The file or folder that a path of a document means; None if it does not exist."""
     return next((candidate for candidate in candidates(document, path, keys) if exists(candidate)), None)
 
 
@@ -142,7 +142,7 @@ def _imported(path: Path) -> list[Path]:
 
 
 def _stamp(path: Path) -> tuple[int, int]:
-    """When it was last modified, and its size; zeros where it is gone."""
+    """The time of its last modification, and its size; zeros if it is gone."""
     stat = path.stat() if exists(path) else None
     return (stat.st_mtime_ns, stat.st_size) if stat else (0, 0)
 

@@ -1,4 +1,4 @@
-"""Where the keys and values of a YAML file are checked: against the pydantic models of ``settings``.
+"""Checks of the keys and values of a YAML file against the pydantic models of ``settings``.
 
 Each mistake is one line with file, line and setting; all mistakes of a file are reported at once.
 """
@@ -19,7 +19,7 @@ from rlstab.errors import ConfigError, Conflict, RlstabError, did_you_mean
 Model = TypeVar("Model", bound=BaseModel)
 Result = TypeVar("Result")
 
-#: What a file is, and which command takes it.
+#: The kind of a file, and the command that takes it.
 _USE: Mapping[Kind, str] = {
     "bench": "a bench file. Run it by `rlstab bench {}`; --dry-run tries it",
     "run": "a run file. Train it by `rlstab train {}`, or name it as the `base` of a bench file",

@@ -30,7 +30,7 @@ SIGNALS: Mapping[str, str] = {
     "lag": "updates of the policy since the weights that sampled the token",
     "block_ids": "number of the block of its response that the token belongs to, below 0 for none",
 }
-#: Log-probs of a token, by the policy that gives them.
+#: Names of log-probs of a token, one for each policy.
 LOGPROBS = ("old_logprobs", "logprobs", "ref_logprobs", "teacher_logprobs", "rollout_logprobs", "max_logprobs")
 #: The largest accepted value of signals that are at most 0, with room for rounding: in float32, log-probs from logits
 #: in the thousands are off by 3e-4 nats.
@@ -38,7 +38,7 @@ MOST = dict.fromkeys((*LOGPROBS, "log_kept_mass"), 1e-3)
 #: The smallest accepted value of those that are at least 0. Some hosts compute entropies in bfloat16, as a difference
 #: of numbers up to 128, which bfloat16 rounds to 0.5.
 LEAST = {"entropies": -1.0, "sum_p_sq": -1e-3}
-#: Evidence that every batch has and not every method reads. A host that computes it without a reader wastes a forward.
+#: Evidence that every batch has but not every method reads. Computing it where no method reads it wastes a forward.
 BASICS = frozenset({"logprobs", "old_logprobs"})
 #: Signals that mark tokens: of any dtype, and perhaps one for a whole response.
 MARKS = ("truncated", "branch", "lag", "block_ids")
@@ -55,7 +55,7 @@ def widened(values: Tensor) -> Tensor:
 
 
 def described(values: object) -> str:
-    """What was given where a tensor is expected, in an error."""
+    """Describe, for an error, what was given where a tensor is expected."""
     if not isinstance(values, Tensor):
         return kind_of(values)
     grad = " with grad" if values.requires_grad else ""
@@ -167,10 +167,11 @@ class TokenBatch(SequenceArithmetic):
         live_ratio: bool = False,
         **signals: Tensor | None,
     ) -> TokenBatch:
-        """Pack ``(B, T)`` tensors. Values where the mask is False are never read, be they 0, NaN or Inf.
+        """Pack ``(B, T)`` tensors. Values where the mask is False, even NaN and Inf, are never read.
 
         Args:
-            response_mask: ``(B, T)``, 1 or True on tokens that count (up to and including EOS; tool output is 0).
+            response_mask: ``(B, T)``, 1 or True on tokens that count (up to and including EOS; tool output is 0). One
+                on the CPU spares a wait for the device of the others.
             advantages: ``(B,)`` or ``(B, T)``.
             old_logprobs: ``(B, T)`` log-probs of the policy that the ratio divides by, nats.
             logprobs: ``(B, T)`` log-probs at the start of this optimizer step; None means ``old_logprobs``.
@@ -185,7 +186,7 @@ class TokenBatch(SequenceArithmetic):
         Raises:
             ShapeError: tensors that belong together disagree in shape, dtype or device.
             UnknownName: no signal has such a name.
-            OutOfRange: something is not a tensor, or the mask holds something else than 0 and 1.
+            OutOfRange: something is not a tensor, or the mask holds something other than 0 and 1.
         """
         arguments = (*SIGNALS, "logprobs", "sequence_ids", "group_ids", "extra", "live_ratio")
         for name in sorted(signals.keys() - SIGNALS.keys()):
@@ -211,8 +212,10 @@ class TokenBatch(SequenceArithmetic):
                 raise OutOfRange(
                     f"TokenBatch.from_padded: 'response_mask' holds {odd[0]:g}, not 0 or 1. Write labels != -100."
                 )
-        there = mask.cpu()  # one wait for a device, which then has to tell no shapes
-        index = sent(there.reshape(-1).nonzero().squeeze(-1), mask.device)
+        there = mask.cpu()  # one wait for the device; later shapes are then known without one
+        device = advantages.device if mask.device.type == "cpu" else mask.device
+        cells = there.reshape(-1).nonzero().squeeze(-1)
+        index = sent(cells, device)
 
         def pack(name: str, values: Tensor) -> Tensor:
             per_row = name in (*MARKS, "advantages")
@@ -228,13 +231,13 @@ class TokenBatch(SequenceArithmetic):
 
         def ids(name: str, values: Tensor | None) -> Tensor:
             if values is None:
-                return torch.arange(rows, device=mask.device)
+                return torch.arange(rows, device=device)
             if values.shape != (rows,) or values.is_floating_point():
                 raise ShapeError(
                     f"TokenBatch.from_padded: '{name}' is {described(values)}, expected integers of shape ({rows},). "
                     f"{_NUMBER[name]}"
                 )
-            return sent(values.detach().to(torch.int64), mask.device)
+            return sent(values.detach().to(torch.int64), device)
 
         old, sequence = pack("old_logprobs", old_logprobs), index // max(width, 1)
         packed: dict[str, Any] = {name: pack(name, named[name]) for name in SIGNALS if name in named}
@@ -243,7 +246,7 @@ class TokenBatch(SequenceArithmetic):
             logprobs=old if logprobs is None else pack("logprobs", logprobs),
             advantages=pack("advantages", advantages),
             sequence=sequence,
-            position=(mask.cumsum(-1) - 1).reshape(-1)[index],
+            position=sent((there.cumsum(-1) - 1).reshape(-1)[cells], device),
             sequence_ids=ids("sequence_ids", sequence_ids),
             group_ids=ids("group_ids", group_ids),
             extra={name: pack(name, values) for name, values in (extra or {}).items()},
@@ -258,7 +261,7 @@ class TokenBatch(SequenceArithmetic):
 
     @classmethod
     def empty(cls, needs: Iterable[str] = ()) -> TokenBatch:
-        """A batch of no token that has every signal of ``needs``: what a rank without sequences measures."""
+        """A batch without tokens that has every signal of ``needs``: what a rank without sequences measures."""
         empty, no_ids = torch.zeros(0), torch.zeros(0, dtype=torch.int64)
         needs = frozenset(needs) - BASICS
         given: dict[str, Any] = dict.fromkeys(needs & SIGNALS.keys(), empty)
@@ -316,12 +319,12 @@ class TokenBatch(SequenceArithmetic):
         if self._layout is not None:
             given["_layout"] = Layout(self._layout.index[where], self._layout.shape)
         given["_here"] = None
-        selected = object.__new__(type(self))  # less what was computed of this one, and without checking it all again
+        selected = object.__new__(type(self))  # without the cached values of this one, and without new checks
         vars(selected).update(given)
         return selected
 
     def to(self, device: torch.device) -> TokenBatch:
-        """The batch on a device, which is not waited for: what is checked of its values is read from this one."""
+        """The batch on a device, without waiting for it: checks of its values read this one."""
         if self.sequence.device == device:
             return self
         given = {field.name: vars(self)[field.name] for field in fields(self) if field.name in vars(self)}
@@ -335,7 +338,7 @@ class TokenBatch(SequenceArithmetic):
 
     @property
     def here(self) -> TokenBatch:
-        """The batch from which :meth:`to` made this one, or itself: what is read of values is read there."""
+        """The batch from which :meth:`to` made this one, or this one: values are read there."""
         return self if self._here is None else self._here
 
     def evidence(self) -> TokenBatch:
@@ -345,7 +348,7 @@ class TokenBatch(SequenceArithmetic):
         """
         if self._layout is None and self._grouped:
             return self
-        bare = copy.copy(self)  # with what was computed already, and without checking it all again
+        bare = copy.copy(self)  # with the cached values, and without new checks
         bare.__dict__["_layout"] = None
         if not self._grouped:
             bare.__dict__.pop("group_ids", None)

@@ -1,9 +1,9 @@
-"""Which values have to go for the mean of the others to fit a budget; they may lie on several ranks, and stay there.
+"""Which values to remove so that the mean of the others fits a budget; values of several ranks stay on their rank.
 
 As in :mod:`rlstab.core.select`, the bits of a number of at least 0 are an integer in the order of the numbers. A
 histogram over the exponents, then over eleven more bits of the values in the bin where the mean passes the budget, and
-so on, says where it does. What travels are counts and sums: six reductions of at most 48 KB, whatever the number of
-values. A sum is that of the mantissas, in two halves, so it is exact up to 2^26 values: no cut can change a decision.
+so on, finds the place. Only counts and sums travel: six reductions of at most 48 KB, for any number of
+values. Mantissas are summed in two halves, exactly for up to 2^26 values, so that no split can change a decision.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from rlstab.core.select import selection
 
 #: Bits of a float64 below its sign, of its mantissa, of half of that with the bit that is not stored, of one pass.
 BITS, MANTISSA, HALF, DIGIT = 63, 52, 26, 11
-#: The least float64 above 0 is 1 / UNIT: as multiples of it, sums of floats are integers.
+#: The smallest float64 above 0 is 1 / UNIT; sums of floats are integer multiples of it.
 UNIT = 2**1074
 
 
 def beyond_budget(values: Tensor, budget: float, alone: bool) -> Rounds[tuple[float | None, int, int]]:
-    """The smallest value that has to go, largest first, for the mean of what is left to be at most ``budget``.
+    """The smallest value to remove, largest first, so that the mean of the rest is at most ``budget``.
 
-    Equal values go together, and the smallest value stays.
+    Equal values are removed together, and the smallest value stays.
 
     Args:
         values: ``(n,)`` numbers of at least 0 on this rank, on the CPU.
@@ -33,12 +33,12 @@ def beyond_budget(values: Tensor, budget: float, alone: bool) -> Rounds[tuple[fl
         alone: nothing travels.
 
     Returns:
-        In rounds, the value, or None where nothing has to go; the number of values over all ranks; how many of them go.
+        In rounds, the value, or None if nothing is removed; the number of values over all ranks; how many are removed.
     """
     keys = (values.double() + 0.0).view(torch.int64)
     limit = Fraction(budget) * UNIT
-    size, stay, total = 0, 0, 0  # of what stays: how many, and their sum
-    first, left = 0, BITS  # the bits that are known of the value, and how many are not
+    size, stay, total = 0, 0, 0  # count and sum of what stays
+    first, left = 0, BITS  # the known bits of the value, and the number of unknown ones
     while left:
         width = min(DIGIT, left)
         left -= width
@@ -57,7 +57,7 @@ def beyond_budget(values: Tensor, budget: float, alone: bool) -> Rounds[tuple[fl
         first, keys = first << width | digit, keys[digits == digit]
     if stay:
         return float(torch.tensor(first).view(torch.float64)), size, size - stay
-    # already the smallest value is beyond it, and stays: the next larger one goes
+    # even the smallest value is beyond the budget; it stays, and the next larger one is removed
     selected = yield from selection({"": (values.double(), lambda size: [count + 1] if size > count else [])}, alone)
     after = selected[""].values
     return (after[0], size, size - count) if after else (None, size, 0)

@@ -1,6 +1,6 @@
 """What a plan needs of other ranks: a sum and a gather. One process needs neither.
 
-What is measured asks for them in rounds, so that methods that are settled together share one sum in each.
+Measurements ask for them in rounds, so that methods that are settled together share one sum a round.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Read:
     tensors: Sequence[Tensor]
 
 
-#: Computes something of which other ranks have a part: yields what it asks for, and is sent the answer.
+#: Computes something from parts on several ranks: yields what it asks for, and is sent the answer.
 Rounds: TypeAlias = Generator[Sum | Gather | Read, Any, Result]
 
 
@@ -99,7 +99,7 @@ class TorchComm:
 
 
 def carried_out(rounds: Rounds[Result], comm: Comm) -> Result:
-    """The result, with what it asks for done by the ranks."""
+    """The result; the ranks do what it asks for."""
     try:
         asked = next(rounds)
         while True:
@@ -112,10 +112,11 @@ def carried_out(rounds: Rounds[Result], comm: Comm) -> Result:
         return result
 
 
-def side_by_side(several: Mapping[Key, Rounds[Result]]) -> Rounds[dict[Key, Result]]:
-    """The results of several: all that they read in a round is one copy, and all that they want summed one sum.
+def side_by_side(several: Mapping[Key, Rounds[Result]], alone: bool) -> Rounds[dict[Key, Result]]:
+    """The results of several: what they read in a round is one copy, and what they sum is one sum.
 
-    Every rank has the same ones, and which round asks for what is decided by what all ranks know.
+    Every rank has the same ones, and all ranks know what each round asks for. Where nothing travels (``alone``), sums
+    are free, and a read waits until the others have to read as well.
     """
     results: dict[Key, Result] = {}
     asked: dict[Key, Sum | Gather | Read] = {}
@@ -127,10 +128,14 @@ def side_by_side(several: Mapping[Key, Rounds[Result]]) -> Rounds[dict[Key, Resu
         except StopIteration as end:
             results[key] = end.value
 
+    def due() -> dict[Key, Sequence[Tensor]]:
+        reads = {key: request.tensors for key, request in asked.items() if isinstance(request, Read)}
+        return {} if alone and len(reads) < len(asked) else reads
+
     for key in several:
         go_on(key, None)
     while asked:
-        while reads := {key: request.tensors for key, request in asked.items() if isinstance(request, Read)}:
+        while reads := due():
             read = iter((yield Read([tensor for tensors in reads.values() for tensor in tensors])))
             for key, tensors in reads.items():
                 go_on(key, [next(read) for _ in tensors])

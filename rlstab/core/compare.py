@@ -15,19 +15,19 @@ def indices(where: Tensor) -> Tensor:
 
 
 def reached(values: Tensor, number: float) -> Tensor:
-    """``values >= number`` as float64 has it, whatever the dtype: ``number`` may lie between two values of it."""
+    """``values >= number``, compared in float64: ``number`` may lie between two values of the dtype."""
     values, exact = _exact(values, number)
     return values >= exact
 
 
 def below(values: Tensor, number: float) -> Tensor:
-    """``values < number`` as float64 has it, whatever the dtype."""
+    """``values < number``, compared in float64 whatever the dtype."""
     values, exact = _exact(values, number)
     return values < exact
 
 
 def _exact(values: Tensor, number: float) -> tuple[Tensor, float]:
-    """The values as floats, and the smallest number of their dtype that is not below ``number``: none lies between."""
+    """The values as floats, and the smallest number of their dtype that is at least ``number``."""
     values = values if values.is_floating_point() else values.double()
     rounded = torch.tensor(number, dtype=values.dtype)
     if float(rounded) < number:

@@ -29,7 +29,7 @@ def _union_inside(declared: str) -> Any:
 
 
 class Combinator(TokenObjective, combinator=True):
-    """Methods as one: it needs, writes and compares what they do."""
+    """Methods as one, which needs, writes and compares what they do."""
 
     @property
     @abstractmethod
@@ -63,7 +63,7 @@ class Composition(Combinator, combinator=True):
 
     @cached_property
     def keyed(self) -> Mapping[str, TokenObjective]:
-        """Members by key: the label, numbered where a label occurs several times."""
+        """Members by key: their label, with a number if several have the same."""
         count = Counter(method._label for method in self.members)
         keyed: dict[str, TokenObjective] = {}
         for method in self.members:
@@ -77,7 +77,7 @@ class Composition(Combinator, combinator=True):
 
     def _settling(self, parts: Sequence[TokenBatch], state: State, alone: bool) -> Rounds[tuple[Settled, State]]:
         members = {key: method._settling(parts, state[key], alone) for key, method in self.keyed.items()}
-        settled = yield from side_by_side(members)
+        settled = yield from side_by_side(members, alone)
         stats = Settled({key: stat for key, (stat, _) in settled.items()})
         return stats, {key: new for key, (_, new) in settled.items()}
 
@@ -98,7 +98,7 @@ class Composition(Combinator, combinator=True):
             yield from method._leaves(around, observed)
 
     def require_no_state(self) -> None:
-        """A state that is not carried over silently stays the first one."""
+        """Refuse members that need a state: without one, every step would silently use the first."""
         for key, method in self.keyed.items():
             stateful = _has_leaf(method.init_state())
             if stateful or "lr_scale" in method.writes:
@@ -178,7 +178,7 @@ class Within(Combinator, combinator=True):
 def compose(*methods: TokenObjective, **settings: object) -> Composition:
     """Merge methods into one objective.
 
-    Closed (a composition composes again), associative and free of order. Without any method it is the plain
+    Closed (a composition composes again), associative and independent of order. Without a method it is the plain
     importance-weighted policy gradient, averaged over tokens.
 
     Raises:
@@ -195,7 +195,7 @@ def compose(*methods: TokenObjective, **settings: object) -> Composition:
 
 
 def within(outer: TokenObjective, inner: TokenObjective) -> Within:
-    """The explicit exception to free order: ``inner`` measures and touches only tokens that ``outer`` keeps.
+    """The explicit exception to free order: ``inner`` measures and changes only tokens that ``outer`` keeps.
 
     ``within(S2TMask(), STARE())`` takes STARE's top share among the tokens that S2T keeps.
 
@@ -275,11 +275,11 @@ def observe(method: TokenObjective) -> Observe | Composition:
     """Measure and report what ``method`` would do, and change nothing: neither loss nor gradient nor learning rate.
 
     ``compose(ClipHigher(), observe(STARE()))`` trains by clip-higher alone and logs how many tokens STARE would boost.
-    Of a composition every member is observed by itself.
+    Each member of a composition is observed separately.
 
     Raises:
         MethodError: it is not a method.
-        Conflict: it defines the ratio or the aggregation, of which there is nothing to count.
+        Conflict: it defines the ratio or the aggregation, which has no tokens to count.
     """
     if isinstance(method, Composition):
         return compose(*(member if isinstance(member, Observe) else Observe(member) for member in method.members))
@@ -289,13 +289,13 @@ def observe(method: TokenObjective) -> Observe | Composition:
 def walk(objective: TokenObjective, *, observed: bool = False) -> Iterator[Leaf]:
     """The methods of an objective in its order, those inside `within` too.
 
-    With ``observed`` also the methods that are only observed; without it each of them is a single leaf.
+    With ``observed``, those inside `observe` too; without it, an `observe` is a single leaf.
     """
     return objective._leaves((), observed)
 
 
 def _has_leaf(state: State) -> bool:
-    """It holds a value: a combinator without state still has a mapping per member."""
+    """Whether the state holds a value: a combinator without state still has a mapping per member."""
     return any(_has_leaf(value) if isinstance(value, Mapping) else True for value in state.values())
 
 
@@ -308,7 +308,7 @@ def _kept(batch: TokenBatch, terms: Terms) -> Tensor:
 
 
 def _spread(terms: Terms, kept: Tensor) -> Terms:
-    """Terms about the kept tokens, as terms about all of them: the identity on the others."""
+    """Terms of the kept tokens as terms of all tokens, with the identity for the others."""
 
     def over(values: Tensor | None, identity: float | bool) -> Tensor | None:
         if values is None:
@@ -316,7 +316,7 @@ def _spread(terms: Terms, kept: Tensor) -> Terms:
         return torch.full_like(kept, identity, dtype=values.dtype).masked_scatter(kept, values)
 
     def per_token(given: Any, identity: float) -> Any:
-        """A gate or a penalty of all tokens; both take what they differentiate or weigh, and constants."""
+        """A gate or a penalty for all tokens; both take what they differentiate or weigh, and constants."""
 
         def fn(live: Tensor | PolicyOutputs, constants: Any) -> Tensor:
             seen = live[kept] if isinstance(live, Tensor) else live.select(kept)

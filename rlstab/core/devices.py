@@ -1,7 +1,7 @@
 """What a device can compute, and copies to and from it.
 
-A program queues work on an accelerator and runs ahead of it. A read of any value makes the host wait until the queue is
-empty, so values that are read together are copied together, and what is sent waits for nothing.
+A program queues work on an accelerator and runs ahead of it. Reading any value makes the host wait until the queue is
+empty, so values that are read together are copied together, and copies to the device do not wait.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def counting_device(device: torch.device) -> torch.device:
 
 
 def sent(values: Tensor, device: torch.device) -> Tensor:
-    """The values on a device, which is not waited for; a tensor that is there already is returned as it is."""
+    """The values on a device, without waiting for it; a tensor that is already there is returned as it is."""
     return values.to(device, non_blocking=values.device.type == "cpu" and device.type != "mps")
 
 
 def on_cpu(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors on the CPU, without gradient; those of a device come in one copy, as bytes."""
+    """The tensors on the CPU, without gradient; those of a device are copied together, as bytes."""
     here = [tensor.detach() for tensor in tensors]
     for device in {tensor.device for tensor in here if tensor.device.type != "cpu"}:
         there = [index for index, tensor in enumerate(here) if tensor.device == device]

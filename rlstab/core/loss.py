@@ -26,7 +26,7 @@ from rlstab.core.stats import Mean, Settled, total
 from rlstab.core.terms import Aggregate, Bounds, Constants, Terms, Totals
 from rlstab.errors import MissingSignal, OutOfRange, ShapeError, kind_of
 
-#: Log-ratios are clamped to this many nats before ``exp``; outside the gradient is zero.
+#: Log-ratios are clamped to this many nats before ``exp``; beyond it the gradient is zero.
 MAX_LOG_RATIO = 20.0
 
 
@@ -93,7 +93,7 @@ def bounded_exp(log_ratio: Tensor) -> Tensor:
 
 def token_mean(sequence: Tensor, counted: Tensor, num_sequences: int, totals: Totals) -> Tensor:
     """``(n,)`` default of the aggregate slot: every counted token weighs ``1 / N``."""
-    # filled on the device: a number that is sent there waits for all kernels
+    # filled on the device: sending a number there would wait for all kernels
     return torch.full((), 1.0 / totals.tokens, dtype=torch.float64, device=counted.device).expand(counted.shape)
 
 
@@ -109,7 +109,7 @@ def counts(batch: TokenBatch, where: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """One part of a planned optimizer step, and all that was decided about it.
+    """One part of a planned optimizer step, and every decision about it.
 
     Attributes:
         batch: its evidence.
@@ -117,10 +117,10 @@ class Part:
         terms: merged over all methods.
         advantages: ``(n,)``, bonuses included.
         has_gradient: ``(n,)`` bool, the tokens whose policy term can have one: kept, weight and advantage not zero.
-        trains: some token has; known once the plan was counted.
-        penalised: some token is under a penalty with a coefficient; likewise.
-        live_here: :meth:`live_rows` on the CPU, where the plan read them from another device.
-        taken: its loss was made, with a gradient; set by :meth:`rlstab.core.plan.Plan.loss`.
+        trains: whether any token has; known once the plan was counted.
+        penalised: whether any token is under a penalty with a coefficient; likewise.
+        live_here: :meth:`live_rows` on the CPU, if the plan read them from another device.
+        taken: whether its loss was made with a gradient; set by :meth:`rlstab.core.plan.Plan.loss`.
     """
 
     batch: TokenBatch
@@ -135,7 +135,7 @@ class Part:
 
     @classmethod
     def of(cls, batch: TokenBatch, settled: Settled, terms: Terms) -> Part:
-        """From what the methods asked for."""
+        """A part from what the methods asked for."""
         advantages = batch.advantages if terms.bonus is None else batch.advantages + terms.bonus
         has_gradient = advantages.bool()  # is not zero
         if terms.weight is not None:
@@ -151,7 +151,7 @@ class Part:
 
     @property
     def bound(self) -> Tensor:
-        """``(n,)`` bool, the tokens that pull within a trust region, where there is one."""
+        """``(n,)`` bool, the tokens that pull, and to which a trust region applies if there is one."""
         return self.has_gradient if self.terms.unclipped is None else self.has_gradient & ~self.terms.unclipped
 
     def live_rows(self) -> dict[str, Tensor]:
@@ -176,12 +176,12 @@ def loss_of_part(
     Args:
         part: with its terms.
         policy: live outputs for its tokens.
-        anchor: what counts as constant; None takes the policy's own values.
+        anchor: the values that are held constant; None takes those of the policy.
         kept: counts over kept tokens, the denominators of the policy term.
         everything: counts over all tokens, the denominators of penalties.
 
     Raises:
-        ShapeError: batch and policy disagree in their number of tokens, or in their device.
+        ShapeError: batch and policy differ in their number of tokens or their device.
         OutOfRange: the policy is not a PolicyOutputs.
         MissingSignal: nothing that is differentiated has a gradient, or a penalty has none.
     """
@@ -243,7 +243,7 @@ def loss_of_part(
         finite = batch.entropies.isfinite()
         report["tokens/entropy"] = mean = Mean.of(batch.entropies, finite)
         report["tokens/entropy_nonfinite"] = Mean(len(batch) - mean.count, mean.count.new_full((), len(batch)))
-    # a sum of finite values may overflow, as of advantages of 3e38 in float32
+    # a sum of finite values may overflow, such as advantages of 3e38 in float32
     nonfinite = torch.maximum(known.count_nonzero(), (0 * loss.detach()).count_nonzero())
     # clamping would hide a NaN or Inf log-prob behind a finite loss
     loss = torch.where(nonfinite == 0, loss, torch.nan)
@@ -251,7 +251,7 @@ def loss_of_part(
 
 
 def _without_impossible(known: Tensor, name: str, policy: PolicyOutputs, where: Tensor | None) -> Tensor:
-    """``known`` with NaN where a live output is beyond what it can be: elsewhere any finite value is allowed."""
+    """``known`` with NaN where a live output has an impossible value; other finite values are allowed."""
     beyond = impossible(name, policy.signal(name).detach())
     return known.masked_fill_(beyond if where is None else beyond & where, torch.nan)
 
@@ -281,7 +281,7 @@ def _ratio(policy: PolicyOutputs, constants: Constants, part: Part) -> Tensor:
 def _gates(part: Part, ratio: Tensor, constants: Constants, report: dict[str, Mean]) -> Tensor:
     """``(n,)`` product of the gates that act; 1 where the gradient is zero, since live values may be missing there.
 
-    The surrogate is one of them, relative to the ratio whose place it takes.
+    The surrogate counts as one, relative to the ratio that it replaces.
     """
     product, bound = torch.ones_like(ratio), part.bound
     if part.terms.surrogate is not None:

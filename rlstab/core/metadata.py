@@ -1,4 +1,4 @@
-"""What a class says about itself for its reader: read by its card, ``rlstab explain`` and the laws alike."""
+"""What a class says about itself, for its card, ``rlstab explain`` and the laws."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-#: What makes training unstable, by the name under which a method says that it is meant against it.
+#: Sources of instability by name; a method names those that it is meant against.
 SOURCES: Mapping[str, str] = {
     "token": "single tokens whose gradient is out of proportion: rare, spurious or already certain",
     "trust region": "several optimizer steps on one rollout: the policy moves away from the data",
@@ -44,19 +44,13 @@ class NoOpAt:
         return self.settings is not None and all(getattr(method, name) == at for name, at in self.settings.items())
 
 
-#: Of a method that acts by how far the ratio is from 1.
-ON_POLICY = NoOpAt(None, "Where every ratio is exactly 1, as with one optimizer step per rollout.")
-#: Of one that does so only where it is anchored at the old policy.
-ON_POLICY_OLD = NoOpAt(None, f"With anchor 'old', w{ON_POLICY.why[1:]}")
-
-
 @dataclass(frozen=True)
 class IdleSign:
     """A metric by which a run shows that a method never acted.
 
     Attributes:
-        metric: its name after that of the method.
-        why: what that says, with settings in braces.
+        metric: its name, without that of the method.
+        why: what it shows, with settings in braces.
         at: 0, above which it never rose, or 1, below which it never fell.
     """
 
@@ -67,7 +61,7 @@ class IdleSign:
 
 @dataclass(frozen=True)
 class About:
-    """What a method, or a stage, says about itself; nothing of it changes the loss.
+    """What a method or a stage says about itself; none of it changes the loss.
 
     Attributes:
         addresses: the sources of instability that it is meant against, of :data:`SOURCES`.
@@ -75,7 +69,7 @@ class About:
         idle_signs: metrics that show that it never acted, the most telling first; without any, and without a metric
             that is a share of the tokens that it touched, a report does not tell.
         expects: what it was published with, by name (or a field of Terms that another method fills), each with the
-            reason. It works without, and a warning says that it is then not what its source describes.
+            reason. It works without them, but a warning says that it is then not what its source describes.
         exceptions: laws of :mod:`rlstab.testing` that it does not obey, each with the reason.
     """
 
@@ -109,7 +103,7 @@ def idle_evidence(cls: Any) -> IdleEvidence:
 
 
 def docstring(cls: type) -> str:
-    """The docstring of a class itself, dedented; empty where it has none, as under ``python -OO``."""
+    """The docstring of the class itself, dedented; empty if it has none, as under ``python -OO``."""
     return inspect.cleandoc(cls.__dict__.get("__doc__") or "")
 
 

@@ -28,7 +28,7 @@ Batch = TypeVar("Batch")
 
 @dataclass_transform(frozen_default=True)
 class Method(ABC, Generic[Batch]):
-    """A subclass is a frozen dataclass, whose annotated fields are its settings. All of it runs without gradient.
+    """A subclass is a frozen dataclass whose annotated fields are its settings. It runs without gradient.
 
     Attributes:
         name: the name in YAML and in metrics.
@@ -37,9 +37,9 @@ class Method(ABC, Generic[Batch]):
 
     name: ClassVar[str]
     about: ClassVar[About] = About()
-    #: What `needs` may name that rlstab knows; other names are signals that a user makes.
+    #: Names in `needs` that rlstab knows; others are user-defined signals.
     known_needs: ClassVar[Set[str]] = frozenset({*SIGNALS, *BASICS})
-    #: The abstract method that every kind of it has to define.
+    #: The abstract method that every subclass has to define.
     _acts_by: ClassVar[str] = ""
 
     def __init_subclass__(cls, *, combinator: bool = False, **kwargs: Any) -> None:
@@ -58,8 +58,8 @@ class Method(ABC, Generic[Batch]):
             _check_settings_first(cls)
         text = cls.__doc__
         dataclass(frozen=True)(cls)
-        cls.__doc__ = text  # where there is none it would be the signature
-        # those of this class, so that an explicit @dataclass can define them again
+        cls.__doc__ = text  # without one, it would be the signature
+        # of this class, so that an explicit @dataclass can define them again
         del cls.__setattr__, cls.__delattr__
         acts = getattr(cls, cls._acts_by, None)
         if not combinator and acts is not None and not getattr(acts, "__isabstractmethod__", False):
@@ -134,7 +134,7 @@ class Method(ABC, Generic[Batch]):
 
     @abstractmethod
     def _empty_part(self) -> Batch:
-        """A part in which there is nothing."""
+        """An empty part."""
 
     def _settling(self, parts: Sequence[Batch], state: State, alone: bool) -> Rounds[tuple[Settled, State]]:
         """See :func:`measure_all`; combinators override it, so that what they contain shares its rounds."""
@@ -145,9 +145,9 @@ class Method(ABC, Generic[Batch]):
         return stat, checked_state(self.name, state, self.advance(state, stat))
 
     def _measured(self, method: str, parts: Sequence[Batch], alone: bool, *first: Settled) -> Rounds[Settled]:
-        """What ``measure`` or ``measure_again`` found over the whole; nothing where the class does not have it.
+        """What ``measure`` or ``measure_again`` found over the whole; nothing if the class does not define it.
 
-        An empty part is measured on every rank, for some rank may have no other.
+        An empty part is measured on every rank, because some rank may have no other.
         """
         if getattr(type(self), method) is getattr(Method, method):
             return Settled()
@@ -172,14 +172,14 @@ class Method(ABC, Generic[Batch]):
 def measure_all(method: Method[Batch], parts: Sequence[Batch], state: State, comm: Comm) -> tuple[Settled, State]:
     """Statistics of the whole, over all parts and ranks, and the state after it.
 
-    The empty part makes a rank without parts know the names, so that all join the same collectives.
+    The empty part gives a rank without parts the names, so that all ranks join the same collectives.
     """
     with torch.no_grad():
         return carried_out(method._settling(parts, state, isinstance(comm, LocalComm)), comm)
 
 
 def _check_settings_first(cls: type[Method[Any]]) -> None:
-    """Settings are checked also where a ``__post_init__`` does not call that of its base, and before it reads them."""
+    """Check settings even if a ``__post_init__`` does not call that of its base, and before it reads them."""
     own = cls.__dict__.get("__post_init__")
     if own is not None:
 

@@ -14,7 +14,7 @@ Sums: TypeAlias = dict[str, tuple[float, float]]
 
 
 class RunningMeans(dict[str, Mean]):
-    """Means of one rank by name. They stay on the device until they are taken, so that nothing waits for kernels."""
+    """Means of one rank by name. They stay on the device until :meth:`take`, so that nothing waits for kernels."""
 
     def add(self, report: Mapping[str, Mean]) -> None:
         """Merge a report, such as that of a loss."""
@@ -22,7 +22,7 @@ class RunningMeans(dict[str, Mean]):
             self[name] = self[name].merge(mean) if name in self else mean
 
     def take(self) -> Sums:
-        """Sums and counts since the last call; those of a device travel together, since each read waits for it."""
+        """Sums and counts since the last call; those of a device are copied together, since each read waits for it."""
         numbers = [number for mean in self.values() for number in (mean.total, mean.count)]
         values: list[float] = [0.0] * len(numbers)
         for device in {number.device for number in numbers}:

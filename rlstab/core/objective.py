@@ -1,4 +1,4 @@
-"""The one interface: a method contributes terms, made from evidence, to one loss; and whether methods fit together."""
+"""The interface of methods, which contribute terms made from evidence to one loss, and whether methods fit together."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from rlstab.errors import Conflict, FitWarning, MethodError, MissingSignal, NonF
 
 __all__ = ["Member", "State", "TokenObjective", "active_methods", "require_signals", "terms_of"]
 
-#: What a method writes that acts by how far the ratio is from 1.
+#: Fields that a method writes if it acts by how far the ratio is from 1.
 TRUST_REGION = frozenset({"ratio", "bounds", "surrogate", "gates"})
-#: What two policies are apart, by the evidence that a method has to read to see it.
+#: Differences between two policies, by the evidence that a method reads to see them.
 _COMPARED = {
     "sampler": {"old_logprobs", "rollout_logprobs"},
     "step": {"logprobs", "old_logprobs"},
@@ -41,7 +41,7 @@ class TokenObjective(Method[TokenBatch]):
 
     Attributes:
         needs: evidence that it reads: signals, and ``logprobs`` and ``old_logprobs`` where it looks at those policies.
-            The ratio does not count, since the loss computes it: a host needs no forward for it.
+            The ratio does not count: the loss computes it, without a forward by the host.
         writes: fields of Terms that it may fill.
         excludes: methods by name, or fields of Terms that another method fills, with which it cannot be composed, each
             with the reason.
@@ -73,11 +73,11 @@ class TokenObjective(Method[TokenBatch]):
 
         @property
         def reads_drift(self) -> Set[str]:
-            """Which policies it compares (:data:`rlstab.core.validate.DRIFT`); it is idle where they are one.
+            """Which policies it compares (:data:`rlstab.core.validate.DRIFT`); it is idle where they are the same.
 
             Unset settings of a run follow from it. It follows from what is read and written; a penalty that makes its
-            own ratio to the old policy has to say so. From the sampler the live policy differs in every run, already by
-            its kernels: a trust region around what the sampler reported is never idle.
+            own ratio to the old policy has to say so. The live policy differs from the sampler in every run, if only by
+            its kernels, so a trust region around what the sampler reported is never idle.
             """
             compared = {name for name, pair in _COMPARED.items() if pair <= self.needs}
             if self.writes & TRUST_REGION and "rollout_logprobs" not in self.needs:
@@ -85,7 +85,7 @@ class TokenObjective(Method[TokenBatch]):
             return compared
 
     def in_words(self) -> Mapping[str, str]:
-        """What it does to a token: sentences for each field of Terms that it may fill, with the settings filled in.
+        """What it does to a token: sentences for each field of Terms that it may fill, with its settings.
 
         A setting that the sentences leave out has no effect at the values of the others. Without an override it is the
         first line of the docstring, with all settings, under one of the fields, or under ``report`` where it fills
@@ -98,7 +98,7 @@ class TokenObjective(Method[TokenBatch]):
         """What this method asks for on one part of the step."""
 
     def __call__(self, batch: TokenBatch, policy: PolicyOutputs, *, state: State | None = None) -> LossOutput:
-        """The loss of a whole optimizer step in one batch. For one in parts, see `make_plan`.
+        """The loss of a whole optimizer step in one batch. For a step in parts, see `make_plan`.
 
         Args:
             batch: the evidence of the optimizer step.
@@ -110,7 +110,7 @@ class TokenObjective(Method[TokenBatch]):
             OutOfRange: a state is needed and missing.
             NonFinite: NaN or Inf in the evidence, in the live outputs or in a gate.
         """
-        from rlstab import compose, make_plan  # which are made of methods themselves
+        from rlstab import compose, make_plan  # these import this module
 
         whole = compose(self)
         alone = whole != self  # a composition composes to itself
@@ -127,27 +127,27 @@ class TokenObjective(Method[TokenBatch]):
         return replace(out, state=out.state[self._label]) if alone else out
 
     def _leaves(self, around: tuple[Leaf, ...], observed: bool) -> Iterator[Leaf]:
-        """See :func:`rlstab.core.compose.walk`; combinators override it to give those of what they contain."""
+        """See :func:`rlstab.core.compose.walk`; combinators override it to give the methods that they contain."""
         yield Leaf(self, around)
 
     def _empty_part(self) -> TokenBatch:
         return TokenBatch.empty(self.needs)
 
     def _member_terms(self, batch: TokenBatch, stat: Settled, state: State, key: str = "") -> dict[str, Member]:
-        """What it asks for on one part, before it is merged with others: by the prefix of its metrics.
+        """What it asks for on one part before the merge, by the prefix of its metrics.
 
-        Combinators override it to give what each of their members asks for.
+        Combinators override it to give this for each member.
         """
         return {key or self._label: Member(self.name, terms_of(self, batch, stat, state))}
 
 
 @dataclass(frozen=True, eq=False)
 class Leaf:
-    """A method, and what it acts within.
+    """A method and the methods within which it acts.
 
     Attributes:
         method: neither a composition nor a `within`; an `observe` represents what it observes.
-        around: the methods whose kept tokens are all that it sees, from the outside.
+        around: the methods whose kept tokens are all that it sees, outermost first.
     """
 
     method: TokenObjective
@@ -158,10 +158,6 @@ class Leaf:
         """What the method is called: its label, which is its name unless it is only observed."""
         return self.method._label
 
-    def nested(self, other: Leaf) -> bool:
-        """One of the two acts within the other."""
-        return other in self.around or self in other.around
-
 
 @dataclass(frozen=True, eq=False)
 class Member:
@@ -169,7 +165,7 @@ class Member:
 
     Attributes:
         name: of the method.
-        terms: over all tokens of the part, also where the method saw only those that another one kept.
+        terms: over all tokens of the part, even if the method saw only those that another one kept.
     """
 
     name: str
@@ -206,7 +202,7 @@ def require_signals(
         provides: signals of the evidence that the host can give beyond the basic ones.
         live: outputs of the live policy that it can differentiate beyond the log-probs.
         host: its name in the error.
-        cure: what to do about a missing signal, other than to remove the method.
+        cure: what to do about a missing signal instead of removing the method.
 
     Raises:
         MissingSignal: names the method that reads it.
@@ -279,18 +275,18 @@ def check_fit(keyed: Mapping[str, TokenObjective]) -> None:
 
 
 def check_complete(objective: TokenObjective) -> None:
-    """Warn (:class:`FitWarning`) of what members lack: when a loss is made, for a composition may grow until then."""
+    """Warn (:class:`FitWarning`) of what members lack, once a loss is made: until then a composition may grow."""
     for text in unmet(objective):
         warnings.warn(text, FitWarning, stacklevel=3)
 
 
 def no_fit_warnings() -> warnings.catch_warnings[None]:
-    """For a method that is tried alone, and where :func:`unmet` is told in another way."""
+    """For a method that is tried alone, and where :func:`unmet` is reported in another way."""
     return warnings.catch_warnings(action="ignore", category=FitWarning)
 
 
 def unmet(objective: TokenObjective) -> list[str]:
-    """A sentence for each method that is there without what it was published with."""
+    """A sentence for each method that lacks what it was published with."""
     acting = list(active_methods(objective))
     there = {method.name for method in acting}.union(*(method.writes for method in acting))
     return [

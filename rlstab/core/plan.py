@@ -68,14 +68,14 @@ class Plan:
 
     @property
     def has_no_gradient(self) -> bool:
-        """Nothing in this optimizer step has a gradient. Skip it: an optimizer with momentum would move the weights."""
+        """Whether nothing in this optimizer step has a gradient. Skip it: momentum would still move the weights."""
         return self.live_tokens == 0 and self.penalised == 0
 
     def part(self, which: int | TokenBatch | Part) -> Part:
-        """What was decided about one part; a part or a piece is itself.
+        """The decisions about one part; a part or a piece is returned as it is.
 
         Raises:
-            OutOfRange: the plan was made from no such part.
+            OutOfRange: the plan was not made from this part.
         """
         if isinstance(which, Part):
             return which
@@ -126,7 +126,7 @@ class Plan:
     def live_rows(self, which: int | TokenBatch | Part) -> dict[str, Tensor]:
         """``(n,)`` bool for each live output: the tokens on which the loss differentiates or reads it.
 
-        On the others it may hold any finite value: neither loss nor gradient nor a metric depends on it. A ratio of the
+        On the others it may hold any finite value, which affects no loss, gradient or metric. A ratio of the
         sequence, and a gate of whole sequences, read the log-probs of all its tokens.
         """
         return self.part(which).live_rows()
@@ -210,8 +210,8 @@ def make_plan(
             settled = stat if scope == "step" else measure_all(objective, [evidence], state, LocalComm())[0]
             planned.append(Part.of(part, settled, terms_of(objective, evidence, settled, state)))
         lr_scale = _lr_scale(objective, planned if scope == "step" else [], stat, state)
-        # what is read of a batch that lies on a device comes with the counts: one wait
-        live = [{} if part.batch.here is part.batch else part.live_rows() for part in planned]
+        # values of a batch on a device are read together with the counts: one wait
+        live = [{} if part.advantages.device.type == "cpu" else part.live_rows() for part in planned]
         counts = torch.cat([*map(_counts_of, planned), _repeated(parts)])
         flat, *read = on_cpu([counts, *(tokens for rows in live for tokens in rows.values())])
         rest = iter(read)
@@ -325,9 +325,9 @@ def _counted(part: Part, counted: _Counts) -> Part:
 
 
 def _repeated(parts: Sequence[TokenBatch]) -> Tensor:
-    """``(1,)`` float64: how many sequences with tokens share their id with one in another part of this rank.
+    """``(1,)`` float64: the number of sequences with tokens that share their id with one in another part of this rank.
 
-    Within a part a host may give equal responses the same id, a hash of their tokens, which does not depend on the cut.
+    Within a part a host may give equal responses the same id, a hash of their tokens, which no split changes.
     """
     if len(parts) < 2:
         return torch.zeros(1, dtype=torch.float64, device=parts[0].sequence_ids.device if parts else None)
@@ -338,7 +338,7 @@ def _repeated(parts: Sequence[TokenBatch]) -> Tensor:
 
 
 def _misfit(objective: TokenObjective, parts: Sequence[Part], state: State, count: int) -> MethodError:
-    """The error about invalid weights, bonuses or bounds; the method that gave them is looked up here."""
+    """The error about invalid weights, bonuses or bounds, with the method that gave them."""
     invalid = [
         (f"'{key}'", int(member.terms.invalid_count))
         for part in parts
@@ -360,7 +360,7 @@ def _refuse_impossible(objective: TokenObjective, parts: Sequence[TokenBatch], c
     filled = [dict(part.here.per_token()) for part in parts if len(part)]
 
     def seen_of(present: dict[str, Tensor]) -> Tensor:
-        # NaN and Inf survive a sum; where a sum of finite values overflows, the values are checked again
+        # NaN and Inf survive a sum; if a sum of finite values overflows, the values are checked again
         sums = [present[name].sum().double() for name in names]
         worst = [(present[name].amax() if name in MOST else present[name].amin()).double() for name in limited]
         return torch.stack(sums + worst)

@@ -1,4 +1,4 @@
-"""The live policy: what is being differentiated, for the tokens of one batch."""
+"""The live policy, which is differentiated, for the tokens of one batch."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rlstab.errors import MissingSignal, ShapeError
 
 @dataclass(frozen=True, eq=False)
 class PolicyOutputs:
-    """What is being differentiated: ``(n,)`` outputs of the live policy for the tokens of one batch.
+    """Outputs of the live policy that are differentiated, ``(n,)`` for the tokens of one batch.
 
     Attributes:
         logprobs: log-probs of the tokens, nats.
-        entropies: entropies, nats, with grad only where something asks for it.
+        entropies: entropies, nats, with grad only if a penalty differentiates them.
         log_kept_mass: log of the live policy's mass on the tokens that a min-p filter of the same policy keeps, the
             kept set held constant; read only on the rows that a penalty names.
     """
@@ -74,7 +74,7 @@ class PolicyOutputs:
         return f"PolicyOutputs({self.logprobs.numel()} tokens{'; ' if have else ''}{have})"
 
     def present(self) -> list[Tensor]:
-        """The outputs that are there."""
+        """The outputs that are present, by name."""
         return [values for values in vars(self).values() if values is not None]
 
     def constant(self) -> PolicyOutputs:

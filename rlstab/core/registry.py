@@ -1,4 +1,4 @@
-"""Names of methods: a static table, entry points of other packages, and what a user registers by hand."""
+"""Names of methods: a static table, entry points of other packages, and classes that a user registers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Kind = TypeVar("Kind", bound=Method[Any])
 
 
 class Registry(Generic[Kind]):
-    """Looks a method, or a stage, up by name, importing it only then.
+    """Looks up a method or a stage by name, and imports it only then.
 
     Args:
         table: name to ``module:Class``, those that rlstab ships.
         group: entry point group through which other packages add theirs.
         base: what the classes inherit from.
-        noun: what one of them is, in errors.
+        noun: what errors call one of them.
     """
 
     def __init__(
@@ -37,11 +37,11 @@ class Registry(Generic[Kind]):
 
     @cached_property
     def _where(self) -> dict[str, str]:
-        """``module:Class`` by name; other packages replace nothing that ships."""
+        """``module:Class`` by name; other packages cannot replace what ships with rlstab."""
         return {point.name: point.value for point in entry_points(group=self._group)} | dict(self._table)
 
     def names(self) -> list[str]:
-        """Every known name, sorted: of what ships, what installed packages add, and what was registered by hand."""
+        """Every known name, sorted: shipped, added by installed packages, and registered by the user."""
         return sorted(self._where.keys() | self._classes.keys())
 
     def shipped_classes(self) -> dict[str, str]:
@@ -62,7 +62,7 @@ class Registry(Generic[Kind]):
         return self._classes[name]
 
     def known(self, name: str) -> type[Kind] | None:
-        """The class of this name; None where there is none, as of one that a user's file names."""
+        """The class of this name; None if it has none, like a class that a user's file names."""
         return self.get(name) if name in self.names() else None
 
     def register(self, cls: type[Kind]) -> type[Kind]:
@@ -70,7 +70,7 @@ class Registry(Generic[Kind]):
 
         Raises:
             Conflict: another class has that name.
-            MethodError: it is not such a class.
+            MethodError: it is not a class of this kind.
         """
         if not (isinstance(cls, type) and issubclass(cls, self.base)):
             example = f"My{self.noun.capitalize()}"

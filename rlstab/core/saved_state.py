@@ -39,7 +39,7 @@ def load_state(record: Mapping[str, Any], tensors: Mapping[str, Tensor | None]) 
     """The state that :func:`dump_state` was given; ``record`` may have further keys and is left alone.
 
     Raises:
-        LookupError, TypeError: a tensor is missing, or the record is none of :func:`dump_state`.
+        LookupError, TypeError: a tensor is missing, or the record is not one of :func:`dump_state`.
     """
     state: dict[str, Any] = json.loads(json.dumps(record["state"]))  # a copy, into which tensors are put
     for index, (*around, key) in enumerate(record["tensors"]):

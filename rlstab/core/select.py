@@ -1,11 +1,11 @@
-"""Exact order statistics of values that lie on several ranks and stay there: selection by radix.
+"""Exact order statistics of values that stay on several ranks, by radix selection.
 
 The bits of a float, with those of a negative one flipped, are an unsigned integer in the order of the floats. A
-histogram of the 11 highest bits, summed over ranks, says in which bin the wanted value lies; then the next 11 bits of
-the values in that bin are looked at, and so on. What travels is counts, whatever the number of values: three sums for
+histogram of the 11 highest bits, summed over ranks, gives the bin of the wanted value; then the next 11 bits of
+the values in that bin are counted, and so on. Only counts travel, for any number of values: three sums for
 float32, six for float64, of at most 32 KB a set of values. Counts are float64, exact to 2^53.
 
-Few values, over all ranks, are gathered instead: three passes over next to nothing cost more than they save.
+If all ranks together have few values, they are gathered instead: three passes would cost more than they save.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from rlstab.core.compare import chunks, indices
 
 #: Bits of one pass: two histograms of 2^11 float64 counts are 32 KB.
 DIGIT = 11
-#: At most this many values, of all ranks together, are gathered: 32 KB in float64.
+#: At most this many values of all ranks together are gathered: 32 KB in float64.
 FEW = 1 << 12
 
-#: From the number of values to the wanted ranks: at most two, of 1 to that number; none of no values.
+#: From the number of values to the wanted ranks, from 1 to that number: at most two, and none of an empty set.
 Ranks = Callable[[int], Sequence[int]]
 
 
@@ -42,7 +42,7 @@ def selection(asked: Mapping[str, tuple[Tensor, Ranks]], alone: bool) -> Rounds[
     """Order statistics of several sets of values, which share their sums over ranks.
 
     Args:
-        asked: for each set its ``(n,)`` values on this rank, float32 or float64, on the CPU, perhaps none; and
+        asked: for each set its ``(n,)`` values on this rank, float32 or float64, on the CPU, perhaps empty; and
             which order statistics are wanted. The names are those of every rank. -0.0 equals 0.0, and NaN is above
             every number. Where some ranks hold float32 and others float64, all go on in float64, after one discarded
             reduction.
@@ -61,31 +61,31 @@ def selection(asked: Mapping[str, tuple[Tensor, Ranks]], alone: bool) -> Rounds[
 
 
 class _Search:
-    """One set of values: the keys that are still in question, by their first bits."""
+    """One set of values: the keys that are still candidates, by their first bits."""
 
     def __init__(self, values: Tensor, ranks: Ranks, alone: bool) -> None:
         self.ranks, self.alone = ranks, alone
         self.size = values.numel() if alone else None  # over all ranks
-        self.wanted: list[tuple[int, int]] | None = None  # of each wanted one: its first bits, its rank among these
+        self.wanted: list[tuple[int, int]] | None = None  # first bits, and rank among the values with these
         self._start(values)
 
     def _start(self, values: Tensor) -> None:
         self.values, self.wide = values, values.dtype == torch.float64
-        self.left = 64 if self.wide else 32  # bits that are not looked at yet
+        self.left = 64 if self.wide else 32  # bits that are still unknown
         self.groups = {} if self.few else {0: [_keys(piece) for (piece,) in chunks(values)]}
 
     @property
     def few(self) -> bool:
-        """There are few enough values to gather them."""
+        """Whether there are few enough values to gather them."""
         return self.size is not None and self.size <= FEW
 
     @property
     def running(self) -> bool:
-        """A histogram is wanted: bits are left, and some order statistic was asked for."""
+        """Whether a histogram is needed: bits are unknown, and some order statistic is wanted."""
         return self.left > 0 and not self.few and self.wanted != []
 
     def selected(self) -> Rounds[OrderStatistics]:
-        """When nothing is running; gathers the values if they are few."""
+        """The order statistics, once no histogram is needed; gathers the values if they are few."""
         if self.few and self.size:
             pool = yield Gather(self.values.double())
             values = [float(pool.kthvalue(rank).values) + 0.0 for rank in self.ranks(self.size)]
@@ -94,14 +94,14 @@ class _Search:
         return OrderStatistics(self.size or 0, values)
 
     def histograms(self) -> Tensor:
-        """One of this rank for each group; before the first sum also how many values are float64."""
+        """A histogram of this rank for each group; before the first sum also the number of float64 values."""
         counts = [self._histogram(keys) for _, keys in sorted(self.groups.items())]
         if self.wanted is None:
             counts.append(torch.tensor([float(self.values.numel() * self.wide)], dtype=torch.float64))
         return torch.cat(counts)
 
     def narrow(self, counts: Tensor) -> None:
-        """Take the counts of all ranks: they say which bins are wanted, and only those keys stay."""
+        """Take the counts of all ranks, which give the wanted bins, and keep only their keys."""
         if self.wanted is None:
             self.size, wide, counts = int(counts[:-1].sum()), int(counts[-1]), counts[:-1]
             if self.few:
@@ -123,7 +123,7 @@ class _Search:
                 kept[longer] = [self._with(found_bin, keys) for keys in self.groups[first]]
         self.wanted, self.groups = wanted, kept
         self.left -= digit
-        if self.alone and self.left:  # nothing travels: the keys that are left, of one sign, are ordered at once
+        if self.alone and self.left:  # nothing travels: the remaining keys, of one sign, are sorted at once
             keys = [torch.cat(kept[first]).kthvalue(rank).values for first, rank in wanted]
             self.wanted, self.left = [(int(key) % (1 << 32 + 32 * self.wide), 1) for key in keys], 0
 
@@ -151,13 +151,13 @@ def _keys(values: Tensor) -> Tensor:
     bits = values.view(kind)
     flip = (bits >> (torch.iinfo(kind).bits - 1)).bitwise_or_(torch.iinfo(kind).min)
     keys = flip.bitwise_xor_(bits)
-    if math.isnan(values.sum()):  # cheaper than to look at each; infinities of both signs land here too
+    if math.isnan(values.sum()):  # cheaper than a check of each; infinities of both signs get here too
         keys.masked_fill_(values.isnan(), -1)  # of either sign
     return keys
 
 
 def _value(key: int, wide: bool) -> float:
-    """The number of a key; the two zeros are neighbours, so either of them stands for both."""
+    """The number of a key; the two zeros are neighbours, so one stands for both."""
     integer, number, sign = ("<Q", "<d", 1 << 63) if wide else ("<I", "<f", 1 << 31)
     bits = key ^ (sign if key & sign else 2 * sign - 1)
     value: float = struct.unpack(number, struct.pack(integer, bits))[0]

@@ -19,7 +19,7 @@ class SequenceArithmetic:
 
     Attributes:
         sequence: ``(n,)`` int64, index of the token's sequence, in ``[0, S)``.
-        position: ``(n,)`` int64, place of the token in its response.
+        position: ``(n,)`` int64, position of the token in its response.
         sequence_ids: ``(S,)`` int64.
     """
 
@@ -29,7 +29,7 @@ class SequenceArithmetic:
 
     @property
     def here(self) -> SequenceArithmetic:
-        """The same tokens where reading a value does not wait for a device, if a copy of them lies there."""
+        """The same tokens on the CPU if a copy is there, so that reading a value does not wait for a device."""
         return self
 
     @property
@@ -39,7 +39,7 @@ class SequenceArithmetic:
 
     @cached_property
     def lengths(self) -> Tensor:
-        """``(S,)`` float64, tokens of each sequence; 0 where it has none."""
+        """``(S,)`` float64, number of tokens of each sequence."""
         return self.sequence_total(torch.ones_like(self.sequence))
 
     def sequence_total(self, values: Tensor, where: Tensor | None = None) -> Tensor:
@@ -51,20 +51,20 @@ class SequenceArithmetic:
         return zeros.index_add(0, self.sequence, values)
 
     def sequence_mean(self, values: Tensor, where: Tensor | None = None) -> Tensor:
-        """``(S,)`` float64 means over each sequence, or over its tokens where the bool is True; 0 of no token."""
+        """``(S,)`` float64 means over each sequence, or over its tokens where the bool is True; 0 without tokens."""
         count = self.lengths if where is None else self.sequence_total(where)
         return self.sequence_total(values, where) / count.clamp(min=1)
 
     def sequence_quantile(self, values: Tensor, q: float) -> Tensor:
         """``(S,)`` float64 q-quantiles of each sequence, linear between order statistics (position ``q (n - 1)``).
 
-        NaN of no token.
+        NaN without tokens.
         """
         if not values.numel():
             return torch.full((self.num_sequences,), math.nan, dtype=torch.float64, device=values.device)
         upper, size = q >= 0.5, self.lengths.long()
         rows = self._rows(values.double(), -math.inf if upper else math.inf)
-        # only the end of each row that the position is in: the further, the longer the row
+        # only the end of each row that holds the position, which is further in for longer rows
         reach = (1 - q if upper else q) * (self._longest - 1)
         ordered = rows.topk(min(self._longest, math.floor(reach) + 3), largest=upper).values
         position = q * (size - 1).clamp(min=0).double()
@@ -80,7 +80,7 @@ class SequenceArithmetic:
         return values.index_select(0, self.sequence)
 
     def running_total(self, values: Tensor, *, reverse: bool = False, decay: float = 1.0) -> Tensor:
-        """``(n,)`` float64 sums over the tokens of the sequence up to this one, itself included.
+        """``(n,)`` float64 sums over the tokens of the sequence up to and including this one.
 
         With ``reverse`` from this one to the end. The ``k``-th token from this one counts ``decay**k``.
         """
@@ -94,12 +94,12 @@ class SequenceArithmetic:
 
     @cached_property
     def index_in_sequence(self) -> Tensor:
-        """``(n,)`` int64: how many tokens of the sequence come before this one, by position."""
+        """``(n,)`` int64: the number of tokens of the sequence before this one, by position."""
         return self._cell - self.sequence * self._longest
 
     @cached_property
     def _cell(self) -> Tensor:
-        """``(n,)`` int64: where each token lies in the rows of :meth:`_rows`, by position."""
+        """``(n,)`` int64: index of each token in the rows of :meth:`_rows`, by position."""
         if self.here is not self:
             return sent(self.here._cell, self.sequence.device)
         step, start = self.sequence.diff(), self.lengths.long().cumsum(0) - self.lengths.long()

@@ -1,4 +1,4 @@
-"""What values a setting may take, stated once in its annotation and checked whenever a method is made."""
+"""The values that a setting may take, stated once in its annotation and checked whenever a method is made."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Setting:
-    """One field of a method, read off its annotation.
+    """One field of a method, read from its annotation.
 
     Attributes:
         kinds: types that a value may have; ``int`` passes for ``float``, ``bool`` never for a number.
@@ -80,7 +80,7 @@ class Setting:
         return allowed + (" or None" if self.optional else "")
 
 
-#: What a setting may be, so that YAML and a repr can hold it.
+#: Types of a setting that YAML and a repr can hold.
 _KINDS = (bool, int, float, str)
 
 
@@ -140,10 +140,10 @@ def check_settings(owner: object, name: str) -> None:
 
 
 def check_order(owner: object, name: str, *settings: str) -> None:
-    """Check that settings of ``owner`` do not fall from one to the next; None sets no bound.
+    """Check that settings of ``owner`` do not decrease from one to the next; None is skipped.
 
     Raises:
-        OutOfRange: names them, their values and the order that is expected.
+        OutOfRange: names them, their values and the expected order.
     """
     values = [getattr(owner, setting) for setting in settings]
     bounds = [value for value in values if value is not None]

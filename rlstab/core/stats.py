@@ -1,4 +1,4 @@
-"""Mergeable summaries: a value seen in parts, whose total does not depend on how the parts were cut.
+"""Mergeable summaries: a value seen in parts, whose total does not depend on the split.
 
 Sums travel and means are taken at the end; thresholds are exact order statistics of the pooled values.
 """
@@ -23,7 +23,7 @@ from rlstab.errors import MethodError, MissingSignal, OutOfRange, did_you_mean
 
 
 def total(values: Tensor) -> Tensor:
-    """Sum in float64, a scalar. In pieces, because torch casts before it adds."""
+    """Sum in float64, a scalar; in pieces, because torch casts the whole tensor before it adds."""
     return torch.stack([chunk.sum(dtype=torch.float64) for (chunk,) in chunks(values.reshape(-1))]).sum()
 
 
@@ -40,7 +40,7 @@ class Mean:
         values = values.detach()
         if where is None:
             number = torch.tensor(float(values.numel()), dtype=torch.float64)
-        else:  # sums over a mask take a fraction of the time of picking the values first
+        else:  # sums over a mask take a fraction of the time of selecting the values first
             number = where.count_nonzero().double()
             values = values & where if values.dtype == torch.bool else torch.where(where, values, 0.0)
         return cls(values.count_nonzero().double() if values.dtype == torch.bool else total(values), number)
@@ -67,19 +67,19 @@ class Mean:
 
 
 def _plus(mine: Tensor, theirs: Tensor) -> Tensor:
-    """The sum of two scalars, on a device where there is one: what waits there is not waited for."""
+    """The sum of two scalars, on the device if one is there, without waiting for it."""
     device = mine.device if mine.device.type != "cpu" else theirs.device
     return mine.to(device) + theirs.to(device)
 
 
 @dataclass(frozen=True, eq=False)
 class Grouped:
-    """Sums and counts by an integer key, such as ``group_ids``: what belongs to groups that several parts may share.
+    """Sums and counts by an integer key, such as ``group_ids``, for groups that several parts may share.
 
     Make one with :meth:`of`. It settles to itself over the whole optimizer step: every rank holds all keys, in order.
 
     Attributes:
-        keys: ``(k,)`` int64; once settled, ascending and different.
+        keys: ``(k,)`` int64; once settled, ascending and distinct.
         totals: ``(k,)`` float64.
         counts: ``(k,)`` float64.
     """
@@ -103,7 +103,7 @@ class Grouped:
 
     @functools.cached_property
     def _summed(self) -> Grouped:
-        """With one row for each key that something was counted for, in order; to find them waits for a device."""
+        """With one row for each key that has a count, in order; waits for a device."""
         counted = self.counts > 0
         keys, index = torch.unique(self.keys[counted], sorted=True, return_inverse=True)
         zeros = torch.zeros(keys.shape, dtype=torch.float64, device=keys.device)
@@ -122,7 +122,7 @@ class Grouped:
         return Grouped(*(torch.cat([mine, theirs.to(mine.device)]) for mine, theirs in pairs))
 
     def mean(self, keys: Tensor) -> Tensor:
-        """``(m,)`` float64 means under ``(m,)`` keys; NaN under a key that nothing was counted for."""
+        """``(m,)`` float64 means under ``(m,)`` keys; NaN under a key without a count."""
         return self.total(keys) / self.count(keys)
 
     def total(self, keys: Tensor) -> Tensor:
@@ -212,9 +212,9 @@ class Pool:
 
     @classmethod
     def beyond_budget(cls, values: Tensor, budget: float, where: Tensor | None = None) -> Pool:
-        """The smallest value that has to go, largest first, for the mean of what is left to be at most ``budget``.
+        """The smallest value to remove, largest first, so that the mean of the rest is at most ``budget``.
 
-        Equal values go together, and the smallest value always stays. The threshold is None where nothing has to go.
+        Equal values are removed together, and the smallest always stays. With nothing to remove, the threshold is None.
         Of ``(n,)`` values of at least 0, or of those where the ``(n,)`` bool is True. See :mod:`rlstab.core.budget`.
         """
         return cls((_part(values, where),), budget, "budget")
@@ -235,7 +235,7 @@ class Pool:
         return replace(self, parts=tuple(parts))
 
     def _ranks(self, size: int) -> tuple[int, ...]:
-        """Which of ``size`` values, counted from the smallest, make the threshold: one, or two to lie between."""
+        """Which of ``size`` values, counted from the smallest, make the threshold: one, or two that it lies between."""
         if not size:
             return ()
         if self.rule == "linear":
@@ -249,7 +249,7 @@ class Pool:
         return (size + 1 - min(size, max(1, largest)),)
 
     def _settled(self, selected: OrderStatistics) -> Threshold:
-        """The interpolation is in float64, whatever the values are."""
+        """Interpolate in float64, whatever the dtype of the values."""
         size, values = selected.size, selected.values
         if not size:
             return Threshold(None, 0, 0)
@@ -271,7 +271,7 @@ def _part(values: Tensor, where: Tensor | None) -> tuple[Tensor, Tensor | None]:
 
 
 def _wide(values: Tensor, where: Tensor | None) -> Tensor:
-    """``(n,)`` float32 for half precision, float64 for what is not a float: nothing is rounded."""
+    """``(n,)`` float32 for half precision, float64 for integers and bools, without rounding."""
     if where is not None:
         values = values.index_select(0, indices(where))  # faster than by the mask
     kind = torch.promote_types(values.dtype, torch.float32) if values.is_floating_point() else torch.float64
@@ -279,7 +279,7 @@ def _wide(values: Tensor, where: Tensor | None) -> Tensor:
 
 
 def _thresholds(pools: Mapping[str, Pool], alone: bool) -> Rounds[dict[str, Threshold]]:
-    """What the pools settle to: their values stay on their rank, and what is summed over ranks they share."""
+    """What the pools settle to; their values stay on their rank, and the pools share each sum over ranks."""
     ranked = {name: pool for name, pool in pools.items() if pool.rule != "budget"}
     selected = yield from selection({name: (pool._joined(), pool._ranks) for name, pool in ranked.items()}, alone)
     settled = {name: pool._settled(selected[name]) for name, pool in ranked.items()}
@@ -298,9 +298,9 @@ class Threshold:
     """What a :class:`Pool` settles to. Comparisons are those of float64, so no dtype can move a tie.
 
     Attributes:
-        value: None when the pool was empty, or nothing is beyond a budget; then nothing compares as True.
-        size: how many values the pool had, over the whole step.
-        nominal: how many of them reach the threshold if there are no ties.
+        value: None if the pool was empty, or nothing is beyond a budget; then every comparison is False.
+        size: number of values in the pool, over the whole step.
+        nominal: how many of them reach the threshold without ties.
     """
 
     value: float | None
@@ -328,7 +328,7 @@ Summary: TypeAlias = Mean | Pool | Grouped
 #: What a method measures on one part: summaries by name.
 Stat: TypeAlias = Mapping[str, Summary]
 
-#: What a method measures that measures nothing.
+#: The summaries of a method that measures nothing.
 NOTHING: Stat = {}
 
 
@@ -380,8 +380,8 @@ def merge(first: Stat, second: Stat) -> Stat:
 def settle(parts: Iterable[Stat], comm: Comm) -> Settled:
     """Merge the parts of this rank, reduce over ranks, and turn pools into thresholds.
 
-    All means travel in one sum. The pools share three (six for float64) of at most 32 KB a pool; no value travels,
-    unless a pool is so small that it is gathered after the first of them. What is grouped is gathered: a row per key.
+    All means travel in one sum. The pools share three sums (six for float64) of at most 32 KB a pool; no value travels,
+    unless a pool is small enough to be gathered after the first sum. Groups are gathered, a row per key.
     Every rank passes the same names (a rank without tokens passes the statistics of an empty batch).
     """
     return carried_out(settling(parts, isinstance(comm, LocalComm)), comm)

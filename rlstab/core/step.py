@@ -1,7 +1,7 @@
 """One optimizer step in a host that runs the forwards, the backwards and the optimizer.
 
-The step is planned before its first backward pass, and ends in one of three ways: it is taken; it is skipped, since
-nothing in it has a gradient; or it is refused, since something in it is NaN or Inf. Only a taken step moves weights and
+The step is planned before its first backward pass, and ends in one of three ways: it is taken; it is skipped, because
+nothing in it has a gradient; or it is refused, because it contains NaN or Inf. Only a taken step changes weights and
 moments of the optimizer, and a refused one leaves the state of the objective as it was.
 """
 

@@ -1,4 +1,4 @@
-"""What a method asks for: one record with a merge law for each field, so that no order can change a loss."""
+"""What a method asks for: a record with a merge law for each field, so that the order cannot change a loss."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Penalty:
     Attributes:
         coefficient: times the loss that is minimised; negative pays for what ``fn`` measures.
         fn: ``(policy, anchor) -> (n,)``; ``anchor`` holds the policy's values as constants.
-        where: ``(n,)`` bool, None is every token. On other tokens neither value nor gradient counts.
+        where: ``(n,)`` bool, None is every token. Value and gradient on other tokens do not count.
         reads: live outputs that ``fn`` reads beyond ``logprobs``.
     """
 
@@ -34,13 +34,13 @@ class Penalty:
 
     @classmethod
     def of_signal(cls, name: str, coefficient: float) -> Penalty:
-        """On the live value of a signal itself, on every token."""
+        """A penalty on the live value of a signal itself, on every token."""
         return cls(coefficient, lambda policy, anchor: policy.signal(name), reads=frozenset({name}))
 
 
 @dataclass(frozen=True, eq=False)
 class Bounds:
-    """The trust region of the ratio: inside ``[1 - low, 1 + high]`` a token pulls, outside it cannot pull further.
+    """The trust region of the ratio: inside ``[1 - low, 1 + high]`` a token pulls, beyond it cannot pull further.
 
     Attributes:
         low, high: numbers, or ``(n,)`` tensors for a range per token.
@@ -52,7 +52,7 @@ class Bounds:
     dual: float | None = None
 
     def stops(self, ratio: Tensor, advantages: Tensor) -> dict[str, Tensor]:
-        """``(n,)`` bools: the tokens that it keeps from pulling ``high``, ``low`` and, with a dual clip, ``dual``."""
+        """``(n,)`` bools: the tokens stopped at ``high``, at ``low`` and, with a dual clip, at ``dual``."""
         rewarded, punished = advantages > 0, advantages < 0
         stopped = {"high": rewarded & (ratio > 1 + self.high), "low": punished & (ratio < 1 - self.low)}
         return stopped if self.dual is None else {**stopped, "dual": punished & (ratio > self.dual)}
@@ -60,7 +60,7 @@ class Bounds:
 
 @dataclass(frozen=True, eq=False)
 class Constants:
-    """What is constant when the loss of a part is made: what a ratio and a gate may read in addition to the evidence.
+    """Constants in the loss of a part, which a ratio and a gate may read in addition to the evidence.
 
     Attributes:
         anchor: the live outputs as constants.
@@ -86,7 +86,7 @@ class Gate:
     """A factor on the gradient of a token: with gates ``g`` it is ``g * ratio * advantage`` times that of its log-prob.
 
     SAPO, MASPO, CPPO and DRPO each are such a factor, so they compose. Their gradients are those of the published
-    surrogates. The value of the loss, ``-g * ratio * advantage``, is another for some of them.
+    surrogates. The value of the loss, ``-g * ratio * advantage``, differs for some of them.
 
     Attributes:
         fn: ``(ratio, constants) -> (n,)``, finite; ``ratio`` is the ``(n,)`` ratio as a constant. Called without
@@ -104,11 +104,11 @@ class Gate:
 
 @dataclass(frozen=True, eq=False)
 class Surrogate:
-    """What takes the place of the ratio in the gradient: a token pulls with ``fn(ratio, constants) * advantage``.
+    """Replaces the ratio in the gradient: a token pulls with ``fn(ratio, constants) * advantage``.
 
     CISPO's capped ratio, VESPO's kernel of the whole sequence, and the surrogates of DPPO, CE-GPPO and ASPO each are
     one. Two of them would replace the ratio twice, and a trust region by ``bounds`` would be a second surrogate: a
-    composition has one of these at most. An unclipped token pulls with its ratio. The value of the loss is
+    composition has at most one of these. An unclipped token pulls with its ratio. The value of the loss is
     ``-fn * advantage``.
 
     Attributes:
@@ -148,16 +148,16 @@ class Terms:
     """What one method asks for; None is the identity.
 
     Attributes:
-        keep: ``(n,)`` bool, False leaves numerator and denominator [and].
+        keep: ``(n,)`` bool, False removes the token from numerator and denominator [and].
         weight: ``(n,)`` >= 0, scales the policy term, denominator unchanged [product].
         bonus: ``(n,)``, added to the advantage [sum].
-        unclipped: ``(n,)`` bool, True has no trust region: neither bounds nor surrogate nor gates [or].
+        unclipped: ``(n,)`` bool, True removes the trust region: bounds, surrogate and gates do not apply [or].
         gates: factors on the gradient by name, functions of the ratio as a constant [product].
         penalties: by name [disjoint union].
         lr_scale: multiplies the scheduled learning rate of this optimizer step, the same in every part [product].
         ratio, bounds, surrogate, aggregate: exclusive slots, at most one owner each.
         report: metrics by name, as summaries that merge over parts and ranks [disjoint union].
-        invalid_count: how many values of ``weight`` and ``bonus`` no loss can take; counted where a method is asked.
+        invalid_count: number of values of ``weight``, ``bonus`` and ``bounds`` that no loss allows.
     """
 
     keep: Tensor | None = None
@@ -183,7 +183,7 @@ class Terms:
 WRITABLE = tuple(entry.name for entry in fields(Terms) if entry.name not in ("report", "invalid_count"))
 
 
-#: How the fields that every method may fill are joined; the others by name.
+#: The merge laws of the fields that every method may fill; other fields merge by name.
 _LAWS: Mapping[str, Callable[[Any, Any], Any]] = {
     "keep": torch.logical_and,
     "weight": torch.mul,

@@ -1,6 +1,6 @@
-"""What a method has to be, checked when its class is created and when it returns, without waiting for a device.
+"""Checks of a method when its class is created and when it returns, without waiting for a device.
 
-Each error names the method and ends with the fix. The laws of :mod:`rlstab.testing` check what only a run can show.
+Each error names the method and ends with the fix. The laws of :mod:`rlstab.testing` check what only a run shows.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ SETS: Mapping[str, tuple[str, ...]] = {
     "writes": WRITABLE,
     "reads_drift": DRIFT,
 }
-#: What belongs to the class, so that an annotation does not make a setting of it.
+#: Attributes of the class, of which an annotation does not make a setting.
 DECLARED = (*SETS, "name", "about", "excludes", "signal_options")
-#: Names of the combinators, which no method can have.
+#: Names of the combinators, which a method cannot have.
 COMBINATORS = ("composition", "observe", "within")
-#: First parts of the metrics of the loss, which no method can have as a name either.
+#: First parts of the metrics of the loss, which a method cannot have as a name either.
 RESERVED = ("ratio", "tokens")
-#: What a method that is only observed reports its trust region as.
+#: The name under which an observed method reports its trust region.
 _OBSERVED = {"clip", "surrogate"}
 
 
@@ -107,7 +107,7 @@ def check_declared(who: str, attribute: str, value: object, signals: Collection[
 
 
 def checked_stat(who: str, method: str, stat: object) -> Stat:
-    """What ``measure`` or ``measure_again`` returned, if it is summaries by name.
+    """Return what ``measure`` or ``measure_again`` returned if it is summaries by name.
 
     Raises:
         MethodError: it is something else.
@@ -127,16 +127,16 @@ def checked_stat(who: str, method: str, stat: object) -> Stat:
 
 
 def check_same(who: str, method: str, stats: Iterable[Stat], without: Stat) -> None:
-    """Refuse summaries that differ in name or kind: ranks would wait for each other, or merge what is different.
+    """Refuse summaries that differ in name or kind: ranks would wait for each other, or merge different things.
 
     Args:
         who: name of the method.
         method: which of its methods measured.
         stats: those of the parts.
-        without: those of a batch without tokens, which some rank may have and no other.
+        without: those of a batch without tokens, which some rank may have as its only one.
 
     Raises:
-        MethodError: names one that is not in both, or not the same in both.
+        MethodError: names a summary that is missing in one, or differs between both.
     """
     for stat in stats:
         for name in sorted(stat.keys() | without.keys()):
@@ -158,7 +158,7 @@ def check_mapping(who: str, method: str, state: object) -> None:
 
 
 def checked_state(who: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What ``advance`` returned, if it can be the state of the next optimizer step.
+    """Return what ``advance`` returned if it can be the state of the next optimizer step.
 
     Raises:
         MethodError: it is not a mapping, or has other keys than the state that it was given.
@@ -177,7 +177,7 @@ def check_state(who: str, state: object, initial: object) -> None:
         OutOfRange: names what is missing, or what is there and belongs to no method.
     """
     if not isinstance(initial, Mapping):
-        return  # told where the method is asked
+        return  # reported when the method is called
     if not isinstance(state, Mapping):
         raise OutOfRange(f"{who} is {kind_of(state)}, expected a mapping. Begin with objective.init_state().")
     for key in [*initial, *state]:
@@ -190,18 +190,18 @@ def check_state(who: str, state: object, initial: object) -> None:
 
 
 def _sort(summary: Summary | None) -> str:
-    """What merges with what: a pool only with one that takes the same order statistic."""
+    """The kind of a summary, which merges with its own kind: a pool with one of the same order statistic."""
     return f"a Pool({summary.rule}, {summary.level})" if isinstance(summary, Pool) else kind_of(summary)
 
 
 def checked_terms(who: str, terms: Terms, batch: TokenBatch, writes: Set[str]) -> Terms:
-    """What ``terms`` of a method returned, if a loss can be made of it, with its invalid_count counted on the device.
+    """Return what ``terms`` returned if a loss can be made of it, with its invalid_count on the device.
 
-    Its functions are checked too, each time that the loss calls them. The terms of a combinator are made of checked
+    Its functions are checked too, whenever the loss calls them. The terms of a combinator are made of checked
     ones.
 
     Raises:
-        MethodError: of another type, of a shape or dtype that the field does not have, or not declared.
+        MethodError: a value has the wrong type, shape or dtype for its field, or is not declared.
     """
     _require(terms, Terms, f"'{who}': terms returned", "Return Terms(...), or Terms() to ask for nothing.")
     for name, example in (("gates", "Gate(function)"), ("penalties", "Penalty(...)"), ("report", "Mean.of(values)")):
@@ -235,7 +235,7 @@ def checked_terms(who: str, terms: Terms, batch: TokenBatch, writes: Set[str]) -
 
 
 def _check_names(who: str, terms: Terms) -> None:
-    """Refuse names under which two metrics could meet: each becomes a part of the name of a metric."""
+    """Refuse names that could give two metrics the same name: each becomes a part of the name of a metric."""
     for field, what in (("gates", "gate"), ("penalties", "penalty"), ("report", "metric")):
         for name in getattr(terms, field):
             if not (isinstance(name, str) and (name.isidentifier() or (name == "" and field != "report"))):
@@ -251,7 +251,7 @@ def _check_names(who: str, terms: Terms) -> None:
 
 
 def _per_token(who: str, fn: Any) -> Any:
-    """A function of a method that is held to return one value per token."""
+    """A function of a method, checked to return one value per token."""
     if fn is None:
         return None
     if not callable(fn):
@@ -270,7 +270,7 @@ def _per_token(who: str, fn: Any) -> Any:
 
 
 def _checked(who: str, given: Any, kind: type, batch: TokenBatch) -> Any:
-    """A gate, a penalty or a surrogate, whose function is held to return one value per token."""
+    """A gate, a penalty or a surrogate, whose function is checked to return one value per token."""
     _require(given, kind, f"{who} is", f"Write {kind.__name__}(...) with its function.")
     _check_tokens(f"{who} has a `where` that", getattr(given, "where", None), batch, "bool")
     return replace(given, fn=_per_token(who, given.fn))
@@ -286,7 +286,7 @@ def _checked_penalty(who: str, given: Any, batch: TokenBatch) -> Penalty:
 
 
 def _invalid_count(terms: Terms) -> Tensor | None:
-    """How many weights are negative, NaN or infinite, bonuses NaN or infinite, bounds negative or NaN; None of none."""
+    """Count negative, NaN or infinite weights, NaN or infinite bonuses, negative or NaN bounds; None without any."""
     counts = []
     if terms.weight is not None:
         counts.append((~((terms.weight >= 0) & (terms.weight < math.inf))).count_nonzero())

@@ -8,6 +8,7 @@ from pathlib import Path
 import yaml
 
 from rlstab.config import RunConfig
+from rlstab.config.settings import OTHER_MODELS
 from rlstab.core.batch import BASICS, SIGNALS
 from rlstab.core.compose import Composition, walk
 from rlstab.hosts import measures
@@ -58,14 +59,9 @@ def _upper(text: str) -> str:
 
 
 def _cost(name: str, run: RunConfig | None) -> str:
-    if run and name in (models := _other(run)):
-        return reference(run, models[name])
+    if run and name in OTHER_MODELS:
+        return reference(run, getattr(run.model, OTHER_MODELS[name]))
     return COSTS["signals"].get(name, YOURS)
-
-
-def _other(run: RunConfig) -> dict[str, str | None]:
-    """The models that are named for signals of other policies."""
-    return {"ref_logprobs": run.model.reference, "teacher_logprobs": run.model.teacher}
 
 
 def reference(run: RunConfig, named: str | None) -> str:
@@ -97,8 +93,7 @@ def _passes(objective: Composition, run: RunConfig) -> str:
     optimisation, beyond = run.optimisation, []
     if optimisation.old_logprobs == "recompute":
         beyond.append("one per rollout for the old log-probs")
-    for name, what in (("ref_logprobs", "reference model"), ("teacher_logprobs", "teacher")):
-        beyond += [f"one per rollout of the {what}"] * (name in objective.needs)
+    beyond += [f"one per rollout of the {what} model" for name, what in OTHER_MODELS.items() if name in objective.needs]
     if optimisation.refresh == "step":
         beyond.append("one per optimizer step for fresh evidence")
     steps, rollout = optimisation.optimizer_steps_per_rollout, f"{run.rollout.prompts} x {run.rollout.group} responses"

@@ -1,4 +1,4 @@
-"""What a trainer or tracker logged of one run, by step and by its own names; and its curves under our names."""
+"""The log of one run of any trainer or tracker, by step and under its own names, and its curves under rlstab's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlstab.safe_read import gaps
 
 
 class Rows(dict[int, dict[str, float]]):
-    """Values by step and name, added in the order of the log; what was there and not finite is NaN.
+    """Values by step and name, added in the order of the log; values that were not finite are NaN.
 
     A run that is resumed from an older checkpoint logs steps a second time. The later line counts, and what the first
     branch logged from there on is dropped.
@@ -32,7 +32,7 @@ class Rows(dict[int, dict[str, float]]):
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Add the values of a step."""
-        # a late evaluation of an older step repeats no metric that is known here
+        # a late evaluation of an older step repeats none of the known metrics
         if step < self.last and known(values.keys() & self.get(step, {}).keys()):
             branch = {later for later in self if later >= step}
             self.abandoned |= branch
@@ -46,7 +46,7 @@ class Rows(dict[int, dict[str, float]]):
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Says which steps were dropped."""
+        """A sentence about the steps that were dropped, if any."""
         if not self.abandoned:
             return ()
         first = f"the run was resumed from an earlier step, and logs step {min(self.abandoned)} again"
@@ -59,11 +59,11 @@ class Log:
 
     Attributes:
         title: a path, or the name of the run in a table.
-        writer: who wrote it, such as ``TRL``.
+        writer: the trainer that wrote it, such as ``TRL``.
         rows: values by step and by the names of the log.
         remarks: what was left out of it.
-        unit: what its steps are: ``rollout`` or ``step``.
-        planned: number of its last step, where the log says it.
+        unit: of its steps, ``rollout`` or ``step``.
+        planned: number of its last step, if the log gives it.
     """
 
     title: str
@@ -75,7 +75,7 @@ class Log:
 
 
 class _Read:
-    """Lines of a log in their order, under our names."""
+    """Lines of a log in their order, under rlstab's names."""
 
     def __init__(self) -> None:
         self.last, self.lines, self.shift = -1, 0, 0
@@ -88,7 +88,7 @@ class _Read:
         for ours, (name, value) in our_metrics(row).items():
             if not math.isfinite(value):
                 self.not_finite.setdefault(ours, []).append(step + self.shift)
-            # of several data sets that are held out, one is looked at
+            # of several held-out data sets, one is used
             elif self.names.setdefault(ours, name) == name or ours != "eval/mean":
                 steps, values = self.points.setdefault(ours, (array("q"), array("d")))
                 steps.append(step + self.shift)
@@ -97,13 +97,13 @@ class _Read:
 
 @dataclass(frozen=True)
 class LoggedCurves:
-    """The curves of a log under our names.
+    """The curves of a log under rlstab's names.
 
     Attributes:
-        metrics: by our name steps (from 1) and finite values, each as often as the log has it.
-        names: by our name the name in the log.
-        shift: what was added to the steps of the log.
-        not_finite: by our name the steps at which a value is NaN or infinite, which is left out.
+        metrics: by rlstab's name, steps (from 1) and finite values, each as often as the log has it.
+        names: the names in the log, by rlstab's name.
+        shift: number added to the steps of the log.
+        not_finite: by rlstab's name, the steps at which a value is NaN or infinite, which is left out.
         beyond: lines whose steps are left out.
         unit: what a step is.
     """
@@ -139,9 +139,9 @@ class LoggedCurves:
 
 
 def curves_of(rows: Mapping[int, Mapping[str, float]], unit: str = "step") -> LoggedCurves:
-    """The metrics that are known here. Where a step of another trainer has number 0, all are counted from 1."""
+    """The known metrics. If another trainer counts steps from 0, they are counted from 1."""
     read = rows.read if isinstance(rows, Rows) else _Read()
-    if read.last < 0:  # what rlstab writes at rollout 0 is an evaluation; another trainer trained there
+    if read.last < 0:  # rlstab's record of rollout 0 is an evaluation; another trainer has trained there
         read.shift = int(unit == "step" and known(rows.get(0, ())))
     for step in sorted(step for step in rows if read.last < step < MOST_ROLLOUTS):
         if step or read.shift:

@@ -13,37 +13,32 @@ import yaml
 from rlstab.signs import TOTALS
 
 _TABLE: Mapping[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-#: By rlstab's name, those of other trainers in the order in which they are preferred.
+#: Names of other trainers by rlstab's name, in the order of preference.
 ALIASES: Mapping[str, list[str]] = _TABLE["names"]
-#: Those whose value is one minus that of rlstab.
+#: Names whose value is one minus that of rlstab.
 COMPLEMENTS: list[str] = _TABLE["complements"]
 #: Metrics of rlstab that are sums of other rlstab metrics.
 SUMS: Mapping[str, list[str]] = _TABLE["sums"]
-#: What trainers call the loss of an optimizer step.
+#: Names of the loss of an optimizer step.
 LOSSES: list[str] = _TABLE["losses"]
 
-#: By our name, what trainers call the reward of an evaluation; of the data sets of verl the first counts.
-EVALUATIONS: Mapping[str, re.Pattern[str]] = {
-    "eval/mean": re.compile(r"eval[_/]reward|val-core/.+/(reward|acc|score)/mean@\d+|val/test_score/.+"),
-}
-
-#: What a run has spent, by unit: seconds and tokens (those of prompts too) of a step, and tokens since the start.
+#: Names of a run's cost, by unit: seconds and tokens (with those of prompts) of a step, and tokens since the start.
 SPENT: Mapping[str, tuple[str, ...]] = {
     "seconds": ("step_time", "timing_s/step", "perf/time_per_step"),
     "tokens": ("perf/total_num_tokens",),
 }
 TOKENS_SO_FAR = ("num_tokens", "progress/total_tokens")
 
-#: verl's largest and smallest reward of a step. Where they are equal no group has a gradient.
+#: verl's largest and smallest reward of a step. If they are equal, no group has a gradient.
 EXTREMES = ("critic/score/max", "critic/score/min")
 #: TRL's standard deviation of all rewards of a step; 0 says the same.
 SPREAD = "reward_std"
 
-#: Held-out scores whose name has a part that is the user's: of verl, by data set, and of prime-rl, by environment.
+#: Held-out scores with a user-defined part in their name: by data set in verl, by environment in prime-rl.
 HELD_OUT = re.compile(r"val-core/.+/(acc|reward|score)/mean@\d+|val/test_score/.+|eval/[^/]+/avg@\d+")
-#: Metrics that do not tell that something was trained.
+#: Metrics that do not show that something was trained.
 BESIDE = {"lr", "eval/mean", "optimizer_steps/refused"}
-#: One of several rewards: of rlstab, and of TRL and ms-swift. A total may have a name of the kind.
+#: One of several rewards: of rlstab, and of TRL and ms-swift. A total may have such a name.
 PART = re.compile(r"reward/([^/]+)|rewards/(.+)/mean|rewards/([^/]+)")
 
 #: Prefixes that trackers add to a name.
@@ -54,7 +49,7 @@ def our_metrics(row: Mapping[str, float]) -> dict[str, tuple[str, float]]:
     """One row of a log under rlstab's names: for each the name in the log, and the value as rlstab would log it.
 
     Args:
-        row: values by the names of the log, NaN and Inf among them.
+        row: values by the names of the log, including NaN and Inf.
     """
     bare = {_PREFIX.sub("", name): (name, value) for name, value in row.items()}
     metrics: dict[str, tuple[str, float]] = {}
@@ -96,14 +91,8 @@ def _no_spread(bare: Mapping[str, tuple[str, float]]) -> dict[str, tuple[str, fl
     return {}
 
 
-def our_evaluation(row: Mapping[str, float]) -> dict[str, float]:
-    """What a row of a log says of an evaluation, under our names."""
-    found = ((ours, name) for ours, pattern in EVALUATIONS.items() for name in row if pattern.fullmatch(name))
-    return {ours: row[name] for ours, name in reversed(list(found))}
-
-
 def spent(row: Mapping[str, float], names: Iterable[str]) -> float | None:
-    """The first of some names that a row has, whatever a tracker put before it."""
+    """The first of some names that a row has, without a tracker's prefix."""
     bare = {_PREFIX.sub("", name): value for name, value in row.items()}
     return next((bare[name] for name in names if name in bare), None)
 

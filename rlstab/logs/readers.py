@@ -1,4 +1,4 @@
-"""Reads what other trainers and trackers logged.
+"""Reads the logs of other trainers and trackers.
 
 ``trainer_state.json`` of transformers (TRL, ms-swift), verl's file logger and its console, other JSON lines, a CSV
 exported from wandb, and what wandb and TensorBoard keep in a folder. Damaged lines are left out and counted.
@@ -23,30 +23,30 @@ from rlstab.logs.log import Log, Rows
 from rlstab.logs.metric_aliases import known
 from rlstab.safe_read import as_number, as_step, parse_json, read_bytes, read_object, text_of
 
-#: In every checkpoint of transformers, and in the output folder where the trainer was asked to save it.
+#: A file in every checkpoint of transformers, and in the output folder if the trainer was asked to save it.
 STATE = "trainer_state.json"
-#: What can be read, for errors.
+#: The readable formats, for errors.
 READABLE = (
     f"a run folder or results file of rlstab, {STATE} or an output folder of TRL, verl's console log or the file of "
     f"its file logger (.jsonl), a CSV exported from wandb, a folder with files of wandb or TensorBoard, a "
     f"database (.db) of Trackio or MLflow, or token exports of prime-rl"
 )
-#: What trainers and trackers call the number of a step, the likeliest first: wandb's own count is of calls to its log.
+#: Names of the number of a step, the likeliest first: wandb's own count is of calls to its log.
 STEPS = (
     *("rollout", "train/global_step", "global_step", "training/global_step", "global_step/max_steps"),
     *("step", "Step", "_step"),
 )
-#: Lines in which one that tells the writer is looked for: the first may be damaged.
+#: Number of lines that are searched for one that identifies the writer: the first may be damaged.
 SNIFFED = 20
-#: Folders below an output folder in which the files of trackers are looked for.
+#: The files of trackers are searched this many folders below an output folder.
 DEPTH = 4
 
 
 def read_file(path: Path, text: str) -> list[Log]:
-    """The runs that a file holds; more than one where it is a chart of wandb.
+    """The runs in a file; more than one if it is a chart of wandb.
 
     Raises:
-        ReportError: it is not a log with a metric to look at.
+        ReportError: it is not a log with a known metric.
     """
     if path.suffix.lower() in (".csv", ".tsv"):
         return _table(path, text)
@@ -58,7 +58,7 @@ def log_files(folder: Path) -> dict[str, list[Path]]:
 
     def below(name: str) -> list[Path]:
         found = (path for depth in range(DEPTH) for path in folder.glob(f"{'*/' * depth}{name}"))
-        # by the time in the name: of the folder of wandb, of the file of TensorBoard
+        # sorted by the time in the name of wandb's folder, or of TensorBoard's file
         ordered = sorted(found, key=lambda path: str(path) if path.suffix == ".wandb" else path.name)
         return list({path.resolve(): path for path in ordered}.values())  # wandb's latest-run is a link to another
 
@@ -90,7 +90,7 @@ def read_folder(folder: Path) -> Log:
 
 
 def _longest(folder: Path, files: Sequence[Path], remarks: list[str], *, newest: bool) -> Log | None:
-    """What holds the longest history; of checkpoints the newest that can be read is looked at, and no other."""
+    """The files with the longest history; of checkpoints only the newest readable one is used."""
     found: list[Log] = []
     for path in files:
         if newest and path.parent != folder and any(folder != Path(log.title).parent for log in found):
@@ -105,7 +105,7 @@ def _longest(folder: Path, files: Sequence[Path], remarks: list[str], *, newest:
     return max(found, key=lambda log: log.rows.last, default=None)
 
 
-#: What reads the files of a tracker: a row of values for each record, in the order in which they were logged.
+#: Readers of the files of a tracker: a row of values for each record, in the order of logging.
 _TRACKERS: Mapping[str, Callable[[Path, list[str]], Iterable[Mapping[str, Any]]]] = {
     "wandb": trackers.wandb_rows,
     "TensorBoard": trackers.tensorboard_rows,
@@ -113,7 +113,7 @@ _TRACKERS: Mapping[str, Callable[[Path, list[str]], Iterable[Mapping[str, Any]]]
 
 
 def _tracked(folder: Path, writer: str, files: Sequence[Path], remarks: list[str]) -> Log | None:
-    """The run that a tracker kept in one file for each time that it was started."""
+    """The run that a tracker kept in one file for each start."""
     rows = Rows()
     for path in files:
         try:
@@ -128,7 +128,7 @@ def _tracked(folder: Path, writer: str, files: Sequence[Path], remarks: list[str
 
 
 def read_database(path: Path) -> list[Log]:
-    """The runs in a database of Trackio or MLflow that have a metric to look at.
+    """The runs in a database of Trackio or MLflow that have a known metric.
 
     Raises:
         ReportError: there is none, or it cannot be read.
@@ -169,7 +169,7 @@ def _step(row: Mapping[str, Any]) -> int | None:
 
 
 def _values(row: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a row; what was there and not finite is NaN, and JSON's null is what writers of NaN mean by it."""
+    """The numbers of a row; values that were not finite are NaN, which some writers put as JSON's null."""
     values = {name: math.nan if value is None else as_number(value) for name, value in row.items()}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -180,14 +180,14 @@ def _left_out(numbers: list[int], what: str) -> tuple[str, ...]:
 
 # -- lines -------------------------------------------------------------------------------------------------------------
 
-#: A step on verl's console, behind what Ray and progress bars write before it.
+#: A step on verl's console, after the prefixes of Ray and progress bars.
 _CONSOLE = re.compile(r"(?<![\w/])step:(\d{1,18}) - (.*)")
 #: A number as numpy prints it: ``np.float64(0.2)``.
 _NUMPY = re.compile(r"(?:np|numpy)\.\w+\((.*)\)")
 
 
 def _lines(path: Path, text: str) -> Log:
-    """Objects of JSON with their values next to the step or, as by verl's file logger, under ``data``; or a console."""
+    """JSON objects with values next to the step or, as in verl's file logger, under ``data``; or a console."""
     rows = Rows()
     damaged: list[int] = []
     writers: set[str] = set()
@@ -232,7 +232,7 @@ def _console(text: str) -> Iterator[tuple[str, float]]:
 
 
 def _number_of(checkpoint: str) -> int:
-    """Of a checkpoint, by the name of its folder; 0 without one."""
+    """The step of a checkpoint, by the name of its folder; 0 without one."""
     digits = checkpoint.rpartition("-")[2]
     return int(digits) if digits.isdecimal() else 0
 
@@ -254,7 +254,7 @@ def _trainer_state(path: Path, text: str) -> Log:
         if step is None:
             damaged += 1
         else:
-            # those of an evaluation begin with eval_, and the last entry sums up: neither has our names
+            # metrics of an evaluation begin with eval_, and the last entry sums up: neither has known names
             rows.log(step, _values(entry))
     left_out = (f"log_history: left out {counted(damaged, 'record')} without a step",) if damaged else ()
     planned = as_step(state.get("max_steps")) if isinstance(state, dict) else None
@@ -263,11 +263,11 @@ def _trainer_state(path: Path, text: str) -> Log:
 
 # -- wandb -------------------------------------------------------------------------------------------------------------
 
-#: Between the name of a run and that of a metric, in the head of a chart's column.
+#: Separates the name of a run from that of a metric, in the head of a chart's column.
 BETWEEN = " - "
 #: A chart writes each curve three times, twice with these ends.
 ENVELOPE = ("__MIN", "__MAX")
-#: Characters of the longest cell: a table of samples among the columns.
+#: Characters of the longest cell: a column may hold a table of samples.
 _CELL = 10**7
 
 
@@ -312,7 +312,7 @@ def _table(path: Path, text: str) -> list[Log]:
 
 
 def _column(head: str) -> tuple[str, str]:
-    """Run and metric of a column; no metric where it is only the envelope of a curve."""
+    """Run and metric of a column; no metric if it is only the envelope of a curve."""
     if head.endswith(ENVELOPE):
         return "", ""
     run, between, metric = head.rpartition(BETWEEN)

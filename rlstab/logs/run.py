@@ -1,4 +1,4 @@
-"""A run of another trainer: its curves, evaluations and costs under our names."""
+"""A run of another trainer: its curves, evaluations and costs under rlstab's names."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ import numpy as np
 from rlstab.bins import WIDTH, Curve, rounded
 from rlstab.errors import ReportError
 from rlstab.logs.log import Log, Rows, curves_of
-from rlstab.logs.metric_aliases import SPENT, TOKENS_SO_FAR, our_evaluation, spent
+from rlstab.logs.metric_aliases import SPENT, TOKENS_SO_FAR, our_metrics, spent
 from rlstab.logs.readers import read_file, read_folder, text_at
 
-#: Share of the steps after which the log may stop to say what was spent.
+#: The score of an evaluation.
+SCORE = "eval/mean"
+#: Share of the steps after which the log may stop recording the cost.
 ENOUGH = 0.9
 
 
@@ -26,7 +28,7 @@ class Logged:
 
     Attributes:
         facts: fields of a record of a report, such as ``metrics`` and ``evaluations``.
-        ended: whether it made all steps that it planned; None where the log does not say how many.
+        ended: whether it made all steps that it planned; None if the log does not say how many.
         remarks: what was left out.
     """
 
@@ -36,7 +38,7 @@ class Logged:
 
 
 def read_foreign(folder: Path, console: Path) -> Logged:
-    """The run in the output folder of a trainer; where that has no log, in what the trainer printed.
+    """The run in the output folder of a trainer, or, if that has no log, in the trainer's printed output.
 
     Raises:
         ReportError: neither has a metric that is known.
@@ -53,10 +55,11 @@ def read_foreign(folder: Path, console: Path) -> Logged:
 def _logged(log: Log) -> Logged:
     curves = curves_of(log.rows, log.unit)
     last = max((int(steps[-1]) for steps, _ in curves.metrics.values()), default=0)
-    evaluations = [
-        {"rollout": min(step + curves.shift, last), **{name: rounded(value) for name, value in values.items()}}
-        for step, row in sorted(log.rows.items())
-        if (values := {name: value for name, value in our_evaluation(row).items() if math.isfinite(value)})
+    scores = ((step, our_metrics(row).get(SCORE)) for step, row in sorted(log.rows.items()))
+    evaluations = [  # with those at step 0, which no curve has
+        {"rollout": min(step + curves.shift, last), SCORE: rounded(score[1])}
+        for step, score in scores
+        if score and math.isfinite(score[1]) and score[0] == curves.names.get(SCORE, score[0])
     ]
     facts = {
         "metrics": curves.metrics,
@@ -69,7 +72,7 @@ def _logged(log: Log) -> Logged:
 
 
 def _spent(rows: Rows, shift: int, last: int) -> dict[str, Curve]:
-    """What was spent until the end of each bin; each line of a log stands for the steps since the one before."""
+    """The cost up to the end of each bin; each line of a log stands for the steps since the previous one."""
     ends = np.unique(np.minimum(np.arange(WIDTH, last + WIDTH, WIDTH), last)).astype(np.int64)
     curves: dict[str, Curve] = {}
     for unit, names in SPENT.items():

@@ -1,4 +1,4 @@
-"""What trackers leave on a disk, read without a network and without what they would run: one row for each record."""
+"""Reads the files of trackers without a network and without running their code: one row for each record."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from typing import Any
 from rlstab.extras import how_to_install
 from rlstab.safe_read import parse_json, read_bytes
 
-#: How a file of wandb begins, and the bytes of a block and of the head of a record in it.
+#: The first bytes of a file of wandb, and the sizes of a block and of the head of a record in it.
 _WANDB, _BLOCK, _HEAD = b":W&B", 32768, 7
-#: Of a run: the number of each step and its values.
+#: The steps of a run: number and values.
 Steps = list[tuple[int, dict[str, Any]]]
 
 
@@ -27,7 +27,7 @@ def wandb_rows(path: Path, remarks: list[str]) -> Iterator[dict[str, Any]]:
 
     Args:
         path: of the file; its end may be cut off, or still be written.
-        remarks: what could not be read is added to them.
+        remarks: receives a note on what could not be read.
 
     Raises:
         OSError: it cannot be read.
@@ -89,7 +89,7 @@ def database_runs(path: Path) -> tuple[str, list[tuple[str, Steps]]]:
     """The runs in a database of Trackio (one for each project) or MLflow (``mlflow.db``), which is not changed.
 
     Returns:
-        who wrote it; of each run the name, which several runs may have, and its steps with their values, in order.
+        the writer; for each run its name, which several runs may share, and its steps with their values, in order.
 
     Raises:
         ValueError: it is not a database of theirs, or damaged.
@@ -97,7 +97,7 @@ def database_runs(path: Path) -> tuple[str, list[tuple[str, Steps]]]:
     """
     try:
         return _runs_of(path)
-    except sqlite3.Error:  # a writer that was killed left a journal, which only one who may write can roll back
+    except sqlite3.Error:  # a killed writer left a journal, which only a process with write access can roll back
         with TemporaryDirectory() as folder:
             for file in (path, *(path.with_name(f"{path.name}-{kind}") for kind in ("journal", "wal"))):
                 if file.is_file():

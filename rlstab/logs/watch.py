@@ -1,4 +1,4 @@
-"""The signs of a run while it goes on: those that a look at its log so far would tell."""
+"""The signs of a run while it goes on: those that a look at its log so far would report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlstab.signs import SIGNS, Sign, signs
 
 @dataclass
 class _SoFar:
-    """What the detectors read of a run."""
+    """The record of a run that the detectors read."""
 
     metrics: Mapping[str, Curve]
     largest: Mapping[str, Curve] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class _SoFar:
 
 
 def check_names(names: Collection[str], option: str) -> None:
-    """Refuse what is not the name of a sign.
+    """Refuse names that are not signs.
 
     Raises:
         ConfigError: names one that is not.
@@ -43,7 +43,7 @@ class Watch:
     """The signs of a log that grows.
 
     Args:
-        unit: what a step is: ``rollout`` or ``step``.
+        unit: of a step, ``rollout`` or ``step``.
     """
 
     def __init__(self, unit: str = "step") -> None:
@@ -55,14 +55,14 @@ class Watch:
         """Add a line of the log.
 
         Returns:
-            signs that are there now and were not before.
+            signs that are new.
         """
         numbers = {name: math.nan if value is None else as_number(value) for name, value in values.items()}
         self.rows.log(step, {name: number for name, number in numbers.items() if number is not None})
         return self.new(signs(_SoFar(curves_of(self.rows, self.unit).metrics)))
 
     def new(self, every: Sequence[Sign]) -> list[Sign]:
-        """Of all signs of the log so far, those that are there and were not before."""
+        """The signs of the log so far that were not there before."""
         there = {sign.name: sign for sign in every if sign.fired}
         new = [sign for name, sign in there.items() if name not in self.seen]
         self.seen = there

@@ -1,4 +1,4 @@
-"""One look at a run: what went wrong first, whether the loss was what it said, and what each method would have done."""
+"""One look at a run: what went wrong first, whether the loss was as stated, and what each method would have done."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ __all__ = ["Watch", "WatchCallback"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "WatchCallback":  # its base class takes seconds to import, which no other part of the room needs
+    if name == "WatchCallback":  # its base class takes seconds to import, and nothing else here needs it
         from rlstab.look.callback import WatchCallback
 
         return WatchCallback

@@ -1,4 +1,4 @@
-"""What each method would have done, added to the objective of the run or in the place of what it excludes."""
+"""What each method would have done, added to the objective of the run or in place of what it excludes."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from rlstab.record import Step, Trace, trace
 from rlstab.report.formatting import listed
 from rlstab.zoo import METHODS
 
-#: Tokens and optimizer steps that methods are tried on: of a longer dump, steps at equal distances.
+#: Limits of tokens and optimizer steps on which methods are tried; from a longer dump, steps at equal distances.
 MOST_TOKENS, MOST_STEPS = 1_000_000, 24
-#: Responses of which the tokens are shown, for each alternative.
+#: Number of responses whose tokens are shown, for each alternative.
 RESPONSES = 8
-#: A method has not acted where it turns the gradient by less, in degrees, and changes its length by less than this
-#: share.
+#: A method has not acted if it turns the gradient by less than the first, in degrees, and changes its length by less
+#: than the second, a share.
 TURN, LENGTH = 2.0, 0.02
-#: What a method acts on, by the first of these fields of Terms that it writes, in the order of the page.
+#: What a method acts on, determined by the first of these fields of Terms that it writes, in the order of the page.
 ACTS_ON = {
     "correction": "The sampler's weight",
     "tokens": "Which tokens count, and how much",
@@ -59,11 +59,11 @@ CORRECTIONS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True)
 class Objective:
-    """What the trainer of a dump minimises, as far as it can be said with methods.
+    """What the trainer of a dump minimises, as far as methods can express it.
 
     Attributes:
         members: methods.
-        told: what is not exact about it, empty where nothing is.
+        told: what is not exact about it; may be empty.
     """
 
     members: tuple[TokenObjective, ...]
@@ -78,8 +78,8 @@ class Top:
         step, response: index of the step in the dump and of the response in its step.
         share: of the gradient.
         tokens: ``T`` signed shares; 0 on tokens that do not count in the loss.
-        did: by what a method did, such as ``s2t: dropped``, the tokens that it did it to.
-        ratio, weight: ``T`` each, those of the loss; None on tokens that do not count, or whose ratio is not known.
+        did: by action, such as ``s2t: dropped``, the tokens that it affected.
+        ratio, weight: ``T`` each, of the loss; None on tokens that do not count, or whose ratio is unknown.
     """
 
     step: int
@@ -118,7 +118,7 @@ class Alternative:
 
     @property
     def acts(self) -> bool:
-        """It changes the gradient visibly."""
+        """Whether it changes the gradient visibly."""
         return self.turn >= TURN or abs(self.length - 1) >= LENGTH
 
 
@@ -129,9 +129,9 @@ class Alternatives:
     Attributes:
         own: the objective of the run, with its largest responses.
         rows: those of methods, by group and turn.
-        presets: whole objectives in the place of the run's own, the nearest first.
-        left_out: by name, why nothing can be said.
-        numbers: of the optimizer steps that were looked at.
+        presets: whole objectives in place of the run's own, the nearest first.
+        left_out: by name, why it could not be tried.
+        numbers: of the optimizer steps that were examined.
         told: what is not exact about the objective of the run.
         members: its methods.
     """
@@ -179,7 +179,7 @@ def alternatives_of(steps: Sequence[Step], asked: Mapping[str, TokenObjective] |
 
     Args:
         steps: usable ones, in their order.
-        asked: objectives by name in the place of all; each is added like a method.
+        asked: objectives by name instead of all; each is added like a method.
     """
     own, chosen = own_objective(steps), list(_spaced(steps))
     left_out: dict[str, str] = {}
@@ -216,7 +216,7 @@ def alternatives_of(steps: Sequence[Step], asked: Mapping[str, TokenObjective] |
 
 
 def _spaced(steps: Sequence[Step]) -> Iterator[int]:
-    """Indices of optimizer steps at equal distances, within the limits, of the first at least."""
+    """Indices of optimizer steps at equal distances within the limits, at least of the first one."""
     sizes = [len(step.batch) for step in steps]
     stride = max(1, math.ceil(sum(sizes) / MOST_TOKENS), math.ceil(len(steps) / MOST_STEPS))
     yield from (index for index in range(0, len(steps), stride) if sizes[index])
@@ -238,8 +238,8 @@ def _with_correction(step: Step) -> Step:
 def own_objective(steps: Sequence[Step]) -> Objective:
     """What the trainer of a dump minimises, as methods.
 
-    A mean over each micro-batch stands as one over the step, and of a loss that is not known a clip at 0.2 and a mean
-    over tokens, which is told.
+    A mean over each micro-batch becomes one over the step; an unknown loss becomes a clip at 0.2 and a mean
+    over tokens; ``told`` says so.
     """
     formula = next((known for step in steps if (known := formula_of(step)) is not None), None)
     correction = [HostCorrection()] if any("weights" in step.tensors for step in steps) else []
@@ -279,7 +279,7 @@ def _objective(name: str, length: int) -> TokenObjective:
 
 
 def _every(own: Objective, longest: int) -> dict[str, tuple[str, TokenObjective | None]]:
-    """By name, what each method acts on and the method; None takes the correction of the run away."""
+    """By name, what each method acts on and the method; None removes the correction of the run."""
     changes: dict[str, tuple[str, TokenObjective | None]] = {}
     for name, settings in CORRECTIONS.items():
         changes[name] = "correction", load_objective([{"name": "importance_correction", **settings}])
@@ -290,7 +290,7 @@ def _every(own: Objective, longest: int) -> dict[str, tuple[str, TokenObjective 
 
 
 def every_method(length: int) -> dict[str, Composition]:
-    """Every method at its defaults; ``length`` is that of the longest response, for methods that have to be told."""
+    """Every method at its defaults; ``length`` is that of the longest response, for methods that need it."""
     return {name: load_objective(at_defaults(name, length)) for name in METHODS.names()}
 
 
@@ -311,7 +311,7 @@ def _acts_on(method: TokenObjective) -> str:
 def _joined(
     own: Objective, changes: Mapping[str, tuple[str, TokenObjective | None]], left_out: dict[str, str]
 ) -> Iterator[_Tried]:
-    """The objective with each change: added, or in the place of the fewest members that it cannot stand next to."""
+    """The objective with each change: added, or in place of the fewest members that it cannot be combined with."""
     for name, (acts_on, method) in changes.items():
         added = () if method is None else method.members if isinstance(method, Composition) else (method,)
         if beyond := sorted(set().union(*(member.live_needs for member in added)) - {"logprobs"}):
@@ -364,7 +364,7 @@ def effect_of(step: Step, objective: TokenObjective, state: State | None) -> tup
 
 
 def why(error: RlstabError, objective: TokenObjective, step: Step) -> str:
-    """Why nothing can be said of an objective."""
+    """Why an objective could not be tried."""
     there = step.batch.extra
     absent = sorted(name for name in objective.needs if name not in there and getattr(step.batch, name, None) is None)
     return f"reads {', '.join(absent)}, not in the dump" if absent else str(error).splitlines()[0]
@@ -392,7 +392,7 @@ def _pulled(tried: _Tried, step: Step, index: int) -> Tensor:
 
 
 def _keep_largest(tried: _Tried, step: Step, pulled: Tensor, index: int, seen: Trace) -> None:
-    """Of this step and those before, the responses with the largest part of the gradient."""
+    """The responses with the largest share of the gradient, in this step and earlier ones."""
     sums = torch.zeros(len(step.tensors["lengths"]), dtype=torch.float64).index_add(
         0, step.row[step.mask], pulled.abs()
     )
@@ -411,7 +411,7 @@ def _keep_largest(tried: _Tried, step: Step, pulled: Tensor, index: int, seen: T
 def _told(
     step: Step, where: Tensor, seen: Trace
 ) -> tuple[dict[str, list[int]], list[float | None], list[float | None]]:
-    """What methods did to the tokens of a response, and the ratio and the weight of each."""
+    """What methods did to the tokens of a response, and the ratio and the weight of each token."""
 
     def of_response(values: Tensor, absent: float) -> Tensor:
         whole = torch.full((len(step.mask),), absent, dtype=values.dtype)

@@ -18,9 +18,9 @@ else:
 
 
 class WatchCallback(_Callback):
-    """Tells the signs of a run of any trainer of transformers while it trains: ``callbacks=[WatchCallback()]``.
+    """Reports the signs of a run of any trainer of transformers while it trains: ``callbacks=[WatchCallback()]``.
 
-    A sign that appears is printed, and logged to wandb as ``rlstab/sign/NAME`` with an alert where a run is on. Every
+    A sign that appears is printed, and logged to wandb as ``rlstab/sign/NAME`` with an alert if a run is active. Every
     process reads the same log, so all of them stop together.
 
     Args:
@@ -36,13 +36,13 @@ class WatchCallback(_Callback):
         self.stop_at, self.watch = frozenset(stop_at or ()), Watch()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A resumed run begins with the signs of its log so far, which stop nothing again."""
+        """Begin a resumed run with the signs of its log so far, which do not stop it again."""
         self.watch = Watch()
         for row in state.log_history:
             self.watch.log(row["step"], row)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
-        """A line was logged."""
+        """Judge a line that was logged."""
         if not logs:
             return
         for sign in self.watch.log(state.global_step, logs):

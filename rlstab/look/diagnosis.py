@@ -17,9 +17,8 @@ from rlstab.report.formatting import setting
 from rlstab.report.runs import setting_of
 from rlstab.signs import SIGNS, Sign, signs
 
-#: By sign, the cause that it indicates if it is the first. A reward that falls without another sign before it, a
-#: gradient
-#: out of proportion, and NaN mean that the updates are too large.
+#: By sign, the cause that it indicates if it is the first. A reward that falls without another sign before it,
+#: a gradient out of proportion, and NaN mean that the updates are too large.
 CAUSES: Mapping[str, str] = {
     "sampler_mismatch": "mismatch",
     "sampler_drift": "staleness",
@@ -43,15 +42,14 @@ CAUSES: Mapping[str, str] = {
 }
 
 #: Signs that begin within this many steps of each other count as simultaneous: bins and noise allow no finer order.
-#: Then
-#: the first in :data:`CAUSES` counts, where signs that explain others come before these.
+#: Then the first in :data:`CAUSES` counts, in which signs that explain others precede them.
 TOGETHER = 5
 
-#: Truncated answers explain a reward that falls along with the share of answers that end, but not one of which less
-#: than this multiple of that share is left.
+#: Truncated answers explain a reward that falls along with the share of answers that end, but not one that keeps less
+#: than this multiple of that share.
 EXPLAINED = 0.5
 
-#: What follows when it does not come first: a dead policy has equal rewards and no gradient, and never ends.
+#: Signs that are consequences unless they come first: a dead policy has equal rewards and no gradient, and never ends.
 _DEAD = ("reward_fall", "truncation", "entropy_floor", "sampler_drift", "refused_steps")
 FOLLOWS: Mapping[str, tuple[str, ...]] = {
     "zero_std_groups": _DEAD,
@@ -60,7 +58,7 @@ FOLLOWS: Mapping[str, tuple[str, ...]] = {
     "entropy_blow_up": ("reward_fall",),
 }
 
-#: What says the same with less of the cause, whichever came first. A plateau is what is left to say.
+#: Signs that say the same but less about the cause, whichever came first. A plateau is named last.
 LESS: Mapping[str, tuple[str, ...]] = {
     "held_out": ("length_without_gain", "components"),
     "difficulty": ("reward_fall",),
@@ -107,10 +105,10 @@ def _follows(sign: Sign, there: Mapping[str, Sign], together: int) -> bool:
     if sign.name == "truncation" and "reward_fall" in there and sign.share is not None:
         fall = there["reward_fall"]
         left = 1.0 if fall.share is None else fall.share
-        # a first line after step 1 averages over updates that may have broken the policy: then two lines count together
+        # a first line after step 1 averages over updates that may have broken the policy: two lines then count together
         late = _step(sign) > (1 if sign.first_line else together)
         near = 2 * together if sign.first_line else together
-        # a policy that an update broke keeps neither ends nor reward
+        # a policy that an update broke loses both its ends and its reward
         explains = sign.sudden or (late and left < EXPLAINED * sign.share)
         return explains and _step(fall) <= _step(sign) + near
     if there.keys() & set(LESS.get(sign.name, ())):
@@ -145,7 +143,7 @@ class Diagnosis:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What could not be read, that no metric is known, and steps that trained nothing if no sign says so."""
+        """What could not be read, a log without known metrics, and steps without training that no sign reports."""
         if not self.log.metrics.keys() - {"lr"}:
             return (*self.log.remarks, f"it has no known metric. {_wanted()}")
         idle, lines = _idle(self.log)
@@ -156,7 +154,7 @@ class Diagnosis:
 
     @property
     def fired(self) -> tuple[Sign, ...]:
-        """The signs that are there, that of the cause first."""
+        """The signs that are present, that of the cause first."""
         return (self.first.sign, *self.first.later) if self.first else ()
 
     @property
@@ -166,7 +164,7 @@ class Diagnosis:
 
     @property
     def settings(self) -> Iterator[str]:
-        """Those to look at, with the values of the run: of the trainer that wrote the log, or of every one."""
+        """The settings to look at, with the values of the run: for the trainer that wrote the log, or for all."""
         by_host = self.remedy.settings if self.remedy else {}
         mine = by_host.get(self.log.writer)
         for host, names in {"": mine}.items() if mine else by_host.items():
@@ -220,7 +218,7 @@ def diagnose(log: RunLog) -> Diagnosis:
 
 
 def _idle(log: RunLog) -> tuple[int, int]:
-    """The number of lines in which no group had a gradient or the gradient was 0, and of lines that say so."""
+    """The number of lines in which no group had a gradient or the gradient was 0, and of lines that record either."""
     idle: set[int] = set()
     lines: set[int] = set()
     for name, nothing in (("reward/zero_std_groups", 1.0), ("gradient/norm", 0.0)):

@@ -18,9 +18,9 @@ from rlstab.run_files import DUMP, METRICS
 if TYPE_CHECKING:
     from rlstab.record import Dump
 
-#: Endings of files that logs have where nothing was named.
+#: Endings of log files, when no path was given.
 LOGS = (".csv", ".jsonl", ".log", ".wandb", ".db")
-#: Characters of a file in which the names of tensors by token are looked for.
+#: Characters of a file that are searched for the names of tensors by token.
 SNIFFED_CHARACTERS = 10_000
 #: How a run records its optimizer steps, by what wrote its log.
 RECORDS = {
@@ -36,8 +36,8 @@ class Found:
 
     Attributes:
         path: where it was found.
-        log: None where there is none, and where a dump gives none.
-        dump: None where no optimizer step was recorded.
+        log: None if there is none, and a dump gives none.
+        dump: None if no optimizer step was recorded.
         dump_path: of the dump.
         notes: what is missing and how to have it, and what could not be read.
     """
@@ -50,7 +50,7 @@ class Found:
 
     @property
     def title(self) -> str:
-        """What the reader calls it."""
+        """Its name for the reader."""
         return self.log.title if self.log else str(self.path)
 
 
@@ -58,7 +58,7 @@ def find(path: Path) -> list[Found]:
     """Every run under a path.
 
     Raises:
-        ReportError: nothing there that can be read.
+        ReportError: nothing there can be read.
     """
     dumps, logs, refusal = list(_dumps(path)), list[RunLog](), None
     try:
@@ -93,7 +93,7 @@ def _read(path: Path) -> Dump:
 
 
 def _dumps(path: Path) -> Iterator[Path]:
-    """Where optimizer steps were recorded: there, in ``dump``, or in one folder of it."""
+    """The folders with recorded optimizer steps: the path, its ``dump``, or a folder in it."""
     if dumped(path if is_file(path) else folder_of(path)):
         yield path
     elif is_dir(path):
@@ -101,7 +101,7 @@ def _dumps(path: Path) -> Iterator[Path]:
 
 
 def _tokens_in(path: Path) -> bool:
-    """Whether a path that cannot be read was to hold tokens and not a log."""
+    """Whether a path that cannot be read should hold tokens rather than a log."""
     if is_dir(path):
         return bool(token_files(path)) or is_file(path / "tokens.jsonl")
     if path.suffix in (".pt", ".safetensors") or path.name == "tokens.jsonl" or path in token_files(path.parent):
@@ -127,7 +127,7 @@ def _add_dump(run: Found, dumps: Sequence[Path]) -> None:
 
 
 def nearest(folder: Path) -> tuple[list[Found], list[Path]]:
-    """The newest run in a folder or in the folders in it, and what else may be looked at.
+    """The newest run in a folder or its subfolders, and what else can be examined.
 
     Raises:
         ReportError: nothing there can be read.
@@ -143,7 +143,7 @@ def nearest(folder: Path) -> tuple[list[Found], list[Path]]:
 
 
 def candidates(folder: Path) -> list[Path]:
-    """What can be looked at in a folder, or in the folders in it, the newest first."""
+    """What can be examined in a folder or its subfolders, the newest first."""
     there = [folder] if _holds(folder) else []
     if not there:
         inner = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]

@@ -1,4 +1,4 @@
-"""What was found of one run, in sentences and as JSON."""
+"""The findings about one run, in sentences and as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlstab.look.find import Found
 if TYPE_CHECKING:  # what only a dump has imports torch
     from rlstab.look.alternatives import Alternatives
     from rlstab.look.gradient import Gradient
-    from rlstab.look.host_loss import Verdict
+    from rlstab.look.host_loss import LossVerdict
     from rlstab.look.sampler import Sampler
     from rlstab.record import Step
     from rlstab.record.token_texts import Decode
@@ -21,22 +21,22 @@ if TYPE_CHECKING:  # what only a dump has imports torch
 
 @dataclass
 class Look:
-    """What was found of one run.
+    """The findings about one run.
 
     Attributes:
         found: its log and dump.
-        diagnosis: of the log; None without one that can be judged.
+        diagnosis: of the log; None if no log can be judged.
         steps: that can be used, of the dump.
         loss: whether the loss was what it said; None without a dump.
         shares: by step, ``(n,)`` signed shares of the gradient.
-        gradient, sampler, methods: None where nothing can be said.
-        decode: gives ids their text.
+        gradient, sampler, methods: None if unknown.
+        decode: turns ids into text.
     """
 
     found: Found
     diagnosis: Diagnosis | None
     steps: Sequence[Step] = ()
-    loss: Verdict | None = None
+    loss: LossVerdict | None = None
     gradient: Gradient | None = None
     sampler: Sampler | None = None
     methods: Alternatives | None = None
@@ -63,14 +63,14 @@ class Look:
 
     @property
     def lead(self) -> list[str]:
-        """What else was found, a sentence each."""
+        """The other findings, a sentence each."""
         return [
             *([self.loss.sentence] if self.loss else []),
             *([f"Sampler and trainer: {self.sampler.sentence}"] if self.sampler else []),
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """For machines: that of the diagnosis, and what the dump says."""
+        """The record for machines: that of the diagnosis, and what the dump says."""
         told: dict[str, Any] = {} if self.diagnosis is None else self.diagnosis.as_json()
         told |= {"run": self.found.title, "cause": told.get("cause"), "step": told.get("step"), "notes": self.notes}
         told["signs"] = told.get("signs", [])

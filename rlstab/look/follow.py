@@ -1,4 +1,4 @@
-"""A log that is followed: the signs of a run of any trainer, told as they appear."""
+"""A log that is followed: the signs of a run of any trainer, reported as they appear."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def follow(
     every: float = 10.0,
     goes_on: Callable[[], bool] = lambda: True,
 ) -> bool:
-    """Read a log again and again, and tell each new sign.
+    """Read a log repeatedly, and report each new sign.
 
     Args:
-        path: of one run; it may not be there yet.
-        tell: is given a line.
+        path: of one run; it need not exist yet.
+        tell: prints a line.
         stop_at: names of signs at which to stop.
         every: seconds between two readings.
         goes_on: asked after each reading.
 
     Returns:
-        whether a sign of ``stop_at`` is there.
+        whether a sign of ``stop_at`` appeared.
 
     Raises:
         ReportError: several runs are logged there.

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.progress import track
 from torch import Tensor
-from torch.func import functional_call, jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rlstab.models.policy import Policy, Sequences, load_policy
 from rlstab.models.shared_prompts import position_ids
 from rlstab.record import Dump, Step
 
-#: Signals that one forward gives and methods read. Log-probs are taken from it only where the dump has none.
+#: Signals that one forward gives and methods read. Its log-probs are used only if the dump has none.
 ADDED = frozenset({"logprobs", "entropies", "max_logprobs", "sum_p_sq"})
 #: Responses in a forward.
 ROWS = 8
@@ -86,43 +82,41 @@ def _evidence(policy: Policy, step: Step, sequences: Sequences) -> dict[str, Ten
 
 
 def entropy_slopes(policy: Policy, step: Step, sequences: Sequences) -> Tensor:
-    """``(N,)`` how much a pull of 1 on the log-prob of each token raises the mean entropy of the tokens in the loss.
+    """``(N,)`` the rise in the mean entropy of the tokens in the loss per unit of pull on the log-prob of each token.
 
     Exact to first order, for a step of plain gradient ascent with learning rate 1, through all weights of the model:
-    the derivative of the log-prob along the gradient of the mean entropy, one backward pass and one in forward mode.
+    the derivative of the log-prob along the gradient of the mean entropy. A backward pass of the log-probs is linear in
+    what is passed back, so the derivative is that of its product with that gradient. Forward mode would give the same,
+    on fewer devices.
     """
     model, temperature = policy.model, step.header.temperature or 1.0
-    weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-    along = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
     counts = torch.zeros_like(sequences.response_mask)
     counts[sequences.response_mask] = step.mask
-    parts = [sequences.rows(rows) for rows in torch.arange(len(counts)).split(ROWS)]
+    parts = [(sequences.rows(rows), counts[rows]) for rows in torch.arange(len(counts)).split(ROWS)]
 
-    def logprobs(part: Sequences, values: Mapping[str, Tensor]) -> Tensor:
+    def logprobs(part: Sequences) -> Tensor:
         """``(R, T, V)``, in which every token of the vocabulary has its log-prob."""
         pairs = zip((part.prompt_ids, part.prompt_mask), (part.response_ids, part.response_mask), strict=True)
         ids, mask = (torch.cat(pair, dim=1).to(policy.device) for pair in pairs)
         inputs = {"input_ids": ids, "attention_mask": mask.long(), "position_ids": position_ids(mask)}
-        logits = functional_call(model, dict(values), (), {**inputs, "use_cache": False}).logits
-        logits = logits[:, -part.response_ids.shape[1] - 1 : -1]
+        logits = model(**inputs, use_cache=False).logits[:, -part.response_ids.shape[1] - 1 : -1]
         return torch.log_softmax(logits.float() / temperature, -1)
 
-    with sdpa_kernel(SDPBackend.MATH):  # the others have no forward mode
-        for part, counted in zip(parts, counts.split(ROWS), strict=True):
-            with torch.enable_grad():
-                of_all = logprobs(part, weights)
-                mean = (
-                    -(of_all.exp() * of_all).sum(-1)[counted[:, : of_all.shape[1]].to(policy.device)].sum()
-                    / step.mask.sum()
-                )
-                slopes = torch.autograd.grad(mean, list(weights.values()), allow_unused=True)
-            for total, slope in zip(along.values(), slopes, strict=True):
-                total += 0 if slope is None else slope
-        found = []
-        for part in parts:
-            with warnings.catch_warnings():  # torch's rules for the forward mode use torch's own deprecated compiler
-                warnings.filterwarnings("ignore", "`torch.jit.script`", DeprecationWarning)
-                slopes_of_all = jvp(partial(logprobs, part), (weights,), (along,))[1]
-            of_tokens = slopes_of_all.gather(2, part.response_ids.to(policy.device)[..., None])[..., 0]
-            found.append(of_tokens[part.response_mask.to(policy.device)])
-    return torch.cat(found).detach().cpu()
+    def gradients(of: Tensor, passed: Tensor | None = None) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(of, weights, passed, create_graph=passed is not None, materialize_grads=True)
+
+    along, found = [torch.zeros_like(weight) for weight in weights], list[Tensor]()
+    with sdpa_kernel(SDPBackend.MATH), torch.enable_grad():  # the others have no second derivative
+        for part, counted in parts:
+            of_all = logprobs(part)
+            entropies = -(of_all.exp() * of_all).sum(-1)[counted[:, : of_all.shape[1]].to(policy.device)]
+            torch._foreach_add_(along, gradients(entropies.sum() / step.mask.sum()))
+        for part, _ in parts:
+            of_tokens = logprobs(part).gather(2, part.response_ids.to(policy.device)[..., None])[..., 0]
+            of_tokens = of_tokens[part.response_mask.to(policy.device)]
+            passed = torch.zeros_like(of_tokens, requires_grad=True)
+            pairs = zip(gradients(of_tokens, passed), along, strict=True)
+            product = torch.stack([(gradient * direction).sum() for gradient, direction in pairs]).sum()
+            found += torch.autograd.grad(product, passed)
+    return torch.cat(found).cpu()

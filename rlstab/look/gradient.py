@@ -81,7 +81,7 @@ class Gradient:
 
 
 def gradient_of(steps: Sequence[Step], shares: Sequence[Tensor]) -> Gradient | None:
-    """Where the gradient goes; None where no token has one.
+    """Where the gradient goes; None if no token has one.
 
     Args:
         steps: of a dump.
@@ -165,7 +165,7 @@ def run_coefficients(step: Step) -> Tensor:
 
 
 def _half(sizes: Tensor) -> int:
-    """How many of the largest make half of the sum."""
+    """The number of largest values that make up half of the sum."""
     behind = sizes.sort(descending=True).values.cumsum(0)
     return int((behind < behind[-1] / 2).sum()) + 1
 
@@ -215,6 +215,6 @@ def _largest(steps: Sequence[Step], shares: Tensor) -> Iterator[Token]:
         within = index - int(starts[number])
         batch, step = steps[number].batch, steps[number]
         response = int(batch.sequence[within])
-        # the index among all tokens of the response, those that do not count in the loss included
+        # the index among all tokens of the response, including those that do not count in the loss
         position = int(step.mask.nonzero()[within]) - int((step.row < response).sum())
         yield Token(number, response, position, float(shares[index]))

@@ -1,4 +1,4 @@
-"""Was the loss what the trainer said? Its formula, evaluated again in float64, against what was backpropagated.
+"""Whether the loss was what the trainer said: its formula, evaluated again in float64, against what was backpropagated.
 
 If the two differ, they are compared again with one thing changed at a time, in the formula or in the tokens: each known
 error of trainers is such a change. Formulas are those of the hosts' code at the releases that the adapters are tested
@@ -29,7 +29,7 @@ RELATIVE = 1e-4
 #: In float32, two values agree up to this share of the largest coefficient of the step, or of what the loss of a
 #: micro-batch would be if all advantages had one sign.
 ABSOLUTE = 1e-5
-#: This close to a bound of the clip rounding decides, so the token is not compared.
+#: This close to a bound of the clip, rounding decides, so the token is not compared.
 ON_BOUND = 1e-5
 #: Mean of |log-ratio|, nats, that a policy which has not moved may show: bfloat16 on other batch shapes.
 STILL = 0.01
@@ -65,7 +65,7 @@ class Formula(BaseModel):
             policies.
         entropy: coefficient of the entropy bonus, a mean over the tokens of each micro-batch, or that of the loss.
         sequence: the ratio is the geometric mean over the response; ``product``, the product; ``unmasked``, the
-            geometric mean over all of its tokens, those that do not count in the loss included.
+            geometric mean over all of its tokens, including those that do not count in the loss.
         length: the constant of ``length``.
         tokens: denominator of ``step``; 0 counts the tokens of the step.
         scale: multiplies the whole.
@@ -176,7 +176,7 @@ def terms_of(formula: Formula, step: Step, kind: str) -> Tensor:
 
 
 def _planned(step: Step, formula: Formula, live: Tensor) -> list[Tensor]:
-    """Terms of an objective, all of which is in the policy term."""
+    """Terms of an objective, which is counted as the policy term."""
     rows = list(step.micro_batches())
     if len(rows) > MOST_PLANNED:
         raise ReportError(f"step {step.number} has {len(rows):,} micro-batches, more than {MOST_PLANNED:,}")
@@ -247,7 +247,7 @@ def _kl(estimator: str, difference: Tensor, ratio: Tensor) -> Tensor:
 
 
 def _weights(step: Step, formula: Formula, mean: str) -> Tensor:
-    """``(S,)`` float64: what the sum over the tokens of each response is multiplied by."""
+    """``(S,)`` float64: the factor of the sum over the tokens of each response."""
     part, ranks = step.tensors["parts"], torch.tensor(step.ranks)
     counts = step.tensors.get("counts", _by_response(step, step.mask))
     micro_batches = torch.bincount(ranks)[ranks][part]
@@ -272,11 +272,11 @@ def _weights(step: Step, formula: Formula, mean: str) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What was found about the loss.
+class LossVerdict:
+    """The finding about the loss.
 
     Attributes:
-        name: of the formula that the trainer names, or None.
+        name: of the trainer's formula, or None.
         agrees: whether the loss is that formula; None if nothing could be compared.
         error: largest difference, as a share of the largest coefficient or of the mass of the loss; NaN if nothing
             could be compared.
@@ -307,7 +307,7 @@ class Verdict:
         return f"The loss is not {self.name}: {self.compared} differ by up to {self.error:.2g} of the largest."
 
 
-def judge(steps: Sequence[Step]) -> Verdict:
+def judge(steps: Sequence[Step]) -> LossVerdict:
     """Compare what was backpropagated with what the trainer says of its loss.
 
     Args:
@@ -316,16 +316,16 @@ def judge(steps: Sequence[Step]) -> Verdict:
     still = (*_movement(steps), *_overflows(steps), *_advantages(steps))
     name = next((step.header.loss.name for step in steps if step.header.loss is not None), None)
     if name is None:
-        return Verdict(None, None, math.nan, "the dump does not name its loss", still)
+        return LossVerdict(None, None, math.nan, "the dump does not name its loss", still)
     known = [(formula, step) for step in steps if (formula := formula_of(step)) is not None]
     records = [(*pair, kind) for pair in known if not list(_overflows(pair[1:])) for kind in recorded_of(pair[1])]
     if not records:
         what = "the dump holds neither losses nor coefficients" if known else f"'{name}' as it is set is not known here"
-        return Verdict(name, None, math.nan, what, still)
+        return LossVerdict(name, None, math.nan, what, still)
     try:
         apart = [_apart(_compared(record, {})) for record in records]
     except RlstabError as refusal:
-        return Verdict(name, None, math.nan, f"its formula cannot be evaluated: {refusal}", still)
+        return LossVerdict(name, None, math.nan, f"its formula cannot be evaluated: {refusal}", still)
     what = "coefficients of all tokens" if records[0][2] == "gradient" else "losses of all micro-batches"
     count, error = len({step.number for _, step, _ in records}), max(off for off, _ in apart)
     wrong = [record for record, (_, beyond) in zip(records, apart, strict=True) if beyond]
@@ -334,10 +334,10 @@ def judge(steps: Sequence[Step]) -> Verdict:
     for (_, step, _), (off, _) in zip(records, apart, strict=True):
         errors[step.number] = max(off, errors.get(step.number, 0.0))
     if not wrong:
-        return Verdict(name, not still, error, compared, still, errors)
+        return LossVerdict(name, not still, error, compared, still, errors)
     some = f" So it is in {len(numbers)} of {count} steps." if len(numbers) < count else ""
     texts = _explained([record for record in records if record[1].number in numbers], wrong)
-    return Verdict(name, False, error, compared, (*still, *(f"{text}{some}" for text in texts)), errors)
+    return LossVerdict(name, False, error, compared, (*still, *(f"{text}{some}" for text in texts)), errors)
 
 
 #: The formula that a step claims, the step, and which of its recorded numbers are compared: ``gradient`` or ``losses``.
@@ -572,7 +572,7 @@ def _explains(records: Sequence[Claim], edit: Edit, factors: Sequence[float] = P
 
 
 def _fitted(rows: Sequence[Compared]) -> tuple[list[float], str]:
-    """The factor of each term of the formula in what was recorded, by least squares; and the factors in words."""
+    """The factor of each term of the formula in the recorded numbers, by least squares, and the factors in words."""
     recorded, terms = torch.cat([each[0] for each in rows]), torch.cat([each[1] for each in rows])
     finite = terms.isfinite().all(1) & recorded.isfinite()
     if not bool(finite.any()):

@@ -30,7 +30,7 @@ from rlstab.report.output import refuse_foreign, write_text
 from rlstab.signs import SIGNS
 from rlstab.visible import visible
 
-#: Exit code where a sign of ``--fail-on`` is there.
+#: Exit code if a sign of ``--fail-on`` is present.
 FAILED = 3
 #: Lines on the terminal, and methods in them.
 LINES, METHODS = 25, 4
@@ -52,7 +52,7 @@ def look(
     """Look at runs, print what was found and write the page of the first that shows a sign.
 
     Args:
-        paths: of runs, logs and dumps; empty looks in the folder that one stands in.
+        paths: of runs, logs and dumps; empty searches the current folder.
         methods: files, names of methods or presets, or ``file.py:Class``; empty takes all.
         out: the page; None is ``look.html`` in the folder of the run, or the name of its file with ``.look.html``.
         tokenizer: folder of a tokenizer, or its ``tokenizer.json``; None takes that of the dump.
@@ -72,7 +72,7 @@ def look(
         ConfigError: a name of ``fail_on`` is not that of a sign, or an objective cannot be used.
     """
     check_names(fail_on, "--fail-on")
-    if methods:  # a wrong name is told before anything is read
+    if methods:  # a wrong name is reported before anything is read
         from rlstab.look.alternatives import chosen
 
         chosen(methods, length=1)
@@ -119,7 +119,7 @@ def _look(found: Found) -> Look:
 
 
 def _is_empty(run: Look) -> bool:
-    """No metric of its log is known, and no optimizer step was recorded."""
+    """Whether no metric of its log is known, and no optimizer step was recorded."""
     log = run.found.log
     return run.found.dump is None and log is not None and not log.metrics.keys() - {"lr"}
 
@@ -127,7 +127,7 @@ def _is_empty(run: Look) -> bool:
 def _read_tokens(
     run: Look, methods: Sequence[str], tokenizer: str | Path | None, model: str | Path | None, console: Console
 ) -> None:
-    """What the recorded optimizer steps of a run say."""
+    """The findings from the recorded optimizer steps of a run."""
     dump = run.found.dump
     if dump is None or run.found.dump_path is None:
         run.notes += ["Methods are tried on the tokens of a dump, so none was."] if methods else []
@@ -178,7 +178,7 @@ def _page_of(found: Found) -> Path:
 
 
 def _print(run: Look, others: Sequence[Path], console: Console) -> None:
-    """The finding first, and of the rest what fits into :data:`LINES`."""
+    """The finding first, and as much of the rest as fits into :data:`LINES`."""
     calm = run.diagnosis is not None and run.diagnosis.first is None
     told = [(f"{run.found.title}: {run.head}", "bold green" if calm else "bold yellow")]
     if run.diagnosis is not None and run.diagnosis.first is not None:

@@ -1,4 +1,4 @@
-"""The page of a look: everything that was found, in one HTML file that asks for nothing."""
+"""The page of a look: all findings in one HTML file that loads nothing else."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # what only a dump has imports torch
 MARK = b'<meta name="rlstab-look"'
 #: Curves on a page; those of metrics by which a sign was found come first.
 STRIPS = 8
-#: Tokens of a response that are shown around a token, and in all.
+#: Number of tokens of a response that are shown around a token, and in all.
 AROUND, MOST_TOKENS = 8, 600
 #: A curve that moves by less than this share of its size is not drawn.
 FLAT = 0.02
@@ -123,7 +123,7 @@ def _signs(run: Look) -> list[dict[str, Any]]:
 
 
 def _speaks(run: Look) -> list[tuple[str, str]]:
-    """What is known beside the signs: each in a few words, with its figures."""
+    """What is known apart from the signs: each in a few words, with its figures."""
     told = []
     if run.loss is not None:
         agrees = {True: "what it said", False: "not what it said", None: "not known"}[run.loss.agrees]
@@ -139,7 +139,7 @@ def _speaks(run: Look) -> list[tuple[str, str]]:
 
 
 def _evidence(run: Look) -> list[tuple[str, str, str]]:
-    """Of the methods that act on the cause: the compared ones with their figures and where they stand, and the rest."""
+    """The methods that act on the cause: the compared ones with their figures and source, then the rest."""
     remedy = run.diagnosis.remedy if run.diagnosis else None
     if remedy is None:
         return []
@@ -314,7 +314,7 @@ def _token(token: Any, texts: _Texts) -> dict[str, Any]:
 
 
 class _Texts:
-    """Responses of a dump as the page has them, each made once."""
+    """Responses of a dump as the page shows them, each made once."""
 
     def __init__(self, steps: Sequence[Step], decode: Decode | None) -> None:
         self.steps, self.decode = steps, decode

@@ -1,4 +1,4 @@
-"""The text about each cause: where it comes from, what to look at, which methods address it."""
+"""The text about each cause: its usual reasons, what to check, and which methods address it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Figure:
         bench, setting, method, baseline: their names.
         outcome: what is compared, such as ``eval/entropy``.
         unit: such as ``nats``; empty for rewards and shares.
-        seeds: how many both have.
+        seeds: the number of seeds in both.
         difference, low, high: mean of method minus baseline with its 95 % interval; None if too few seeds have it.
         verdict: in words, as on the page; ``higher`` does not mean better.
         task: on which the bench trains.
@@ -92,7 +92,7 @@ class Remedy:
         looks: what it looks like in the metrics.
         likely: its usual reasons.
         first: what to try before any method.
-        settings: by trainer, those to look at.
+        settings: by trainer, the settings to check.
         sources: of instability, keys of :data:`rlstab.core.metadata.SOURCES`.
         methods: those that address it, the closest first, then all others that address one of the sources.
         stages: those that address it.
@@ -124,9 +124,10 @@ def remedies() -> Mapping[str, Remedy]:
     return {cause: _remedy(cause, entry) for cause, entry in table().items()}
 
 
-def _remedy(cause: str, entry: Mapping[str, Any]) -> Remedy:
+def _remedy(cause: str, entry: dict[str, Any]) -> Remedy:
     found = {
         "sources": [source for source in SOURCES if source in entry["sources"]],
+        "methods": [*entry["methods"], *entry["others"]],
         "evidence": list(_evidence(entry["evidence"])),
     }
-    return Remedy(cause=cause, **{**entry, **found})
+    return Remedy(cause=cause, **{name: value for name, value in (entry | found).items() if name != "others"})

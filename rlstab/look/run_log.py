@@ -1,4 +1,4 @@
-"""What any known trainer or tracker logged under a path, under our names and ready for the detectors of signs.
+"""What any known trainer or tracker logged under a path, under rlstab's names and ready for the detectors of signs.
 
 Logs of other trainers and trackers, see :mod:`rlstab.logs.readers`; those of rlstab, and recorded optimizer steps.
 """
@@ -18,7 +18,7 @@ from rlstab.report.load import find_runs
 from rlstab.report.runs import RunRecord, Status
 from rlstab.safe_read import read_object
 
-#: Values by the names of the log; what was there and not finite is NaN.
+#: Values by the names of the log; values that were not finite are NaN.
 Row = Mapping[str, float]
 
 
@@ -27,12 +27,12 @@ class RunLog(RunRecord):
     """One run as it was logged, a record for the detectors of the report.
 
     Attributes:
-        path: what the reader calls it: a path, or the name of the run in a table.
-        metrics: by our name steps (from 1) and finite values, each as often as the log has it.
-        config: the settings of a run of rlstab; of others nothing is known.
-        writer: who wrote it, such as ``TRL``.
-        unit: what its steps are: ``rollout`` or ``step``.
-        names: by our name the name in the log.
+        path: its name for the reader: a path, or the name of the run in a table.
+        metrics: by rlstab's name, steps (from 1) and finite values, each as often as the log has it.
+        config: the settings of a run of rlstab; empty for others.
+        writer: the trainer that wrote it, such as ``TRL``.
+        unit: of its steps, ``rollout`` or ``step``.
+        names: the names in the log, by rlstab's name.
     """
 
     bench: str | None = None
@@ -60,10 +60,10 @@ def log_of(
     remarks: tuple[str, ...] = (),
     **others: Any,
 ) -> RunLog:
-    """The rows of a log by step, under our names.
+    """The rows of a log by step, under rlstab's names.
 
     Args:
-        rows: by step. Where a step of another trainer has number 0, all steps are counted from 1.
+        rows: by step. If another trainer counts steps from 0, they are counted from 1.
         title: what the reader calls it.
         writer: who wrote it.
         unit: what a step is.
@@ -81,7 +81,7 @@ def read_logs(path: str | Path) -> list[RunLog]:
     """Every run that was logged under a path.
 
     Raises:
-        ReportError: no such path, or nothing there that is a log with a metric to look at.
+        ReportError: the path does not exist, or holds no log with a known metric.
     """
     path = Path(path)
     if is_dir(path):
@@ -127,7 +127,7 @@ def _own(path: Path) -> list[RunLog]:
     runs, left_out = find_runs(path)
     logs = [_own_run(run) for run in runs]
     if left_out and logs:
-        # what is left out belongs to no run; the first one tells it
+        # what is left out belongs to no run; the first run reports it
         told = tuple(f"left out {item.path}: {item.why}" for item in left_out)
         logs[0] = replace(logs[0], remarks=(*logs[0].remarks, *told))
     return logs

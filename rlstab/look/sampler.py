@@ -1,4 +1,4 @@
-"""Is the sampler the policy: how far apart the two are, what of it is staleness, and what a correction leaves.
+"""Whether the sampler is the policy: how far apart they are, how much of it is staleness, and what a correction leaves.
 
 Sources: effective sample size and truncated weights, arXiv:2510.26788; the mean weight that a mask leaves, from the
 normal approximation of a sum of log-ratios (see :func:`mean_weight`).
@@ -20,20 +20,20 @@ from rlstab.look.alternatives import CORRECTIONS, own_objective
 from rlstab.record import Header, Step
 from rlstab.zoo.importance_correction import ImportanceCorrection
 
-#: Lengths of responses for which the mean weight is told, tokens, along with the longest of the dump.
+#: Lengths of responses, tokens, for which the mean weight is reported, along with the longest of the dump.
 LENGTHS = tuple(2**power for power in range(15))
 #: Settings of ``importance_correction`` that bound its weights.
 BOUNDS = ("level", "min_weight", "max_weight", "keep_low", "keep_high")
-#: The correction of the run, where it is not one of :data:`CORRECTIONS`.
+#: The correction of the run, if it is not one of :data:`CORRECTIONS`.
 OWN = "this run's"
-#: A disagreement is confident where one side gives a token more than the first and the other less than the second.
+#: A disagreement is confident if one side gives a token more than the first and the other less than the second.
 CONFIDENT = (0.9, 0.5)
-#: Updates that are told one by one; this many stands for all above, too.
+#: Numbers of updates that are reported one by one; the largest stands for all above, too.
 MOST_LAGS = 12
-#: Where the unbounded mean weight is below, the sampler's log-probs are renormalised, over top-p or top-k, if the dump
+#: If the unbounded mean weight is below this, the sampler's log-probs are renormalised over top-p or top-k, if the dump
 #: does not say otherwise.
 RENORMALISED = 0.97
-#: Staleness below this share of the gap of the engine is not told from it.
+#: Staleness below this share of the engine's gap cannot be told from it.
 VISIBLE = 0.2
 
 
@@ -42,11 +42,11 @@ class Lag:
     """Tokens whose sampler is this many updates behind.
 
     Attributes:
-        updates: of the weights since the token was sampled; None where it is not known.
+        updates: of the weights since the token was sampled; None if unknown.
         gap: mean absolute difference between the log-probs of the sampler and of the policy at the start of the
             optimizer step, nats.
         low, high: quartiles of its mean by optimizer step, nats.
-        tokens: how many.
+        tokens: their number.
     """
 
     updates: int | None
@@ -65,15 +65,15 @@ class Sampler:
         sizes: by number of the step, the effective sample size of weights by token and by response, as shares of their
             number.
         disagreements: tokens that one side is confident of and the other is not, as a share.
-        mean_weight: without a bound, over all tokens; 1 where the sampler's log-probs are of the whole distribution.
+        mean_weight: without a bound, over all tokens; 1 if the sampler's log-probs are of the whole distribution.
         corrections: by name, the mean weight at each of ``lengths``, measured or computed.
         alone: the same of the gap of the engine alone, computed; empty where no other gap is known.
         own: name of the correction that the run has; empty where it has none, or one that is not known.
         lengths: tokens of a response: those above ``longest`` are computed, and the others measured on the first tokens
             of each response.
         longest: response of the dump, tokens.
-        cut: how the sampler draws from a part of the distribution, such as ``top_p 0.8``; empty where it draws from all
-            of it, None where the dump does not say.
+        cut: how the sampler draws from a part of the distribution, such as ``top_p 0.8``; empty if it draws from all
+            of it, None if the dump does not say.
         sides: see :data:`CONFIDENT`.
         apart: why the two log-probs are not of the same distribution, whatever the weights; empty if they are.
     """
@@ -93,13 +93,13 @@ class Sampler:
 
     @property
     def engine(self) -> float | None:
-        """The gap at no lag, which the engine and its precision make, nats; None where no token is without a lag."""
+        """The gap at no lag, due to the engine and its precision, nats; None if every token has a lag."""
         return next((lag.gap for lag in self.lags if lag.updates == 0), None)
 
     def staleness(self, lag: Lag) -> float | None:
-        """What the updates since a token was sampled add to the gap of the engine, nats; None where that is not known.
+        """What the updates since a token was sampled add to the gap of the engine, nats; None if unknown.
 
-        The two are independent of each other, so that their squares add.
+        The two are independent, so their squares add.
         """
         if self.engine is None or lag.updates == 0:
             return None
@@ -107,7 +107,7 @@ class Sampler:
 
     @property
     def gap(self) -> float:
-        """Over all tokens, nats."""
+        """The gap over all tokens, nats."""
         return sum(lag.gap * lag.tokens for lag in self.lags) / sum(lag.tokens for lag in self.lags)
 
     def told(self, lag: Lag) -> str:
@@ -145,7 +145,7 @@ class Sampler:
 
 
 def sampler_of(steps: Sequence[Step]) -> Sampler | None:
-    """Compare sampler and trainer; None where the dump has no log-probs of the sampler."""
+    """Compare sampler and trainer; None if the dump has no log-probs of the sampler."""
     steps = [step for step in steps if step.batch.rollout_logprobs is not None and len(step.batch)]
     if not steps:
         return None

@@ -1,4 +1,4 @@
-"""Loading a model by shipped name, folder or hub name, with a LoRA adapter where that is asked for.
+"""Loads a model by shipped name, folder or hub name, with a LoRA adapter if requested.
 
 peft puts the matrices of an adapter into the layers of the model, so forwards are those of any other model.
 

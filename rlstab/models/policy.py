@@ -31,7 +31,7 @@ from rlstab.errors import ConfigError, DataError, ModelError
 from rlstab.models.loading import load_model, quiet_transformers, save_adapter, vocabulary_size
 from rlstab.models.shared_prompts import SharedPrompts, can_share, forward_shared, position_ids
 from rlstab.signals import TokenSignals, token_signals_from_logits
-from rlstab.signals.vocabulary_head import VocabularyHead, find_head
+from rlstab.signals.vocabulary_head import VocabularyHead, embeds_the_vocabulary, find_head
 from rlstab.tasks.task import Example, Message, Task
 
 #: Prompts of a split that are tried before a run begins, unless rows that do not fit are left out. Later rows of a
@@ -338,10 +338,7 @@ class Policy:
 
     @cached_property
     def _embeds_the_vocabulary(self) -> bool:
-        """Whether the embeddings have exactly one row for each logit, so that they refuse any other token id."""
-        embeddings, head = self.model.get_input_embeddings(), self.model.get_output_embeddings()
-        rows = getattr(embeddings, "num_embeddings", None)
-        return rows is not None and rows == getattr(head, "out_features", None)
+        return embeds_the_vocabulary(self.model)
 
     def next_logits(self, **inputs: Any) -> Any:
         """One step of decoding: the model's output, its logits for the last position only."""

@@ -51,7 +51,7 @@ def worthwhile(rows: int, prompts: int, width: int, length: int) -> bool:
 def can_share(config: PretrainedConfig) -> bool:
     """Whether a model of this configuration keeps only the keys and values of each token of a prompt.
 
-    Sliding windows drop some, and recurrent states are written in place, through which there is no backward.
+    Sliding windows drop some, and recurrent states are written in place, which a backward cannot pass.
     """
     layers = DynamicCache(config=config).layers
     return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)

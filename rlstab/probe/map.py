@@ -39,7 +39,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Cell:
+class MapCell:
     """A row in a column.
 
     Attributes:
@@ -72,11 +72,11 @@ class Map:
 
     columns: list[Column]
     rows: Mapping[str, str]
-    cells: Mapping[tuple[str, int], Cell]
+    cells: Mapping[tuple[str, int], MapCell]
     starts: Mapping[int, float]
     remarks: list[str]
 
-    def seen(self, cell: Cell) -> Prediction | None:
+    def seen(self, cell: MapCell) -> Prediction | None:
         """What a row tolerates compared with the base; None if it has no score."""
         if isinstance(cell.score, str) or cell.base:
             return None
@@ -84,11 +84,11 @@ class Map:
             return "same"
         return "more" if cell.score.relative.value > 1 else "less"
 
-    def held(self, cell: Cell) -> bool | None:
+    def held(self, cell: MapCell) -> bool | None:
         """Whether the prediction held; None without a prediction or a score."""
         return None if None in (cell.prediction, self.seen(cell)) else cell.prediction == self.seen(cell)
 
-    def shown(self, cell: Cell) -> str:
+    def shown(self, cell: MapCell) -> str:
         """A cell in words: for the base its dose; in a quick map only the verdict."""
         if isinstance(cell.score, str):
             return NOTHING
@@ -139,7 +139,7 @@ class Map:
             lines += [*self._table(title, shown), ""]
         return "\n".join([*lines, *(f"- {text}" for text in (*self.sentences, *self.remarks))]) + "\n"
 
-    def _predicted(self, cell: Cell) -> str:
+    def _predicted(self, cell: MapCell) -> str:
         held = {True: "", False: ", did not hold", None: ", no score"}[self.held(cell)]
         return f"{cell.prediction}{held}" if cell.prediction else NOTHING
 
@@ -187,7 +187,7 @@ def draw_map(
     ]
     there = {row for probe in suite for row in probe.bench["methods"]}  # not all of them on another model
     names = {row: title for row, title in FIXED.items() if row in there} | {row: row for row in kinds}
-    cells: dict[tuple[str, int], Cell] = {}
+    cells: dict[tuple[str, int], MapCell] = {}
     starts: dict[int, float] = {}
     for index, column in enumerate(columns):
         by_row = _outcomes([record for record in results if record.probe == column.probe.name], column.policy)
@@ -198,7 +198,7 @@ def draw_map(
             scored = score(by_row[row], by_row["base"], starts[index]) if by_row["base"] else "the base has no run"
             pairs = [] if row == "base" else _paired(by_row[row], by_row["base"])
             acted = sum(value != base for value, base in pairs), len(pairs)
-            cells[row, index] = Cell(scored, by_row[row], prediction, row == "base", acted)
+            cells[row, index] = MapCell(scored, by_row[row], prediction, row == "base", acted)
     bases = {column.title: cells["base", index].score for index, column in enumerate(columns)}
     missing = [f"{title}: {score}" for title, score in bases.items() if isinstance(score, str)]
     return Map(columns, names, cells, starts, [*remarks, *missing])
@@ -230,19 +230,19 @@ def told(relative: float, limit: float) -> str:
     return next((text for text in texts if text != "1"), "1")  # show on which side of 1 it is
 
 
-def _harm(cell: Cell) -> str:
+def _harm(cell: MapCell) -> str:
     harm = math.inf if isinstance(cell.score, str) else cell.score.harm
     return NOTHING if math.isinf(harm) else f"{harm:.3g}"
 
 
-def _by_dose(cell: Cell) -> str:
+def _by_dose(cell: MapCell) -> str:
     by_dose = ((dose, sorted(seeds.items())) for dose, seeds in sorted(cell.outcomes.items()))
     return "; ".join(f"{dose:g}: {' '.join(f'{value:.3f}' for _, value in values)}" for dose, values in by_dose)
 
 
-def _acted(cell: Cell) -> str:
+def _acted(cell: MapCell) -> str:
     return "{} of {}".format(*cell.acted) if cell.acted[1] else NOTHING
 
 
-def _price(cell: Cell) -> str:
+def _price(cell: MapCell) -> str:
     return NOTHING if isinstance(cell.score, str) else str(cell.score.price)

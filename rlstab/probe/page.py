@@ -6,12 +6,13 @@ import math
 from importlib import resources
 from typing import Any
 
-import jinja2
+from markupsafe import Markup
 
-from rlstab.probe.map import LEGEND, Cell, Map
+from rlstab.probe.map import LEGEND, Map, MapCell
 from rlstab.probe.score import SURVIVAL, Score
 from rlstab.report.formatting import setting
 from rlstab.report.output import digest
+from rlstab.report.template import rendered
 
 #: The size of a figure, and its margins.
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 420, 220, 34, 10, 8, 24
@@ -24,21 +25,21 @@ def page(drawn: Map) -> str:
     """The HTML of a map."""
     folder = resources.files("rlstab.probe")
     style, template = ((folder / f"map.{kind}").read_text(encoding="utf-8") for kind in ("css", "html"))
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     lines = []
     for row, title in drawn.rows.items():
         cells = [_cell(drawn, row, index) for index in range(len(drawn.columns))]
         lines.append({"title": title, "cells": cells, "base": row == "base", "acted": drawn.acted(row)})
-    return environment.from_string(template).render(
-        style=style,
-        policy=f"default-src 'none'; style-src '{digest(style)}'",
-        legend=LEGEND,
-        columns=drawn.columns,
-        lines=lines,
-        sentences=drawn.sentences,
-        remarks=drawn.remarks,
-        size={"width": WIDTH, "height": HEIGHT},
-    )
+    context = {
+        "style": Markup(style),
+        "policy": f"default-src 'none'; style-src '{digest(style)}'",
+        "legend": LEGEND,
+        "columns": drawn.columns,
+        "lines": lines,
+        "sentences": drawn.sentences,
+        "remarks": drawn.remarks,
+        "size": {"width": WIDTH, "height": HEIGHT},
+    }
+    return rendered(template, {}, context)
 
 
 def _cell(drawn: Map, row: str, index: int) -> dict[str, Any]:
@@ -62,7 +63,7 @@ def _cell(drawn: Map, row: str, index: int) -> dict[str, Any]:
     }
 
 
-def _colour(drawn: Map, cell: Cell) -> str:
+def _colour(drawn: Map, cell: MapCell) -> str:
     """A CSS class: how many factors of two more or less than the base, which three seeds do not resolve; or grey."""
     seen = drawn.seen(cell)
     if isinstance(cell.score, str) or seen in (None, "same"):
@@ -94,7 +95,7 @@ def _figure(drawn: Map, row: str, index: int) -> dict[str, Any]:
     def y(value: float) -> float:
         return round(TOP + (HEIGHT - TOP - BOTTOM) * (1 - value / top), 1)
 
-    def drawn_of(kind: str, some: Cell, aside: float) -> dict[str, Any]:
+    def drawn_of(kind: str, some: MapCell, aside: float) -> dict[str, Any]:
         means = [(dose, sum(seeds.values()) / len(seeds)) for dose, seeds in sorted(some.outcomes.items())]
         return {
             "kind": kind,
@@ -113,5 +114,5 @@ def _figure(drawn: Map, row: str, index: int) -> dict[str, Any]:
     return {"curves": curves, "doses": labels, "levels": levels, "ticks": ticks}
 
 
-def _points(cell: Cell) -> list[tuple[float, float]]:
+def _points(cell: MapCell) -> list[tuple[float, float]]:
     return [(dose, value) for dose, seeds in cell.outcomes.items() for value in seeds.values()]

@@ -19,6 +19,7 @@ from rlstab.bench.file import BenchRun
 from rlstab.bench.record import read_record
 from rlstab.config.identity import digest
 from rlstab.config.objectives import settings_as_yaml
+from rlstab.config.settings import OTHER_MODELS
 from rlstab.config.user_classes import name_in_yaml
 from rlstab.config.user_code import checksums, portable
 from rlstab.core.compose import Composition, Observe, Within
@@ -76,7 +77,8 @@ def identity(run: BenchRun) -> str:
         data["rollout"]["stop"] = config.rollout.stop[0] if len(config.rollout.stop) == 1 else config.rollout.stop
     data["task"] = {"name": config.task.name} | config.task.model_dump(mode="json", exclude_defaults=True)
     data["model"] = config.model.model_dump(mode="json", exclude_defaults=True)
-    data["model"] |= {key: _weights(name) for key in ("name", "reference") if (name := getattr(config.model, key))}
+    models = ("name", *OTHER_MODELS.values())
+    data["model"] |= {key: _weights(name) for key in models if (name := getattr(config.model, key))}
     data["objective"] = [_changed(method) for method in config.composition.members]
     data["stages"] = [_changed(stage) for stage in config.pipeline]
     data["gather"] = config.engine.gather

@@ -29,7 +29,7 @@ from rlstab.probe.suite import START, Probe, probes
 from rlstab.report.formatting import listed
 
 #: The files that are written, each with a mark; a file of that name without the mark is not replaced.
-FILES = {
+_FILES = {
     "map.html": b"<title>Probes</title>",
     "map.md": b"# Probes",
     "map.json": b'"cells"',
@@ -114,7 +114,7 @@ def run_probes(
     remarks += [f"{few(runs)}: {why}" for why, runs in failures.items()]
     results = [replace(known[of_runs[run.name]], **_cell_of(run)) for run in planned if of_runs[run.name] in known]
     drawn = draw_map(suite, {line.name: line.kinds for line in lines}, results, remarks=remarks)
-    for name, text in zip(FILES, (page(drawn), drawn.markdown, drawn.json, as_lines(results)), strict=True):
+    for name, text in zip(_FILES, (page(drawn), drawn.markdown, drawn.json, as_lines(results)), strict=True):
         replace_file(out / name, text)
     _say(said, drawn, out)
     return STOPPED if code == STOPPED else int(bool(failures))  # a lost policy is an outcome
@@ -145,7 +145,7 @@ def _require_own(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{out} cannot be written: {reason(error)}. Give another folder with --out.") from error
-    foreign = [name for name, mark in FILES.items() if is_foreign(out / name, mark)]
+    foreign = [name for name, mark in _FILES.items() if is_foreign(out / name, mark)]
     if foreign or read_record(out).get("name", "probe") != "probe":
         what = f"another {foreign[0]}" if foreign else "another bench"
         raise ConfigError(f"{out} holds {what}, which is not replaced. Give another folder with --out.")

@@ -25,7 +25,7 @@ READS_TRACES = "rlstab 0.2.0 up to commit 62ee1c68"
 
 @dataclass(frozen=True)
 class Dump:
-    """What was read.
+    """The optimizer steps that were read.
 
     Attributes:
         steps: in their order.

@@ -41,7 +41,7 @@ def make_report(
     Args:
         paths: bench folders, run folders, results files.
         out: folder for ``report.html`` and ``report.md``. If nothing is asked for, it is ``report``
-            inside the folder of the runs, beside a results file, or in the folder that holds several paths.
+            inside the folder of the runs, next to a results file, or in the folder that holds several paths.
         export: results file to write.
         markdown_file: Markdown page to write.
         methods: by the name of a method, a pattern of the folders of its runs; see
@@ -49,7 +49,7 @@ def make_report(
         metrics: outcomes to compare; all known ones if empty.
         baseline: method to compare with; each bench's own if None.
         by: ``rollouts``, ``tokens`` or ``seconds``; see :func:`rlstab.report.comparison.compare`.
-        console: where to say what was written and left out; standard error if None.
+        console: prints what was written and left out; standard error if None.
 
     Raises:
         ReportError: nothing usable, an unknown metric or method, a file cannot be written, or the folder holds a report
@@ -66,7 +66,7 @@ def make_report(
     options += [f"--by {by}"] if by != "rollouts" else []
 
     def named(target: str, folder: Path, files: Sequence[Path]) -> dict[str, str]:
-        """What makes the report again, and the name of its runs."""
+        """The command that makes the report again, and the name of its runs."""
         option, path = target.split(" ", 1)
         parts = [
             "rlstab report",
@@ -109,13 +109,13 @@ def _beside(paths: Sequence[str | Path], patterns: Iterable[str]) -> Path:
 
 
 def _require_ours(paths: Sequence[str | Path], folder: Path, files: Sequence[Path], option: str) -> str:
-    """The name of what a report is made of: the same runs may replace it, others may not, before anything is written.
+    """The name of a report's runs, checked before anything is written: only the same runs may replace a report.
 
-    It is the way from the folder of the report to the runs, so that both can move together; releases up to 0.3 took the
-    whole path.
+    It is the path from the folder of the report to the runs, so that both can move together; releases up to 0.3 took
+    the absolute path.
 
     Raises:
-        ReportError: a file is no report, or one of other runs.
+        ReportError: a file is not a report, or is one of other runs.
     """
     whole = sorted({os.path.realpath(path) for path in paths})
     ways = sorted(os.path.relpath(path, os.path.realpath(folder)) for path in whole)
@@ -130,7 +130,7 @@ def _require_ours(paths: Sequence[str | Path], folder: Path, files: Sequence[Pat
 
 
 def _say(console: Console, comparison: Comparison, written: Sequence[Path]) -> None:
-    # paths, names and errors are data: brackets in them are no markup
+    # paths, names and errors are data: brackets in them are not markup
     for item in comparison.loaded.left_out:
         console.print(f"[yellow]left out:[/] {escape(item.path)}: {escape(item.why)}", highlight=False, soft_wrap=True)
     for note in comparison.notes:

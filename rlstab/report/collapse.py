@@ -1,37 +1,26 @@
-"""Has a run collapsed?
+"""Whether a run has collapsed.
 
 ``collapsed`` in tables and sweeps is the fall of the reward, or a run that ended because the trainer refused its
-optimizer steps for NaN or Inf; one that failed for another reason says nothing of its method. The signs are those of
+optimizer steps for NaN or Inf; one that failed for another reason says nothing about its method. The signs are those of
 :mod:`rlstab.signs`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from rlstab import signs
 from rlstab.report.runs import RunRecord
-from rlstab.signs import Detector, Sign
-
-#: By name, in the order of the report's tables, the signs that it counts.
-DETECTORS: Mapping[str, Detector] = signs.COUNTED
-TITLES = {name: detector.title for name, detector in DETECTORS.items()}
-DEFINITIONS = {name: detector.definition for name, detector in DETECTORS.items()}
-
-
-def detect(run: RunRecord) -> dict[str, Sign]:
-    """What every detector says of a run, finished or not."""
-    return {name: detector.detect(run) for name, detector in DETECTORS.items()}
 
 
 def collapsed(run: RunRecord) -> bool:
-    """Whether its reward fell, or it failed over NaN or Inf."""
+    """Whether its reward fell, or it failed because of NaN or Inf."""
     diverged = run.status == "failed" and "NonFinite" in (run.error or "")
     return diverged or signs.reward_fall.detect(run).fired is True
 
 
 def all_below_start(runs: Iterable[RunRecord]) -> list[str]:
-    """A sentence where every run that can be judged, also those of the baseline, ended below its start."""
+    """A sentence if every run that can be judged, the baseline's included, ended below its start."""
     below = [sign.fired for run in runs if (sign := signs.below_start.detect(run)).fired is not None]
     if not below or not all(below):
         return []

@@ -16,7 +16,7 @@ from rlstab import signs
 from rlstab.bins import WIDTH, bin_weights, binned, last_tenth
 from rlstab.console import counted
 from rlstab.errors import ReportError, did_you_mean
-from rlstab.report.collapse import collapsed, detect
+from rlstab.report.collapse import collapsed
 from rlstab.report.cost import UNITS, budget_of, costs_of, up_to, weights_of
 from rlstab.report.formatting import METRICS, natural
 from rlstab.report.idle import Idle, idle_methods
@@ -47,7 +47,7 @@ class Outcome:
 
 
 def known_outcomes(runs: Iterable[RunRecord]) -> list[Outcome]:
-    """Those that at least one of the runs can have, the main one first."""
+    """The outcomes that at least one of the runs can have, the main one first."""
     runs = list(runs)
     measured = {name for run in runs for names in ([*run.metrics], *map(list, run.evaluations)) for name in names}
     ks = sorted(int(name[10:]) for name in measured if re.fullmatch(r"eval/pass@\d+", name))
@@ -62,7 +62,7 @@ def known_outcomes(runs: Iterable[RunRecord]) -> list[Outcome]:
 
 
 def chosen_outcomes(runs: Iterable[RunRecord], names: Sequence[str]) -> list[Outcome]:
-    """The named ones; a metric of ``metrics.jsonl`` stands for its mean over the last tenth of the rollouts.
+    """The named outcomes; a metric of ``metrics.jsonl`` stands for its mean over the last tenth of the rollouts.
 
     With ``/area`` after it, a metric stands for its mean over all rollouts.
 
@@ -87,13 +87,13 @@ def chosen_outcomes(runs: Iterable[RunRecord], names: Sequence[str]) -> list[Out
 
 
 def outcome_of(run: RunRecord, name: str) -> float | None:
-    """The number of a finished run; None if it was not measured, or the run did not end."""
+    """The value of an outcome for a finished run; None if it was not measured, or the run did not end."""
     if run.status != "finished":
         return None
     if name in DERIVED:
         return DERIVED[name](run)
     if name.startswith("eval/"):
-        # an evaluation before the end is not that of the end
+        # an earlier evaluation is not the one at the end
         last = run.evaluations[-1] if run.evaluations else {}
         return last.get(name) if last.get("rollout") == run.rollouts else None
     if name not in run.metrics and name.endswith(AREA):
@@ -120,7 +120,7 @@ class Cell:
     Attributes:
         values: by seed, finished runs only.
         summary: interquartile mean over the seeds.
-        paired: against the baseline; None for the baseline itself, and where there is none.
+        paired: against the baseline; None for the baseline itself, and without a baseline.
     """
 
     values: dict[int, float]
@@ -134,11 +134,11 @@ class Collapse:
 
     Attributes:
         runs: all of them.
-        failed: of them.
-        collapsed: whose reward fell, or that failed over NaN or Inf.
-        unjudged: not collapsed, and too short or incomplete to say.
-        fired: by detector, in how many it fired.
-        judged: by detector, of how many it could say anything.
+        failed: how many of them failed.
+        collapsed: how many lost their reward, or failed because of NaN or Inf.
+        unjudged: how many did not collapse, but are too short or incomplete to say.
+        fired: by detector, the number of runs in which it fired.
+        judged: by detector, the number of runs that it could judge.
     """
 
     runs: int
@@ -156,15 +156,15 @@ class Table:
     Attributes:
         bench: its name; None for runs made by ``rlstab train``.
         setting: its name.
-        baseline: method that the others are compared with; None if it is not there.
+        baseline: method that the others are compared with; None if it is missing.
         methods: the baseline first, the others by name, m2 before m10.
         runs: by method, those that the curves are drawn from.
         cells: by method and outcome.
         collapses: by method.
         costs: by method, what a rollout costs, in words.
-        budget: at how much of what the methods are compared, in words; empty where it is at the end of the runs.
+        budget: the cost at which the methods are compared, in words; empty if at the end of the runs.
         differs: by method, the settings besides objective and stages in which it differs from the baseline, in words.
-        notes: what is missing in this table, and why; what differs in it besides the methods.
+        notes: what is missing in this table, and why; what differs in it in addition to the methods.
     """
 
     bench: str | None
@@ -181,12 +181,12 @@ class Table:
 
     @property
     def about(self) -> str:
-        """What the bench asks and what to know beside its figures, or empty."""
+        """What the bench asks and what to know about its figures, or empty."""
         return next((run.bench_about for runs in self.runs.values() for run in runs if run.bench_about), "")
 
     @property
     def title(self) -> str:
-        """Bench and setting, without what says nothing."""
+        """Bench and setting, without uninformative parts."""
         return _title(self.bench, self.setting)
 
 
@@ -199,13 +199,13 @@ class Comparison:
     """What a report is made of.
 
     Attributes:
-        loaded: runs, what was left out, notes on what was read.
+        loaded: runs, what was left out, and notes from reading.
         outcomes: the columns, the main one first.
         tables: one per setting of a bench, swept settings by their value.
         idle: methods that never acted.
         sweeps: of benches whose settings differ in one number.
         notes: on reading, and on what is missing in the tables.
-        by: ``rollouts``, ``tokens`` or ``seconds``: what the methods have had equally much of.
+        by: ``rollouts``, ``tokens`` or ``seconds``: the cost at which methods are compared.
     """
 
     loaded: Loaded
@@ -226,10 +226,10 @@ def compare(
         loaded: from :func:`rlstab.report.load.load_runs`.
         baseline: method to compare with; None takes each bench's baseline, else ``grpo``, else the first by name.
         metrics: outcomes instead of those of :func:`known_outcomes`; any metric can be one.
-        by: ``rollouts``, or ``tokens`` or ``seconds``: what each method of a table may spend equally much of.
+        by: ``rollouts``, ``tokens`` or ``seconds``: what every method of a table spends the same amount of.
 
     Raises:
-        ReportError: no run has this method or metric, or says what it spent.
+        ReportError: no run has this method or metric, or recorded what it spent.
     """
     known = {run.method for run in loaded.runs}
     if baseline is not None and baseline not in known:
@@ -302,7 +302,7 @@ def _table(runs: Sequence[RunRecord], asked: str | None, outcomes: Sequence[Outc
 
 
 def _differs(runs: Mapping[str, Sequence[RunRecord]], baseline: str | None) -> dict[str, str]:
-    """By method, ``optimisation.lr 0.001 (grpo 0.0001)``: what its runs and those of the baseline do not share."""
+    """By method, ``optimisation.lr 0.001 (grpo 0.0001)``: the settings in which it differs from the baseline."""
     differs: dict[str, str] = {}
     if baseline is None:
         return differs
@@ -316,7 +316,7 @@ def _differs(runs: Mapping[str, Sequence[RunRecord]], baseline: str | None) -> d
 
 
 def _resting(run: RunRecord, outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """Says which outcomes at the end of a run are a mean over fewer rollouts than a bin has."""
+    """Sentences about outcomes at the end of a run that are means over fewer rollouts than a bin has."""
     tenth, width = run.rollouts // 10, min(WIDTH, run.rollouts)
     for outcome in outcomes:
         metric = "reward/mean" if outcome.name == "reward/last" else outcome.name
@@ -341,7 +341,7 @@ def _baseline(runs: Sequence[RunRecord], asked: str | None) -> str | None:
 
 
 def _absent(where: str, runs: Sequence[RunRecord], asked: str | None, baseline: str | None) -> list[str]:
-    """What takes no part in the outcomes. A run that failed may have failed because of its method."""
+    """Sentences about runs that are left out of the outcomes; a run may have failed because of its method."""
     notes = []
     if asked is not None and baseline is None:
         notes.append(f"{where}: has no run of {asked}, so nothing is compared there.")
@@ -362,7 +362,7 @@ def _values(runs: Sequence[RunRecord], name: str) -> dict[int, float]:
 
 
 def _collapse(runs: Sequence[RunRecord]) -> Collapse:
-    found = [(name, sign) for run in runs for name, sign in detect(run).items()]
+    found = [(name, detector.detect(run)) for run in runs for name, detector in signs.COUNTED.items()]
     return Collapse(
         runs=len(runs),
         failed=sum(run.status == "failed" for run in runs),

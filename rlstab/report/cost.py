@@ -1,4 +1,4 @@
-"""What runs cost, and runs cut where each has spent as much as the others: a method may draw more for one rollout."""
+"""The cost of runs, and runs cut at the same cost: a method may sample more for one rollout."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from numpy.typing import NDArray
 from rlstab.bins import WIDTH, Curve, bin_weights, rounded
 from rlstab.report.runs import RunRecord
 
-#: What runs can be compared by beside rollouts, with the words for it.
+#: Units of cost other than rollouts by which runs can be compared, with the words for them.
 UNITS: Mapping[str, str] = {"tokens": "sampled tokens", "seconds": "seconds of training"}
 
 
 def budget_of(runs: Sequence[RunRecord], by: str) -> float | None:
-    """What the cheapest of some finished runs has spent, which is what all of them have; None where none says it."""
+    """What the cheapest of some finished runs has spent, which all have spent; None if none recorded it."""
     return min((float(run.spent[by][1][-1]) for run in runs if by in run.spent), default=None)
 
 
 def up_to(run: RunRecord, by: str, budget: float) -> RunRecord | None:
-    """The run up to the last whole bin within a budget; None where not one is, or its cost is not known.
+    """The run up to the last whole bin within a budget; None if no bin is, or its cost is unknown.
 
     The last evaluation is interpolated, by cost, between the two that are nearest to the budget.
     """
@@ -47,12 +47,12 @@ def up_to(run: RunRecord, by: str, budget: float) -> RunRecord | None:
 
 
 def _at(total: Curve, rollouts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """What was spent until the end of some rollouts."""
+    """What was spent up to the end of given rollouts."""
     return np.asarray(np.interp(rollouts, [0, *total[0]], [0.0, *total[1]]), dtype=np.float64)
 
 
 def weights_of(run: RunRecord, ends: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The weights of bins in a mean over a whole run: their rollouts, or what they cost in a run that is cut by it."""
+    """The weights of bins in a mean over a whole run: their rollouts, or their cost in a run that is cut by cost."""
     if run.by == "rollouts":
         return bin_weights(run, ends)
     width = run.bin_width if run.bin_width > 1 else WIDTH
@@ -60,7 +60,7 @@ def weights_of(run: RunRecord, ends: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def costs_of(runs: Mapping[str, Sequence[RunRecord]], baseline: str | None) -> dict[str, str]:
-    """By method, what a rollout costs: of the baseline the amount, of the others how many times that."""
+    """By method, what a rollout costs: the amount for the baseline, and multiples of it for the others."""
     each = {name: {unit: _each(some, unit) for unit in UNITS} for name, some in runs.items()}
     first = each.get(baseline or "", {})
     told: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Curves of many runs on common grids: what the page and the saved figures draw, and how each method looks in them."""
+"""Curves of many runs on common grids, which the page and the saved figures draw, and the look of each method."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ from rlstab.report.comparison import AREA, DERIVED, Comparison
 from rlstab.report.formatting import METRICS, in_order
 from rlstab.report.runs import RunRecord
 
-#: Numbers that all curves together may hold: about 7 bytes each in the page.
+#: Most numbers in all curves together, about 7 bytes each in the page.
 BUDGET = 320_000
-#: More points than this say no more at the width of a figure, and fewer show no shape.
+#: More points than the first add nothing at the width of a figure; fewer than the second show no shape.
 POINTS, FEWEST = 120, 24
-#: Points of a curve of evaluations below which the training curve shows more.
+#: With fewer evaluations than this, the training curve shows more.
 FEWEST_EVALUATIONS = 3
 
-#: One look per method over every figure: hues that the colour-blind tell apart (Okabe and Ito), the baseline in grey.
-#: Their yellow and black are left out: one is lost on paper, the other is text. Darker, or lighter, than published: at
-#: least 3:1 against the page. With more methods than hues the hues come again with another dash.
+#: One look per method in every figure: hues that colour-blind readers tell apart (Okabe and Ito), the baseline in grey.
+#: Yellow and black are left out: one is lost on paper, the other is text. Darker, or lighter, than published: at
+#: least 3:1 against the page. With more methods than hues, hues repeat with another dash.
 LIGHT = ("#5d5f63", "#0072b2", "#d55e00", "#008f68", "#bb5b94", "#b57d00", "#2f93d2")
 DARK = ("#b9b8b3", "#3b92d6", "#f0793a", "#2cbf95", "#e39ac4", "#e6a822", "#8fd3fa")
 DASHES, MARKERS = 3, 5
 
 
 @dataclass(frozen=True)
-class Look:
-    """How one method is drawn: places in ``LIGHT`` and ``DARK``, and among the dashes and the markers."""
+class LineStyle:
+    """How one method is drawn: indices into ``LIGHT`` and ``DARK``, the dashes and the markers."""
 
     colour: int
     dash: int
     marker: int
 
 
-def looks_of(comparison: Comparison) -> dict[str, Look]:
+def line_styles(comparison: Comparison) -> dict[str, LineStyle]:
     """Every compared method with its look, in the order of the tables, a baseline first."""
     methods = list(dict.fromkeys(method for table in comparison.tables for method in table.methods))
     baselines = [table.baseline for table in comparison.tables if table.baseline is not None]
-    # with several baselines none of them is the neutral one of all figures, so the most usual is
+    # with several baselines none is neutral in all figures, so the most frequent one is grey
     baseline = max(baselines, key=baselines.count) if baselines else None
-    looks = {baseline: Look(0, 0, 0)} if baseline is not None else {}
+    looks = {baseline: LineStyle(0, 0, 0)} if baseline is not None else {}
     hues = len(LIGHT) - 1
     for index, name in enumerate(method for method in methods if method != baseline):
-        looks[name] = Look(1 + index % hues, index // hues % DASHES, (index + 1) % MARKERS)
+        looks[name] = LineStyle(1 + index % hues, index // hues % DASHES, (index + 1) % MARKERS)
     return looks
 
 
@@ -59,7 +59,7 @@ class Seeds:
     Attributes:
         rollouts: ``(n,)``.
         values: ``(seeds, n)``; NaN where a run has none.
-        seeds: of the rows.
+        seeds: the seed of each row.
     """
 
     rollouts: NDArray[np.int64]
@@ -75,7 +75,7 @@ class Seeds:
 
 
 def metrics_of(runs: Iterable[RunRecord]) -> set[str]:
-    """Names of everything that has a curve in at least one run, evaluations included."""
+    """Names of all metrics with a curve in at least one run, evaluations included."""
     names: set[str] = set()
     for run in runs:
         names |= {name for name, (rollouts, _) in run.metrics.items() if len(rollouts)}
@@ -95,7 +95,7 @@ def seeds_of(runs: Sequence[RunRecord], metric: str, points: int = POINTS) -> Se
     rollouts = np.unique(np.concatenate([ends for ends, _ in curves.values()]))
     sampled = not metric.startswith("eval/")
     if sampled:
-        # the bin in which one run stopped is not whole, and on no grid of those that went on
+        # the bin in which a run stopped is incomplete, and not on the grid of longer runs
         rollouts = rollouts[(rollouts % WIDTH == 0) | (rollouts == rollouts[-1])]
     values = np.full((len(curves), len(rollouts)), np.nan)
     for row, (own, numbers) in zip(values, curves.values(), strict=True):
@@ -129,10 +129,10 @@ class Panels:
     Attributes:
         choices: every metric that a reader can choose for a learning curve, the usual ones first.
         learning: the choices that the learning curves begin with, the usual ones first.
-        trajectory: whether entropy and reward are both there.
+        trajectory: whether both entropy and reward are present.
         gradients: norms.
-        shares: what part of the tokens took part in the update.
-        own: by method, the metrics that it logs itself.
+        shares: of the tokens that took part in the update.
+        own: by method, the metrics that only it logs.
     """
 
     choices: list[str]
@@ -144,14 +144,14 @@ class Panels:
 
 
 def panels_of(runs: Iterable[RunRecord]) -> Panels:
-    """The figures that some runs have something to show in."""
+    """The figures for which some runs have data."""
     names = in_order(metrics_of(runs))
     own: dict[str, list[str]] = {}
     for name in names:
         method = name.rpartition("/")[0]
         if method and not name.startswith(tuple(METRICS["general"])):
             own.setdefault(method, []).append(name)
-    # the largest k says most about what the policy can still find
+    # the largest k tells most about what the policy can still find
     largest = [name for name in names if name.startswith("eval/pass@")][-1:]
     first = [name for stem in METRICS["learning"] for name in (largest if stem == "eval/pass@" else [stem])]
     return Panels(
@@ -165,13 +165,13 @@ def panels_of(runs: Iterable[RunRecord]) -> Panels:
 
 
 def lead_sweep(comparison: Comparison) -> int | None:
-    """The place of the sweep that the page opens with; None where it opens with a curve."""
+    """Index of the sweep that the page opens with; None if it opens with a curve."""
     benches = {table.bench for table in comparison.tables}
     return 0 if len(comparison.sweeps) == 1 and comparison.outcomes and len(benches) == 1 else None
 
 
 def lead_curve(comparison: Comparison) -> str | None:
-    """The metric whose curve the page opens with: that of the main outcome. None where it opens with a sweep."""
+    """The metric of the main outcome, whose curve opens the page; None if it opens with a sweep."""
     if lead_sweep(comparison) is not None:
         return None
     if comparison.outcomes:
@@ -180,7 +180,7 @@ def lead_curve(comparison: Comparison) -> str | None:
 
 
 def curve_of(comparison: Comparison, outcome: str) -> str:
-    """The metric whose curve shows best how an outcome came about."""
+    """The metric whose curve best shows how an outcome came about."""
     if outcome in DERIVED:
         return "reward/mean"
     runs = comparison.loaded.runs
@@ -228,7 +228,7 @@ def curve_data(groups: Mapping[str, Mapping[str, Sequence[RunRecord]]]) -> dict[
 
 
 def _clock(run: RunRecord) -> dict[str, list[float | None]]:
-    """What a run had spent by which rollout."""
+    """What a run had spent by each rollout."""
     rollouts = max((ends for ends, _ in run.spent.values()), key=len)
     kept = np.unique(np.linspace(0, len(rollouts) - 1, min(len(rollouts), POINTS)).round().astype(int))
     clock: dict[str, list[float | None]] = {"rollout": [0, *map(float, rollouts[kept])]}
@@ -239,5 +239,5 @@ def _clock(run: RunRecord) -> dict[str, list[float | None]]:
 
 
 def _short(values: Iterable[float]) -> list[float | None]:
-    """Six significant digits: of shares near 1, such as the tokens kept, four would draw steps."""
+    """Six significant digits: with four, shares near 1, such as the kept tokens, would look like steps."""
     return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]

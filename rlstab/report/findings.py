@@ -15,16 +15,16 @@ from rlstab.report.statistics import Paired, Verdict
 from rlstab.report.sweeps import highest_stable
 from rlstab.report.tables import in_words
 
-#: Settings of which each has a sentence of its own; of more, only what differs is told.
+#: Up to this many settings have a sentence each; with more, only differences are reported.
 _FEW_TABLES = 3
-#: Methods without a visible difference of which each is told what its seeds could show; the table has the others.
+#: For up to this many methods without a visible difference, a sentence says what their seeds could show.
 _FEW_POWERS = 3
-#: Beside the main outcome, by name: what a policy may have paid for it.
+#: Outcomes that a policy may have paid for the main one, by name.
 _BESIDE = ("eval/entropy", "tokens/entropy")
 
 
 def findings(comparison: Comparison) -> list[str]:
-    """Paragraphs, the first about the main outcome, or about the sweep where that is all there is."""
+    """Paragraphs, the first about the main outcome, or about the sweep if there is nothing else."""
     if not comparison.outcomes:
         return ["No run recorded an evaluation or a reward, so there is nothing to compare.", _collapses(comparison)]
     sunk = all_below_start(comparison.loaded.runs)
@@ -65,7 +65,7 @@ def _by_verdict(paired: dict[str, Paired]) -> dict[Verdict, list[str]]:
 
 
 def _courses(comparison: Comparison, outcome: Outcome) -> list[str]:
-    """Where nothing can be compared, what became of each method; nothing where that takes more than a glance."""
+    """If nothing can be compared, how each method fared; nothing if that would be too long."""
     metric = curve_of(comparison, outcome.name)
     courses = []
     for table in comparison.tables:
@@ -121,7 +121,7 @@ def _range(counts: Sequence[int]) -> str:
 
 
 def _nearly(paired: dict[str, Paired], outcome: Outcome) -> list[str]:
-    """What only the method's own interval tells: not a finding, and not to be hidden."""
+    """Differences that only a method's own interval shows: not a finding, but not to be hidden."""
     told = [
         f"{name} is {'higher' if pair.difference.value > 0 else 'lower'} by {_size(pair, outcome)}"
         for name, pair in paired.items()

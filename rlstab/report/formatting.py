@@ -12,12 +12,12 @@ import yaml
 
 from rlstab.report.output import resource
 
-#: Stands where there is no number, and before one below zero.
+#: Shown in place of a missing number, and before a negative one.
 NOTHING, MINUS = "\u2013", "\u2212"
 
 
 def setting(value: float) -> str:
-    """A value that somebody chose, as they may have written it: ``1.5e-4``, ``0.02``, ``16``."""
+    """A setting as a user may have written it: ``1.5e-4``, ``0.02``, ``16``."""
     if value != 0 and not 1e-3 <= abs(value) < 1e6:
         mantissa, _, exponent = f"{value:e}".partition("e")
         return f"{float(mantissa):g}e{int(exponent)}"
@@ -25,7 +25,7 @@ def setting(value: float) -> str:
 
 
 def decimals(value: float | None, places: int, signed: bool = False) -> str:
-    """A number of a column: as many decimals as its neighbours."""
+    """A number of a column, with as many decimals as its neighbours."""
     if value is None or not math.isfinite(value):
         return NOTHING
     text = f"{abs(value):.{places}f}"
@@ -34,7 +34,7 @@ def decimals(value: float | None, places: int, signed: bool = False) -> str:
 
 
 def places(values: list[float]) -> int:
-    """Decimals for a column: three, fewer for large numbers, more where all are small; at most six."""
+    """Decimals for a column: three, fewer for large numbers, more if all are small; at most six."""
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
     if largest >= 10:
         return 1
@@ -49,7 +49,7 @@ def estimate(value: float | None, low: float | None, high: float | None) -> str:
 
 
 def size(value: float | None, low: float | None, high: float | None, unit: str) -> str:
-    """A difference without its sign, which a verdict tells, and its interval turned with it."""
+    """A difference without its sign, which the verdict gives, with its interval turned likewise."""
     if value is not None and value < 0:
         value, low, high = -value, None if high is None else -high, None if low is None else -low
     return estimate(value, low, high) + (f" {unit}" if unit else "")
@@ -72,7 +72,7 @@ def paragraphs(text: str) -> list[str]:
     return [" ".join(part.split()) for part in text.split("\n\n") if part.strip()]
 
 
-#: What metrics are called, in which order they come, and which figures show them: ``metrics.yaml``.
+#: Titles of metrics, their order, and the figures that show them: ``metrics.yaml``.
 METRICS: dict[str, Any] = yaml.safe_load(resource("metrics.yaml"))
 _FIRST = {name: place for place, name in enumerate(METRICS["first"])}
 
@@ -93,7 +93,7 @@ def axis(metric: str) -> Axis:
 
 
 def own_title(metric: str, method: str = "") -> str:
-    """What a method logs, with its unit where that is known; without the method, which may stand above it."""
+    """The title of what a method logs, with its unit if known; without the method, which may be in a heading."""
     last = metric.rpartition("/")[2]
     unit, name = METRICS["units"].get(last), metric.removeprefix(f"{method}/")
     if last == "share":
@@ -102,7 +102,7 @@ def own_title(metric: str, method: str = "") -> str:
 
 
 def in_order(metrics: set[str]) -> list[str]:
-    """Those a reader looks for first come first; ``pass@4`` before ``pass@16``."""
+    """Sort metrics that readers look for first; ``pass@4`` before ``pass@16``."""
 
     def place(name: str) -> tuple[int, int, str]:
         stem, at, number = name.partition("@")

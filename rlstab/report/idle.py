@@ -16,7 +16,7 @@ from rlstab.core.metadata import IdleEvidence, idle_evidence
 from rlstab.report.formatting import listed
 from rlstab.report.runs import RunRecord, objective_names, setting_of
 
-#: Last parts of metrics that are shares of the tokens which a method touched.
+#: Last parts of metrics that are shares of the tokens that a method touched.
 SHARES = ("dropped", "selected", "boosted", "damped")
 
 
@@ -28,8 +28,8 @@ class Idle:
         bench: name of the bench, or None.
         setting: name of the setting.
         part: the method in its objective that did not act.
-        why: in words.
-        methods: what is compared and has it, in words; with the number of runs where it acted in some.
+        why: the reason, in words.
+        methods: the compared methods that have it, in words; with the number of runs if it acted in some.
     """
 
     bench: str | None
@@ -58,7 +58,7 @@ def idle_methods(runs: Sequence[RunRecord]) -> list[Idle]:
 
 
 def idle_parts(run: RunRecord) -> list[tuple[str, str]]:
-    """Methods of the objective that never acted in this run, with the reason; not those of which no metric tells."""
+    """Methods of the objective that never acted in this run, with the reason, as far as metrics show."""
     if not run.rollouts:
         return []
     reasons = ((place, item, _reason(run, item, place)) for place, item in _parts(run.config.get("objective"), ""))
@@ -81,7 +81,7 @@ def _parts(items: Any, prefix: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
                     yield f"{prefix}{key}/{side}", inside
                 else:
                     yield from _parts(inside, f"{prefix}{key}/{side}/")
-        elif item["name"] != "observe":  # that is there to do nothing
+        elif item["name"] != "observe":  # which does nothing by design
             yield f"{prefix}{key}", item
 
 
@@ -104,13 +104,13 @@ _EVIDENCE = TypeAdapter(IdleEvidence)
 
 
 def _evidence(run: RunRecord, name: str) -> IdleEvidence:
-    """What would show that a method did nothing: what the run says itself, else what the installed method says."""
+    """Evidence that a method did nothing, as the run records it, else as the installed method does."""
     if "idle" in run.about:
         try:
             return _EVIDENCE.validate_python(run.about["idle"].get(name, {}))
         except (AttributeError, ValidationError):  # damaged
             return IdleEvidence()
-    from rlstab.zoo import METHODS  # needs torch, and only runs of earlier releases do not say it themselves
+    from rlstab.zoo import METHODS  # needs torch; only runs of earlier releases lack it
 
     method = METHODS.known(name)
     return idle_evidence(method) if method else IdleEvidence()

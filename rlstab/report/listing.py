@@ -1,4 +1,4 @@
-"""``rlstab runs``: what ran, how far it is, and the best that it reached."""
+"""``rlstab runs``: each run, its progress, and its best result."""
 
 from __future__ import annotations
 
@@ -17,15 +17,13 @@ from rlstab.console import counted
 from rlstab.report.formatting import setting
 from rlstab.report.load import find_runs
 from rlstab.report.runs import LeftOut, RunRecord, best_bin, setting_of
+from rlstab.run_files import LOCK
 from rlstab.safe_read import read_text
 from rlstab.visible import visible
 
-#: What a process that trains writes into the folder of its run: its number and the machine.
-LOCK = ".lock"
-
 
 def listing(paths: Sequence[str | Path]) -> RenderableType:
-    """Two lines for each run below some paths, in the order of their folders, and one for what is not a run.
+    """Two lines for each run below some paths, in the order of their folders, and one for each path that is not a run.
 
     Raises:
         ReportError: a path does not exist, or there is no run.
@@ -35,7 +33,7 @@ def listing(paths: Sequence[str | Path]) -> RenderableType:
         table.add_column(overflow="fold")
     runs, others = find_runs(*paths)
     for run in runs:
-        # characters without a width are shown, so that rich counts them
+        # characters without a width are made visible, so that rich counts them
         texts = (run.path, _what(run), _state(run), _best(run))
         place, what, state, best = (escape(visible(text, spaces=False)) for text in texts)
         table.add_row(f"{place}\n[dim]{what}[/]", f"{state}\n[dim]{best}[/]")
@@ -44,7 +42,7 @@ def listing(paths: Sequence[str | Path]) -> RenderableType:
 
 
 def _what(run: RunRecord) -> str:
-    """Bench, setting and method, on which task, with which model, learning rate and seed."""
+    """Bench, setting, method, task, model, learning rate and seed."""
     names = [run.bench, run.setting if run.bench and run.setting != "default" else None, run.method]
     for word, path in (("on", "task.name"), ("with", "model.name")):
         names += [word, str(value)] if (value := setting_of(run.config, path)) else []
@@ -65,7 +63,7 @@ def _state(run: RunRecord) -> str:
 
 
 def _best(run: RunRecord) -> str:
-    """The best evaluation, without one the best rewards of ten rollouts."""
+    """The best evaluation, or without one the best mean reward of ten rollouts."""
     held_out = [(record["eval/mean"], int(record["rollout"])) for record in run.evaluations if "eval/mean" in record]
     if held_out:
         value, rollout = max(held_out, key=lambda pair: (pair[0], -pair[1]))
@@ -83,7 +81,7 @@ def _why(item: LeftOut) -> str:
 
 
 def running(folder: Path) -> int | None:
-    """The process on this machine that holds a run folder; None where there is none, or it cannot be known."""
+    """The process on this machine that holds a run folder; None if none does, or it cannot be known."""
     try:
         lock = re.fullmatch(r"process ([1-9][0-9]{0,9}) on (\S{1,255})", read_text(folder / LOCK))
         if lock is None or lock[2] != socket.gethostname():

@@ -1,4 +1,4 @@
-"""Find and read runs: bench folders, run folders, folders of them, results files; whatever state they are in."""
+"""Find and read runs in any state: bench folders, run folders, folders of them, results files."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ from rlstab.run_files import ABOUT, CHECKPOINTS, CONFIG, OUT
 from rlstab.run_files import METRICS as RECORDS
 from rlstab.safe_read import MOST_NUMBER, as_float, gaps, read_bytes, read_mapping, read_object, read_text, readable
 
-#: Any of them makes a folder a run folder.
-FILES = (RECORDS, CONFIG, ABOUT)
+#: A folder with any of these files is a run folder.
+_FILES = (RECORDS, CONFIG, ABOUT)
 
-#: Folders below a path in which runs are looked for.
+#: Runs are searched this many folders deep.
 DEPTH = 12
 
-#: No bench names more: beyond it its file is damaged.
+#: No bench names more runs: a file that does is damaged.
 MOST_RUNS = 100_000
 
 
 def load_runs(*paths: str | Path, methods: Mapping[str, str] | None = None) -> Loaded:
-    """Everything usable under some paths; what is not says why.
+    """Everything usable under some paths; what is left out has a reason.
 
     Args:
         paths: bench folders, run folders, folders of such, and results files (``.jsonl``).
@@ -76,7 +76,7 @@ def load_runs(*paths: str | Path, methods: Mapping[str, str] | None = None) -> L
 
 
 def find_runs(*paths: str | Path) -> tuple[list[RunRecord], list[LeftOut]]:
-    """Every run under some paths as it lies there, by path and under its own name, and what is left out.
+    """Every run under some paths as it is there, by path and under its own name, and what is left out.
 
     Raises:
         ReportError: see :func:`load_runs`.
@@ -90,8 +90,8 @@ class _Benches:
     """What the files of benches say.
 
     Attributes:
-        planned: by bench, how many runs are missing, and how many its file names.
-        order: by bench and setting, the place of the setting in the file.
+        planned: by bench, the number of missing runs, and the number that its file names.
+        order: by bench and setting, the position of the setting in the file.
     """
 
     planned: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class _Benches:
 def _search(
     paths: Sequence[str | Path], methods: Mapping[str, str]
 ) -> tuple[list[tuple[RunRecord, str]], list[LeftOut], _Benches]:
-    """Runs with the path under which each lies, what is left out, and what the files of benches say."""
+    """Runs with the path of each, what is left out, and what the files of benches say."""
     if not paths and not methods:
         raise ReportError("no runs were named. Give bench folders, run folders or results files (.jsonl).")
     items: list[tuple[RunRecord | LeftOut, str]] = []
@@ -135,7 +135,7 @@ def _walk(
     seen.add(real)
     if is_run(folder):
         yield read_folder(folder, bench)
-        if _is_launched(folder):  # what a trainer left in its folder is none of ours
+        if _is_launched(folder):  # a trainer's own files in its folder are not runs
             return
         own = bench
     elif own := read_mapping(folder / "bench.json")[0] or bench:
@@ -161,7 +161,7 @@ def _walk(
 
 
 def _named(folder: Path) -> tuple[list[str], list[Path]]:
-    """Settings and folders of all runs that the file of a bench names; none where it is not there or damaged."""
+    """Settings and folders of all runs that the file of a bench names; none if it is missing or damaged."""
     try:
         data = Document.parse(read_text(folder / "bench.yaml"), "bench.yaml").data
         settings, methods, seeds = (list(data[key]) for key in ("settings", "methods", "seeds"))
@@ -175,9 +175,9 @@ def _named(folder: Path) -> tuple[list[str], list[Path]]:
 
 
 def _without_copies(runs: Sequence[tuple[RunRecord, str]]) -> tuple[list[RunRecord], list[LeftOut]]:
-    """Of what was read of one run from several places, the finished one stays, then the newer; of each source a line.
+    """Of several copies of a run, keep the finished one, then the newer; one line for each source.
 
-    Runs that only have one name are several runs; see :func:`told_apart`.
+    Different runs with the same name all stay; see :func:`told_apart`.
     """
     groups: dict[tuple[object, ...], list[tuple[RunRecord, str]]] = defaultdict(list)
     for run, source in sorted(runs, key=lambda pair: natural(pair[0].path)):
@@ -201,7 +201,7 @@ def _without_copies(runs: Sequence[tuple[RunRecord, str]]) -> tuple[list[RunReco
 
 
 def _mixed(runs: Sequence[RunRecord]) -> Iterator[str]:
-    """Says which runs of one method in one setting of a bench were made, or evaluated, with different settings."""
+    """Sentences about runs of one method in one setting of a bench that were made or evaluated differently."""
     groups: dict[tuple[str, str], dict[str, list[RunRecord]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
         if run.bench:
@@ -281,8 +281,8 @@ def _matching(method: str, pattern: str) -> Iterator[RunRecord | LeftOut]:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder holds one run: by its own files, or by what a bench wrote about a run that never began."""
-    return any((folder / name).is_file() for name in FILES) or "seed" in (read_mapping(folder / "bench.json")[0] or {})
+    """Whether a folder holds one run, by its own files or by what a bench wrote about a run that never began."""
+    return any((folder / name).is_file() for name in _FILES) or "seed" in (read_mapping(folder / "bench.json")[0] or {})
 
 
 def read_folder(folder: Path, bench: Mapping[str, Any] | None = None) -> RunRecord | LeftOut:
@@ -350,7 +350,7 @@ def _written(folder: Path) -> float:
 
 
 def _own(folder: Path, config: Mapping[str, Any], remarks: list[str]) -> Logged:
-    """What rlstab's trainer wrote."""
+    """The run that rlstab's trainer wrote."""
     metrics, evaluations = _split(_records(folder / RECORDS, remarks))
     seconds = metrics.pop("seconds/rollout", EMPTY)
     rollouts = max((int(curve[0][-1]) for curve in metrics.values()), default=0)
@@ -410,13 +410,13 @@ def _records(path: Path, remarks: list[str]) -> dict[int, dict[str, Any]]:
 
 
 def _split(records: Mapping[int, Mapping[str, Any]]) -> tuple[dict[str, Curve], list[dict[str, float]]]:
-    """Curves, the seconds of each rollout among them, and evaluations."""
+    """Curves, with the seconds of each rollout, and evaluations."""
     steps = np.array(list(records), np.int64)
     grids: dict[bytes, NDArray[np.int64]] = {}  # most metrics share one
     metrics: dict[str, Curve] = {}
     evaluations: dict[int, dict[str, float]] = {}
     for name in sorted(set[str]().union(*records.values()) - {"rollout"}):
-        # a count is written only where there was something to count
+        # a count is written only if there was something to count
         missing = 0.0 if name.startswith("optimizer_steps/") else None
         known, values = _numbers([record.get(name, missing) for record in records.values()])
         if name.startswith("eval/"):
@@ -431,7 +431,7 @@ def _split(records: Mapping[int, Mapping[str, Any]]) -> tuple[dict[str, Curve], 
 
 
 def _numbers(column: Sequence[Any]) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """Where a metric has a number, and the numbers; see :func:`rlstab.safe_read.as_float`."""
+    """The records in which a metric has a number, and the numbers; see :func:`rlstab.safe_read.as_float`."""
     if set(map(type, column)) <= {float, type(None)}:
         values = np.array(column, np.float64)
         large = np.abs(values) > MOST_NUMBER
@@ -448,16 +448,16 @@ def _text(value: Any) -> str | None:
 
 #: Parts of a run that belong to its method.
 OF_METHOD = ("objective", "stages")
-#: Values that a name shows; where they do not tell the runs apart, all are shown.
+#: Values that a name shows; all are shown if these do not tell the runs apart.
 SHOWN = 3
 
 
 def told_apart(runs: Sequence[RunRecord]) -> list[RunRecord]:
-    """The same runs, no two of one bench, setting, method and seed.
+    """The same runs, renamed so that no two have the same bench, setting, method and seed.
 
     Benches of one name are told apart by their folders. Where runs of one method and setting, or those of ``rlstab
     train``, which are called after their methods alone, were made with different settings, these go into their setting,
-    one of a method into their method, and what is left is told by the folder.
+    one of a method into their method, and the rest are told apart by the folder.
     """
     named = _renamed(runs, lambda run: run.bench or "", _with_benches)
     named = _renamed(named, lambda run: (run.bench or "", run.setting, "" if run.bench else run.method), _with_settings)
@@ -471,12 +471,12 @@ def _name(run: RunRecord) -> tuple[str, str, str, int]:
 def _renamed(
     runs: Sequence[RunRecord], key: Callable[[RunRecord], Any], rename: Callable[[list[RunRecord]], list[RunRecord]]
 ) -> list[RunRecord]:
-    """Each group of runs that share a key renamed by itself."""
+    """Each group of runs that share a key, renamed separately."""
     return [run for _, group in groupby(sorted(runs, key=key), key) for run in rename(list(group))]
 
 
 def _with_benches(runs: list[RunRecord]) -> list[RunRecord]:
-    """Where benches of one name have the same runs, by the folder of each."""
+    """If benches of one name have the same runs, they are told apart by their folders."""
     roots = list(dict.fromkeys(_root(run.path) for run in runs))
     if not runs[0].bench or len(roots) == 1 or len(set(map(_name, runs))) == len(runs):
         return runs
@@ -511,7 +511,7 @@ def _with_settings(runs: list[RunRecord]) -> list[RunRecord]:
     known = [run for run in runs if run.config]
     flats = map(_flat, known)
     values = [{path: _value(every, path) for path in differ} for every in flats]
-    if "stages" in differ:  # only the stages that not all of them have tell anything
+    if "stages" in differ:  # only stages that some of them lack are informative
         stages = [str(value["stages"]).split(JOINED) for value in values]
         everywhere = set.intersection(*map(set, stages))
         for value, names in zip(values, stages, strict=True):
@@ -533,7 +533,7 @@ def _with_settings(runs: list[RunRecord]) -> list[RunRecord]:
 
 
 def settings_between(runs: Sequence[RunRecord], *, method: bool = False) -> dict[str, tuple[Any, ...]]:
-    """The settings in which runs differ although they count, by dotted path, with the value of each run.
+    """The settings that count and in which runs differ, by dotted path, with the value of each run.
 
     Neutral settings and the seed never count; see :class:`rlstab.config.settings.Neutral`. Those that change what an
     evaluation measures do. A setting that only some runs know is of another release, and left out.
@@ -558,7 +558,7 @@ def settings_between(runs: Sequence[RunRecord], *, method: bool = False) -> dict
     return differ
 
 
-#: What a run does not say.
+#: A value that a run does not record.
 _MISSING = "(missing)"
 
 
@@ -570,7 +570,7 @@ def _flat(run: RunRecord) -> dict[str, Any]:
 
 
 def _value(values: Mapping[str, Any], path: str) -> Any:
-    """The value of a setting; of one that is a section, all of it in a line."""
+    """The value of a setting; a whole section in a line."""
     if path in values:
         return values[path]
     inside = {key.removeprefix(f"{path}."): value for key, value in values.items() if key.startswith(f"{path}.")}
@@ -578,7 +578,7 @@ def _value(values: Mapping[str, Any], path: str) -> Any:
 
 
 def _labels(values: Sequence[Mapping[str, Any]], paths: Sequence[str]) -> list[str]:
-    """``lr=1e-4, epochs=2`` of each run; empty where nothing differs."""
+    """``lr=1e-4, epochs=2`` for each run; empty if nothing differs."""
     last = [path.rpartition(".")[2] for path in paths]
     names = [name if last.count(name) == 1 else path for name, path in zip(last, paths, strict=True)]
 
@@ -609,7 +609,7 @@ def _within(path: str, parts: Sequence[str]) -> bool:
 
 
 def _ends(paths: Sequence[str]) -> list[str]:
-    """What tells paths apart: those below the last folder that holds them all."""
+    """Paths relative to the last folder that holds them all."""
     whole = [Path(path).absolute() for path in paths]
     common = os.path.commonpath(whole)
     return [str(path.relative_to(common)) for path in whole]

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import jinja2
 
-from rlstab.report.collapse import DEFINITIONS, TITLES
 from rlstab.report.comparison import Comparison, Table
 from rlstab.report.formatting import METRICS, NOTHING, paragraphs, setting
 from rlstab.report.output import resource
@@ -15,6 +14,7 @@ from rlstab.report.runs import RunRecord, setting_of
 from rlstab.report.statistics import MIN_SEEDS
 from rlstab.report.sweeps import highest_stable
 from rlstab.report.tables import about_runs, rows_of
+from rlstab.signs import COUNTED
 from rlstab.visible import visible
 
 
@@ -29,7 +29,7 @@ def markdown(comparison: Comparison, *, title: str = "Comparison", command: str 
     """
     runs = comparison.loaded.runs
     several = len({run.bench for run in runs}) > 1
-    # Markdown is not escaped as HTML is: the filter `text` does it
+    # Markdown is not escaped like HTML: the filter `text` does it
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined)
     environment.filters |= {"text": _text, "fence": _fenced, "setting": setting}
     page = environment.from_string(resource("page.md")).render(
@@ -45,8 +45,7 @@ def markdown(comparison: Comparison, *, title: str = "Comparison", command: str 
         versions=about_runs(runs),
         several=several,
         hashes=_hashes(runs, several),
-        titles=TITLES,
-        definitions=DEFINITIONS,
+        signs=COUNTED,
         grid=_grid,
         highest_stable=highest_stable,
     )
@@ -76,7 +75,7 @@ def _hashes(runs: Sequence[RunRecord], several: bool) -> list[list[str]]:
 
 
 def _frame(table: Table) -> str:
-    """What all runs of a setting share."""
+    """The settings that all runs of a setting share."""
     runs = [run for runs in table.runs.values() for run in runs]
     shared = []
     for path, words in METRICS["frame"].items():
@@ -97,9 +96,9 @@ def _fenced(command: str) -> str:
 
 
 def _text(data: str) -> str:
-    """Names, paths and errors are data: nothing in them makes markup, ends a cell or begins a line.
+    """Escape names, paths and errors: nothing in them makes markup, ends a cell or begins a line.
 
-    A bracket is harmless where no address follows it, and intervals are easier to read without a stroke.
+    A bracket is harmless without an address after it, and intervals are easier to read without a backslash.
     """
     plain = re.sub(r"\s+", " ", data).strip()
     interval = re.fullmatch(r"[\d.,+\u2212\u2013\s]+\[[\d.,+\u2212\s]+\]", plain)

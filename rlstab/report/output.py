@@ -1,4 +1,4 @@
-"""Files that a report leaves, never in place of somebody else's; and data in a page, where it stays data."""
+"""Files that a report writes, which never replace other files, and data in a page, which stays data."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _UNSAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u202
 
 
 def resource(name: str) -> str:
-    """The text of a file beside this one."""
+    """The text of a file in this folder."""
     return (resources.files("rlstab.report") / name).read_text(encoding="utf-8")
 
 
 def write_text(path: Path, text: str, option: str) -> Path:
-    """Write a file, make its folder, and return its path; where that fails, name the option that takes another place.
+    """Write a file, make its folder, and return its path; an error names the option for another path.
 
     Raises:
         ReportError: it cannot be written.
@@ -38,13 +38,13 @@ def write_text(path: Path, text: str, option: str) -> Path:
 
 
 def refuse_foreign(path: Path, marks: Sequence[bytes], what: str, option: str) -> None:
-    """Refuse to write over what is not of one kind.
+    """Refuse to overwrite a file of another kind.
 
     Args:
-        path: where something is about to be written.
+        path: of the file to be written.
         marks: each file of the kind has one of them in its first 4096 bytes.
         what: the kind, such as ``a report``.
-        option: takes another place.
+        option: the option for another path.
 
     Raises:
         ReportError: another file is there, or it cannot be read.
@@ -63,11 +63,11 @@ def digest(text: str) -> str:
 
 
 def packed(text: str) -> str:
-    """A text as a page holds it that unpacks it itself: gzip in base64, a third as long and the same at each call."""
+    """A text for a page that unpacks it: gzip in base64, a third as long and the same at each call."""
     return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
 
 
 def safe_json(data: Any) -> str:
-    """JSON for the inside of a ``<script>`` element: nothing in it can end the element."""
+    """JSON for a ``<script>`` element, which nothing in it can end."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
     return text.translate(_UNSAFE)

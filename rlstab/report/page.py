@@ -1,4 +1,4 @@
-"""The report as one HTML file: it holds everything it needs, asks for nothing, and runs nothing that a run wrote."""
+"""The report as one HTML file, which holds everything it needs, loads nothing, and runs nothing that a run wrote."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from plotly.offline import get_plotlyjs
 
 from rlstab.bins import WIDTH
 from rlstab.console import counted
-from rlstab.report.collapse import DEFINITIONS, TITLES
 from rlstab.report.comparison import Comparison, Outcome, Table
 from rlstab.report.curves import (
     DARK,
     LIGHT,
-    Look,
+    LineStyle,
     curve_data,
     curve_of,
     lead_curve,
     lead_sweep,
-    looks_of,
+    line_styles,
     panels_of,
 )
 from rlstab.report.findings import findings
@@ -37,6 +36,7 @@ from rlstab.report.sweeps import Sweep, highest_stable
 from rlstab.report.tables import about_runs, rows_of
 from rlstab.report.template import rendered
 from rlstab.safe_read import plain
+from rlstab.signs import COUNTED
 
 #: Panels of learning curves below the opening picture.
 LEARNING = 4
@@ -48,8 +48,8 @@ def page(comparison: Comparison, command: str = "", source: str = "") -> str:
     """The HTML of a report.
 
     Args:
-        comparison: what it shows.
-        command: what makes it again.
+        comparison: the results that it shows.
+        command: makes the report again.
         source: names what it is a report of; see :func:`rlstab.report.build.make_report`.
     """
     style, script, without_script = map(resource, ("page.css", "page.js", "without_script.css"))
@@ -59,7 +59,7 @@ def page(comparison: Comparison, command: str = "", source: str = "") -> str:
         for where, theme in ((":root", LIGHT), (':root[data-theme="dark"]', DARK))
     )
     shown = {
-        # scripts run by their digest alone: one that came in with the data has none. Plotly writes styles as it draws.
+        # scripts run only by their digest, which a script in the data lacks. Plotly writes styles as it draws.
         "digests": [digest(plotly), digest(script)],
         "style": Markup(f"{colours}\n{style}"),
         "without_script": Markup(without_script),
@@ -80,10 +80,10 @@ def contents(comparison: Comparison, command: str = "") -> dict[str, Any]:
     """The context of ``page.html``.
 
     Args:
-        comparison: what it tells.
+        comparison: the results that it shows.
         command: makes the report again.
     """
-    runs, looks, tables = comparison.loaded.runs, looks_of(comparison), _tables(comparison)
+    runs, looks, tables = comparison.loaded.runs, line_styles(comparison), _tables(comparison)
     key_of = {(table.bench, table.setting): key for key, table in tables.items()}
     names = _setting_names(tables)
     panels, lead = panels_of(runs), lead_curve(comparison)
@@ -115,8 +115,7 @@ def contents(comparison: Comparison, command: str = "") -> dict[str, Any]:
         "several": len({run.bench for run in runs}) > 1,
         "idle": [(key_of[idle.bench, idle.setting], idle) for idle in comparison.idle],
         "by_setting": tables,
-        "titles": TITLES,
-        "definitions": DEFINITIONS,
+        "signs": COUNTED,
         "about": about_runs(runs),
         "benches": {run.bench or "": run.bench_command for run in runs if run.bench_command},
         "command": command,
@@ -134,12 +133,12 @@ def _setting_names(tables: Mapping[str, Table]) -> dict[str, str]:
     return {key: (table.setting if alone else table.title) or "all runs" for key, table in tables.items()}
 
 
-def _title(comparison: Comparison, looks: Mapping[str, Look]) -> str:
+def _title(comparison: Comparison, looks: Mapping[str, LineStyle]) -> str:
     benches = list(dict.fromkeys(table.bench for table in comparison.tables if table.bench))
     head = f"{listed(benches)}: " if benches else ""
     baselines = {table.baseline for table in comparison.tables}
     others = [name for name in looks if name not in baselines]
-    if len(baselines) > 1:  # none of them is the baseline of all
+    if len(baselines) > 1:  # none is the baseline of all tables
         return head + (listed(looks) if len(looks) <= 3 else counted(len(looks), "method"))
     if not others or None in baselines:
         return head + listed(looks)
@@ -171,7 +170,7 @@ def _what(comparison: Comparison, methods: int) -> str:
 
 
 def _same(table: Table) -> str:
-    """Which methods gave the very runs of the baseline: their curves lie on its curve and cannot be seen."""
+    """Sentences about methods whose runs equal the baseline's: their curves are hidden by its curve."""
     verdicts: dict[str, set[str]] = defaultdict(set)
     for (name, _), cell in table.cells.items():
         verdicts[name].add(cell.paired.verdict if cell.paired else "baseline")
@@ -184,7 +183,7 @@ def _same(table: Table) -> str:
 
 
 def _config(table: Table, name: str) -> dict[str, Any]:
-    """The configuration of a method, its lines marked by what the baseline's has."""
+    """The configuration of a method, its lines marked as shared with the baseline's or not."""
     config, baseline = (
         next((run.config for run in table.runs.get(method or "", ()) if run.config), None)
         for method in (name, table.baseline)
@@ -213,7 +212,7 @@ def marked_lines(config: Mapping[str, Any], baseline: Mapping[str, Any]) -> Iter
 
 
 def _yaml(config: Mapping[str, Any]) -> str:
-    """Without what names the run alone: its seed and its folder."""
+    """A configuration without its seed and its folder, which only name the run."""
     shown = {key: value for key, value in config.items() if key != "seed"}
     if isinstance(tracking := shown.get("tracking"), Mapping):
         shown["tracking"] = {key: value for key, value in tracking.items() if key != "out"}
@@ -222,7 +221,7 @@ def _yaml(config: Mapping[str, Any]) -> str:
 
 # -- tables ------------------------------------------------------------------------------------------------------------
 
-#: Of the drawing of one difference, in its own units.
+#: Size of the drawing of one difference, in its own units.
 FOREST, MARGIN = 150.0, 7.0
 #: Width of a character of a tick's label, and the least gap between two labels, likewise.
 CHARACTER, GAP = 6.2, 3.0
@@ -251,7 +250,7 @@ def result_table(table: Table, outcome: Outcome, *, alone: bool) -> dict[str, An
 
 
 class Scale:
-    """Differences to places in the drawing; all rows of a table share it."""
+    """Maps differences to positions in the drawing; all rows of a table share it."""
 
     def __init__(self, values: Sequence[float]) -> None:
         self.low, self.high = min(values), max(values)
@@ -270,7 +269,7 @@ class Scale:
         return {"zero": self.at(0.0), "value": self.at(estimate.value), "low": low, "high": high}
 
     def ticks(self) -> list[dict[str, Any]]:
-        """Zero, and round numbers to its sides, as many as have room."""
+        """Zero, and as many round numbers on both sides as there is room for."""
         if self.high <= self.low:
             return [{"at": self.at(0.0), "text": "0"}]
         for count in (4, 3, 2):
@@ -289,8 +288,8 @@ class Scale:
 
 
 def data(comparison: Comparison) -> dict[str, Any]:
-    """What ``page.js`` draws."""
-    looks, tables = looks_of(comparison), _tables(comparison)
+    """The data that ``page.js`` draws."""
+    looks, tables = line_styles(comparison), _tables(comparison)
     keys = {name: f"m{index}" for index, name in enumerate(looks)}
     panels = panels_of(comparison.loaded.runs)
     groups = {key: {keys[name]: table.runs[name] for name in table.methods} for key, table in tables.items()}
@@ -333,7 +332,7 @@ def _sweep_data(comparison: Comparison, sweep: Sweep, keys: Mapping[str, str]) -
         "key": sweep.key,
         "values": sweep.values,
         "labels": list(map(setting, sweep.values)),
-        # a range of more than a factor of four: rates are tried by factors
+        # a range of more than a factor of four is logarithmic: rates are tried by factors
         "log": low > 0 and high / low >= 4,
         "span": high - low,
         "methods": methods,

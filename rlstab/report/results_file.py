@@ -26,7 +26,7 @@ FORMAT = 2
 
 
 class _Curves(BaseModel):
-    """``width`` and ``rollout``, and beside them one list per metric, null where a bin has none."""
+    """``width`` and ``rollout``, and one list per metric, null where a bin has none."""
 
     model_config = ConfigDict(strict=True, extra="allow")
     __pydantic_extra__: dict[str, list[float | None]]
@@ -89,7 +89,7 @@ def _line(run: RunRecord) -> dict[str, Any]:
 
 
 def _without_places(about: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``run.json`` says, without places on the machine: the command of a worker, the folders of reward files."""
+    """The content of ``run.json`` without paths of the machine: a worker's command, the folders of reward files."""
     shown = {name: value for name, value in about.items() if name != "command"}
     if isinstance(rewards := shown.get("rewards"), Mapping):
         shown["rewards"] = {name: re.split(r"[/\\]", str(place))[-1] for name, place in rewards.items()}
@@ -102,7 +102,7 @@ def _aligned(curve: Curve, rollouts: list[int]) -> list[float | None]:
 
 
 def read_results(path: Path) -> list[RunRecord | LeftOut]:
-    """The runs of a results file; other lines are left out with the reason, once for all that share it."""
+    """The runs of a results file; other lines are left out, with each reason given once."""
     records: list[RunRecord | LeftOut] = []
     damaged: dict[str, list[int]] = {}
     try:

@@ -1,4 +1,4 @@
-"""What is known about a run: the records on which everything in ``report`` works."""
+"""Records of runs, on which everything in ``report`` works."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Status: TypeAlias = Literal["finished", "unfinished", "failed"]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RunFacts:
-    """What a run is and how it ended; the line of a results file says it in the same words.
+    """What a run is and how it ended, under the same names as in a results file.
 
     Attributes:
         bench: name of its bench; None for a run made by ``rlstab train``.
@@ -36,7 +36,7 @@ class RunFacts:
         seconds: wall time.
         baseline: method that the bench compares with.
         bench_command: makes the whole bench again.
-        bench_about: what the bench asks and what to know beside its figures, or empty.
+        bench_about: what the bench asks and what to know about its figures, or empty.
     """
 
     bench: str | None
@@ -64,13 +64,13 @@ class RunRecord(RunFacts):
         evaluations: records with ``eval/*`` and ``rollout``, first to last; floats of 6 significant digits.
         metrics: curves by name, without ``eval/*`` and ``seconds/*``.
         bin_width: rollouts behind one value of ``metrics``; 1 where read from a folder.
-        largest: highest value of each bin of 10 rollouts, of the metrics that are themselves a largest value.
+        largest: highest value of each bin of 10 rollouts, for metrics that are themselves a largest value.
         spent: by unit (``seconds`` or ``tokens``) the total up to the last rollout of each bin of 10. Seconds are those
             of the rollouts themselves, so that neither evaluations nor a pause before a resume count; tokens are those
             sampled. A unit that some rollout did not record is left out.
-        sparse: its log, of another trainer, need not have a line for each rollout.
-        by: what it was cut by, where it is only the part of a run within a budget; see :mod:`rlstab.report.cost`.
-        remarks: what of this run could not be read, and why.
+        sparse: whether its log, of another trainer, may lack lines for some rollouts.
+        by: what it was cut by, if it is the part of a run within a budget; see :mod:`rlstab.report.cost`.
+        remarks: what could not be read, and why.
         written: when its metrics were last written, in seconds since 1970; of two copies the newer one counts.
     """
 
@@ -112,14 +112,14 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Loaded:
-    """All that was read.
+    """Everything that was read.
 
     Attributes:
         runs: by bench, setting, method, seed.
         left_out: what could not be used.
         notes: what to know about the rest: unfinished or damaged runs, mixed versions, runs that have not begun.
         not_begun: runs that the benches name and that have no folder yet.
-        order: by bench and setting, the place of the setting in the file of the bench.
+        order: by bench and setting, the position of the setting in the file of the bench.
     """
 
     runs: list[RunRecord]
@@ -142,7 +142,7 @@ def objective_names(config: Mapping[str, Any]) -> list[str]:
 
 
 def _label(item: Mapping[str, Any]) -> str:
-    """As in metrics: what is only observed is called after what it observes. A class in a file is not loaded for it."""
+    """A name as in metrics: an observer is named after what it observes. A class in a file is not loaded."""
     inside = item.get("method")
     if item["name"] == "observe" and isinstance(inside, Mapping) and "name" in inside:
         return f"observe_{portable(inside['name'])}"
@@ -150,7 +150,7 @@ def _label(item: Mapping[str, Any]) -> str:
 
 
 def setting_of(config: Mapping[str, Any], path: str) -> Any:
-    """The value at a dotted path of a resolved run; None where there is none."""
+    """The value at a dotted path of a resolved run; None if there is none."""
     value: Any = config
     for key in path.split("."):
         if not isinstance(value, Mapping) or key not in value:
@@ -160,7 +160,7 @@ def setting_of(config: Mapping[str, Any], path: str) -> Any:
 
 
 def flat(data: Any, place: str = "") -> Iterator[tuple[str, Any]]:
-    """Values by dotted path. A list of named parts is their names, and below it each part by its name."""
+    """Values by dotted path. A list of named parts gives their names, and below it each part by its name."""
     if isinstance(data, Mapping) and data:
         for key, value in data.items():
             yield from flat(value, f"{place}{key}.")
@@ -174,7 +174,7 @@ def flat(data: Any, place: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def best_bin(record: RunRecord) -> tuple[float, int, int] | None:
-    """The highest reward of a bin, its last rollout, and how many it has: the last bin, if shorter, is noisier."""
+    """The highest reward of a bin, its last rollout, and its number of rollouts: a shorter last bin is noisier."""
     ends, values = binned(record, "reward/mean")
     if not len(values):
         return None

@@ -1,20 +1,20 @@
 """Numbers with intervals: interquartile means, paired differences, how often one method ends higher than the baseline.
 
-Every interval is at 95 % and holds it for few seeds; ``tests/report/test_statistics.py`` draws 3, 5, 8 and 20 values
-again and again and counts:
+Every interval is at 95 %, also for few seeds; ``tests/report/test_statistics.py`` draws 3, 5, 8 and 20 values
+many times and counts:
 
-- Of the mean paired difference, on which verdicts rest: Student's t.
-- Of the interquartile mean of one method's values: the same for a trimmed mean, whose error is that of the winsorised
+- For the mean paired difference, on which verdicts rest: Student's t.
+- For the interquartile mean of one method's values: the same for a trimmed mean, whose error is that of the winsorised
   values (J. Tukey, D. McLaughlin, "Less Vulnerable Confidence and Significance Procedures for Location Based on a
   Single Sample", 1963). Its bound is drawn from normal values, once for each number of seeds; Student's is small.
-- Of the share of seeds won: the exact binomial interval, which holds more than 95 % for most shares.
+- For the share of seeds won: the exact binomial interval, which covers more than 95 % for most shares.
 
-Bootstraps over seeds do not hold: with normal values BCa covers 72 % of 3 seeds and 92 % of 8.
+Bootstraps over seeds do not reach 95 %: with normal values BCa covers 72 % with 3 seeds and 92 % with 8.
 
 The interquartile mean and the probability of improvement are the summaries that R. Agarwal et al., "Deep Reinforcement
 Learning at the Edge of the Statistical Precipice", 2021, arXiv 2108.13264, recommend for few runs.
 
-Each interval holds for itself. Verdicts hold for all methods of one setting and one outcome together: Holm's step-down
+Each interval holds separately. Verdicts hold for all methods of one setting and one outcome together: Holm's step-down
 adjustment (S. Holm, "A Simple Sequentially Rejective Multiple Test Procedure", 1979) of the paired t-test's p-values.
 They do not hold over several outcomes or settings together.
 """
@@ -33,21 +33,21 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special  # scipy.stats computes by it, and takes a second to import
 
-#: Two-sided, of every interval; verdicts use one minus it.
+#: Two-sided level of every interval; verdicts use one minus it.
 CONFIDENCE = 0.95
-#: Fewer seeds give a value and no interval.
+#: With fewer seeds there is a value but no interval.
 MIN_SEEDS = 3
-#: How often a difference is to be shown by the seeds that are said to show it.
+#: The share of repetitions in which the stated seeds show a difference.
 POWER = 0.8
-#: More seeds than this are not counted.
+#: A needed number of seeds is stated up to this one.
 MOST_SEEDS = 1000
-#: Of a sample's deviation, over which the noncentral t is summed.
+#: Quantiles of a sample's deviation, over which the noncentral t is summed.
 QUANTILES = 4000
-#: Steps to the smallest difference that is shown; a few more than its last digit takes.
+#: Bisection steps to the smallest difference shown; a few more than its last digit needs.
 NEWTON = 6
-#: Normal samples that give the bound of a trimmed mean; a bound is then within 2 % of what it should be.
+#: Normal samples that give the bound of a trimmed mean, to within 2 %.
 DRAWS = 50_000
-#: Of these: the same runs give the same interval.
+#: Seed of these samples: the same runs give the same interval.
 SEED = 0
 
 Verdict: TypeAlias = Literal["higher", "lower", "no visible difference", "identical", "too few seeds", "baseline"]
@@ -56,12 +56,12 @@ Values: TypeAlias = Mapping[int, float]
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number and how sure it is.
+    """A number with its interval.
 
     Attributes:
-        value: the number; None where nothing was measured.
-        low: of the interval; None without one.
-        high: likewise.
+        value: the number; None if nothing was measured.
+        low: lower end of the interval; None without one.
+        high: its upper end, likewise.
         how: ``Student's t``, ``trimmed t``, ``exact binomial``, or why there is no interval.
     """
 
@@ -83,8 +83,8 @@ class Paired:
         wins: probability of a higher value than the baseline: share of seeds won, ties half.
         seeds: those in both.
         verdict: in words. ``higher`` says nothing about better.
-        remark: what the verdict alone hides; empty if nothing.
-        power: where no difference is visible, what these seeds could have shown; None elsewhere.
+        remark: what the verdict alone hides; may be empty.
+        power: what these seeds could have shown, if no difference is visible; else None.
     """
 
     difference: Estimate
@@ -97,11 +97,11 @@ class Paired:
 
 @dataclass(frozen=True)
 class Power:
-    """What a comparison can show: a verdict in :data:`POWER` of its repetitions.
+    """What a comparison can show, in a share :data:`POWER` of its repetitions.
 
     Attributes:
-        difference: the smallest one that these seeds show so often.
-        seeds: as many as a difference of the size seen takes; None where that is more than :data:`MOST_SEEDS`.
+        difference: the smallest one that these seeds show that often.
+        seeds: the number that a difference of the observed size needs; None above :data:`MOST_SEEDS`.
     """
 
     difference: float
@@ -109,7 +109,7 @@ class Power:
 
 
 def interquartile_mean(values: Any, axis: int = -1) -> Any:
-    """Mean without the lowest and highest quarter, each rounded down to whole values: of three nothing is cut."""
+    """Mean without the lowest and highest quarter, each rounded down to whole values: three values are all kept."""
     ordered = np.sort(np.moveaxis(np.asarray(values), axis, -1))
     cut = ordered.shape[-1] // 4
     return ordered[..., cut : ordered.shape[-1] - cut].mean(-1)
@@ -144,13 +144,13 @@ def _error(ordered: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def student_bound(count: int, level: float = 1 - CONFIDENCE) -> float:
-    """How many standard errors a mean of normal values is from the truth at most, but for a share ``level``."""
+    """Largest distance of a mean of normal values from the truth, in standard errors, except in a share ``level``."""
     return float(special.stdtrit(count - 1, 1 - level / 2))
 
 
 @cache
 def bound_of(count: int) -> float:
-    """How many standard errors an interquartile mean of normal values is from the truth at most, in 95 % of samples."""
+    """The same for an interquartile mean of normal values, in 95 % of samples."""
     if count // 4 == 0:
         return student_bound(count)
     drawn = np.sort(np.random.default_rng(SEED).standard_normal((DRAWS, count)))
@@ -178,13 +178,13 @@ def power_of(differences: NDArray[np.float64], comparisons: int = 1) -> Power:
 
     Args:
         differences: of the seeds, not all equal.
-        comparisons: that are judged together; the level is that of the strictest step of Holm's adjustment.
+        comparisons: number judged together; the level is that of the strictest step of Holm's adjustment.
     """
     count, deviation = len(differences), float(differences.std(ddof=1))
     level = (1 - CONFIDENCE) / comparisons
 
     def shown(effect: float, seeds: int) -> float:
-        """The probability of a verdict, of an effect in deviations."""
+        """The probability of a verdict for an effect given in deviations."""
         bounds, shift = student_bound(seeds, level) * _deviations(seeds - 1), effect * math.sqrt(seeds)
         return float((special.ndtr(shift - bounds) + special.ndtr(-shift - bounds)).mean())
 
@@ -201,7 +201,7 @@ def power_of(differences: NDArray[np.float64], comparisons: int = 1) -> Power:
 
 @cache
 def _deviations(freedom: int) -> NDArray[np.float64]:
-    """Evenly spaced quantiles of a sample's deviation over the true one: scipy's noncentral t may be NaN."""
+    """Evenly spaced quantiles of a sample's deviation over the true one, since scipy's noncentral t may be NaN."""
     shares = (np.arange(QUANTILES) + 0.5) / QUANTILES
     return np.asarray(np.sqrt(2 * special.gammaincinv(freedom / 2, shares) / freedom))
 

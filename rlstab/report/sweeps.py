@@ -14,10 +14,10 @@ from rlstab.report.collapse import collapsed
 from rlstab.report.formatting import setting
 from rlstab.report.runs import RunRecord, flat
 
-#: Differ between the runs of one bench without being swept, as neutral settings do.
+#: Settings that differ between the runs of one bench without being swept, like neutral ones.
 IGNORED = ("seed", "objective")
 
-#: How coarse the weights of a sampler are: the step of rounding as a share of the largest, or of each number.
+#: Coarseness of a sampler's weights: the step of rounding as a share of the largest, or of each number.
 COARSENESS = {None: 0.0, "bf16": 2**-9, "int8": 1 / 127, "fp8": 2**-4, "int4": 1 / 7, "int3": 1 / 3, "int2": 1.0}
 
 
@@ -30,9 +30,9 @@ class SweepPoint:
         setting: name of the setting.
         value: of the swept key.
         runs: all of them.
-        collapsed: whose reward fell, or that failed over NaN or Inf.
-        below_start: that end below the reward they began with.
-        unknown: not collapsed, but unfinished, failed for another reason, or too short to say.
+        collapsed: how many lost their reward, or failed because of NaN or Inf.
+        below_start: how many end below the reward that they began with.
+        unknown: how many did not collapse, but are unfinished, failed for another reason, or too short to say.
     """
 
     method: str
@@ -45,12 +45,12 @@ class SweepPoint:
 
     @property
     def stable(self) -> bool:
-        """Every run finished, none collapsed, none ended below its start."""
+        """Whether every run finished, none collapsed, and none ended below its start."""
         return not (self.collapsed or self.below_start or self.unknown)
 
     @property
     def unstable(self) -> bool:
-        """A run collapsed or ended below its start; with neither this nor :attr:`stable` it cannot be told."""
+        """Whether a run collapsed or ended below its start; if neither this nor :attr:`stable`, it is unclear."""
         return bool(self.collapsed or self.below_start)
 
 
@@ -60,12 +60,12 @@ class Sweep:
 
     Attributes:
         bench: its name; empty for runs made by ``rlstab train``.
-        key: dotted path, such as ``optimisation.lr`` or ``stages.overlong.buffer``; of ``rollout.precision`` the values
-            are how coarse the weights are.
+        key: dotted path, such as ``optimisation.lr`` or ``stages.overlong.buffer``; for ``rollout.precision``, values
+            are the coarseness of the weights.
         values: ascending.
         points: by method and value.
         highest: by method the highest value at which it is stable and at every lower one too; None if there is none.
-        unclear: by method the value above these that cannot be judged; methods that are unstable there are left out.
+        unclear: by method the value above these that cannot be judged; methods unstable there are left out.
     """
 
     bench: str
@@ -77,7 +77,7 @@ class Sweep:
 
 
 def highest_stable(sweep: Sweep, method: str) -> str:
-    """The highest value at which a method is stable, in words; what cannot be judged is not taken for unstable."""
+    """The highest value at which a method is stable, in words; what cannot be judged does not count as unstable."""
     highest = sweep.highest[method]
     if method in sweep.unclear:
         unclear = f"{setting(sweep.unclear[method])} cannot be judged"
@@ -86,7 +86,7 @@ def highest_stable(sweep: Sweep, method: str) -> str:
 
 
 def sweeps_of(runs: Sequence[RunRecord]) -> list[Sweep]:
-    """Of each bench, and of the runs without one, whose settings differ in exactly one number."""
+    """The sweep of each bench, and of the runs without one, whose settings differ in exactly one number."""
     benches: dict[str, list[RunRecord]] = defaultdict(list)
     for run in runs:
         benches[run.bench or ""].append(run)
@@ -94,9 +94,9 @@ def sweeps_of(runs: Sequence[RunRecord]) -> list[Sweep]:
 
 
 def swept_key(runs: Sequence[RunRecord]) -> str | None:
-    """The dotted path in which settings differ, if it is exactly one, holds numbers, and is one number per setting.
+    """The dotted path in which settings differ, if there is exactly one and each setting has one number there.
 
-    Each method may have settings of its own, such as stages: what counts is how those of one method differ.
+    Each method may have its own settings, such as stages: only differences between runs of one method count.
     """
     of_methods: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
     for run in runs:
@@ -133,7 +133,7 @@ def _dials(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sweep(bench: str, key: str, runs: Sequence[RunRecord]) -> Sweep:
-    # of a run that failed before it wrote its configuration, its setting's other runs know the value
+    # if a run failed before it wrote its configuration, other runs of its setting have the value
     values = {run.setting: float(_dials(run.config)[key]) for run in runs if run.config}
     groups: dict[tuple[str, float], list[RunRecord]] = defaultdict(list)
     for run in runs:

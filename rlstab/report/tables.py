@@ -25,15 +25,15 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """One method in one outcome.
 
     Attributes:
         method: its name.
-        seeds: that have a value.
+        seeds: number of seeds with a value.
         value: the interquartile mean.
-        difference, wins: from the baseline; None for the baseline itself, and where there is none.
-        estimate: of the difference, likewise.
+        difference, wins: from the baseline; None for the baseline itself, and without a baseline.
+        estimate: the same difference as numbers, likewise.
         verdict: in words.
         cost: of a rollout, in words.
         remark: what the verdict alone hides, why there is no interval, and which settings differ from those of the
@@ -51,8 +51,8 @@ class Row:
     remark: str
 
 
-def rows_of(table: Table, outcome: Outcome) -> list[Row]:
-    """The methods of a table in one outcome; the numbers of a column have equally many decimals."""
+def rows_of(table: Table, outcome: Outcome) -> list[TableRow]:
+    """The methods of a table in one outcome; the numbers of a column have the same number of decimals."""
     cells = {method: table.cells[method, outcome.name] for method in table.methods}
     value_digits = _digits(cell.summary for cell in cells.values())
     difference_digits = _digits(cell.paired.difference for cell in cells.values() if cell.paired)
@@ -60,7 +60,7 @@ def rows_of(table: Table, outcome: Outcome) -> list[Row]:
     for method, cell in cells.items():
         paired = cell.paired
         rows.append(
-            Row(
+            TableRow(
                 method=method,
                 seeds=len(cell.values),
                 value=_shown(cell.summary, value_digits),
@@ -82,7 +82,7 @@ def _remark(cell: Cell, outcome: Outcome) -> str:
 
 
 def in_words(paired: Paired, outcome: Outcome) -> str:
-    """What the seeds of a comparison without a visible difference could have shown; empty elsewhere."""
+    """What the seeds of a comparison without a visible difference could have shown; else empty."""
     power, unit = paired.power, f" {outcome.unit}" if outcome.unit else ""
     if power is None or paired.difference.value is None:
         return ""
@@ -107,7 +107,7 @@ def _shown(estimate: Estimate, digits: int, signed: bool = False) -> Shown:
 
 
 def about_runs(runs: Sequence[RunRecord]) -> dict[str, str]:
-    """Versions, machines and time over all runs; several values are all named."""
+    """Versions, machines and time over all runs; if values differ, all are named."""
     titles = {"python": "Python", "cpu": "processor", "processes": "processes per run", "threads": "threads per run"}
     about = {}
     for key in ("rlstab", "torch", "transformers", "python", "machine", "cpu", "device", "processes", "threads"):

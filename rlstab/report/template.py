@@ -1,4 +1,4 @@
-"""Pages from templates, in which data stays data."""
+"""Pages from templates that keep data from becoming markup."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def rendered(template: str, functions: Mapping[str, Any], context: Mapping[str, 
 
     Args:
         template: its text.
-        functions: that it calls.
-        context: what it shows; every string is escaped that is not Markup.
+        functions: the functions that it calls.
+        context: its data; every string that is not Markup is escaped.
     """
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=_visible)
     environment.globals |= functions
@@ -25,5 +25,5 @@ def rendered(template: str, functions: Mapping[str, Any], context: Mapping[str, 
 
 
 def _visible(value: Any) -> Any:
-    """Characters of data that would steer the page or hide in it are shown; the page's own parts are Markup."""
+    """Make characters visible that would control the page or hide in it; the page's own parts are Markup."""
     return visible(value, spaces=False) if isinstance(value, str) and not isinstance(value, Markup) else value

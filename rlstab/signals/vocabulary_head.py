@@ -49,6 +49,12 @@ def find_head(model: PreTrainedModel) -> VocabularyHead | None:
         return _confirmed(model)
 
 
+def embeds_the_vocabulary(model: PreTrainedModel) -> bool:
+    """Whether the embeddings have exactly one row for each logit, so that they refuse any other token id."""
+    rows = getattr(model.get_input_embeddings(), "num_embeddings", None)
+    return rows is not None and rows == getattr(model.get_output_embeddings(), "out_features", None)
+
+
 def _confirmed(model: PreTrainedModel) -> VocabularyHead | None:
     linear, config = model.get_output_embeddings(), model.config
     # a subclass, a wrapper or a hook (quantised, adapters) may compute something else than a product

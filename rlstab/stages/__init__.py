@@ -1,9 +1,9 @@
-"""What acts outside the loss, one stage per file; each is imported only when it is asked for."""
+"""Stages, which act outside the loss, one per file; each is imported only when it is used."""
 
 from rlstab.core.registry import Registry
 from rlstab.stages.stage import Stage
 
-#: The static table of what ships. A stage missing here does not exist for YAML.
+#: The table of shipped stages. YAML does not know a stage that is missing here.
 STAGES: Registry[Stage] = Registry(
     {
         "blockwise": "rlstab.stages.blockwise:Blockwise",

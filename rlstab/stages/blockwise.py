@@ -21,7 +21,7 @@ class Blockwise(AdvantageEstimator):
     Problem:
         A response may consist of blocks with separate rewards: an answer and the confidence in it, or the successive
         steps of a calculation. One advantage for the whole response blames a good step for the mistake of another. But
-        a later block cannot be compared with that of just any other response: how well it can do depends on what came
+        a later block cannot be compared with that of any other response: how well it can do depends on what came
         before it, and sampling a group for every prefix is too costly. It is compared with the same block of those
         responses to the prompt whose earlier blocks had the same outcome.
 
@@ -52,7 +52,7 @@ class Blockwise(AdvantageEstimator):
         none
 
     Deviations:
-        - From the paper: ``shrink`` is our addition. Its mean over the tokens of a block is the method ``block_mean``.
+        - From the paper: ``shrink`` is added here. Its mean over the tokens of a block is the method ``block_mean``.
         - From its code: no official code was found.
 
     Interacts:
@@ -129,7 +129,7 @@ class Blockwise(AdvantageEstimator):
         return torch.stack(blocks, 1).gather(1, ids.clamp(min=-1) + 1)
 
     def report(self, responses: ResponseBatch, stat: Settled, state: State) -> Mapping[str, Mean]:
-        """The share of blocks without a sibling to be compared with, and how many blocks a response has."""
+        """The share of blocks without a comparable sibling, and the number of blocks of a response."""
         outcomes = responses.evidence("block_outcomes").long()
         alone = Mean.of(torch.zeros(0))
         for number in range(outcomes.shape[1]):
@@ -148,12 +148,12 @@ def _stratum(responses: ResponseBatch, outcomes: Tensor, number: int) -> Tensor:
 
 
 def _size(there: Tensor, stratum: Tensor) -> Tensor:
-    """``(S,)`` how many of a response's set have the block."""
+    """``(S,)`` number of responses in a response's set that have the block."""
     return torch.zeros(len(there), dtype=torch.float64).index_add(0, stratum, there.double())[stratum]
 
 
 def _mean(values: Tensor, there: Tensor, stratum: Tensor) -> tuple[Tensor, Tensor]:
-    """``(S,)`` mean over those of a response's set that have the block, and whether all of them are equal."""
+    """``(S,)`` mean over the responses of a response's set that have the block, and whether all are equal."""
     zeros = torch.zeros_like(values)
     mean = zeros.index_add(0, stratum, torch.where(there, values, 0.0))[stratum] / _size(there, stratum).clamp(min=1)
     return mean, equal_within(values, stratum, there)

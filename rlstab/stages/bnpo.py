@@ -135,12 +135,12 @@ class BNPO(AdvantageEstimator):
         return torch.where(responses.even, 0.0, (self._mapped(responses) - rates) * weight)
 
     def report(self, responses: ResponseBatch, stat: Settled, state: State) -> Mapping[str, Mean]:
-        """The two numbers of the Beta distribution that is divided by; 1 and 1 divide by nothing."""
+        """The parameters of the Beta distribution in the divisor; with 1 and 1 nothing is divided."""
         alpha, beta = self._fitted(stat)
         return {"alpha": Mean.scalar(alpha), "beta": Mean.scalar(beta)}
 
     def _fitted(self, stat: Settled) -> tuple[float, float]:
-        # by range, not by variance: pass rates that differ by a rounding alone would make a very narrow density
+        # by range, not by variance: pass rates that differ only by a rounding would make a very narrow density
         if all_alike(stat.threshold("low"), stat.threshold("high")):
             return 1.0, 1.0
         mean, square = stat.mean("rate").value, stat.mean("square")

@@ -14,7 +14,7 @@ from rlstab.core.stats import Grouped, Mean, Settled, Stat
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import Expansion, RolloutExpander
 
-#: Added to the seed, so that where answers are branched, and which, are separate streams of random numbers.
+#: Added to the seed, so that the choices of answers and of pivots are separate streams of random numbers.
 STREAM = 1_000_000_181
 #: Weight of the squared slope, against the sum of log losses: that of scikit-learn's LogisticRegression.
 RIDGE = 1.0
@@ -69,7 +69,7 @@ class DeepGRPO(RolloutExpander):
         - ``seen``: number of branch points so far; the next one is written at its remainder by W.
 
     Deviations:
-        - From its code: what is published there by default is another algorithm, in which a teacher corrects failed
+        - From its code: its default is another algorithm, in which a teacher corrects failed
           answers and prompts with right prefixes come again later. This is the one of the paper, its
           ``expand_branch_chain``.
         - From its code: candidates for a pivot are 50 tokens apart there, the prompt itself is one of them, and x
@@ -92,7 +92,7 @@ class DeepGRPO(RolloutExpander):
 
     Limits:
         - A rollout without failed responses is not changed.
-        - ``gamma=0`` before the window is filled: every position is as likely.
+        - ``gamma=0`` before the window is filled: all positions are equally likely.
 
     Example:
         A right answer and a failed one of four tokens, and no window yet: x = 1/4, 2/4, 3/4 have weights 1 : 4 : 9.
@@ -192,7 +192,7 @@ class DeepGRPO(RolloutExpander):
         return report if fitted is None else {**report, "slope": Mean.scalar(fitted[1])}
 
     def fitted(self, state: State) -> tuple[float, float] | None:
-        """``(b, w)`` of the branch points in the window, None where they are too few or all of one kind."""
+        """``(b, w)`` of the branch points in the window, None if they are too few or all of one kind."""
         count = min(int(state["seen"]), self.window)
         position, success = state["place"][:count], state["success"][:count]
         if count <= self.warmup or not 0 < float(success.sum()) < count:
@@ -215,7 +215,7 @@ class DeepGRPO(RolloutExpander):
         return failed.nonzero().squeeze(-1)
 
     def _succeeded(self, responses: ResponseBatch) -> Tensor:
-        """``(S,)`` bool, by what the scorer gave."""
+        """``(S,)`` bool, by the scorer's rewards."""
         return responses.evidence("raw_rewards") > self.threshold
 
     def _best(self, ends: ResponseBatch) -> Tensor:
@@ -223,7 +223,7 @@ class DeepGRPO(RolloutExpander):
         return (ends.group_sum(self._succeeded(ends))[ends.first] > 0).double()
 
     def _pivot(self, length: int, draw: float, fitted: tuple[float, float] | None) -> int:
-        """How many of ``length`` tokens are kept, by inverting the distribution function."""
+        """The number of ``length`` tokens that are kept, by inverting the distribution function."""
         position = torch.arange(1, length, dtype=torch.float64) / length
         weight = position**self.gamma
         if fitted is not None:
@@ -233,7 +233,7 @@ class DeepGRPO(RolloutExpander):
 
 
 def logistic(x: Tensor, y: Tensor) -> tuple[float, float]:
-    """Intercept and slope of a logistic regression of ``(n,)`` labels, of which there are both, on ``(n,)`` numbers.
+    """Intercept and slope of a logistic regression of ``(n,)`` labels of both kinds on ``(n,)`` numbers.
 
     They minimise the sum of the log losses plus ``RIDGE / 2`` times the squared slope: Newton's steps, halved while
     they do not descend, from the slope 0 and its best intercept. The same numbers give the same bits.

@@ -114,7 +114,7 @@ class DynamicSampling(RolloutExpander):
 
     @property
     def rounds(self) -> int:
-        """One more than there are refills: the last refill is filtered too."""
+        """One more than the number of refills: the last refill is filtered too."""
         return self.max_refills + 1
 
     def measure(self, part: ResponseBatch) -> Stat:
@@ -126,7 +126,7 @@ class DynamicSampling(RolloutExpander):
         return Expansion(drop=self._even(responses), fresh=fresh)
 
     def report(self, responses: ResponseBatch, stat: Settled, state: State) -> dict[str, Mean]:
-        """Of all responses of the rollout: what was dropped, and how many were sampled for each one learnt from."""
+        """The dropped shares of the rollout, and the number of responses sampled for each one learnt from."""
         even, branch = self._even(responses), (responses.given > 0)[responses.first]
         return {
             "dropped": Mean.of(even[responses.first], ~branch),

@@ -12,7 +12,7 @@ from rlstab.core.settings import Range
 from rlstab.core.stats import Mean, Settled, Stat
 from rlstab.stages.group_relative import grpo
 from rlstab.stages.response_batch import ResponseBatch
-from rlstab.stages.stage import AdvantageEstimator
+from rlstab.stages.stage import AdvantageEstimator, RewardShaper
 
 _SHAPED = "it estimates from the rewards of the scorer one by one, and no shaper's is among them."
 
@@ -105,7 +105,7 @@ class GDPO(AdvantageEstimator):
     name = "gdpo"
     compares = True
     needs = {"reward_parts", "reward_weights"}
-    excludes = {"overlong": _SHAPED, "laconic": _SHAPED}
+    excludes = {RewardShaper.kind: _SHAPED}
 
     whiten: bool = True
     epsilon: Annotated[float, Range(gt=0)] = 1e-4

@@ -154,7 +154,7 @@ class GoldilocksTeacher(PromptSelector):
         return {"window": Mean.scalar(float(state["filled"]))}
 
     def _expected(self, prompts: Tensor, offer: Offer, state: State) -> Tensor:
-        """``(n,)`` what the teacher expects of ``(n,)`` prompts; 0 before it has learnt anything."""
+        """``(n,)`` the teacher's predictions for ``(n,)`` prompts; 0 before it has learnt anything."""
         filled = state["filled"]
         if not filled or self.candidates == 1:
             return torch.zeros(len(prompts), dtype=torch.float64)
@@ -165,11 +165,11 @@ class GoldilocksTeacher(PromptSelector):
 
 
 class _Dealer:
-    """Deals candidates from the shuffled pool; what is not taken is shuffled and dealt again.
+    """Deals candidates from the shuffled pool; those that are not taken are shuffled and dealt again.
 
     Attributes:
-        taken: prompts that slots took; once that is all of the pool, it is emptied.
-        may_deal: ``(n,)`` int64, all that can be in a hand of this offer.
+        taken: prompts that slots took; emptied once it is the whole pool.
+        may_deal: ``(n,)`` int64, all prompts that may be dealt for this offer.
     """
 
     def __init__(self, offer: Offer, pool: int, candidates: int) -> None:
@@ -181,7 +181,7 @@ class _Dealer:
         self.may_deal = first[: (offer.first + offer.count) * candidates]
 
     def hand(self) -> list[int]:
-        """The next candidates, at least one; fewer than there should be where the pool ends."""
+        """The next candidates, at least one; fewer than usual at the end of the pool."""
         if not (hand := list(islice(self._deck, self._candidates))):
             if len(self.taken) == self._pool:
                 self.taken.clear()

@@ -16,20 +16,20 @@ from rlstab.errors import ShapeError
 
 #: Rewards that differ by at most this share of their size are equal: four roundings of float32.
 RELATIVE = 5e-7
-#: Nor do rewards near 0 differ by this much: 0.1 + 0.2 - 0.3 is 6e-17.
+#: Rewards near 0 that differ by at most this are equal too: 0.1 + 0.2 - 0.3 is 6e-17.
 ABSOLUTE = 5e-15
 
 
 def alike(low: Tensor, high: Tensor) -> Tensor:
     """Bools: whether rewards from ``low`` to ``high`` are equal but for rounding, such as 0.3 and 0.1 + 0.2.
 
-    The one definition of equal rewards: of a group without a signal and of a rollout without one.
+    The one definition of equal rewards, for groups and for rollouts without a signal.
     """
     return torch.isclose(low, high, rtol=RELATIVE, atol=ABSOLUTE)
 
 
 def all_alike(least: Threshold, greatest: Threshold) -> bool:
-    """The same of a whole rollout, by the 0- and the 1-quantile of its values; True where there are none."""
+    """The same for a whole rollout, by the 0- and the 1-quantile of its values; True without values."""
     low, high = least.value, greatest.value
     return low is None or high is None or math.isclose(low, high, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-#: Steps at most, and halvings of one.
+#: Most steps, and most halvings of a step.
 STEPS, HALVINGS = 50, 20
-#: The fit ends where a step lowers the loss by less than this share.
+#: The fit ends when a step lowers the loss by less than this share.
 ENOUGH = 1e-10
-#: A feature that varies by less than this share of how all of them vary is a constant, but for roundings.
+#: A feature that varies by less than this share of the variation of all is constant up to rounding.
 CONSTANT = 1e-6
 
 
@@ -24,7 +24,7 @@ class HalfSigmoid:
     """A fitted f. Make one with :meth:`fit`.
 
     Attributes:
-        mean, scale: ``(d,)`` float64, what features are centred by and multiplied by.
+        mean, scale: ``(d,)`` float64, by which features are centred and multiplied.
         weights: ``(d + 1,)`` float64, w of the scaled features and of a constant 1.
     """
 

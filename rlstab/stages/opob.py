@@ -133,7 +133,7 @@ class OPOB(AdvantageEstimator):
         return torch.where(responses.even, 0.0, advantages)
 
     def report(self, responses: ResponseBatch, stat: Settled, state: State) -> Mapping[str, Mean]:
-        """How far the baseline lies above the mean of the group; how many responses make it, as a share of the group.
+        """How far the baseline lies above the mean of the group; the number of responses that make it, as a share.
 
         The share is the effective sample size of the weights. Over responses of groups whose rewards differ.
         """
@@ -150,25 +150,25 @@ class OPOB(AdvantageEstimator):
 
 
 def over_tokens(responses: ResponseBatch, values: Tensor) -> Tensor:
-    """``(S,)`` sum of ``(S, T)`` values over the tokens of each response; what stands after its end does not matter."""
+    """``(S,)`` sum of ``(S, T)`` values over the tokens of each response; values after its end are not read."""
     there = torch.arange(values.shape[-1]) < responses.lengths.unsqueeze(-1)
     return torch.where(there, values, 0.0).sum(-1)
 
 
 def log_ratios(responses: ResponseBatch) -> Tensor:
-    """``(S,)`` float64, nats: log of how much likelier a response is now than where it was sampled."""
+    """``(S,)`` float64, nats: log of the ratio of a response's probability now to that when it was sampled."""
     now, then = responses.evidence("logprobs"), responses.evidence("rollout_logprobs")
     return over_tokens(responses, now.double() - then.double())
 
 
 def optimal_baseline(responses: ResponseBatch, log_weights: Tensor) -> Tensor:
-    """``(S,)`` mean reward of the group of each response, weighed by the exponential of ``(S,)`` log weights.
+    """``(S,)`` mean reward of the group of each response, weighted by the exponential of ``(S,)`` log weights.
 
     The gradient of a group is the sum of w_i (R_i - b) g_i, with w_i the importance weight of a response and g_i the
     gradient of its log-prob. For a b that does not depend on these responses its variance is least at
     b = sum w_i^2 n_i^2 R_i / sum w_i^2 n_i^2, where n_i is the norm of g_i (arXiv 2602.17616).
 
-    Plain where all weights of a group are 0. A common factor of the weights of a group changes nothing, so the largest
+    The plain mean if all weights of a group are 0. A common factor of a group's weights changes nothing, so the largest
     is divided out before the exponential, and none overflows.
     """
     weights = _shares(responses, log_weights)

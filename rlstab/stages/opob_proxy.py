@@ -1,4 +1,4 @@
-"""The off-policy optimal baseline, with a stand-in for the gradient norm that costs no backward."""
+"""The off-policy optimal baseline, with a proxy of the gradient norm that needs no backward pass."""
 
 from torch import Tensor
 
@@ -97,4 +97,5 @@ class OPOBProxy(OPOB):
 
 def logit_squares(logprobs: Tensor, sum_p_sq: Tensor) -> Tensor:
     """Squared norm of the gradient of each log-prob by the logits, in float64; both of one shape."""
-    return (1 - 2 * logprobs.double().exp() + sum_p_sq.double()).clamp(min=0)  # of a sure token it rounds around 0
+    # for a certain token it is 0 up to rounding
+    return (1 - 2 * logprobs.double().exp() + sum_p_sq.double()).clamp(min=0)

@@ -112,7 +112,7 @@ class OptimalTokenBaseline(AdvantageEstimator):
         return torch.where(there & ~responses.even.unsqueeze(-1), responses.rewards.unsqueeze(-1) - baseline, 0.0)
 
     def report(self, responses: ResponseBatch, stat: Settled, state: State) -> Mapping[str, Mean]:
-        """How far the baseline lies above the mean of the group, and the share of tokens where one goes on alone.
+        """How far the baseline lies above the mean of the group, and the share of tokens of the only response left.
 
         Over tokens of groups whose rewards differ; the baseline where there are several.
         """
@@ -122,7 +122,7 @@ class OptimalTokenBaseline(AdvantageEstimator):
         return {"baseline_shift": Mean.of(shift, there & ~alone), "alone": Mean.of(alone, there)}
 
     def _baseline(self, responses: ResponseBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """``(S, T)``: whether there is a token, its baseline, and whether no other of the group has one there."""
+        """``(S, T)``: whether there is a token, its baseline, and whether it is the only one of its group there."""
         squares = logit_squares(responses.evidence("logprobs"), responses.evidence("sum_p_sq"))
         there = torch.arange(squares.shape[-1]) < responses.lengths.unsqueeze(-1)
 

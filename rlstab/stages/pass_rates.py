@@ -1,8 +1,8 @@
-"""What is known of how often the policy solves each prompt of a pool: a Beta posterior that forgets.
+"""The estimated pass rate of each prompt of a pool: a Beta posterior that forgets.
 
 The evidence of a prompt is how much reward its responses had (``right``) and how much they missed (``wrong``); from a
-uniform prior, its pass rate p has the density Beta(1 + right, 1 + wrong). What was known of a prompt fades when it is
-answered again, for the policy has moved on, and by the prompts that it is shown most of all.
+uniform prior, its pass rate p has the density Beta(1 + right, 1 + wrong). The evidence of a prompt fades when it is
+answered again, because the policy has changed, above all on the prompts that it is shown.
 """
 
 from collections.abc import Mapping
@@ -21,14 +21,14 @@ from rlstab.stages.stage import Offer, PromptSelector
 
 #: Evidence that :func:`observed` reads.
 NEEDS = frozenset({"raw_rewards"})
-#: Rewards are rounded to a multiple of 1 / GRID: their sums are then exact, and the same however they are cut.
+#: Rewards are rounded to a multiple of 1 / GRID: their sums are then exact, and the same for any split.
 GRID = 2.0**20
 
 
 def observed(responses: ResponseBatch) -> Grouped:
     """Rewards of the scorer by prompt, in [0, 1].
 
-    A branch says nothing of the pass rate of its prompt, for it begins with an answer that was chosen: none is counted.
+    Branches are not counted: a branch says nothing about the pass rate, because it begins with a chosen answer.
     """
     rewards = (responses.evidence("raw_rewards").double().clamp(0, 1) * GRID).round() / GRID
     return Grouped.of(responses.prompt_ids, rewards, responses.given == 0)
@@ -58,7 +58,7 @@ class PassRateSelector(PromptSelector):
         return {"seen": observed(part)}
 
     def advance(self, state: State, stat: Settled) -> State:
-        """What was known of the prompts that were answered again fades.
+        """Add the new evidence, and let that of the answered prompts fade.
 
         Raises:
             OutOfRange: a prompt outside of the pool was answered.
@@ -74,7 +74,7 @@ class PassRateSelector(PromptSelector):
         return {name: state[name].index_copy(0, seen.keys, kept[name] + fresh[name]) for name in fresh}
 
     def report(self, responses: ResponseBatch, stat: Settled, state: State) -> Mapping[str, Mean]:
-        """How much of the pool is known, and the mean pass rate of the chosen prompts: as expected, and as it was."""
+        """The known share of the pool, and the mean pass rate of the chosen prompts, expected and observed."""
         rewards = responses.evidence("raw_rewards").double().clamp(0, 1)
         rates = responses.group_mean(rewards, weight=responses.given == 0)
         first = responses.first[~rates[responses.first].isnan()]

@@ -15,7 +15,7 @@ from rlstab.stages.stage import AdvantageEstimator, PromptSelector, RewardShaper
 
 @dataclass(frozen=True)
 class Pipeline:
-    """What acts outside the loss, in the order in which a rollout runs through it.
+    """The stages of a run, in the order in which a rollout passes through them.
 
     Attributes:
         selector: chooses the prompts.
@@ -34,7 +34,7 @@ class Pipeline:
         """The pipeline of some stages in any order; ``in_order`` and ``grpo`` are the defaults.
 
         Raises:
-            Conflict: two of a kind of which a run has one, one stage twice, or two that exclude each other.
+            Conflict: two stages of a kind that a run has once, one stage twice, or two that exclude each other.
         """
         for stage in stages:
             check_declared(type(stage).__qualname__, "needs", stage.needs, stage.known_needs)
@@ -89,19 +89,20 @@ def unmet(pipeline: Pipeline, methods: Iterable[str]) -> list[str]:
 
 
 def check_exclusions(stages: Sequence[Stage], others: Mapping[str, str]) -> None:
-    """Refuse what cannot act together.
+    """Refuse stages and methods that cannot act together.
 
     Args:
         stages: whose ``excludes`` are asked.
-        others: names of what is there, with what each is: a stage, or a method.
+        others: names of the stages and methods that are present, with the kind of each.
 
     Raises:
         Conflict: names the two parties and the reason.
     """
+    kinds = {stage.name: stage.kind for stage in stages}
     for stage in stages:
-        for name, why in sorted(stage.excludes.items()):
-            if name in others:
+        for name, what in sorted(others.items()):
+            why = stage.excludes.get(name) or stage.excludes.get(kinds.get(name, ""))
+            if why is not None:
                 raise Conflict(
-                    f"the stage '{stage.name}' and the {others[name]} '{name}' exclude each other: {why} Remove one of "
-                    f"them."
+                    f"the stage '{stage.name}' and the {what} '{name}' exclude each other: {why} Remove one of them."
                 )

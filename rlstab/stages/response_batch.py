@@ -1,4 +1,4 @@
-"""What stages see: whole responses in complete groups, once they are scored."""
+"""The batch that stages see: whole responses in complete groups, once they are scored."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EVIDENCE: Mapping[str, tuple[int, str]] = {
     "block_ids": (2, "the block that a token belongs to, from 0, and -1 for none, `(S, T)`"),
 }
 
-#: Evidence that one kind of stage alone can read, since it is known when that kind acts: :attr:`Stage.kind` by name.
+#: Evidence that only one kind of stage can read, because it is known when that kind acts: :attr:`Stage.kind` by name.
 ONLY_FOR: Mapping[str, str] = {
     "logprobs": "advantages",
     "squared_gradient": "advantages",
@@ -46,15 +46,15 @@ class ResponseBatch:
     """``S`` responses of one rank, complete groups in any order. All of it is on the CPU.
 
     Attributes:
-        rewards: ``(S,)`` float64, shaped as far as the stages before have shaped them.
+        rewards: ``(S,)`` float64, as shaped by earlier stages.
         lengths: ``(S,)`` float64, sampled tokens, the end included.
         ended: ``(S,)`` bool, False where the response was cut off.
         prompt_ids: ``(S,)`` int64, the number of the prompt in its task, the same whenever it is asked again.
         group_ids: ``(S,)`` int64, one for each time that a prompt is answered, unique over the run.
         sequence_ids: ``(S,)`` int64, unique over the run.
         given: ``(S,)`` int64, tokens of the answer that were not sampled: where a branch starts, else 0.
-        pivot: ``(S,)`` float64, ``given`` as a share of the length of the answer that was branched from; 0 elsewhere.
-        limit: tokens that an answer may have, the given ones included.
+        pivot: ``(S,)`` float64, ``given`` as a share of the length of the answer that was branched from; else 0.
+        limit: most tokens of an answer, including the given ones.
         extra: evidence by name, see :data:`EVIDENCE`.
     """
 
@@ -103,7 +103,7 @@ class ResponseBatch:
         return self.extra[name]
 
     def select(self, where: Tensor) -> ResponseBatch:
-        """Some of the responses, by a bool or by their places."""
+        """Some of the responses, by a bool or by their indices."""
         return self.from_tensors({name: values[where] for name, values in self.tensors().items()}, self.limit)
 
     def reshaped(self, rewards: Tensor) -> ResponseBatch:
@@ -120,12 +120,12 @@ class ResponseBatch:
 
     @property
     def groups(self) -> int:
-        """How many groups there are."""
+        """The number of groups."""
         return int(self.group.max()) + 1 if len(self) else 0
 
     @cached_property
     def first(self) -> Tensor:
-        """``(G,)`` index of the first response of each group, by which what belongs to a group is read off."""
+        """``(G,)`` index of the first response of each group, from which values of the group are read."""
         start = torch.full((self.groups,), len(self), dtype=torch.int64)
         return start.scatter_reduce(0, self.group, torch.arange(len(self)), "amin")
 
@@ -158,14 +158,14 @@ class ResponseBatch:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], limit: int) -> ResponseBatch:
-        """What :meth:`tensors` gave."""
+        """The batch from the result of :meth:`tensors`."""
         extra = {name.removeprefix("extra/"): values for name, values in tensors.items() if name.startswith("extra/")}
         known: dict[str, Any] = {name: values for name, values in tensors.items() if not name.startswith("extra/")}
         return cls(**known, limit=limit, extra=extra)
 
     @classmethod
     def joined(cls, batches: Sequence[ResponseBatch]) -> ResponseBatch:
-        """The responses of all batches in a row; evidence that not all of them have is left out."""
+        """The responses of all batches; evidence that some of them lack is left out."""
         several = [batch.tensors() for batch in batches]
         joined: dict[str, Tensor] = {}
         for name in set[str].intersection(*map(set, several)):

@@ -1,4 +1,4 @@
-"""Filling the slots of a rollout from a pool of prompts: none twice before all were taken, some slots at random.
+"""Fills the slots of a rollout from a pool of prompts: none twice before all were taken, some slots at random.
 
 All of it is a function of the offer, so a refill finds what its rollout took before by filling those slots again. Once
 a rollout has taken the whole pool, which only refills can make it do, the pool begins again: its next turn.
@@ -11,20 +11,20 @@ from rlstab.core.random import uniform
 from rlstab.errors import OutOfRange
 from rlstab.stages.stage import Offer
 
-#: Added to the seed: the order of the pool, that of prompts of equal value, and which slots are filled at random. The
-#: first two have to differ: what a slot takes at random may not depend on which of equal prompts were taken before.
+#: Added to the seed: for the order of the pool, of prompts of equal value, and of slots that are filled at random. The
+#: first two must differ: a random slot must not depend on which of several equal prompts were taken before.
 ORDER, TIES, DICE = 1_000_000_021, 1_000_000_033, 1_000_000_087
 #: Values that agree to this many decimals are equal: a rounding of the last bit decides nothing.
 DECIMALS = 9
 
 
 def pool_of(name: str, pool: int | None, offer: Offer) -> int:
-    """How many prompts, numbered from 0, a selector draws from: ``pool``, or as many as the task has.
+    """The number of prompts, from 0 on, that a selector draws from: ``pool``, or as many as the task has.
 
     Args:
         name: of the selector.
         pool: its setting.
-        offer: what it chooses from.
+        offer: from which it chooses.
 
     Raises:
         OutOfRange: neither is known, the task has fewer, or a rollout needs more different prompts.
@@ -51,13 +51,13 @@ def pool_of(name: str, pool: int | None, offer: Offer) -> int:
 
 
 def shuffled(offer: Offer, pool: int, turn: int = 0, stream: int = ORDER) -> Tensor:
-    """``(pool,)`` int64, all prompts in an order of their own for each rollout and turn."""
+    """``(pool,)`` int64, all prompts in a separate order for each rollout and turn."""
     positions = torch.arange(pool)
     return uniform(offer.seed + stream, torch.tensor(offer.rollout), torch.tensor(turn), positions).argsort(stable=True)
 
 
 def at_random(offer: Offer, share: float) -> list[bool]:
-    """Which slots of the rollout, up to the last one offered, are filled at random: ``share`` of them on average."""
+    """Bools: the slots of the rollout, up to the last one offered, that are filled at random, on average ``share``."""
     slots = torch.arange(offer.first + offer.count)
     return (uniform(offer.seed + DICE, torch.tensor(offer.rollout), slots) < share).tolist()
 
@@ -69,7 +69,7 @@ def best_first(offer: Offer, values: Tensor) -> Tensor:
 
 
 def filled(offer: Offer, ranked: Tensor, random_share: float) -> Tensor:
-    """``(count,)`` int64: each slot takes the first prompt of ``(pool,)`` ranked ones that is left, or any that is."""
+    """``(count,)`` int64: each slot takes the first remaining prompt of ``(pool,)`` ranked ones, or any of them."""
     pool, dice = len(ranked), at_random(offer, random_share)
     chosen: list[int] = []
     for turn, start in enumerate(range(0, len(dice), pool)):

@@ -1,4 +1,4 @@
-"""What acts outside the loss: choosing prompts, shaping rewards, estimating advantages, adding responses.
+"""The kinds of stages, which act outside the loss: choose prompts, shape rewards, estimate advantages, add responses.
 
 A stage is a method without terms: settings, evidence that it needs, summaries of the responses of a rollout, a state
 in the checkpoint; and one thing that it does. A rollout runs through them in this order::
@@ -8,8 +8,8 @@ in the checkpoint; and one thing that it does. A rollout runs through them in th
 What a stage does reads the state before the rollout; the state then advances once, by all responses of the rollout,
 dropped ones included. An estimator sees what is learnt from, and advances when that is learnt.
 
-A part is any set of whole groups, so whatever a stage does may not depend on how groups are dealt out to parts and
-ranks: what concerns other groups comes from the settled statistics. Randomness is by identity
+A part is any set of whole groups, so a stage must not depend on how groups are dealt out to parts and
+ranks: information about other groups comes from the settled statistics. Randomness is by identity
 (:func:`rlstab.core.random.uniform`), and states are equal bit for bit on all ranks.
 """
 
@@ -28,11 +28,12 @@ from rlstab.stages.response_batch import EVIDENCE, ResponseBatch
 
 
 class Stage(Method[ResponseBatch]):
-    """Settings, needs and state; a kind of stage adds what it does.
+    """Settings, needs and state; each kind of stage adds its action.
 
     Attributes:
         kind: the kind of stage, in plain words.
-        excludes: stages and methods of the loss, by name, that it cannot be combined with, each with the reason.
+        excludes: stages by name or kind, and methods of the loss by name, that it cannot be combined with, each with
+            the reason.
     """
 
     kind: ClassVar[str]
@@ -58,14 +59,14 @@ class Stage(Method[ResponseBatch]):
 
 @dataclass(frozen=True)
 class Offer:
-    """What a selector chooses from.
+    """The offer from which a selector chooses.
 
     Attributes:
         rollout: its number, from 0.
-        first: prompts of this rollout that are chosen already; a refill goes on where they ended.
-        count: how many to choose.
-        drawn: prompts that the run chose before these.
-        size: how many different training prompts the task has, numbered from 0; None where they are unlimited.
+        first: number of prompts of this rollout that are already chosen; a refill continues from there.
+        count: number of prompts to choose.
+        drawn: number of prompts that the run chose before these.
+        size: number of different training prompts of the task, numbered from 0; None if unlimited.
         seed: of the run.
         features: ``(n,)`` numbers of prompts to ``(n, width)`` float64, for a selector that needs
             ``prompt_features``: the mean of the policy's input embeddings over the tokens of a prompt.
@@ -125,14 +126,14 @@ class AdvantageEstimator(Stage):
 
 @dataclass(frozen=True, eq=False)
 class Expansion:
-    """What to sample beyond, and what not to learn from.
+    """What else to sample, and what not to learn from.
 
     Attributes:
         drop: ``(S,)`` bool, responses to leave out of learning, in whole groups; None for none.
-        fresh: how many more prompts to answer, over all ranks: the same number on every rank.
+        fresh: number of further prompts to answer, over all ranks: the same number on every rank.
         parents: ``(b,)`` int64 indices of responses to branch from, each at most once in a run.
-        pivots: ``(b,)`` int64, how many of their tokens a branch keeps, at least 1 and fewer than there are.
-        branches: how many responses go on from each.
+        pivots: ``(b,)`` int64, number of their tokens that a branch keeps, at least 1 but not all.
+        branches: number of responses that continue each.
     """
 
     drop: Tensor | None = None
@@ -175,8 +176,8 @@ class RolloutExpander(Stage):
     """Adds responses to a rollout, or drops some. A run has any number, asked in the order of the list.
 
     Attributes:
-        rounds: how often it is asked at most in one rollout, while it asks for more. Fresh prompts are sampled only
-            where a round is left: it sees all that it asked for.
+        rounds: most times that it is asked in one rollout, while it asks for more. Fresh prompts are sampled only
+            if a round is left, so that it sees everything that it asked for.
     """
 
     kind = "rollouts"
@@ -184,14 +185,14 @@ class RolloutExpander(Stage):
 
     @property
     def rounds(self) -> int:
-        """How often it is asked in one rollout, at most, as long as it asks for fresh prompts."""
+        """The most times that it is asked in one rollout, as long as it asks for fresh prompts."""
         return 1
 
     @abstractmethod
     def expand(self, responses: ResponseBatch, stat: Settled, state: State, seed: int) -> Expansion:
-        """What to add or drop, given the responses that are learnt from so far; ``stat`` is theirs."""
+        """What to add or drop, given the responses to learn from so far; ``stat`` is theirs."""
 
 
 def no_features(prompt_ids: Tensor) -> Tensor:
-    """For offers to selectors that need none."""
+    """The features in offers to selectors that need none."""
     return torch.zeros((len(prompt_ids), 0), dtype=torch.float64)

@@ -61,8 +61,8 @@ def block_evidence(
     Args:
         blocks: of each response, by :func:`told_blocks`.
         texts: the whole answers, as the task saw them.
-        answers: their tokens, those that were not sampled included.
-        given: how many of these were not sampled; they come first, and ``block_ids`` leaves them out.
+        answers: their tokens, including those that were not sampled.
+        given: number of these that were not sampled; they come first, and ``block_ids`` leaves them out.
         width: T.
         decode: the function from tokens to text by which ``texts`` were made.
     """
@@ -95,7 +95,7 @@ def token_blocks(
 
     @cache
     def reached(count: int) -> int:
-        """How many characters the first tokens complete; a character that is cut decodes differently and does not
+        """The number of characters that the first tokens complete; a partial character decodes differently and does not
         count.
         """
         prefix = decode(list(tokens[:count]))

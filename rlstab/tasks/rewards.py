@@ -216,7 +216,7 @@ def score(
 
 
 def without_lost(scores: Scores, rewards: Rewards, share: float, seed: int, sequence_ids: Tensor) -> Scores:
-    """What a flaky grader passes on: 0 for a share of the scores of the task, as if these answers had been wrong.
+    """The scores that a flaky grader passes on: 0 for a share of them, as if these answers had been wrong.
 
     Args:
         scores: of responses.

@@ -1,4 +1,4 @@
-"""Where an answer is compared with the right one: small objects that a worker process gets without their task.
+"""Scorers, which compare an answer with the right one: small objects that a worker process gets without their task.
 
 Neither this module nor what it imports may import torch, since workers do not.
 """
@@ -27,7 +27,7 @@ class Scorer(Protocol):
     """Scores a completion against its example."""
 
     def prepare(self) -> None:
-        """Import and build what the first score needs. A worker calls it once; its time does not count for a
+        """Import and build what the first score needs. A worker calls it once, outside the time limit of a
         completion.
         """
         ...

@@ -12,7 +12,7 @@ from rlstab.tasks.workers import Workers
 #: Learnt from, or held out.
 Split = Literal["train", "eval"]
 
-#: Examples that tell the data of two runs apart, of a split that has an end and of one that has none.
+#: Number of examples that tell the data of two runs apart, of a finite and of an unlimited split.
 TOLD_BY, TOLD_BY_ENDLESS = 100_000, 64
 
 
@@ -99,7 +99,7 @@ class Task(Protocol):
 def checksum_of_examples(task: Task) -> str:
     """Hexadecimal digits over the prompts and answers of a task, wherever its data come from: a file, a hub, code.
 
-    Of a split without end they are the first; of a very large one, some from all over it.
+    Of an unlimited split the first ones are used; of a very large one, some from all over it.
     """
     seen = hashlib.sha256()
     for split, size in sorted(task.size.items()):

@@ -83,7 +83,7 @@ class TextTask:
 
 
 def _read(where: str, row: Mapping[str, Any], settings: TextSettings) -> tuple[str, Any, str]:
-    """Of a row, its name in errors, its prompt (a text, or a list of messages), and its answer."""
+    """The name of a row in errors, its prompt (a text, or a list of messages), and its answer."""
     prompt, answer = (_value(where, row, settings, setting) for setting in ("prompt_field", "answer_field"))
     if isinstance(answer, bool) or not isinstance(answer, str | int | float):
         kind = f"the field {settings.answer_field!r} is {kind_of(answer)}"

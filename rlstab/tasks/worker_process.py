@@ -74,7 +74,7 @@ def _die_with(parent: int) -> None:
 
 
 def _limit(memory: int) -> None:
-    """From now on, ``memory`` bytes of address space, no growing file, no core dump, no new process (except for
+    """Allow only ``memory`` bytes of address space, no growing file, no core dump, no new process (except for
     root).
     """
     _lower(resource.RLIMIT_AS, memory, for_good=True)

@@ -57,7 +57,7 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _SET = {"PYTHONHASHSEED": "0", "TZ": "UTC", **dict.fromkeys(_THREADS, "1")}
 
 #: A prompt, a completion, and the right answer.
-Job: TypeAlias = tuple[str, str, Any]
+_Job: TypeAlias = tuple[str, str, Any]
 
 # the kernel kills a worker when the thread that started it ends, and this one lives as long as the process
 _STARTER = ThreadPoolExecutor(1, thread_name_prefix="rlstab scorers")
@@ -134,7 +134,7 @@ class Workers:
             raise ScorerError(visible(outcome.error, spaces=False))
         return outcome.score
 
-    def score(self, jobs: Sequence[Job], stop: threading.Event | None = None) -> list[Scored]:
+    def score(self, jobs: Sequence[_Job], stop: threading.Event | None = None) -> list[Scored]:
         """The results for some completions, in their order.
 
         Args:

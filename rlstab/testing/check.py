@@ -27,7 +27,7 @@ from rlstab.testing.rollouts import draw_run
 from rlstab.testing.stage_laws import STAGE_LAWS, StageTrial
 from rlstab.testing.steps import Step, draw_step, large_step
 
-#: The first law of methods and of stages: where it is broken, no other is checked.
+#: The first law of methods and of stages: if it is broken, no other is checked.
 RUNS = "runs"
 #: The loss of an optimizer step, from its tokens as plain numbers (see ``Step.tokens``), written without rlstab.
 Oracle = Callable[[list[list[dict[str, float]]]], float]
@@ -35,8 +35,8 @@ Oracle = Callable[[list[list[dict[str, float]]]], float]
 
 @dataclass(frozen=True)
 class Result:
-    """One law: ``passed``, ``failed``, ``excepted`` (declared on the class), ``silent`` (nothing to say here) or
-    ``skipped`` (not checked, for the method does not run).
+    """The result of one law: ``passed``, ``failed``, ``excepted`` (declared on the class), ``silent`` (not applicable),
+    or ``skipped`` (not checked, because the method does not run).
     """
 
     law: str
@@ -47,7 +47,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Report:
-    """What :func:`check_objective` or :func:`check_stage` saw; ``str`` is a table.
+    """The findings of :func:`check_objective` or :func:`check_stage`; ``str`` is a table.
 
     Attributes:
         method: ``repr`` of what was checked.
@@ -59,7 +59,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """No law is broken."""
+        """Whether no law is broken."""
         return not self.failed
 
     @property
@@ -72,7 +72,7 @@ class Report:
         return next(result for result in self.results if result.law == law)
 
     def __str__(self) -> str:
-        """A table of all laws; where the first is broken, that alone, with the cause last."""
+        """A table of all laws; if the first is broken, only that one, with the cause last."""
         if RUNS in self.failed:
             return f"{self.method}\nbroken: {RUNS}. No other law is checked until it runs.\n{self[RUNS].detail}\n"
         table = Table(title=escape(self.method), title_justify="left")
@@ -172,7 +172,7 @@ def parametrize_laws(
 
 
 class _Check:
-    """A method or stage under the laws; what several laws look at is drawn once."""
+    """A method or stage under the laws; trials that several laws use are drawn once."""
 
     def __init__(self, method: Method[Any], examples: int, laws: Sequence[Law]) -> None:
         self.method, self.examples, self.laws = method, max(1, examples), laws
@@ -188,16 +188,16 @@ class _Check:
         chosen = [law for law in self.laws if names is None or law.name in {RUNS, *names}]
         if any(law.name == "process" for law in chosen):
             with suppress(fresh_process.Unreachable):
-                fresh_process.start()  # by the time that it is asked, it is there
+                fresh_process.start()  # so that it is ready when it is needed
         return Report(repr(self.method), [self.result(law) for law in chosen])
 
     def excepted(self, law: Law) -> str:
-        """Why methods inside declare that they break a law; empty where none does."""
+        """The reasons why methods inside declare that they break a law; may be empty."""
         reasons = {part.name: part.about.exceptions.get(law.name) for part in fresh_process.methods_of(self.method)}
         return "; ".join(f"{name}: {reason}" for name, reason in reasons.items() if reason)
 
     def trials(self, law: Law) -> Iterator[Any]:
-        """What a law is checked on, small trials first."""
+        """The trials of a law, small ones first."""
         many = self.examples >= 4
         for number in range(many if law.once else self.examples):
             yield self.trial(law.draws, number)
@@ -205,11 +205,11 @@ class _Check:
             yield self.trial("large", 1)
 
     def draw(self, draws: str, number: int) -> Any:
-        """One trial, the same for all laws that draw alike."""
+        """One trial, shared by all laws that draw alike."""
         raise NotImplementedError
 
     def check(self, law: Law) -> Result:
-        """Check one law; where the first is broken, the others are not checked."""
+        """Check one law; if the first is broken, the others are not checked."""
         said = partial(Result, law.name, law.says)
         if law is not self.laws[0] and self.result(self.laws[0]).outcome == "failed":
             return said("skipped", f"not checked: '{RUNS}' is broken, fix that first")
@@ -222,7 +222,7 @@ class _Check:
             try:
                 with (
                     no_fit_warnings()
-                ):  # alone or with the partners of the laws, it may lack what it was published with
+                ):  # alone or with the partners of the laws, it may lack methods that it was published with
                     law.check(self.method, trial)
             except NotApplicable as nothing:
                 silent.append(str(nothing))
@@ -230,7 +230,7 @@ class _Check:
                 raise
             except BrokenLaw as error:
                 return said("failed", f"On {trial}: {error}")
-            except Exception as error:  # a user's method may raise anything; that breaks the law that met it
+            except Exception as error:  # user code may raise anything, which breaks the law that ran it
                 if not (isinstance(error, OutOfRange) and trial.may_refuse(self.method)):
                     return said("failed", f"On {trial}: it raised {type(error).__name__}: {error}")
         return said("silent", silent[0]) if len(silent) == checked else said("passed", "")

@@ -1,4 +1,4 @@
-"""When two outcomes are the same and a gradient is a slope, and what to say when they are not."""
+"""Whether two outcomes are the same and a gradient is a slope, and the errors if not."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from rlstab.core.stats import Mean
 from rlstab.testing import tolerances
 from rlstab.testing.run import StepOutcome
 
-#: Values that are moved to compare a gradient with slopes; the loss is computed twice for each.
+#: Number of values that are moved to compare a gradient with slopes; the loss is computed twice for each.
 MOVED = 24
 
 
 class BrokenLaw(AssertionError):
-    """A method does not obey a law; the text says what was seen."""
+    """A method does not obey a law; the text says how."""
 
 
 def close(what: str, given: StepOutcome, other: StepOutcome, tolerance: float) -> None:
-    """Loss, gradients, report, state and learning-rate scale of two outcomes agree."""
+    """Require that loss, gradients, report, state and learning-rate scale of two outcomes agree."""
     scale = max(given.scale, other.scale)
     near(f"{what}: the loss", given.loss, other.loss, tolerance * scale)
     near(f"{what}: lr_scale", given.lr_scale, other.lr_scale, tolerance)
@@ -39,19 +39,19 @@ def close(what: str, given: StepOutcome, other: StepOutcome, tolerance: float) -
 
 
 def same_report(what: str, given: Mapping[str, Mean], other: Mapping[str, Mean], tolerance: float) -> None:
-    """Two reports agree; a metric that is not there is one that counted nothing."""
+    """Require that two reports agree; a missing metric is one that counted nothing."""
     mine, theirs = ({name: mean.value for name, mean in of.items() if float(mean.count)} for of in (given, other))
     same_state(f"{what}: the report", mine, theirs, tolerance)
 
 
 def near(what: str, given: float, other: float, within: float) -> None:
-    """Two numbers differ by no more than ``within``; NaN is near nothing."""
+    """Require that two numbers differ by at most ``within``; NaN differs from everything."""
     if not abs(given - other) <= within:
         raise BrokenLaw(f"{what} is {given!r} and {other!r}.")
 
 
 def same_state(what: str, given: Any, other: Any, tolerance: float) -> None:
-    """Two states, or what else there is by name, agree number by number."""
+    """Require that two states, or other nested values, agree number by number."""
     if isinstance(given, Mapping) and isinstance(other, Mapping) and given.keys() == other.keys():
         for key in given:
             same_state(f"{what}['{key}']", given[key], other[key], tolerance)
@@ -66,7 +66,7 @@ def same_state(what: str, given: Any, other: Any, tolerance: float) -> None:
 def check_slopes(loss: Callable[[Mapping[str, Tensor]], Tensor], live: Mapping[str, Tensor], seed: int) -> None:
     """Compare the gradient of a loss with the slopes of the loss itself, at some values drawn by ``seed``.
 
-    Where the two sides differ there is a kink, and a gradient between the two is right.
+    If the slopes of the two sides differ, there is a kink, and a gradient between them is right.
 
     Raises:
         BrokenLaw: it is not a slope of the loss, or the loss jumps.
@@ -86,7 +86,7 @@ def check_slopes(loss: Callable[[Mapping[str, Tensor]], Tensor], live: Mapping[s
             slope = 0.0 if gradient is None else float(gradient[token])
 
             def side(step: float, name: str = name, token: int = token, slope: float = slope) -> tuple[float, float]:
-                """The slope towards one side, and by how much more than rounding it is off."""
+                """The slope towards one side, and its error beyond rounding."""
                 moved = live[name].clone()
                 moved[token] += step
                 quotient = (float(loss({**live, name: moved})) - middle) / step
@@ -109,7 +109,7 @@ def check_slopes(loss: Callable[[Mapping[str, Tensor]], Tensor], live: Mapping[s
 
 
 def leaves_of(data: Any, path: str = "state") -> Iterator[tuple[str, Any]]:
-    """What is at the ends of mappings and dataclasses, each with its path."""
+    """The leaves of mappings and dataclasses, each with its path."""
     if isinstance(data, Mapping):
         for key, value in data.items():
             yield from leaves_of(value, f"{path}['{key}']")
@@ -121,10 +121,10 @@ def leaves_of(data: Any, path: str = "state") -> Iterator[tuple[str, Any]]:
 
 
 def check_state(state: Mapping[str, Any], initial: Mapping[str, Any]) -> None:
-    """A state is what a checkpoint can hold, and each entry stays of the kind that it had at first.
+    """Require that a checkpoint can hold a state, and that each entry keeps its kind.
 
     Plain dicts with text as keys, and numbers, bools, text and tensors; of subclasses, such as ``numpy.float64``, a
-    ``defaultdict`` or a tensor with attributes, a checkpoint gives back something else.
+    ``defaultdict`` or a tensor with attributes, a checkpoint restores something else.
 
     Raises:
         BrokenLaw: names the entry.
@@ -161,7 +161,7 @@ def _check_plain(value: Any, path: str) -> None:
 
 
 def size_of(state: State) -> int:
-    """How many numbers and letters a state holds."""
+    """The number of numbers and letters in a state."""
     sizes = (
         len(value) if isinstance(value, str) else value.numel()
         for _, value in leaves_of(state)
@@ -171,7 +171,7 @@ def size_of(state: State) -> int:
 
 
 def check_bounded(sizes: Sequence[int]) -> None:
-    """A state does not grow without bound.
+    """Require that a state does not grow without bound.
 
     Args:
         sizes: of the state after each of many optimizer steps or rollouts, in order.

@@ -21,7 +21,7 @@ from rlstab.errors import OutOfRange, UnknownName, did_you_mean
 from rlstab.testing.check import Report, Result
 from rlstab.testing.compare import BrokenLaw
 
-#: What a loss may take, by the names of its parameters. Tensors are float64 and padded, log-probs in nats.
+#: The arguments that a loss may take, by name. Tensors are float64 and padded, log-probs in nats.
 ARGUMENTS: Mapping[str, str] = {
     "logprobs": "(B, T), live log-probs of the sampled tokens, with grad",
     "entropies": "(B, T), live entropies, nats, with grad",
@@ -36,7 +36,7 @@ ARGUMENTS: Mapping[str, str] = {
     "parts": "number of micro-batches on this rank",
     "ranks": "number of ranks",
 }
-#: The kinds of cuts, in the order of the report, with what has to hold.
+#: The kinds of cuts in the order of the report, each with its requirement.
 KINDS: Mapping[str, str] = {
     "again": "Under another random seed, a step gives the same gradient.",
     "micro-batches": "A step in micro-batches gives the gradient of the whole step.",
@@ -45,20 +45,21 @@ KINDS: Mapping[str, str] = {
     "packed": "All responses end to end in one row give the gradient of padded rows.",
     "ranks": "A step over ranks gives the gradient of the whole step.",
 }
-#: What moved the gradient where all tokens share one factor, and where tokens of one response do not.
+#: Causes if all tokens share one factor, and if tokens of one response do not.
 _FACTOR = {
     "padding": "padding counts in the divisor",
     "packed": "the divisor counts rows",
     "ranks": "the losses of ranks are averaged: multiply by `ranks`",
     "": "divide by counts of the step, such as `tokens`, or pass accumulate='mean'",
 }
+_HELD = "what padding holds takes part in it, such as in a value that is read at the first position"
 _CHOICE = {
     "": "a mean, a threshold, a quantile or a selection is taken over the tokens of one micro-batch",
     "padding": "padding is part of a mean, a threshold or a selection",
     "order": "a selection goes by the order of the responses",
     "packed": "a statistic of a row mixes responses",
 }
-#: Responses of a drawn step, tokens of the longest, and how far other log-probs are from the old ones, nats.
+#: Responses of a random step, tokens of the longest, and the distance of other log-probs from the old ones, nats.
 _ROWS, _LONGEST = 16, 24
 _SPREAD = {"logprobs": 0.3, "ref_logprobs": 0.5, "rollout_logprobs": 0.1}
 _ROW = torch.arange(_ROWS).unsqueeze(1).expand(_ROWS, _LONGEST)
@@ -87,7 +88,7 @@ class _Cut:
 
 
 def assert_cut_free(loss: Callable[..., Any], **options: Any) -> None:
-    """Raise where a loss depends on how an optimizer step is cut; see :func:`check_cut_free` for the arguments.
+    """Raise if a loss depends on how an optimizer step is split; see :func:`check_cut_free` for the arguments.
 
     Raises:
         BrokenLaw: an AssertionError whose text is the report.
@@ -105,17 +106,17 @@ def check_cut_free(
     steps: int = 4,
     tolerance: float = 1e-5,
 ) -> Report:
-    """Compare the gradients of drawn optimizer steps that are given to a loss whole and cut.
+    """Compare the gradients of random optimizer steps that are given to a loss whole and split.
 
     Args:
         loss: called for each micro-batch with those of :data:`ARGUMENTS` that its parameters name, or with all but
-            ``sequence`` where it takes ``**names``; it returns the scalar to backpropagate, or a tuple that begins
+            ``sequence`` if it takes ``**names``; it returns the scalar to backpropagate, or a tuple that begins
             with it. :func:`trl_loss`, :func:`verl_loss` and
             :func:`skyrl_loss` make one of a host's own function. Gradients are averaged over ranks, as by DDP and FSDP.
         accumulate: whether the gradients of the micro-batches of a rank are summed or averaged.
-        even: all micro-batches have equally many responses. Set it where your trainer ensures that.
-        steps: how many optimizer steps are drawn; they are the same in every call.
-        tolerance: how much a gradient may move, relative to its L2 norm.
+        even: all micro-batches have the same number of responses. Set it if your trainer ensures that.
+        steps: number of random optimizer steps, which are the same in every call.
+        tolerance: how far a gradient may move, relative to its L2 norm.
 
     Returns:
         A report with one :class:`CutResult` for each of :data:`KINDS`.
@@ -148,7 +149,7 @@ def check_cut_free(
 
 
 def _names(loss: Callable[..., Any]) -> list[str]:
-    """What a loss takes: parameters of the names of :data:`ARGUMENTS`, and others only with a default."""
+    """The parameters of a loss: names of :data:`ARGUMENTS`, and others only with a default."""
     named = inspect.signature(loss).parameters.values()
     if any(one.kind is one.VAR_KEYWORD for one in named):
         return [name for name in ARGUMENTS if name != "sequence"]
@@ -173,7 +174,7 @@ def _draw(seed: int) -> dict[str, Tensor]:
 
 
 def _cuts(lengths: Tensor, seed: int, even: bool, packs: bool) -> Iterator[tuple[str, _Cut]]:
-    """The cuts of a step; of each kind, the one that tells causes apart best comes first."""
+    """The cuts of a step; within each kind, the one that best tells causes apart comes first."""
     by_length = lengths.argsort(stable=True).tolist()
     shuffled = torch.randperm(_ROWS, generator=torch.Generator().manual_seed(seed)).tolist()
 
@@ -221,7 +222,7 @@ def _gradients(
 
 
 def _cause(given: Tensor, whole: Tensor, step: Mapping[str, Tensor], cut: _Cut, kind: str) -> str:
-    """What moved the gradient, by which tokens share a factor."""
+    """The cause of a moved gradient, from the tokens that share a factor."""
     if kind == "again" or not given.isfinite().all():
         return "the loss draws random numbers by the order of calls" if kind == "again" else "it is not finite"
     column = int((given - whole).norm(dim=0).argmax())
@@ -229,7 +230,7 @@ def _cause(given: Tensor, whole: Tensor, step: Mapping[str, Tensor], cut: _Cut, 
     row = _ROW[step["mask"] > 0]
 
     def factors(groups: Sequence[Sequence[int]]) -> Tensor | None:
-        """The factor of each group of responses, where all its tokens share one."""
+        """The factor of each group of responses, if all its tokens share one."""
         members = [torch.isin(row, torch.tensor(list(group))) & ((whole != 0) | (given != 0)) for group in groups]
         each = [given[member] / whole[member] for member in members]
         return torch.stack([one.mean() for one in each]) if all(map(_same, each)) else None
@@ -237,8 +238,9 @@ def _cause(given: Tensor, whole: Tensor, step: Mapping[str, Tensor], cut: _Cut, 
     parts = [list(part) for parts in cut.ranks for part in parts]
     if (found := factors(parts)) is not None:
         if _same(found):
-            times = f"all of it is {float(found.nanmean()):.3g} times as large"
-            return f"{times}: {_FACTOR.get(kind, _FACTOR[''])}"
+            factor = float(found.nanmean())
+            why = _FACTOR.get(kind, _FACTOR[""]) if kind != "padding" or 0 < factor < 1 else _HELD
+            return f"all of it is {factor:.3g} times as large: {why}"
         lengths = [step["mask"][part].sum(1) for part in parts]
         sizes = {
             "tokens": [float(length.sum()) for length in lengths],
@@ -252,7 +254,8 @@ def _cause(given: Tensor, whole: Tensor, step: Mapping[str, Tensor], cut: _Cut, 
         return f"each micro-batch has a factor of its own, {float(found.min()):.3g} to {float(found.max()):.3g}"
     if (found := factors([[number] for number in range(_ROWS)])) is not None:
         low, high = float(found.min()), float(found.max())
-        return f"each response has a factor of its own, {low:.3g} to {high:.3g}: other responses take part in it"
+        why = _HELD if kind == "padding" else "other responses take part in it"
+        return f"each response has a factor of its own, {low:.3g} to {high:.3g}: {why}"
     odd = int((given - whole).abs().gt(1e-6 * whole.abs().max()).sum())
     return f"{odd} of {len(row)} tokens change, unlike others of their response: {_CHOICE.get(kind, _CHOICE[''])}"
 

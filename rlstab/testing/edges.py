@@ -1,6 +1,6 @@
-"""Where two methods that look alike differ: ties, values just on a threshold, ratios far from 1 and of exactly 1.
+"""Edge cases in which similar methods differ: ties, values exactly on a threshold, ratios far from 1 and of exactly 1.
 
-Continuous random numbers meet none of these. A step of :mod:`rlstab.testing.steps` is sharpened here before a law sees
+Continuous random numbers hit none of these. A step of :mod:`rlstab.testing.steps` is sharpened here before a law sees
 it.
 """
 
@@ -23,12 +23,12 @@ from rlstab.core.settings import settings_of
 from rlstab.testing.fresh_process import methods_of
 from rlstab.testing.steps import LOGS, Step, in_domain, make_step
 
-#: Thresholds that are common in code, for those that neither a setting nor a literal names.
+#: Thresholds that are common in code, for methods without a setting or literal.
 ROUND = (0.0, 0.5, 1.0, 2.0, 3.0)
 #: Numbers by name, one for each token.
 Columns: TypeAlias = dict[str, list[float]]
 
-#: Not read off one token's own numbers: a copy of a token keeps them.
+#: Quantities that do not follow from one token's numbers: a copy of a token keeps them.
 _OF_THE_ROW = frozenset({"advantages", "truncated", "lag", "block_ids"})
 #: Two log-probs that methods compare, the minuend first; the first is the ratio's.
 _PAIRS = (
@@ -44,7 +44,7 @@ _PAIRS = (
 
 
 def numbers_of(method: TokenObjective) -> tuple[float, ...]:
-    """Numbers that a method may compare with: its settings and the literals of its code, at most 24."""
+    """Numbers that a method may compare values with: its settings and the literals of its code, at most 24."""
     methods: list[TokenObjective] = methods_of(method)
     values = [getattr(part, setting.name) for part in methods for setting in settings_of(type(part))]
     for part in methods:
@@ -100,7 +100,7 @@ class Edge:
     value: float
 
     def put(self, columns: Columns, token: int) -> None:
-        """Put it there."""
+        """Put the quantity on the number."""
         if self.less is None:
             columns[self.name][token] = self.value
         elif self.value == 0:
@@ -111,7 +111,7 @@ class Edge:
 
 
 def edges_of(method: TokenObjective) -> Iterator[Edge]:
-    """What a method may compare, on all numbers that it may compare it with."""
+    """The quantities that a method may compare, with all numbers that it may compare them with."""
     needs = method.needs
     read = {"live", "old_logprobs", "logprobs", *needs}
     extra = needs - SIGNALS.keys() - BASICS
@@ -132,7 +132,7 @@ def edges_of(method: TokenObjective) -> Iterator[Edge]:
 
 
 def rich_step(number: int, extra: Sequence[str], edges: Sequence[Edge], *, extreme: bool = False) -> Step:
-    """One of the optimizer steps with which laws begin: eight responses, and a bit of everything.
+    """One of the optimizer steps with which laws begin: eight responses with a bit of everything.
 
     Together, the first ``count(edges)`` of them have all edges.
     """
@@ -145,12 +145,12 @@ def rich_step(number: int, extra: Sequence[str], edges: Sequence[Edge], *, extre
 
 #: Lengths of the responses of a rich step.
 RICH = (7, 1, 10, 4, 11, 3, 8, 6)
-#: Edges that one of them has room for.
+#: Number of edges that fit into one of them.
 _ROOM = 30
 
 
 def count(edges: Sequence[Edge]) -> int:
-    """How many rich steps have room for the edges."""
+    """The number of rich steps that the edges need."""
     return max(1, -(-len(edges) // _ROOM))
 
 
@@ -208,7 +208,7 @@ def sharpened(step: Step, seed: int, edges: Sequence[Edge] = (), *, every: bool 
 
 
 def _twins(draw: random.Random, columns: Columns, rows: dict[int, list[int]], share: float) -> None:
-    """Most tokens become copies of a few, in whatever they are compared by; some miss that by a ten-thousandth."""
+    """Make most tokens copies of a few, in all compared quantities; some differ by a ten-thousandth."""
     count = len(columns["live"])
     models = [draw.randrange(count) for _ in range(draw.randint(2, 4))]
     kept = {name: [column[model] for model in models] for name, column in columns.items()}
@@ -237,7 +237,7 @@ def _log(number: float) -> float:
 
 
 def with_small(step: Step) -> Step:
-    """The step with signals and log-ratios of some tokens so near to 0 that a rounding of float32 is not far off."""
+    """The step with signals and log-ratios of some tokens so close to 0 that float32 rounding matters."""
     some, small = torch.arange(len(step)) % 5 == 1, 2.0**-20
     near = {name: -small for name in ("logprobs", "max_logprobs") if name in step.evidence}
     near |= {

@@ -1,7 +1,7 @@
-"""A fresh process, in which a method has not run yet: another hash seed, and another rank.
+"""A fresh process in which a method has not run yet, with another hash seed and another rank.
 
-One server is started for all checks of a Python process. It imports the modules of methods and never runs one; every
-question is answered by a fork, so that nothing is left of the last one.
+One server is started for all checks of a Python process. It imports the modules of methods and never runs one; each
+question is answered by a fork, so that nothing remains of the last one.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from rlstab.core.objective import TokenObjective
 from rlstab.errors import ProcessError
 from rlstab.testing.watch import Shared
 
-#: Seconds that a method may take for what it is asked.
+#: Seconds that a method may take for one question.
 ALARM = 60
-#: Seconds that an answer may take, the start of the server and imports among them.
+#: Seconds that an answer may take, including the start of the server and imports.
 TIMEOUT = 240.0
-#: What tells a process which one of several it is; the other process is another one.
+#: Environment variables that number processes; the other process gets another number.
 _RANK = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "SLURM_PROCID": "3", "CUDA_VISIBLE_DEVICES": "2,5"}
 
 
@@ -45,7 +45,7 @@ class Unreachable(Exception):
 
 
 def methods_of(method: Method[Any]) -> list[Any]:
-    """The methods inside of an objective, those that are only observed too; a stage is alone."""
+    """The methods inside an objective, including observed ones; a stage is alone."""
     return [leaf.method for leaf in walk(method, observed=True)] if isinstance(method, TokenObjective) else [method]
 
 
@@ -72,11 +72,11 @@ class PickledMethod:
             return cls(f"{error}. Define the class at the top of a module", files)
 
     def run(self, work: Callable[[Any, Any], Any], given: object) -> Any:
-        """What ``work(method, given)`` gives there.
+        """The result of ``work(method, given)`` in the other process.
 
         Raises:
             Unreachable: the method cannot be sent.
-            RuntimeError: the method raised there, and not here.
+            RuntimeError: the method raised there but not here.
             ProcessError: the other process died, or does not answer.
         """
         if isinstance(self.pickled, str):
@@ -122,23 +122,23 @@ class _Server:
     def close(self) -> None:
         if self.owner == os.getpid():
             with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)  # a fork of it that hangs, too
+                os.killpg(self.process.pid, signal.SIGKILL)  # including a fork of it that hangs
             self.process.wait()
         self.line.close()
 
 
 @cache
 def start() -> _Server:
-    """The server, started at the first call; it takes seconds, for which only the first question waits.
+    """The server, started at the first call, which takes seconds; only the first question waits for it.
 
     Raises:
-        Unreachable: this platform has none.
+        Unreachable: this platform cannot have one.
     """
     if not (hasattr(os, "fork") and sys.platform != "darwin" and sys.executable):
         raise Unreachable("processes of this platform cannot be forked safely; check it on Linux")
     server = _Server()
     atexit.register(server.close)
-    os.register_at_fork(after_in_child=start.cache_clear)  # a fork of this process starts its own
+    os.register_at_fork(after_in_child=start.cache_clear)  # a fork of this process starts its own server
     return server
 
 
@@ -146,7 +146,7 @@ def start() -> _Server:
 
 
 def serve(descriptor: int) -> None:
-    """Answer until the other end is closed, each time in a fork; what a method prints goes nowhere."""
+    """Answer until the other end is closed, each time in a fork; output of methods is discarded."""
     torch.set_num_threads(1)
     line = Connection(descriptor)
     distributed: Any = torch.distributed  # before the modules of methods are imported
@@ -178,7 +178,7 @@ def _answer(line: Connection, pickled: bytes, job: bytes) -> None:
         method, (work, given) = pickle.loads(pickled), pickle.loads(job)
         failure, where = RuntimeError, "in another process it raised "
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # they were told on the other side
+            warnings.simplefilter("ignore")  # the other side has shown them
             shared = Shared()
             answer = pickle.dumps(work(method, given))
             shared.check()
@@ -189,7 +189,7 @@ def _answer(line: Connection, pickled: bytes, job: bytes) -> None:
 
 
 def _import(name: str, file: str) -> None:
-    """The module of a class: by its name, or from its file where the name leads to no module or to another one."""
+    """The module of a class, by its name, or from its file if the name leads to no module or to another one."""
     if name == "__main__":
         raise ImportError("its class is defined in a script or was typed in. Define it in a module")
     try:

@@ -1,7 +1,7 @@
-"""The laws of methods, each a check on drawn optimizer steps that raises ``BrokenLaw`` with what it saw.
+"""The laws of methods, each a check on random optimizer steps that raises ``BrokenLaw`` with its finding.
 
-Purity: an outcome is a function of what a method declares that it reads, and of nothing else. Agreement: one optimizer
-step told in two ways gives one outcome. The loss: numbers are finite, a gradient is a slope, and nothing pulls that
+Purity: an outcome depends only on what a method declares that it reads. Agreement: one optimizer
+step given in two ways has one outcome. The loss: numbers are finite, a gradient is a slope, and no token pulls that
 must not.
 """
 
@@ -43,31 +43,31 @@ from rlstab.testing.compare import (
 from rlstab.testing.edges import edges_of, rich_step, with_small, words_of
 from rlstab.testing.fresh_process import PickledMethod, Unreachable, methods_of
 from rlstab.testing.relabel import relabellings, same_draws
-from rlstab.testing.run import Outcome, StepOutcome, joined, run_chain, run_ranks, run_whole
+from rlstab.testing.run import RunOutcome, StepOutcome, joined, run_chain, run_ranks, run_whole
 from rlstab.testing.steps import Step, in_domain, large_step, make_step
 from rlstab.testing.watch import ReadOnly, Shared, Wide
 
 #: Raises :class:`BrokenLaw`, or :class:`NotApplicable`.
 LawCheck: TypeAlias = Callable[[Any, Any], None]
-#: Runs a method or stage; says that two outcomes are the same within a tolerance.
-Run: TypeAlias = Callable[..., Any]
+#: Runs a method or stage; requires that two outcomes are the same within a tolerance.
+_Run: TypeAlias = Callable[..., Any]
 
 
-#: Optimizer steps or rollouts of a long run, and those after it in which only the state goes on.
+#: Numbers of optimizer steps or rollouts in a long run, and after it with only the state advancing.
 LONG, LONGER = 30, 100
 
 
 class NotApplicable(Exception):
-    """A law has nothing to say about this method; the text says why."""
+    """A law does not apply to this method; the text says why."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What a law of methods is checked on: two optimizer steps in a row, and a seed.
+    """A trial of a law of methods: two optimizer steps in a row, and a seed.
 
     Attributes:
         first, second: the optimizer steps.
-        seed: of cuts and orders; batches are laid out in padded rows where it is odd, and packed where it is even.
+        seed: of cuts and orders; batches are in padded rows if it is odd, and packed if it is even.
         pickled: the method for another process, as it was before any law saw it.
     """
 
@@ -92,7 +92,7 @@ class Trial:
         return False
 
     def laid_out(self, step: Step) -> Step:
-        """An optimizer step, in padded rows where the seed is odd."""
+        """An optimizer step, in padded rows if the seed is odd."""
         return step.laid_out(self.seed) if self.seed % 2 else step
 
 
@@ -101,13 +101,13 @@ class Law:
     """One law, of methods or of stages.
 
     Attributes:
-        name: by which an exception is declared.
+        name: of the law, by which an exception is declared.
         says: one sentence.
         check: of a method or stage, on a trial.
-        draws: what it is checked on. ``sharp`` steps have ties, ratios far from 1, and values on the thresholds of the
-            method; ``smooth`` ones are without the values on thresholds; ``extreme`` ones go as far as numbers can go.
-        once: it is checked once, whatever it is given.
-        large: it is checked on something large, too.
+        draws: the kind of trials. ``sharp`` steps have ties, ratios far from 1, and values on the thresholds of the
+            method; ``smooth`` ones lack values on thresholds; ``extreme`` ones go as far as numbers can go.
+        once: whether it is checked only once.
+        large: whether it is also checked on a large trial.
     """
 
     name: str
@@ -119,7 +119,7 @@ class Law:
 
 
 def add_to(laws: list[Law], **options: Any) -> Callable[[Any], Any]:
-    """A decorator that makes a check the next of these laws, called and described as the function is."""
+    """A decorator that makes a check the next of these laws, with the name and docstring of the function."""
 
     def add(check: Any) -> Any:
         laws.append(Law(check.__name__.replace("_", " "), str(check.__doc__).rstrip("."), check, **options))
@@ -128,7 +128,7 @@ def add_to(laws: list[Law], **options: Any) -> Callable[[Any], Any]:
     return add
 
 
-#: The laws of methods, in the order of the report. Where the first is broken, no other one is checked.
+#: The laws of methods, in the order of the report. If the first is broken, no other one is checked.
 LAWS: list[Law] = []
 law = partial(add_to, LAWS)
 
@@ -157,7 +157,7 @@ class Dropping(TokenObjective):
 
 
 def dealt(rng: random.Random, items: Iterable[int], parts: int, world: int, spared: int) -> list[list[list[int]]]:
-    """Sequences or groups dealt out to parts, and these to ranks; of several ranks the first ``spared`` get nothing."""
+    """Sequences or groups dealt out to parts, and parts to ranks; of several ranks the first ``spared`` get nothing."""
     cut: list[list[int]] = [[] for _ in range(parts)]
     for item in items:
         rng.choice(cut).append(item)
@@ -168,8 +168,8 @@ def dealt(rng: random.Random, items: Iterable[int], parts: int, world: int, spar
     return ranks
 
 
-def check_finite(outcome: Outcome, given: Iterable[tuple[str, Any]], where: str = "") -> None:
-    """What an outcome has, and its metrics and state, are numbers.
+def check_finite(outcome: RunOutcome, given: Iterable[tuple[str, Any]], where: str = "") -> None:
+    """Require that an outcome, its metrics and its state are finite numbers.
 
     Raises:
         BrokenLaw: names the first that is not.
@@ -198,8 +198,8 @@ def check_repr(method: Method[Any]) -> None:
         raise BrokenLaw(f"its repr does not give it back: {method!r}.")
 
 
-def check_process(method: Method[Any], trial: Any, run: Run, chain: Sequence[Any], same: Run) -> None:
-    """A chain of optimizer steps or rollouts gives in a fresh process what it gives here.
+def check_process(method: Method[Any], trial: Any, run: _Run, chain: Sequence[Any], same: _Run) -> None:
+    """Require that a chain of optimizer steps or rollouts gives the same in a fresh process as here.
 
     Raises:
         BrokenLaw: it does not.
@@ -221,9 +221,9 @@ def check_process(method: Method[Any], trial: Any, run: Run, chain: Sequence[Any
 
 
 def check_long_run(
-    method: Method[Any], chain: Sequence[Any], parts_of: Callable[[Any], Any], whole: Run, parts: Run, same: Run
+    method: Method[Any], chain: Sequence[Any], parts_of: Callable[[Any], Any], whole: _Run, parts: _Run, same: _Run
 ) -> None:
-    """Each step or rollout gives the same whole and in parts; the state stays of its kind and size, each a new one.
+    """Require that each step or rollout is the same whole and in parts, with a new state of the same kind and size.
 
     Raises:
         BrokenLaw: it does not.
@@ -249,7 +249,7 @@ def check_long_run(
 
 @contextmanager
 def untouched_state(state: State) -> Iterator[None]:
-    """Inside, nothing changes the state."""
+    """A context in which nothing may change the state."""
     before = copy.deepcopy(dict(state))
     yield
     try:
@@ -260,12 +260,12 @@ def untouched_state(state: State) -> Iterator[None]:
 
 @contextmanager
 def untouched(state: State, batch: Any, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[ReadOnly]:
-    """Inside, nothing writes to these or puts anything on the batch, and nothing uses what the process shares."""
+    """A context in which nothing may write to these tensors, add to the batch, or use what the process shares."""
     guard, known = ReadOnly(), _attributes(batch)
     guard.guard(tensors)
     guard.guard((path, value) for path, value in leaves_of(state) if isinstance(value, Tensor))
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(2**40 + 1)  # a method that sets the seed that it set before is seen, too
+        torch.manual_seed(2**40 + 1)  # also detects a method that sets its own seed again
         shared = Shared()
         with untouched_state(state):
             yield guard
@@ -284,7 +284,7 @@ def _outcome(plan: Plan, leaves: Mapping[str, Tensor], policy: PolicyOutputs | N
 
 
 def _policy_gradient(plan: Plan, step: Step) -> Tensor:
-    """Of the live log-probs, through the policy term of the only part alone."""
+    """The gradient of the live log-probs through the policy term of the only part."""
     leaves = step.leaves()
     bare = replace(plan.part(0), terms=replace(plan.part(0).terms, penalties={}))
     loss_of_part(bare, PolicyOutputs(**leaves), None, plan.kept, plan.everything).loss.backward()
@@ -303,7 +303,7 @@ def runs(method: TokenObjective, trial: Trial) -> None:
 
 @law(large=True)
 def pure(method: TokenObjective, trial: Trial) -> None:
-    """Nothing of others is written to, nothing that the process shares is used or set; the same call gives the same."""
+    """It writes to nothing that it is given, and uses nothing that the process shares; the same call gives the same."""
     objective = compose(method, Dropping(), Doubling())
     state = objective.init_state()
     for step in (trial.first, trial.second):
@@ -312,7 +312,7 @@ def pure(method: TokenObjective, trial: Trial) -> None:
         tensors += [(f"the live '{name}'", values) for name, values in leaves.items()]
         with untouched(state, batch, tensors) as guard:
             for leaf in methods_of(method):
-                replace(leaf)  # made once more
+                replace(leaf)  # make it once more
             plan = make_plan(objective, [batch], state)
             part = plan.part(0)
             decided = [("the advantages", part.advantages), *leaves_of(part.terms, "the terms")]
@@ -323,7 +323,7 @@ def pure(method: TokenObjective, trial: Trial) -> None:
 
 
 def _attributes(batch: Any) -> set[str]:
-    """What is on a batch of tokens or responses, less what it keeps of itself."""
+    """The attributes of a batch of tokens or responses, without its own caches."""
     return {name for name in vars(batch) if not hasattr(type(batch), name)} | {f"extra/{name}" for name in batch.extra}
 
 
@@ -335,8 +335,8 @@ def _tensors(batch: TokenBatch) -> list[tuple[str, Tensor]]:
 @law()
 def process(method: TokenObjective, trial: Trial) -> None:
     """Another process that has seen nothing of the method gives the same, whatever was seen here."""
-    chain = (trial.second, trial.first.laid_out(trial.seed))  # the other laws begin with the first
-    run_whole(method, trial.first.rolled())  # other numbers of the same shapes: what a cache by shape would keep
+    chain = (trial.second, trial.first.laid_out(trial.seed))  # in an order that other laws do not use
+    run_whole(method, trial.first.rolled())  # other numbers of the same shapes, which a cache by shape would keep
     check_process(method, trial, run_chain, chain, close)
 
 
@@ -352,7 +352,7 @@ def declared(method: TokenObjective, trial: Trial) -> None:
     )
     try:
         less = run_whole(method, bare)
-    except Exception as error:  # a signal that is not there is None, of which user code makes any error
+    except Exception as error:  # a missing signal is None, from which user code may raise anything
         read = [name for name in sorted(without) if not _runs_without(method, step, name)]
         raise BrokenLaw(
             f"it reads what it does not declare. Add {' and '.join(map(repr, read)) or 'it'} to `needs` or "
@@ -368,7 +368,7 @@ def declared(method: TokenObjective, trial: Trial) -> None:
 
 
 def _of_the_method(outcome: StepOutcome) -> StepOutcome:
-    """The outcome without the metrics that rlstab itself makes of entropies."""
+    """The outcome without the metrics that rlstab itself computes from entropies."""
     return replace(
         outcome, report={name: mean for name, mean in outcome.report.items() if not name.startswith("tokens/entropy")}
     )
@@ -393,7 +393,7 @@ def _check_policies(method: TokenObjective, step: Step) -> None:
 
 
 def other_values(name: str, values: Tensor) -> Tensor:
-    """Values of a signal that it may have, each of another token or response and of another size."""
+    """Other possible values of a signal: permuted over tokens or responses, and scaled."""
     turned = values.flip(0)
     if not values.is_floating_point() or name in (*MARKS, "block_ids"):
         return turned
@@ -417,9 +417,9 @@ def used(method: TokenObjective, trial: Trial) -> None:
             undifferentiated -= plan.live_rows(0).keys()
             unread -= {name for name in unread if _depends(leaf, step, state, name)}
             state = plan.state
-        words = words_of(leaf)  # what is used only at other values is at least named
+        words = words_of(leaf)  # a signal that is used only at other values is at least named
         for names, declared, why in (
-            (unread - words, "needs", "nothing reads. A host makes it for nothing, perhaps by one more forward"),
+            (unread - words, "needs", "nothing reads. A host computes it for nothing, perhaps by one more forward"),
             (set() if "penalties" in unfilled & words else undifferentiated, "live_needs", "no penalty reads"),
             (unfilled - words, "writes", "it never fills, so that other methods are refused for nothing"),
         ):
@@ -443,7 +443,7 @@ def _depends(method: TokenObjective, step: Step, state: State, name: str) -> boo
 
 @law()
 def ids(method: TokenObjective, trial: Trial) -> None:
-    """Ids only name: under small, odd and even, and very large ones, with the same draws, the outcome is the same."""
+    """Ids are only names: small, odd, even and very large ones give the same outcome with the same draws."""
     whole = trial.whole(method)
     for what, relabelled in relabellings(trial.first):
         old = torch.cat([trial.first.sequence_ids, trial.first.group_ids])
@@ -476,7 +476,7 @@ def later_steps(method: TokenObjective, trial: Trial) -> None:
 
 @law(large=True)
 def split(method: TokenObjective, trial: Trial) -> None:
-    """Any cut into 1 to 12 parts over 1 to 3 ranks, empty parts and ranks among them, over two steps with state."""
+    """Any split into 1 to 12 parts over 1 to 3 ranks, some of them empty, gives the same over two steps with state."""
     rng = random.Random(trial.seed)
     world = rng.randint(1, 3)
     whole = ranked = None
@@ -509,7 +509,7 @@ def replication(method: TokenObjective, trial: Trial) -> None:
     double_step = trial.first.twice()
     once, twice = (make_plan(method, [step.batch()]).settled for step in (trial.first, double_step))
     if list(_order_statistics(once)) != list(_order_statistics(twice)):
-        raise NotApplicable("the order statistics of these optimizer steps are others where every value is there twice")
+        raise NotApplicable("the order statistics of these optimizer steps change if every value occurs twice")
     double = run_whole(method, double_step)
     for name, gradient in double.gradients.items():
         double.gradients[name] = gradient.view(2, -1).sum(0)
@@ -517,7 +517,7 @@ def replication(method: TokenObjective, trial: Trial) -> None:
 
 
 def _order_statistics(settled: Settled) -> Iterator[tuple[float | None, bool]]:
-    """What the pools of all methods settle to, and whether it is more than the extreme value."""
+    """The values to which the pools of all methods settle, and whether they are more than extreme values."""
     for value in settled.values():
         if isinstance(value, Settled):
             yield from _order_statistics(value)
@@ -527,7 +527,7 @@ def _order_statistics(settled: Settled) -> Iterator[tuple[float | None, bool]]:
 
 @law(large=True)
 def live_rows(method: TokenObjective, trial: Trial) -> None:
-    """Off the rows that a plan names, live outputs may hold anything finite; nothing there gets a gradient."""
+    """Outside the rows that a plan names, live outputs may be any finite values and get no gradient."""
     step = trial.first
     plan = make_plan(compose(method, Dropping()), [step.batch()])
     rows, outcomes = plan.live_rows(0), []
@@ -537,7 +537,7 @@ def live_rows(method: TokenObjective, trial: Trial) -> None:
             name: leaf if noise is None or name not in rows else torch.where(rows[name], leaf, leaf.detach() + noise)
             for name, leaf in leaves.items()
         }
-        # not the same plan: it gives each of its losses once
+        # a new plan, since a plan gives each of its losses once
         outcome = _outcome(make_plan(plan.objective, [step.batch()]), leaves, PolicyOutputs(**given))
         for name, gradient in outcome.gradients.items():
             if bool((gradient[~rows[name]] != 0).any() if name in rows else (gradient != 0).any()):
@@ -567,7 +567,7 @@ def precision(method: TokenObjective, trial: Trial) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         step = with_small(trial.first).cast(dtype, torch.float64)
         narrow, wide = (run_whole(method, step.cast(held, held)) for held in (torch.float32, torch.float64))
-        for outcome in (narrow, wide):  # counts gates that are exactly 0, and a small one is in float32
+        for outcome in (narrow, wide):  # it counts gates that are exactly 0, as a small one is in float32
             outcome.report = {name: mean for name, mean in outcome.report.items() if not name.endswith("/stopped")}
         narrow.gradients = {name: gradient.double() for name, gradient in narrow.gradients.items()}
         close(f"in {str(dtype).removeprefix('torch.')}", narrow, wide, tolerances.SINGLE)

@@ -1,4 +1,4 @@
-"""Other ids for the same responses, and random numbers that are drawn as if the ids had stayed."""
+"""Other ids for the same responses, with random numbers drawn as if the ids were unchanged."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch import Tensor
 from rlstab.core import random
 from rlstab.testing.steps import Step
 
-#: From the numbers of ids, 0 and up, to ids: small ones in the opposite order; consecutive ones that float32 does not
-#: tell apart; and such that meet as int32.
+#: Maps from numbers 0, 1, ... to ids: small ones in reverse order; consecutive ones that float32 does not
+#: distinguish; and ones that collide as int32.
 _IDS: dict[str, Callable[[Tensor], Tensor]] = {
     "small ids": lambda number: number.max() - number if number.numel() else number,
     "ids above 2^24": lambda number: 2**24 + 1 + number,
@@ -24,7 +24,7 @@ _IDS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def relabellings(step: Step) -> Iterator[tuple[str, Step]]:
-    """The optimizer step under other ids of sequences and groups, each with what is special about them."""
+    """The optimizer step under other ids of sequences and groups, each with a description of the ids."""
     sequences, groups = (ids.unique(return_inverse=True)[1] for ids in (step.sequence_ids, step.group_ids))
     for what, make in _IDS.items():
         others = make(torch.cat([sequences, groups + len(sequences)]))
@@ -33,11 +33,11 @@ def relabellings(step: Step) -> Iterator[tuple[str, Step]]:
 
 @contextmanager
 def same_draws(ids: Tensor, originals: Tensor) -> Iterator[None]:
-    """Inside, random numbers by identity are those of the originals, wherever code of a method imported the functions.
+    """A context in which random numbers by identity are those of the originals, however a method imported them.
 
     Args:
         ids: ``(k,)`` int64, those in use.
-        originals: ``(k,)`` int64, for which numbers are drawn.
+        originals: ``(k,)`` int64, whose numbers are drawn.
     """
     known, index = ids.unique(return_inverse=True)
     first = torch.empty_like(known).index_copy(0, index, originals)

@@ -1,4 +1,4 @@
-"""Rollouts to test stages with: ragged groups, ties, branches, cut-off responses, none at all."""
+"""Rollouts for tests of stages: ragged groups, ties, branches, cut-off responses, and empty ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlstab.core.random import uniform
 from rlstab.stages.response_batch import EVIDENCE, ResponseBatch
 from rlstab.stages.stage import Offer
 
-#: The rewards of some kinds, of ``(S,)`` numbers of a response's own, and of those of its group.
+#: The rewards of some kinds, from ``(S,)`` numbers of each response, and of its group.
 _REWARDS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "graded": lambda own, shared: own,
     "even": lambda own, shared: torch.where(shared < 0.5, shared, (shared < 0.75).double()),
@@ -23,29 +23,29 @@ _REWARDS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "all right": lambda own, shared: torch.ones_like(own),
     "all wrong": lambda own, shared: torch.zeros_like(own),
 }
-#: How many responses the groups of some kinds have, of what was asked for.
+#: The sizes of groups in some kinds, from the requested sizes.
 _SIZES: Mapping[str, Callable[[Sequence[int]], list[int]]] = {
     "groups of one": lambda sizes: [1] * len(sizes),
     "one response": lambda sizes: [1],
     "nothing": lambda sizes: [],
 }
-#: Shapes of a rollout that have broken stages before.
+#: Kinds of rollouts that have broken stages before.
 KINDS = ("mixed", "shaped", "branches", "cut off", "prompt twice", *_SIZES, *_REWARDS)
-#: Different prompts of the task; a selector is also offered unlimited ones.
+#: Number of different prompts of the task; a selector is also offered unlimited ones.
 PROMPTS = 24
-#: Tokens that an answer may have in a small rollout.
+#: Most tokens of an answer in a small rollout.
 LIMIT = 12
-#: Blocks and rewards of a response, and how wide the features of a prompt are.
+#: Numbers of blocks and rewards of a response, and the width of a prompt's features.
 BLOCKS, REWARDS, WIDTH = 3, 3, 4
 
 
 @dataclass(frozen=True, eq=False)
 class Rollout:
-    """One rollout: its responses, and what its prompts are chosen from.
+    """One rollout: its responses, and the offer from which its prompts are chosen.
 
     Attributes:
-        responses: all of them, with all evidence; the prompts are those of a run without a selector to test.
-        slots: ``(S,)`` which of the prompts that were chosen each response answers.
+        responses: all of them, with all evidence; the prompts are those of a run without a tested selector.
+        slots: ``(S,)`` index of the chosen prompt that each response answers.
         offer: to a selector.
     """
 
@@ -66,7 +66,7 @@ class Rollout:
         return range(self.responses.groups)
 
     def part(self, groups: Sequence[int], chosen: Tensor | None = None) -> ResponseBatch:
-        """Some of the groups on fresh memory, token evidence as wide as they need.
+        """Some of the groups in fresh memory, with token evidence as wide as they need.
 
         Args:
             groups: their numbers.
@@ -74,7 +74,7 @@ class Rollout:
         """
         whole = self.responses
         where = torch.isin(whole.group, torch.tensor(list(groups), dtype=torch.int64))
-        picked = whole.select(where)  # on fresh memory
+        picked = whole.select(where)  # in fresh memory
         width = int(picked.lengths.max()) if len(picked) else 0
         extra = {name: rows[:, :width].clone() if of_tokens(name) else rows for name, rows in picked.extra.items()}
         if chosen is not None:
@@ -87,14 +87,14 @@ class Rollout:
         return self.part(self.groups, chosen)
 
     def shuffled(self, seed: int) -> Rollout:
-        """The responses in another order, groups and members alike."""
+        """The responses in another order, both groups and members."""
         order = torch.randperm(len(self.responses), generator=torch.Generator().manual_seed(seed))
         return replace(self, responses=self.responses.select(order), slots=self.slots[order])
 
     def relabelled(self) -> Rollout:
         """The same responses under other ids of prompts, groups and sequences, in the opposite order of the ids.
 
-        Those of groups and sequences are even and odd, and so large that they meet as float32 and as int32.
+        Ids of groups and sequences are even and odd, and so large that they collide as float32 and as int32.
         """
         whole = self.responses
         noise = uniform(3, whole.group_ids).mul(10).long()
@@ -109,7 +109,7 @@ class Rollout:
         return self._with(extra={**self.responses.extra, name: values})
 
     def evened(self) -> Rollout:
-        """Every second group with one reward for all members, and no evidence that tells them apart."""
+        """Every second group with one reward for all members, and without evidence that distinguishes them."""
         whole = self.responses
         first, even = whole.first[whole.group], whole.group % 2 == 0
         alike = torch.where(even, first, torch.arange(len(whole)))
@@ -117,7 +117,7 @@ class Rollout:
         return self._with(rewards=whole.rewards[alike], extra=extra)
 
     def padded(self, fill: float) -> Rollout:
-        """The same responses with other numbers in the padding after the end of each."""
+        """The same responses with other numbers in the padding after their ends."""
         whole = self.responses
         sampled = torch.arange(whole.limit) < whole.lengths.unsqueeze(-1)
         extra = {}
@@ -127,7 +127,7 @@ class Rollout:
         return self._with(extra=extra)
 
     def only(self, names: Set[str]) -> Rollout:
-        """The same with this evidence and no other."""
+        """The same rollout with only this evidence."""
         return self._with(extra={name: values for name, values in self.responses.extra.items() if name in names})
 
     def _with(self, **changes: Any) -> Rollout:
@@ -152,8 +152,8 @@ def draw_run(
     Args:
         number: of the run.
         needs: names of token signals of your own, to fill with random numbers.
-        groups: the most in a rollout; never more than 6.
-        extreme: rewards that differ by a rounding, and in half of the runs such of a million.
+        groups: most groups in a rollout; never more than 6.
+        extreme: rewards that differ by a rounding, and in half of the runs rewards of a million.
         large: 20 groups of up to 6 responses of up to 1,000 tokens, instead of up to 5 responses of up to 12.
     """
     draw = random.Random(number)
@@ -164,7 +164,7 @@ def draw_run(
     for which in range(3):
         kind = "mixed" if large else draw.choice(KINDS)
         drawn = 20 if large else draw.randint(2, min(6, groups))
-        # a group of two can already break most laws
+        # a group of two is enough to break most laws
         sizes = [2, *(draw.randint(1, most) for _ in range(drawn - 1))]
         rollouts.append(make_rollout(kind, sizes, draw.randrange(2**32), needs, number=which, **run))
     return rollouts
@@ -186,14 +186,14 @@ def make_rollout(
 
     Args:
         kind: one of :data:`KINDS`.
-        sizes: of its groups, as far as the kind leaves them.
+        sizes: of its groups, which some kinds change.
         draw: seed of its numbers.
         needs: names of token signals of your own.
         number: of the rollout.
-        size: different prompts of the task; None where they are unlimited.
+        size: number of different prompts of the task; None if unlimited.
         seed: of the run.
-        extreme: the largest of rewards that differ little or much; None for plain ones.
-        limit: tokens that an answer may have.
+        extreme: the largest reward, if rewards differ little or much; None for ordinary ones.
+        limit: most tokens of an answer.
     """
     rng = torch.Generator().manual_seed(draw)
     sizes = _SIZES.get(kind, list)(sizes)
@@ -242,7 +242,7 @@ def _lengths(
     """Tokens given and the pivot, shared by the group of a branch; tokens sampled; whether the answer ended."""
 
     def whole(low: int, high: Tensor) -> Tensor:
-        """From ``low`` to ``high``, both included."""
+        """Random numbers from ``low`` to ``high``, both included."""
         return low + (torch.rand(high.shape, generator=rng) * (high - low + 1)).long()
 
     branch = torch.rand(groups, generator=rng) < {"branches": 0.6, "mixed": 0.1}.get(kind, 0.0)
@@ -260,7 +260,7 @@ def _lengths(
 def _evidence(
     lengths: Tensor, ended: Tensor, needs: Sequence[str], rng: torch.Generator, limit: int
 ) -> dict[str, Tensor]:
-    """All that is known of by name, and what is asked for: of tokens in float32, with zeros after the end."""
+    """All known evidence by name, and requested signals: of tokens in float32, with zeros after the end."""
     rows = len(lengths)
 
     def numbers(*shape: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Running an optimizer step: whole, in parts, or in parts over several ranks, each a thread."""
+"""Runs an optimizer step whole, in parts, or in parts over several ranks, each a thread."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ T = TypeVar("T")
 
 
 @dataclass(kw_only=True)
-class Outcome:
-    """What one optimizer step or one rollout gave.
+class RunOutcome:
+    """The outcome of one optimizer step or one rollout.
 
     Attributes:
-        report: merged.
-        state: for the next.
+        report: merged over parts.
+        state: for the next one.
     """
 
     report: dict[str, Mean] = field(default_factory=dict)
@@ -40,8 +40,8 @@ class Outcome:
 
 
 @dataclass
-class StepOutcome(Outcome):
-    """What one optimizer step gave.
+class StepOutcome(RunOutcome):
+    """The outcome of one optimizer step.
 
     Attributes:
         loss: summed over parts and ranks.
@@ -55,7 +55,7 @@ class StepOutcome(Outcome):
 
     @property
     def scale(self) -> float:
-        """The size of what was summed: errors are relative to it, because a loss may cancel to nothing."""
+        """The sum of magnitudes, to which errors are relative, because a loss may cancel to nothing."""
         return 1.0 + abs(self.loss) + sum(float(gradient.abs().sum()) for gradient in self.gradients.values())
 
 
@@ -65,7 +65,7 @@ def run_whole(objective: TokenObjective, step: Step, state: State | None = None)
 
 
 def run_chain(method: Any, chain: Sequence[Any], run: Callable[..., Any] = run_whole) -> list[Any]:
-    """Optimizer steps, or rollouts of a stage, in a row; from the initial state."""
+    """Consecutive optimizer steps, or rollouts of a stage, from the initial state."""
     outcomes: list[Any] = []
     for given in chain:
         outcomes.append(run(method, given, outcomes[-1].state if outcomes else None))
@@ -98,7 +98,7 @@ def run_parts(
 
 
 def joined(outcomes: Sequence[StepOutcome]) -> StepOutcome:
-    """The outcomes of ranks as that of the step: losses, gradients and metrics add up, the state is that of each."""
+    """The outcomes of ranks as that of the step: losses, gradients and metrics add up, and all ranks have its state."""
     gradients = {
         name: torch.stack([outcome.gradients[name] for outcome in outcomes]).sum(0) for name in outcomes[0].gradients
     }
@@ -113,7 +113,7 @@ class ThreadComm:
 
     Attributes:
         rank: of this thread.
-        meeting: where the threads meet, and what each of them left there.
+        meeting: the barrier of the threads, and their values.
     """
 
     def __init__(self, rank: int, meeting: tuple[threading.Barrier, list[Tensor]]) -> None:
@@ -139,12 +139,12 @@ class ThreadComm:
 def run_ranks(
     objective: TokenObjective, step: Step, ranks: Sequence[Sequence[Sequence[int]]], state: State | None = None
 ) -> list[StepOutcome]:
-    """What each rank gives on its parts of the optimizer step, one thread each; a rank may be empty."""
+    """The outcome of each rank on its parts of the optimizer step, one thread each; a rank may be empty."""
     return in_threads(len(ranks), lambda rank, comm: run_parts(objective, step, ranks[rank], state, comm))
 
 
 def in_threads(count: int, work: Callable[[int, Comm], T]) -> list[T]:
-    """What each of ``count`` ranks finds, in rank order: one thread each, given its rank and its collectives."""
+    """The results of ``count`` ranks, in rank order: one thread each, with its rank and its collectives."""
     meeting = threading.Barrier(count, timeout=30), [torch.zeros(0)] * count
 
     def run(rank: int) -> T:

@@ -1,4 +1,4 @@
-"""The laws of stages, each a check on three rollouts of a drawn run that raises ``BrokenLaw`` with what it saw."""
+"""The laws of stages, each a check on three rollouts of a random run that raises ``BrokenLaw`` with its finding."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ from rlstab.testing.laws import (
 )
 from rlstab.testing.relabel import same_draws
 from rlstab.testing.rollouts import Rollout, make_rollout
-from rlstab.testing.run import Outcome, in_threads, run_chain
+from rlstab.testing.run import RunOutcome, in_threads, run_chain
 
 #: The laws of stages, in the order of the report.
 STAGE_LAWS: list[Law] = []
 law = partial(add_to, STAGE_LAWS)
 
-#: Groups of the parts of one rank.
+#: The groups in each part of one rank.
 Parts = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)
 class StageTrial:
-    """What a law of stages is checked on: three rollouts in a row, and a seed.
+    """A trial of a law of stages: three rollouts in a row, and a seed.
 
     ``pickled`` is the stage for another process, as it was before any law saw it.
     """
@@ -62,13 +62,13 @@ class StageTrial:
 
     def may_refuse(self, stage: Stage) -> bool:
         """Whether raising ``OutOfRange`` is allowed: unlimited prompts, many prompts, rewards outside of [0, 1]."""
-        if isinstance(stage, PromptSelector):  # more than any pool of a small rollout has to hold
+        if isinstance(stage, PromptSelector):  # more than the pool of a small rollout has to hold
             return any(rollout.offer.size is None or rollout.offer.count > 6 for rollout in self.rollouts)
         several = [(rollout.responses.rewards, rollout.responses.evidence("raw_rewards")) for rollout in self.rollouts]
         return any(bool(((rewards < 0) | (rewards > 1)).any()) for pair in several for rewards in pair)
 
     def run(self, stage: Stage) -> Iterator[tuple[Rollout, State, StageOutcome]]:
-        """Each rollout with the state before it and what the stage gave."""
+        """Each rollout with the state before it and its outcome."""
         state = stage.init_state()
         for rollout in self.rollouts:
             outcome = run_whole(stage, rollout, state)
@@ -79,18 +79,18 @@ class StageTrial:
 # -- running a stage ---------------------------------------------------------------------------------------------------
 
 
-#: What the responses got, by name and sequence id: ``(1,)``, or a number for each sampled token.
+#: Results of responses, by name and sequence id: ``(1,)``, or a number for each sampled token.
 RowsByName: TypeAlias = dict[str, dict[int, Tensor]]
 
 
 @dataclass
-class StageOutcome(Outcome):
-    """What a stage gave in one rollout, on one rank or on all.
+class StageOutcome(RunOutcome):
+    """The outcome of a stage in one rollout, on one rank or on all.
 
     Attributes:
-        rows: what each response got.
-        numbers: by name, what is the same on every rank.
-        chosen: prompts, of a selector.
+        rows: the results of each response.
+        numbers: by name, results that are the same on every rank.
+        chosen: the prompts of a selector.
         stat: of the whole rollout.
     """
 
@@ -101,7 +101,7 @@ class StageOutcome(Outcome):
 
     @property
     def given(self) -> list[tuple[str, Tensor]]:
-        """What each response got, with the name of it."""
+        """The results of each response, with their names."""
         return [(name, row) for name, rows in self.rows.items() for row in rows.values()]
 
 
@@ -121,12 +121,12 @@ def run_parts(stage: Stage, rollout: Rollout, state: State, parts: Parts, comm: 
 
 
 def run_ranks(stage: Stage, rollout: Rollout, state: State, ranks: Sequence[Parts]) -> list[StageOutcome]:
-    """What each rank gave on its parts, one thread each; a rank may be empty."""
+    """The outcome of each rank on its parts, one thread each; a rank may be empty."""
     return in_threads(len(ranks), lambda rank, comm: run_parts(stage, rollout, state, ranks[rank], comm))
 
 
 def choose(stage: Stage, offer: Offer, state: State) -> Any:
-    """The prompts that a selector chooses; None of other stages."""
+    """The prompts that a selector chooses; None for other stages."""
     if not isinstance(stage, PromptSelector):
         return None
     chosen = stage.select(offer, state)
@@ -135,7 +135,7 @@ def choose(stage: Stage, offer: Offer, state: State) -> Any:
 
 
 def _act(stage: Stage, batch: ResponseBatch, stat: Settled, state: State, offer: Offer) -> Any:
-    """What a stage does, as it is returned."""
+    """The results of a stage, as it returns them."""
     if isinstance(stage, PromptSelector):
         return choose(stage, offer, state)
     if isinstance(stage, RolloutExpander):
@@ -167,7 +167,7 @@ def joined(outcomes: Sequence[StageOutcome]) -> StageOutcome:
     """The outcomes of parts or ranks as that of the rollout.
 
     Raises:
-        BrokenLaw: they say different things about what is the same everywhere.
+        BrokenLaw: they disagree about what must be the same everywhere.
     """
     total = replace(outcomes[0], rows={name: {} for name in outcomes[0].rows}, numbers={}, report={})
     for outcome in outcomes:
@@ -181,7 +181,7 @@ def joined(outcomes: Sequence[StageOutcome]) -> StageOutcome:
 
 
 def same(what: str, given: StageOutcome, other: StageOutcome, tolerance: float) -> None:
-    """Outputs, metrics and state of two runs of a rollout agree.
+    """Require that outputs, metrics and state of two runs of a rollout agree.
 
     Raises:
         BrokenLaw: says what differs.
@@ -194,7 +194,7 @@ def same(what: str, given: StageOutcome, other: StageOutcome, tolerance: float) 
 
 
 def same_rows(what: str, some: RowsByName, among: RowsByName, tolerance: float) -> None:
-    """What some responses got is what they got among others, within ``tolerance`` of the largest number; NaN is NaN.
+    """Require that some responses have the results that they have among others, within ``tolerance`` of the largest.
 
     Raises:
         BrokenLaw: says what differs.
@@ -213,7 +213,7 @@ def same_rows(what: str, some: RowsByName, among: RowsByName, tolerance: float) 
 
 @law()
 def runs(stage: Stage, trial: StageTrial) -> None:
-    """Shapes and dtypes of what it gives are those of its kind."""
+    """Its results have the shapes and dtypes of its kind."""
     for rollout, state, outcome in trial.run(stage):
         for part in (rollout.whole(outcome.chosen), stage._empty_part()):
             _check_kind(stage, part, _act(stage, part, outcome.stat, state, rollout.offer))
@@ -228,12 +228,12 @@ def finite(stage: Stage, trial: StageTrial) -> None:
 
 @law(large=True)
 def pure(stage: Stage, trial: StageTrial) -> None:
-    """No input changes, nothing that the process shares is used or set, the same call gives the same."""
+    """It changes no input, uses nothing that the process shares, and the same call gives the same."""
     for rollout, state, outcome in trial.run(stage):
         batch = rollout.whole(choose(stage, rollout.offer, state))
         named = [(name.removeprefix("extra/"), values) for name, values in batch.tensors().items()]
         with untouched(state, batch, [(f"'{name}' of the responses", values) for name, values in named]):
-            replace(stage)  # made once more
+            replace(stage)  # make it once more
             stat, _ = measure_all(stage, [batch], state, LocalComm())
             _act(stage, batch, stat, state, rollout.offer)
         same("called twice with the same", outcome, run_whole(stage, rollout, state), 0.0)
@@ -242,13 +242,13 @@ def pure(stage: Stage, trial: StageTrial) -> None:
 @law()
 def process(stage: Stage, trial: StageTrial) -> None:
     """Another process that has seen nothing of the stage gives the same, whatever was seen here."""
-    chain = tuple(reversed(trial.rollouts))  # the other laws begin with the first
+    chain = tuple(reversed(trial.rollouts))  # in an order that other laws do not use
     check_process(stage, trial, partial(run_chain, run=run_whole), chain, same)
 
 
 @law(large=True)
 def split(stage: Stage, trial: StageTrial) -> None:
-    """Any cut into whole groups, over 1 to 6 parts and 1 to 3 ranks, empty ones among them, over three rollouts."""
+    """Any split of three rollouts into whole groups, over 1 to 6 parts and 1 to 3 ranks, gives the same."""
     rng = random.Random(trial.seed)
     world = rng.randint(1, 3)
     for number, (rollout, state, whole) in enumerate(trial.run(stage), 1):
@@ -278,7 +278,7 @@ def later_rollouts(stage: Stage, trial: StageTrial) -> None:
 
 @law(large=True)
 def permutation(stage: Stage, trial: StageTrial) -> None:
-    """Responses and groups in another order: the same."""
+    """Responses and groups in another order give the same."""
     for rollout, state, outcome in trial.run(stage):
         other = run_whole(stage, rollout.shuffled(trial.seed), state)
         same("in another order of the responses", outcome, other, tolerances.REORDERED)
@@ -286,7 +286,7 @@ def permutation(stage: Stage, trial: StageTrial) -> None:
 
 @law(large=True)
 def identity(stage: Stage, trial: StageTrial) -> None:
-    """What a response gets depends on it, its group and settled statistics; ids only name it, and name draws."""
+    """The result of a response depends on it, its group and settled statistics; ids only name it and its draws."""
     measures = any(getattr(type(stage), name) is not getattr(Method, name) for name in ("measure", "measure_again"))
     if isinstance(stage, PromptSelector):
         raise NotApplicable("what it does depends on the numbers of prompts")
@@ -306,7 +306,7 @@ def identity(stage: Stage, trial: StageTrial) -> None:
 
 @law()
 def even_group(stage: Stage, trial: StageTrial) -> None:
-    """Where all answers to a prompt earned the same, every advantage is exactly 0."""
+    """If all answers to a prompt earned the same, every advantage is exactly 0."""
     if not isinstance(stage, AdvantageEstimator):
         raise NotApplicable("it estimates no advantages")
     evened = replace(trial, rollouts=tuple(rollout.evened() for rollout in trial.rollouts))
@@ -342,7 +342,7 @@ def selection(stage: Stage, trial: StageTrial) -> None:
 
 @law()
 def declared(stage: Stage, trial: StageTrial) -> None:
-    """It reads the evidence of ``needs`` and no other."""
+    """It reads only the evidence of ``needs``."""
     for rollout, state, outcome in trial.run(stage):
         try:
             bare = run_whole(stage, rollout.only(stage.needs), state)
@@ -353,7 +353,7 @@ def declared(stage: Stage, trial: StageTrial) -> None:
 
 @law(once=True)
 def used(stage: Stage, trial: StageTrial) -> None:
-    """What ``needs`` names is read."""
+    """It reads all evidence that ``needs`` names."""
     unread, state = set(stage.needs) - {"prompt_features"}, stage.init_state()
     kinds = ("mixed", "branches", "graded", "cut off")
     needs = sorted(stage.needs - EVIDENCE.keys())
@@ -362,13 +362,13 @@ def used(stage: Stage, trial: StageTrial) -> None:
         outcome = run_whole(stage, rollout, state)
         unread -= {name for name in unread if _depends(stage, rollout, state, outcome, name)}
         state = outcome.state
-    unread -= words_of(stage)  # what is used only at other values is at least named
+    unread -= words_of(stage)  # evidence that is used only at other values is at least named
     if unread:
         raise BrokenLaw(f"`needs` names '{min(unread)}', which nothing reads. It is made for nothing: remove it.")
 
 
 def _depends(stage: Stage, rollout: Rollout, state: State, outcome: StageOutcome, name: str) -> bool:
-    """Whether what a stage does moves with evidence; to refuse other values is to read them."""
+    """Whether the results of a stage change with evidence; refusing other values counts as reading them."""
     try:
         other = run_whole(stage, rollout.given(name, other_values(name, rollout.responses.extra[name])), state)
         same("with other values", outcome, other, 0.0)
@@ -379,7 +379,7 @@ def _depends(stage: Stage, rollout: Rollout, state: State, outcome: StageOutcome
 
 @law()
 def padding(stage: Stage, trial: StageTrial) -> None:
-    """What stands after the end of a response in evidence about tokens changes nothing."""
+    """Values after the end of a response in evidence about tokens change nothing."""
     for rollout, state, outcome in trial.run(stage):
         for fill in (1.0, 1e9):
             same("with other numbers after the end", outcome, run_whole(stage, rollout.padded(fill), state), 0.0)

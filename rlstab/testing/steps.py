@@ -1,4 +1,4 @@
-"""Optimizer steps to test with: ragged rows, ties, extremes, empty pools, packed or laid out in padded rows."""
+"""Optimizer steps for tests: ragged rows, ties, extremes, empty pools, packed or in padded rows."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from torch import Tensor
 
 from rlstab.core.batch import BASICS, LOGPROBS, MARKS, SIGNALS, TokenBatch
 
-#: What some kinds make of advantages.
+#: The advantages of some kinds.
 _ADVANTAGES: Mapping[str, Callable[[Tensor], Tensor]] = {
     "all rewarded": lambda advantages: advantages.abs() + 0.1,
     "all punished": lambda advantages: -advantages.abs() - 0.1,
     "no advantage": torch.zeros_like,
 }
-#: Shapes of an optimizer step that have broken methods before.
+#: Kinds of optimizer steps that have broken methods before.
 KINDS = ("mixed", "tied", "one token", "one row", "empty rows", *_ADVANTAGES, "no rare token", "per token")
 #: Log-probs, which are at most 0.
 LOGS = frozenset({*LOGPROBS, "log_kept_mass"})
 
 
 def in_domain(name: str, values: Tensor) -> Tensor:
-    """Values as a signal can have them: log-probs at most 0, entropies at least 0, a sum of squares in [0, 1]."""
+    """Values in the range of a signal: log-probs at most 0, entropies at least 0, a sum of squares in [0, 1]."""
     if name in LOGS:
         return values.clamp(max=0.0)
     if name == "entropies":
@@ -38,7 +38,7 @@ class Step:
     """One optimizer step in float64: evidence by name and live outputs by name, all ``(n,)``.
 
     Attributes:
-        evidence: ``old_logprobs``, ``logprobs``, ``advantages`` and every signal, custom ones included.
+        evidence: ``old_logprobs``, ``logprobs``, ``advantages`` and every signal, including custom ones.
         live: ``logprobs``, ``entropies``, ``log_kept_mass``.
         sequence: ``(n,)`` index into the S rows.
         position: ``(n,)`` index of the token in its response.
@@ -66,7 +66,7 @@ class Step:
         return f"Step(row lengths {lengths}, signs of the advantages {signs}{padded})"
 
     def batch(self) -> TokenBatch:
-        """The evidence as a batch on fresh memory."""
+        """The evidence as a batch in fresh memory."""
         if self.layout is not None:
             return self.padded(self.layout)[0]
         return TokenBatch(
@@ -74,20 +74,20 @@ class Step:
         )
 
     def _fields(self, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-        """Evidence, changed, and ids on fresh memory, as the fields of a batch."""
+        """Evidence, perhaps changed, and ids in fresh memory, as the fields of a batch."""
         given: dict[str, Any] = {name: change(values) for name, values in self.evidence.items()}
         extra = {name: given.pop(name) for name in sorted(given) if name not in {*BASICS, "advantages", *SIGNALS}}
         return {"sequence_ids": self.sequence_ids.clone(), "group_ids": self.group_ids.clone(), "extra": extra, **given}
 
     def leaves(self) -> dict[str, Tensor]:
-        """Live outputs on fresh memory, requiring grad."""
+        """Live outputs in fresh memory that require grad."""
         return {name: values.clone().requires_grad_() for name, values in self.live.items()}
 
     def indices(self, chosen: Sequence[int]) -> Tensor:
-        """Places of the tokens of some of the sequences, in the order in which :meth:`rows` has them."""
+        """Indices of the tokens of some of the sequences, in the order of :meth:`rows`."""
         number = self._numbers(chosen)[self.sequence]
         indices = (number >= 0).nonzero().squeeze(-1)
-        # a padded batch has its rows one below the other
+        # a padded batch has its tokens row by row
         return indices if self.layout is None else indices[number[indices].argsort(stable=True)]
 
     def rows(self, chosen: Sequence[int]) -> Step:
@@ -105,7 +105,7 @@ class Step:
         return self._take(tokens, rows.argsort()[self.sequence], rows), tokens
 
     def laid_out(self, seed: int) -> Step:
-        """The same, built by ``from_padded``: rows that begin and end in padding, with holes where a tool spoke."""
+        """The same step, built by ``from_padded``: rows that begin and end in padding, with holes for tool output."""
         return replace(self, layout=seed)
 
     def twice(self) -> Step:
@@ -126,7 +126,7 @@ class Step:
         return replace(self, evidence={**self.evidence, **evidence})
 
     def rolled(self) -> Step:
-        """Each token with nine tenths of the evidence of the one before it: the same shapes, other numbers."""
+        """Each token with nine tenths of the evidence of the previous one: the same shapes, other numbers."""
         moved = {name: 0.9 * values.roll(1) for name, values in self.evidence.items() if name not in MARKS}
         return self.given(**moved)
 
@@ -150,7 +150,7 @@ class Step:
         """The optimizer step as ``(S, T)`` tensors, built by ``TokenBatch.from_padded``.
 
         Args:
-            seed: of how much padding there is before, between and after the tokens of a row.
+            seed: of the amount of padding before, between and after the tokens of a row.
             fill: the value of padding.
 
         Returns:
@@ -161,7 +161,7 @@ class Step:
         lengths = torch.bincount(self.sequence, minlength=rows)
         width = int(lengths.max()) if rows else 0
         width += max(1, int(torch.randint(1, 4, (), generator=draw)), width // 8)
-        # of the columns of each row, as many as it has tokens: gaps before, between and after them
+        # choose as many columns of each row as it has tokens, with gaps before, between and after them
         chosen = torch.rand((rows, width), generator=draw).argsort(-1).argsort(-1) < lengths.unsqueeze(-1)
         cells = chosen.reshape(-1).nonzero().squeeze(-1)
         order = (self.sequence * (int(self.position.max()) + 1 if len(self) else 1) + self.position).argsort()
@@ -207,7 +207,7 @@ def draw_step(number: int, extra: Sequence[str] = (), *, size: int = 7, extreme:
 
 
 def large_step(extra: Sequence[str] = ()) -> Step:
-    """One of 10,000 tokens in 64 responses, the longest of 1,000: what is out of reach of small ones."""
+    """A step of 10,000 tokens in 64 responses, the longest of 1,000: for faults that small steps cannot show."""
     draw = random.Random(5)
     lengths = [1000, 980, *(draw.randint(40, 200) for _ in range(61))]
     return make_step("mixed", [*lengths, 10_000 - sum(lengths)], 4, 5, extra)
@@ -275,7 +275,7 @@ def make_step(
         "entropies": entropies + uniform(0.0, 0.1),
         "log_kept_mass": mass * 1.1,
     }
-    # drawn last: steps are otherwise what they were before these signals
+    # drawn last, so that everything else in a step stays what it was without these signals
     evidence["teacher_logprobs"] = (logprobs + normal(0.7)).clamp(max=0.0)
     evidence["lag"] = torch.randint(0, 4, (rows,), generator=rng)[sequence].double()
     return Step(evidence, live, sequence, position, 1000 + 7 * torch.arange(rows), torch.arange(rows) // group)

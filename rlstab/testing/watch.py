@@ -1,4 +1,4 @@
-"""What a method must leave alone: tensors that belong to others, what a whole process shares, and precision."""
+"""Watches what a method must leave alone: the caller's tensors, what a whole process shares, and precision."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlstab.testing.compare import BrokenLaw
 
 
 class ReadOnly:
-    """Tensors that belong to others, as they were when they were guarded."""
+    """Tensors of the caller, as they were when they were guarded."""
 
     def __init__(self) -> None:
         self._guarded: list[tuple[str, Tensor, int, Tensor]] = []
@@ -29,7 +29,7 @@ class ReadOnly:
             self._guarded.append((name, tensor, tensor._version, tensor.detach().clone()))
 
     def check(self) -> None:
-        """Find what was written to: torch counts its own writes, and numpy's are seen by their values.
+        """Find tensors that were written to: torch counts its own writes, and numpy's show in the values.
 
         Raises:
             BrokenLaw: names the tensor.
@@ -44,7 +44,7 @@ class ReadOnly:
 
 
 class Wide(TorchFunctionMode):
-    """Inside, no call of torch on float64 evidence reads or gives half precision, and none is ``torch.quantile``.
+    """A context in which no torch call on float64 evidence reads or gives half precision, or is ``torch.quantile``.
 
     Raises:
         BrokenLaw: names the first that does.
@@ -68,13 +68,13 @@ class Wide(TorchFunctionMode):
 
 
 class Shared:
-    """What a whole process shares, as it was: generators, settings, the environment."""
+    """A snapshot of what a whole process shares: generators, settings, the environment."""
 
     def __init__(self) -> None:
         self.before = _shared()
 
     def check(self) -> None:
-        """Find what was used or set.
+        """Find what was used or changed.
 
         Raises:
             BrokenLaw: names it.

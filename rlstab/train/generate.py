@@ -55,7 +55,7 @@ class Generator:
         task: where prompts come from, and rewards where the run names none.
         rewards: what responses are scored by.
         comm: over all ranks.
-        rank, world: the number of this process, and how many there are.
+        rank, world: the number of this process, and the number of processes.
         signals: user-defined signals, by name.
         others: return the log-probs of other models, the reference and the teacher, by the name of the signal.
         say: prints a message with its topic.
@@ -100,7 +100,7 @@ class Generator:
         return bool(self.stages.needs & BLOCKS) or by_method
 
     def require_blocks(self) -> None:
-        """Check that the task knows the blocks that are read.
+        """Check that the task provides the blocks that are read.
 
         Raises:
             MissingSignal: the task has no blocks.

@@ -180,7 +180,7 @@ class Learner:
             recorder.write(
                 "rlstab",
                 settings_of(self.objective, progress.objective, settings.scope),
-                # a rollout waits in the queue while so many earlier ones are learnt
+                # a rollout waits in the queue while earlier ones are learnt
                 version=max(0, progress.rollouts - self.run.rollout.staleness) * settings.optimizer_steps_per_rollout,
                 host=f"rlstab {rlstab.__version__}",
                 step=number,

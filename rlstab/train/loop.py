@@ -38,6 +38,7 @@ from torch.utils import deterministic
 
 from rlstab.config.identity import digest
 from rlstab.config.runs import RunConfig
+from rlstab.config.settings import OTHER_MODELS
 from rlstab.config.user_classes import require_storable
 from rlstab.config.user_code import checksums, portable
 from rlstab.console import Terminal, command
@@ -198,7 +199,7 @@ class Trainer:
         if folder is not None:
             folder.note_examples(checksum)
         self.rewards = build_rewards(run.reward, self.task, getattr(run.task, "environment", None) or ())
-        # the first process has the folder, which all have to see
+        # the first process holds the folder, which all processes have to see
         self.latest: Path | None = broadcast_object_list([folder.start if folder is not None else None])[0]
 
         torch.manual_seed(run.seed)
@@ -218,13 +219,11 @@ class Trainer:
                     tell(console, "note", text)
             require_decoding(policy, run.model.name, self.task.example("train", 0), run.rollout)
         others, self.first_lines = dict[str, Callable[[Rollout], Tensor]](), list[str]()
-        for needed, what, named in (
-            ("ref_logprobs", "reference of the KL", run.model.reference),
-            ("teacher_logprobs", "teacher", run.model.teacher),
-        ):
+        for needed, what in OTHER_MODELS.items():
             if needed not in run.composition.needs or needed in signals:
                 continue
-            self.first_lines.append(f"{what}: {reference_of(run, named)}")
+            named = getattr(run.model, what)
+            self.first_lines.append(f"{what} model: {reference_of(run, named)}")
             gathered = self.engine.gathered_policy  # with the adapter off
             if run.model.adapter is None or named is not None:
                 other = load_policy(named or run.model.name, device=device, precision=precision)
@@ -366,7 +365,7 @@ class Trainer:
         self.accelerator.log(dict(values), step=number)
 
     def _watch(self, values: Mapping[str, Any], number: int) -> bool:
-        """Tell the signs that appeared; whether the run ends at one of them, which all processes agree on."""
+        """Report the signs that appeared; return whether the run ends at one of them, as all processes agree."""
         settings, ends = self.run.tracking, False
         if self.folder is not None and (settings.watch or settings.stop_at):
             if not self.watch.rows:  # what a resumed run has logged before
@@ -458,9 +457,9 @@ def start_processes(run: RunConfig, timeout: timedelta) -> Accelerator:
 
 @contextmanager
 def fixed_order(run: RunConfig, device: torch.device) -> Iterator[None]:
-    """Inside, an accelerator adds floats in a fixed order, where the run asks for it; a CPU always does.
+    """A context in which an accelerator adds floats in a fixed order if the run asks for it; a CPU always does.
 
-    It is torch's switch for the whole process. cuBLAS reads its own, ``CUBLAS_WORKSPACE_CONFIG``, before its first
+    This is torch's switch for the whole process. cuBLAS reads ``CUBLAS_WORKSPACE_CONFIG`` before its first
     product; a value that the user set stays.
     """
     if not run.optimisation.deterministic or device.type == "cpu":
@@ -480,7 +479,7 @@ def fixed_order(run: RunConfig, device: torch.device) -> Iterator[None]:
 
 
 def require_processes(run: RunConfig, console: Console) -> None:
-    """Check that all launched processes are there, with the same run.
+    """Check that all launched processes are present and have the same run.
 
     Raises:
         ConfigError: settings differ between processes, or more processes were launched than joined.
@@ -519,7 +518,7 @@ def on_main_process(accelerator: Accelerator, work: Callable[[], T]) -> T | None
 
 @contextmanager
 def tag_errors_with_rank(accelerator: Accelerator) -> Iterator[None]:
-    """With several processes, add to an error inside a note that names the process."""
+    """With several processes, add a note that names the process to an error inside."""
     try:
         yield
     except Exception as error:

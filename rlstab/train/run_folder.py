@@ -38,7 +38,7 @@ from rlstab.core.metadata import idle_evidence
 from rlstab.errors import CheckpointError, ConfigError
 from rlstab.files import replace_file
 from rlstab.record.writer import remove_dump
-from rlstab.run_files import ABOUT, CHECKPOINTS, CONFIG, DUMP, METRICS, SAMPLES
+from rlstab.run_files import ABOUT, CHECKPOINTS, CONFIG, DUMP, LOCK, METRICS, SAMPLES
 from rlstab.safe_read import read_json, read_object
 from rlstab.tasks.rewards import Rewards
 from rlstab.train import checkpoint
@@ -49,8 +49,6 @@ JOURNALS = (METRICS, SAMPLES)
 
 #: Files that a run writes, apart from its checkpoints and the folders of its trackers.
 FILES = (CONFIG, *JOURNALS, ABOUT)
-
-LOCK = ".lock"
 
 #: Where a replaced run is kept until the new run has a checkpoint.
 REPLACED = ".replaced"
@@ -221,7 +219,7 @@ class RunFolder:
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def begin(self, about: Mapping[str, Any]) -> None:
-        """Make the folder that of this run: move a run that it replaces aside, and write the settings.
+        """Begin this run in the folder: move a replaced run aside, and write the settings.
 
         Args:
             about: further entries of ``run.json``.
@@ -393,6 +391,6 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 
 def _cut(path: Path, size: int | None) -> None:
-    """Remove what was written after so many bytes, and a line that was cut off."""
+    """Cut a file to a number of bytes, and remove a line that was cut off."""
     if path.is_file():
         os.truncate(path, path.read_bytes()[:size].rfind(b"\n") + 1)

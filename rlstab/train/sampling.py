@@ -265,7 +265,7 @@ def _invert(probabilities: Tensor, draw: Tensor) -> Tensor:
 #: about the size of the logits.
 AGREEMENT = 0.003
 
-_TAKE = "Take a model with attention over a cache that transformers' DynamicCache holds, such as Llama, Qwen or Gemma."
+_TAKE = "Use a model with attention over a cache that transformers' DynamicCache holds, such as Llama, Qwen or Gemma."
 
 
 @torch.no_grad()

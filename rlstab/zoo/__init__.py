@@ -1,9 +1,9 @@
-"""The methods, one per file; each is imported only when it is asked for."""
+"""The methods, one per file; each is imported only when it is used."""
 
 from rlstab.core.objective import TokenObjective
 from rlstab.core.registry import Registry
 
-#: The static table of what ships. A method missing here does not exist for YAML.
+#: The table of shipped methods. YAML does not know a method that is missing here.
 METHODS: Registry[TokenObjective] = Registry(
     {
         "adaptive_entropy": "rlstab.zoo.adaptive_entropy:AdaptiveEntropy",
@@ -54,5 +54,5 @@ METHODS: Registry[TokenObjective] = Registry(
         "wapo": "rlstab.zoo.wapo:WAPO",
     }
 )
-#: What `rlstab` offers of it.
+#: The names that `rlstab` exports.
 register, available = METHODS.register, METHODS.names

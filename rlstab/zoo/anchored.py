@@ -1,4 +1,4 @@
-"""What the methods share that compare the live policy with one that is chosen: the sampler, the old, the reference."""
+"""Shared by methods that compare the live policy with a chosen one: the sampler, the old policy, the reference."""
 
 from collections.abc import Callable, Mapping, Set
 from typing import Literal
@@ -22,7 +22,7 @@ class Anchored:
 
     @property
     def needs(self) -> Set[str]:
-        """The log-probs of the anchor; those of the old policy are always there."""
+        """The signal of the anchor, unless it is the old policy, whose log-probs every batch has."""
         return frozenset({_ANCHORS[self.anchor][0]} - {"old_logprobs"})
 
     @property
@@ -33,7 +33,7 @@ class Anchored:
     def anchor_of(self, batch: TokenBatch) -> Callable[[PolicyOutputs], Tensor]:
         """Gives the ``(n,)`` log-probs of the anchor, nats, without gradient, from the live outputs held constant.
 
-        Where the live policy is its own denominator, it is its own anchor.
+        If the live policy is its own denominator, it is its own anchor.
         """
         if self.anchor == "old" and batch.live_ratio:
             return lambda constant: constant.logprobs

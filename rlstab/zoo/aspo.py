@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rlstab import Constants, Mean, Range, Settled, State, Surrogate, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import ON_POLICY, About
+from rlstab.core.metadata import About
 from rlstab.core.settings import percent
 
 
@@ -72,6 +72,9 @@ class ASPO(TokenObjective):
           their response, which stays near 1: ``aspo`` inverts that, and stops none.
         - ``aspo`` takes its quantile over all tokens of a response, those that ``top_entropy`` drops too.
 
+    Limits:
+        - Where every ratio is exactly 1, as with one optimizer step per rollout.
+
     Example:
         Ratios 1.3 and 0.5, first rewarded, then punished. In each response the second token has the higher entropy, and
         at share one half it has room 0.4. The rewarded 1.3 is above 1.2, the rewarded 0.5 pulls with 2. The punished
@@ -97,10 +100,7 @@ class ASPO(TokenObjective):
         (``compute_policy_loss_archer``), ``verl/workers/actor/dp_actor.py`` (commit b08d963).
     """
 
-    about = About(
-        addresses={"trust region", "exploration"},
-        no_op_at=(ON_POLICY,),
-    )
+    about = About(addresses={"trust region", "exploration"})
 
     name = "aspo"
     needs = {"entropies"}

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from rlstab import Mean, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, NoOpAt
+from rlstab.core.metadata import About
 from rlstab.core.terms import Totals
 
 #: Block numbers are below it: a float32 holds whole numbers up to 2^24.
@@ -51,7 +51,7 @@ class BlockMean(TokenObjective):
           ``blockwise``.
         - From the paper: it averages over the responses of a group and then over groups, which is the same where all
           groups have one size. A response that lost all its tokens to masks does not count in S; one that has no block
-          does, as there. It has no penalty on tokens, so how penalties treat tokens without a block is our choice.
+          does, as there. It has no penalty on tokens, so how penalties treat tokens without a block is rlstab's choice.
         - From its code: no official code was found.
 
     Pitfalls:
@@ -64,6 +64,9 @@ class BlockMean(TokenObjective):
         - ``block_mean`` was published with ``clip_higher`` and ``adaptive_entropy``, without ``kl``.
         - ``block_mean`` gives each block its own vote, and ``gspo``, ``gmpo`` and ``holder_mean`` one ratio to the
           whole response: how hard a block pulls also depends on how far the policy has moved in the others.
+
+    Limits:
+        - Where all responses are one block and keep as many tokens: equal to ``token_mean``.
 
     Example:
         A response of an answer of three tokens, one token of markup and a confidence of one token: the tokens of the
@@ -88,10 +91,7 @@ class BlockMean(TokenObjective):
         Verifiable Rewards", 2026, arXiv 2602.10231. Reference code: none found.
     """
 
-    about = About(
-        addresses={"length"},
-        no_op_at=(NoOpAt(None, "Where all responses are one block and keep as many tokens: equal to `token_mean`."),),
-    )
+    about = About(addresses={"length"})
 
     name = "block_mean"
     needs = {"block_ids"}

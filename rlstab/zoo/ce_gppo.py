@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rlstab import Bounds, Constants, Range, Settled, State, Surrogate, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import ON_POLICY, About, NoOpAt
+from rlstab.core.metadata import About, NoOpAt
 
 
 class CEGPPO(TokenObjective):
@@ -63,6 +63,9 @@ class CEGPPO(TokenObjective):
     Interacts:
         - ``ce_gppo`` was published on ``token_mean``, in the recipe of DAPO.
 
+    Limits:
+        - Where every ratio is exactly 1, as with one optimizer step per rollout.
+
     Example:
         Ratios 1.5 and 0.5, first rewarded, then punished. The rewarded 1.5 pulls with 1.0 * 1.2, the punished 0.5 with
         0.75 * 0.8 = 0.6; the other two with their ratio.
@@ -86,10 +89,7 @@ class CEGPPO(TokenObjective):
 
     about = About(
         addresses={"trust region", "exploration"},
-        no_op_at=(
-            NoOpAt({"low": 1.0, "high": 1e9, "dual_clip": None}, "no ratio, at most e^20, reaches a bound."),
-            ON_POLICY,
-        ),
+        no_op_at=(NoOpAt({"low": 1.0, "high": 1e9, "dual_clip": None}, "no ratio, at most e^20, reaches a bound."),),
     )
 
     name = "ce_gppo"

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rlstab import Constants, Range, Settled, State, Surrogate, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import ON_POLICY, About, NoOpAt
+from rlstab.core.metadata import About, NoOpAt
 
 
 class CISPO(TokenObjective):
@@ -52,7 +52,7 @@ class CISPO(TokenObjective):
         - From the paper: the value of the loss is -clip(r) A; the paper prints -clip(r) A l. The gradients are equal,
           and neither value says how training goes.
         - From the paper: log-ratios are clamped to 20 nats, and a token beyond pulls no more.
-        - From the paper: besides the cap, it describes a mask that stops tokens as PPO does; the authors say that it
+        - From the paper: it also describes a mask that stops tokens as PPO does; the authors say that it
           was off (MiniMax-AI/MiniMax-M1, issue 17). ROLL offers it; here it is not offered.
         - From other code: TRL's and ms-swift's ``epsilon_high`` is this cap: 5.0 there is 5.0 here, and so is tinker's
           ``clip_high_threshold`` (4.0). verl, slime, SkyRL, NeMo-RL and AReaL clip to [1 - low, 1 + high]: high 0.2
@@ -68,6 +68,9 @@ class CISPO(TokenObjective):
 
     Interacts:
         - ``cispo`` was published on ``token_mean``.
+
+    Limits:
+        - Where every ratio is exactly 1, as with one optimizer step per rollout.
 
     Example:
         Ratios 1.5 and 0.5, first rewarded, then punished, and a cap of 1.2. Every token pulls: 1.5 counts as 1.2, 0.5
@@ -100,7 +103,6 @@ class CISPO(TokenObjective):
                 {"cap": 1e9, "floor": None} | dict.fromkeys(("negative_cap", "negative_floor")),
                 "a ratio is at most e^20, so none reaches the cap.",
             ),
-            ON_POLICY,
         ),
     )
 

@@ -10,7 +10,7 @@ from rlstab.core.metadata import About, NoOpAt
 from rlstab.core.settings import check_order, percent
 from rlstab.zoo.covariant import Covariant
 
-#: Added to the seed, so that no other method and no sampler draws the same numbers with it.
+#: Added to the seed, so that no other method and no sampler draws the same numbers.
 STREAM = 1 << 41
 
 
@@ -84,6 +84,9 @@ class ClipCov(Covariant, TokenObjective):
           ``clip_cov`` silences some of those between its bounds, and one that both choose is only pulled back.
         - A token that a mask drops still counts in the means and the share of ``clip_cov``, and may be hit.
 
+    Limits:
+        - An optimizer step in which all advantages are equal, or all log-probs, has no candidate.
+
     Example:
         A correct response with tokens of probability 0.9 and 0.1, and a wrong one with 0.8 and 0.2. Their covariances
         are 0.95, -1.24, -0.84 and 0.55; two lie between 0.5 and 5, and a share of a quarter of four tokens hits one of
@@ -111,10 +114,7 @@ class ClipCov(Covariant, TokenObjective):
 
     about = About(
         addresses={"exploration"},
-        no_op_at=(
-            NoOpAt({"low": 0.0, "high": 0.0}, "no covariance lies strictly between."),
-            NoOpAt(None, "An optimizer step in which all advantages are equal, or all log-probs, has no candidate."),
-        ),
+        no_op_at=(NoOpAt({"low": 0.0, "high": 0.0}, "no covariance lies strictly between."),),
         exceptions={"replication": "a copy of a sequence is another sequence, and its tokens are drawn again"},
     )
 

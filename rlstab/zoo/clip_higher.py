@@ -58,6 +58,9 @@ class ClipHigher(TokenObjective):
         - ``sapo`` and ``maspo`` were published in place of ``clip_higher``, whose usual bounds stop a token before
           either of them damps it noticeably.
 
+    Limits:
+        - Where every ratio is exactly 1, as with one optimizer step per rollout (``stare``'s script).
+
     Example:
         Ratios 1.5 and 0.5, first rewarded, then punished. The rewarded 1.5 is stopped at 1.28, the punished 0.5 at 0.8;
         the other two pull. The loss is (-1.28 - 0.5 + 1.5 + 0.8) / 4 = 0.13, the gradient -A r / 4 where a token pulls.
@@ -86,7 +89,6 @@ class ClipHigher(TokenObjective):
         no_op_at=(
             NoOpAt({"low": 1.0, "high": 1e9, "dual_clip": None}, "no ratio, at most e^20, reaches a bound."),
             NoOpAt({"low": 1.0, "high": 1e9, "dual_clip": 1e9}, "no ratio reaches the dual clip either."),
-            NoOpAt(None, "Where every ratio is exactly 1, as with one optimizer step per rollout (`stare`'s script)."),
         ),
     )
 

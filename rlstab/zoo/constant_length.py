@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rlstab import Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, NoOpAt
+from rlstab.core.metadata import About
 from rlstab.core.terms import Totals
 
 
@@ -60,6 +60,9 @@ class ConstantLength(TokenObjective):
         - ``constant_length`` scales the penalty of ``kl`` like the policy term: where responses are shorter than
           ``length``, both are smaller than in a token mean.
 
+    Limits:
+        - Where responses keep ``length`` tokens on average: equal to ``token_mean``.
+
     Example:
         A correct response of three tokens and a wrong one of one token, length 4: (-3 / 4 + 1 / 4) / 2 = -0.25, and
         every token weighs 1 / 8.
@@ -81,10 +84,7 @@ class ConstantLength(TokenObjective):
         (``agg_loss``, "seq-mean-token-sum-norm").
     """
 
-    about = About(
-        addresses={"length"},
-        no_op_at=(NoOpAt(None, "Where responses keep `length` tokens on average: equal to `token_mean`."),),
-    )
+    about = About(addresses={"length"})
 
     name = "constant_length"
     writes = {"aggregate"}

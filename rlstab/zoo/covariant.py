@@ -1,4 +1,4 @@
-"""What the methods share that choose tokens by the covariance of log-prob and advantage."""
+"""Shared by methods that choose tokens by the covariance of log-prob and advantage."""
 
 from torch import Tensor
 
@@ -6,7 +6,7 @@ from rlstab import Mean, Settled, Stat, TokenBatch
 
 
 class Covariant:
-    """Base of a method that compares covariances over the optimizer step."""
+    """Base of methods that compare covariances over the optimizer step."""
 
     needs: frozenset[str] = frozenset({"logprobs"})
 

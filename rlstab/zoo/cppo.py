@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from torch import Tensor
 
 from rlstab import Constants, Gate, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import ON_POLICY_OLD, About, NoOpAt
+from rlstab.core.metadata import About, NoOpAt
 from rlstab.kl_estimators import probability
 from rlstab.zoo.anchored import Anchored
 
@@ -82,6 +82,9 @@ class CPPO(Anchored, TokenObjective):
         - A token that a mask drops still spends the budget of ``cppo``, and may stop a later one that is left.
         - ``cppo`` was published on ``constant_length``, with advantages that have no std.
 
+    Limits:
+        - With anchor 'old', where every ratio is exactly 1, as with one optimizer step per rollout.
+
     Example:
         One rewarded response. Its tokens, sampled with probability 0.5, have 0.62, 0.6 and 0.6 now: Z is 0.12, 0.09 and
         0.08, and db 0.04. The bounds are 0.15, 0.15 + 0.04 - 0.12 = 0.07 and 0.15 + 0.076 - 0.21 = 0.016: only the
@@ -109,7 +112,7 @@ class CPPO(Anchored, TokenObjective):
 
     about = About(
         addresses={"trust region", "off-policy"},
-        no_op_at=(NoOpAt({"delta": 1e9}, "no response moves that many probabilities."), ON_POLICY_OLD),
+        no_op_at=(NoOpAt({"delta": 1e9}, "no response moves that many probabilities."),),
     )
 
     name = "cppo"

@@ -3,9 +3,9 @@
 from typing import Annotated
 
 from rlstab import Bounds, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import ON_POLICY, About
+from rlstab.core.metadata import About
 
-#: 1 / q is at most e to this, so that it and its products with settings are numbers.
+#: 1 / q is at most e to the power of this, so that it and its products with settings are finite.
 MAX_SURPRISAL = 700.0
 
 
@@ -64,6 +64,9 @@ class DCPOClip(TokenObjective):
     Interacts:
         - ``dcpo_clip`` was published on ``sequence_mean``, up to a factor, and its own advantages.
 
+    Limits:
+        - Where every ratio is exactly 1, as with one optimizer step per rollout.
+
     Example:
         Tokens of probability 0.9, 0.2 and 0.01 that were rewarded, with ratios 1.1, 1.7 and 4: the upper bounds are
         1.187, 1.618 and 5, so the second is stopped. Punished, at ratios 0.75, 0.6 and 0.4, the first and the last are
@@ -85,10 +88,7 @@ class DCPOClip(TokenObjective):
         code: lime-RL/DCPO ``verl/trainer/ppo/core_algos.py`` (``get_clip_low_high``, commit 01787b0), ``recipe/dcpo``.
     """
 
-    about = About(
-        addresses={"trust region", "exploration"},
-        no_op_at=(ON_POLICY,),
-    )
+    about = About(addresses={"trust region", "exploration"})
 
     name = "dcpo_clip"
     needs = {"old_logprobs"}

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rlstab import Constants, Range, Settled, State, Surrogate, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import MAX_LOG_RATIO
-from rlstab.core.metadata import ON_POLICY_OLD, About, NoOpAt
+from rlstab.core.metadata import About, NoOpAt
 from rlstab.kl_estimators import probability
 from rlstab.zoo.anchored import Anchored
 
@@ -84,6 +84,9 @@ class DPPO(Anchored, TokenObjective):
     Interacts:
         - ``dppo`` was published on ``constant_length``.
 
+    Limits:
+        - With anchor 'old', where every ratio is exactly 1, as with one optimizer step per rollout.
+
     Example:
         A rewarded and a punished response, both of tokens sampled with probability 0.5 and 0.01. From 0.5 they moved by
         0.2, beyond 0.15, and are stopped. The rare tokens have ratios 5 and 0.2, moved by 0.04 and 0.008, and pull.
@@ -117,7 +120,6 @@ class DPPO(Anchored, TokenObjective):
                 {"divergence": "tv", "anchor": "old", "high": 1.0, "low": 1.0, "cap": 1e9},
                 "no probability moves by more than 1, and no ratio reaches the cap.",
             ),
-            ON_POLICY_OLD,
         ),
     )
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from torch import Tensor
 
 from rlstab import Constants, Gate, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import ON_POLICY_OLD, About, NoOpAt
+from rlstab.core.metadata import About, NoOpAt
 from rlstab.kl_estimators import probability
 from rlstab.zoo.anchored import Anchored
 
@@ -68,6 +68,9 @@ class DRPO(Anchored, TokenObjective):
           damped as well, the more the larger the ratio.
         - ``drpo`` was published on ``constant_length``, with advantages that have no std.
 
+    Limits:
+        - With anchor 'old', where every ratio is exactly 1, as with one optimizer step per rollout.
+
     Example:
         At delta 0.2, tokens sampled with probability 0.5. Rewarded ones now have 0.6, 0.7 and 0.8: gates 0.5, 0 and
         -0.5, times ratios 1.2, 1.4 and 1.6. A punished one that rose to 0.6 has gate 1.5.
@@ -93,10 +96,7 @@ class DRPO(Anchored, TokenObjective):
 
     about = About(
         addresses={"trust region", "off-policy"},
-        no_op_at=(
-            NoOpAt({"delta": 1e18}, "no probability moves by more than 1, and 1 minus 1e-18 is 1."),
-            ON_POLICY_OLD,
-        ),
+        no_op_at=(NoOpAt({"delta": 1e18}, "no probability moves by more than 1, and 1 minus 1e-18 is 1."),),
     )
 
     name = "drpo"

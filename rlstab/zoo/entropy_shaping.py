@@ -60,6 +60,9 @@ class EntropyShaping(TokenObjective):
         - The bound of ``maspo`` is wider under the bonus of ``entropy_shaping``, because ``maspo`` reads the size of
           the advantage.
 
+    Limits:
+        - An optimizer step in which every entropy is 0.
+
     Example:
         A correct and a wrong response, entropies 0.5 and 5: alpha H is 0.2 and 2, and |A| / kappa is 0.5. The
         advantages become 1.2 and 1.5, and -0.8 and -0.5.
@@ -85,10 +88,7 @@ class EntropyShaping(TokenObjective):
 
     about = About(
         addresses={"exploration"},
-        no_op_at=(
-            NoOpAt({"alpha": 0.0}, "every bonus is 0."),
-            NoOpAt(None, "An optimizer step in which every entropy is 0."),
-        ),
+        no_op_at=(NoOpAt({"alpha": 0.0}, "every bonus is 0."),),
     )
 
     name = "entropy_shaping"

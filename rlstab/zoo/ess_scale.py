@@ -69,6 +69,9 @@ class ESSScale(TokenObjective):
         - ``ess_scale`` was published with ``importance_correction`` at level 'sequence', truncated at 8.
         - ``ess_scale`` acts on the effective sample size that ``mismatch`` reports.
 
+    Limits:
+        - An optimizer step whose effective sample size is at least ``base``.
+
     Example:
         Four responses, of which the third became eight times as likely: (1 + 1 + 8 + 1)^2 / (4 * 67) = 0.4515, and the
         learning rate is multiplied by its root. Only observed, it stays.
@@ -98,10 +101,7 @@ class ESSScale(TokenObjective):
 
     about = About(
         addresses={"off-policy"},
-        no_op_at=(
-            NoOpAt({"power": 0.0}, "the scale is 1."),
-            NoOpAt(None, "An optimizer step whose effective sample size is at least `base`."),
-        ),
+        no_op_at=(NoOpAt({"power": 0.0}, "the scale is 1."),),
     )
 
     name = "ess_scale"

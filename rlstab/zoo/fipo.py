@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rlstab import Constants, Gate, Range, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import MAX_LOG_RATIO, token_log_ratio
-from rlstab.core.metadata import ON_POLICY, About, NoOpAt
+from rlstab.core.metadata import About, NoOpAt
 
 
 class FIPO(TokenObjective):
@@ -71,6 +71,9 @@ class FIPO(TokenObjective):
         - ``fipo`` was published on ``clip_higher`` and ``token_mean``, the base of DAPO (0.2, 0.28), with a dual clip
           of 10.
 
+    Limits:
+        - Where every ratio is exactly 1, as with one optimizer step per rollout.
+
     Example:
         A correct response with log-ratios 0.1, -0.2, 0.3 and 0: F is 0.1916, 0.0936, 0.3 and 0, and f is 1.2, 1.0981,
         1.2 and 1. The gradient of each token is -f r / 4.
@@ -98,7 +101,7 @@ class FIPO(TokenObjective):
 
     about = About(
         addresses={"token"},
-        no_op_at=(NoOpAt({"low": 1.0, "high": 1.0}, "every factor is 1."), ON_POLICY),
+        no_op_at=(NoOpAt({"low": 1.0, "high": 1.0}, "every factor is 1."),),
     )
 
     name = "fipo"

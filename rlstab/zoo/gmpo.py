@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rlstab import Constants, PolicyOutputs, Range, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import token_log_ratio
-from rlstab.core.metadata import ON_POLICY, About, NoOpAt
+from rlstab.core.metadata import About
 from rlstab.zoo.response_ratio import EXPECTS, gradient_of, kept_mean
 
 
@@ -65,6 +65,10 @@ class GMPO(TokenObjective):
           which stays near 1.
         - The mean of ``gmpo`` is over the kept tokens, so dropping some tokens changes the ratio of the others.
 
+    Limits:
+        - Where every response keeps one token whose log-ratio is within the range.
+        - Where every ratio is exactly 1, as with one optimizer step per rollout.
+
     Example:
         Ratios 1.5 and 0.5, log-ratios 0.405 and -0.693. Rewarded, the first is clipped to 0.4: rho = exp(-0.147) =
         0.8637. Punished, the second is clipped to -0.4: rho = exp(0.003) = 1.0027. The other two tokens pull with rho /
@@ -90,7 +94,6 @@ class GMPO(TokenObjective):
 
     about = About(
         addresses={"trust region", "token"},
-        no_op_at=(NoOpAt(None, "Where every response keeps one token whose log-ratio is within the range."), ON_POLICY),
         expects=EXPECTS,
     )
 

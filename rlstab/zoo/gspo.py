@@ -4,8 +4,8 @@ from torch import Tensor
 
 from rlstab import Constants, PolicyOutputs, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import token_log_ratio
-from rlstab.core.metadata import ON_POLICY, About
-from rlstab.zoo.response_ratio import EXPECTS, ONE_TOKEN, gradient_of, kept_mean
+from rlstab.core.metadata import About
+from rlstab.zoo.response_ratio import EXPECTS, gradient_of, kept_mean
 
 
 class GSPO(TokenObjective):
@@ -66,6 +66,10 @@ class GSPO(TokenObjective):
           one response pull unequally, which ``gspo`` is meant to prevent, and are restrained twice.
         - The mean of ``gspo`` is over the kept tokens, so dropping some tokens changes the ratio of the others.
 
+    Limits:
+        - Where every response keeps one token, or all its ratios are equal.
+        - Where every ratio is exactly 1, as with one optimizer step per rollout.
+
     Example:
         Ratios 1.5 and 0.75 in a rewarded and in a punished response: s = sqrt(1.125) = 1.0607. The rewarded response is
         beyond 1.0004 and stopped; the punished one is not below 0.9997, and its tokens pull with 1.0607 / (2 * 2).
@@ -90,7 +94,6 @@ class GSPO(TokenObjective):
 
     about = About(
         addresses={"trust region", "off-policy"},
-        no_op_at=(ONE_TOKEN, ON_POLICY),
         expects=EXPECTS,
     )
 

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from rlstab import Constants, Mean, PolicyOutputs, Range, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import token_log_ratio
-from rlstab.core.metadata import ON_POLICY, About
-from rlstab.zoo.response_ratio import EXPECTS, ONE_TOKEN, gradient_of
+from rlstab.core.metadata import About
+from rlstab.zoo.response_ratio import EXPECTS, gradient_of
 
 
 class HolderMean(TokenObjective):
@@ -71,6 +71,10 @@ class HolderMean(TokenObjective):
         - The mean of ``holder_mean`` is over the kept tokens, so dropping some tokens changes the ratio of the
           others.
 
+    Limits:
+        - Where every response keeps one token, or all its ratios are equal.
+        - Where every ratio is exactly 1, as with one optimizer step per rollout.
+
     Example:
         Ratios 1.5 and 0.5 in the first step, so p = 2: rho = sqrt((2.25 + 0.25) / 2) = 1.118. The larger ratio has nine
         tenths of the gradient: 1.118 * 2.25 / 2.5 = 1.0062, over two responses 0.5031.
@@ -96,7 +100,6 @@ class HolderMean(TokenObjective):
 
     about = About(
         addresses={"trust region", "token"},
-        no_op_at=(ONE_TOKEN, ON_POLICY),
         expects=EXPECTS,
     )
 

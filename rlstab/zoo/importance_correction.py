@@ -1,4 +1,4 @@
-"""Importance correction: reweigh or reject what the sampler drew otherwise than the trainer would (TIS, IcePop)."""
+"""Importance correction: reweight or reject tokens whose probability differs in sampler and trainer (TIS, IcePop)."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -18,9 +18,9 @@ _DIVERGENCES: Mapping[str, Callable[[Tensor], Tensor]] = {
     "k3": lambda gap: gap.expm1() - gap,
     "error": lambda gap: gap.abs().exp(),
 }
-#: How a sentence calls what its name does not say.
+#: Words for divergences whose name does not say what they are.
 _WORDS = {"error": "exp(|log-ratio|)", "kl": "binary KL", "tv": "total variation"}
-#: Settings that reject tokens or responses where they are set.
+#: Settings that reject tokens or responses if they are set.
 _REJECTS = ("keep_low", "keep_high", "veto", "max_divergence")
 
 
@@ -70,7 +70,7 @@ class ImportanceCorrection(TokenObjective):
                                     denominator kept                                        NeMo-RL
             trust region            max_weight None, divergence mean_kl, a max_divergence                    OpenRLHF
             geometric rejection     level geometric, min_weight 1, max_weight 1, keep_low 0.999, keep_high 1.001
-                                    and beside it a second one for the weights              verl's guide, NeMo-RL
+                                    and a second one for the weights                        verl's guide, NeMo-RL
 
         The method may be listed several times: masks join and weights multiply.
 
@@ -118,7 +118,7 @@ class ImportanceCorrection(TokenObjective):
     Deviations:
         - From the paper: IcePop writes the ratio of the policies of training and inference at the start of the rollout;
           here it is that of ``old_logprobs``, which is this policy where it is recomputed.
-        - From verl: its rejection by ``k1`` bounds the inverse ratio, so its bounds are our 1 / h and 1 / l; its forms
+        - From verl: its rejection by ``k1`` bounds the inverse ratio, so its bounds are 1 / h and 1 / l; its forms
           by k2 and k3 of tokens and of their sums are not offered. Its mean weight is that of the whole rollout, here
           of the optimizer step. It clamps log-ratios to 20 nats before it compares; here only weights and divergences
           are clamped.
@@ -142,6 +142,9 @@ class ImportanceCorrection(TokenObjective):
           the mismatch counts once.
         - ``importance_correction`` restrains a response by its mismatch with the sampler, and ``cppo`` restrains its
           tokens by the same mismatch.
+
+    Limits:
+        - Where the sampler is the policy that the ratio divides by, as with ``old_logprobs: rollout``.
 
     Example:
         Ratios 0.75, 1, 1.5 and 8 of the old policy over the sampler. TIS truncates the last one at 2; IcePop gives it
@@ -180,7 +183,6 @@ class ImportanceCorrection(TokenObjective):
         addresses={"off-policy"},
         no_op_at=(
             NoOpAt({"min_weight": 1.0, "max_weight": 1.0, **dict.fromkeys(_REJECTS)}, "every weight is 1, none is 0."),
-            NoOpAt(None, "Where the sampler is the policy that the ratio divides by, as with `old_logprobs: rollout`."),
         ),
     )
 
@@ -256,13 +258,13 @@ class ImportanceCorrection(TokenObjective):
         report = {"rejected": Mean.of(~keep)} if self._rejects else {}
         if self.normalize:
             mean = stat.mean("weight").value
-            weight = weight / (mean if mean > 0 else 1.0)  # where all is rejected, or nothing is there
+            weight = weight / (mean if mean > 0 else 1.0)  # if everything is rejected, or nothing is there
         report["weight"] = Mean.of(weight)
         weight = weight.to(batch.old_logprobs.dtype)
         return Terms(weight=weight, keep=keep if "keep" in self.writes else None, report=report)
 
     def _decided(self, batch: TokenBatch) -> tuple[Tensor, Tensor]:
-        """``(n,)`` float64 weights before their mean is divided out, and which tokens are not rejected."""
+        """``(n,)`` float64 weights before division by their mean, and bools of the tokens that are not rejected."""
         gap = batch.old_logprobs.double() - batch.signal("rollout_logprobs").double()
         over = {"sequence": batch.sequence_total, "geometric": batch.sequence_mean}.get(self.level)
         shift = gap if over is None else batch.spread(over(gap))

@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from rlstab import Mean, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, NoOpAt
+from rlstab.core.metadata import About
 from rlstab.zoo.teacher_gap import teacher_gap
 
 
@@ -41,8 +41,8 @@ class IWOPD(TokenObjective):
         none
 
     Deviations:
-        - From TRL: its gradient is that of the log-prob, ours that of the ratio, which is the same at a ratio of 1;
-          with several optimizer steps per rollout ours corrects for the policy having moved.
+        - From TRL: its gradient is that of the log-prob, here that of the ratio, which is the same at a ratio of 1;
+          with several optimizer steps per rollout the latter corrects for the policy having moved.
 
     Pitfalls:
         All tokens of a response weigh at least 1 and at most 1 + g: it is a preference and not a filter. A single
@@ -50,6 +50,9 @@ class IWOPD(TokenObjective):
 
     Interacts:
         - ``iw_opd`` replaces the advantage, so estimators of it and methods that only scale its sign do nothing to it.
+
+    Limits:
+        - Where every advantage is 0 and the teacher is the policy that the ratio divides by.
 
     Example:
         Two tokens, which the teacher finds twice and half as likely: |a| is the same, and w is 1.5 and 1.25.
@@ -75,7 +78,6 @@ class IWOPD(TokenObjective):
 
     about = About(
         addresses={"sample"},
-        no_op_at=(NoOpAt(None, "Where every advantage is 0 and the teacher is the policy that the ratio divides by."),),
         exceptions={"zero advantage": "the teacher grades a token whatever its response earned."},
     )
 

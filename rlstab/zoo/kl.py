@@ -85,6 +85,9 @@ class KLPenalty(Anchored, TokenObjective):
           from it, so that a bonus moves the policy less.
         - ``kl`` acts on every token, also on those that a mask drops: penalties ignore masks.
 
+    Limits:
+        - With anchor 'old' and any estimator but 'k1', where every ratio is exactly 1.
+
     Example:
         Four tokens of probability 0.2 with reference 0.1, 0.2, 0.4, 0.8: e^d is 0.5, 1, 2, 4 and k3 is 0.1931, 0,
         0.3069, 1.6137, mean 0.5284. With beta = 0.5 the loss is 0.2642, and the gradient 0.5 (1 - e^d) / 4. Advantages
@@ -117,10 +120,7 @@ class KLPenalty(Anchored, TokenObjective):
 
     about = About(
         addresses={"reference", "off-policy"},
-        no_op_at=(
-            NoOpAt({"coefficient": 0.0}, "0 times the estimate; the anchor is still evaluated."),
-            NoOpAt(None, "With anchor 'old' and any estimator but 'k1', where every ratio is exactly 1."),
-        ),
+        no_op_at=(NoOpAt({"coefficient": 0.0}, "0 times the estimate; the anchor is still evaluated."),),
     )
 
     name = "kl"
@@ -133,7 +133,7 @@ class KLPenalty(Anchored, TokenObjective):
 
     @property
     def reads_drift(self) -> Set[str]:
-        # k1 has the slope 1 also where the policies are one
+        # k1 has the slope 1 even where the policies are the same
         return frozenset({"live"} if self.anchor == "old" and self.estimator != "k1" else ())
 
     def in_words(self) -> dict[str, str]:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from rlstab import Mean, Penalty, PolicyOutputs, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import token_log_ratio
-from rlstab.core.metadata import ON_POLICY, About, NoOpAt
+from rlstab.core.metadata import About, NoOpAt
 from rlstab.core.settings import percent
 from rlstab.zoo.covariant import Covariant
 
@@ -75,6 +75,9 @@ class KLCov(Covariant, TokenObjective):
           leaves free; where they stop a token that ``kl_cov`` holds, only the pull back is left.
         - A token that a mask drops keeps the penalty of ``kl_cov``, and counts in its means and its share.
 
+    Limits:
+        - Where every ratio is exactly 1, as with one optimizer step per rollout.
+
     Example:
         A correct response with tokens of probability 0.9 and 0.1, and a wrong one with 0.8 and 0.2. Their covariances
         are 0.95, -1.24, -0.84 and 0.55; a share of a quarter is the first. Its ratio is 0.95 / 0.9, so its gradient is
@@ -102,7 +105,7 @@ class KLCov(Covariant, TokenObjective):
 
     about = About(
         addresses={"exploration"},
-        no_op_at=(NoOpAt({"coefficient": 0.0}, "only the penalty acts, and its coefficient is 0."), ON_POLICY),
+        no_op_at=(NoOpAt({"coefficient": 0.0}, "only the penalty acts, and its coefficient is 0."),),
     )
 
     name = "kl_cov"

@@ -105,6 +105,10 @@ class LpReg(TokenObjective):
         - ``gmpo`` clips also the tokens that ``lp_reg`` selects in form 'code'.
         - A token that ``top_entropy`` drops keeps the penalty of ``lp_reg``: penalties ignore masks.
 
+    Limits:
+        - An optimizer step without punished tokens selects none.
+        - In form 'code' an optimizer step with fewer than 2 / ``share`` punished tokens selects none.
+
     Example:
         One wrong response, share one half: the tokens of probability 0.05 and 0.01 are the lowest two. With kappa =
         0.02 the first survives (0.05 >= 0.02 * 0.6), the second does not (0.01 < 0.02 * 0.8). The policy term is 1, the
@@ -141,8 +145,6 @@ class LpReg(TokenObjective):
                 {"coefficient": 0.0, "form": "paper", "ratio_cap": None},
                 "only the penalty acts, and its coefficient is 0.",
             ),
-            NoOpAt(None, "An optimizer step without punished tokens selects none."),
-            NoOpAt(None, "In form 'code' an optimizer step with fewer than 2 / `share` punished tokens selects none."),
         ),
     )
 

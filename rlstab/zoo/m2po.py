@@ -71,6 +71,9 @@ class M2PO(TokenObjective):
         - ``m2po`` and ``dppo`` both stop tokens that moved away from the sampler, each by its own bound.
         - ``m2po`` was published in place of ``clip_higher``, which also stops tokens that ``m2po`` keeps.
 
+    Limits:
+        - An optimizer step in which the mean is within the budget keeps everything.
+
     Example:
         A rewarded response. Three tokens rose, by 0.1, 0.2 and 0.6 nats: squares 0.01, 0.04 and 0.36, mean 0.137 >
         0.04. Without the last the mean is 0.025. The token that fell by 1 nat is not in X.
@@ -103,10 +106,7 @@ class M2PO(TokenObjective):
 
     about = About(
         addresses={"off-policy", "trust region"},
-        no_op_at=(
-            NoOpAt({"budget": 1e9}, "no log-prob is tens of thousands of nats away from another."),
-            NoOpAt(None, "An optimizer step in which the mean is within the budget keeps everything."),
-        ),
+        no_op_at=(NoOpAt({"budget": 1e9}, "no log-prob is tens of thousands of nats away from another."),),
     )
 
     name = "m2po"

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rlstab import Constants, Gate, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import ON_POLICY, About, NoOpAt
+from rlstab.core.metadata import About, NoOpAt
 from rlstab.core.settings import check_order
 
 
@@ -67,6 +67,9 @@ class MASPO(TokenObjective):
     Interacts:
         - ``maspo`` was published on ``token_mean``.
 
+    Limits:
+        - Where every ratio is exactly 1, as with one optimizer step per rollout.
+
     Example:
         Two tokens of old probability 0.4, now 0.8 and 0.2, so ratios 2 and 0.5; base = 0.4^-0.3 = 1.3163. Rewarded, the
         first moves away: width = 1.3163 * 1.03, g = exp(-1 / (2 * 1.3558^2)) = 0.7619. Punished, the second does: width
@@ -96,7 +99,6 @@ class MASPO(TokenObjective):
                 {"sigma": 1e19, "max_sigma": 1e19, "min_scale": 0.1, "max_scale": 10.0, "cap": None},
                 "against such a width no ratio is far from 1.",
             ),
-            ON_POLICY,
         ),
     )
 

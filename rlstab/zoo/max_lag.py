@@ -1,4 +1,4 @@
-"""Max lag: tokens that weights too many updates old have sampled are dropped."""
+"""Max lag: drop tokens that were sampled by weights too many updates old."""
 
 from typing import Annotated, Literal
 
@@ -11,7 +11,7 @@ class MaxLag(TokenObjective):
 
     Problem:
         An asynchronous trainer learns from responses that older weights have sampled, and one response may be sampled
-        by several of them in turn. Importance weights correct a small difference. Of a large one they keep little: the
+        by several of them in turn. Importance weights correct a small difference, but not a large one: the
         ratio of a token says how far the policy has moved on it, not how far the policy has moved on the tokens before
         it, on which the token depends.
 
@@ -53,6 +53,9 @@ class MaxLag(TokenObjective):
     Interacts:
         - ``max_lag`` drops what ``importance_correction`` would weigh.
 
+    Limits:
+        - Where the sampler has the weights in training, as without ``rollout.staleness``.
+
     Example:
         A response of which two tokens were sampled ten updates ago, and two three updates ago.
 
@@ -77,10 +80,7 @@ class MaxLag(TokenObjective):
 
     about = About(
         addresses={"off-policy"},
-        no_op_at=(
-            NoOpAt({"updates": 10**9}, "no token is that old."),
-            NoOpAt(None, "Where the sampler has the weights in training, as without `rollout.staleness`."),
-        ),
+        no_op_at=(NoOpAt({"updates": 10**9}, "no token is that old."),),
     )
 
     name = "max_lag"

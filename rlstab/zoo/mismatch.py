@@ -46,7 +46,7 @@ class Mismatch(TokenObjective):
         nothing. It only reports.
 
     Denominator:
-        untouched: and every token is looked at, whatever masks drop.
+        untouched: every token is counted, whatever masks drop.
 
     Parameters:
         - ``of``: 'old_logprobs' | 'logprobs', default 'old_logprobs'. The policy that is compared. As in verl's

@@ -66,6 +66,9 @@ class OffPolicyMask(Anchored, TokenObjective):
         - ``off_policy_mask`` was published together with ``clip_higher``: it stops responses, ``clip_higher`` tokens.
         - ``off_policy_mask`` stops responses that have moved too far; ``importance_correction`` weighs the others.
 
+    Limits:
+        - An optimizer step without punished tokens stops none.
+
     Example:
         Two punished responses and a rewarded one. The first fell by ln 3 and ln 1: 0.5493 nats per token, above 0.5.
         The second fell by ln 2 and ln 1, 0.3466, and pulls; so does the rewarded one, whatever it did.
@@ -92,10 +95,7 @@ class OffPolicyMask(Anchored, TokenObjective):
 
     about = About(
         addresses={"off-policy", "sample"},
-        no_op_at=(
-            NoOpAt({"max_gap": 1e9}, "no response is that unlikely."),
-            NoOpAt(None, "An optimizer step without punished tokens stops none."),
-        ),
+        no_op_at=(NoOpAt({"max_gap": 1e9}, "no response is that unlikely."),),
     )
 
     name = "off_policy_mask"

@@ -4,11 +4,11 @@ from typing import Annotated
 
 from rlstab import Mean, Range, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.metadata import About, NoOpAt
-from rlstab.zoo.teacher_gap import AGREES, teacher_gap
+from rlstab.zoo.teacher_gap import teacher_gap
 
 
 class OPD(TokenObjective):
-    """Add to the advantage of a token how much likelier it is to a teacher than to the policy (on-policy distillation).
+    """Add to a token's advantage its log-prob under a teacher minus that under the policy (on-policy distillation).
 
     Problem:
         A verifiable reward says of a whole response that it is right or wrong. Hundreds of tokens share that one bit,
@@ -43,7 +43,7 @@ class OPD(TokenObjective):
         none
 
     Deviations:
-        - From tinker-cookbook: its student log-probs are those that the sampler reported, ours those that the ratio
+        - From tinker-cookbook: its student log-probs are those that the sampler reported, here those that the ratio
           divides by; they are the same under ``old_logprobs: rollout``. Its sum over later tokens, discounted by
           ``kl_discount_factor``, is off there by default and not offered.
         - From verl: it offers estimates of the divergence as a loss, and from the largest log-probs of each position.
@@ -58,6 +58,9 @@ class OPD(TokenObjective):
     Interacts:
         - ``opd`` and ``clip_higher``: the ratio's trust region bounds how far one rollout is followed.
         - ``opd`` adds to the advantage that ``rlsd`` scales; both together count the teacher twice.
+
+    Limits:
+        - Where the teacher is the policy that the ratio divides by.
 
     Example:
         A response with advantage 1. The teacher finds its first token four times as likely as the student, and its
@@ -86,7 +89,7 @@ class OPD(TokenObjective):
 
     about = About(
         addresses={"sample"},
-        no_op_at=(NoOpAt({"coefficient": 0.0, "alone": False}, "every bonus is 0."), AGREES),
+        no_op_at=(NoOpAt({"coefficient": 0.0, "alone": False}, "every bonus is 0."),),
         exceptions={"zero advantage": "the teacher grades a token whatever its response earned."},
     )
 

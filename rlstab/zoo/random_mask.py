@@ -1,4 +1,4 @@
-"""Random mask: the control of a method that drops tokens, as many of them and no matter which."""
+"""Random mask: the control for a method that drops tokens, which drops as many at random."""
 
 from typing import Annotated, Literal
 
@@ -64,6 +64,9 @@ class RandomMask(TokenObjective):
         - A token that ``s2t`` or ``top_entropy`` drops is dropped whatever ``random_mask`` draws, so ``random_mask`` is
           a control only in their place.
 
+    Limits:
+        - With sign 'positive', an optimizer step without rewarded tokens keeps everything.
+
     Example:
         A rewarded response of four tokens and share one half. With seed 2 the second and the last are dropped, and the
         mean runs over the two that are left; seed 3 drops others.
@@ -89,10 +92,7 @@ class RandomMask(TokenObjective):
 
     about = About(
         addresses={"token"},
-        no_op_at=(
-            NoOpAt({"share": 0.0}, "no number is below it."),
-            NoOpAt(None, "With sign 'positive', an optimizer step without rewarded tokens keeps everything."),
-        ),
+        no_op_at=(NoOpAt({"share": 0.0}, "no number is below it."),),
         exceptions={"replication": "a copy of a sequence is another sequence, and its tokens are drawn again"},
     )
 

@@ -1,10 +1,9 @@
-"""What the methods share that give all tokens of a response one ratio."""
+"""Shared by methods that give all tokens of a response one ratio."""
 
 from torch import Tensor
 
-from rlstab import Constants, NoOpAt, PolicyOutputs, TokenBatch
+from rlstab import Constants, PolicyOutputs, TokenBatch
 
-ONE_TOKEN = NoOpAt(None, "Where every response keeps one token, or all its ratios are equal.")
 EXPECTS = {
     "sequence_mean": "its ratio is that of a response, so responses should have equal votes. Under a token mean a long "
     "one outvotes the others."

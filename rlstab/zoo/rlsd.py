@@ -7,7 +7,7 @@ import torch
 from rlstab import Mean, Range, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import bounded_exp
 from rlstab.core.metadata import About, NoOpAt
-from rlstab.zoo.teacher_gap import AGREES, teacher_gap
+from rlstab.zoo.teacher_gap import teacher_gap
 
 
 class RLSD(TokenObjective):
@@ -42,15 +42,18 @@ class RLSD(TokenObjective):
         untouched: every token still counts.
 
     Parameters:
-        - ``mix`` (m): float in [0, 1], default 0.5. ms-swift's default. 0 is GRPO.
-        - ``clip`` (e): float in [0, 1], default 0.2. ms-swift's default.
+        - ``mix`` (m): float in [0, 1], default 0.5. The published first value; 0 is GRPO.
+        - ``clip`` (e): float in [0, 1], default 0.2. The published value.
         - ``punished_only``: bool, default False. ms-swift's ``rlsd_negative_only``.
 
     State:
         none
 
     Deviations:
-        - From ms-swift: its warm-up and decay of m over optimizer steps, off there by default, are not offered.
+        - From the paper: it moves m in a line to 0 over the first steps, so that training ends as GRPO. Here m stays; a
+          schedule over steps is not offered. ms-swift's is off by default.
+        - From the paper: its last equation takes the smaller of w A and clip(w) A. Here, as in its equation of the
+          advantage and in all code, w is clipped on both sides.
 
     Pitfalls:
         The mean of s is not 1: a teacher that finds all tokens likelier, as an informed one does, makes the step of
@@ -59,6 +62,9 @@ class RLSD(TokenObjective):
 
     Interacts:
         - ``rlsd`` scales the policy term before ``clip_higher`` bounds the ratio, which the scale does not change.
+
+    Limits:
+        - Where the teacher is the policy that the ratio divides by.
 
     Example:
         A rewarded and a punished response, each with a token that the teacher finds twice and one that it finds half as
@@ -79,14 +85,15 @@ class RLSD(TokenObjective):
         [-0.275, -0.225, 0.225, 0.275]
 
     Source:
-        C. Yang et al., "Self-Distilled RLVR", 2026, arXiv 2604.03128. Common code: modelscope/ms-swift
-        ``swift/rl_core/advantage.py`` (``apply_rlsd_reweight``). The weights were checked against that
-        function, to 4e-16 in float64; the paper and its own code were not read.
+        C. Yang et al., "Self-Distilled RLVR", 2026, arXiv 2604.03128, equations 13 to 16. Its own code was not found.
+        Common code: ZJU-REAL/SDAR ``verl/trainer/ppo/rlsd_utils.py`` (``compute_rlsd_token_advantage``; m from 0.5 to 0
+        over 50 steps, 100 in its launch files), and modelscope/ms-swift ``swift/rl_core/advantage.py``
+        (``apply_rlsd_reweight``).
     """
 
     about = About(
         addresses={"sample"},
-        no_op_at=(NoOpAt({"mix": 0.0}, "every weight is 1."), AGREES),
+        no_op_at=(NoOpAt({"mix": 0.0}, "every weight is 1."),),
     )
 
     name = "rlsd"

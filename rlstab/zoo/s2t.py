@@ -80,6 +80,9 @@ class S2TMask(TokenObjective):
         - ``top_entropy`` drops every token below its own entropy threshold: ``s2t`` decides only about those above it.
         - Both choose rare tokens, but never the same one: ``s2t`` rewarded tokens, ``lp_reg`` punished ones.
 
+    Limits:
+        - Without candidates, and by default with a single one, an optimizer step keeps everything.
+
     Example:
         One correct response. Three tokens are candidates, with entropies 0.1, 0.2 and 2.0; the 0.75-quantile lies at
         index 0.75 * 2 = 1.5 among them: (0.2 + 2.0) / 2 = 1.1. The first two are dropped, and the mean runs over two
@@ -109,10 +112,7 @@ class S2TMask(TokenObjective):
 
     about = About(
         addresses={"token"},
-        no_op_at=(
-            NoOpAt({"quantile": 0.0}, "no candidate is below the smallest entropy of the pool."),
-            NoOpAt(None, "Without candidates, and by default with a single one, an optimizer step keeps everything."),
-        ),
+        no_op_at=(NoOpAt({"quantile": 0.0}, "no candidate is below the smallest entropy of the pool."),),
         idle_signs=(
             IdleSign("candidates", "no token with positive advantage had a probability below {max_prob}"),
             IdleSign("dropped", "no candidate had an entropy below the threshold"),
@@ -149,8 +149,3 @@ class S2TMask(TokenObjective):
 
     def _candidates(self, batch: TokenBatch) -> Tensor:
         return batch.rewarded & below(batch.logprobs, math.log(self.max_prob))
-
-
-def _leaves_none(s2t: S2TMask, share: float) -> bool:
-    """The threshold of ``top_entropy`` with this share is then not below that of S2T."""
-    return s2t.population == "all" and s2t.quantile <= 1 - share

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rlstab import Constants, Gate, Range, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import ON_POLICY, About, NoOpAt
+from rlstab.core.metadata import About, NoOpAt
 
 
 class SAPO(TokenObjective):
@@ -62,6 +62,9 @@ class SAPO(TokenObjective):
         - ``sapo`` was published on ``sequence_mean``.
         - ``sapo`` and ``maspo`` both damp a token by how far its ratio is from 1, and their factors multiply.
 
+    Limits:
+        - Where every ratio is exactly 1, as with one optimizer step per rollout.
+
     Example:
         Ratios 2 and 0.5, first rewarded, then punished. Rewarded, g is 1 / cosh(0.5)^2 = 0.7864 at 2; punished it is 1
         / cosh(0.525)^2 = 0.7683. The gradient is -g r A / 4.
@@ -85,7 +88,7 @@ class SAPO(TokenObjective):
 
     about = About(
         addresses={"trust region"},
-        no_op_at=(NoOpAt({"positive": 0.0, "negative": 0.0}, "the slope is 1 everywhere."), ON_POLICY),
+        no_op_at=(NoOpAt({"positive": 0.0, "negative": 0.0}, "the slope is 1 everywhere."),),
     )
 
     name = "sapo"

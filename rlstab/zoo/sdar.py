@@ -38,16 +38,18 @@ class SDAR(TokenObjective):
         untouched: the penalty is divided by all tokens, with the aggregation of the policy term.
 
     Parameters:
-        - ``coefficient`` (c): float in [0, inf), default 0.1. The reference code, by ms-swift's account; 0.01 for
-          ALFWorld.
-        - ``sharpness`` (b): float in (0, inf), default 5.0. ms-swift's default, as in the reference code.
+        - ``coefficient`` (c): float in [0, inf), default 0.1. The reference code's default; its launch files for
+          ALFWorld, WebShop and Search-QA write 0.01.
+        - ``sharpness`` (b): float in (0, inf), default 5.0. The reference code's default, and that of its launch files.
 
     State:
         none
 
     Deviations:
-        - From ms-swift: it averages the term over the tokens of each micro-batch, here over those of the optimizer
-          step. Under another aggregation of the policy term it stays a token mean there, and follows it here.
+        - From the paper: of its three gates (the gap, the entropy, and either) only that of the gap is offered, which
+          is the one in the reference code.
+        - From the reference code: it averages the term over each micro-batch, here over the optimizer step. The term
+          follows the aggregation of the policy term there too; in ms-swift it stays a mean over tokens.
 
     Pitfalls:
         Every gradient of the term points up: it raises the log-prob of each sampled token, by gate, also of tokens in
@@ -75,9 +77,9 @@ class SDAR(TokenObjective):
         [-0.0485, -0.0015]
 
     Source:
-        Z. Lu et al., "Self-Distilled Agentic Reinforcement Learning", 2026, arXiv 2605.15155. Common code:
-        modelscope/ms-swift ``swift/rl_core/advantage.py`` (``compute_sdar_loss``). The gradient was checked
-        against that function, to 0.0 in float64; the paper and its own code were not read.
+        Z. Lu et al., "Self-Distilled Agentic Reinforcement Learning", 2026, arXiv 2605.15155. Reference code:
+        ZJU-REAL/SDAR ``verl/trainer/ppo/sdar_utils.py`` (``compute_sdar_loss``). Common code: modelscope/ms-swift
+        ``swift/rl_core/advantage.py`` (``compute_sdar_loss``).
     """
 
     about = About(addresses={"sample"}, no_op_at=(NoOpAt({"coefficient": 0.0}, "0 times the term."),))

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from rlstab import Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, NoOpAt
+from rlstab.core.metadata import About
 from rlstab.core.terms import Totals
 
 
@@ -54,6 +54,9 @@ class SequenceMean(TokenObjective):
         - ``sequence_mean`` averages the penalty of ``kl``, ``entropy_bonus`` and ``lp_reg`` per response, like the
           policy term, so a coefficient found under a token mean does not carry over.
 
+    Limits:
+        - Where every response keeps the same number of tokens: equal to ``token_mean``.
+
     Example:
         A correct response of three tokens and a wrong one of one token: (-1 + 1) / 2 = 0; the tokens weigh 1 / 6 and 1
         / 2.
@@ -75,10 +78,7 @@ class SequenceMean(TokenObjective):
         "seq-mean-token-mean").
     """
 
-    about = About(
-        addresses={"length"},
-        no_op_at=(NoOpAt(None, "Where every response keeps the same number of tokens: equal to `token_mean`."),),
-    )
+    about = About(addresses={"length"})
 
     name = "sequence_mean"
     writes = {"aggregate"}

@@ -67,6 +67,9 @@ class SignWeights(TokenObjective):
         - With ``positive`` 0, ``sign_weights`` removes the gradient of every rewarded token that ``s2t`` or ``stare``
           would act on.
 
+    Limits:
+        - An optimizer step in which every advantage is 0 has no weight but 1.
+
     Example:
         A correct and a wrong response of one token each, advantages 1 and -1. W-REINFORCE weighs them 0.1 and 1, NSR 0
         and 1; both tokens count in the divisor.
@@ -92,10 +95,7 @@ class SignWeights(TokenObjective):
 
     about = About(
         addresses={"sample", "exploration"},
-        no_op_at=(
-            NoOpAt({"positive": 1.0, "negative": 1.0}, "every weight is 1."),
-            NoOpAt(None, "An optimizer step in which every advantage is 0 has no weight but 1."),
-        ),
+        no_op_at=(NoOpAt({"positive": 1.0, "negative": 1.0}, "every weight is 1."),),
     )
 
     name = "sign_weights"

@@ -77,6 +77,9 @@ class STEER(TokenObjective):
         - All restrain rare tokens that were punished: ``steer`` damps all a little, ``kl_cov`` and ``clip_cov`` act on
           a few.
 
+    Limits:
+        - In form 'exponential', an optimizer step in which every advantage is 0.
+
     Example:
         A correct response, on-policy: (1 - p) |ln p + H| is 0.0195, 0.0034 and 0.9923. The last token weighs 0.8, the
         first 0.8^(0.0195 / 0.9923) = 0.9956, and 1.1935 in the linear form, where the second has 1.2. The gradient of
@@ -106,10 +109,7 @@ class STEER(TokenObjective):
 
     about = About(
         addresses={"exploration"},
-        no_op_at=(
-            NoOpAt({"low": 1.0, "high": 1.0}, "every weight is 1."),
-            NoOpAt(None, "In form 'exponential', an optimizer step in which every advantage is 0."),
-        ),
+        no_op_at=(NoOpAt({"low": 1.0, "high": 1.0}, "every weight is 1."),),
     )
 
     name = "steer"
@@ -132,7 +132,7 @@ class STEER(TokenObjective):
 
     def measure(self, batch: TokenBatch) -> Stat:
         change = _entropy_change(batch)
-        some = min(1, len(batch))  # of a part its own extreme is enough, and cheap
+        some = min(1, len(batch))  # the extreme of each part is enough, and cheap
         smallest, largest = (change.topk(some, largest=largest).values for largest in (False, True))
         return {"smallest": Pool.quantile(smallest, 0.0), "largest": Pool.quantile(largest, 1.0)}
 

@@ -5,7 +5,7 @@ from typing import Annotated
 import torch
 
 from rlstab import Mean, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, NoOpAt
+from rlstab.core.metadata import About
 
 
 class StreamWeight(TokenObjective):
@@ -65,6 +65,9 @@ class StreamWeight(TokenObjective):
         - The penalties of ``kl`` and ``entropy_bonus`` do not follow the two streams of ``stream_weight``: each stays
           one mean over all tokens.
 
+    Limits:
+        - An optimizer step without branches has no weight but 1.
+
     Example:
         An answer of three tokens and a branch of one: 4 / 3 on each of the three, 4 on the one, divided by four.
 
@@ -88,10 +91,7 @@ class StreamWeight(TokenObjective):
         arXiv 2602.14169. Reference code: AgentCombo/DEEP-GRPO ``verl/workers/actor/dp_actor.py``.
     """
 
-    about = About(
-        addresses={"sample"},
-        no_op_at=(NoOpAt(None, "An optimizer step without branches has no weight but 1."),),
-    )
+    about = About(addresses={"sample"})
 
     name = "stream_weight"
     needs = {"branch"}

@@ -1,12 +1,10 @@
-"""What the methods share that learn from a teacher's log-prob of each sampled token (on-policy distillation)."""
+"""Shared by methods that learn from a teacher's log-prob of each sampled token (on-policy distillation)."""
 
 from torch import Tensor
 
-from rlstab import NoOpAt, TokenBatch
-
-AGREES = NoOpAt(None, "Where the teacher is the policy that the ratio divides by.")
+from rlstab import TokenBatch
 
 
 def teacher_gap(batch: TokenBatch) -> Tensor:
-    """``(n,)`` nats: by how much likelier the token is to the teacher than to the policy that the ratio divides by."""
+    """``(n,)`` nats: log-prob of the token under the teacher minus that under the policy that the ratio divides by."""
     return batch.signal("teacher_logprobs") - batch.old_logprobs

@@ -67,6 +67,9 @@ class TopEntropyMask(TokenObjective):
     Interacts:
         - ``top_entropy`` was published on ``clip_higher`` and ``token_mean`` (DAPO's loss, without ``kl``).
 
+    Limits:
+        - An optimizer step in which all entropies are equal keeps everything.
+
     Example:
         Entropies 0.1, 0.2, 1.0, 2.0 and share one half: the median is (0.2 + 1.0) / 2 = 0.6, and the last two are kept.
         Their weight is 1 / 2 each when the kept tokens are counted, 1 / 4 when all are.
@@ -97,10 +100,7 @@ class TopEntropyMask(TokenObjective):
 
     about = About(
         addresses={"token"},
-        no_op_at=(
-            NoOpAt({"share": 1.0}, "the threshold is the smallest entropy, which all tokens reach."),
-            NoOpAt(None, "An optimizer step in which all entropies are equal keeps everything."),
-        ),
+        no_op_at=(NoOpAt({"share": 1.0}, "the threshold is the smallest entropy, which all tokens reach."),),
         idle_signs=(IdleSign("share", "every token counted", at=1),),
     )
 

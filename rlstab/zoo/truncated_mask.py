@@ -3,7 +3,7 @@
 from typing import Literal
 
 from rlstab import Mean, Settled, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, NoOpAt
+from rlstab.core.metadata import About
 
 
 class TruncatedMask(TokenObjective):
@@ -53,6 +53,9 @@ class TruncatedMask(TokenObjective):
     Interacts:
         - ``truncated_mask`` was published on ``clip_higher`` and ``token_mean``, without ``kl``.
 
+    Limits:
+        - An optimizer step in which no response was cut off keeps everything.
+
     Example:
         Two responses, the second cut off. The mean runs over the three tokens of the first; with 'all' over all five.
 
@@ -80,10 +83,7 @@ class TruncatedMask(TokenObjective):
         (``mask_truncated_completions``).
     """
 
-    about = About(
-        addresses={"sample"},
-        no_op_at=(NoOpAt(None, "An optimizer step in which no response was cut off keeps everything."),),
-    )
+    about = About(addresses={"sample"})
 
     name = "truncated_mask"
     needs = {"truncated"}

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rlstab import Constants, Range, Settled, State, Surrogate, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import MAX_LOG_RATIO
-from rlstab.core.metadata import ON_POLICY_OLD, About
+from rlstab.core.metadata import About
 from rlstab.zoo.anchored import Anchored
 
 
@@ -59,7 +59,7 @@ class VESPO(Anchored, TokenObjective):
           the paper all tokens of a response have one advantage.
         - From its code: d_t, and then their sum, are clamped to 20 nats, as there; the code bounds W below by 1e-8, and
           here it is e^-20, where phi is below 1e-14 at the defaults. A token whose own log-ratio is beyond 20 nats does
-          not pull. The ranges of power and decay are our choice: within them phi stays below e^37.
+          not pull. The ranges of power and decay are rlstab's choice: within them phi stays below e^37.
         - From its code: with 'rollout' W is the live policy over the sampler. The code multiplies old over sampler by
           weights that it may have truncated before.
         - From other code: TRL adds the rollout weights over padding too, which is harmless where they are 1.
@@ -74,6 +74,9 @@ class VESPO(Anchored, TokenObjective):
         - ``vespo`` fades out responses that the policy has left, by the weight of the whole response;
           ``off_policy_mask`` and ``m2po`` remove the gradient of some of their tokens as well.
         - The weight of ``vespo`` is that of the whole response, including the tokens that a mask drops.
+
+    Limits:
+        - With anchor 'old', where every ratio is exactly 1, as with one optimizer step per rollout.
 
     Example:
         Ratios 1.5 and 0.75 in a rewarded and in a punished response: W = 1.125. Rewarded, phi = 1.125^2 exp(3 (1 -
@@ -97,10 +100,7 @@ class VESPO(Anchored, TokenObjective):
         ``trl/trainer/grpo_trainer.py`` (``get_gamma_weights``).
     """
 
-    about = About(
-        addresses={"trust region", "off-policy"},
-        no_op_at=(ON_POLICY_OLD,),
-    )
+    about = About(addresses={"trust region", "off-policy"})
     excludes = {
         "ratio": "the kernel takes the place of the ratio, and its weight is not normalised by the length.",
         "importance_correction": "the mismatch of the sampler belongs inside the kernel, which bounds it and counts it "

@@ -1,11 +1,11 @@
-"""WAPO: learn from the winners of each group alone."""
+"""WAPO: learn only from the winners of each group."""
 
 from typing import Annotated
 
 from torch import Tensor
 
 from rlstab import Grouped, Mean, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
-from rlstab.core.metadata import About, NoOpAt
+from rlstab.core.metadata import About
 from rlstab.core.terms import Totals
 
 
@@ -68,6 +68,10 @@ class WAPO(TokenObjective):
         - ``wapo`` also divides the penalty of ``kl`` by the number of groups with a winner: the fewer there are, the
           stronger the penalty.
 
+    Limits:
+        - Where every token is rewarded, all groups are of one size, and the responses have ``length`` tokens on
+          average: equal to ``token_mean``.
+
     Example:
         Two groups of two responses with two tokens each; only the first has a winner. With length 4 each of its tokens
         weighs 1 / (1 * 2 * 4), and nothing else pulls.
@@ -95,16 +99,7 @@ class WAPO(TokenObjective):
         ``verifiers/rl/trainer/orchestrator.py``.
     """
 
-    about = About(
-        addresses={"sample", "length"},
-        no_op_at=(
-            NoOpAt(
-                None,
-                "Where every token is rewarded, all groups are of one size, and the responses have `length` tokens on "
-                "average: equal to `token_mean`.",
-            ),
-        ),
-    )
+    about = About(addresses={"sample", "length"})
 
     name = "wapo"
     writes = {"weight", "aggregate"}

@@ -1,6 +1,7 @@
 """A client that speaks the SDK's interface, without the SDK: a linear policy here, and connections that drop."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,11 +10,16 @@ import torch
 WORDS = 8
 
 
-class Datum(SimpleNamespace):
-    """The SDK's: ``loss_fn_inputs`` have ``data`` and ``shape``."""
+@dataclass(frozen=True)
+class Datum:
+    """The SDK's: ``loss_fn_inputs`` have ``data`` and ``shape``, also those that were given as tensors."""
 
-    def __init__(self, model_input: Any, loss_fn_inputs: Any) -> None:
-        super().__init__(model_input=model_input, loss_fn_inputs=loss_fn_inputs)
+    model_input: Any
+    loss_fn_inputs: Any
+
+    def __post_init__(self) -> None:
+        for name, values in self.loss_fn_inputs.items():
+            self.loss_fn_inputs[name] = tensor(values) if isinstance(values, torch.Tensor) else values
 
 
 class Adam(SimpleNamespace):
@@ -26,14 +32,14 @@ def tensor(values: torch.Tensor) -> Any:
 
 
 class Future:
-    """A result on the server; the connection drops before the client has it, if ``drops``."""
+    """The result of a call on the server; the connection drops once before the client has it, if the call is due."""
 
-    def __init__(self, value: Any, *, drops: bool) -> None:
-        self.value, self.drops = value, drops
+    def __init__(self, value: Any, call: int, drops: set[int]) -> None:
+        self.value, self.call, self.drops = value, call, drops
 
     def result(self) -> Any:
-        if self.drops:
-            self.drops = False
+        if self.call in self.drops:
+            self.drops.remove(self.call)
             raise ConnectionError("the connection dropped")
         return self.value
 
@@ -42,47 +48,49 @@ class Client:
     """Log-probs are those of one row of logits; a server adds gradients up until ``optim_step``, which is plain SGD.
 
     Args:
-        drops: the calls, counted from 0, whose result the client does not get at first; or whose forward fails.
+        drops: the calls, counted from 0, whose result the client does not get at first; those to come are left.
     """
 
-    def __init__(self, drops: Sequence[int] = (), no_forward: Sequence[int] = ()) -> None:
+    def __init__(self, drops: Sequence[int] = ()) -> None:
         self.logits = torch.zeros(WORDS, dtype=torch.float64)
         self.gradient = torch.zeros(WORDS, dtype=torch.float64)
-        self.drops, self.no_forward = set(drops), set(no_forward)
+        self.drops = set(drops)
         self.calls, self.sent, self.steps = 0, 0, 0
         self.rates: list[float] = []
 
-    def _call(self) -> int:
+    def _answer(self, value: Any) -> Future:
         self.calls += 1
-        return self.calls - 1
+        return Future(value, self.calls - 1, self.drops)
 
-    def forward_backward_custom(self, data: list[Any], loss: Callable[..., Any]) -> Future:
-        number = self._call()
-        if number in self.no_forward:
-            raise ConnectionError("no connection")
-        assert all(set(datum.loss_fn_inputs) == {"target_tokens"} for datum in data)  # 0.25 takes no other
-        ids = [torch.as_tensor(datum.loss_fn_inputs["target_tokens"].data) for datum in data]
-        live = [self.logits.log_softmax(-1)[row].requires_grad_() for row in ids]
-        value, metrics = loss(data, live)
-        value.backward()
-        for row, values in zip(ids, live, strict=True):
-            logits = self.logits.clone().requires_grad_()
-            (logits.log_softmax(-1)[row] * values.grad).sum().backward()
-            self.gradient += logits.grad
+    def _logprobs(self, data: list[Any], loss: str) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor]:
+        assert loss == "cross_entropy"
+        assert all(set(datum.loss_fn_inputs) == {"target_tokens", "weights"} for datum in data)  # 0.25 takes no other
+        fields = ("target_tokens", "weights")
+        ids, weights = ([torch.as_tensor(datum.loss_fn_inputs[name].data) for datum in data] for name in fields)
+        logits = self.logits.clone().requires_grad_()
+        return [logits.log_softmax(-1)[row] for row in ids], weights, logits
+
+    def forward(self, data: list[Any], loss: str) -> Future:
+        rows = [row.detach() for row in self._logprobs(data, loss)[0]]
+        return self._answer(SimpleNamespace(loss_fn_outputs=[{"logprobs": tensor(row)} for row in rows]))
+
+    def forward_backward(self, data: list[Any], loss: str) -> Future:
+        rows, weights, logits = self._logprobs(data, loss)
+        total = torch.stack([-(row * of_row).sum() for row, of_row in zip(rows, weights, strict=True)]).sum()
+        self.gradient += torch.autograd.grad(total, logits)[0]
         self.sent += 1
-        return Future(metrics, drops=number in self.drops)
+        return self._answer(None)
 
     def optim_step(self, adam: Any) -> Future:
-        number = self._call()
         self.logits = self.logits - adam.learning_rate * self.gradient
         self.gradient = torch.zeros_like(self.gradient)
         self.steps += 1
         self.rates.append(adam.learning_rate)
-        return Future(None, drops=number in self.drops)
+        return self._answer(None)
 
     def save_state(self, name: str) -> Future:
         self.saved = self.logits.clone()
-        return Future(SimpleNamespace(path=f"tinker://{name}"), drops=False)
+        return self._answer(SimpleNamespace(path=f"tinker://{name}"))
 
 
 class Service:

@@ -31,12 +31,18 @@ VERL: list[dict[str, Any]] = [
     {"use_kl_loss": True},
     {"use_kl_loss": True, "kl_loss_type": "k3+"},
 ]
+#: What most objectives have, by the word that the page has for it.
+SHORT = {
+    "`{name: clip_higher, low: 0.2, high: 0.2}`": "*clip*",
+    "`{name: clip_higher, low: 0.2, high: 0.2, dual_clip: 3.0}`": "*dual clip*",
+}
 
 
 def row(host: str, settings: dict[str, Any]) -> str:
     try:
         methods = objective_of(settings_of_trl(settings)) if host == "TRL" else verl_objective_of(settings)
-        objective = ", ".join(f"`{flow(method)}`" for method in methods)
+        written = [f"`{flow(method)}`" for method in methods]
+        objective = ", ".join(SHORT.get(method, method) for method in written)
     except ConfigError:
         objective = "none is this loss"
     return f"| {host} | `{flow(settings)[1:-1]}` | {objective} |\n"

@@ -15,7 +15,7 @@ from tinker import types
 from tinker.lib.public_interfaces.training_client import TrainingClient
 
 from rlstab.adapters.tinker import TinkerLoss, TinkerTrainer, check_host
-from tests.adapters.fake_tinker import data
+from tests.adapters.fake_tinker import WORDS, Client, data
 from tests.adapters.jobs import ROOT, shell
 from tests.adapters.test_tinker import ADAM, DAPO, live
 from tests.adapters.tinker_server import Dropping, server
@@ -70,6 +70,18 @@ def test_the_sdk_sends_the_gradient_by_fields() -> None:
     pairs = list(zip(weights_of(ours), weights_of(theirs), strict=True))
     assert sum(float(one.abs().sum()) for one, _ in pairs) > 0
     assert max(float((one - other).abs().max()) for one, other in pairs) < 1e-7
+
+
+@pytest.mark.parametrize("nan", [False, True])
+def test_the_sdk_carries_what_the_trainer_sends(nan: bool) -> None:
+    given, sent, plain = datums(0), Client(), Client()
+    if nan:
+        given[0].loss_fn_inputs["advantages"] = types.TensorData.from_torch(live(0)[0].detach().float() * torch.nan)
+    metrics = TinkerTrainer(sent, DAPO).step(given, types.AdamParams(learning_rate=0.5))
+    assert (metrics["steps/refused"], sent.calls) == ((1.0, 1) if nan else (0.0, 3))
+    TinkerTrainer(plain, DAPO).step(data(0), ADAM)
+    assert float(plain.logits.abs().max()) > 0.01
+    torch.testing.assert_close(sent.logits, torch.zeros(WORDS).double() if nan else plain.logits, atol=1e-6, rtol=0)
 
 
 def weights_of(made: Any) -> list[torch.Tensor]:

@@ -98,6 +98,7 @@ def test_what_is_nearly_trls_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ({"loss_type": "bnpo", **cut}, "bnpo"),
         ({"top_entropy_quantile": 0.3, **cut}, "top_entropy"),
         ({"entropy_coef": 0.1, "loss_type": "grpo"}, "entropy"),
+        ({"entropy_coef": 0.1, "loss_type": "luspo", **SEQUENCE}, "entropy"),
         ({"use_adaptive_entropy": True}, "adaptive_entropy"),
         ({"beta": 0.1, **SEQUENCE}, "kl"),
         ({"loss_type": "vespo", "use_vllm": True}, "vespo"),

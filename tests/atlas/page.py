@@ -12,11 +12,8 @@ HEAD = """<!-- Written by `python -m tests.atlas.page` from tests/atlas/rows.yam
 
 # Atlas of trainers' errors
 
-Errors of released trainers that change the gradient without a word in the log. They are listed so that you can see
-whether a run of yours had one, and so that numbers from different trainers can be compared. Each number but those
-marked *read* was measured in the code of the release that the row names, on a CPU; `nox -s atlas` installs each release
-and measures again. A row whose error is gone in a newer release says until when it was there.
-
+Errors of released trainers that change the gradient without a word in the log. Each number but those marked *read* was
+measured in the code of the release that the row names, on a CPU; `nox -s atlas` measures again.
 [`rlstab look`](how-to/look.md) compares the loss of a dump with what the trainer says of it, and
 [`assert_cut_free`](how-to/test-your-loss.md) finds what depends on the micro-batches without a run.
 

@@ -59,10 +59,11 @@ def test_a_method_scales_or_replaces_what_the_setting_says(tmp_path: Path) -> No
         "exact": {"objective": "s2t", "set": {"rollout.precision": None, "task.low": 2}},
     }
     settings = {"slow": {"rollout.precision": "int4", "task": {"name": "countdown", "high": 8}}}
-    settings["fast"] = {"optimisation.lr": 1e-2, "task": {"name": "countdown"}}
+    settings["fast"] = {"optimisation.lr": 1e-2, "task": {"name": "countdown"}, "model.teacher": "countdown-tiny"}
     bench = load_bench(tiny(tmp_path, methods, settings=settings))
     values = {run.name: (run.config.optimisation.lr, run.config.rollout.precision) for run in bench.runs}
     assert list(values.values()) == [(5e-4, "int4"), (1e-3, None), (5e-3, None), (1e-2, None)]
+    assert [run.config.model.teacher for run in bench.runs] == [None, None, "countdown-tiny", "countdown-tiny"]
     assert [(run.config.task.low, run.config.task.high) for run in bench.runs] == [(1, 8), (2, 8), (1, 9), (2, 9)]
     assert [run.hash for run in load_bench(bench.resolved).runs] == [run.hash for run in bench.runs]
 
@@ -73,9 +74,9 @@ def test_what_is_the_same_or_has_one_folder_is_told(tmp_path: Path) -> None:
     notes = load_bench({**file, "settings": {"one": values, "two": {"optimisation.lr": 1e-3}, "One": values}}).notes
     assert [note.split(":")[0] for note in notes] == [
         "the settings one, One are the same",
-        "the settings one, One differ in case alone",
+        "the settings one, One differ only in case",
         "the methods a, again are the same",
-        "the methods a, A differ in case alone",
+        "the methods a, A differ only in case",
     ]
 
 

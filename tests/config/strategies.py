@@ -116,7 +116,8 @@ TASKS = st.one_of(
 
 def together(stages: list[Stage]) -> bool:
     """Whether no stage excludes another."""
-    return not {name for stage in stages for name in stage.excludes} & {stage.name for stage in stages}
+    there = {name for stage in stages for name in (stage.name, stage.kind)}
+    return not there & {name for stage in stages for name in stage.excludes}
 
 
 #: Of selectors and of estimators a run has one; `gdpo` reads several rewards, and these runs have one.

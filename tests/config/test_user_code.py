@@ -118,7 +118,7 @@ def test_a_method_is_found_beside_the_yaml_file_then_in_the_current_folder(write
 def test_every_path_is_looked_up_beside_the_file_first(write: Write, tmp_path: Path) -> None:
     file = run_of(
         write,
-        model={"name": "policy", "adapter": "lora", "reference": "countdown-tiny"},
+        model={"name": "policy", "adapter": "lora", "reference": "countdown-tiny", "teacher": "policy"},
         task={"name": "jsonl", "path": "a.jsonl", "eval_path": "none.jsonl"},
         reward="own.py:f",
     )
@@ -126,7 +126,7 @@ def test_every_path_is_looked_up_beside_the_file_first(write: Write, tmp_path: P
         (tmp_path / folder).mkdir()
     data, _ = write("a.jsonl", "one"), write("own.py", "def f(prompt, completion, answer): return 1\n")
     run = load_run(file)
-    assert run.model.name == str(tmp_path / "project/policy")
+    assert run.model.name == run.model.teacher == str(tmp_path / "project/policy")
     assert run.model.adapter is not None
     assert run.model.adapter.path == str(tmp_path / "here/lora")
     assert run.model.reference == "countdown-tiny"

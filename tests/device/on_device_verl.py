@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+pytest.importorskip("verl", reason="verl is not installed")
+
 from rlstab import ClipHigher, KLPenalty, Mismatch, PolicyOutputs, S2TMask, TruncatedMask, compose, make_plan
 from rlstab.adapters.host_correction import HostCorrection
 from tests.adapters import jobs, verl_jobs  # the second before verl itself, which trains on a CPU then

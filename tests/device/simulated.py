@@ -17,8 +17,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import backend_registration
@@ -48,11 +50,14 @@ UNORDERED |= {"scatter_reduce", "scatter_reduce_", "_index_put_impl_", "index_pu
 REFUSED = {"histc", "bincount", "put_", "kthvalue", "median", "scatter_reduce", "scatter_reduce_"}
 #: These allocate, or compute no values, and launch nothing.
 FREE = {"empty", "new_empty", "empty_like", "empty_strided", "detach", "_unsafe_view", "_local_scalar_dense"}
+#: Whose tensors torch would make by itself, out of the reach of a fallback.
+FACTORIES = ["arange", "arange.start", "arange.start_step", "eye", "full", "linspace", "ones", "randperm", "zeros"]
+FACTORIES += ["tril_indices", "triu_indices"]
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
 
 
 class Tally:
-    """What happened on the device, by ``(operation, file:line)``, and all ``operations`` by name.
+    """What happened on the device, by ``(operation, file:line)``.
 
     A line is of rlstab, or of :data:`OTHERS` where they wait by themselves.
 
@@ -64,14 +69,13 @@ class Tally:
         launches: operations that compute values, each of which is a kernel or a few.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, has_float64: bool = True) -> None:
         self.waits: Counter[tuple[str, str]] = Counter()
         self.sends: Counter[tuple[str, str]] = Counter()
         self.queued: Counter[tuple[str, str]] = Counter()
         self.unordered: Counter[tuple[str, str]] = Counter()
-        self.operations: Counter[str] = Counter()
         self.launches = 0
-        self.has_float64 = True
+        self.has_float64 = has_float64
 
 
 TALLY = Tally()
@@ -102,21 +106,13 @@ class SimulatedTensor(torch.Tensor):
     def __init__(self, held: Tensor) -> None:
         pass
 
-    def __repr__(self) -> str:  # type: ignore[override]
-        return f"sim({self.held!r})"
-
     def tolist(self) -> Any:
-        """Wait for the values."""
-        TALLY.waits["tolist", _line()] += 1
-        return self.held.tolist()
+        """Torch's refuses subclasses."""
+        return self.cpu().tolist()
 
     def untyped_storage(self) -> torch.UntypedStorage:
-        """That of the held tensor: who saves weights asks which of them share one."""
+        """That of the held tensor: what saves weights asks which of them share one."""
         return self.held.untyped_storage()
-
-    def numpy(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse, as a GPU does."""
-        raise TypeError("can't convert sim:0 device type tensor to numpy. Use Tensor.cpu() first.")
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -160,37 +156,24 @@ def _simulated(device: Any) -> bool:
 
 
 def _copied(func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
-    """A copy within the device, or between it and the CPU, which waits."""
-    waits = not kwargs.get("non_blocking", False)
-    if func.overloadpacket.__name__ == "copy_":
-        target, source = args[0], args[1]
-        waits = waits and not any(args[2:])
-        if isinstance(target, SimulatedTensor) != isinstance(source, SimulatedTensor) and source.numel():
-            _count_copy(isinstance(target, SimulatedTensor), waits)
-        func(_held(target), _held(source), *args[2:], **kwargs)
-        return target  # type: ignore[no-any-return]
-    device, here = kwargs.get("device"), isinstance(args[0], SimulatedTensor)
-    there = here if device is None else _simulated(device)
-    if device is not None:
-        kwargs["device"] = torch.device("cpu")
-    out = func(_held(args[0]), **kwargs)
-    if here != there and out.numel():  # a copy of nothing waits for nothing
-        _count_copy(there, waits)
+    """A copy within the device, or between it and the CPU; one to the CPU is read at once by what comes next."""
+    into = func is torch.ops.aten.copy_.default
+    source, device = args[into], kwargs.pop("device", None)
+    here, there = isinstance(source, SimulatedTensor), isinstance(args[0], SimulatedTensor)
+    there = there if device is None else _simulated(device)
+    if here != there and source.numel():  # a copy of nothing waits for nothing
+        blocks = not (kwargs.get("non_blocking", False) or any(args[2:]))
+        kind = TALLY.waits if here else TALLY.sends if blocks else TALLY.queued
+        kind["copy to cpu" if here else "copy to sim", _line()] += 1
+    out = func(*map(_held, args), **kwargs)
+    if into:
+        return args[0]  # type: ignore[no-any-return]
     return SimulatedTensor(out) if there else out  # type: ignore[no-any-return]
-
-
-def _count_copy(to_device: bool, waits: bool) -> None:
-    """A copy to the CPU is read at once by what comes next, whether it waits itself or not."""
-    if to_device:
-        (TALLY.sends if waits else TALLY.queued)["copy to sim", _line()] += 1
-    else:
-        TALLY.waits["copy to cpu", _line()] += 1
 
 
 def _run(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     """Run an operation on the held tensors, and count it."""
     kwargs, name = dict(kwargs), func.overloadpacket.__name__
-    TALLY.operations[name] += 1
     if name in ("copy_", "_to_copy"):
         return _copied(func, args, kwargs)
     given = _tensors([*args, *kwargs.values()])
@@ -273,50 +256,29 @@ def register() -> None:
         def get_amp_supported_dtype(self) -> list[torch.dtype]:
             return [torch.bfloat16, torch.float16]
 
-        def current_device(self) -> int:
-            return 0
-
-        def device_count(self) -> int:
-            return 1
-
-        def is_available(self) -> bool:
-            return True
-
         def synchronize(self, *_: Any) -> None:
             pass
 
-        def manual_seed_all(self, *_: Any) -> None:
-            pass
-
-        manual_seed = set_rng_state = manual_seed_all
+        manual_seed = set_rng_state = synchronize
 
         def get_rng_state(self, *_: Any) -> Tensor:
             return torch.get_rng_state()
 
-        def _is_in_bad_fork(self) -> bool:
-            return False
-
     backend_registration._setup_privateuseone_for_python_backend("sim", backend_module=Module())
     fallback, made = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
     fallback.fallback(lambda func, *args, **kwargs: _run(func, args, kwargs), dispatch_key="PrivateUse1")
-    aten = torch.ops.aten
-    factories = [
-        aten.arange.default,
-        aten.arange.start,
-        aten.arange.start_step,
-        aten.randperm.default,
-        aten.eye.default,
-    ]
-    factories += [aten.full.default, aten.zeros.default, aten.ones.default, aten.linspace.default]
-    factories += [aten.tril_indices.default, aten.triu_indices.default]
-    for func in factories:
-        name = func._schema.name.removeprefix("aten::")
-        overload = func._schema.overload_name
-        made.impl(f"{name}.{overload}" if overload else name, _factory(func), "PrivateUse1")
+    for name in FACTORIES:
+        made.impl(name, _factory(name), "PrivateUse1")
     fallback.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     for name in ("linear", "matmul", "mm", "bmm", "addmm", "scaled_dot_product_attention"):
-        made.impl(name, _narrowed(getattr(aten, name).default), "AutocastPrivateUse1")
+        made.impl(name, _narrowed(getattr(torch.ops.aten, name).default), "AutocastPrivateUse1")
     _LIBRARIES.extend([fallback, made])
+
+
+def _factory(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    func = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    return lambda *args, **kwargs: SimulatedTensor(func(*args, **(kwargs | {"device": torch.device("cpu")})))
 
 
 def _narrowed(func: Any) -> Any:
@@ -333,14 +295,6 @@ def _narrowed(func: Any) -> Any:
     return run
 
 
-def _factory(func: Any) -> Any:
-    def made(*args: Any, **kwargs: Any) -> Tensor:
-        TALLY.operations[func.overloadpacket.__name__] += 1
-        return SimulatedTensor(func(*args, **(kwargs | {"device": torch.device("cpu")})))
-
-    return made
-
-
 @contextmanager
 def simulated_device(*, float64: bool = True) -> Iterator[Tally]:
     """The device ``sim:0``, inside of the block, and the tally of what happens on it.
@@ -352,8 +306,7 @@ def simulated_device(*, float64: bool = True) -> Iterator[Tally]:
     if REAL:
         yield Tally()
         return
-    before, TALLY = TALLY, Tally()
-    TALLY.has_float64 = float64
+    before, TALLY = TALLY, Tally(float64)
     counting_device.cache_clear()
     swaps = torch.__future__.get_swap_module_params_on_conversion()
     # else Module.to makes new parameters of another class, and those that two modules share come apart
@@ -365,3 +318,11 @@ def simulated_device(*, float64: bool = True) -> Iterator[Tally]:
         torch.__future__.set_swap_module_params_on_conversion(swaps)
         counting_device.cache_clear()
         TALLY = before
+
+
+@contextmanager
+def accelerate_there(**options: Any) -> Iterator[Tally]:
+    """:func:`simulated_device`, which accelerate finds in rlstab's trainer and in TRL's."""
+    found = patch.dict(os.environ, ACCELERATE_TORCH_DEVICE=str(DEVICE))
+    with found, patch.object(Accelerator, "device", DEVICE), simulated_device(**options) as tally:
+        yield tally

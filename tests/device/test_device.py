@@ -7,7 +7,7 @@ import pytest
 from tests.device import simulated
 from tests.device.in_a_fork import assert_pass
 
-FILES = ["on_device_objectives.py", "on_device_trainer.py", "on_device_waits.py"]
+FILES = ["on_device_objectives.py", "on_device_trainer.py"]
 
 
 @pytest.mark.skipif(not simulated.AVAILABLE, reason=simulated.NEEDS)

@@ -220,7 +220,7 @@ def test_numbers_and_steps_are_read_as_json_and_tables_write_them(tmp_path: Path
             assert log.metrics["optimizer_steps/refused"][1].sum() == 40
 
 
-@pytest.mark.parametrize("loss", ["loss", "train/loss", "actor/pg_loss", "policy_loss"])
+@pytest.mark.parametrize("loss", ["loss", "train/loss", "actor/pg_loss", "policy_loss", "loss/mean"])
 def test_a_loss_that_is_not_finite_is_told_without_a_norm(loss: str, tmp_path: Path) -> None:
     bad = {11: "nan", 12: None, 13: "-Infinity"}
     rows = [{"step": step, "reward": 0.5, loss: bad.get(step, 0.1)} for step in range(1, 41)]

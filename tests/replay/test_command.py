@@ -42,14 +42,14 @@ def test_objectives_of_the_users_own_and_a_second_time(
     assert {row["name"] for row in record["turns"]} == {"s2t", "preset:dapo", str(file)}
 
 
-def test_the_page_on_replay_lists_the_format_and_its_code_runs(
+def test_the_page_on_dumps_lists_the_format_and_its_code_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = (ROOT / "docs" / "how-to" / "replay.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "how-to" / "dump.md").read_text(encoding="utf-8")
     assert re.findall(r"(?m)^\| `(\w+)` \| `\(", text) == [*BY_RESPONSE, "prompt_ids", *BY_TOKEN]
     assert json.loads((ROOT / "docs" / "dump.schema.json").read_text()) == Header.model_json_schema()
     monkeypatch.chdir(ROOT)
     for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
-        exec(compile(block, "replay.md", "exec"), {"folder": tmp_path})
+        exec(compile(block, "dump.md", "exec"), {"folder": tmp_path})
     assert capsys.readouterr().out.count("508 tokens of 64 responses") == 6
     assert len(read_dump(tmp_path).steps[0].batch) == 5

@@ -10,6 +10,7 @@ import pytest
 
 from rlstab.cli import main
 from rlstab.errors import ReportError
+from rlstab.logs.run import read_foreign
 from rlstab.report.comparison import compare, outcome_of
 from rlstab.report.load import load_runs
 from rlstab.report.results_file import export_results
@@ -120,6 +121,19 @@ def test_what_any_trainer_wrote_gives_the_statistics_of_its_curve(write: Any, tm
         assert table.costs == {"a": "300 tokens, 2 s", "b": "1.00\u00d7 tokens, 1.00\u00d7 time"}
         run = loaded.runs[0]
         assert outcome_of(run, "eval/mean") == pytest.approx(values(run.method, run.seed)[-1], rel=1e-5)
+
+
+HELD_OUT = ["eval_accuracy", "train/eval_reward", "eval/gsm8k/avg@8", "val/accuracy", "val-core/gsm8k/acc/mean@4"]
+
+
+@pytest.mark.parametrize("name", HELD_OUT)
+def test_a_report_reads_the_held_out_score_that_a_look_reads(name: str, tmp_path: Path) -> None:
+    lines = [{"step": step, "reward": 0.5, **({name: step / 100} if step % 20 == 0 else {})} for step in range(41)]
+    lines[40]["val-core/zebra/acc/mean@4"] = 9.0  # of several data sets the same one counts throughout
+    (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert read_foreign(tmp_path, tmp_path / "none").facts["evaluations"] == [
+        {"rollout": step + 1, "eval/mean": step / 100} for step in (0, 20, 40)
+    ]
 
 
 def test_a_run_that_was_stopped_failed_or_logged_nothing_is_told(tmp_path: Path) -> None:

@@ -23,11 +23,12 @@ from rlstab.stages.opo import OPO
 from rlstab.stages.opob import OPOB
 from rlstab.stages.opob_proxy import OPOBProxy, logit_squares
 from rlstab.stages.optimal_token_baseline import OptimalTokenBaseline
-from rlstab.stages.pipeline import check_exclusions
+from rlstab.stages.overlong import Overlong
+from rlstab.stages.pipeline import Pipeline, check_exclusions
 from rlstab.stages.reinforce_pp import ReinforcePP
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.rloo import RLOO
-from rlstab.stages.stage import AdvantageEstimator
+from rlstab.stages.stage import AdvantageEstimator, RewardShaper
 from tests.examples import STAGE_EXAMPLES
 from tests.stages.responses import WIDTH, advantages, batch, by_group, drawn, settled, values_of
 
@@ -267,6 +268,18 @@ def test_negative_rewards_are_refused_by_max_rl() -> None:
         advantages(MaxRL(), batch([1.0, -0.5]))
     with pytest.raises(Conflict, match="'max_rl' and the stage 'overlong'"):
         check_exclusions([MaxRL()], {"overlong": "stage"})
+
+
+def test_gdpo_refuses_every_shaper() -> None:
+    class Bonus(RewardShaper):
+        name = "bonus"
+
+        def shape(self, responses, stat, state):  # type: ignore[no-untyped-def]
+            return torch.ones_like(responses.rewards)
+
+    for shaper in (Bonus(), Overlong(buffer=2)):
+        with pytest.raises(Conflict, match=f"'gdpo' and the stage '{shaper.name}' exclude each other"):
+            Pipeline.of(shaper, GDPO())
 
 
 def test_reports() -> None:

@@ -100,13 +100,21 @@ HOSTS = {"trl": trl, "verl": verl, "skyrl": skyrl, "openrlhf": openrlhf}
 
 
 def rows(host: str) -> Iterator[str]:
-    """The rows of the table: by how much the gradient of each loss moves under each kind of cut."""
+    """The rows of the table: by how much the gradient of each loss moves under each kind of cut.
+
+    The losses that no cut moves share the last row.
+    """
+    still = []
     for name, loss, even in HOSTS[host]():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of hosts
             report = check_cut_free(loss, even=even)
         moved = [f"{report[kind].moved:.2g}" if kind in report.failed else "0" for kind in KINDS if kind != "packed"]
-        yield f"| {host} | {name} | {' | '.join(moved)} |"
+        if any(number != "0" for number in moved):
+            yield f"| {host} | {name} | {' | '.join(moved)} |"
+        else:
+            still.append(name)
+    yield f"| {host} | {'; '.join(still)} | {' | '.join('0' for kind in KINDS if kind != 'packed')} |"
 
 
 if __name__ == "__main__":

@@ -85,6 +85,12 @@ BROKEN: dict[str, tuple[Callable[..., Any], set[str], str, str]] = {
         "padding",
         "padding is part of",
     ),
+    "the advantage of the first position": (
+        lambda **g: pull(g, g["advantages"][:, :1] / g["advantages"]) / g["tokens"],
+        {"padding"},
+        "padding",
+        "what padding holds",
+    ),
     "averaged over ranks": (lambda **g: pull(g) / g["tokens"] / g["ranks"], {"ranks"}, "ranks", "multiply by `ranks`"),
     "not divided by parts": (
         lambda **g: pull(g) / g["tokens"] * g["parts"],

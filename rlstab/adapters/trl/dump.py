@@ -68,7 +68,7 @@ class DumpCallback(TrainerCallback):
             _also(trainer, "_compute_loss", self._keep_loss)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Forget what an exception left of the last run, and write the tokenizer."""
+        """Clear what an exception left of the last run, and write the tokenizer."""
         self.recorder.begin()
         if self.trainer.accelerator.is_main_process:
             self.recorder.write_tokenizer(self.trainer._tokenizer)

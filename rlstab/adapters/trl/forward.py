@@ -15,15 +15,16 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 from trl import GRPOTrainer
 
-from rlstab.adapters.trl.responses import Inputs, response_mask
-from rlstab.core.batch import BASICS, TokenBatch, layout_of, to_padded
+from rlstab.adapters.trl.responses import Inputs, mask_on_cpu
+from rlstab.core.batch import BASICS, TokenBatch, layout_of
 from rlstab.core.compose import Composition
+from rlstab.core.devices import sent
 from rlstab.core.plan import Plan
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.errors import ConfigError, OutOfRange
 from rlstab.hosts import adapted
 from rlstab.signals import SIGNAL_NAMES, TokenSignals
-from rlstab.signals.vocabulary_head import find_head
+from rlstab.signals.vocabulary_head import embeds_the_vocabulary, find_head
 
 logger = logging.get_logger(__name__)
 #: TRL's method for log-probs and entropies, which a subclass may override; and what TRL 1.14 calls there by **kwargs.
@@ -106,20 +107,20 @@ class OwnForward:
         self.trainer, self.options = trainer, dict(options)
 
     def signals(self, model: Any, inputs: Inputs, needs: Set[str]) -> tuple[dict[str, Tensor], Tensor | None]:
-        return self._padded(model, inputs, response_mask(inputs), {"logprobs", "entropies", *needs}), None
+        return self._padded(model, inputs, mask_on_cpu(inputs), {"logprobs", "entropies", *needs}), None
 
     def outputs(
         self, model: Any, inputs: Inputs, plan: Plan, which: TokenBatch
     ) -> tuple[PolicyOutputs, dict[str, Tensor], Tensor | None]:
-        rows = plan.live_rows(which)
+        rows, mask = plan.part(which).live_here or plan.live_rows(which), mask_on_cpu(inputs)
         wanted = torch.stack(list(rows.values())).any(0)
-        where = to_padded(which, wanted)
+        where = torch.zeros_like(mask).masked_scatter(mask, wanted)
         where[0, 0] |= ~wanted.any()  # every rank runs a forward and a backward, even without tokens
         some = {name: live[wanted] for name, live in rows.items() if name != "logprobs"} if wanted.any() else None
         signals = self._padded(model, inputs, where, rows.keys(), some)
         still = {name: torch.zeros_like(which.logprobs) for name in rows} | {"logprobs": which.logprobs}
         packed = {name: values.reshape(-1)[layout_of(which).index] for name, values in signals.items()}
-        nothing = sum(values.sum() * 0.0 for values in signals.values())
+        nothing, wanted = sum(values.sum() * 0.0 for values in signals.values()), sent(wanted, which.logprobs.device)
         return (
             PolicyOutputs(**{name: torch.where(wanted, packed[name], still[name]) + nothing for name in rows}),
             {},
@@ -129,8 +130,8 @@ class OwnForward:
     def _padded(
         self, model: Any, inputs: Inputs, where: Tensor, needs: Set[str], rows: Mapping[str, Tensor] | None = None
     ) -> dict[str, Tensor]:
-        """``(B, T)`` signals where the ``(B, T)`` bool is True, 0 elsewhere."""
-        index = where.reshape(-1).nonzero().squeeze(-1)
+        """``(B, T)`` signals where the ``(B, T)`` bool on the CPU is True, 0 elsewhere."""
+        index = sent(where.reshape(-1).nonzero().squeeze(-1), inputs["completion_ids"].device)
         with self.trainer.accelerator.autocast():
             signals = model(
                 input_ids=torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
@@ -203,7 +204,7 @@ def add_signals(model: PreTrainedModel, temperature: float, *, wide: bool = Fals
     head = find_head(model)
     if head is None:
         return False
-    before = model.forward
+    before, embedded = model.forward, embeds_the_vocabulary(model)
 
     @functools.wraps(type(model).forward)  # `generate` inspects its parameters
     def forward(self: Any, *args: Any, rlstab: Mapping[str, Any] | None = None, **kwargs: Any) -> Any:
@@ -215,7 +216,8 @@ def add_signals(model: PreTrainedModel, temperature: float, *, wide: bool = Fals
         asked = {name: rlstab[name] for name in ("needs", "min_p", "rows")}
         with torch.autocast(hidden.device.type, enabled=torch.is_autocast_enabled(hidden.device.type) and not wide):
             kind = torch.float32 if wide else None
-            signals: TokenSignals = head.signals(hidden, rlstab["ids"], kind, temperature=temperature, **asked)
+            checked = {"temperature": temperature, "check_ids": not embedded}
+            signals: TokenSignals = head.signals(hidden, rlstab["ids"], kind, **checked, **asked)
         return {name: values for name, values in vars(signals).items() if values is not None}
 
     model.forward = types.MethodType(forward, model)

@@ -13,7 +13,7 @@ from rlstab.hosts import facts
 
 
 def check_release(version: str = trl.__version__) -> None:
-    """Refuse a TRL that the adapter does not know; warn where what it builds on is not as tested.
+    """Refuse a TRL that the adapter does not know; warn if what it builds on has changed since it was tested.
 
     Raises:
         HostError: it has another release, another package replaced the trainer or one of its methods, or a method has

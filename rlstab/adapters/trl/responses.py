@@ -14,7 +14,7 @@ from rlstab.adapters.host_correction import CORRECTION
 from rlstab.adapters.host_signals import held_signals
 from rlstab.core.batch import BASICS, SIGNALS, TokenBatch
 from rlstab.core.comm import Comm
-from rlstab.core.devices import sent
+from rlstab.core.devices import on_cpu, sent
 from rlstab.core.objective import TokenObjective
 from rlstab.core.plan import Plan
 from rlstab.errors import ShapeError, kind_of
@@ -32,6 +32,7 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
 }
 #: The keys under which the adapter adds identities to a generation, before TRL shuffles it.
 SEQUENCE_IDS, GROUP_IDS = "rlstab_sequence_ids", "rlstab_group_ids"
+_MASK = "rlstab_mask"
 #: Bits of an id below the number of the visit; no run has more responses.
 _VISIT = 48
 
@@ -40,6 +41,18 @@ def response_mask(inputs: Inputs) -> Tensor:
     """``(B, T)`` bool, True on the tokens that the policy wrote, not on padding and on answers of tools."""
     mask: Tensor = inputs["completion_mask"].bool()
     return mask & inputs["tool_mask"].bool() if inputs.get("tool_mask") is not None else mask
+
+
+def read_masks(parts: Sequence[Any]) -> None:
+    """Take the masks of micro-batches to the CPU in one copy, where :func:`mask_on_cpu` finds them."""
+    for part, mask in zip(parts, on_cpu([response_mask(part) for part in parts]), strict=True):
+        part[_MASK] = mask
+
+
+def mask_on_cpu(inputs: Inputs) -> Tensor:
+    """:func:`response_mask` on the CPU: as :func:`read_masks` took it there, or read now."""
+    read: Tensor | None = inputs.get(_MASK)
+    return response_mask(inputs).cpu() if read is None else read
 
 
 def stamp(generated: dict[str, Any], *, first: int, rank: int, ranks: int, group: int) -> dict[str, Any]:
@@ -128,9 +141,9 @@ def batch_of(
         MissingSignal: TRL does not have a signal that was promised when the trainer was made.
         ShapeError: a user-defined function returned something other than ``(B, T)``.
     """
-    mask, needs = response_mask(inputs), needs - BASICS
+    mask, needs = mask_on_cpu(inputs), needs - BASICS
     old, now = inputs.get("old_per_token_logps"), evidence.get("logprobs")
-    unread = torch.zeros(mask.shape, device=mask.device)
+    unread = torch.zeros(mask.shape, device=inputs["completion_ids"].device)
     anchor = next(values for values in (old, now, unread) if values is not None)
     held, lost = held_signals(needs, inputs, COLUMNS, anchor, host="TRL")
     named: dict[str, Any] = held | {key: values for key, values in evidence.items() if key in {"entropies", *needs}}
@@ -157,7 +170,7 @@ def batch_of(
         extra=extra,
         **named,
     )
-    return batch, (lost & mask).count_nonzero()
+    return batch, (lost & response_mask(inputs)).count_nonzero()
 
 
 def with_empty_responses(plan: Plan, batches: Sequence[TokenBatch], comm: Comm) -> Plan:

@@ -36,6 +36,7 @@ from rlstab.adapters.trl.responses import (
     batch_of,
     distinct_ids,
     must_forward,
+    read_masks,
     response_mask,
     stamp,
     stamp_missing,
@@ -177,6 +178,7 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # mypy cannot resol
             )
         step = self._new_step()
         if count > 1:  # a step may take its generation several times, with one forward for each micro-batch of it
+            read_masks(inputs[:slices])
             evidence = [self._evidence(part) for part in inputs[:slices]]
             self._plan(step, inputs, [evidence[index % slices] for index in range(count)])
         return step
@@ -240,6 +242,7 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # mypy cannot resol
         if step.refusal is not None:
             return None, *forward.signals(model, inputs, frozenset({"logprobs"}))
         # the step is this micro-batch: its live outputs are the evidence
+        read_masks([inputs])
         evidence, live = must_forward(inputs, self.objective), {"logprobs", *self.objective.live_needs}
         signals, aux = forward.signals(model, inputs, evidence | live)
         values = {name: signals[name].detach() for name in ({"logprobs", "entropies", *evidence} if evidence else ())}

@@ -1,4 +1,4 @@
-"""What verl's engine calls: with its logits, for signals that it does not compute; with its outputs, for the loss."""
+"""The functions that verl's engine calls: with logits, for signals that it lacks; with outputs, for the loss."""
 
 from __future__ import annotations
 

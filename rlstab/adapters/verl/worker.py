@@ -118,7 +118,7 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # mypy cannot
     # -- the optimizer step ----------------------------------------------------------------------------------------
 
     def train_mini_batch(self, data: Any) -> Any:
-        """All optimizer steps of an update. Where one engine trains and samples, its weights now sampled the rows."""
+        """All optimizer steps of an update. If one engine trains and samples, its current weights sampled the rows."""
         synchronous = self._rlstab_hybrid and len(set(tu.get(data, key="min_global_steps", default=[0]))) == 1
         self._rlstab_version = self._rlstab_steps if synchronous else None
         return super().train_mini_batch(data)
