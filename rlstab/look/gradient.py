@@ -21,8 +21,6 @@ from rlstab.record.step import DID
 
 #: Tokens that are listed one by one.
 LISTED = 10
-#: Why a token of weight 0 has no gradient.
-REJECTED = "rejected by the correction"
 #: Bins of positions, over the longest response.
 BINS = 20
 
@@ -176,8 +174,8 @@ def _without(steps: Sequence[Step], shares: Sequence[Tensor]) -> dict[str, float
     for step, share in zip(steps, shares, strict=True):
         batch, weights = step.batch, step.tensors.get("weights")
         left = share == 0
-        rejected = {} if weights is None else {REJECTED: weights[step.mask] == 0}
-        reasons = {"zero advantage": batch.advantages == 0, **_did(step), **rejected}
+        rejected = torch.zeros_like(left) if weights is None else weights[step.mask] == 0
+        reasons = {"zero advantage": batch.advantages == 0, "rejected by the correction": rejected, **_did(step)}
         for reason, where in reasons.items():
             counts[reason] += int((left & where).sum())
             left = left & ~where
@@ -197,15 +195,13 @@ def _did(step: Step) -> dict[str, Tensor]:
     if len(traced) > 1:  # micro-batches, whose tokens are those of the step in another order
         return {}
     seen = traced[0][1]
-    return {
-        REJECTED: seen.weight == 0,
-        "beyond the clip range": seen.clipped,
-        **{
-            f"dropped by {method.name}": method.actions["dropped"]
-            for method in seen.methods.values()
-            if "dropped" in method.actions
-        },
-    }
+    dropped = {"beyond the clip range": seen.clipped}
+    for method in seen.methods.values():
+        if method.weight is not None:
+            dropped[f"weight 0 by {method.name}"] = method.weight == 0
+        if "dropped" in method.actions:
+            dropped[f"dropped by {method.name}"] = method.actions["dropped"]
+    return dropped
 
 
 def _largest(steps: Sequence[Step], shares: Tensor) -> Iterator[Token]:

@@ -79,6 +79,21 @@ def test_reasons_are_told_apart() -> None:
     assert told.without == {"zero advantage": 50 / told.tokens, "beyond the clip range": 60 / told.tokens}
 
 
+def test_a_token_without_weight_names_the_method_that_took_it() -> None:
+    rows = ["clip_higher", {"name": "importance_correction", "max_weight": None, "keep_high": 1.5}, {"name": "ar"}]
+    made = step(first=False, old_logprobs=lambda known, draw: known["logprobs"] - 0.1, rollout_logprobs=noise(0.5))
+    weight = make_plan(load_objective(rows[:2]), [made.batch]).part(0).terms.weight
+    assert weight is not None
+    header = made.header.model_copy(update={"loss": HostLoss(name="rlstab", settings={"objective": rows})})
+    pulls = torch.zeros_like(made.tensors["advantages"]).masked_scatter(made.mask, weight.float())
+    one = Step(header, {**made.tensors, "coefficients": -pulls}, made.ranks)
+    told = gradient_of([one], shares_of([one]))
+    assert told is not None
+    rejected = int((weight == 0).sum())
+    assert rejected > 0
+    assert told.without == {"weight 0 by importance_correction": rejected / told.tokens}
+
+
 # -- methods -----------------------------------------------------------------------------------------------------------
 
 
