@@ -17,6 +17,14 @@ from rlstab.errors import ConfigError, RlstabError, reason
 from rlstab.safe_read import open_file, read_bytes
 
 
+def from_home(path: str) -> Path:
+    """A path with ``~`` and ``~user`` in full; that of an unknown user stays as it is."""
+    try:
+        return Path(os.path.expanduser(path))  # noqa: PTH111  # Path's raises for an unknown user
+    except ValueError:  # a null character, or half of a surrogate pair
+        return Path(path)
+
+
 def exists(path: str | Path) -> bool:
     """Whether a path exists and can be reached."""
     return os.path.exists(path)  # noqa: PTH110  # see above

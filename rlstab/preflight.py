@@ -21,6 +21,7 @@ from rlstab.config.user_code import SHIPPED_MODELS
 from rlstab.console import Terminal
 from rlstab.errors import ModelError
 from rlstab.extras import how_to_install, missing, require, require_trackers
+from rlstab.files import from_home
 from rlstab.signals import slow_bf16
 from rlstab.tasks.blocks import require_blocks
 from rlstab.tasks.build import build_task
@@ -200,5 +201,5 @@ def _try_model(run: RunConfig, task: Task | None) -> list[str]:
 def _require_safetensors(setting: str, name: str) -> None:
     from rlstab.models.loading import SHIPPED
 
-    if not any(SHIPPED.get(name, Path(name).expanduser()).glob("*.safetensors")):
+    if not any(SHIPPED.get(name, from_home(name)).glob("*.safetensors")):
         raise ModelError(f"{setting}: '{name}' has no weights in safetensors. Convert them, or give another model.")

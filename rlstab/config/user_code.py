@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from rlstab.config.document import MAX_DEPTH, Document, Keys
-from rlstab.files import checksum, exists, is_dir, is_file
+from rlstab.files import checksum, exists, from_home, is_dir, is_file
 
 _IN_FILE = re.compile(r"(?P<file>[^\n]*[^\n/\\]\.py):(?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
 
@@ -82,7 +82,7 @@ def find(document: Document, path: str, keys: Keys) -> Path | None:
 def candidates(document: Document, path: str, keys: Keys) -> list[Path]:
     """Where to look for a path: next to the YAML file first, then in the current folder."""
     mark, _, line = document.where(keys).rpartition(":")
-    given = Path(path).expanduser()
+    given = from_home(path)
     next_to_file = [Path(mark).absolute().parent / given] if line.isdigit() else []
     return list(dict.fromkeys(Path(*candidate.parts) for candidate in (*next_to_file, given.absolute())))
 

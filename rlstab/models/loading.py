@@ -26,6 +26,7 @@ from rlstab.config.settings import AdapterSettings
 from rlstab.config.user_code import SHIPPED_MODELS
 from rlstab.errors import ModelError, did_you_mean
 from rlstab.extras import how_to_install, require
+from rlstab.files import from_home
 from rlstab.safe_read import read_json
 
 _DATA = Path(__file__).parent.parent / "data"
@@ -115,7 +116,7 @@ def load_part(what: str, name: str, load: Callable[..., Any], **options: Any) ->
     Raises:
         ModelError: the part cannot be loaded, or the folder is missing or holds an adapter.
     """
-    source = str(SHIPPED.get(name, Path(name).expanduser()))
+    source = str(SHIPPED.get(name, from_home(name)))
     if name.startswith((".", "/", "~")) and not Path(source).is_dir():
         raise ModelError(f"there is no folder '{source}'. {_GIVE}")
     if (Path(source) / ADAPTER_CONFIG).is_file():
@@ -195,13 +196,13 @@ def put_adapter(model: PreTrainedModel, name: str, settings: AdapterSettings) ->
             "Name linear layers of it in model.adapter.targets, or `all-linear`",
         )
     else:
-        before = read_json(Path(settings.path).expanduser() / _BASE)
+        before = read_json(from_home(settings.path) / _BASE)
         if before.get("checksum", base) != base:
             raise ModelError(
                 f"the adapter '{settings.path}' was trained on other weights than '{name}' has now (then "
                 f"'{before.get('name')}'). Give the model as it was, or start a new adapter."
             )
-        path = str(Path(settings.path).expanduser())
+        path = str(from_home(settings.path))
         try:  # a folder, or on the hub; safetensors, or torch.load with weights_only
             config = PeftConfig.from_pretrained(path)
             weights = load_peft_weights(path, device="cpu")

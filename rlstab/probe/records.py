@@ -26,7 +26,7 @@ from rlstab.core.compose import Composition, Observe, Within
 from rlstab.core.method import Method
 from rlstab.core.settings import settings_of
 from rlstab.errors import ReportError
-from rlstab.files import checksum
+from rlstab.files import checksum, from_home
 from rlstab.models.loading import SHIPPED
 from rlstab.probe.suite import HERE
 from rlstab.report.load import read_folder
@@ -118,7 +118,7 @@ def _own_code() -> frozenset[str]:
 @cache
 def _weights(name: str) -> list[str] | str:
     """Checksums of the weights of a model; its name if they are not on this machine."""
-    folder = SHIPPED.get(name, Path(name).expanduser())
+    folder = SHIPPED.get(name, from_home(name))
     return [checksum(path.read_bytes()) for path in sorted(folder.glob("*.safetensors"))] or name
 
 

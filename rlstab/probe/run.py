@@ -19,7 +19,7 @@ from rlstab.bench.run import STOPPED, run_bench
 from rlstab.console import Terminal
 from rlstab.core.objective import no_fit_warnings
 from rlstab.errors import ConfigError, ModelError, RlstabError, reason
-from rlstab.files import is_dir, is_foreign, replace_file
+from rlstab.files import from_home, is_dir, is_foreign, replace_file
 from rlstab.probe.map import Map, draw_map
 from rlstab.probe.page import page
 from rlstab.probe.records import Record, as_lines, identity, made, recorded
@@ -97,7 +97,7 @@ def run_probes(
         return 0
     code, failures = 0, dict[str, list[str]]()
     # fail here rather than in every run
-    if left and model is not None and not is_dir(folder := Path(missing[0].training.model.name).expanduser()):
+    if left and model is not None and not is_dir(folder := from_home(missing[0].training.model.name)):
         raise ModelError(f"there is no model in {folder}. Make it with `python examples/{model}_model.py` in a clone.")
     if missing:
         given = {"--probe": names, "--records": records, "--model": [model], "--out": [out], "--workers": [workers]}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 from rlstab import hub
 from rlstab.errors import DataError, did_you_mean, kind_of
 from rlstab.extras import require
-from rlstab.files import is_file
+from rlstab.files import from_home, is_file
 from rlstab.safe_read import parse_json
 
 if TYPE_CHECKING:  # workers import this room without pydantic
@@ -78,7 +78,7 @@ def _data_set_rows(settings: DatasetSettings) -> tuple[Rows, Rows]:
     require("datasets", "The task dataset")
     import datasets
 
-    folder = Path(settings.path).expanduser()
+    folder = from_home(settings.path)
     local, who = folder.is_dir(), f"the data set '{settings.path}'"
     if not local and settings.path.startswith((".", "/", "~")):
         raise DataError(f"there is no folder '{folder}'. Set task.path to one, or to a name on the hub.")

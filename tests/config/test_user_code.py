@@ -326,3 +326,8 @@ def test_a_folder_of_data_has_a_checksum_over_its_files(tmp_path: Path) -> None:
         known = checksums(run)
         change()
         assert list(changed_files(known, checksums(run))) == ["data has changed since the run was last started"]
+
+
+@pytest.mark.parametrize("path", ["~0", "~nobody-of-this-name/x", "~\0"])
+def test_the_home_of_an_unknown_user_is_a_path_like_any_other(path: str, write: Write) -> None:
+    assert load_run(run_of(write, model={"name": path})).model.name == path
