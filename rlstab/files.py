@@ -32,12 +32,12 @@ def exists(path: str | Path) -> bool:
 
 def is_file(path: str | Path) -> bool:
     """Whether a path is a regular file that can be reached."""
-    return os.path.isfile(path)  # noqa: PTH113
+    return os.path.isfile(path)  # noqa: PTH113  # see above
 
 
 def is_dir(path: str | Path) -> bool:
     """Whether a path is a folder that can be reached."""
-    return os.path.isdir(path)  # noqa: PTH112
+    return os.path.isdir(path)  # noqa: PTH112  # see above
 
 
 def leads_away(path: str | Path) -> bool:

@@ -38,7 +38,7 @@ def k3(d: Tensor, cap: float | None = None) -> Tensor:
         d: log-prob of the target minus that of the policy. A second derivative raises.
         cap: largest value, with zero gradient above it; None has none.
     """
-    value: Tensor = _K3.apply(d, cap)  # type: ignore[no-untyped-call]
+    value: Tensor = _K3.apply(d, cap)  # type: ignore[no-untyped-call]  # torch's apply has no types
     return value
 
 

@@ -331,7 +331,7 @@ def with_slope(x: Tensor, value: Tensor, slope: Tensor) -> Tensor:
 
     ``value`` and ``slope`` are computed from ``x.detach()``. A second derivative raises.
     """
-    return _Sloped.apply(x, value, slope)  # type: ignore[no-untyped-call, no-any-return]
+    return _Sloped.apply(x, value, slope)  # type: ignore[no-untyped-call, no-any-return]  # torch's apply has no types
 
 
 class _Sloped(torch.autograd.Function):

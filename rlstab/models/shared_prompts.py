@@ -119,7 +119,7 @@ def _apart(made: list[Tensor]) -> list[Tensor]:
     if not any(tensor.requires_grad for tensor in made):
         return made
     start = torch.ones((), device=made[0].device, requires_grad=True)  # one input must require a gradient
-    return list(_Apart.apply(start, made))  # type: ignore[no-untyped-call]
+    return list(_Apart.apply(start, made))  # type: ignore[no-untyped-call]  # torch's apply has no types
 
 
 class _Apart(torch.autograd.Function):

@@ -94,7 +94,7 @@ def token_signals(
             f"{'' if bias is None else f' and bias {bias.dtype}'}; expected one dtype. Cast them, or run in autocast."
         )
     ask, temperature = _ask(hidden, head_weight.shape[0], token_ids, temperature, needs, min_p, rows, check_ids)
-    values = HeadSignals.apply(  # type: ignore[no-untyped-call]
+    values = HeadSignals.apply(  # type: ignore[no-untyped-call]  # torch's apply has no types
         hidden, head_weight, bias, token_ids, temperature, float(logit_scale), softcap, ask
     )
     return _record(values, rows or {})
