@@ -223,9 +223,19 @@ class Policy:
             ) from error
 
     def hinted(self, sequences: Sequences, hint: str) -> Sequences:
-        """The same responses to prompts that begin with a hint."""
-        ids = self.tokenizer(hint, add_special_tokens=False, return_tensors="pt")["input_ids"].to(self.device)
-        before = ids.expand(len(sequences.prompt_ids), -1)
+        """The same responses to prompts that begin with a hint.
+
+        Raises:
+            DataError: the hint cannot be encoded.
+        """
+        try:
+            hinted: Any = self.tokenizer(hint, add_special_tokens=False)["input_ids"]
+        except Exception as error:  # as in _tokens
+            raise DataError(
+                f"model.teacher_prompt: {hint[:60]!r} cannot be encoded by the tokenizer of "
+                f"'{self.tokenizer.name_or_path}': {str(error).split('!')[0]}. Change it, or take another model."
+            ) from error
+        before = torch.tensor(hinted, dtype=torch.int64, device=self.device).expand(len(sequences.prompt_ids), -1)
         mask = torch.cat([torch.ones_like(before, dtype=torch.bool), sequences.prompt_mask], dim=1)
         ids = torch.cat([before, sequences.prompt_ids], dim=1)
         order = mask.long().argsort(dim=1, stable=True)  # padding first, then the tokens in their order

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlstab.errors import ModelError
+from rlstab.errors import DataError, ModelError
 from rlstab.train.rollout import Rollout
 from tests.train.runs import SHIPPED, go, small
 
@@ -35,6 +35,9 @@ def test_a_hint_stands_before_each_prompt_and_padding_before_both(tmp_path: Path
     rows = [row[seen].tolist() for row, seen in zip(given.prompt_ids, given.prompt_mask, strict=True)]
     assert rows == [[*hint, 5, 6], [*hint, 7, 8, 9]]
     assert given.prompt_mask[0].tolist() == [False] + [True] * (len(hint) + 2)
+    assert policy.hinted(given, "").prompt_ids.tolist() == given.prompt_ids.tolist()
+    with pytest.raises(DataError, match=r"model.teacher_prompt: 'wörd' cannot be encoded"):
+        policy.hinted(given, "wörd")
 
 
 def test_a_function_may_be_the_teacher(tmp_path: Path) -> None:
