@@ -52,7 +52,7 @@ def save(folder: Path, progress: Progress, engine: Engine, about: Mapping[str, A
     Raises:
         CheckpointError: the checkpoint cannot be written; earlier ones are untouched.
     """
-    accelerator, saved = engine.accelerator, progress.saved()
+    accelerator, saved = engine.accelerator, progress.saved(engine.policy.pad_id)
     main, final, writing = accelerator.is_main_process, folder / f"rollout-{progress.rollouts:06d}", folder / _WRITING
     with filesystem_errors(final, CheckpointError):
         try:

@@ -33,13 +33,16 @@ from rlstab.stages.stage import AdvantageEstimator, Expansion, Offer, RolloutExp
 from rlstab.tasks import Example, Task
 from rlstab.tasks.blocks import block_evidence, require_blocks, told_blocks
 from rlstab.tasks.rewards import Rewards, Scores, score, without_lost
-from rlstab.tasks.task import flaky_share
+from rlstab.tasks.task import Split, flaky_share
 from rlstab.train.rollout import BRANCHES, Progress, Rollout
 from rlstab.train.sampling import sample
 from rlstab.train.tracking import Metrics
 
 #: The evidence that holds rewards from before a flaky grader lost some of them.
 TRUE_REWARD = "reward/true"
+
+#: The seed of evaluations, so that their random numbers are not those of training.
+EVALUATION_SEED = 1_000_003
 
 #: ``(R, T)`` float values of a signal. It must be a pure function of the rollout, or a resumed run would differ.
 SignalProvider: TypeAlias = Callable[[Rollout], Tensor]
@@ -119,6 +122,15 @@ class Generator:
         """The progress of a run that has not begun."""
         return Progress(0, 0, 0, 0, self.run.composition.init_state(), self.stages.init_state())
 
+    def restored(self, policy: Policy, saved: Mapping[str, Tensor]) -> Rollout:
+        """This rank's part of a rollout that was saved: groups whose prompts this rank would have answered."""
+        example = partial(self.task.example, "train")
+        whole = Rollout.from_tensors(saved, self.run.rollout.max_new_tokens, example)
+        whole, ids = replace(whole, texts=self._texts(policy, whole.answers())), whole.group_ids
+        prompted = torch.where(ids < BRANCHES, ids, (ids - BRANCHES) // self.run.rollout.group)
+        order = whole.sequence_ids.argsort()
+        return whole.rows(order[prompted[order] % self.slots % self.world == self.rank])
+
     # -- a rollout ---------------------------------------------------------------------------------------------------
 
     def make(self, progress: Progress, metrics: Metrics) -> tuple[Rollout, Progress]:
@@ -130,24 +142,20 @@ class Generator:
         policy, drawn = self.policy(), self.run.rollout.prompts
         parts = [self._answers(policy, progress, 0, drawn, metrics)]
         kept = parts[0].responses  # the responses to learn from so far
-        if not self._count_bad(kept.rewards):
+        if not count_nonfinite(kept.rewards, self.comm):
             for expander in self.stages.expanders:
                 kept, drawn = self._expand(expander, policy, progress, parts, kept, drawn, metrics)
-        whole = Rollout.joined(parts, policy.pad_id)
-        refused, states = self._count_bad(whole.rewards), dict(progress.stages)
-        if not refused:
+        whole, states = Rollout.joined(parts, policy.pad_id), dict(progress.stages)
+        finite = not count_nonfinite(whole.rewards, self.comm)
+        if finite:
             for stage in (self.stages.selector, *self.stages.shapers, *self.stages.expanders):
                 seen = whole.seen_by(stage.needs)
                 _, states[stage.name] = advance(stage, seen, states[stage.name], self.comm, metrics)
         self._observe(metrics, whole, kept)
         rows = torch.isin(whole.sequence_ids, kept.sequence_ids).nonzero().squeeze(-1)
-        rollout = replace(whole.rows(rows[whole.sequence_ids[rows].argsort()]), refused=refused)
-        rollout = self._with_signals(rollout, metrics, progress.made - progress.rollouts)
+        rollout, lag = whole.rows(rows[whole.sequence_ids[rows].argsort()]), progress.made - progress.rollouts
+        rollout = self._with_signals(rollout, metrics, lag, provide=finite)
         return rollout, replace(progress, made=progress.made + 1, drawn=progress.drawn + drawn, stages=states)
-
-    def _count_bad(self, rewards: Tensor) -> int:
-        """How many rewards of all ranks are NaN or Inf."""
-        return int(self.comm.sum((~torch.isfinite(rewards)).sum().double().reshape(1)))
 
     # -- prompts -----------------------------------------------------------------------------------------------------
 
@@ -177,93 +185,115 @@ class Generator:
 
     # -- sampling and scoring ----------------------------------------------------------------------------------------
 
+    def answered(
+        self,
+        policy: Policy,
+        split: Split,
+        examples: Sequence[Example],
+        asked: ResponseBatch,
+        metrics: Metrics,
+        *,
+        begun: Sequence[Sequence[int]] | None = None,
+        greedy: bool = False,
+    ) -> tuple[Rollout, Scores]:
+        """A response to each example, with its texts, and its scores; a batch is scored while the next is sampled.
+
+        Args:
+            policy: the model to sample from.
+            split: of the examples.
+            examples: one for each response.
+            asked: the responses, with their ids.
+            metrics: where the time is noted.
+            begun: for each response the tokens that its answer begins with; None if no answer begins with any.
+            greedy: take the most probable token instead of sampling.
+        """
+        run, needs = self.run, {"entropies"}
+        if split == "train":
+            needs |= (run.composition.needs | self.stages.needs) & SIGNAL_NAMES - BASICS
+        parts, jobs = list[Rollout](), list[Future[Scores]]()
+        with metrics.phase("sample"):
+            for part in sample(
+                policy,
+                examples,
+                asked,
+                run.rollout,
+                seed=run.seed if split == "train" else EVALUATION_SEED,
+                begun=begun,
+                needs=needs,
+                options=run.composition.signal_options,
+                greedy=greedy,
+            ):
+                answers = part.answers()
+                texts, whole = self._texts(policy, answers), [policy.decode(answer) for answer in answers]
+                ask = partial(score, rewards=self.rewards, stop=self.leaving, whole=whole)
+                jobs.append(self.scoring.submit(ask, self.task, part.examples, texts))
+                parts.append(replace(part, texts=texts))
+        with metrics.phase("score"):
+            scores = Scores.joined([job.result() for job in jobs], self.rewards)
+        return Rollout.joined(parts, policy.pad_id), scores
+
+    def _texts(self, policy: Policy, answers: Sequence[list[int]]) -> list[str]:
+        special = not self.task.keeps_special_tokens
+        return [policy.decode(answer, skip_special_tokens=special) for answer in answers]
+
     def _answers(self, policy: Policy, progress: Progress, first: int, count: int, metrics: Metrics) -> Rollout:
         """This rank's answers to the next ``count`` prompts of all ranks, with shaped rewards."""
         group, chosen = self.run.rollout.group, self._select(policy, progress, first, count)
         indices = torch.arange(count)[(first + torch.arange(count)) % self.world == self.rank]
         repeats = torch.arange(len(indices)).repeat_interleave(group)
         group_ids = (progress.made * self.slots + first + indices)[repeats]
-        examples = self._draw(chosen[indices].tolist())
-        rollout = self._sample(
-            policy,
-            [examples[index] for index in repeats.tolist()],
-            metrics,
-            None,
-            sequence_ids=group_ids * group + torch.arange(group).repeat(len(indices)),
+        examples, within = self._draw(chosen[indices].tolist()), torch.arange(group).repeat(len(indices))
+        asked = ResponseBatch.unscored(
+            group_ids * group + within,
+            self.run.rollout.max_new_tokens,
             group_ids=group_ids,
             prompt_ids=chosen[indices][repeats],
-            pivot=torch.zeros(len(repeats), dtype=torch.float64),
         )
-        return self._shape(rollout, progress)
+        return self._scored(policy, [examples[index] for index in repeats.tolist()], asked, None, progress, metrics)
 
     def _branches(
         self, policy: Policy, progress: Progress, whole: Rollout, kept: ResponseBatch, more: Expansion, metrics: Metrics
     ) -> Rollout:
-        """Branches from the pivots of some responses of this rank."""
+        """Branches from the pivots of some responses of this rank, with shaped rewards."""
         none, branches = torch.zeros(0, dtype=torch.int64), more.branches
         parents = none if more.parents is None else more.parents
         pivots = none if more.pivots is None else more.pivots
         row_of = {sequence: row for row, sequence in enumerate(whole.sequence_ids.tolist())}
         rows = [row_of[sequence] for sequence in kept.sequence_ids[parents].tolist()]
-        examples, given = [], []
+        examples, begun = [], []
         for row, pivot in zip(rows, pivots.tolist(), strict=True):
             tokens = whole.response_ids[row][whole.response_mask[row]].tolist()
             examples += [whole.examples[row]] * branches
-            given += [tokens[:pivot]] * branches
+            begun += [tokens[:pivot]] * branches
         parent_ids = kept.sequence_ids[parents].repeat_interleave(branches)
-        rollout = self._sample(
-            policy,
-            examples,
-            metrics,
-            given,
-            sequence_ids=BRANCHES + parent_ids * branches + torch.arange(branches).repeat(len(rows)),
+        asked = ResponseBatch.unscored(
+            BRANCHES + parent_ids * branches + torch.arange(branches).repeat(len(rows)),
+            self.run.rollout.max_new_tokens,
             group_ids=BRANCHES + parent_ids,
             prompt_ids=kept.prompt_ids[parents].repeat_interleave(branches),
+            given=pivots.repeat_interleave(branches),
             pivot=(pivots.double() / kept.lengths[parents]).repeat_interleave(branches),
         )
-        return self._shape(rollout, progress)
+        return self._scored(policy, examples, asked, begun, progress, metrics)
 
-    def _sample(
-        self, policy: Policy, examples: list[Example], metrics: Metrics, given: list[list[int]] | None, **known: Tensor
+    def _scored(
+        self,
+        policy: Policy,
+        examples: Sequence[Example],
+        asked: ResponseBatch,
+        begun: Sequence[Sequence[int]] | None,
+        progress: Progress,
+        metrics: Metrics,
     ) -> Rollout:
-        """Sample a response to each example; each batch is scored while the next one is sampled.
-
-        Args:
-            policy: the model to sample from.
-            examples: one for each response.
-            metrics: of the rollout.
-            given: for each response the tokens that its answer begins with; None if no answer begins with any.
-            known: ``sequence_ids``, ``group_ids``, ``prompt_ids`` and ``pivot`` of a :class:`ResponseBatch`.
-        """
-        run, jobs = self.run, list[Future[Scores]]()
-
-        def score_batch(start: int, texts: list[str], whole: list[str]) -> None:
-            chunk = examples[start : start + len(texts)]
-            ask = partial(score, rewards=self.rewards, stop=self.leaving, whole=whole)
-            jobs.append(self.scoring.submit(ask, self.task, chunk, texts))
-
-        with metrics.phase("sample"):
-            rollout = sample(
-                policy,
-                examples,
-                known["sequence_ids"],
-                run.rollout,
-                given=given,
-                seed=run.seed,
-                needs={"entropies"} | ((run.composition.needs | self.stages.needs) & SIGNAL_NAMES - BASICS),
-                options=run.composition.signal_options,
-                skip_special_tokens=not self.task.keeps_special_tokens,
-                on_texts=score_batch,
-            )
-        with metrics.phase("score"):
-            scores = Scores.joined([job.result() for job in jobs], self.rewards)
+        """:meth:`answered` with the evidence of rewards, and shaped rewards."""
+        rollout, scores = self.answered(policy, "train", examples, asked, metrics, begun=begun)
         self._report_scorer(scores, rollout.texts, metrics)
         signals = dict(rollout.signals)
         signals["rollout_logprobs"] = signals.pop("logprobs")
-        extra, flaky = {}, flaky_share(self.task)
+        extra, flaky = {"timed_out": scores.timed_out}, flaky_share(self.task)
         if flaky:
             extra[TRUE_REWARD] = scores.rewards
-            scores = without_lost(scores, self.rewards, flaky, run.seed, known["sequence_ids"])
+            scores = without_lost(scores, self.rewards, flaky, self.run.seed, asked.sequence_ids)
         extra |= {f"reward/{name}": scores.parts[name] for name in self.rewards.names}
         extra["raw_rewards"] = scores.rewards
         if self.stages.needs & REWARDS:
@@ -271,33 +301,19 @@ class Generator:
             extra["reward_parts"] = torch.stack([scores.parts[reward.name] for reward in self.rewards], 1)
             extra["reward_weights"] = weights.expand(len(examples), -1)
         if self.blocks:
-            extra |= self._block_evidence(policy, examples, rollout, given, metrics)
-        count = [len(tokens) for tokens in given or [[]] * len(examples)]
-        responses = ResponseBatch(
-            rewards=scores.rewards,
-            lengths=rollout.response_mask.sum(-1).double(),
-            ended=rollout.ended,
-            given=torch.tensor(count, dtype=torch.int64),
-            limit=run.rollout.max_new_tokens,
-            extra=extra,
-            **known,
-        )
-        return replace(rollout, signals=signals, examples=examples, responses=responses, timed_out=scores.timed_out)
+            extra |= self._block_evidence(policy, rollout, metrics)
+        responses = replace(rollout.responses, rewards=scores.rewards, extra=extra)
+        return self._shape(replace(rollout, signals=signals, responses=responses), progress)
 
-    def _block_evidence(
-        self, policy: Policy, examples: list[Example], rollout: Rollout, given: list[list[int]] | None, metrics: Metrics
-    ) -> dict[str, Tensor]:
+    def _block_evidence(self, policy: Policy, rollout: Rollout, metrics: Metrics) -> dict[str, Tensor]:
         """The evidence about blocks that the task gives for some responses."""
-        begun, special = given or [[]] * len(examples), not self.task.keeps_special_tokens
-        blocks, errors = told_blocks(self.task, examples, rollout.texts)
+        blocks, errors = told_blocks(self.task, rollout.examples, rollout.texts)
         metrics.add("blocks/errors", len(errors))
         if errors:
             self.say("blocks raised, none for the response", errors[0])
-        rows = zip(begun, rollout.response_ids, rollout.response_mask, strict=True)
-        answers = [[*first, *ids[mask].tolist()] for first, ids, mask in rows]
-        counts, width = [len(first) for first in begun], rollout.response_ids.shape[1]
-        decode = partial(policy.decode, skip_special_tokens=special)
-        return block_evidence(blocks, rollout.texts, answers, counts, width, decode)
+        given, width = rollout.responses.given.tolist(), rollout.response_ids.shape[1]
+        decode = partial(policy.decode, skip_special_tokens=not self.task.keeps_special_tokens)
+        return block_evidence(blocks, rollout.texts, rollout.answers(), given, width, decode)
 
     def _report_scorer(self, scores: Scores, texts: Sequence[str], metrics: Metrics) -> None:
         metrics.add("scorer/errors", len(scores.errors))
@@ -313,7 +329,7 @@ class Generator:
     def _shape(self, rollout: Rollout, progress: Progress) -> Rollout:
         """The rollout with shaped rewards: every shaper sees those of the scorer, and what they return is added."""
         rewards = rollout.rewards
-        if self.stages.shapers and not self._count_bad(rewards):
+        if self.stages.shapers and not count_nonfinite(rewards, self.comm):
             for shaper in self.stages.shapers:
                 seen, state = rollout.seen_by(shaper.needs), progress.stages[shaper.name]
                 stat, _ = measure_all(shaper, [seen], state, self.comm)
@@ -376,8 +392,11 @@ class Generator:
         prompted = kept.select(kept.given == 0)
         metrics.mean("reward/zero_std_groups", float(prompted.even[prompted.first].sum()), prompted.groups)
 
-    def _with_signals(self, rollout: Rollout, metrics: Metrics, lag: int) -> Rollout:
-        """The rollout with the signals that are made only for responses to learn from, ``lag`` updates later."""
+    def _with_signals(self, rollout: Rollout, metrics: Metrics, lag: int, *, provide: bool) -> Rollout:
+        """The rollout with the signals that are made only for responses to learn from, ``lag`` updates later.
+
+        ``provide`` user-defined ones too.
+        """
         needs, responses, mask = self.run.composition.needs, rollout.responses, rollout.response_mask
         signals = dict(rollout.signals)
         rows = {
@@ -394,7 +413,7 @@ class Generator:
             with metrics.phase("reference"):
                 signals[name] = logprobs(rollout)
         rollout = replace(rollout, signals=dict(signals))  # every user-defined function sees the same
-        if self.signals and not rollout.refused:
+        if self.signals and provide:
             with metrics.phase("provide"):
                 for name in sorted(self.signals.keys() & needs):
                     signals[name] = provided(self.signals[name], f"signals['{name}']", rollout)
@@ -403,6 +422,11 @@ class Generator:
 
 
 # -- what stages and providers return --------------------------------------------------------------------------------
+
+
+def count_nonfinite(rewards: Tensor, comm: Comm) -> int:
+    """How many rewards of all ranks are NaN or Inf."""
+    return int(comm.sum((~torch.isfinite(rewards)).sum().double().reshape(1)))
 
 
 def advance(

@@ -30,7 +30,7 @@ from rlstab.record.effects import what_methods_did
 from rlstab.record.writer import Recorder, settings_of, tensors_of
 from rlstab.signals import SIGNAL_NAMES
 from rlstab.train.engine import Engine
-from rlstab.train.generate import advance, checked_output
+from rlstab.train.generate import advance, checked_output, count_nonfinite
 from rlstab.train.rollout import Progress, Rollout
 from rlstab.train.tracking import Metrics
 
@@ -67,7 +67,7 @@ class Learner:
 
     # -- advantages --------------------------------------------------------------------------------------------------
 
-    def estimate(self, rollout: Rollout, progress: Progress, metrics: Metrics) -> tuple[Rollout, Progress]:
+    def _estimated(self, rollout: Rollout, progress: Progress, metrics: Metrics) -> tuple[Rollout, Progress]:
         """The rollout with its advantages, and the progress with the next state of the estimator.
 
         Raises:
@@ -99,12 +99,13 @@ class Learner:
 
     def learn(self, rollout: Rollout, progress: Progress, metrics: Metrics) -> tuple[Progress, Refusals]:
         """Make all optimizer steps of one rollout. A step with NaN or Inf is refused, counted, and changes nothing."""
-        refused = Refusals()
-        if rollout.refused:
+        refused, nonfinite = Refusals(), count_nonfinite(rollout.rewards, self.comm)
+        if nonfinite:
             steps = self.settings.optimizer_steps_per_rollout
             metrics.count("optimizer_steps/refused", steps)
-            why = f"{rollout.refused} rewards are NaN or Inf. The rollout was refused. Let the scorer return a number."
+            why = f"{nonfinite} rewards are NaN or Inf. The rollout was refused. Let the scorer return a number."
             return replace(progress, optimizer_steps=progress.optimizer_steps + steps), Refusals(steps, why)
+        rollout, progress = self._estimated(rollout, progress, metrics)
         rollout = self._with_old_logprobs(rollout, metrics)
         with metrics.phase("train"):
             for first, rows in self._mini_batches(rollout.group_ids):

@@ -71,7 +71,7 @@ from rlstab.train.generate import (
     reward_evidence,
 )
 from rlstab.train.learn import Learner, Refusals, reference_logprobs
-from rlstab.train.rollout import Progress, Rollout, of_rank
+from rlstab.train.rollout import Progress, Rollout
 from rlstab.train.run_folder import RunFolder, describe, line, read_records
 from rlstab.train.sampling import require_decoding
 from rlstab.train.tracking import Metrics, ProgressBar, start_trackers, summary_table
@@ -243,21 +243,12 @@ class Trainer:
         if run.tracking.dump_every:
             last = run.optimisation.optimizer_steps
             self.learner.recorder = Recorder(self.out / DUMP, run.tracking.dump_every, last)
-        self.progress = self.generator.start() if self.latest is None else self._restored(self.latest, rank, world)
+        self.progress = self.generator.start()
+        if self.latest is not None:
+            restored = partial(self.generator.restored, self.policy)
+            self.progress = Progress.restored(checkpoint.load(self.latest, self.engine), restored)
         self.refused = 0
         self.watch = Watch("rollout")
-
-    def _restored(self, latest: Path, rank: int, world: int) -> Progress:
-        limit, example = self.run.rollout.max_new_tokens, partial(self.task.example, "train")
-        special = not self.task.keeps_special_tokens
-
-        def waiting(whole: Mapping[str, Tensor]) -> Rollout:
-            mine = of_rank(whole, rank, world, slots=self.generator.slots, group=self.run.rollout.group)
-            rollout = Rollout.from_tensors(mine, limit, example)
-            texts = [self.policy.decode(answer, skip_special_tokens=special) for answer in rollout.answers()]
-            return replace(rollout, texts=texts)
-
-        return Progress.restored(checkpoint.load(latest, self.engine), waiting)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
@@ -272,9 +263,7 @@ class Trainer:
                 self._stop_if_asked()
                 rollout, progress = self._next_rollout(metrics)  # choose prompts, sample, score, shape
                 self._stop_if_asked()
-                if not rollout.refused:
-                    rollout, progress = self.learner.estimate(rollout, progress, metrics)  # advantages
-                progress, refused = self.learner.learn(rollout, progress, metrics)  # optimizer steps
+                progress, refused = self.learner.learn(rollout, progress, metrics)  # advantages, optimizer steps
                 number = progress.rollouts + 1
                 if self.progress.rollouts == done:  # the first states that user-defined code made from real tokens
                     for name, state in (*progress.objective.items(), *progress.stages.items()):
@@ -351,11 +340,11 @@ class Trainer:
             )
 
     def _evaluate(self) -> dict[str, float]:
-        start, where = time.perf_counter(), (self.accelerator.process_index, self.accelerator.num_processes)
+        start = time.perf_counter()
         with self.engine.gathered_policy() as policy:
-            values = evaluate(policy, self.task, self.rewards, self.run, *where)
+            values = evaluate(policy, self.generator)
             if self.run.evaluation.sampler and self.sampler.differs:
-                sampled = evaluate(self.sampler.refreshed(policy), self.task, self.rewards, self.run, *where)
+                sampled = evaluate(self.sampler.refreshed(policy), self.generator)
                 values |= {f"eval/sampler/{name.removeprefix('eval/')}": value for name, value in sampled.items()}
         return {**values, "seconds/evaluate": time.perf_counter() - start}
 
@@ -382,7 +371,7 @@ class Trainer:
         most, lines = self.run.tracking.samples, ""
         if self.folder is None or not most:
             return
-        late = rollout.timed_out.nonzero().squeeze(-1).tolist()
+        late = rollout.responses.evidence("timed_out").nonzero().squeeze(-1).tolist()
         rewards = {"reward": "raw_rewards", **{f"reward/{name}": f"reward/{name}" for name in self.rewards.names}}
         rewards |= {TRUE_REWARD: TRUE_REWARD} if TRUE_REWARD in rollout.responses.extra else {}
         for index in sorted({*range(min(most, len(rollout))), *late}):

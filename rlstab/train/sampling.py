@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,9 +17,10 @@ from rlstab.core.devices import counting_device, on_cpu, sent
 from rlstab.core.random import uniform
 from rlstab.errors import DataError, ModelError
 from rlstab.hub import first_line
-from rlstab.models.policy import Policy, Sequences, joined_rows
+from rlstab.models.policy import Policy, Sequences
 from rlstab.models.shared_prompts import position_ids
 from rlstab.signals import token_signals_from_logits
+from rlstab.stages.response_batch import ResponseBatch
 from rlstab.tasks import Example
 from rlstab.train.rollout import Rollout
 
@@ -34,18 +35,16 @@ SPARE = 4
 def sample(
     policy: Policy,
     examples: Sequence[Example],
-    sequence_ids: Tensor,
+    asked: ResponseBatch,
     settings: RolloutSettings,
     *,
-    given: Sequence[Sequence[int]] | None = None,
     seed: int,
+    begun: Sequence[Sequence[int]] | None = None,
     needs: Set[str] = frozenset(),
     options: Mapping[str, float] | None = None,
     greedy: bool = False,
-    skip_special_tokens: bool = True,
-    on_texts: Callable[[int, list[str], list[str]], None] | None = None,
-) -> Rollout:
-    """Sample one response to each example from the full distribution.
+) -> Iterator[Rollout]:
+    """Sample one response to each example from the full distribution, batch by batch.
 
     Each token is drawn by inverting the distribution function at a random number that depends only on ``(seed, sequence
     id, position)``, so a response does not depend on its batch or rank. A prompt that occurs several times in a batch
@@ -54,62 +53,41 @@ def sample(
     Args:
         policy: the model to sample from.
         examples: one per response; repeat an example for a group.
-        sequence_ids: ``(R,)`` int64, ids of the responses.
+        asked: the responses, with their ids.
         settings: length, temperature, batch size, stop texts.
-        given: for each response the tokens that its answer begins with, which become part of its prompt. They count
-            towards ``settings.max_new_tokens``, and the text of the answer includes them.
         seed: of the run or of the evaluation.
+        begun: for each response the tokens that its answer begins with, as many as ``asked.given`` says; they become
+            part of its prompt. They count towards ``settings.max_new_tokens``.
         needs: signals to return.
         options: numbers that define signals, such as ``min_p``.
         greedy: take the most probable token instead.
-        skip_special_tokens: leave special tokens, including EOS, out of the texts.
-        on_texts: called after each batch with the index of its first response, the texts, and the texts with all
-            special tokens, so that they can be scored while the next batch is sampled.
 
-    Returns:
-        sequences, signals at the sampling temperature, texts, and which responses ended; without scores.
+    Yields:
+        each batch, with sequences, signals at the sampling temperature, lengths, and which responses ended; without
+        texts and scores.
 
     Raises:
         DataError: a prompt does not fit the model.
     """
-    begun = [tuple(tokens) for tokens in given] if given is not None else [()] * len(examples)
-    asked = [(example.messages or example.prompt, tokens) for example, tokens in zip(examples, begun, strict=True)]
+    begun = [tuple(tokens) for tokens in begun] if begun is not None else [()] * len(examples)
+    keys = [(example.messages or example.prompt, tokens) for example, tokens in zip(examples, begun, strict=True)]
     first: dict[Any, int] = {}  # the first response with each prompt
-    for row, key in enumerate(asked):
+    for row, key in enumerate(keys):
         first.setdefault(key, row)
     number = {key: index for index, key in enumerate(first)}
     ids, mask = policy.encode(
         [examples[row] for row in first.values()], settings, [begun[row] for row in first.values()]
     )
-    prompt = torch.tensor([number[key] for key in asked], dtype=torch.int64)
-    room = settings.max_new_tokens - torch.tensor([len(tokens) for tokens in begun], dtype=torch.int64)
+    prompt = torch.tensor([number[key] for key in keys], dtype=torch.int64)
+    room = settings.max_new_tokens - asked.given
     decoder = _Decoder(policy, settings, seed, sorted(needs | {"logprobs"}), options or {}, greedy)
-    batches: list[_Decoded] = []
-    texts: list[str] = []
     for start in range(0, max(1, len(examples)), settings.batch_size):  # a rank may have no example
         span = slice(start, start + settings.batch_size)
-        batch = decoder.batch(ids, mask, prompt[span], sequence_ids[span], room[span], begun[span])
-        batches.append(batch)
-        lengths = batch.mask.sum(-1).tolist()
-        answers = [
-            [*tokens, *row[:length]]
-            for tokens, row, length in zip(begun[span], batch.tokens.tolist(), lengths, strict=True)
-        ]
-        whole = [policy.decode(answer) for answer in answers]
-        fresh = (
-            [policy.decode(answer, skip_special_tokens=True) for answer in answers] if skip_special_tokens else whole
-        )
-        texts += fresh
-        if on_texts is not None:
-            on_texts(start, fresh, whole)
-    sequences = Sequences(
-        ids[prompt],
-        mask[prompt],
-        joined_rows([batch.tokens for batch in batches], policy.pad_id),
-        joined_rows([batch.mask for batch in batches]),
-    )
-    signals = {name: joined_rows([batch.signals[name] for batch in batches]) for name in decoder.names}
-    return Rollout(sequences, signals, texts, torch.cat([batch.ended for batch in batches]))
+        rows, part = prompt[span], asked.select(span)
+        out = decoder.batch(ids, mask, rows, part.sequence_ids, room[span], begun[span])
+        sequences = Sequences(ids[rows], mask[rows], out.tokens, out.mask)
+        responses = replace(part, lengths=out.mask.sum(-1).double(), ended=out.ended)
+        yield Rollout(sequences, out.signals, examples[span], responses)
 
 
 @dataclass(frozen=True)
@@ -279,10 +257,11 @@ def require_decoding(policy: Policy, name: str, example: Example, settings: Roll
         ModelError: the model cannot decode with a cache, or its log-probs differ.
     """
     policy, length = replace(policy, precision="fp32"), min(8, settings.max_new_tokens)
-    given, rows = [[], [], list(range(1, 1 + length // 2))], torch.arange(3)
-    few = settings.model_copy(update={"max_new_tokens": length, "stop": None, "batch_size": len(rows)})
+    begun = [[], [], list(range(1, 1 + length // 2))]
+    asked = ResponseBatch.unscored(torch.arange(3), length, given=torch.tensor([len(tokens) for tokens in begun]))
+    few = settings.model_copy(update={"max_new_tokens": length, "stop": None, "batch_size": len(asked)})
     try:
-        rollout = sample(policy, [example] * len(rows), rows, few, given=given, seed=0)
+        (rollout,) = sample(policy, [example] * len(asked), asked, few, begun=begun, seed=0)
         forward = policy.evidence(rollout.sequences, {"logprobs"}, 1, temperature=settings.temperature)
         last = sent(rollout.sequences.prompt_ids[-1:], policy.device)
         largest = float(policy.model(input_ids=last, use_cache=False).logits.abs().max())
