@@ -87,7 +87,7 @@ class ResponseBatch:
         return cls.unscored(torch.zeros(0, dtype=torch.int64), limit).knowing(extra)
 
     @classmethod
-    def unscored(cls, sequence_ids: Tensor, limit: int, **known: Tensor) -> ResponseBatch:
+    def unscored(cls, sequence_ids: Tensor, limit: int, **known: Any) -> ResponseBatch:
         """Responses that are still to be sampled and scored: fields that are not given are 0."""
         floats, ids = torch.zeros(len(sequence_ids), dtype=torch.float64), torch.zeros_like(sequence_ids)
         return replace(cls(floats, floats, floats.bool(), ids, ids, sequence_ids, ids, floats, limit), **known)

@@ -95,14 +95,8 @@ class Engine:
         self.zero_grad()
 
     def _build_optimizer(self, settings: OptimisationSettings) -> AcceleratedOptimizer:
-        optimizer = torch.optim.AdamW(
-            self.trained,
-            lr=settings.lr,
-            betas=settings.betas,
-            eps=settings.eps,
-            weight_decay=settings.weight_decay,
-            fused=True,
-        )
+        options = settings.model_dump(include={"lr", "betas", "eps", "weight_decay"})
+        optimizer = torch.optim.AdamW(self.trained, fused=True, **options)
         prepared: AcceleratedOptimizer = self.accelerator.prepare(optimizer)
         return prepared
 

@@ -24,12 +24,12 @@ from rlstab.core.comm import Comm
 from rlstab.core.devices import sent
 from rlstab.core.method import State, measure_all
 from rlstab.core.stats import Settled
-from rlstab.errors import ConfigError, MethodError, MissingSignal, NonFinite, ShapeError, did_you_mean
+from rlstab.errors import ConfigError, MethodError, NonFinite, ShapeError
 from rlstab.models.policy import Policy
 from rlstab.signals import SIGNAL_NAMES, TRAINER_SIGNALS
 from rlstab.stages.pipeline import Pipeline
-from rlstab.stages.response_batch import EVIDENCE, ONLY_FOR, ResponseBatch
-from rlstab.stages.stage import AdvantageEstimator, Expansion, Offer, RolloutExpander, Stage
+from rlstab.stages.response_batch import ResponseBatch
+from rlstab.stages.stage import Expansion, Offer, RolloutExpander, Stage
 from rlstab.tasks import Example, Task
 from rlstab.tasks.blocks import block_evidence, require_blocks, told_blocks
 from rlstab.tasks.rewards import Rewards, Scores, score, without_lost
@@ -37,9 +37,6 @@ from rlstab.tasks.task import Split, flaky_share
 from rlstab.train.rollout import BRANCHES, Progress, Rollout
 from rlstab.train.sampling import sample
 from rlstab.train.tracking import Metrics
-
-#: The evidence that holds rewards from before a flaky grader lost some of them.
-TRUE_REWARD = "reward/true"
 
 #: The seed of evaluations, so that their random numbers are not those of training.
 EVALUATION_SEED = 1_000_003
@@ -290,12 +287,11 @@ class Generator:
         self._report_scorer(scores, rollout.texts, metrics)
         signals = dict(rollout.signals)
         signals["rollout_logprobs"] = signals.pop("logprobs")
-        extra, flaky = {"timed_out": scores.timed_out}, flaky_share(self.task)
+        extra, flaky, whole = {"timed_out": scores.timed_out}, flaky_share(self.task), scores.rewards
         if flaky:
-            extra[TRUE_REWARD] = scores.rewards
             scores = without_lost(scores, self.rewards, flaky, self.run.seed, asked.sequence_ids)
         extra |= {f"reward/{name}": scores.parts[name] for name in self.rewards.names}
-        extra["raw_rewards"] = scores.rewards
+        extra |= {"raw_rewards": scores.rewards} | ({"reward/true": whole} if flaky else {})
         if self.stages.needs & REWARDS:
             weights = torch.tensor([reward.weight for reward in self.rewards], dtype=torch.float64)
             extra["reward_parts"] = torch.stack([scores.parts[reward.name] for reward in self.rewards], 1)
@@ -379,13 +375,11 @@ class Generator:
         """Metrics of all answers to prompts, and the share of groups with equal rewards among those to learn from."""
         answers = whole.responses.select(whole.responses.given == 0)
         count = len(answers)
-        metrics.mean("reward/mean", float(answers.evidence("raw_rewards").sum()), count)
-        if TRUE_REWARD in answers.extra:
-            metrics.mean(TRUE_REWARD, float(answers.evidence(TRUE_REWARD).sum()), count)
-        for name in self.rewards.names:
-            metrics.mean(f"reward/{name}", float(answers.evidence(f"reward/{name}").sum()), count)
+        means = whole.rewards_by_name("reward/mean")
         if self.stages.shapers:
-            metrics.mean("reward/shaped_mean", float(answers.rewards.sum()), count)
+            means["reward/shaped_mean"] = "rewards"
+        for metric, name in means.items():
+            metrics.mean(metric, float(answers.evidence(name).sum()), count)
         metrics.mean("response/length", float(answers.lengths.sum()), count)
         metrics.mean("response/ended", float(answers.ended.sum()), count)
         metrics.add("response/tokens", float(whole.response_mask.sum()))
@@ -404,7 +398,7 @@ class Generator:
             "branch": responses.given > 0,
             "lag": torch.full_like(responses.given, lag),
         }
-        rows |= {name: responses.evidence(name) for name in reward_evidence(self.run) & needs}
+        rows |= {name: responses.evidence(name) for name in self.run.reward_evidence & needs}
         for name in rows.keys() & needs:
             signals[name] = torch.where(mask, rows[name].float().unsqueeze(-1), 0.0)
         if self.blocks and "block_ids" in needs:
@@ -485,38 +479,6 @@ BLOCKS = frozenset({"block_ids", "block_rewards", "block_outcomes"})
 
 #: Evidence that holds each reward of the run separately.
 REWARDS = frozenset({"reward_parts", "reward_weights"})
-
-
-def given_to(stage: Stage) -> frozenset[str]:
-    """The evidence that the trainer has for stages of this kind."""
-    known = SIGNAL_NAMES | EVIDENCE.keys() | ONLY_FOR.keys() | {"rollout_logprobs"}
-    return frozenset(name for name in known if ONLY_FOR.get(name, stage.kind) == stage.kind)
-
-
-def reward_evidence(run: RunConfig) -> frozenset[str]:
-    """Names under which methods and stages read rewards: shaped, as scored, and each reward by its name."""
-    return frozenset({"rewards", "raw_rewards", *(f"reward/{reward.name}" for reward in run.reward or ())})
-
-
-def require_evidence(pipeline: Pipeline, more: frozenset[str] = frozenset()) -> None:
-    """Refuse a stage that reads evidence which the trainer does not have.
-
-    Args:
-        pipeline: the stages.
-        more: further evidence of this run, such as each of its rewards.
-
-    Raises:
-        MissingSignal: names the stage and the evidence.
-    """
-    for stage in pipeline:
-        given = given_to(stage) | more
-        for name in sorted(stage.needs - given):
-            why = (
-                "is known only when a rollout is learnt, and only an advantage estimator can read it. Remove the stage."
-                if ONLY_FOR.get(name) == AdvantageEstimator.kind
-                else f"the trainer does not have. {did_you_mean(name, given)}"
-            )
-            raise MissingSignal(f"the stage '{stage.name}' reads '{name}', which {why}")
 
 
 def require_provider_names(signals: Mapping[str, Any]) -> None:

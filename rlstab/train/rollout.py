@@ -71,6 +71,13 @@ class Rollout:
         """``(R,)`` int64, unique over the run and over all ranks."""
         return self.responses.group_ids
 
+    def rewards_by_name(self, mean: str) -> dict[str, str]:
+        """The evidence of each reward as it was scored, by its name in records; their sum is called ``mean``.
+
+        ``reward/true`` is the sum before a flaky task lost some of it.
+        """
+        return {mean: "raw_rewards", **{name: name for name in self.responses.extra if name.startswith("reward/")}}
+
     def seen_by(self, needs: Set[str]) -> ResponseBatch:
         """The responses with those signals that a stage needs and that are known before learning."""
         return self.responses.knowing({name: self.signals[name] for name in needs & self.signals.keys()})
