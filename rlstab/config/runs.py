@@ -60,7 +60,7 @@ def load_run(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any
     document = Document.read(source) if isinstance(source, str | Path) else Document.of(source)
     require_kind(document, "run")
     for path, value in (overrides or {}).items():
-        document = document.replaced(path, value)
+        document = document.replaced(path, Document(value, "", {(): f"--set {path}"}))
     return build_run(document)
 
 

@@ -277,6 +277,6 @@ def once(gradients: Sequence[Tensor | None], parents: Sequence[Tensor | None]) -
     if not torch.is_grad_enabled():
         return tuple(gradients)
     return tuple(
-        None if gradient is None else Once.apply(gradient, *parents)  # type: ignore[no-untyped-call]
+        None if gradient is None else Once.apply(gradient, *parents)  # type: ignore[no-untyped-call]  # torch's apply has no types
         for gradient in gradients
     )

@@ -81,7 +81,7 @@ class Engine:
             weights = [weight for weight in policy.model.parameters() if weight.requires_grad]
             # where no token chose an expert, torch has to look for unused weights in every graph
             reached = torch.autograd.grad(self._zero_loss(module), weights, allow_unused=True)
-            accelerator.ddp_handler = DistributedDataParallelKwargs(  # type: ignore[assignment]
+            accelerator.ddp_handler = DistributedDataParallelKwargs(  # type: ignore[assignment]  # accelerate declares None
                 broadcast_buffers=False,  # they are constant; broadcasting needs equal numbers of forwards
                 gradient_as_bucket_view=True,
                 find_unused_parameters=any(gradient is None for gradient in reached),

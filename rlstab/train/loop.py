@@ -449,16 +449,16 @@ def fixed_order(run: RunConfig, device: torch.device) -> Iterator[None]:
         yield
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    before, fills = torch.are_deterministic_algorithms_enabled(), deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]  # torch makes it when the module loads
+    filling: Any = deterministic  # torch adds the switch when the module loads, which mypy does not see
+    before, fills = torch.are_deterministic_algorithms_enabled(), filling.fill_uninitialized_memory
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True)
-    # every value is written before it is read
-    deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    filling.fill_uninitialized_memory = False  # every value is written before it is read
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before, warn_only=warns)
-        deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
+        filling.fill_uninitialized_memory = fills
 
 
 def require_processes(run: RunConfig, console: Console) -> None:
