@@ -265,8 +265,8 @@ class RunFolder:
         Raises:
             ConfigError: the file cannot be written.
         """
-        data = lines.encode("utf-8")
-        with filesystem_errors(self.path / name), (self.path / name).open("ab", buffering=len(data) + 1) as file:
+        data = lines.encode("utf-8")  # one buffer for all; Python gives 0 and 1 other meanings
+        with filesystem_errors(self.path / name), (self.path / name).open("ab", buffering=len(data) + 2) as file:
             file.write(data)
 
     def identity(self) -> dict[str, Any]:
