@@ -284,7 +284,7 @@ def _checked_penalty(who: str, given: Any, batch: TokenBatch) -> Penalty:
     _require_known(f"{who} reads the live", penalty.reads, ("logprobs", *LIVE))
     if penalty.aggregate is None:
         return penalty
-    return replace(penalty, aggregate=_per_token(f"{who} has an `aggregate` that", penalty.aggregate))
+    return replace(penalty, aggregate=_per_token(f"{who}: its `aggregate`", penalty.aggregate))
 
 
 def _invalid_count(terms: Terms) -> Tensor | None:
