@@ -419,7 +419,7 @@ def used(method: TokenObjective, trial: Trial) -> None:
             state = plan.state
         words = words_of(leaf)  # a signal that is used only at other values is at least named
         for names, declared, why in (
-            (unread - words, "needs", "nothing reads. A host computes it for nothing, perhaps by one more forward"),
+            (unread - words, "needs", "nothing reads. A host computes it for nothing, by one more forward pass"),
             (set() if "penalties" in unfilled & words else undifferentiated, "live_needs", "no penalty reads"),
             (unfilled - words, "writes", "it never fills, so that other methods are refused for nothing"),
         ):

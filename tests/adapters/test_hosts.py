@@ -46,14 +46,14 @@ def test_only_a_penalty_towards_the_reference_needs_its_model() -> None:
 
 
 STACK = "clip_higher, s2t, lp_reg, {name: kl, coefficient: 0.01}"
-COSTS = "one more forward without gradient per micro-batch, for lp_reg, s2t"
+COSTS = "one more forward pass without gradient per micro-batch, for lp_reg, s2t"
 #: By host and objective: what is said, or of a refusal what its error names.
 SAID = [
     (
         *("trl", STACK),
         ["TRL 1.16", "s2t │ logprobs, entropies │ yes │ all of it", "GRPOConfig.beta", COSTS, "head='rlstab'"],
     ),
-    ("trl", "clip_higher", ["clip_higher │ the ratio alone │ no │ all of it", "evidence: no separate forward"]),
+    ("trl", "clip_higher", ["clip_higher │ the ratio alone │ no │ all of it", "evidence: no separate forward pass"]),
     ("trl", "{preset: stack}", ["branch", "TRL can train it"]),
     ("trl", "clip_higher, block_mean", "MissingSignal: 'block_mean' reads 'block_ids', .*signals={'block_ids'"),
     ("verl", f"{STACK}, mismatch", ["verl 0.9.1", "use_kl_loss=true", "calculate_log_probs=true", "at false", COSTS]),

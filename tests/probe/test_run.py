@@ -95,7 +95,7 @@ def test_a_second_time_nothing_is_run(
     lines = [json.loads(line) for line in (tmp_path / "a" / "results.jsonl").read_text().splitlines()]
     assert len(lines) == (len(FIXED) + 1) * 9 + 1
     assert main([*PROBE, "--out", "a"]) == 0  # finished folders stay
-    assert "Mine, tolerated dose against the base's: twice or more in false_positives." in capsys.readouterr().out
+    assert "Mine, tolerated dose relative to the base's: twice or more in false_positives." in capsys.readouterr().out
     assert main([*PROBE, "--out", "b", "--records", "a/results.jsonl"]) == 0  # and so does what is recorded elsewhere
     assert not started.exists()
     assert (tmp_path / "b" / "results.jsonl").read_text() == (tmp_path / "a" / "results.jsonl").read_text()
