@@ -159,7 +159,7 @@ def trl_settings(objective: TokenObjective) -> dict[str, HostSetting]:
         else HostSetting(0.0, lambda value: not value, _UNREAD)
     }
     unbiased = [estimator == "k3_unbiased" for estimator in estimators] or [True]
-    why = f"the objective decides: its 'kl' has estimator {estimators[0]}" if estimators else "it acts on 'kl' alone"
+    why = f"the objective decides: its 'kl' has estimator {estimators[0]}" if estimators else "it acts only on 'kl'"
     settings["use_bias_correction_kl"] = HostSetting(unbiased[0], lambda value: value in unbiased, why)
     excluding = own_correction(objective)
     if excluding is not None:

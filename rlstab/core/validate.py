@@ -174,7 +174,7 @@ def check_state(who: str, state: object, initial: object) -> None:
     """Refuse a state that another objective made.
 
     Raises:
-        OutOfRange: names what is missing, or what is there and belongs to no method.
+        OutOfRange: names what is missing, or an entry that belongs to no method.
     """
     if not isinstance(initial, Mapping):
         return  # reported when the method is called

@@ -82,7 +82,7 @@ def find(path: Path) -> list[Found]:
         from rlstab.look.tokens_log import tokens_log
 
         run.log = tokens_log(run.dump, str(path))
-        run.notes.append("No log was found, so the signs are read from the recorded optimizer steps alone.")
+        run.notes.append("No log was found, so the signs are read only from the recorded optimizer steps.")
     return [run]
 
 

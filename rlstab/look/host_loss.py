@@ -398,7 +398,7 @@ def _explained(records: Sequence[Claim], wrong: Sequence[Claim]) -> Sequence[str
         return [named]
     kinds = {kind: [record for record in wrong if record[2] == kind] for _, _, kind in wrong}
     texts = {kind: named for kind, of_kind in kinds.items() if (named := _named(of_kind))}
-    return [f"{text} This holds for its {kind} alone." for kind, text in texts.items()] or [_located(*wrong[0])]
+    return [f"{text} This holds only for its {kind}." for kind, text in texts.items()] or [_located(*wrong[0])]
 
 
 # -- known errors ------------------------------------------------------------------------------------------------------

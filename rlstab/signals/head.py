@@ -164,7 +164,7 @@ def _forward(head: Head, hidden: Tensor, ids: Tensor, ask: Ask) -> Rows:
 
 
 def _short_pass(head: Head, hidden: Tensor, ids: Tensor, ask: Ask, buffers: Buffers) -> Rows:
-    """A vocabulary of one tile: the rows are there in whole."""
+    """A vocabulary of one tile, which holds whole rows."""
     rows = Rows.empty(hidden.shape[0], ask.needs, hidden)
     for span in spans(hidden.shape[0], ask.rows):
         columns = slice(0, head.weight.shape[0])

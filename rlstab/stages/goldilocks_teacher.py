@@ -50,7 +50,7 @@ class GoldilocksTeacher(PromptSelector):
     Returns:
         The numbers of the prompts. From a pool, different ones within a rollout, refills included, until it has taken
         all: candidates are dealt from the shuffled pool, and the ones that are left are shuffled and dealt again when
-        it ends. From a task without end, each slot is dealt the next K prompts, and none comes twice in a run.
+        it ends. If prompts are unlimited, each slot is dealt the next K prompts, and none comes twice in a run.
 
     Parameters:
         - ``pool``: int in [1, inf) or None, default None. Prompts 0 to pool - 1 of the task are used; None takes all
@@ -86,7 +86,7 @@ class GoldilocksTeacher(PromptSelector):
 
     Limits:
         - ``candidates: 1`` leaves nothing to choose: it is ``uniform`` with the same pool, bit for bit, and
-          ``in_order`` on a task without end.
+          ``in_order`` on a task with unlimited prompts.
         - ``random_share: 1.0`` takes the first candidate of each slot, whatever the teacher expects.
         - So does every slot as long as the window is empty, or prompts have no features that differ.
 

@@ -50,7 +50,7 @@ class InOrder(PromptSelector):
         - with ``dynamic_sampling``: the prompts of refills count as shown, and the epoch ends sooner.
 
     Limits:
-        - A task without end has no order to shuffle: ``shuffle`` does nothing there.
+        - A task with unlimited prompts has no order to shuffle: ``shuffle`` does nothing there.
 
     Example:
         A task of three prompts, and two chosen already. The third position of the first epoch is left; then the second

@@ -78,8 +78,8 @@ class ClipCov(Covariant, TokenObjective):
 
     Interacts:
         - ``clip_cov`` was published on ``clip_higher`` and ``token_mean``, the clip at 1.0 on both sides.
-        - ``clip_cov`` may hit a token that ``clip_higher`` stops already, for its ``clip_low`` and ``clip_high`` are
-          not the bounds of ``clip_higher``.
+        - ``clip_cov`` may hit a token that ``clip_higher`` stops already, because its ``clip_low`` and ``clip_high``
+          are not the bounds of ``clip_higher``.
         - Both restrain tokens whose log-prob and advantage covary: ``kl_cov`` holds those of the largest covariance,
           ``clip_cov`` silences some of those between its bounds, and one that both choose is only pulled back.
         - A token that a mask drops still counts in the means and the share of ``clip_cov``, and may be hit.

@@ -74,7 +74,7 @@ class ESSScale(TokenObjective):
 
     Example:
         Four responses, of which the third became eight times as likely: (1 + 1 + 8 + 1)^2 / (4 * 67) = 0.4515, and the
-        learning rate is multiplied by its root. Only observed, it stays.
+        learning rate is multiplied by its root. If it is only observed, the rate stays.
 
         >>> import torch
         >>> from rlstab import ESSScale, PolicyOutputs, TokenBatch, compose, observe

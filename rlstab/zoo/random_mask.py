@@ -1,4 +1,4 @@
-"""Random mask: the control for a method that drops tokens, which drops as many at random."""
+"""Random mask: the control for a method that drops tokens; it drops as many at random."""
 
 from typing import Annotated, Literal
 

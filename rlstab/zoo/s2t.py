@@ -43,8 +43,8 @@ class S2TMask(TokenObjective):
         kept: dropped tokens leave numerator and denominator, as in the paper's objective.
 
     Parameters:
-        - ``max_prob`` (tau_p): float in (0, 1], default 0.002. The paper, all versions; v4-v5 find it not sensitive, in
-          v1-v3 0.2 instead of 0.002 costs ten points of AIME24.
+        - ``max_prob`` (tau_p): float in (0, 1], default 0.002. The paper, all versions; v4-v5 find little sensitivity;
+          in v1-v3 0.2 instead of 0.002 costs ten points of AIME24.
         - ``quantile`` (q): float in [0, 1], default 0.75. The share of the pool that lies below the threshold. Paper
           v4-v5; use 0.8 with ``population="all"``, the setting of v1-v3.
         - ``population``: 'candidates' | 'all', default 'candidates'. Whose entropies give the threshold. Paper v4-v5;
