@@ -304,7 +304,7 @@ def assert_heads_agree(laws: dict[str, Law], given: Inputs, *, entropy: bool = F
 
 
 def installed(names: list[str], say: Callable[[str], Any]) -> dict[str, Law]:
-    """Laws of those that are there; the others are named.
+    """Laws of those that are installed; the others are named.
 
     Raises:
         SystemExit: an unknown name.

@@ -70,7 +70,7 @@ TRL_PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
 #: What comes with an objective under each head: its signals of the policy, and all others, which need no forward.
 GIVEN: dict[str, Set[str]] = {"rlstab": SIGNALS.keys() | BASICS}
 GIVEN["trl"] = GIVEN["rlstab"] - SIGNAL_NAMES | BASICS | {"entropies"}
-#: Signals that TRL's batch does not have, and a function of the user gives.
+#: Signals that TRL's batch does not have, and a user-defined function gives.
 PROVIDED = ("teacher_logprobs", "lag", "block_ids")
 COLUMNS = ("reads", "the host's reads", "blocking copies", "queued copies")
 

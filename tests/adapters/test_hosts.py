@@ -1,4 +1,4 @@
-"""What an adapter says of itself: one table of facts for `check --host`, `explain`, `doctor` and the trainer."""
+"""What an adapter says about itself: one table of facts for `check --host`, `explain`, `doctor` and the trainer."""
 
 import importlib.metadata
 import re
@@ -101,7 +101,7 @@ def test_a_host_is_refused_what_it_does_not_give() -> None:
 
 
 class Theirs:
-    """A host's class of which an adapter builds on one method."""
+    """A host's class with one method that an adapter builds on."""
 
     def step(self, batch: Any) -> int:
         return 1
@@ -127,7 +127,7 @@ def test_a_method_that_is_not_as_tested_is_refused_or_told(monkeypatch: pytest.M
 
 
 def test_a_state_with_tensors_is_kept(tmp_path: Path) -> None:
-    """A checkpoint holds them as safetensors beside the plain state."""
+    """A checkpoint holds them as safetensors next to the plain state."""
     objective = compose(PassRate())
     keep_state(tmp_path, objective, objective.init_state())
     assert repr(restore_state(tmp_path, objective)) == repr(objective.init_state())

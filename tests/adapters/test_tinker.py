@@ -52,7 +52,7 @@ def test_the_order_of_the_data_does_not_matter() -> None:
 
 
 def trained(client: Client, *, tries: int = 1, steps: int = 3, objective: Any = STATEFUL) -> TinkerTrainer:
-    """Three steps, each tried again as often as a user does whose connection drops."""
+    """Three steps, each repeated as by a user whose connection drops."""
     trainer = TinkerTrainer(client, objective)
     for number in range(steps):
         given = data(number, entropies=0.5 + number / 10)

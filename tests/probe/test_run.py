@@ -1,4 +1,4 @@
-"""The command: what is recorded is not run again, what is cut off goes on, what fails or does not fit is told."""
+"""The command: a recorded run is not run again, an interrupted one continues, what fails or does not fit is named."""
 
 import json
 import shutil
@@ -168,7 +168,7 @@ def test_code_that_ones_code_imports_is_a_part_of_it(started: Path, tmp_path: Pa
     (tmp_path / "beside.py").write_text("SHARE = 0.5\n")
     assert main([*PROBE, "--out", "a"]) == 0
     whole = len(started.read_text().splitlines())
-    (tmp_path / "rlstab").mkdir()  # as in a clone, where rlstab lies beside one's code
+    (tmp_path / "rlstab").mkdir()  # as in a clone, where rlstab lies next to the user's code
     (tmp_path / "rlstab" / "__init__.py").write_text("RELEASE = 1\n")
     assert main([*PROBE, "--out", "b", "--records", "a/results.jsonl"]) == 0
     assert len(started.read_text().splitlines()) == whole

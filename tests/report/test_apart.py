@@ -1,4 +1,4 @@
-"""Runs that were made with different settings are told apart or told, and nothing is left out silently."""
+"""Runs that were made with different settings are told apart or reported, and nothing is left out silently."""
 
 import json
 import os

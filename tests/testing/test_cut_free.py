@@ -1,4 +1,4 @@
-"""A loss that depends on the cut is told by what broke; one that does not passes, and hosts' losses give the page."""
+"""A loss that depends on the cut is reported with the cause; one that does not passes; hosts' losses give the page."""
 
 import os
 import re
