@@ -335,7 +335,7 @@ def judge(steps: Sequence[Step]) -> LossVerdict:
         errors[step.number] = max(off, errors.get(step.number, 0.0))
     if not wrong:
         return LossVerdict(name, not still, error, compared, still, errors)
-    some = f" So it is in {len(numbers)} of {count} steps." if len(numbers) < count else ""
+    some = f" This is the case in {len(numbers)} of {count} steps." if len(numbers) < count else ""
     texts = _explained([record for record in records if record[1].number in numbers], wrong)
     return LossVerdict(name, False, error, compared, (*still, *(f"{text}{some}" for text in texts)), errors)
 

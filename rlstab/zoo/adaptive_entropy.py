@@ -44,8 +44,8 @@ class AdaptiveEntropy(TokenObjective):
         - ``increment`` (delta): float in [0, inf), default 0.0001. Skywork-OR1 scripts; TRL 0.005.
         - ``low`` (a_min): float in [0, inf), default 0.0. Skywork-OR1 scripts and TRL.
         - ``high`` (a_max): float in [0, inf), default 0.005. Skywork-OR1 scripts; TRL 1.0.
-        - ``aggregate``: "loss" or "token_mean", default "loss". "loss" averages the bonus as the loss is averaged, as
-          the reference code does; "token_mean" is a mean over tokens, as TRL's is under every ``loss_type``.
+        - ``aggregate``: 'loss' | 'token_mean', default 'loss'. What averages the bonus: with "loss" the loss's own
+          average, as in the reference code; with "token_mean" a mean over tokens, as in TRL under every ``loss_type``.
 
     State:
         - ``active``: whether this optimizer step's mean entropy is below the target; False before the first.

@@ -85,7 +85,7 @@ def test_other_data_is_refused_while_a_step_is_under_way(tmp_path: Path) -> None
         trainer.step(data(0), ADAM)
     with pytest.raises(HostError, match="Call step with its data again"):
         trainer.step(data(0), ADAM)
-    with pytest.raises(HostError, match="Finish it by step with its data, then save"):
+    with pytest.raises(HostError, match="Call step with its data again, then save"):
         trainer.save("x", tmp_path)
 
 
