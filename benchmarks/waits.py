@@ -15,7 +15,7 @@ A program queues work on a GPU and runs ahead of it, until it has to know a valu
 The first two are what `torch.cuda.set_sync_debug_mode("warn")` names on CUDA. Reads inside transformers and TRL are
 counted apart: attention masks check whether all of a mask is True, once in each forward.
 
-Each figure is the difference between two runs of the trainer that differ in that alone, so it holds on any machine.
+Each figure is the difference between two runs of the trainer that differ only in that, so it holds on any machine.
 """
 
 from __future__ import annotations

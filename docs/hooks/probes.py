@@ -17,7 +17,7 @@ from rlstab.probe.rows import row
 from rlstab.probe.score import QUICK_SEEDS, Outcomes, score
 from rlstab.probe.suite import FIXED, START, probes
 
-#: By model, the page of its map beside those of its probes; the small model has no name.
+#: By model, the page of its map next to those of its probes; the small model has no name.
 MAPS = {None: "map.html", "smollm2": "smollm2-map.html"}
 
 

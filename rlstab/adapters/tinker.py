@@ -296,7 +296,7 @@ def _column(name: str, rows: Sequence[Any], data: Sequence[Any]) -> Tensor:
 
 
 def _weighted(data: Sequence[Any], weights: Sequence[Tensor]) -> list[Any]:
-    """The same data with the fields of :data:`_LINEAR` alone, ``(N,)`` weights of their tokens among them."""
+    """The same data with only the fields of :data:`_LINEAR`, ``(N,)`` weights of their tokens among them."""
     inputs = [{"target_tokens": datum.loss_fn_inputs["target_tokens"]} for datum in data]
     return [
         replace(datum, loss_fn_inputs={**tokens, "weights": of_tokens})

@@ -262,7 +262,7 @@ class _Worker:
             self.leave()
         if self.process is None:
             env = {**os.environ, **self._env}
-            with (run.folder / LOG).open("ab") as log:  # a session of its own: Ctrl-C is for the parent to decide
+            with (run.folder / LOG).open("ab") as log:  # its own session: Ctrl-C is for the parent to decide
                 self.process = subprocess.Popen(
                     COMMAND, bufsize=0, stdin=PIPE, stdout=PIPE, stderr=log, env=env, start_new_session=True
                 )

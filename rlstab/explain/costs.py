@@ -105,10 +105,10 @@ def _evidence_of(run: RunConfig | None) -> str:
     """The policy of the evidence, and the tokens over which statistics are taken."""
     if run is None:
         return "The run decides which policy the evidence is of (`refresh`) and what statistics cover (`scope`)."
-    alone = " `scope: microbatch`: no, of each micro-batch alone." if run.optimisation.scope == "microbatch" else ""
+    alone = " With `scope: microbatch` they cover a micro-batch." if run.optimisation.scope == "microbatch" else ""
     if run.optimisation.refresh == "step":
-        return f"`refresh: step`: of the policy at the start of each optimizer step.{alone}"
-    later = ", which is the one that learns"
+        return f"With `refresh: step` they are those of the policy at the start of each optimizer step.{alone}"
+    later = ", which is the policy that learns"
     if run.optimisation.optimizer_steps_per_rollout > 1:
         later = ", also in the later optimizer steps, when it is older"
-    return f"`refresh: rollout`: of the policy that sampled{later}.{alone}"
+    return f"With `refresh: rollout` they are those of the policy that sampled{later}.{alone}"

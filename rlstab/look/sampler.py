@@ -67,7 +67,7 @@ class Sampler:
         disagreements: tokens that one side is confident of and the other is not, as a share.
         mean_weight: without a bound, over all tokens; 1 if the sampler's log-probs are of the whole distribution.
         corrections: by name, the mean weight at each of ``lengths``, measured or computed.
-        alone: the same for the gap of the engine alone, computed; empty where no other gap is known.
+        alone: the same for only the gap of the engine, computed; empty where no other gap is known.
         own: name of the correction that the run has; empty where it has none, or one that is not known.
         lengths: tokens of a response: those above ``longest`` are computed, and the others measured on the first tokens
             of each response.

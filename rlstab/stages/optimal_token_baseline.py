@@ -32,7 +32,7 @@ class OptimalTokenBaseline(AdvantageEstimator):
             A_it  = R_i - b_t
             A_it  = 0                                    where all R_j of the group are equal
 
-        sum_v pi_v^2 is ``sum_p_sq``. Where one response alone goes on, b_t is its own reward; with ``zero_tail`` b_t is
+        sum_v pi_v^2 is ``sum_p_sq``. Where only one response goes on, b_t is its own reward; with ``zero_tail`` b_t is
         0 there.
 
     Reads:

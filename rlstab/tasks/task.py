@@ -65,7 +65,7 @@ class Task(Protocol):
         name: a short name for logs.
         keeps_special_tokens: whether completions are scored with special tokens, such as EOS, in their text.
         size: the number of different examples of each split; None if it is unlimited. A run repeats a finite training
-            split, in an order of its own.
+            split, in its own order.
     """
 
     name: str

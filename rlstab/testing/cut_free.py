@@ -251,11 +251,11 @@ def _cause(given: Tensor, whole: Tensor, step: Mapping[str, Tensor], cut: _Cut, 
         for what, size in sizes.items():
             if _same(found * torch.tensor(size)):
                 return f"each micro-batch is divided by the number of its own {what}"
-        return f"each micro-batch has a factor of its own, {float(found.min()):.3g} to {float(found.max()):.3g}"
+        return f"each micro-batch has its own factor, {float(found.min()):.3g} to {float(found.max()):.3g}"
     if (found := factors([[number] for number in range(_ROWS)])) is not None:
         low, high = float(found.min()), float(found.max())
         why = _HELD if kind == "padding" else "other responses take part in it"
-        return f"each response has a factor of its own, {low:.3g} to {high:.3g}: {why}"
+        return f"each response has its own factor, {low:.3g} to {high:.3g}: {why}"
     odd = int((given - whole).abs().gt(1e-6 * whole.abs().max()).sum())
     return f"{odd} of {len(row)} tokens change, unlike others of their response: {_CHOICE.get(kind, _CHOICE[''])}"
 

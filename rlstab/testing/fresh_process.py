@@ -45,7 +45,7 @@ class Unreachable(Exception):
 
 
 def methods_of(method: Method[Any]) -> list[Any]:
-    """The methods inside an objective, including observed ones; a stage is alone."""
+    """The methods inside an objective, including observed ones; a stage stands alone."""
     return [leaf.method for leaf in walk(method, observed=True)] if isinstance(method, TokenObjective) else [method]
 
 

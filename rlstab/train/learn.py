@@ -424,7 +424,7 @@ def reference_logprobs(
 def squared_gradients(policy: Policy, sequences: Sequences, temperature: float, where: Tensor | None = None) -> Tensor:
     """Squared norm, over all trainable weights, of the gradient of each response's log-prob, the sum over its tokens.
 
-    Each response takes a forward and a backward of its own: a backward over several gives the sum of their gradients,
+    Each response takes its own forward and backward: a backward over several gives the sum of their gradients,
     from which their norms cannot be recovered. ``.grad`` stays as it is. Weights must be whole, not sharded.
 
     Args:
@@ -454,7 +454,7 @@ def squared_gradients(policy: Policy, sequences: Sequences, temperature: float, 
 
 
 def learning_rate(settings: OptimisationSettings) -> Callable[[int], float]:
-    """The learning rate as a function of the number of the optimizer step alone, from 1; a checkpoint has that number.
+    """The learning rate as a function of only the number of the optimizer step, from 1; a checkpoint has that number.
 
     Without a schedule it is constant, after a linear warm-up whose first step has ``lr / warmup_optimizer_steps``. A
     schedule gives the first step the rate that transformers' trainer gives it, which is 0 if there is a warm-up.

@@ -72,7 +72,7 @@ class AdaptiveEntropy(TokenObjective):
 
     Example:
         Four tokens with a mean entropy of 0.15, below 0.2. The first optimizer step pays 0.001 * 0.15 and raises the
-        price by 0.0001, so the second pays 0.0011 * 0.15. Advantages are 0, so the loss is the payment alone.
+        price by 0.0001, so the second pays 0.0011 * 0.15. Advantages are 0, so the loss is only the payment.
 
         >>> import torch
         >>> from rlstab import AdaptiveEntropy, PolicyOutputs, TokenBatch, compose, make_plan

@@ -56,7 +56,7 @@ class ASPO(TokenObjective):
           at the start of the optimizer step. The quantile is of each response in both.
         - From its code: a variable there named ``high_entropy_mask`` is True on tokens of low entropy. The rule is the
           same.
-        - From its code: its scripts add a KL to the reference of weight 0.001, on tokens of low entropy alone. It is
+        - From its code: its scripts add a KL to the reference of weight 0.001, only on tokens of low entropy. It is
           left out.
         - From the paper: the value of the loss is -pull A. Only the gradient is the published one.
 

@@ -63,7 +63,7 @@ class M2PO(TokenObjective):
         recomputed for this rollout are ``logprobs`` up to its first update, and against them no token would ever move.
         With ``old_logprobs: rollout``, as published, or with several optimizer steps per rollout, set ``refresh:
         step``; otherwise the former leaves nothing to compare, and every step decides by the policy before the first
-        one. Movement within the optimizer step is not bounded. The budget is a mean over X alone, so a few far tokens
+        one. Movement within the optimizer step is not bounded. The budget is a mean over only X, so a few far tokens
         are dropped easily when X is small.
 
     Interacts:

@@ -16,7 +16,7 @@ class RLSD(TokenObjective):
     Problem:
         A reward gives all tokens of a response the same credit. The policy itself, shown the reference answer, knows
         better which tokens led there. Distilling from it directly teaches the policy to act as if it had seen the
-        answer, and long runs collapse. RLSD takes the direction from the reward alone, and from the informed teacher
+        answer, and long runs collapse. RLSD takes the direction only from the reward, and from the informed teacher
         only how large the step of each token is.
 
     Equation:

@@ -56,7 +56,7 @@ class S2TMask(TokenObjective):
     Deviations:
         - From the paper: none in the rule, which has two published definitions. Versions 1-3 compare with a quantile
           over the mini-batch; their text says both "80 %" and "20 %" for the same 0.80-quantile, and does
-          not say whose entropies are pooled ('all' is the plain reading). Versions 4-5 pool the candidates alone, so
+          not say whose entropies are pooled ('all' is the plain reading). Versions 4-5 pool only the candidates, so
           that about 75 % of them are always dropped, however high their entropies are.
         - From the paper: it evaluates the policy at the time a mini-batch is used, which is the policy at the start of
           the optimizer step. It is read here when the evidence is recomputed for each optimizer step. Evidence from the

@@ -45,6 +45,6 @@ def check_attributes(trainer: Any) -> None:
 
 
 def ends_of(trainer: Any) -> set[int]:
-    """Ids of tokens that end a response; before TRL 1.16 the EOS of the tokenizer alone."""
+    """Ids of tokens that end a response; before TRL 1.16 only the EOS of the tokenizer."""
     tokenizer = trainer._tokenizer
     return {*getattr(trainer, "eos_token_ids", [tokenizer.eos_token_id]), tokenizer.pad_token_id}
