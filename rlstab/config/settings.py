@@ -128,7 +128,7 @@ class ModelSettings(Settings):
     name: str = Field("countdown-tiny", description="a folder, a hub name, or a shipped one, such as shift-tiny")
     adapter: Adapter | None = Field(None, description="train only a LoRA adapter: its settings, or one to continue")
     reference: str | None = Field(None, description="of `kl`; null is the start, and with an adapter the model below")
-    teacher: str | None = Field(None, description="of `opd` and its kin; null is the start, as for reference")
+    teacher: str | None = Field(None, description="of `opd` and similar methods; null is the start, as for reference")
     teacher_prompt: str | None = Field(None, description="what the teacher reads before each prompt, such as a hint")
 
     @model_validator(mode="after")

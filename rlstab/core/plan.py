@@ -150,7 +150,7 @@ class Plan:
         part = self.part(which)
         if part.taken and anchor is None and torch.is_grad_enabled():
             raise OutOfRange(
-                "the loss of this part was taken already, and would count twice. Plan anew, or use torch.no_grad()."
+                "the loss of this part was taken already, and would count twice. Plan again, or use torch.no_grad()."
             )
         out = loss_of_part(part, policy, anchor, self.kept, self.everything)
         object.__setattr__(part, "taken", part.taken or out.loss.requires_grad)

@@ -64,7 +64,7 @@ _OTHER_LAYOUT = (AttributeError, IndexError, KeyError, TypeError, ValueError, Ru
 def _loaded(path: Path) -> Any:
     try:
         with open_file(path) as file:
-            with zipfile.ZipFile(file) as archive:  # torch compresses nothing, and what unfolds could fill the memory
+            with zipfile.ZipFile(file) as archive:  # torch compresses nothing; compressed data could fill the memory
                 stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in archive.infolist())
             file.seek(0)
             return torch.load(file, map_location="cpu", weights_only=True) if stored else None

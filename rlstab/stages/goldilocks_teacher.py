@@ -55,12 +55,12 @@ class GoldilocksTeacher(PromptSelector):
     Parameters:
         - ``pool``: int in [1, inf) or None, default None. Prompts 0 to pool - 1 of the task are used; None takes all
           prompts of the task, whose number may be unlimited.
-        - ``candidates`` (K): int in [1, inf), default 8. How many prompts a slot chooses from. Own choice: the paper's
+        - ``candidates`` (K): int in [1, inf), default 8. How many prompts a slot chooses from. Chosen here: the paper's
           value was not found.
-        - ``random_share`` (epsilon): float in [0, 1], default 0.1. Own choice: the paper's value was not found.
+        - ``random_share`` (epsilon): float in [0, 1], default 0.1. Chosen here: the paper's value was not found.
         - ``window``: int in [1, inf), default 512. How many of the newest prompts the teacher learns from; it should
-          hold several rollouts. Own choice: the paper's value was not found.
-        - ``ridge`` (rho): float in (0, inf), default 0.001. Own choice: on Countdown, 1e-5 to 1e-2
+          hold several rollouts. Chosen here: the paper's value was not found.
+        - ``ridge`` (rho): float in (0, inf), default 0.001. Chosen here: on Countdown, 1e-5 to 1e-2
           select about equally well.
 
     State:

@@ -37,7 +37,7 @@ class InOrder(PromptSelector):
         a rollout asks for repeats some within it.
 
     Parameters:
-        - ``shuffle``: bool, default True. Whether each epoch has a new order; our own choice, as data loaders of
+        - ``shuffle``: bool, default True. Whether each epoch has a new order; chosen here, as data loaders of
           trainers do by default.
 
     State:

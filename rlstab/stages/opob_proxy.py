@@ -29,7 +29,7 @@ class OPOBProxy(OPOB):
         - ``rollout_logprobs`` (S, T), nats: as the sampler reported them.
         - ``sum_p_sq`` (S, T): sum of the squared probabilities of the vocabulary, of the policy
           that learns.
-        - ``lengths`` (S,): how many tokens there are.
+        - ``lengths`` (S,): the number of tokens.
         - ``group_ids`` (S,): which responses are compared.
 
     Returns:

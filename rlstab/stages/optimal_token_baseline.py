@@ -39,7 +39,7 @@ class OptimalTokenBaseline(AdvantageEstimator):
         - ``rewards`` (S,): as the reward shapers left them.
         - ``logprobs`` (S, T), nats: the policy that learns.
         - ``sum_p_sq`` (S, T): sum of the squared probabilities of the vocabulary, of the policy that learns.
-        - ``lengths`` (S,): how many tokens there are.
+        - ``lengths`` (S,): the number of tokens.
         - ``group_ids`` (S,): which responses are compared.
 
     Returns:
@@ -59,7 +59,7 @@ class OptimalTokenBaseline(AdvantageEstimator):
           the plain mean.
         - From verl: a lone response and the tail of a group of equal rewards keep their reward; here both are 0.
         - From verl: with importance sampling on, it multiplies w_jt by the squared weight of the token to the sampler.
-          That is not offered; ``opob_proxy`` weighs whole responses so.
+          That is not offered; ``opob_proxy`` weighs whole responses in this way.
 
     Interacts:
         - ``opob_proxy``: the same squared norms, summed over the whole response and with importance weights.

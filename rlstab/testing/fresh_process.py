@@ -112,12 +112,12 @@ class _Server:
             self.line.send(job)
             if self.line.poll(TIMEOUT):
                 return self.line.recv()
-            what = f"did not answer within {TIMEOUT:g} s. Look for what hangs there"
+            what = f"did not answer within {TIMEOUT:g} s. Look for code that hangs there"
         except (EOFError, OSError):
             what = "died. Its output says why"
         self.close()
         start.cache_clear()
-        raise ProcessError(f"the process in which a method is run anew {what}.")
+        raise ProcessError(f"the fresh process in which a method is run {what}.")
 
     def close(self) -> None:
         if self.owner == os.getpid():

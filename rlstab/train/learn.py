@@ -308,7 +308,7 @@ class _MicroBatch:
     """A micro-batch, the live outputs that the loss reads, and what a forward has to cover to make them.
 
     Attributes:
-        batch, sequences: the whole micro-batch; all else is on the CPU.
+        batch, sequences: the whole micro-batch; everything else is on the CPU.
         where: ``(n,)`` bool by live output, True on the tokens on which the loss reads it.
         index: ``(m,)`` int64, the tokens on which the loss reads any live output.
         needed: the sequences with such a token, cut after the last of these tokens; None if there is none.

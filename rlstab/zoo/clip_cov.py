@@ -57,7 +57,7 @@ class ClipCov(Covariant, TokenObjective):
         - ``clip_low`` (e_low): float in [0, 1], default 1.0. Official scripts, which widen the clip so far that nearly
           no token is stopped. They should be the bounds of the trust region that it is composed with.
         - ``clip_high`` (e_high): float in [0, inf), default 1.0. Official scripts.
-        - ``seed``: int in [0, 4294967296), default 0. Our own choice. Another seed hits other tokens.
+        - ``seed``: int in [0, 4294967296), default 0. Chosen here. Another seed hits other tokens.
 
     State:
         none
