@@ -87,7 +87,7 @@ def host_table(objective: Composition, host: Host) -> RenderableType:
         whole = any(measures(leaf.method) or "keep" in leaf.method.writes for leaf in walk(method, observed=True))
         live = [f"live {name}" for name in sorted(method.live_needs)]
         evidence = [*sorted(method.needs & BASICS), *sorted(method.needs - BASICS), *live]
-        row = key, ", ".join(evidence) or "the ratio alone", "yes" if whole else "no", _from(method, host)
+        row = key, ", ".join(evidence) or "only the ratio", "yes" if whole else "no", _from(method, host)
         table.add_row(*map(escape, row))
     return Group(table, *map(escape, _forwards(objective, host)))
 

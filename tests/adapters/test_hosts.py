@@ -53,7 +53,7 @@ SAID = [
         *("trl", STACK),
         ["TRL 1.16", "s2t │ logprobs, entropies │ yes │ all of it", "GRPOConfig.beta", COSTS, "head='rlstab'"],
     ),
-    ("trl", "clip_higher", ["clip_higher │ the ratio alone │ no │ all of it", "evidence: no separate forward pass"]),
+    ("trl", "clip_higher", ["clip_higher │ only the ratio │ no │ all of it", "evidence: no separate forward pass"]),
     ("trl", "{preset: stack}", ["branch", "TRL can train it"]),
     ("trl", "clip_higher, block_mean", "MissingSignal: 'block_mean' reads 'block_ids', .*signals={'block_ids'"),
     ("verl", f"{STACK}, mismatch", ["verl 0.9.1", "use_kl_loss=true", "calculate_log_probs=true", "at false", COSTS]),
