@@ -115,8 +115,8 @@ class ASPO(TokenObjective):
         return {
             "surrogate": f"A token pulls with its ratio, or with the inverse where its advantage is positive, at most "
             f"{self.cap}. It stops once the ratio is above 1 + {self.room}, or below 1 - {self.room} where its "
-            f"advantage is negative; for the {percent(self.share)} of a response with the highest entropies "
-            f"{self.room_high_entropy} in place of {self.room}. It still counts."
+            f"advantage is negative; on the {percent(self.share)} of a response with the highest entropies "
+            f"{self.room_high_entropy} replaces {self.room}. It still counts."
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:

@@ -135,8 +135,8 @@ class ClipCov(Covariant, TokenObjective):
         return {
             "weight": f"Give the weight 0 to {percent(self.share)} of the tokens of the optimizer step (rounded down, "
             f"at least one), drawn by seed {self.seed} among those whose log-prob and advantage have a covariance "
-            f"between {self.low} and {self.high}; not one whose ratio is above 1 + {self.clip_high} where its "
-            f"advantage is positive, or below 1 - {self.clip_low} where it is negative. They still count."
+            f"between {self.low} and {self.high}. Tokens whose ratio is above 1 + {self.clip_high} where their "
+            f"advantage is positive, or below 1 - {self.clip_low} where it is negative, are not drawn. All still count."
         }
 
     def measure_again(self, batch: TokenBatch, stat: Settled) -> Stat:

@@ -119,7 +119,7 @@ class ESSScale(TokenObjective):
         over = {"rollout": "the sampler", "old": "the old policy"}[self.anchor]
         return {
             "lr_scale": f"Multiply the learning rate by (ess / {self.base}) ** {self.power}, at most 1, where ess is "
-            f"the effective sample size of the responses of the optimizer step, weighed by the policy over {over}."
+            f"the effective sample size of the responses of the optimizer step, weighed by their ratios to {over}."
         }
 
     def measure(self, batch: TokenBatch) -> Stat:

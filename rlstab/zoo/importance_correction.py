@@ -224,7 +224,7 @@ class ImportanceCorrection(TokenObjective):
         units = "tokens" if self.level == "token" else "responses"
         mean = f", divided by the mean over the {units} of the optimizer step" if self.normalize else ""
         words = {
-            "weight": f"Give a token as weight {whose}, of the old policy over the sampler"
+            "weight": f"Weigh a token by {whose} (old policy to sampler)"
             f"{''.join(f', {bound}' for bound in ends)}{mean}."
         }
         if self._rejects:
