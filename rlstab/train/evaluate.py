@@ -33,7 +33,7 @@ def evaluate(policy: Policy, generator: Generator) -> dict[str, float]:
     For pass@k a response is correct if the task's scorer gives it at least 1, or, if that scorer is not among the
     rewards, if their weighted sum is at least 1.
 
-    Random numbers depend on the prompt and the sample number alone, so evaluations of one run are comparable.
+    Random numbers depend only on the prompt and the sample number, so evaluations of one run are comparable.
 
     Args:
         policy: the model to evaluate.
