@@ -37,7 +37,7 @@ _MOMENTS = "optimizer{suffix}.safetensors"
 _WRITING = ".writing"
 
 #: The largest file of moments, which each process gathers.
-_SHARD = "200MB"
+SHARD = "200MB"
 
 _NAME = re.compile("rollout-[0-9]{6,18}")
 
@@ -97,7 +97,7 @@ def _save_moments(engine: Engine, folder: Path) -> None:
     }
     # shapes alone, so that every process splits them in the same way
     shapes = {name: torch.empty(value.shape, device="meta") for name, value in moments.items()}
-    split = split_torch_state_dict_into_shards(shapes, filename_pattern=_MOMENTS, max_shard_size=_SHARD)
+    split = split_torch_state_dict_into_shards(shapes, filename_pattern=_MOMENTS, max_shard_size=SHARD)
     for name, keys in split.filename_to_tensors.items():
         whole = {key: gathered(moments[key], engine.accelerator.device).cpu() for key in keys}
         if engine.accelerator.is_main_process:
