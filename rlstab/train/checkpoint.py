@@ -93,7 +93,7 @@ def _save_moments(engine: Engine, folder: Path) -> None:
     moments = {
         f"{index}.{key}": value
         for index, weight in enumerate(engine.trained)
-        for key, value in engine.optimizer.state[weight].items()
+        for key, value in sorted(engine.optimizer.state[weight].items())
     }
     # shapes alone, so that every process splits them in the same way
     shapes = {name: torch.empty(value.shape, device="meta") for name, value in moments.items()}

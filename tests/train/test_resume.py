@@ -73,7 +73,7 @@ def test_a_run_that_lost_its_newest_checkpoint_ends_as_the_whole_one(kind: str, 
 
 
 def test_moments_of_several_files_are_all_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "SHARD", "20KB")
+    monkeypatch.setattr(checkpoint, "SHARD", "500KB")
     go(long(tmp_path / "run"))
     whole = left(tmp_path / "run")
     assert len([name for name in whole if name.startswith("4/optimizer-")]) > 2
