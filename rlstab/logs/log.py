@@ -11,7 +11,7 @@ import numpy as np
 
 from rlstab.bins import EMPTY, MOST_ROLLOUTS, Curve
 from rlstab.console import counted, ranges
-from rlstab.logs.metric_aliases import known, our_metrics
+from rlstab.logs.metric_aliases import SCORE, known, our_metrics, preference, scores_in
 from rlstab.safe_read import gaps
 
 
@@ -79,20 +79,39 @@ class _Read:
 
     def __init__(self) -> None:
         self.last, self.lines, self.shift = -1, 0, 0
-        self.points: dict[str, tuple[array[int], array[float]]] = {}
+        self.points, self.scores = _Points(), _Points()
         self.names: dict[str, str] = {}
-        self.not_finite: dict[str, list[int]] = {}
 
     def add(self, step: int, row: Mapping[str, float]) -> None:
         """Read the line of a step."""
-        for ours, (name, value) in our_metrics(row).items():
-            if not math.isfinite(value):
-                self.not_finite.setdefault(ours, []).append(step + self.shift)
-            # of several held-out data sets, one is used
-            elif self.names.setdefault(ours, name) == name or ours != "eval/mean":
-                steps, values = self.points.setdefault(ours, (array("q"), array("d")))
-                steps.append(step + self.shift)
-                values.append(value)
+        for ours, (name, value) in our_metrics(row).items() if step else ():
+            if self.points.add(ours, step, value):
+                self.names.setdefault(ours, name)
+        for name, value in scores_in(row).items():
+            self.scores.add(name, step, value)
+
+
+class _Points:
+    """Steps and finite values by name, and the steps at which a value is not finite."""
+
+    def __init__(self) -> None:
+        self.finite: dict[str, tuple[array[int], array[float]]] = {}
+        self.not_finite: dict[str, list[int]] = {}
+
+    def add(self, name: str, step: int, value: float) -> bool:
+        """Add a value, and say whether it is finite."""
+        if not math.isfinite(value):
+            self.not_finite.setdefault(name, []).append(step)
+            return False
+        steps, values = self.finite.setdefault(name, (array("q"), array("d")))
+        steps.append(step)
+        values.append(value)
+        return True
+
+    def curve(self, name: str) -> Curve:
+        """The finite values of a name."""
+        steps, values = self.finite.get(name, EMPTY)
+        return np.array(steps), np.array(values)
 
 
 @dataclass(frozen=True)
@@ -102,6 +121,7 @@ class LoggedCurves:
     Attributes:
         metrics: by rlstab's name, steps (from 1) and finite values, each as often as the log has it.
         names: the names in the log, by rlstab's name.
+        scores: the held-out scores, also those of step 0. Of several data sets, the one with the most scores counts.
         shift: number added to the steps of the log.
         not_finite: by rlstab's name, the steps at which a value is NaN or infinite, which is left out.
         beyond: lines whose steps are left out.
@@ -110,6 +130,7 @@ class LoggedCurves:
 
     metrics: dict[str, Curve]
     names: dict[str, str]
+    scores: Curve
     shift: int
     not_finite: Mapping[str, list[int]]
     beyond: int
@@ -144,8 +165,16 @@ def curves_of(rows: Mapping[int, Mapping[str, float]], unit: str = "step") -> Lo
     if read.last < 0:  # rlstab's record of rollout 0 is an evaluation; another trainer has trained there
         read.shift = int(unit == "step" and known(rows.get(0, ())))
     for step in sorted(step for step in rows if read.last < step < MOST_ROLLOUTS):
-        if step or read.shift:
-            read.add(step, rows[step])
+        read.add(step + read.shift, rows[step])
         read.last, read.lines = step, read.lines + 1
-    metrics = {ours: (np.array(steps), np.array(values)) for ours, (steps, values) in read.points.items()}
-    return LoggedCurves(metrics, dict(read.names), read.shift, read.not_finite, len(rows) - read.lines, unit)
+    metrics = {ours: read.points.curve(ours) for ours in read.points.finite}
+    names, not_finite, scores = dict(read.names), dict(read.points.not_finite), EMPTY
+    if every := read.scores.finite.keys() | read.scores.not_finite.keys():
+        name = min(every, key=lambda score: (-len(read.scores.curve(score)[0]), preference(score)))
+        scores = read.scores.curve(name)
+        trained = scores[0] > 0
+        if trained.any():
+            names[SCORE], metrics[SCORE] = name, (scores[0][trained], scores[1][trained])
+        if name in read.scores.not_finite:
+            not_finite[SCORE] = read.scores.not_finite[name]
+    return LoggedCurves(metrics, names, scores, read.shift, not_finite, len(rows) - read.lines, unit)

@@ -13,11 +13,9 @@ import numpy as np
 from rlstab.bins import WIDTH, Curve, rounded
 from rlstab.errors import ReportError
 from rlstab.logs.log import Log, Rows, curves_of
-from rlstab.logs.metric_aliases import SPENT, TOKENS_SO_FAR, our_metrics, spent
+from rlstab.logs.metric_aliases import SCORE, SPENT, TOKENS_SO_FAR, spent
 from rlstab.logs.readers import read_file, read_folder, text_at
 
-#: The score of an evaluation.
-SCORE = "eval/mean"
 #: Share of the steps after which the log may stop recording the cost.
 ENOUGH = 0.9
 
@@ -55,11 +53,9 @@ def read_foreign(folder: Path, console: Path) -> Logged:
 def _logged(log: Log) -> Logged:
     curves = curves_of(log.rows, log.unit)
     last = max((int(steps[-1]) for steps, _ in curves.metrics.values()), default=0)
-    scores = ((step, our_metrics(row).get(SCORE)) for step, row in sorted(log.rows.items()))
     evaluations = [  # with those at step 0, which no curve has
-        {"rollout": min(step + curves.shift, last), SCORE: rounded(score[1])}
-        for step, score in scores
-        if score and math.isfinite(score[1]) and score[0] == curves.names.get(SCORE, score[0])
+        {"rollout": min(step, last), SCORE: rounded(score)}
+        for step, score in zip(*map(np.ndarray.tolist, curves.scores), strict=True)
     ]
     facts = {
         "metrics": curves.metrics,

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from rlstab.cli import main
+from rlstab.logs.log import curves_of
 from rlstab.logs.readers import log_files
+from rlstab.logs.watch import Watch
 from rlstab.look.diagnosis import diagnose
 from rlstab.look.find import find
 from rlstab.look.run_log import RunLog, log_of, read_logs
@@ -267,6 +269,28 @@ def test_a_value_that_is_not_finite_is_told(form: str, tmp_path: Path) -> None:
         "left out what is NaN, Inf or null: tokens/entropy in 30 lines from step 31 on"
     ]
     assert len(remarks) == 1
+
+
+def test_of_several_held_out_scores_the_one_with_the_most_rows_counts_throughout(tmp_path: Path) -> None:
+    often, seldom = "val-core/math/acc/mean@4", "val-core/aime/acc/mean@4"
+    lines = [{"step": step, "reward": 0.5, **({often: step / 100} if step % 5 == 0 else {})} for step in range(1, 41)]
+    for step in (10, 12):  # sorts first, and is the only score of step 12
+        lines[step - 1][seldom] = 9.0
+    path = tmp_path / "log.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    log = read(path)
+    assert (log.names["eval/mean"], dict(zip(*log.metrics["eval/mean"], strict=True))) == (
+        often,
+        {step: step / 100 for step in range(5, 41, 5)},
+    )
+    watch = Watch()  # reads each line once, and ends with the same scores
+    for line in lines:
+        watch.log(line["step"], line)
+    np.testing.assert_array_equal(curves_of(watch.rows).metrics["eval/mean"], log.metrics["eval/mean"])
+    lines[39][seldom] = lines[34][seldom] = lines[29][seldom] = lines[24][seldom] = lines[19][seldom] = 8.0
+    lines[14][seldom] = 8.0  # as often as the other: by name
+    path.write_text("\n".join(map(json.dumps, lines)))
+    assert read(path).names["eval/mean"] == seldom
 
 
 def console(step: int, reward: float, head: str = "") -> str:
