@@ -60,19 +60,24 @@ def binned(record: Curves, name: str) -> Curve:
     return known[name]
 
 
-def bin_weights(record: Curves, ends: NDArray[np.int64]) -> NDArray[np.float64]:
+def bin_weights(bin_width: int, ends: NDArray[np.int64]) -> NDArray[np.float64]:
     """Number of rollouts in each bin that ends at one of ``ends``; the last may have fewer than the others."""
-    width = record.bin_width if record.bin_width > 1 else WIDTH
+    width = bin_width if bin_width > 1 else WIDTH
     return ((ends - 1) % width + 1).astype(np.float64)
 
 
 def last_tenth(record: Curves, name: str) -> float | None:
     """Mean of a metric over the last tenth of the rollouts, rounded up to whole bins of ten."""
-    ends, values = binned(record, name)
-    inside = ends > record.rollouts - max(1, record.rollouts // 10)
+    return mean_at_end(binned(record, name), record.rollouts, record.bin_width)
+
+
+def mean_at_end(bins: Curve, rollouts: int, bin_width: int) -> float | None:
+    """The same of the bins of a curve; None if the last tenth has none."""
+    ends, values = bins
+    inside = ends > rollouts - max(1, rollouts // 10)
     if not inside.any():
         return None
-    return float(np.average(values[inside], weights=bin_weights(record, ends)[inside]))
+    return float(np.average(values[inside], weights=bin_weights(bin_width, ends[inside])))
 
 
 def highest(curve: Curve, last: int) -> Curve:

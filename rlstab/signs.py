@@ -13,14 +13,14 @@ from __future__ import annotations
 import re
 from bisect import insort
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlstab.bins import EMPTY, WIDTH, Curve, Curves, bin_weights, binned, highest, last_tenth, noise, slope
+from rlstab.bins import EMPTY, WIDTH, Curve, Curves, bin_weights, highest, in_bins, mean_at_end, noise, slope
 
 #: Sampler and trainer differ at the first step, when both have the same weights: by metric, the threshold. Of
 #: probabilities, verl's FAQ calls 0.005 normal and 0.01 a problem of precision; the two others are what int4 weights do
@@ -153,7 +153,8 @@ class Metric:
     @cached_property
     def bins(self) -> Curve:
         """Its means over ten steps."""
-        return binned(self, self.name)
+        curve = self.steps, self.values
+        return curve if self.bin_width > 1 else in_bins(curve, self.rollouts)
 
     @property
     def ends(self) -> NDArray[np.int64]:
@@ -166,16 +167,6 @@ class Metric:
         return self.bins[1]
 
     @property
-    def largest(self) -> dict[str, Curve]:
-        """Empty, for :class:`rlstab.bins.Curves`."""
-        return {}
-
-    @property
-    def metrics(self) -> dict[str, Curve]:
-        """Itself, for :func:`rlstab.bins.binned`."""
-        return {self.name: (self.steps, self.values)}
-
-    @property
     def rollouts(self) -> int:
         """Its last step."""
         return int(self.steps[-1]) if len(self.steps) else 0
@@ -183,7 +174,7 @@ class Metric:
     @cached_property
     def end(self) -> float:
         """Its mean over the last tenth of the steps."""
-        return last_tenth(self, self.name) or 0.0
+        return mean_at_end(self.bins, self.rollouts, self.bin_width) or 0.0
 
 
 class Run(Curves, Protocol):
@@ -193,29 +184,11 @@ class Run(Curves, Protocol):
     def evaluations(self) -> Sequence[Mapping[str, float]]: ...
 
 
-@dataclass(frozen=True, eq=False)
-class _Once:
-    """A run whose metrics are binned once for all detectors that read them."""
-
-    metrics: Mapping[str, Curve]
-    largest: Mapping[str, Curve]
-    bin_width: int
-    rollouts: int
-    evaluations: Sequence[Mapping[str, float]]
-    binned: dict[str, Metric] = field(default_factory=dict)
-
-
-def _once(run: Run) -> _Once:
-    if isinstance(run, _Once):
-        return run
-    return _Once(run.metrics, run.largest, run.bin_width, run.rollouts, run.evaluations)
-
-
 def _metric(run: Run, name: str) -> Metric:
-    seen = _once(run).binned
-    if name not in seen:
-        seen[name] = _read(run, name)
-    return seen[name]
+    known: dict[str, Metric] = vars(run).setdefault("_metrics", {})  # binned once for all detectors that read it
+    if name not in known:
+        known[name] = _read(run, name)
+    return known[name]
 
 
 def _read(run: Run, name: str) -> Metric:
@@ -252,7 +225,6 @@ class Detector:
 
     def detect(self, run: Run) -> Sign:
         """The sign in a run."""
-        run = _once(run)
         names = [name for read in self.reads for name in (_parts(run) if read == PARTS else [read])]
         metric = next((metric for name in names if len((metric := _metric(run, name)).steps)), None)
         if metric is None:
@@ -290,7 +262,6 @@ def _detector(
 
 def signs(run: Run) -> list[Sign]:
     """The judgement of every detector about a run so far, in the order of :data:`SIGNS`."""
-    run = _once(run)
     return [replace(detector.detect(run), name=name) for name, detector in SIGNS.items()]
 
 
@@ -444,7 +415,7 @@ def refused_steps(run: Run, metric: Metric) -> Sign:
     if metric.name != "optimizer_steps/refused":
         return _told(None, "NaN or Inf in 0 optimizer steps")
     refused = metric.values > 0
-    counts = metric.values * (bin_weights(run, metric.steps) if run.bin_width > 1 else 1.0)
+    counts = metric.values * (bin_weights(run.bin_width, metric.steps) if run.bin_width > 1 else 1.0)
     text = f"NaN or Inf in {round(float(counts.sum()))} optimizer steps"
     return _told(int(metric.steps[refused.argmax()]) if refused.any() else None, text)
 

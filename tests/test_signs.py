@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from rlstab.bins import binned
+from rlstab.logs.watch import Watch
 from rlstab.report.runs import RunRecord
 from rlstab.signs import COUNTED, SIGNS, reward_fall, signs
 from tests.report.conftest import record
@@ -149,17 +150,15 @@ def test_a_live_verdict_is_that_of_the_prefix() -> None:
         "response/length": long(300, 1200, 150),
         "tokens/entropy": ramp(0.5, 0.3) * 4,
     }
-    grown: dict[str, list[float]] = {name: [] for name in shapes}
-    live, past = record(grown), []
-    for step in range(LONG):
-        for name, values in shapes.items():
-            grown[name].append(values[step])
-        live.metrics.update(record(grown).metrics)  # one record that goes on
-        if step % 20 == 19:
-            past.append((step + 1, signs(live)))
-    for length, verdict in past:
-        assert verdict == signs(record({name: values[:length] for name, values in shapes.items()}))
-    assert sum(bool(sign.fired) for _, verdict in past for sign in verdict) > 20
+    watch, told = Watch("rollout"), 0
+    for step in range(1, LONG + 1):
+        watch.rows.log(step, {name: values[step - 1] for name, values in shapes.items()})
+        if step % 20 == 0:
+            watch.log(step, {})
+            prefix = signs(record({name: values[:step] for name, values in shapes.items()}))
+            assert watch.seen == {sign.name: sign for sign in prefix if sign.fired}
+            told += len(watch.seen)
+    assert told > 20
 
 
 def at(shapes: dict[str, Any], bin_width: int) -> RunRecord:
