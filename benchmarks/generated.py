@@ -23,7 +23,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlstab.look.diagnosis import CAUSES, diagnose
+from rlstab.look.diagnosis import diagnose
+from rlstab.look.remedies import CAUSES
 from rlstab.look.run_log import log_of, read_logs
 
 PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "diagnose.md"

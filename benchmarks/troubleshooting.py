@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from rlstab.logs.metric_aliases import ALIASES, COMPLEMENTS, SUMS
-from rlstab.look.diagnosis import CAUSES, TOGETHER
-from rlstab.look.remedies import Remedy, remedies, table
+from rlstab.look.diagnosis import TOGETHER
+from rlstab.look.remedies import CAUSES, Remedy, remedies, table
 from rlstab.signs import SIGNS
 
 #: The beginning of the page. It is written by a command, like the pages of the methods.

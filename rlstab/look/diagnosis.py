@@ -9,37 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from rlstab.bins import EMPTY
 from rlstab.logs.metric_aliases import ALIASES
-from rlstab.look.remedies import Remedy, remedies
+from rlstab.look.remedies import CAUSES, Remedy, remedies
 from rlstab.look.run_log import RunLog
 from rlstab.report.formatting import setting
 from rlstab.report.runs import setting_of
 from rlstab.signs import SIGNS, Sign, signs
-
-#: By sign, the cause that it indicates if it is the first. A reward that falls without another sign before it,
-#: a gradient out of proportion, and NaN mean that the updates are too large.
-CAUSES: Mapping[str, str] = {
-    "sampler_mismatch": "mismatch",
-    "sampler_drift": "staleness",
-    "shrunk_steps": "shrunk_steps",
-    "truncation": "truncation",
-    "length_without_gain": "length",
-    "held_out": "reward_hacking",
-    "components": "reward_parts",
-    "repetition": "repetition",
-    "kl_drift": "kl_drift",
-    "entropy_floor": "entropy_collapse",
-    "refused_steps": "learning_rate",
-    "gradient_spikes": "learning_rate",
-    "reward_fall": "learning_rate",
-    "clipped": "trust_region",
-    "entropy_blow_up": "entropy_blow_up",
-    "zero_std_groups": "dead_groups",
-    "difficulty": "difficulty",
-    "no_gradient": "no_gradient",
-    "plateau": "plateau",
-}
 
 #: Signs that begin within this many steps of each other count as simultaneous: bins and noise allow no finer order.
 #: Then the first in :data:`CAUSES` counts, in which signs that explain others precede them.
@@ -121,10 +96,6 @@ def _step(sign: Sign) -> int:
     return sign.step or 0
 
 
-#: If more than this share of the lines of a log trained nothing, a remark says so.
-IDLE = 0.25
-
-
 @dataclass(frozen=True)
 class Diagnosis:
     """One run.
@@ -143,14 +114,10 @@ class Diagnosis:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What could not be read, a log without known metrics, and steps without training that no sign reports."""
+        """What could not be read, and a log without known metrics."""
         if not self.log.metrics.keys() - {"lr"}:
             return (*self.log.remarks, f"it has no known metric. {_wanted()}")
-        idle, lines = _idle(self.log)
-        if idle <= IDLE * lines or any(sign.name == "zero_std_groups" for sign in self.fired):
-            return self.log.remarks
-        told = f"nothing was trained in {idle} of {lines} lines of the log: no group had a gradient, or its norm was 0"
-        return (*self.log.remarks, told)
+        return self.log.remarks
 
     @property
     def fired(self) -> tuple[Sign, ...]:
@@ -215,17 +182,6 @@ def diagnose(log: RunLog) -> Diagnosis:
         looked_at=tuple(sign for sign in every if sign.fired is False),
         unseen=tuple(sign for sign in every if sign.fired is None),
     )
-
-
-def _idle(log: RunLog) -> tuple[int, int]:
-    """The number of lines in which no group had a gradient or the gradient was 0, and of lines that record either."""
-    idle: set[int] = set()
-    lines: set[int] = set()
-    for name, nothing in (("reward/zero_std_groups", 1.0), ("gradient/norm", 0.0)):
-        steps, values = log.metrics.get(name, EMPTY)
-        lines |= set(steps.tolist())
-        idle |= set(steps[values == nothing].tolist())
-    return len(idle), len(lines)
 
 
 def _interval(log: RunLog) -> int:

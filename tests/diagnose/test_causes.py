@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlstab.look.diagnosis import CAUSES, TOGETHER, Diagnosis, diagnose, first_of
-from rlstab.look.remedies import remedies
+from rlstab.look.diagnosis import TOGETHER, Diagnosis, diagnose, first_of
+from rlstab.look.remedies import CAUSES, remedies
 from rlstab.look.run_log import log_of, read_logs
 from rlstab.signs import SIGNS, Sign
 from tests.diagnose.formats import BROKEN, DATA, HEALTHY, written
