@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -114,9 +114,9 @@ class _Points:
         return np.array(steps), np.array(values)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class LoggedCurves:
-    """The curves of a log under rlstab's names.
+    """The curves of a log under rlstab's names, as the detectors of signs read them.
 
     Attributes:
         metrics: by rlstab's name, steps (from 1) and finite values, each as often as the log has it.
@@ -125,7 +125,8 @@ class LoggedCurves:
         shift: number added to the steps of the log.
         not_finite: by rlstab's name, the steps at which a value is NaN or infinite, which is left out.
         beyond: lines whose steps are left out.
-        unit: what a step is.
+        unit: of its steps, ``rollout`` or ``step``.
+        largest, evaluations, bin_width: of a run of rlstab; see :class:`rlstab.report.runs.RunRecord`.
     """
 
     metrics: dict[str, Curve]
@@ -135,9 +136,17 @@ class LoggedCurves:
     not_finite: Mapping[str, list[int]]
     beyond: int
     unit: str
+    largest: Mapping[str, Curve] = field(default_factory=dict)
+    evaluations: Sequence[Mapping[str, float]] = ()
+    bin_width: int = 1
 
     @property
-    def remarks(self) -> tuple[str, ...]:
+    def rollouts(self) -> int:
+        """The last step; 0 without any."""
+        return max((int(steps[-1]) for steps, _ in self.metrics.values() if len(steps)), default=0)
+
+    @property
+    def changes(self) -> tuple[str, ...]:
         """What was changed or is missing."""
         remarks: list[str] = []
         if self.shift:
@@ -177,4 +186,12 @@ def curves_of(rows: Mapping[int, Mapping[str, float]], unit: str = "step") -> Lo
             names[SCORE], metrics[SCORE] = name, (scores[0][trained], scores[1][trained])
         if name in read.scores.not_finite:
             not_finite[SCORE] = read.scores.not_finite[name]
-    return LoggedCurves(metrics, names, scores, read.shift, not_finite, len(rows) - read.lines, unit)
+    return LoggedCurves(
+        metrics=metrics,
+        names=names,
+        scores=scores,
+        shift=read.shift,
+        not_finite=not_finite,
+        beyond=len(rows) - read.lines,
+        unit=unit,
+    )

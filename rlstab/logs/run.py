@@ -52,7 +52,7 @@ def read_foreign(folder: Path, console: Path) -> Logged:
 
 def _logged(log: Log) -> Logged:
     curves = curves_of(log.rows, log.unit)
-    last = max((int(steps[-1]) for steps, _ in curves.metrics.values()), default=0)
+    last = curves.rollouts
     evaluations = [  # with those at step 0, which no curve has
         {"rollout": min(step, last), SCORE: rounded(score)}
         for step, score in zip(*map(np.ndarray.tolist, curves.scores), strict=True)
@@ -64,7 +64,7 @@ def _logged(log: Log) -> Logged:
         "sparse": True,
     }
     ended = None if log.planned is None else log.rows.last + curves.shift >= log.planned
-    return Logged(facts, ended, (*log.remarks, *curves.remarks))
+    return Logged(facts, ended, (*log.remarks, *curves.changes))
 
 
 def _spent(rows: Rows, shift: int, last: int) -> dict[str, Curve]:

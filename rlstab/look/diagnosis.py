@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rlstab.bins import EMPTY
 from rlstab.logs.metric_aliases import ALIASES
 from rlstab.look.remedies import CAUSES, Remedy, remedies
 from rlstab.look.run_log import RunLog
@@ -96,6 +97,10 @@ def _step(sign: Sign) -> int:
     return sign.step or 0
 
 
+#: If more than this share of the lines of a log trained nothing, a remark says so.
+IDLE = 0.25
+
+
 @dataclass(frozen=True)
 class Diagnosis:
     """One run.
@@ -114,10 +119,14 @@ class Diagnosis:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What could not be read, and a log without known metrics."""
+        """What could not be read, a log without known metrics, and steps without training that no sign reports."""
         if not self.log.metrics.keys() - {"lr"}:
             return (*self.log.remarks, f"it has no known metric. {_wanted()}")
-        return self.log.remarks
+        idle, lines = _idle(self.log)
+        if idle <= IDLE * lines or any(sign.name == "zero_std_groups" for sign in self.fired):
+            return self.log.remarks
+        told = f"nothing was trained in {idle} of {lines} lines of the log: no group had a gradient, or its norm was 0"
+        return (*self.log.remarks, told)
 
     @property
     def fired(self) -> tuple[Sign, ...]:
@@ -182,6 +191,17 @@ def diagnose(log: RunLog) -> Diagnosis:
         looked_at=tuple(sign for sign in every if sign.fired is False),
         unseen=tuple(sign for sign in every if sign.fired is None),
     )
+
+
+def _idle(log: RunLog) -> tuple[int, int]:
+    """The number of lines in which no group had a gradient or the gradient was 0, and of lines that record either."""
+    idle: set[int] = set()
+    lines: set[int] = set()
+    for name, nothing in (("reward/zero_std_groups", 1.0), ("gradient/norm", 0.0)):
+        steps, values = log.metrics.get(name, EMPTY)
+        lines |= set(steps.tolist())
+        idle |= set(steps[values == nothing].tolist())
+    return len(idle), len(lines)
 
 
 def _interval(log: RunLog) -> int:

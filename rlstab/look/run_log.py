@@ -12,10 +12,10 @@ from typing import Any
 
 from rlstab.errors import ReportError
 from rlstab.files import exists, is_dir
-from rlstab.logs.log import Log, curves_of
+from rlstab.logs.log import Log, LoggedCurves, curves_of
 from rlstab.logs.readers import READABLE, SNIFFED, log_files, read_database, read_file, read_folder, text_at
 from rlstab.report.load import find_runs
-from rlstab.report.runs import RunRecord, Status
+from rlstab.report.runs import RunRecord
 from rlstab.safe_read import read_object
 
 #: Values by the names of the log; values that were not finite are NaN.
@@ -23,32 +23,20 @@ Row = Mapping[str, float]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class RunLog(RunRecord):
-    """One run as it was logged, a record for the detectors of the report.
+class RunLog(LoggedCurves):
+    """One run as it was logged.
 
     Attributes:
-        path: its name for the reader: a path, or the name of the run in a table.
-        metrics: by rlstab's name, steps (from 1) and finite values, each as often as the log has it.
-        config: the settings of a run of rlstab; empty for others.
+        title: its name for the reader: a path, or the name of the run in a table.
         writer: the trainer that wrote it, such as ``TRL``.
-        unit: of its steps, ``rollout`` or ``step``.
-        names: the names in the log, by rlstab's name.
+        config: the settings of a run of rlstab; empty for others.
+        remarks: what could not be read or was changed.
     """
 
-    bench: str | None = None
-    setting: str = "default"
-    method: str = ""
-    seed: int = 0
-    status: Status = "finished"
-    evaluations: list[dict[str, float]] = field(default_factory=list)
+    title: str
     writer: str
-    unit: str
-    names: Mapping[str, str]
-
-    @property
-    def title(self) -> str:
-        """What the reader calls it."""
-        return self.path
+    config: Mapping[str, Any] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
 
 
 def log_of(
@@ -71,10 +59,8 @@ def log_of(
         **others: more of it.
     """
     curves = curves_of(rows, unit)
-    told = (*remarks, *curves.remarks)
-    return RunLog(
-        path=title, writer=writer, unit=unit, metrics=curves.metrics, names=curves.names, remarks=told, **others
-    )
+    told = (*remarks, *curves.changes)
+    return RunLog(**{**vars(curves), **others}, title=title, writer=writer, remarks=told)
 
 
 def read_logs(path: str | Path) -> list[RunLog]:
