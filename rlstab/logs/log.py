@@ -68,7 +68,7 @@ class Log:
 
     title: str
     writer: str
-    rows: Rows
+    rows: Mapping[int, Mapping[str, float]]
     remarks: tuple[str, ...] = ()
     unit: str = "step"
     planned: int | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 
 from rlstab.bins import WIDTH, Curve, rounded
 from rlstab.errors import ReportError
-from rlstab.logs.log import Log, Rows, curves_of
+from rlstab.logs.log import Log, curves_of
 from rlstab.logs.metric_aliases import SCORE, SPENT, TOKENS_SO_FAR, spent
 from rlstab.logs.readers import read_file, read_folder, text_at
 
@@ -63,11 +64,11 @@ def _logged(log: Log) -> Logged:
         "spent": _spent(log.rows, curves.shift, last),
         "sparse": True,
     }
-    ended = None if log.planned is None else log.rows.last + curves.shift >= log.planned
+    ended = None if log.planned is None else max(log.rows) + curves.shift >= log.planned
     return Logged(facts, ended, (*log.remarks, *curves.changes))
 
 
-def _spent(rows: Rows, shift: int, last: int) -> dict[str, Curve]:
+def _spent(rows: Mapping[int, Mapping[str, float]], shift: int, last: int) -> dict[str, Curve]:
     """The cost up to the end of each bin; each line of a log stands for the steps since the previous one."""
     ends = np.unique(np.minimum(np.arange(WIDTH, last + WIDTH, WIDTH), last)).astype(np.int64)
     curves: dict[str, Curve] = {}

@@ -63,22 +63,12 @@ def page(run: Look) -> str:
         "policy": Markup(digest(script)),
         "script": Markup(script),
         "style": Markup(resource("page.css") + style),
-        "title": run.found.title,
         "what": _what(run),
-        "lead": " ".join(run.lead),
         "happened": signs,
         "speaks": _speaks(run),
-        "change": run.diagnosis.remedy if run.diagnosis else None,
-        "looked_at": run.diagnosis.looked_at if run.diagnosis else (),
-        "unseen": run.diagnosis.unseen if run.diagnosis else (),
-        "notes": run.notes,
         "contents": [(id_, name) for id_, (name, there) in sections.items() if there],
         "evidence": _evidence(run),
         "run": run,
-        "loss": run.loss if run.steps else None,
-        "told": run.methods.told if run.methods else "",
-        "sampler": run.sampler,
-        "said": "" if run.sampler is None else _capital(run.sampler.sentence),
         "gradient": gradient,
         "methods": methods,
         **{name: curves[name] for name in ("strips", "flags", "ticks", "unit", "flat")},
@@ -269,10 +259,6 @@ def _ceiling(values: Sequence[float]) -> float:
 def _decades(error: float) -> float:
     """The position of an error on an axis from 1e-8 to 1."""
     return 1 + math.log10(max(1e-12, error)) / 8
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _gradient(gradient: Gradient, texts: _Texts) -> dict[str, Any]:

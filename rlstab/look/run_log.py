@@ -18,9 +18,6 @@ from rlstab.report.load import find_runs
 from rlstab.report.runs import RunRecord
 from rlstab.safe_read import read_object
 
-#: Values by the names of the log; values that were not finite are NaN.
-Row = Mapping[str, float]
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RunLog(LoggedCurves):
@@ -39,28 +36,16 @@ class RunLog(LoggedCurves):
     remarks: tuple[str, ...] = ()
 
 
-def log_of(
-    rows: Mapping[int, Row],
-    *,
-    title: str,
-    writer: str,
-    unit: str = "step",
-    remarks: tuple[str, ...] = (),
-    **others: Any,
-) -> RunLog:
-    """The rows of a log by step, under rlstab's names.
+def log_of(log: Log, **others: Any) -> RunLog:
+    """A log under rlstab's names.
 
     Args:
-        rows: by step. If another trainer counts steps from 0, they are counted from 1.
-        title: what the reader calls it.
-        writer: who wrote it.
-        unit: what a step is.
-        remarks: what was left out of it.
-        **others: more of it.
+        log: as it was read.
+        **others: fields that a log of rlstab has in addition.
     """
-    curves = curves_of(rows, unit)
-    told = (*remarks, *curves.changes)
-    return RunLog(**{**vars(curves), **others}, title=title, writer=writer, remarks=told)
+    curves = curves_of(log.rows, log.unit)
+    told = (*log.remarks, *curves.changes)
+    return RunLog(**{**vars(curves), **others}, title=log.title, writer=log.writer, remarks=told)
 
 
 def read_logs(path: str | Path) -> list[RunLog]:
@@ -75,9 +60,9 @@ def read_logs(path: str | Path) -> list[RunLog]:
     if not exists(path):
         raise ReportError(f"{path}: no such file or folder. Give {READABLE}.")
     if path.suffix.lower() == ".db":
-        return list(map(_foreign, read_database(path)))
+        return list(map(log_of, read_database(path)))
     if path.suffix.lower() == ".wandb":
-        return [_foreign(read_folder(path.parent))]
+        return [log_of(read_folder(path.parent))]
     text = text_at(path)
     if path.suffix.lower() not in (".csv", ".tsv"):
         for _, line in zip(range(SNIFFED), text.split("\n", SNIFFED), strict=False):
@@ -85,7 +70,7 @@ def read_logs(path: str | Path) -> list[RunLog]:
                 if "curves" in data and "format" in data:
                     return _own(path)
                 break
-    return list(map(_foreign, read_file(path, text)))
+    return list(map(log_of, read_file(path, text)))
 
 
 def _folder(path: Path) -> list[RunLog]:
@@ -95,14 +80,10 @@ def _folder(path: Path) -> list[RunLog]:
             return _own(path)
         except ReportError as error:
             if databases := sorted(path.glob("*.db")):
-                return list(map(_foreign, read_database(databases[0])))
+                return list(map(log_of, read_database(databases[0])))
             if not any(files.values()):
                 raise ReportError(f"{path}: no log in it. Give {READABLE}.") from error
-    return [_foreign(read_folder(path))]
-
-
-def _foreign(log: Log) -> RunLog:
-    return log_of(log.rows, title=log.title, writer=log.writer, unit=log.unit, remarks=log.remarks)
+    return [log_of(read_folder(path))]
 
 
 # -- rlstab ------------------------------------------------------------------------------------------------------------
@@ -124,14 +105,11 @@ def _own_run(run: RunRecord) -> RunLog:
     for name, (rollouts, values) in run.metrics.items():
         for rollout, value in zip(rollouts.tolist(), values.tolist(), strict=True):
             rows.setdefault(rollout, {})[name] = value
+    title = run.path if run.bench is None else f"{run.path} ({run.title})"
     return log_of(
-        rows,
-        title=run.path if run.bench is None else f"{run.path} ({run.title})",
-        writer="rlstab",
-        unit="rollout",
+        Log(title, "rlstab", rows, run.remarks, "rollout"),
         bin_width=run.bin_width,
         largest=run.largest,
         evaluations=run.evaluations,
         config=run.config,
-        remarks=run.remarks,
     )

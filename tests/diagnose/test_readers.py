@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rlstab.cli import main
-from rlstab.logs.log import curves_of
+from rlstab.logs.log import Log, curves_of
 from rlstab.logs.readers import log_files
 from rlstab.logs.watch import Watch
 from rlstab.look.diagnosis import diagnose
@@ -146,7 +146,7 @@ def test_a_norm_that_is_not_finite_is_a_sign(tmp_path: Path) -> None:
 def test_rewards_below_zero_are_counted_from_the_lowest() -> None:
     def told(rewards: list[float]) -> str:
         lines = {step: {"reward": reward} for step, reward in enumerate(rewards, 1)}
-        return diagnose(log_of(lines, title="", writer="")).told()
+        return diagnose(log_of(Log("", "", lines))).told()
 
     noise = np.random.default_rng(0).normal(size=100) * 0.02
     falls = np.concatenate([np.linspace(-0.6, 0.2, 60), np.linspace(0.2, -0.9, 40)])
@@ -156,7 +156,7 @@ def test_rewards_below_zero_are_counted_from_the_lowest() -> None:
 
 
 def test_a_log_of_few_lines_says_what_it_cannot_show() -> None:
-    diagnosis = diagnose(log_of({step: {"reward": 0.5} for step in range(1, 9)}, title="", writer=""))
+    diagnosis = diagnose(log_of(Log("", "", {step: {"reward": 0.5} for step in range(1, 9)})))
     assert diagnosis.first is None
     reasons = {sign.name: sign.text for sign in diagnosis.unseen}
     assert reasons["reward_fall"] == "8 values in 1 x 10 steps; 3 x 10 are needed"
