@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from rlstab.core.metrics import RunningMeans, Sums, means_over_ranks
 from rlstab.core.stats import Mean
 from rlstab.core.step import OptimizerStep
 from rlstab.hosts import facts
+
+T = TypeVar("T")
 
 #: rlstab's names of the two shares of clipped tokens.
 SIDES = ("ratio/clipped_low", "ratio/clipped_high")
@@ -51,6 +55,13 @@ class HostMetrics:
         metrics = {known.get(name, f"{prefix}{name}"): value for name, value in means.items()}
         sides = [means[side] for side in SIDES if side in means]
         return metrics | ({self.names["clipped"]: sum(sides)} if sides else {})
+
+
+def from_ranks(group: Any, value: T) -> list[T]:
+    """The value of every rank of a process group, in rank order."""
+    values = [value] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values
 
 
 def _number(value: float) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
-from rlstab.console import counted
+from rlstab.console import capital, counted
 from rlstab.core.plan import make_plan
 from rlstab.errors import ReportError, RlstabError
 from rlstab.kl_estimators import k1, k2
@@ -564,7 +564,7 @@ def _named(records: Sequence[Claim]) -> str | None:
         if _explains(records, edit, factors):
             text = f"{change}, and {said}" if change else said
             break
-    return f"{text[0].upper()}{text[1:]}." if text else None
+    return f"{capital(text)}." if text else None
 
 
 def _explains(records: Sequence[Claim], edit: Edit, factors: Sequence[float] = PLAIN) -> bool:

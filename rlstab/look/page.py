@@ -15,7 +15,7 @@ from rlstab.bins import last_tenth
 from rlstab.console import counted
 from rlstab.look.finding import Look
 from rlstab.record.token_texts import Decode, token_texts
-from rlstab.report.formatting import MINUS, axis, in_order, listed, setting
+from rlstab.report.formatting import MINUS, axis, in_order, listed, round_step, setting
 from rlstab.report.output import digest, resource, safe_json
 from rlstab.report.template import rendered
 from rlstab.signs import SIGNS
@@ -196,7 +196,7 @@ def _curves(run: Look, signs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for name in drawn
         for steps, values in [metrics[name]]
     }
-    stride = _stride(last - first)
+    stride = int(round_step(max((last - first) / 5, 1)))
     marks = [
         first,
         *(step for step in range(stride, last, stride) if step > first + stride / 2 and step < last - stride / 2),
@@ -233,11 +233,6 @@ def _path(steps: Any, values: Any, left: Any, low: float, high: float) -> str:
         if math.isfinite(value)
     ]
     return f"M{'L'.join(points)}" if points else ""
-
-
-def _stride(span: int) -> int:
-    size = int(10 ** int(math.log10(max(span / 5, 1))))
-    return next((factor * size for factor in (1, 2, 5) if factor * size * 5 >= span), 10 * size)
 
 
 # -- charts, which the template draws ----------------------------------------------------------------------------------

@@ -104,7 +104,7 @@ def _beside(paths: Sequence[str | Path], patterns: Iterable[str]) -> Path:
         return first.with_name(f"{first.stem}-report") if is_file(first) else first / "report"
     common = Path()
     with suppress(ValueError):  # two drives
-        common = Path(os.path.commonpath([os.path.abspath(path) for path in paths]))  # noqa: PTH100
+        common = Path(os.path.commonpath([os.path.abspath(path) for path in paths]))  # noqa: PTH100  # without ..
     return Path("report") if common == Path(common.anchor) else common / "report"
 
 

@@ -29,7 +29,7 @@ from rlstab.report.curves import (
     panels_of,
 )
 from rlstab.report.findings import findings
-from rlstab.report.formatting import axis, decimals, listed, own_title, setting
+from rlstab.report.formatting import axis, decimals, listed, own_title, round_step, setting
 from rlstab.report.output import digest, packed, resource, safe_json
 from rlstab.report.statistics import Estimate
 from rlstab.report.sweeps import Sweep, highest_stable
@@ -273,9 +273,7 @@ class Scale:
         if self.high <= self.low:
             return [{"at": self.at(0.0), "text": "0"}]
         for count in (4, 3, 2):
-            least = (self.high - self.low) / count
-            power = 10.0 ** math.floor(math.log10(least))
-            step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))
+            step = round_step((self.high - self.low) / count)
             digits = max(0, -math.floor(math.log10(step) + 1e-9))
             inside = [step * k for k in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
             texts = ["0" if abs(value) < step / 2 else decimals(value, digits, signed=True) for value in inside]

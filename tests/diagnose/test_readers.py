@@ -285,7 +285,7 @@ def test_of_several_held_out_scores_the_one_with_the_most_rows_counts_throughout
     )
     watch = Watch()  # reads each line once, and ends with the same scores
     for line in lines:
-        watch.log(line["step"], line)
+        watch.log(int(line["step"]), line)
     np.testing.assert_array_equal(curves_of(watch.rows).metrics["eval/mean"], log.metrics["eval/mean"])
     lines[39][seldom] = lines[34][seldom] = lines[29][seldom] = lines[24][seldom] = lines[19][seldom] = 8.0
     lines[14][seldom] = 8.0  # as often as the other: by name
