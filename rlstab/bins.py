@@ -6,7 +6,7 @@ Bins of ten rollouts are smooth enough to read, and the same from a run folder a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Protocol, TypeAlias
 
@@ -25,13 +25,15 @@ Curve: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
 EMPTY: Curve = (np.array([], dtype=np.int64), np.array([], dtype=np.float64))
 
 
-class Curves(Protocol):
+class Run(Protocol):
     """The curves of a run, finished or not; see :class:`rlstab.report.runs.RunRecord`."""
 
     @property
     def metrics(self) -> Mapping[str, Curve]: ...
     @property
     def largest(self) -> Mapping[str, Curve]: ...
+    @property
+    def evaluations(self) -> Sequence[Mapping[str, float]]: ...
     @property
     def bin_width(self) -> int: ...
     @property
@@ -44,7 +46,7 @@ def rounded(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def binned(record: Curves, name: str) -> Curve:
+def binned(record: Run, name: str) -> Curve:
     """Means of a metric over bins of rollouts; a bin without a finite value is left out.
 
     Returns:
@@ -66,7 +68,7 @@ def bin_weights(bin_width: int, ends: NDArray[np.int64]) -> NDArray[np.float64]:
     return ((ends - 1) % width + 1).astype(np.float64)
 
 
-def last_tenth(record: Curves, name: str) -> float | None:
+def last_tenth(record: Run, name: str) -> float | None:
     """Mean of a metric over the last tenth of the rollouts, rounded up to whole bins of ten."""
     return mean_at_end(binned(record, name), record.rollouts, record.bin_width)
 
@@ -78,11 +80,6 @@ def mean_at_end(bins: Curve, rollouts: int, bin_width: int) -> float | None:
     if not inside.any():
         return None
     return float(np.average(values[inside], weights=bin_weights(bin_width, ends[inside])))
-
-
-def highest(curve: Curve, last: int) -> Curve:
-    """The largest value of each bin."""
-    return in_bins(curve, last, largest=True)
 
 
 def in_bins(curve: Curve, last: int, *, largest: bool = False) -> Curve:

@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import re
 from bisect import insort
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlstab.bins import EMPTY, WIDTH, Curve, Curves, bin_weights, highest, in_bins, mean_at_end, noise, slope
+from rlstab.bins import EMPTY, WIDTH, Curve, Run, bin_weights, in_bins, mean_at_end, noise, slope
 
 #: Sampler and trainer differ at the first step, when both have the same weights: by metric, the threshold. Of
 #: probabilities, verl's FAQ calls 0.005 normal and 0.01 a problem of precision; the two others are what int4 weights do
@@ -177,13 +177,6 @@ class Metric:
         return mean_at_end(self.bins, self.rollouts, self.bin_width) or 0.0
 
 
-class Run(Curves, Protocol):
-    """A run, finished or not; see :class:`rlstab.report.runs.RunRecord`."""
-
-    @property
-    def evaluations(self) -> Sequence[Mapping[str, float]]: ...
-
-
 def _metric(run: Run, name: str) -> Metric:
     known: dict[str, Metric] = vars(run).setdefault("_metrics", {})  # binned once for all detectors that read it
     if name not in known:
@@ -211,7 +204,6 @@ class Detector:
         unseen: what cannot be seen without its metrics, as the end of a sentence.
         reads: metrics, of which the first that a run has is judged.
         bins: number of bins that the metric needs.
-        counted: whether the report counts it, as a sign that a method may prevent.
         judge: the judgement from a run and that metric.
     """
 
@@ -220,7 +212,6 @@ class Detector:
     unseen: str
     reads: tuple[str, ...]
     bins: int
-    counted: bool
     judge: Callable[[Run, Metric], Sign]
 
     def detect(self, run: Run) -> Sign:
@@ -250,7 +241,7 @@ def _detector(
     counted: bool = False,
 ) -> Callable[[Callable[[Run, Metric], Sign]], Detector]:
     def register(judge: Callable[[Run, Metric], Sign]) -> Detector:
-        detector = Detector(title, definition, unseen, reads, bins, counted, judge)
+        detector = Detector(title, definition, unseen, reads, bins, judge)
         if counted:
             COUNTED[judge.__name__.removeprefix("growing_")] = detector
         if by_itself:
@@ -348,7 +339,8 @@ def gradient_spikes(run: Run, metric: Metric) -> Sign:
     """It begins at the first norm that is this multiple of the median of those before it."""
     single = _metric(run, "gradient/largest_norm")
     single = single if len(single.steps) else metric
-    ends, largest = run.largest.get("gradient/largest_norm", highest((single.steps, single.values), single.rollouts))
+    curve = in_bins((single.steps, single.values), single.rollouts, largest=True)
+    ends, largest = run.largest.get("gradient/largest_norm", curve)
     width = max(WIDTH, run.bin_width)  # the last bin of one may end before that of the other
     _, means, highests = np.intersect1d((metric.ends - 1) // width, (ends - 1) // width, return_indices=True)
     if len(means) < MIN_BINS:

@@ -143,18 +143,6 @@ def test_a_norm_that_is_not_finite_is_a_sign(tmp_path: Path) -> None:
         assert (diagnosis.first.sign.name, diagnosis.first.sign.step) == ("refused_steps", 32)
 
 
-def test_rewards_below_zero_are_counted_from_the_lowest() -> None:
-    def told(rewards: list[float]) -> str:
-        lines = {step: {"reward": reward} for step, reward in enumerate(rewards, 1)}
-        return diagnose(log_of(Log("", "", lines))).told()
-
-    noise = np.random.default_rng(0).normal(size=100) * 0.02
-    falls = np.concatenate([np.linspace(-0.6, 0.2, 60), np.linspace(0.2, -0.9, 40)])
-    assert told((falls + noise).tolist()).endswith("the updates are too large")
-    assert told((np.linspace(-0.9, -0.2, 100) + noise).tolist()) == "nothing found"
-    assert told((np.linspace(-16, -2, 100) + noise).tolist()) == "nothing found"
-
-
 def test_a_log_of_few_lines_says_what_it_cannot_show() -> None:
     diagnosis = diagnose(log_of(Log("", "", {step: {"reward": 0.5} for step in range(1, 9)})))
     assert diagnosis.first is None
