@@ -130,19 +130,6 @@ def test_damaged_lines_are_left_out_and_counted(tmp_path: Path, command: Command
     assert read(tmp_path / "t.csv").remarks
 
 
-def test_a_norm_that_is_not_finite_is_a_sign(tmp_path: Path) -> None:
-    history = json.loads(trainer_state(rows("healthy")))
-    history["log_history"][31]["grad_norm"] = math.nan
-    path = tmp_path / "trainer_state.json"
-    path.write_text(json.dumps(history), encoding="utf-8")  # NaN as Python and transformers write it
-    lines = [json.loads(line) for line in verl_lines(rows("healthy")).splitlines()]
-    lines[31]["data"]["actor/grad_norm"] = None  # NaN as verl's file logger writes it
-    (tmp_path / "verl.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    for diagnosis in map(diagnose, map(read, (path, tmp_path / "verl.jsonl"))):
-        assert diagnosis.first is not None
-        assert (diagnosis.first.sign.name, diagnosis.first.sign.step) == ("refused_steps", 32)
-
-
 def test_a_log_of_few_lines_says_what_it_cannot_show() -> None:
     diagnosis = diagnose(log_of(Log("", "", {step: {"reward": 0.5} for step in range(1, 9)})))
     assert diagnosis.first is None
