@@ -200,14 +200,14 @@ def falling(shape: str, length: int, size: float, seed: int) -> list[float]:
         "a little": 0.8 - 0.15 * t,
         "recovering": 0.6 - 0.5 * np.exp(-(((t - 0.4) / 0.15) ** 2)),
         "always negative": -0.8 + 0.3 * t,
-        "far below zero": -16 + 14 * t,
+        "far below zero": -2 - 14 * t,
     }[shape]
     noise = np.random.default_rng(seed).uniform(-size, size, length)
     return (rewards + noise).tolist()
 
 
-FALLS = ("steady", "to a third", "at once", "late", "curved", "negative")
-HOLDS = ("flat", "rising", "saturating", "a little", "recovering", "always negative", "far below zero")
+FALLS = ("steady", "to a third", "at once", "late", "curved", "negative", "far below zero")
+HOLDS = ("flat", "rising", "saturating", "a little", "recovering", "always negative")
 
 
 @pytest.mark.parametrize("shape", FALLS + HOLDS)
