@@ -88,17 +88,14 @@ def contents(comparison: Comparison, command: str = "") -> dict[str, Any]:
     names = _setting_names(tables)
     panels, lead = panels_of(runs), lead_curve(comparison)
     learning = [name for name in panels.learning if name != lead][:LEARNING]
-    first, *others = findings(comparison)
     return {
         **vars(comparison),
         "title": _title(comparison, looks),
         "what": _what(comparison, len(looks)),
-        "lead": first,
-        "findings": others,
+        "findings": findings(comparison),
         "first_sweep": lead_sweep(comparison),
         "first_metric": lead,
         "spent": {unit: name for unit, name in SPENT.items() if any(unit in run.spent for run in runs)},
-        "spent_everywhere": all(run.spent.keys() == runs[0].spent.keys() for run in runs),
         "settings": names,
         "methods": [(f"m{index}", name) for index, name in enumerate(looks)],
         "looks": looks,
@@ -111,8 +108,6 @@ def contents(comparison: Comparison, command: str = "") -> dict[str, Any]:
         "same": {key: text for key, table in tables.items() if (text := _same(table))},
         "panels": panels,
         "learning": learning,
-        "runs": runs,
-        "several": len({run.bench for run in runs}) > 1,
         "idle": [(key_of[idle.bench, idle.setting], idle) for idle in comparison.idle],
         "by_setting": tables,
         "signs": COUNTED,
