@@ -282,7 +282,9 @@ def _checked_penalty(who: str, given: Any, batch: TokenBatch) -> Penalty:
         raise MethodError(f"{who} has the coefficient {penalty.coefficient!r}, expected a finite number.")
     _require(penalty.reads, Set, f"{who} has `reads` that is", "Write a set of names, such as {'entropies'}.")
     _require_known(f"{who} reads the live", penalty.reads, ("logprobs", *LIVE))
-    return penalty
+    if penalty.aggregate is None:
+        return penalty
+    return replace(penalty, aggregate=_per_token(f"{who}: its `aggregate`", penalty.aggregate))
 
 
 def _invalid_count(terms: Terms) -> Tensor | None:

@@ -276,6 +276,12 @@ MISTAKES: dict[type, dict] = {
             lambda b: Terms(ratio=lambda live, held: b.sequence_mean(live.logprobs))
         ),
         "an aggregate that returns a number": lost(lambda b: Terms(aggregate=half)),
+        "a penalty with an aggregate of text": planned(
+            lambda b: Terms(penalties={"kl": Penalty(0.1, live_logprobs, aggregate="tokens")})
+        ),
+        "a penalty whose aggregate returns a number": lost(
+            lambda b: Terms(penalties={"kl": Penalty(0.1, live_logprobs, aggregate=half)})
+        ),
     },
     OutOfRange: {
         "an infinite cap": lambda: Chooser(1, cap=INF),
