@@ -75,15 +75,9 @@ def _spent(rows: Mapping[int, Mapping[str, float]], shift: int, last: int) -> di
     for unit, names in SPENT.items():
         steps, totals = [0], [0.0]
         for step, row in sorted(rows.items()):
-            so_far = spent(row, TOKENS_SO_FAR) if unit == "tokens" else None
-            each = spent(row, names)
-            total = (
-                so_far
-                if so_far is not None
-                else None
-                if each is None
-                else totals[-1] + each * (step + shift - steps[-1])
-            )
+            total = spent(row, TOKENS_SO_FAR) if unit == "tokens" else None
+            if total is None and (each := spent(row, names)) is not None:
+                total = totals[-1] + each * (step + shift - steps[-1])
             if total is not None and math.isfinite(total) and total >= totals[-1]:
                 steps.append(step + shift)
                 totals.append(total)

@@ -227,9 +227,8 @@ def _decades(error: float) -> float:
 
 
 def _gradient(gradient: Gradient, texts: _Texts) -> dict[str, Any]:
-    rare, rare_tokens = (
-        sum(gradient.quadrants[side, "rare"][index] for side in ("rewarded", "punished")) for index in (0, 1)
-    )
+    pairs = (gradient.quadrants[side, "rare"] for side in ("rewarded", "punished"))
+    rare, rare_tokens = map(sum, zip(*pairs, strict=True))
     said = (
         f"{_percent(rare)} of it goes into rare tokens, which are {_percent(rare_tokens)} of all. Half comes from "
         f"{gradient.half_tokens:,} of {gradient.tokens:,} tokens and from {gradient.half_groups:,} of "
