@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 
@@ -74,47 +74,45 @@ class Log:
     planned: int | None = None
 
 
+#: Steps and values, in the order of the log.
+_Points: TypeAlias = "tuple[array[int], array[float]]"
+
+
 class _Read:
     """Lines of a log in their order, under rlstab's names."""
 
     def __init__(self) -> None:
         self.last, self.lines, self.shift = -1, 0, 0
-        self.points, self.scores = _Points(), _Points()
+        self.points: dict[str, _Points] = {}
+        self.scores: dict[str, _Points] = {}
         self.names: dict[str, str] = {}
 
     def add(self, step: int, row: Mapping[str, float]) -> None:
         """Read the line of a step."""
         for ours, (name, value) in our_metrics(row).items() if step else ():
-            if self.points.add(ours, step, value):
-                self.names.setdefault(ours, name)
+            self.names.setdefault(ours, name)
+            _add(self.points, ours, step, value)
         for name, value in scores_in(row).items():
-            self.scores.add(name, step, value)
+            _add(self.scores, name, step, value)
 
 
-class _Points:
-    """Steps and finite values by name, and the steps at which a value is not finite."""
-
-    def __init__(self) -> None:
-        self.finite: dict[str, tuple[array[int], array[float]]] = {}
-        self.not_finite: dict[str, list[int]] = {}
-
-    def add(self, name: str, step: int, value: float) -> bool:
-        """Add a value, and say whether it is finite."""
-        if not math.isfinite(value):
-            self.not_finite.setdefault(name, []).append(step)
-            return False
-        steps, values = self.finite.setdefault(name, (array("q"), array("d")))
-        steps.append(step)
-        values.append(value)
-        return True
-
-    def curve(self, name: str) -> Curve:
-        """The finite values of a name."""
-        steps, values = self.finite.get(name, EMPTY)
-        return np.array(steps), np.array(values)
+def _add(points: dict[str, _Points], name: str, step: int, value: float) -> None:
+    steps, values = points.setdefault(name, (array("q"), array("d")))
+    steps.append(step)
+    values.append(value)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+def _curves(points: Mapping[str, _Points]) -> dict[str, tuple[Curve, list[int]]]:
+    """By name, the finite values, and the steps of the others."""
+    found = {}
+    for name, (steps, values) in points.items():
+        where, numbers = np.array(steps), np.array(values)
+        finite = np.isfinite(numbers)
+        found[name] = (where[finite], numbers[finite]), where[~finite].tolist()
+    return found
+
+
+@dataclass(frozen=True, eq=False)
 class LoggedCurves:
     """The curves of a log under rlstab's names, as the detectors of signs read them.
 
@@ -176,22 +174,13 @@ def curves_of(rows: Mapping[int, Mapping[str, float]], unit: str = "step") -> Lo
     for step in sorted(step for step in rows if read.last < step < MOST_ROLLOUTS):
         read.add(step + read.shift, rows[step])
         read.last, read.lines = step, read.lines + 1
-    metrics = {ours: read.points.curve(ours) for ours in read.points.finite}
-    names, not_finite, scores = dict(read.names), dict(read.points.not_finite), EMPTY
-    if every := read.scores.finite.keys() | read.scores.not_finite.keys():
-        name = min(every, key=lambda score: (-len(read.scores.curve(score)[0]), preference(score)))
-        scores = read.scores.curve(name)
+    found, held_out, names, scores = _curves(read.points), _curves(read.scores), dict(read.names), EMPTY
+    if held_out:
+        name = min(held_out, key=lambda score: (-len(held_out[score][0][0]), preference(score)))
+        scores, others = held_out[name]
         trained = scores[0] > 0
-        if trained.any():
-            names[SCORE], metrics[SCORE] = name, (scores[0][trained], scores[1][trained])
-        if name in read.scores.not_finite:
-            not_finite[SCORE] = read.scores.not_finite[name]
-    return LoggedCurves(
-        metrics=metrics,
-        names=names,
-        scores=scores,
-        shift=read.shift,
-        not_finite=not_finite,
-        beyond=len(rows) - read.lines,
-        unit=unit,
-    )
+        found[SCORE], names[SCORE] = ((scores[0][trained], scores[1][trained]), others), name
+    metrics = {ours: curve for ours, (curve, _) in found.items() if len(curve[0])}
+    names = {ours: names[ours] for ours in metrics}
+    not_finite = {ours: steps for ours, (_, steps) in found.items() if steps}
+    return LoggedCurves(metrics, names, scores, read.shift, not_finite, len(rows) - read.lines, unit)
