@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from rlstab.core.metrics import RunningMeans, Sums, means_over_ranks
 from rlstab.core.stats import Mean
@@ -37,15 +36,13 @@ class HostMetrics:
         plan = step.plan
         if plan is None or step.refusal is not None:
             return
-        live, tokens = (_number(count) for count in (plan.live_tokens, plan.everything.tokens))
-        self.means.add(
-            {
-                "steps/skipped": Mean.scalar(float(plan.has_no_gradient)),
-                "lr_scale": Mean.scalar(plan.lr_scale),
-                "tokens/live": Mean(live, tokens),
-            }
-        )
-        for report in step.reports:
+        counts = torch.tensor([plan.live_tokens, plan.everything.tokens], dtype=torch.float64)
+        settled = {
+            "steps/skipped": Mean.scalar(float(plan.has_no_gradient)),
+            "lr_scale": Mean.scalar(plan.lr_scale),
+            "tokens/live": Mean(counts[0], counts[1]),
+        }
+        for report in (settled, *step.reports):
             self.means.add(report)
 
     def collect(self) -> dict[str, float]:
@@ -62,7 +59,3 @@ def from_ranks(group: Any, value: T) -> list[T]:
     values = [value] * dist.get_world_size(group)
     dist.all_gather_object(values, value, group=group)
     return values
-
-
-def _number(value: float) -> Tensor:
-    return torch.tensor(float(value), dtype=torch.float64)

@@ -180,10 +180,8 @@ class PolicyLoss:
             norm = 0.0 if step.refusal is None else math.nan
         else:
             optimizer, scaled = worker.optimizer, ExitStack()
-            hooks = [
-                optimizer.register_step_pre_hook(
-                    lambda *_: scaled.enter_context(step.scaled_learning_rate(optimizer))  # None
-                ),
+            hooks = [  # which must return None
+                optimizer.register_step_pre_hook(lambda *_: scaled.enter_context(step.scaled_learning_rate(optimizer))),
                 optimizer.register_step_post_hook(lambda *_: scaled.close()),
             ]
             try:
