@@ -235,9 +235,8 @@ def _lags(steps: Sequence[Step]) -> list[Lag]:
             by_lag.setdefault(int(lag), []).append(gap[behind == lag])
     found = []
     for updates in sorted(by_lag, key=lambda updates: math.inf if updates is None else updates):
-        means = torch.stack([values.mean() for values in by_lag[updates]])
         whole = torch.cat(by_lag[updates])
-        ordered = sorted(means.tolist())
+        ordered = sorted(float(values.mean()) for values in by_lag[updates])
         low, high = ordered[(len(ordered) - 1) // 4], ordered[(3 * len(ordered)) // 4]
         found.append(Lag(updates, float(whole.mean()), low, high, len(whole)))
     return found
