@@ -232,7 +232,7 @@ def read_settings(host: str, path: str | Path) -> dict[str, Any]:
     given = {name: value for name, value in data.items() if name in defaults}
     below = [name for name, part in data.items() if isinstance(part, Mapping) and part.keys() & defaults.keys()]
     if below and not given:
-        raise ConfigError(f"{path}: the settings are below '{below[0]}'. Put what is there into a file of its own.")
+        raise ConfigError(f"{path}: the settings are below '{below[0]}'. Put them into a separate file.")
     for name, value in given.items():
         _check_kind(f"{path}: {name}", value, defaults[name])
         if name in steps and (value < 1 if isinstance(value, int) else isinstance(value, float)):

@@ -209,7 +209,7 @@ def check_process(method: Method[Any], trial: Any, run: _Run, chain: Sequence[An
     try:
         there = trial.pickled.run(run, chain)
     except Unreachable as reason:
-        raise NotApplicable(f"not checked, for another process cannot run it: {reason}.") from reason
+        raise NotApplicable(f"not checked, since another process cannot run it: {reason}.") from reason
     for number, (mine, theirs) in enumerate(zip(here, there, strict=True), start=1):
         try:
             same(f"number {number} here, and as the first that another process sees", mine, theirs, 0.0)
@@ -419,9 +419,9 @@ def used(method: TokenObjective, trial: Trial) -> None:
             state = plan.state
         words = words_of(leaf)  # a signal that is used only at other values is at least named
         for names, declared, why in (
-            (unread - words, "needs", "nothing reads. A host computes it for nothing, perhaps by one more forward"),
+            (unread - words, "needs", "nothing reads. A host would compute it needlessly, by one more forward pass"),
             (set() if "penalties" in unfilled & words else undifferentiated, "live_needs", "no penalty reads"),
-            (unfilled - words, "writes", "it never fills, so that other methods are refused for nothing"),
+            (unfilled - words, "writes", "it never fills, so that other methods are refused needlessly"),
         ):
             if names:
                 raise BrokenLaw(f"`{declared}` names '{min(names)}', which {why}. Remove it.")

@@ -364,7 +364,7 @@ def used(stage: Stage, trial: StageTrial) -> None:
         state = outcome.state
     unread -= words_of(stage)  # evidence that is used only at other values is at least named
     if unread:
-        raise BrokenLaw(f"`needs` names '{min(unread)}', which nothing reads. It is made for nothing: remove it.")
+        raise BrokenLaw(f"`needs` names '{min(unread)}', which nothing reads. It is made needlessly: remove it.")
 
 
 def _depends(stage: Stage, rollout: Rollout, state: State, outcome: StageOutcome, name: str) -> bool:

@@ -44,8 +44,8 @@ class AdaptiveEntropy(TokenObjective):
         - ``increment`` (delta): float in [0, inf), default 0.0001. Skywork-OR1 scripts; TRL 0.005.
         - ``low`` (a_min): float in [0, inf), default 0.0. Skywork-OR1 scripts and TRL.
         - ``high`` (a_max): float in [0, inf), default 0.005. Skywork-OR1 scripts; TRL 1.0.
-        - ``aggregate``: "loss" or "token_mean", default "loss". "loss" averages the bonus as the loss is averaged, as
-          the reference code does; "token_mean" is a mean over tokens, as TRL's is under every ``loss_type``.
+        - ``aggregate``: 'loss' | 'token_mean', default 'loss'. What averages the bonus: with "loss" the loss's own
+          average, as in the reference code; with "token_mean" a mean over tokens, as in TRL under every ``loss_type``.
 
     State:
         - ``active``: whether this optimizer step's mean entropy is below the target; False before the first.
@@ -72,7 +72,7 @@ class AdaptiveEntropy(TokenObjective):
 
     Example:
         Four tokens with a mean entropy of 0.15, below 0.2. The first optimizer step pays 0.001 * 0.15 and raises the
-        price by 0.0001, so the second pays 0.0011 * 0.15. Advantages are 0, so the loss is the payment alone.
+        price by 0.0001, so the second pays 0.0011 * 0.15. Advantages are 0, so the loss is only the payment.
 
         >>> import torch
         >>> from rlstab import AdaptiveEntropy, PolicyOutputs, TokenBatch, compose, make_plan

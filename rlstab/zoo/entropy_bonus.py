@@ -35,8 +35,8 @@ class EntropyBonus(TokenObjective):
         - ``coefficient`` (a): float in [0, inf), default 0.001. The default of early verl (as in Jiayi-Pan/TinyZero
           ``verl/trainer/config/ppo_trainer.yaml``). Current verl has 0, and so do the recipes of JustRL, STAPO, STARE
           and Lp-Reg.
-        - ``aggregate``: "loss" or "token_mean", default "loss". "loss" averages the bonus as the loss is averaged, as
-          verl does; "token_mean" is a mean over tokens, as TRL's is under every ``loss_type``.
+        - ``aggregate``: 'loss' | 'token_mean', default 'loss'. What averages the bonus: with "loss" the loss's own
+          average, as in verl; with "token_mean" a mean over tokens, as in TRL under every ``loss_type``.
 
     State:
         none

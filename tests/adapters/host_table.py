@@ -1,4 +1,4 @@
-"""The table of hosts' settings in docs/hosts/index.md: ``python -m tests.adapters.host_table`` writes it anew."""
+"""The table of hosts' settings in docs/hosts/index.md: ``python -m tests.adapters.host_table`` rewrites it."""
 
 from pathlib import Path
 from typing import Any

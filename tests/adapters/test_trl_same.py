@@ -1,4 +1,4 @@
-"""What a user of TRL's trainer has stays: its loss from GRPOConfig, windows, logs, checkpoints, subclasses."""
+"""What a user of TRL's trainer keeps: its loss from GRPOConfig, windows, logs, checkpoints, subclasses."""
 
 import json
 import random
@@ -118,7 +118,7 @@ def test_what_is_nearly_trls_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert list(trainer.objective.keyed) == ["clip_higher", "s2t"]
 
 
-#: Several wrong settings, with an objective beside which they are wrong, and words of the error.
+#: Several wrong settings, with an objective that they contradict, and words of the error.
 WRONG: list[tuple[dict[str, Any], list[dict[str, Any]], list[str]]] = [
     ({"epsilon": 0.3, "beta": 0.1, "loss_type": "dr_grpo"}, [CLIP], ["epsilon", "beta", "loss_type"]),
     ({"off_policy_mask_threshold": 0.5, "optim": "lomo"}, [CLIP, {"name": "kl"}], ["off_policy", "optim", "beta"]),

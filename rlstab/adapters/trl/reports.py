@@ -1,4 +1,4 @@
-"""Metrics of a loss that TRL alone logs, computed from a planned micro-batch and its live outputs."""
+"""Metrics of a loss that only TRL logs, computed from a planned micro-batch and its live outputs."""
 
 from __future__ import annotations
 
