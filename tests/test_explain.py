@@ -168,7 +168,7 @@ READS = type("Reads", (RewardShaper,), {"name": "reads", "needs": NEEDS, "shape"
 
 
 def test_what_the_trainer_has_for_a_stage_is_what_it_gives() -> None:
-    for name in {*EVIDENCE, *SIGNALS, "logprobs", "prompt_features", "my_signal"}:
+    for name in {*EVIDENCE, *SIGNALS, "my_signal"}:
         for stage in (InOrder(), Overlong(buffer=4), STAGE_EXAMPLES["deep_grpo"][0], GRPO()):
             assert ("does not have it" in stages.cost(stage, name)) == (name not in given_to(stage)), (stage, name)
     assert [told for several in STAGE_EXAMPLES.values() for told in stages.lacking(Pipeline.of(several[0]))] == []

@@ -12,7 +12,7 @@ import numpy as np
 from markupsafe import Markup
 
 from rlstab.bins import last_tenth
-from rlstab.console import counted
+from rlstab.console import capital, counted
 from rlstab.look.finding import Look
 from rlstab.record.token_texts import Decode, token_texts
 from rlstab.report.formatting import MINUS, axis, in_order, listed, setting
@@ -78,7 +78,7 @@ def page(run: Look) -> str:
         "loss": run.loss if run.steps else None,
         "told": run.methods.told if run.methods else "",
         "sampler": run.sampler,
-        "said": "" if run.sampler is None else _capital(run.sampler.sentence),
+        "said": "" if run.sampler is None else capital(run.sampler.sentence),
         "gradient": gradient,
         "methods": methods,
         **{name: curves[name] for name in ("strips", "flags", "ticks", "unit", "flat")},
@@ -269,10 +269,6 @@ def _ceiling(values: Sequence[float]) -> float:
 def _decades(error: float) -> float:
     """The position of an error on an axis from 1e-8 to 1."""
     return 1 + math.log10(max(1e-12, error)) / 8
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _gradient(gradient: Gradient, texts: _Texts) -> dict[str, Any]:

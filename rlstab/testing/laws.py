@@ -17,16 +17,16 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import BASICS, TokenBatch
+from rlstab.core.batch import BASICS
 from rlstab.core.comm import LocalComm
 from rlstab.core.compose import compose, observe, walk, within
 from rlstab.core.loss import loss_of_part
 from rlstab.core.method import Method, measure_all
+from rlstab.core.metrics import RunningMeans
 from rlstab.core.objective import State, TokenObjective
 from rlstab.core.plan import Plan, make_plan
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Settled, Threshold
-from rlstab.core.terms import Terms
 from rlstab.errors import OutOfRange
 from rlstab.testing.compare import (
     BrokenLaw,
@@ -44,6 +44,8 @@ from rlstab.testing.run import RunOutcome, StepOutcome, joined, run_chain, run_r
 from rlstab.testing.steps import Step, large_step, make_step
 from rlstab.testing.tolerances import REORDERED, SINGLE
 from rlstab.testing.watch import ReadOnly, Shared, Wide
+from rlstab.zoo.random_mask import RandomMask
+from rlstab.zoo.sign_weights import SignWeights
 
 #: Raises :class:`BrokenLaw`, or :class:`NotApplicable`.
 LawCheck: TypeAlias = Callable[[Any, Any], None]
@@ -138,27 +140,8 @@ def law(*sets: list[Law], **options: Any) -> Callable[[Any], Any]:
     return add
 
 
-class Doubling(TokenObjective):
-    """A partner that writes weights."""
-
-    name = "law_partner_doubling"
-    writes = {"weight"}
-
-    def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        return Terms(weight=1.0 + 0.1 * (batch.position % 3).to(batch.logprobs.dtype))
-
-
-class Dropping(TokenObjective):
-    """A partner that drops tokens."""
-
-    name = "law_partner_dropping"
-    writes = {"keep"}
-
-    def chosen(self, batch: TokenBatch) -> Tensor:
-        return batch.uniform(3) < 0.6
-
-    def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        return Terms(keep=self.chosen(batch))
+#: Partners of a method in a composition: one drops tokens, one writes weights.
+DROPPING, WEIGHING = RandomMask(share=0.4, sign="all", seed=3), SignWeights(positive=2.0)
 
 
 def check_finite(outcome: RunOutcome, where: str = "") -> None:
@@ -200,7 +183,7 @@ def check_reads(method: Method[Any], trial: Trial) -> None:
 def _own(outcome: Any) -> Any:
     """The outcome without the metrics that rlstab itself computes from entropies."""
     report = {name: mean for name, mean in outcome.report.items() if not name.startswith("tokens/entropy")}
-    return replace(outcome, report=report)
+    return replace(outcome, report=RunningMeans(report))
 
 
 def _runs(method: Method[Any], given: Any, state: State) -> bool:
@@ -290,14 +273,6 @@ def _attributes(batch: Any) -> set[str]:
     return {name for name in vars(batch) if not hasattr(type(batch), name)} | {f"extra/{name}" for name in batch.extra}
 
 
-def _outcome(plan: Plan, leaves: Mapping[str, Tensor], policy: PolicyOutputs | None = None) -> StepOutcome:
-    """The loss of the only part, with its gradients."""
-    out = plan.loss(0, policy or PolicyOutputs(**leaves))
-    out.loss.backward()
-    gradients = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
-    return StepOutcome(out.loss.item(), gradients, plan.lr_scale, report=dict(out.report), state=plan.state)
-
-
 def _policy_gradient(plan: Plan, step: Step) -> Tensor:
     """The gradient of the live log-probs through the policy term of the only part."""
     leaves = step.leaves()
@@ -375,7 +350,7 @@ def split(method: Method[Any], trial: Trial) -> None:
 @law(LAWS, large=True)
 def pure(method: TokenObjective, trial: Trial) -> None:
     """It writes to nothing that it is given, and uses nothing that the process shares; the same call gives the same."""
-    objective = compose(method, Dropping(), Doubling())
+    objective = compose(method, DROPPING, WEIGHING)
     state = objective.init_state()
     for step in trial.chain:
         batch, leaves = step.batch(), step.leaves()
@@ -431,12 +406,9 @@ def used(method: TokenObjective, trial: Trial) -> None:
 @law(LAWS)
 def ids(method: TokenObjective, trial: Trial) -> None:
     """Ids are only names: small, odd, even and very large ones give the same outcome with the same draws."""
-    whole = trial.whole(method)
-    for what, relabelled in relabellings(trial.first):
-        old = torch.cat([trial.first.sequence_ids, trial.first.group_ids])
-        with same_draws(torch.cat([relabelled.sequence_ids, relabelled.group_ids]), old):
-            other = run_whole(method, relabelled)
-        whole.require_same(f"under {what}", other, REORDERED)
+    for what, other in relabellings(trial.first):
+        with same_draws(other.ids, trial.first.ids):
+            trial.whole(method).require_same(f"under {what}", run_whole(method, other), REORDERED)
 
 
 @law(LAWS, once=True)
@@ -484,7 +456,7 @@ def _order_statistics(settled: Settled) -> Iterator[tuple[float | None, bool]]:
 def live_rows(method: TokenObjective, trial: Trial) -> None:
     """Outside the rows that a plan names, live outputs may be any finite values and get no gradient."""
     step = trial.first
-    plan = make_plan(compose(method, Dropping()), [step.batch()])
+    plan = make_plan(compose(method, DROPPING), [step.batch()])
     rows, outcomes = plan.live_rows(0), []
     for noise in (None, 0.7, -1.9):
         leaves = step.leaves()
@@ -493,11 +465,13 @@ def live_rows(method: TokenObjective, trial: Trial) -> None:
             for name, leaf in leaves.items()
         }
         # a new plan, since a plan gives each of its losses once
-        outcome = _outcome(make_plan(plan.objective, [step.batch()]), leaves, PolicyOutputs(**given))
-        for name, gradient in outcome.gradients.items():
+        out = make_plan(plan.objective, [step.batch()]).loss(0, PolicyOutputs(**given))
+        out.loss.backward()
+        gradients = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+        for name, gradient in gradients.items():
             if bool((gradient[~rows[name]] != 0).any() if name in rows else (gradient != 0).any()):
                 raise BrokenLaw(f"the live '{name}' has a gradient outside `plan.live_rows`.")
-        outcomes.append(outcome)
+        outcomes.append(StepOutcome(out.loss.item(), gradients, report=RunningMeans(out.report)))
     for other in outcomes[1:]:
         outcomes[0].require_same("with other live outputs outside `plan.live_rows`", other, 0.0)
 
@@ -516,12 +490,12 @@ def finite(method: TokenObjective, trial: Trial) -> None:
 def precision(method: TokenObjective, trial: Trial) -> None:
     """float32 and bfloat16 inputs give what float64 gives on the same numbers; float64 is never narrowed to half."""
     with Wide():
-        _outcome(make_plan(method, [trial.first.batch()]), trial.first.leaves())
+        run_whole(method, trial.first)
     for dtype in (torch.float32, torch.bfloat16):
         step = with_small(trial.first).cast(dtype, torch.float64)
         narrow, wide = (run_whole(method, step.cast(held, held)) for held in (torch.float32, torch.float64))
         for outcome in (narrow, wide):  # it counts gates that are exactly 0, as a small one is in float32
-            outcome.report = {name: mean for name, mean in outcome.report.items() if not name.endswith("/stopped")}
+            outcome.report = RunningMeans({k: mean for k, mean in outcome.report.items() if not k.endswith("/stopped")})
         narrow.gradients = {name: gradient.double() for name, gradient in narrow.gradients.items()}
         narrow.require_same(f"in {str(dtype).removeprefix('torch.')}", wide, SINGLE)
 
@@ -541,11 +515,8 @@ def gradcheck(method: TokenObjective, trial: Trial) -> None:
 @law(LAWS, large=True)
 def masked(method: TokenObjective, trial: Trial) -> None:
     """Tokens that were dropped have a policy gradient of exactly zero."""
-    mask = Dropping()
-    plan = make_plan(compose(method, mask), [batch := trial.first.batch()])
-    keep = plan.terms(batch).keep
-    assert keep is not None
-    if bool((_policy_gradient(plan, trial.first)[~keep | ~mask.chosen(batch)] != 0).any()):
+    plan = make_plan(compose(method, DROPPING), [trial.first.batch()])
+    if bool((_policy_gradient(plan, trial.first)[~plan.part(0).kept] != 0).any()):
         raise BrokenLaw("a dropped token has a policy gradient: the ratio of a kept token reads it.")
 
 

@@ -96,6 +96,11 @@ class Rollout:
         order = torch.randperm(len(self.responses), generator=torch.Generator().manual_seed(seed))
         return replace(self, responses=self.responses.select(order), slots=self.slots[order])
 
+    @property
+    def ids(self) -> Tensor:
+        """``(2 S,)`` those of responses, then of groups."""
+        return torch.cat([self.responses.sequence_ids, self.responses.group_ids])
+
     def relabelled(self) -> Rollout:
         """The same responses under other ids of prompts, groups and sequences, in the opposite order of the ids.
 
@@ -154,7 +159,7 @@ class Rollout:
 
 def of_tokens(name: str) -> bool:
     """Whether evidence of this name is ``(S, T)``."""
-    return name == "block_ids" or (name not in EVIDENCE and name != "prompt_features")
+    return name in ("block_ids", "logprobs") or name not in EVIDENCE
 
 
 def features(prompt_ids: Tensor) -> Tensor:

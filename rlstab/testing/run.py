@@ -14,10 +14,11 @@ from torch import Tensor
 
 from rlstab.core.comm import Comm, LocalComm
 from rlstab.core.method import Method, State, measure_all
+from rlstab.core.metrics import RunningMeans
 from rlstab.core.objective import TokenObjective
 from rlstab.core.plan import make_plan
 from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.core.stats import Mean, Settled
+from rlstab.core.stats import Settled
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import AdvantageEstimator, Offer, PromptSelector, RewardShaper, RolloutExpander, Stage
 from rlstab.testing.compare import BrokenLaw, near, same_report, same_state
@@ -40,7 +41,7 @@ class RunOutcome(ABC):
         state: for the next one.
     """
 
-    report: dict[str, Mean] = field(default_factory=dict)
+    report: RunningMeans = field(default_factory=RunningMeans)
     state: State = field(default_factory=dict)
 
     @property
@@ -56,11 +57,6 @@ class RunOutcome(ABC):
     @abstractmethod
     def summed(self, outcomes: Sequence[Any]) -> Self:
         """The results of parts or ranks as those of the whole; this is the first of them."""
-
-    def add_report(self, report: Mapping[str, Mean]) -> None:
-        """Merge the metrics of another part."""
-        for name, mean in report.items():
-            self.report[name] = self.report[name].merge(mean) if name in self.report else mean
 
     def require_same(self, what: str, other: Any, tolerance: float) -> None:
         """Require that results, metrics and state agree with those of another run.
@@ -106,7 +102,7 @@ class StepOutcome(RunOutcome):
     def summed(self, outcomes: Sequence[StepOutcome]) -> StepOutcome:
         """Losses and gradients add up."""
         gradients = {name: torch.stack([each.gradients[name] for each in outcomes]).sum(0) for name in self.gradients}
-        return replace(self, loss=sum(each.loss for each in outcomes), gradients=gradients, report={})
+        return replace(self, loss=sum(each.loss for each in outcomes), gradients=gradients, report=RunningMeans())
 
     def require_same(self, what: str, other: StepOutcome, tolerance: float) -> None:
         """Require that loss and gradients agree, too."""
@@ -147,7 +143,7 @@ class StageOutcome(RunOutcome):
 
     def summed(self, outcomes: Sequence[StageOutcome]) -> StageOutcome:
         """All responses; numbers must agree."""
-        total = replace(self, rows={name: {} for name in self.rows}, numbers={}, report={})
+        total = replace(self, rows={name: {} for name in self.rows}, numbers={}, report=RunningMeans())
         for outcome in outcomes:
             for name, rows in outcome.rows.items():
                 total.rows[name].update(rows)
@@ -190,7 +186,7 @@ def joined(outcomes: Sequence[T]) -> T:
     for rank, outcome in enumerate(outcomes):
         same_state(f"on rank 0 and on rank {rank}:", first.shared, outcome.shared, 0.0)
         same_state(f"on rank 0 and on rank {rank}: the state", first.state, outcome.state, 0.0)
-        total.add_report(outcome.report)
+        total.report.add(outcome.report)
     return total  # type: ignore[no-any-return]  # an outcome of the same class
 
 
@@ -234,7 +230,7 @@ def _run_step(objective: TokenObjective, step: Step, parts: Parts, state: State,
         out = plan.loss(batch, PolicyOutputs(**leaves))
         out.loss.backward()
         outcome.loss += out.loss.item()
-        outcome.add_report(out.report)
+        outcome.report.add(out.report)
         for name, leaf in leaves.items():
             if leaf.grad is not None:
                 gradients[name][step.indices(part)] = leaf.grad
@@ -266,7 +262,7 @@ def _outcome(stage: Stage, batch: ResponseBatch, stat: Settled, state: State, of
         name: {owner: row.reshape(-1)[:length] for owner, row, length in zip(ids, of_all, lengths, strict=True)}
         for name, of_all in values.items()
     }
-    return StageOutcome(rows, numbers, None, stat, report=dict(stage.report(batch, stat, state)))
+    return StageOutcome(rows, numbers, None, stat, report=RunningMeans(stage.report(batch, stat, state)))
 
 
 def choose(stage: Stage, offer: Offer, state: State) -> Any:

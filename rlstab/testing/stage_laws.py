@@ -76,11 +76,10 @@ def identity(stage: Stage, trial: Trial) -> None:
             alone = run_parts(stage, rollout, [[group]], state)
             same_rows("without other groups and with them", alone.rows, outcome.rows, REORDERED)
         relabelled = rollout.relabelled()
-        ids = [side.responses.sequence_ids for side in (rollout, relabelled)]
-        groups = [side.responses.group_ids for side in (rollout, relabelled)]
-        with same_draws(torch.cat([ids[1], groups[1]]), torch.cat([ids[0], groups[0]])):
+        with same_draws(relabelled.ids, rollout.ids):
             other = run_whole(stage, relabelled, state)
-        names = dict(zip(ids[0].tolist(), ids[1].tolist(), strict=True))
+        ids = (side.responses.sequence_ids.tolist() for side in (rollout, relabelled))
+        names = dict(zip(*ids, strict=True))
         under = {name: {names[own]: row for own, row in rows.items()} for name, rows in outcome.rows.items()}
         same_rows("under other ids", under, other.rows, REORDERED)
 

@@ -70,6 +70,11 @@ class Step:
         """Numbers of what is never cut: its sequences."""
         return range(len(self.sequence_ids))
 
+    @property
+    def ids(self) -> Tensor:
+        """``(2 S,)`` those of sequences, then of groups."""
+        return torch.cat([self.sequence_ids, self.group_ids])
+
     def __len__(self) -> int:
         return self.sequence.numel()
 

@@ -465,7 +465,7 @@ REWARDS = frozenset({"reward_parts", "reward_weights"})
 
 def given_to(stage: Stage) -> frozenset[str]:
     """The evidence that the trainer has for stages of this kind."""
-    known = SIGNAL_NAMES | EVIDENCE.keys() | ONLY_FOR.keys() | {"rollout_logprobs"}
+    known = SIGNAL_NAMES | EVIDENCE.keys() | {"rollout_logprobs"}
     return frozenset(name for name in known if ONLY_FOR.get(name, stage.kind) == stage.kind)
 
 
