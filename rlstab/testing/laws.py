@@ -65,7 +65,7 @@ class Trial:
 
     Attributes:
         chain: the optimizer steps or rollouts.
-        seed: of cuts and orders; batches of tokens are in padded rows if it is odd, and packed if it is even.
+        seed: of cuts, orders and the layout of batches of tokens.
         pickled: the method for another process, as it was before any law saw it.
     """
 
@@ -95,10 +95,6 @@ class Trial:
     def whole(self, method: Method[Any]) -> Any:
         """The outcome of the first optimizer step or rollout."""
         return next(self.run(method))[2]
-
-    def laid_out(self, given: Any) -> Any:
-        """An optimizer step, in padded rows if the seed is odd; a rollout as it is."""
-        return given.laid_out(self.seed) if self.seed % 2 else given
 
 
 @dataclass(frozen=True)
@@ -340,7 +336,7 @@ def split(method: Method[Any], trial: Trial) -> None:
         for part in parts:  # after the first time, one of several ranks gets nothing
             rng.choice((ranks[1:] if number > 1 else ranks) or ranks).append(part)
         rng.shuffle(ranks)
-        outcome = joined(run_ranks(method, trial.laid_out(given), ranks, state))
+        outcome = joined(run_ranks(method, given.laid_out(trial.seed), ranks, state))
         whole.require_same(f"number {number} in {len(parts)} parts over {world} ranks", outcome, REORDERED)
 
 
@@ -424,7 +420,7 @@ def later_steps(method: TokenObjective, trial: Trial) -> None:
 @law(LAWS, large=True)
 def permutation(method: TokenObjective, trial: Trial) -> None:
     """Tokens and sequences in another order: the same loss, gradients permuted."""
-    moved, order = trial.laid_out(trial.first).shuffled(trial.seed)
+    moved, order = trial.first.laid_out(trial.seed).shuffled(trial.seed)
     whole, other = trial.whole(method), run_whole(method, moved)
     whole = replace(whole, gradients={name: gradient[order] for name, gradient in whole.gradients.items()})
     whole.require_same("in another order of tokens and sequences", other, REORDERED)

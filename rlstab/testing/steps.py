@@ -127,8 +127,8 @@ class Step:
         return self._take(tokens, rows.argsort()[self.sequence], rows), tokens
 
     def laid_out(self, seed: int) -> Step:
-        """The same step, built by ``from_padded``: rows that begin and end in padding, with holes for tool output."""
-        return replace(self, layout=seed)
+        """With an odd seed built by ``from_padded``: rows that begin and end in padding, with holes for tool output."""
+        return replace(self, layout=seed) if seed % 2 else self
 
     def twice(self) -> Step:
         """The optimizer step with every sequence twice, the copies under new ids."""
@@ -185,7 +185,7 @@ class Step:
             rows[row].append({name: float(values[token]) for name, values in columns.items()})
         return rows
 
-    def padded(self, seed: int, fill: float = 1e9) -> tuple[TokenBatch, dict[str, Tensor], Tensor]:
+    def padded(self, seed: int, fill: float = 1e9) -> tuple[TokenBatch, Tensor]:
         """The optimizer step as ``(S, T)`` tensors, built by ``TokenBatch.from_padded``.
 
         Args:
@@ -193,7 +193,7 @@ class Step:
             fill: the value of padding.
 
         Returns:
-            The batch, the live outputs as ``(S, T)`` leaves, and the ``(S, T)`` mask.
+            The batch, and the ``(S, T)`` mask.
         """
         draw = torch.Generator().manual_seed(seed)
         rows = len(self.sequence_ids)
@@ -209,8 +209,7 @@ class Step:
             flat = torch.full((rows * width,), fill, dtype=values.dtype)
             return flat.index_copy(0, cells, values[order]).view(rows, width)
 
-        batch = TokenBatch.from_padded(response_mask=chosen, **self._fields(lay))
-        return batch, {name: lay(values).requires_grad_() for name, values in self.live.items()}, chosen
+        return TokenBatch.from_padded(response_mask=chosen, **self._fields(lay)), chosen
 
     def _numbers(self, chosen: Sequence[int]) -> Tensor:
         number = torch.full((len(self.sequence_ids),), -1)

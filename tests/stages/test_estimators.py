@@ -165,6 +165,16 @@ def test_whitened_over_tokens(baseline: bool) -> None:
         assert advantages(ReinforcePP(baseline=baseline), whole)[0].tolist() == pytest.approx(expected, abs=1e-12)
 
 
+def test_equal_rewards_or_one_response_give_exactly_nothing() -> None:
+    whole, lone = drawn(1), drawn(0).select(torch.tensor([0]))
+    for stage in itertools.chain.from_iterable(STAGE_EXAMPLES.values()):
+        if isinstance(stage, AdvantageEstimator) and stage.name not in ("blockwise", "gdpo"):  # they read other rewards
+            for value in (0.0, 1.0, 0.1, 1 / 3):
+                same = whole.reshaped(torch.full_like(whole.rewards, value))
+                assert not advantages(stage, same)[0].any(), stage
+            assert not advantages(stage, lone)[0].any(), stage
+
+
 #: Pairs that are equal but for the rounding of a sum of weighted rewards, and pairs that are not.
 ROUNDED = [
     (0.1 + 0.2, 0.3),
