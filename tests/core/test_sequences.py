@@ -86,3 +86,8 @@ def test_running_totals_are_those_of_plain_loops(ragged, reverse, decay):
     size = sum(decay**k * 16 for k in range(max(len(row) for row, _ in rows)))
     close(batch.running_total(values, reverse=reverse, decay=decay), expected, bound=2e-15 * (1 + size))
     assert batch.index_in_sequence.tolist() == batch.position.tolist()
+
+
+def test_responses_without_a_token_have_no_quantile():
+    none = torch.zeros(0, dtype=torch.int64)
+    assert of(none, none, 3).sequence_quantile(none, 0.5).isnan().tolist() == [True] * 3
