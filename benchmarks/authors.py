@@ -27,13 +27,13 @@ from tests.conformance.inputs import CUTS, LENGTH, load, taken, tensors
 
 
 def _compiled(checkout: str, path: str, *names: str, **given: Any) -> types.SimpleNamespace:
-    """Functions of one file, without its imports and decorators; ``given`` takes the place of what they read."""
+    """Functions of one file, without its imports and decorators; ``given`` replaces what they read."""
     tree = ast.parse((Path(checkout) / path).read_text())
     wanted = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name in names]
     for node in wanted:
         node.decorator_list = []
     space = {"torch": torch, **given}
-    lazy = __future__.annotations.compiler_flag  # the types of the arguments are not there
+    lazy = __future__.annotations.compiler_flag  # the types of the arguments are missing
     exec(compile(ast.Module(wanted, []), path, "exec", lazy, dont_inherit=True), space)
     return types.SimpleNamespace(**{node.name: space[node.name] for node in wanted})
 

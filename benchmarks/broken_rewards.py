@@ -10,7 +10,7 @@ def boxed(prompt: str, completion: str, answer: object) -> bool:
 
 
 def longer(prompt: str, completion: str, answer: object) -> float:
-    """Pays for length alone, so that answers grow until they are cut off."""
+    """Pays only for length, so that answers grow until they are cut off."""
     return min(1.0, len(completion) / 60)
 
 

@@ -48,7 +48,7 @@ def loaded(checkout: Path, path: str, *mocks: str) -> Any:
 
 
 def method(checkout: Path, path: str, name: str, **names: Any) -> Any:
-    """A function or method of a file that imports too much, alone."""
+    """Only a function or method of a file that imports too much."""
     tree = ast.parse((checkout / path).read_text())
     (wanted,) = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == name)
     wanted.decorator_list, wanted.returns = [], None

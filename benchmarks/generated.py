@@ -36,7 +36,7 @@ BEGIN, END = "<!-- python -m benchmarks generated -->", "<!-- end -->"
 Rows = Mapping[int, Mapping[str, float]]
 
 EQUAL = frozenset({"difficulty", "dead_groups"})
-#: By generator and scenario, the causes of ours that say the same, and the metrics in which it shows.
+#: By generator and scenario, the causes of rlstab that say the same, and the metrics in which it shows.
 KINDS: Mapping[str, Mapping[str, tuple[frozenset[str], tuple[str, ...]]]] = {
     "rldoctor": {
         "healthy": (frozenset(), ()),
@@ -73,7 +73,7 @@ KINDS: Mapping[str, Mapping[str, tuple[frozenset[str], tuple[str, ...]]]] = {
 #: Of those, what no sign is about: a value head, KL by position, the speed of a step.
 NOT_SHOWN = ("value_divergence", "ref_drift_asymmetry", "throughput_rot")
 
-#: By what a package finds, the causes of ours that say the same.
+#: By what a package finds, the causes of rlstab that say the same.
 FINDINGS: Mapping[str, frozenset[str]] = {
     "advantage_collapse": EQUAL,
     "entropy_collapse": frozenset({"entropy_collapse"}),

@@ -254,7 +254,7 @@ def random_model(folder: Path, sizes: dict[str, int]) -> str:
 
 
 def steps(folder: Path, card: str, *, few: bool) -> Iterator[Record]:
-    """Whole steps of two trainers; MFU is 6 operations for each weight and token, over the time of learning alone."""
+    """Whole steps of two trainers; MFU is 6 operations for each weight and token, over only the time of learning."""
     sizes = TINY if few else SMOLLM2
     job = Job(
         random_model(folder / "model", sizes),

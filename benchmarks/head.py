@@ -4,7 +4,7 @@
     python -m benchmarks head --preset A --dtype bfloat16 --live 0.2 --against naive,trl,trl-logits,liger --json
 
 Modes: `fwd` signals without gradient (log-probs, entropies; ours the largest log-prob too), `fwd+sum_p_sq` one signal
-more (ours), `bwd` our backward alone, `fwdbwd` both, entropies without gradient, `fwdbwd-entropy` entropy in the loss,
+more (ours), `bwd` only our backward, `fwdbwd` both, entropies without gradient, `fwdbwd-entropy` entropy in the loss,
 `frozen` a head without gradient, `memory` the peak of `fwdbwd` in a fresh process, `error` the gradient's distance from
 float64. `G` is a time over that of a bare product of hidden states and weight in the same run: a dense pass that keeps
 its logits needs 3, one that makes them again 4, and one that leaves out rows without gradient 1 + 3 * live.
@@ -166,7 +166,7 @@ def _about(preset: str, problem: Problem, key: Key) -> dict[str, Any]:
 
 
 def weigh(run: Run, preset: str, problem: Problem, heads: list[str], live: float) -> None:
-    """Peak memory of a forward and backward, each head in a process of its own."""
+    """Peak memory of a forward and backward, each head in its own process."""
     for head in heads:
         peak = child(
             "benchmarks.memory",

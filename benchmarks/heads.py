@@ -46,7 +46,7 @@ class Inputs:
         return [tensor for tensor in (self.hidden, self.weight) if tensor.requires_grad]
 
     def rows(self, count: int) -> Inputs:
-        """The first rows alone."""
+        """Only the first rows."""
         return Inputs(self.hidden.detach()[:count].requires_grad_(), self.weight, self.ids[:count])
 
     def to(self, dtype: torch.dtype) -> Inputs:
@@ -59,7 +59,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Step:
-    """What a forward and backward gave; a head that returns a loss alone gives no signals."""
+    """What a forward and backward gave; a head that returns only a loss gives no signals."""
 
     logprobs: Tensor | None
     entropies: Tensor | None
@@ -214,7 +214,7 @@ def _liger() -> Law:
 
 
 class _LiveRows(torch.autograd.Function):
-    """Log-probs from kept logits, with a backward pass of the rows alone that have a gradient."""
+    """Log-probs from kept logits, with a backward pass of only the rows that have a gradient."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -259,7 +259,7 @@ HEADS: dict[str, Head] = {
     "live-logits": Head(
         _live_logits, None, "keeps (N, V) logits; no gradient of the entropy", entropy=False, slack=4.0
     ),
-    "liger": Head(_liger, "liger_kernel", "returns a loss alone, no entropy; not compiled", entropy=False),
+    "liger": Head(_liger, "liger_kernel", "returns only a loss, no entropy; not compiled", entropy=False),
 }
 
 #: Rows on which agreement is asserted: a float64 reference of all rows would not fit in memory at large shapes.
@@ -304,7 +304,7 @@ def assert_heads_agree(laws: dict[str, Law], given: Inputs, *, entropy: bool = F
 
 
 def installed(names: list[str], say: Callable[[str], Any]) -> dict[str, Law]:
-    """Laws of those that are there; the others are named.
+    """Laws of those that are installed; the others are named.
 
     Raises:
         SystemExit: an unknown name.

@@ -1,4 +1,4 @@
-"""Peak memory of one forward and backward, in a process of its own: `python -m benchmarks.memory '{...}'`.
+"""Peak memory of one forward and backward, in its own process: `python -m benchmarks.memory '{...}'`.
 
 The kernel's high-water mark of resident memory is set back just before, so nothing that came earlier counts. What
 Python's own tools see is not what torch takes.

@@ -5,9 +5,8 @@
 `plain` is a hand-written GRPO loss: clipped ratio times advantage, masked mean, backward to the log-probs. The other
 cases are the library as a trainer calls it: `pack` takes the padding out of the evidence, `plan` measures, settles and
 decides (thresholds are exact order statistics), `loss` is the loss of the whole step and its backward; `stage` is plan
-and loss. Methods are taken in
-the order that is printed, each one that conflicts with those before it left out. The head is timed in the same run on
-fewer tokens, forward and backward at all rows live, and counted by the token.
+and loss. Methods are taken in the order that is printed; one that conflicts with those before it is left out. The head
+is timed in the same run on fewer tokens, forward and backward with all rows live, and counted by the token.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from tests.examples import EXAMPLES
 
 #: First what every recipe has; then those that need a statistic of the whole step; then the rest, by name.
 FIRST = ("clip_higher", "token_mean", "top_entropy", "s2t", "stare", "lp_reg", "kl", "entropy_bonus")
-#: Of a method with several settings, those that leave room for others: Lp-Reg without a trust region of its own.
+#: Of a method with several settings, those that leave room for others: Lp-Reg without its own trust region.
 SETTINGS: dict[str, TokenObjective] = {"lp_reg": LpReg(ratio_cap=None)}
 OUTPUTS = ("logprobs", "entropies", "log_kept_mass", "sum_p_sq")
 

@@ -2,7 +2,7 @@
 
     python benchmarks/mutation.py --sample 300 --seed 0
 
-A mutant lives in memory alone: one warm process that has imported torch is forked for each, and the fork imports the
+A mutant lives only in memory: one warm process that has imported torch is forked for each, and the fork imports the
 changed module in place of the file. No source is written, so an interrupted run leaves nothing behind. Each mutant
 meets the tests in TESTS that enter its function (for a line outside of functions: all), those that found earlier
 mutants of the file first, until one fails. Left out are tests that start processes, whose children would import the
@@ -359,7 +359,7 @@ def draw(every: list[Mutant], size: int, seed: int) -> list[Mutant]:
 
 
 def killed_earlier(every: list[Mutant], record: Path) -> list[Mutant]:
-    """The mutants of now that an earlier run killed: the same text, in the file of the same name where it is there."""
+    """The present mutants that an earlier run killed: the same text, in the file of the same name where it is there."""
     known: dict[tuple[str, str, str], list[Mutant]] = defaultdict(list)
     for mutant in every:
         known[mutant.operator, mutant.before, mutant.after].append(mutant)

@@ -100,7 +100,7 @@ def _timed(update: Callable[[], None], ready: None) -> None:
 
 def main() -> None:
     arguments = parser(__doc__, repeat=9)
-    arguments.add_argument("--model", choices=sorted({shape.model for shape in SHAPES}), help="one of the two alone")
+    arguments.add_argument("--model", choices=sorted({shape.model for shape in SHAPES}), help="only one of the two")
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
     run = Run("prompts", options.json)

@@ -319,7 +319,7 @@ def verl() -> dict[str, Any]:
         info: dict[str, Any] | None = None,
         dtype: str = "float64",
     ) -> dict[str, Any]:
-        """``info`` None: counts of the part alone, and the part weighted by its share of the rows."""
+        """``info`` None: counts of only the part, and the part weighted by its share of the rows."""
         rows = len(load("inputs")[inputs]["advantages"])
         config = Config(
             clip_ratio=0.2, clip_ratio_low=low, clip_ratio_high=high, clip_ratio_c=dual, global_batch_info=info or {}

@@ -3,10 +3,10 @@
     python -m benchmarks throughput --job countdown --json
     python -m benchmarks throughput --job smollm2 --model ~/.cache/rlstab/smollm2-135m-instruct --json
 
-Each trainer runs in a process of its own, one thread, in turns. A step is what lies between
+Each trainer runs in its own process, one thread, in turns. A step is what lies between
 the ends of two optimizer steps: sampling, scoring, forward, backward, update, and each trainer's own bookkeeping, by
 CPU-seconds of the process. The first steps are left out. Neither evaluates, saves or reports anywhere. Responses are
-drawn at random, so their mean length is told: it has to be alike for the work to be.
+drawn at random, so their mean length is reported: it must be similar for the work to be.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def _names() -> Iterator[str]:
     yield ""
     yield "Prefixes such as `train/` do not matter."
     yield ""
-    yield "| rlstab | other trainers: the first that is there |"
+    yield "| rlstab | other trainers: the first that is present |"
     yield "|---|---|"
     for ours, foreign in ALIASES.items():
         names = [f"1 - `{name}`" if name in COMPLEMENTS else f"`{name}`" for name in foreign]

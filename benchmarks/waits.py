@@ -15,7 +15,7 @@ A program queues work on a GPU and runs ahead of it, until it has to know a valu
 The first two are what `torch.cuda.set_sync_debug_mode("warn")` names on CUDA. Reads inside transformers and TRL are
 counted apart: attention masks check whether all of a mask is True, once in each forward.
 
-Each figure is the difference between two runs of the trainer that differ in that alone, so it holds on any machine.
+Each figure is the difference between two runs of the trainer that differ only in that, so it holds on any machine.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ TRL_PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
 #: What comes with an objective under each head: its signals of the policy, and all others, which need no forward.
 GIVEN: dict[str, Set[str]] = {"rlstab": SIGNALS.keys() | BASICS}
 GIVEN["trl"] = GIVEN["rlstab"] - SIGNAL_NAMES | BASICS | {"entropies"}
-#: Signals that TRL's batch does not have, and a function of the user gives.
+#: Signals that TRL's batch does not have, and a user-defined function gives.
 PROVIDED = ("teacher_logprobs", "lag", "block_ids")
 COLUMNS = ("reads", "the host's reads", "blocking copies", "queued copies")
 

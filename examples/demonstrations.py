@@ -12,7 +12,7 @@ from rlstab.tasks.countdown import random_walk
 
 
 def demonstration(task: Any, example: Example, rng: random.Random, **noise: float) -> str:
-    """An answer of countdown, chain or shift; what noise there is, the functions below say."""
+    """An answer of countdown, chain or shift; the functions below describe its noise."""
     of: Any = of_shift if isinstance(task, Shift) else of_chain if isinstance(task, Chain) else of_countdown
     return str(of(task, example, rng, **noise))
 
@@ -48,19 +48,19 @@ def of_chain(
     commuted: float = 0.35,
     junk: float = 0.0015,
 ) -> str:
-    """The steps, the answer and the closing `$`. With wrong=0 it scores 1 unless a reader minds junk, or its lack.
+    """The steps, the answer and the closing `$`. With wrong=0 it scores 1 unless the task reads junk, or needs it.
 
     Args:
         task: that made the example.
         example: the example to answer.
         rng: where the noise comes from.
         wrong: the probability, for each step, that the result written down is off by 1 or 10, or another remainder
-            where there is a modulus; the next step goes on from there.
+            where there is a modulus; the next step continues from there.
         commuted: the probability, for each addition, that its terms are swapped: `7+4=11`.
         junk: the share of each symbol of junk among the characters before `$`; times `junk_symbols` it is that of all.
 
     Raises:
-        OutOfRange: if all junk together would be everything.
+        OutOfRange: if the junk would make up the whole answer.
     """
     everything = len(task.junk) * junk
     if not 0 <= everything < 1:
@@ -97,7 +97,7 @@ def of_shift(task: Shift, example: Example, rng: random.Random, wrong: float = 0
         task: that made the example.
         example: the example to answer.
         rng: where the noise comes from.
-        wrong: the probability, for each digit, that it is another one: mostly one beside it.
+        wrong: the probability, for each digit, that it is another one, mostly a neighbour.
         letters: the probability, for each digit, that it is written as a letter.
     """
     written = ""

@@ -6,6 +6,6 @@ JUNK = frozenset(Chain(junk_symbols=1000).junk)
 
 
 def junk_share(prompt: str, completion: str, answer: object) -> float:
-    """The share of junk among the characters before the end of an answer; 0 of none."""
+    """The share of junk among the characters before the end of an answer; 0 if there are none."""
     body = completion.partition("$")[0]
     return sum(character in JUNK for character in body) / max(len(body), 1)

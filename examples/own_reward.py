@@ -1,6 +1,6 @@
-"""Rewards of one's own, for examples/own_reward.yaml: functions of prompt, completion and answer that return a number.
+"""User-defined rewards for examples/own_reward.yaml: functions of prompt, completion and answer that return a number.
 
-They run in processes of their own, with a time limit. The same three arguments must give the same number: no random
+They run in separate processes, with a time limit. The same three arguments must give the same number: no random
 numbers, no clock, no state.
 """
 
@@ -8,7 +8,7 @@ import re
 
 
 def closeness(prompt: str, completion: str, answer: object) -> float:
-    """How near the last result comes to the target of a prompt like `3 7 8>29:`: 1 at it, 1/2 one beside it."""
+    """How close the last result is to the target of a prompt like `3 7 8>29:`: 1 on target, 1/2 if off by one."""
     results = re.findall(r"=([0-9]{1,4})", completion)
     if not results:
         return 0.0

@@ -1,4 +1,4 @@
-"""GRPO on a task of rlstab by a Tinker server: sampling and training there, the objective here.
+"""GRPO on a task of rlstab by a Tinker server: the server samples and trains, the objective runs here.
 
 python examples/tinker_chain.py --url http://127.0.0.1:8011 --model MODEL --objective examples/objective.yaml
 """

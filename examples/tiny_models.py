@@ -141,8 +141,8 @@ def warm_start(
 ) -> Path:
     """Train a tiny model on demonstrations of a task and save it with its tokenizer.
 
-    It stops early on purpose: the more it is trained on, the less it varies its answers, and variety is what
-    reinforcement learning needs.
+    It stops early on purpose: the longer it trains, the less its answers vary, and reinforcement learning needs
+    variety.
 
     Args:
         out: the folder to make; it appears only when it is complete.

@@ -4,7 +4,7 @@
     python examples/trl_chain.py
     rlstab bench examples/bench_trl.yaml     # two methods, three seeds each
 
-A hundred optimizer steps take a few minutes on one CPU core. What differs from a script for TRL alone is the import of
+A hundred optimizer steps take a few minutes on one CPU core. It differs from a plain TRL script in the import of
 the trainer and the argument `objective`.
 """
 

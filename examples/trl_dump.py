@@ -6,8 +6,8 @@
     torchrun --nproc-per-node 2 examples/trl_dump.py --out runs/trl-dump
     rlstab look runs/trl-dump
 
-Eight optimizer steps over four generations of 64 responses, on two processes with four micro-batches each; some minutes
-on two CPU cores. `examples/dump-smollm2` is what it wrote. What a script of yours needs is the line with DumpCallback.
+Eight optimizer steps over four generations of 64 responses, on two processes with four micro-batches each; it takes
+minutes on two CPU cores. `examples/dump-smollm2` is what it wrote. Your script needs only the line with DumpCallback.
 """
 
 import argparse

@@ -5,7 +5,7 @@
 #   python3 examples/data_preprocess/gsm8k.py --local_save_dir ~/data/gsm8k      # of verl's repository
 #   examples/verl_grpo.sh                                  # further settings of verl may follow
 #
-# What differs from a run of verl alone is one line: loss_mode.
+# It differs from a run of plain verl in one line: loss_mode.
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 OBJECTIVE="${OBJECTIVE:-$here/objective.yaml}"

@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
         return _failed(f"{type(error).__name__}: {error}{_notes(error)}")
     except MemoryError as error:
         larger = "rollout.prompts, rollout.batch_size, optimisation.micro_batch_size or evaluation.prompts"
-        return _failed(f"MemoryError: {str(error) or 'no more can be had'}. Lower {larger}.")
+        return _failed(f"MemoryError: {str(error) or 'out of memory'}. Lower {larger}.")
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO) or error.filename is not None:
             raise
@@ -93,12 +93,12 @@ def _parser() -> argparse.ArgumentParser:
         *OLD_NAMES,
     )
     logs = "run folder, results file, trainer_state.json of TRL, log of verl (.jsonl), CSV of wandb, export of prime-rl"
-    look.add_argument("paths", nargs="*", metavar="PATH", help=f"{logs}, dump (what lies in this folder)")
+    look.add_argument("paths", nargs="*", metavar="PATH", help=f"{logs}, dump (everything in this folder)")
     look.add_argument("--methods", nargs="+", default=[], metavar="METHOD", help="files or names (all)")
     look.add_argument("--out", metavar="PAGE.html", help="the page (look.html in the folder of the run)")
-    look.add_argument("--model", metavar="FOLDER", help="run this model to add entropies and what else a dump lacks")
+    look.add_argument("--model", metavar="FOLDER", help="run this model to add the signals that a dump lacks")
     look.add_argument("--tokenizer", metavar="FOLDER", help="tokenizer for a dump that has none")
-    look.add_argument("--fail-on", nargs="+", default=[], metavar="SIGN", help="end with exit code 3 if one is there")
+    look.add_argument("--fail-on", nargs="+", default=[], metavar="SIGN", help="end with exit code 3 if one is present")
     look.add_argument("--json", dest="as_json", action="store_true", help="print JSON, with one entry per run")
     look.add_argument("--follow", dest="follows", action="store_true", help="print each sign of a run as it appears")
     look.add_argument("--open", dest="open_page", action="store_true", help="open the page in a browser")
@@ -119,18 +119,18 @@ def _parser() -> argparse.ArgumentParser:
 
     check = command(_check, "try what is local and cheap, and say what a run needs and costs")
     _takes_file(check, "run file, or a file with only an objective", "run", "objective")
-    check.add_argument("--host", metavar="NAME", help="what the adapter of another trainer makes of it, such as trl")
+    check.add_argument("--host", metavar="NAME", help="how the adapter of another trainer runs it, such as trl")
     check.add_argument("--settings", metavar="FILE", help="with --host: your settings of TRL or verl, checked as well")
 
-    command(_doctor, "say which device, extras and other trainers are there, and whether the adapters work")
+    command(_doctor, "say which device, extras and other trainers are available, and whether the adapters work")
 
-    explain = command(_explain, "explain in words what an objective does and costs, and which recipe it is")
+    explain = command(_explain, "explain in words what an objective does, needs and costs")
     source = _takes_file(explain, "run or objective file, or names such as s2t,stare")
     source.add_argument("--preset", metavar="NAME", help="a preset instead of a file")
     explain.add_argument("--markdown", action="store_true", help="print Markdown")
 
     schema = command(_schema, "write the JSON Schema of run files, for editors")
-    schema.add_argument("--out", help="file to write; standard output without it")
+    schema.add_argument("--out", help="file to write (standard output)")
 
     bench = command(_bench, "compare methods: settings x methods x seeds of a YAML file")
     _takes_file(bench, "bench file", "bench", settings=False)
@@ -143,15 +143,15 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--retry", action="store_true", help="repeat failed runs")
     bench.add_argument("--dry-run", action="store_true", help="run nothing; list the runs and the work they take")
 
-    probe = command(_probe, "say which instability a method withstands, up to which dose, and what it costs")
+    probe = command(_probe, "say which instabilities a method withstands, up to what dose, and at what cost")
     probe.add_argument("asked", nargs="*", metavar="METHOD", help="method, preset, stage, FILE.yaml, or file.py:Class")
     probe.add_argument("--probe", dest="names", action="append", default=[], metavar="NAME", help="this one (all)")
     probe.add_argument("--quick", action="store_true", help="three doses and three seeds")
-    probe.add_argument("--model", metavar="NAME", help="on another model than the small one, such as smollm2")
+    probe.add_argument("--model", metavar="NAME", help="on a model other than the small one, such as smollm2")
     probe.add_argument("--out", default="runs/probe", help="folder of the runs and the map (runs/probe)")
     probe.add_argument("--records", action="append", default=[], metavar="FILE.jsonl", help="more recorded runs")
     probe.add_argument("--workers", type=_count, help="runs in parallel, one thread each (one per CPU)")
-    probe.add_argument("--dry-run", action="store_true", help="run nothing; say how much there is to run")
+    probe.add_argument("--dry-run", action="store_true", help="run nothing; say how much remains to run")
     probe.add_argument("--retry", action="store_true", help="repeat failed runs")
 
     report = command(_report, "compare finished runs: one HTML file, figures, Markdown tables")
@@ -351,7 +351,7 @@ def _look(options: argparse.Namespace) -> int:
     from rlstab.look.look import look
 
     if options.called in OLD_NAMES and not options.as_json:  # what reads JSON may read both streams as one
-        print(f"rlstab {options.called} is rlstab look now; the old name goes with the next release", file=sys.stderr)
+        print(f"rlstab {options.called} is rlstab look now; the next release drops the old name", file=sys.stderr)
     if options.called == "replay":  # took methods after its dump
         options.paths, options.methods = options.paths[:1], [*options.paths[1:], *options.methods]
     return look(**_given(options), console=Terminal())

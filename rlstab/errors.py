@@ -18,11 +18,11 @@ class RlstabError(Exception):
 
 
 class Conflict(RlstabError, ValueError):
-    """Two methods of one composition cannot both hold."""
+    """Two methods of one composition contradict each other."""
 
 
 class FitWarning(UserWarning):
-    """A method is composed without what its source describes it with."""
+    """A method is composed without something that its source combines it with."""
 
 
 class MissingSignal(RlstabError, KeyError):

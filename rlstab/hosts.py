@@ -73,9 +73,9 @@ class Host:
         live: outputs of the live policy that can be differentiated in addition to the log-probs.
         release: that the adapter supports.
         how: signals that it gives only with a setting, each with what to set.
-        otherwise: what to do about a signal that no setting gives, other than to remove the method; ``{name}`` is its
+        otherwise: what to do about a signal that no setting gives, other than removing the method; ``{name}`` is its
             name.
-        spared: when the evidence of a step costs no forward although a method reads it.
+        spared: when the evidence of a step costs no forward pass although a method reads it.
         section: the host's name for the settings that an objective needs.
         settings: that an objective needs, by name.
         deterministic: its setting with which a GPU adds in a fixed order; an adapter does not set it.
@@ -106,7 +106,7 @@ class Host:
         return f"{self.name} {self.release}".strip()
 
     def cure(self, name: str) -> str:
-        """What to do about a signal that it lacks, other than to remove the method."""
+        """What to do about a signal that it lacks, other than removing the method."""
         return self.how.get(name, self.otherwise.format(name=name))
 
     def lacks(self, objective: TokenObjective) -> list[str]:
@@ -159,7 +159,7 @@ def trl_settings(objective: TokenObjective) -> dict[str, HostSetting]:
         else HostSetting(0.0, lambda value: not value, _UNREAD)
     }
     unbiased = [estimator == "k3_unbiased" for estimator in estimators] or [True]
-    why = f"the objective decides: its 'kl' has estimator {estimators[0]}" if estimators else "it acts on 'kl' alone"
+    why = f"the objective decides: its 'kl' has estimator {estimators[0]}" if estimators else "it acts only on 'kl'"
     settings["use_bias_correction_kl"] = HostSetting(unbiased[0], lambda value: value in unbiased, why)
     excluding = own_correction(objective)
     if excluding is not None:

@@ -1,7 +1,7 @@
 """What ``rlstab check`` tries of a run: everything local and cheap that ``rlstab train`` would refuse in seconds.
 
 The data are opened, one answer is scored, the tokenizer and the configuration of the model are read. No weights are
-loaded, nothing is asked of the network, and the trainer is not imported.
+loaded, the network is not used, and the trainer is not imported.
 """
 
 from __future__ import annotations

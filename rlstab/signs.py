@@ -44,7 +44,7 @@ BROKEN = 0.5
 ENDED = 0.9
 #: ... and it is at least this much less than at the start.
 ENDED_DROP = 0.1
-#: More zero-variance groups than this share leave next to no gradient; ordinary runs stay at half.
+#: More zero-variance groups than this share leave next to no gradient; in ordinary runs it is about half.
 ZERO_STD = 0.9
 #: ... unless the reward is so high that the groups are solved instead.
 SOLVED = 0.9
@@ -493,7 +493,7 @@ def truncation(run: Run, metric: Metric) -> Sign:
 def sampler_mismatch(run: Run, metric: Metric) -> Sign:
     """Both have the same weights in the first line of the log."""
     step, first, most = int(metric.steps[0]), float(metric.values[0]), MISMATCH[metric.name]
-    text = f"{metric.name} is {first:.3g} in the first line of the log, {most:g} would be much"
+    text = f"{metric.name} is {first:.3g} in the first line of the log, at most {most:g} is normal"
     if step > 1:
         text += f"; that is step {step}, where a sampler may also be behind"
     return _told(step if first > most else None, text)
@@ -618,7 +618,7 @@ def _part(task: Metric, other: Metric, form: bool, taught: bool) -> int | None:
     "kl/value",
 )
 def kl_drift(run: Run, metric: Metric) -> Sign:
-    """A single step may have a token that is all of it, so none counts as more than twice the threshold."""
+    """One token may make up all of the KL of a step, so no step counts as more than twice the threshold."""
     step = _state(metric, replace(metric, values=np.minimum(metric.values, 2 * KL)).means > KL)
     return _told(step, f"from {metric.means[0]:.3g} to {metric.means[-1]:.3g} nats per token")
 
@@ -634,7 +634,7 @@ def kl_drift(run: Run, metric: Metric) -> Sign:
     bins=SETTLED,
 )
 def difficulty(run: Run, metric: Metric) -> Sign:
-    """Without the share of such groups, only a reward of nothing or of everything shows it."""
+    """Without the share of such groups, only a reward near 0 or near its maximum shows it."""
     reward, shares = _tasks(run)[0], metric.means
     if len(reward.ends) < SETTLED:
         return _short(reward, len(reward.ends), SETTLED) if len(reward.ends) else _missing("reward/mean")
@@ -647,7 +647,7 @@ def difficulty(run: Run, metric: Metric) -> Sign:
     middle = int(reward.ends[len(reward.ends) // 2])
     rises = _rises(reward, int(reward.ends[0])) and reward.end - reward.means[0] > HARD / 5
     rests = not rises if level in ("easy", "hard") else _stalls(reward, middle)
-    # estimated, a bin is all or nothing, and a reward of nearly nothing wavers around the threshold
+    # an estimated share is 0 or 1 in a bin, and a reward close to 0 wavers around the threshold
     always = (shares.mean() if estimated else shares.min()) > EQUAL
     if len(shares) >= 2 * SETTLED and always and rests:
         return _told(int(metric.steps[0]), text)

@@ -45,7 +45,7 @@ class BrowserPage:
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    """A headless chromium for the tests of one module; an event loop of its own must not outlive them."""
+    """A headless chromium for the tests of one module; their event loop must not outlive them."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="needs the Python package playwright")
     program = next(filter(None, map(shutil.which, NAMES)), None)
     if program is None:

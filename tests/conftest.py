@@ -11,7 +11,7 @@ torch.set_num_threads(1)
 # a shell starts jobs in the background with SIGINT ignored, which tests that interrupt themselves would inherit
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# the same draws in every run, and no opinion about how fast a busy machine is
+# the same draws in every run, and no deadline, because a machine may be busy
 hypothesis.settings.register_profile(
     "repeatable",
     deadline=None,

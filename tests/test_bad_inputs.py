@@ -1,4 +1,4 @@
-"""Bad input by command and by kind: one error that ends with what to do, and nothing of the user's is changed.
+"""Bad input by command and by kind: one error that ends with what to do, and none of the user's files is changed.
 
 Each row is one kind of input to one command, run in this process in a folder of its own.
 """
@@ -109,7 +109,7 @@ TEXTS: dict[str, Text] = {
     "is nested deeply": "objective: " + "[" * 1500 + "]" * 1500,
     "has 5,000 digits": f"objective: s2t\nseed: {DIGITS}\n",
     "has null as a key": "objective: s2t\nnull: 3\n",
-    "merges what is no mapping": "objective: s2t\n<<: 5\n",
+    "merges something that is not a mapping": "objective: s2t\n<<: 5\n",
 }
 #: Paths at which no file can be read: what to write, and how it comes to be.
 PATHS: dict[str, tuple[str, Prepare]] = {
@@ -122,7 +122,7 @@ PATHS: dict[str, tuple[str, Prepare]] = {
     "has an empty name": ("", lambda folder: None),
     "has a name that steers a terminal": (f"{ESC}.yaml", lambda folder: None),
     "has a name that is no UTF-8": (os.fsdecode(b"\xff\xfe.yaml"), lambda folder: None),
-    "is a device without end": ("/dev/zero", lambda folder: None),
+    "is an endless device": ("/dev/zero", lambda folder: None),
     "is a pipe": ("f.yaml", lambda folder: os.mkfifo(folder / "f.yaml")),
     "is a socket": ("s", lambda folder: os.mknod(folder / "s", stat.S_IFSOCK)),
     "is the memory of the machine": ("/proc/kcore", lambda folder: None),
@@ -170,7 +170,7 @@ CODE: dict[str, Text] = {
     "is nested deeply": "x = " + "(" * 10000 + ")" * 10000,
     "calls itself": "def f(): f()\nf()\n",
     "is empty": "",
-    "raises what is no text": "class E(Exception):\n    def __str__(self): return 5\nraise E\n",
+    "raises an error whose text is a number": "class E(Exception):\n    def __str__(self): return 5\nraise E\n",
     "steers a terminal": f"raise ValueError({ESC!r})\n",
     "raises many lines": "raise ValueError('a\\n' * 100)\n",
     "has a lone surrogate": "raise ValueError('\\ud800')\n",
@@ -216,7 +216,7 @@ for kind, text in LINES.items():
     row(["train", "f.yaml", "--set", "task={name: jsonl, path: p.jsonl}"], f"a file of prompts {kind}", files=files)
 row(
     ["train", "f.yaml", "--set", "task={name: jsonl, path: pipe}"],
-    "prompts from a pipe that nobody writes",
+    "prompts from a pipe that is never written to",
     files={"f.yaml": RUN},
     prepare=lambda folder: os.mkfifo(folder / "pipe"),
 )
@@ -225,7 +225,7 @@ row(
 
 
 def model(name: str, content: bytes | None) -> Prepare:
-    """The shipped model with another file, and code that nobody may run."""
+    """The shipped model with another file, and code that must not run."""
 
     def prepare(folder: Path) -> None:
         shutil.copytree(MODEL, folder / "model")
@@ -343,7 +343,7 @@ rows(
 OUTS = ["--out=/dev/full", "--out=.", "--out=t.jsonl/x", "--out=", "--out=f.txt"]
 rows("look t.jsonl", OUTS, files={**TRACE, "f.txt": "mine"})
 row("look t.jsonl --out t.jsonl", "a page onto the file that it is of", files=TRACE, names="t.jsonl")
-row("look t.jsonl", "another page beside the file", files={**TRACE, "t.look.html": "mine"}, names="t.look.html")
+row("look t.jsonl", "another page next to the file", files={**TRACE, "t.look.html": "mine"}, names="t.look.html")
 for option in [
     *("--out=/dev/full", "--out=f.txt", "--out=f.txt/x", "--out=round", f"--out={LONG}"),
     *("--export=/dev/full", "--export=.", "--markdown=/dev/full", "--markdown=."),
@@ -394,7 +394,7 @@ for command in ("init dapo", "schema"):
 
 
 def snapshot(folder: Path) -> dict[Path, tuple[int, bytes]]:
-    """Kind and content of each path in a folder, less what Python writes beside a module of the user's."""
+    """Kind and content of each path in a folder, less what Python writes next to a user's module."""
     paths = [path for path in folder.rglob("*") if "__pycache__" not in path.parts]
     ordinary = {path for path in paths if path.is_file() and not path.is_symlink()}
     return {path: (path.lstat().st_mode, path.read_bytes() if path in ordinary else b"") for path in paths}

@@ -163,7 +163,7 @@ def test_a_method_of_another_package_is_listed_too(rlstab_command, monkeypatch):
     monkeypatch.setattr("rlstab.explain.catalogue.METHODS", registry)
     code, out, _ = rlstab_command("list")
     assert code == 0
-    assert " mine Do what [bold]mine[/] does." in out  # brackets are no markup
+    assert " mine Do what [bold]mine[/] does." in out  # brackets are not markup
 
 
 def test_schema_goes_to_standard_output_or_a_file(rlstab_command, tmp_path):

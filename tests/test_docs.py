@@ -51,7 +51,7 @@ def run(text: str, name: str, namespace: dict[str, Any]) -> None:
 
 
 def close(text: str) -> str:
-    """The last digit of a figure may be another on another processor."""
+    """The last digit of a figure may differ on another processor."""
     return re.sub(r"\d+\.\d+", lambda figure: f"{float(figure[0]):.2f}", text)
 
 
@@ -85,7 +85,7 @@ def test_yaml_in_the_documents_and_every_example_loads(monkeypatch: pytest.Monke
         (load_bench if {"base", "command"} & data.keys() else load_run if "model" in data else load_objective)(file)
         if not {"base", "command"} & data.keys():
             with no_fit_warnings():
-                assert notes(*read(str(file), {})) == [], file  # `check` has nothing to object
+                assert notes(*read(str(file), {})) == [], file  # `check` has no objection
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)

@@ -54,7 +54,7 @@ def losses(method: TokenObjective) -> list[Any]:
 
 @pytest.mark.parametrize("most", [40, pytest.param(10**6, marks=pytest.mark.slow)])
 def test_words_name_every_field_and_every_setting_that_acts(most: int) -> None:
-    """What the words leave out has no effect beside the other settings."""
+    """What the words leave out has no effect given the other settings."""
     compared = 0
     for cls in SHIPPED:
         several = instances(cls)
@@ -87,7 +87,7 @@ def test_the_story_is_told_in_the_order_of_the_loss() -> None:
     ]  # fmt: skip
     assert any("top_entropy`, among the tokens that `s2t` keeps" in line for line in story(objective, None, None))
     assert STORY.keys() == {*WRITABLE, "report"}
-    # that there is no trust region is told where nothing takes its place
+    # that there is no trust region is said where nothing replaces it
     for names, told in (([], True), (["fipo"], True), (["gspo"], True), (["gspo", "sapo"], False)):
         methods = [METHODS.get(name)() for name in names]
         assert ("Trust region" in dict(heads(story(compose(*methods), None, None)))) == told

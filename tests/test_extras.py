@@ -81,7 +81,7 @@ def test_every_line_that_installs_rlstab_works_in_a_clone() -> None:
     assert set(",".join(extras).split(",")) <= PROJECT["optional-dependencies"].keys()
     unpinned = [line for line in installed if re.search(r"-e ['\"]?\.\[", line) and "-c constraints" not in line]
     unpinned = [line for line in unpinned if not any(f".[{extra}]" in line for extra in PINNED)]
-    assert unpinned == [], "without the constraints, releases come that nobody tested"
+    assert unpinned == [], "without the constraints, untested releases would be installed"
     assert how_to_install("train", "report").endswith("pip install -c constraints.txt -e '.[train,report]'")
     assert how_to_install("axolotl").endswith("pip install -e '.[axolotl]'")
     assert how_to_install("verl").endswith("pip install -c constraints-verl.txt -e '.[verl]'")
@@ -98,7 +98,7 @@ def test_a_peft_that_transformers_refuses_is_answered_with_releases_that_fit(mon
         load_model("countdown-tiny", adapter=AdapterSettings())
 
 
-#: What an install without any extra does, and how it ends. Nothing is there to read for `runs`.
+#: What an install without any extra does, and how it ends. There is nothing to read for `runs`.
 LIGHT = {
     "": 0,
     "list": 0,

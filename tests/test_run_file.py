@@ -1,4 +1,4 @@
-"""What one starts from: the examples, in which nothing is idle, and the run files that ``rlstab init`` writes."""
+"""What users start from: the examples, in which nothing is idle, and the run files that ``rlstab init`` writes."""
 
 import itertools
 import re
@@ -19,12 +19,12 @@ ROOT = Path(rlstab.__file__).parents[1]
 
 @pytest.fixture(autouse=True)
 def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Far from the clone."""
+    """Outside the clone."""
     monkeypatch.chdir(tmp_path)
 
 
 def commented(above: str, line: str) -> bool:
-    """Whether a line is empty, a comment, has one beside it or above, or only opens what it holds."""
+    """Whether a line is empty, a comment, has one next to it or above, or only opens what it holds."""
     opens = re.fullmatch(r" *(outer|inner|method):", line)
     return not line or bool(opens) or " # " in f" {line}" or above.lstrip().startswith("# ")
 

@@ -1,4 +1,4 @@
-"""The guard for files of others: what it refuses at once, and the numbers that it lets through."""
+"""The guard for foreign files: what it refuses at once, and the numbers that it lets through."""
 
 import math
 import os

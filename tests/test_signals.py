@@ -79,7 +79,7 @@ def mixed(rows):
 
 
 def total(result, needs, mix):
-    """A loss in which every row of every signal has a weight of its own."""
+    """A loss in which every row of every signal has a separate weight."""
     parts = [(result[name] * weights).sum() for name, weights in zip(sorted(needs), mix, strict=False)]
     return sum(parts) if parts else torch.zeros(())
 

@@ -33,7 +33,7 @@ def norms(values: list[float]) -> dict[str, list[float]]:
 SPIKE = norms([31.5 if place == 44 else 0.5 for place in range(LENGTH)])
 EQUAL = [*ramp(0.5, 1.0, start=30)[:60], *[0.99] * 40]
 START = [{"rollout": 0, "eval/mean": 0.35}]
-#: A sign, curves, and the step at which it begins; None where it is not there.
+#: A sign, curves, and the step at which it begins; None where it is absent.
 CASES: list[tuple[str, dict[str, Any], int | None]] = [
     ("reward_fall", {"reward/mean": noisy([*ramp(0.2, 0.4)[:60], *np.linspace(0.3, 0.05, 40)])}, 77),
     ("reward_fall", {"reward/mean": [0.05] * 10 + [0.0] * 90}, 11),  # died at once
@@ -76,7 +76,7 @@ def long(first: float, last: float, start: int = 0, size: float = 0.0) -> list[f
 
 
 def every(values: Sequence[float], steps: int = 25) -> list[float]:
-    """Only every so many steps, as evaluations are."""
+    """Only every few steps, as evaluations are."""
     return [value if step % steps == 0 else np.nan for step, value in enumerate(values, 1)]
 
 
@@ -84,7 +84,7 @@ RISES = long(0.2, 0.7, size=0.02)
 #: Rises until step 150, and no longer.
 LEVEL = noisy([*np.linspace(0.2, 0.6, 150), *[0.6] * 250], 0.02)
 FALLEN = noisy([*np.linspace(0.2, 0.45, 150), *np.linspace(0.45, 0.2, 250)], 0.01)
-#: A sign that the report does not count, curves, and between which steps it begins; None where it is not there.
+#: A sign that the report does not count, curves, and between which steps it begins; None where it is absent.
 OTHERS: list[tuple[str, dict[str, Any], tuple[int, int] | None]] = [
     ("clipped", {"ratio/clipped": long(0.1, 0.5, 150), "reward/mean": LEVEL}, (150, 260)),
     ("clipped", {"ratio/clipped": long(0.1, 0.5, 150), "reward/mean": RISES}, None),  # no harm

@@ -1,4 +1,4 @@
-"""What a method makes of tokens, by differentiating the real loss: no picture has a formula of its own.
+"""What a method makes of tokens, by differentiating the real loss: no picture has its own formula.
 
 Every method is measured on one optimizer step that is the same for all, a cloud of tokens with the statistics of a
 real one, and on a single token that is moved while the method judges it by the statistics of that step.
@@ -214,7 +214,7 @@ SAME = 0.01
 
 @dataclass(frozen=True)
 class Case:
-    """What holds beside the ratio: the token's old probability and entropy, who moves with it, and when."""
+    """What holds besides the ratio: the token's old probability and entropy, who moves with it, and when."""
 
     probability: float = 0.1
     entropy: float = 0.3
@@ -223,7 +223,7 @@ class Case:
 
 
 BASE = Case()
-#: By what may matter beside the ratio: the cases that are compared, the first of them :data:`BASE`.
+#: By what may matter besides the ratio: the cases that are compared, the first of them :data:`BASE`.
 MATTERS: Mapping[str, Mapping[str, Case]] = {
     "By what the rest of its response does": {"it alone": BASE, "all of its response": Case(together=True)},
     "By its old probability p": {"p = 0.1": BASE, "p = 0.5": Case(probability=0.5), "p = 0.01": Case(probability=0.01)},

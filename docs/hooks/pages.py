@@ -153,7 +153,7 @@ def interacts(cls: type[TokenObjective]) -> Iterator[tuple[str, str]]:
             yield "Conflict", f"{names(rivals)} can define the {slot} as well; only one method of a composition may."
     for field, rival in (RIVALS, RIVALS[::-1]):
         if field in writes:
-            yield "Conflict", f"no method with {rival} beside it: {names(writers(rival))}. Both are trust regions."
+            yield "Conflict", f"no method with {rival} next to it: {names(writers(rival))}. Both are trust regions."
     for key, why in excluded(cls).items():
         yield "Conflict", f"{whom(key)}: {why}"
     for other in methods():

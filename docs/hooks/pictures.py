@@ -64,7 +64,7 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "tokens": (
         "Single tokens",
         "The tokens of one optimizer step: probability across (10⁻⁵ to 1), entropy upwards (10⁻⁴ to 3 nats), both "
-        "logarithmic; rewarded tokens on the left, punished ones on the right. Grey is left alone, black dropped or "
+        "logarithmic; rewarded tokens on the left, punished ones on the right. Grey is unchanged, black dropped or "
         "without weight, orange to red damped, blue boosted, green under a penalty.",
     ),
     "responses": (
@@ -201,7 +201,7 @@ _ACROSS = {
 
 
 def _over_ratios(method: TokenObjective, moved: str) -> tuple[Panel, ...]:
-    """A panel for each thing that matters beside the ratio; none where it is the coefficient of untouched tokens."""
+    """A panel for each thing that matters besides the ratio; none where it is the coefficient of untouched tokens."""
     curves = over_ratios(method, moved)
     plain = torch.zeros_like(curves[BASE]) if moved == "reference" else untouched(moved)
     if moved != "reference" and not any(differ(values, plain) for values in curves.values()):
@@ -245,7 +245,7 @@ def _told_of_ratios(method: TokenObjective, moved: str, several: bool) -> str:
     if several:
         told.append("A line ends where a probability would be above 1.")
     if moved == "reference":
-        told = ["What the penalty alone puts before the gradient of a token's log-prob; its advantage is 0."]
+        told = ["What only the penalty puts before the gradient of a token's log-prob; its advantage is 0."]
     if measures(method):
         told.append("Statistics of the step are those of the step in the gallery's clouds.")
     if method.init_state():

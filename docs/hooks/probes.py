@@ -17,7 +17,7 @@ from rlstab.probe.rows import row
 from rlstab.probe.score import QUICK_SEEDS, Outcomes, score
 from rlstab.probe.suite import FIXED, START, probes
 
-#: By model, the page of its map beside those of its probes; the small model has no name.
+#: By model, the page of its map next to those of its probes; the small model has no name.
 MAPS = {None: "map.html", "smollm2": "smollm2-map.html"}
 
 
@@ -39,7 +39,7 @@ def outcomes(page: str) -> str:
     """What came of the probes of a page: what was predicted for each row, and what was seen; nothing without runs."""
     model = page if page in MAPS else None
     whole, own = drawn(model), {probe.name for probe in probes(model=model) if model or probe.name == page}
-    lines = ["| row | predicted | held | tolerated dose against the base's | price |", "|---|---|---|---|---|"]
+    lines = ["| row | predicted | held | tolerated dose relative to the base's | price |", "|---|---|---|---|---|"]
     for place, column in enumerate(whole.columns):
         for key, title in whole.rows.items():
             cell = whole.cells[key, place]

@@ -60,7 +60,7 @@ LINK = re.compile(r"(\]\()(?!https?:|#|mailto:)([^)#\s]+)((?:#[^)]*)?\))")
 REQUEST = re.compile(
     r"<(?:script|img|iframe|source)[^>]+src=\"(https?://[^\"]+)|<link[^>]+rel=\"(?:stylesheet|preconnect|icon)\"[^>]+href=\"(https?://[^\"]+)"
 )
-#: Where the page of a probe lies, beside its bench file.
+#: Where the page of a probe lies, next to its bench file.
 PROBES = "rlstab/probe/suite/"
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml", ".sh": "sh", ".json": "json"}
 

@@ -21,7 +21,7 @@ def correct(prompts: list[str], completion_ids: list[list[int]], index: list[int
 
 
 def rows(*_: Any, **__: Any) -> tuple[Callable[..., dict[str, Any]], dict[str, Any]]:
-    """The transformation that axolotl applies to the rows of the file, which are ready."""
+    """The transformation that axolotl applies to the rows of the file; they need none."""
     return (lambda row, **_: row), {}
 
 

@@ -19,7 +19,7 @@ from rlstab.adapters.trl import RLStabGRPOTrainer
 
 @dataclass
 class Recipe:
-    """What a recipe says beside TRL's settings."""
+    """What a recipe says in addition to TRL's settings."""
 
     model: str = field(metadata={"help": "name on the Hub, or a folder"})
     objective: str = field(metadata={"help": "YAML file of the objective"})

@@ -53,7 +53,7 @@ class RLStabPlugin(BasePlugin):  # type: ignore[misc]  # mypy cannot resolve axo
         ]
         told = [f"Write {name}: {value}" for holds, name, value in wrong if holds]
         if told:
-            raise ConfigError(f"the plugin of rlstab trains by axolotl's GRPO trainer alone. {', and '.join(told)}.")
+            raise ConfigError(f"the plugin of rlstab works only with axolotl's GRPO trainer. {', and '.join(told)}.")
         cfg["trainer_cls"] = ours
 
 

@@ -169,7 +169,7 @@ class DataLevel:
             batches: the part of this rank in the optimizer step, by :meth:`TokenBatch.from_padded`; empty on a rank
                 without responses. If log-probs at the start of the optimizer step are not given, the old ones are used,
                 as with ``refresh: rollout``.
-            comm: the ranks that share the optimizer step, all of which call this; None is this process alone.
+            comm: the ranks that share the optimizer step, all of which call this; None is only this process.
 
         Raises:
             NonFinite: there is NaN or Inf in the evidence of any rank; every rank raises, and the state does not

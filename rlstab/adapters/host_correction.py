@@ -1,4 +1,4 @@
-"""A host's correction for the mismatch between sampler and trainer, as a method among those of the user."""
+"""A host's correction for the mismatch between sampler and trainer, as a method next to those of the user."""
 
 from __future__ import annotations
 

@@ -20,7 +20,9 @@ Methods: TypeAlias = list[dict[str, Any]]
 TRL_LOSS, TRL_OTHER, TRL_STEPS = facts("trl")["loss"], facts("trl")["kept"], facts("trl")["steps"]
 #: Settings of ``actor_rollout_ref.actor`` and its ``policy_loss`` that decide verl's loss, with their defaults.
 VERL_LOSS = facts("verl")["loss"]
-#: Losses that average over responses, whatever ``loss_agg_mode`` is.
+#: Losses of TRL that are means over tokens; its entropy bonus always is.
+_OVER_TOKENS = ("dapo", "cispo", "vespo", "bnpo")
+#: Losses of verl that average over responses, whatever ``loss_agg_mode`` is.
 _OVER_RESPONSES = ("sapo", "geo_mean")
 _VERL_KL: Mapping[str, str] = {
     **{"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "mse+": "k2", "k2+": "k2", "low_var_kl": "k3", "k3": "k3"},
@@ -74,12 +76,13 @@ def objective_of(config: Any) -> Methods:
     if config.off_policy_mask_threshold is not None:
         anchor = "rollout" if config.use_vllm else "old"
         methods.append({"name": "off_policy_mask", "max_gap": config.off_policy_mask_threshold, "anchor": anchor})
+    over = {} if kind in _OVER_TOKENS else {"aggregate": "token_mean"}
     if config.use_adaptive_entropy:
         price = {"initial": config.entropy_coef, "increment": config.entropy_coef_delta}
         price |= {"low": config.entropy_coef_min, "high": config.entropy_coef_max}
-        methods.append({"name": "adaptive_entropy", "target_entropy": config.entropy_target, **price})
+        methods.append({"name": "adaptive_entropy", "target_entropy": config.entropy_target, **price, **over})
     elif config.entropy_coef:
-        methods.append({"name": "entropy_bonus", "coefficient": config.entropy_coef})
+        methods.append({"name": "entropy_bonus", "coefficient": config.entropy_coef, **over})
     if config.beta:
         estimator = "k3_unbiased" if config.use_bias_correction_kl else "k3"
         methods.append({"name": "kl", "coefficient": config.beta, "estimator": estimator, "cap": None})
@@ -101,7 +104,6 @@ def _clip(config: Any, high: float) -> dict[str, Any]:
 def deviations_of(config: Any) -> list[str]:
     """A sentence for each way in which :func:`objective_of` differs from TRL's loss; empty if it is exact."""
     cut = config.gradient_accumulation_steps > 1 or config.world_size > 1
-    by_token = config.loss_type in ("dapo", "cispo", "vespo", "bnpo")
     sequence_kl = config.beta and config.use_bias_correction_kl and config.importance_sampling_level == "sequence"
     weighted = any(method.get("anchor") and method["name"] == "vespo" for method in objective_of(config))
     every = config.steps_per_generation > config.gradient_accumulation_steps
@@ -109,17 +111,12 @@ def deviations_of(config: Any) -> list[str]:
     step = "the objective that of the step"
     told = [
         (config.loss_type == "bnpo" and cut, f"bnpo: TRL takes the mean of each micro-batch, {step}."),
-        (by_token and every, "tokens: TRL divides by those of the generation, scaled; the objective by the step's."),
+        (
+            config.loss_type in _OVER_TOKENS and every,
+            "tokens: TRL divides by those of the generation, scaled; the objective by the step's.",
+        ),
         (quantile and cut, f"top_entropy: TRL takes the quantile of each micro-batch, {step}."),
-        (
-            bonus and config.loss_type == "luspo",
-            "entropy: TRL takes its mean over tokens, the objective its sum over a response, as of the loss. Divide "
-            "entropy_coef by the mean length.",
-        ),
-        (
-            bonus and config.loss_type != "luspo" and (cut or not by_token),
-            "entropy: TRL takes its mean over a micro-batch, the objective as its loss.",
-        ),
+        (bonus and cut, f"entropy: TRL takes the mean of each micro-batch, {step}."),
         (bonus and quantile, "entropy: TRL pays for the tokens of its top-entropy mask, the objective for all."),
         (config.use_adaptive_entropy, "adaptive_entropy: TRL judges a step by the entropy of the one before."),
         (sequence_kl, "kl: TRL multiplies it by the ratio of the response, the objective by that of the token."),
@@ -235,7 +232,7 @@ def read_settings(host: str, path: str | Path) -> dict[str, Any]:
     given = {name: value for name, value in data.items() if name in defaults}
     below = [name for name, part in data.items() if isinstance(part, Mapping) and part.keys() & defaults.keys()]
     if below and not given:
-        raise ConfigError(f"{path}: the settings are below '{below[0]}'. Put what is there into a file of its own.")
+        raise ConfigError(f"{path}: the settings are below '{below[0]}'. Put them into a separate file.")
     for name, value in given.items():
         _check_kind(f"{path}: {name}", value, defaults[name])
         if name in steps and (value < 1 if isinstance(value, int) else isinstance(value, float)):

@@ -1,4 +1,4 @@
-"""Identities of responses and prompts that depend on their tokens alone, not on the rank, the cut or the run."""
+"""Identities of responses and prompts that depend only on their tokens, not on the rank, the cut or the run."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def check_trl_settings(config: Any, objective: Composition, *, derived: bool = F
 
     Args:
         config: a ``GRPOConfig``, as TRL completed it, or an object with its attributes.
-        objective: what the trainer shall train by.
+        objective: by which the trainer is to train.
         derived: whether the objective includes what the settings of ``TRL_LOSS`` say.
 
     Raises:
@@ -171,7 +171,7 @@ def check_verl_settings(actor: Mapping[str, Any], objective: TokenObjective, *, 
             lines.append(f"{section}.{sentence}. Write {section}.{name}={flow(value)}{hint}.")
     engine = get("strategy", ENGINES[0])
     if engine not in ENGINES:
-        lines.append(f"{_ACTOR}.strategy = {engine!r}: the adapter knows FSDP alone. Write {_ACTOR}.strategy=fsdp2.")
+        lines.append(f"{_ACTOR}.strategy = {engine!r}: the adapter supports only FSDP. Write {_ACTOR}.strategy=fsdp2.")
     if distilled:
         lines.append("distillation.enabled = True adds a loss to the objective. Write distillation.enabled=false.")
     if lines:

@@ -81,7 +81,7 @@ def register(objective: str | Path | Mapping[str, Any] | list[Any] | TokenObject
         for sentence, (name, value) in zip(wrong, write.items(), strict=True)
     ]
     if config.trainer.strategy != "fsdp":
-        lines.append(f"trainer.strategy = {config.trainer.strategy!r}: the adapter knows FSDP alone. Write fsdp.")
+        lines.append(f"trainer.strategy = {config.trainer.strategy!r}: the adapter supports only FSDP. Write fsdp.")
     if lines:
         raise ConfigError("\n  ".join(lines))
     PolicyLossRegistry.register(NAME, PolicyLoss(chosen))
@@ -147,7 +147,7 @@ class PolicyLoss:
     def _batch(self, worker: Any, part: Any, tokens: float, seen: Counter[bytes]) -> tuple[TokenBatch, Tensor]:
         """The evidence about a micro-batch, and the number of its tokens without a log-prob of the sampler."""
         if part.get("pixel_values") is not None:
-            raise HostError("the adapter for SkyRL does not pass on images. Train a model of text alone.")
+            raise HostError("the adapter for SkyRL does not pass on images. Train a text-only model.")
         needs, device = self.objective.needs, next(worker.model.parameters()).device
         names = (*_READ, *(column for column, _ in COLUMNS.values()))
         columns = {name: part.get(name).to(device) for name in names if part.get(name) is not None}

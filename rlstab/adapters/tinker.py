@@ -51,7 +51,7 @@ class TinkerLoss:
 
     Each ``Datum`` has ``(N,)`` fields: ``target_tokens``; ``mask``, 1 on tokens that the policy sampled;
     ``advantages``; ``logprobs`` of the sampler; signals that the objective reads by their names; and ``old_logprobs``
-    if the ratio shall not divide by the sampler's.
+    if the ratio is not to divide by the sampler's.
 
     Args:
         objective: path of a YAML file, what such a file holds, or a method or composition.
@@ -95,7 +95,7 @@ class TinkerTrainer:
         trainer = TinkerTrainer(client, "objective.yaml")
         metrics = trainer.step(data, tinker.AdamParams(learning_rate=1e-4))
 
-    If the connection drops or the call is interrupted, ``step`` with the same data goes on where it was: what was sent
+    If the connection drops or the call is interrupted, ``step`` with the same data continues there: what was sent
     is awaited and not sent again, and the state advances once.
 
     Args:
@@ -137,7 +137,7 @@ class TinkerTrainer:
         if self._loss is not None and [id(one) for one in data] != [id(one) for one in self._data]:
             raise HostError(
                 "the last optimizer step was interrupted and may be half done on the server. Call step with its data "
-                "again, which goes on where it was, or load the last checkpoint."
+                "again, which continues where it was, or load the last checkpoint."
             )
         if self._loss is None:
             self._submit(data)
@@ -184,7 +184,7 @@ class TinkerTrainer:
             CheckpointError: the folder has a damaged checkpoint.
         """
         if self._loss is not None:
-            raise HostError("the last optimizer step was interrupted. Finish it by step with its data, then save.")
+            raise HostError("the last optimizer step was interrupted. Call step with its data again, then save.")
         before = _saved(folder)[1] if Path(folder, SERVER).exists() else None
         path = str(self.client.save_state(name).result().path)
         Path(folder).mkdir(parents=True, exist_ok=True)
@@ -296,7 +296,7 @@ def _column(name: str, rows: Sequence[Any], data: Sequence[Any]) -> Tensor:
 
 
 def _weighted(data: Sequence[Any], weights: Sequence[Tensor]) -> list[Any]:
-    """The same data with the fields of :data:`_LINEAR` alone, ``(N,)`` weights of their tokens among them."""
+    """The same data with only the fields of :data:`_LINEAR`, ``(N,)`` weights of their tokens among them."""
     inputs = [{"target_tokens": datum.loss_fn_inputs["target_tokens"]} for datum in data]
     return [
         replace(datum, loss_fn_inputs={**tokens, "weights": of_tokens})

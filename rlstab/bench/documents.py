@@ -51,7 +51,7 @@ def ablations(
 ) -> dict[str, Document]:
     """Objectives by name: ``base``, ``all``, ``base-plus-s2t``, ``all-minus-s2t``, ...
 
-    The base's objective is a part of all of them; without one there is no ``base``, and ``base-plus-s2t`` is s2t alone.
+    The base's objective is a part of all of them; without one there is no ``base``, and ``base-plus-s2t`` is only s2t.
     Equal objectives appear once, under the name that is first above: for a stack of two, ``all`` without one
     equals the base with the other.
 

@@ -48,7 +48,7 @@ NAME = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9_.+-]{0,99}")
 #: The setting of a bench without settings.
 DEFAULT = "default"
 
-#: Most runs of one bench: each is loaded and kept in memory before the first one starts.
+#: The largest number of runs of one bench: each is loaded and kept in memory before the first one starts.
 MAX_RUNS = 100_000
 
 #: Number of names that an error or a note lists.

@@ -78,7 +78,7 @@ def template_of(document: Document, command: str, config: str | None, given: Ite
     known = {*RESERVED, *given} - ({"config"} if config is None else set())
     names = placeholders(" ".join(arguments))
     for name in sorted(names - known):
-        text = f"{{{name}}} is not filled in by anything. {did_you_mean(name, known)} Braces that stay are doubled."
+        text = f"{{{name}}} is not filled in by anything. {did_you_mean(name, known)} Double braces that stay."
         raise document.error(("command",), text)
     for name, why in (("out", "all runs would write into one folder"), ("config", "the file would not be read")):
         if name in known and name not in names:

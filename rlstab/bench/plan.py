@@ -29,7 +29,7 @@ KINDS = {
     "finished": "",
     "anew": "",
     "failed": "failed before, run again with --retry",
-    "resumed": "cut off, would go on from a checkpoint",
+    "resumed": "interrupted, would continue from a checkpoint",
     "changed": "made with other settings, need --overwrite",
     "measured": "evaluated with other settings, need --overwrite to be made again",
 }

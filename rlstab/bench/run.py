@@ -156,7 +156,7 @@ def _run(
             else:
                 _make(bench, queue, plan["resumed"], workers, screen)
     except KeyboardInterrupt:
-        left = "its jobs go on, and scancel ends them. Show them again" if submit else "Continue"
+        left = "its jobs continue, and scancel ends them. Follow them again" if submit else "Continue"
         _say(console, f"stopped; {_summary(runs)}. {left} with: {command(bench)}" + " --launcher slurm" * bool(submit))
         return STOPPED
     failed = [run for run in runs if read_record(run.folder).get("status") == "failed"]
@@ -187,7 +187,7 @@ def _jobs(
     jobs = slurm.jobs_of(executor, queue)
     if launcher != "slurm":
         for run, job in jobs.items():
-            text = f"{run.name} is made by job {job.job_id}. Go on with --launcher slurm, or end the jobs by scancel."
+            text = f"{run.name} is in job {job.job_id}. Continue with --launcher slurm, or end the jobs with scancel."
             raise ConfigError(text)
         return None
 
@@ -262,7 +262,7 @@ class _Worker:
             self.leave()
         if self.process is None:
             env = {**os.environ, **self._env}
-            with (run.folder / LOG).open("ab") as log:  # a session of its own: Ctrl-C is for the parent to decide
+            with (run.folder / LOG).open("ab") as log:  # its own session: Ctrl-C is for the parent to decide
                 self.process = subprocess.Popen(
                     COMMAND, bufsize=0, stdin=PIPE, stdout=PIPE, stderr=log, env=env, start_new_session=True
                 )

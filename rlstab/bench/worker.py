@@ -210,7 +210,7 @@ def _train(run: dict[str, Any], resume: bool) -> str | None:
 
 
 def _leave_with_parent(folder: Path, clock: _Clock, writing: threading.Lock, command: _Command | None) -> None:
-    os.read(0, 1)  # nothing comes before the run has ended
+    os.read(0, 1)  # nothing is sent before the run has ended
     with writing:
         if command:
             command.end()

@@ -1,6 +1,6 @@
 """Configuration: YAML in, checked settings and objectives out, and back.
 
-Every name is imported when it is first used: what reads files of runs alone does without torch.
+Every name is imported when it is first used: code that only reads files of runs does not load torch.
 """
 
 from importlib import import_module

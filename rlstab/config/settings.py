@@ -126,9 +126,9 @@ class ModelSettings(Settings):
     """The policy, the reference policy of a KL penalty, and the teacher of distillation."""
 
     name: str = Field("countdown-tiny", description="a folder, a hub name, or a shipped one, such as shift-tiny")
-    adapter: Adapter | None = Field(None, description="train a LoRA adapter alone: its settings, or one to continue")
+    adapter: Adapter | None = Field(None, description="train only a LoRA adapter: its settings, or one to continue")
     reference: str | None = Field(None, description="of `kl`; null is the start, and with an adapter the model below")
-    teacher: str | None = Field(None, description="of `opd` and its kin; null is the start, as for reference")
+    teacher: str | None = Field(None, description="of `opd` and similar methods; null is the start, as for reference")
     teacher_prompt: str | None = Field(None, description="what the teacher reads before each prompt, such as a hint")
 
     @model_validator(mode="after")
@@ -360,7 +360,7 @@ class RolloutSettings(Settings):
     staleness: Every = Field(0, description="updates by which the sampler's weights are behind, less at the start")
     precision: Precision | None = Field(None, description="of the sampler's weights")
     weight_noise: Annotated[float, Field(ge=0, le=1e3)] = Field(
-        0.0, description="on the sampler's matrices, the same in all of a run: a share of each one's standard deviation"
+        0.0, description="on the sampler's matrices, the same throughout a run; a share of each standard deviation"
     )
     stop: Stops | None = Field(None, description="text that ends a response, as EOS does, or a list of such texts")
     chat: bool = Field(False, description="wrap prompts by the tokenizer's chat template")
@@ -563,7 +563,7 @@ class RunSettings(Settings):
     model: ModelSettings = ModelSettings()
     task: TaskSettings = CountdownSettings()
     reward: RewardEntries | None = Field(
-        None, description="user-defined functions, or a weighted sum with the task's scorer; null is that scorer alone"
+        None, description="user-defined functions, or a weighted sum with the task's scorer; null is only that scorer"
     )
     rollout: RolloutSettings = RolloutSettings()
     stages: list[dict[str, Any]]

@@ -191,7 +191,8 @@ class TokenBatch(SequenceArithmetic):
         arguments = (*SIGNALS, "logprobs", "sequence_ids", "group_ids", "extra", "live_ratio")
         for name in sorted(signals.keys() - SIGNALS.keys()):
             raise UnknownName(
-                f"TokenBatch.from_padded takes no '{name}'. {did_you_mean(name, arguments)} Your own go into extra=."
+                f"TokenBatch.from_padded takes no '{name}'. {did_you_mean(name, arguments)} "
+                f"Your own signals go into extra=."
             )
         optional = {**signals, "logprobs": logprobs, "sequence_ids": sequence_ids, "group_ids": group_ids}
         named = {name: values for name, values in optional.items() if values is not None}

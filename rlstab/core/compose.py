@@ -274,7 +274,7 @@ class Observe(Combinator, combinator=True):
 def observe(method: TokenObjective) -> Observe | Composition:
     """Measure and report what ``method`` would do, and change nothing: neither loss nor gradient nor learning rate.
 
-    ``compose(ClipHigher(), observe(STARE()))`` trains by clip-higher alone and logs how many tokens STARE would boost.
+    ``compose(ClipHigher(), observe(STARE()))`` trains only by clip-higher and logs how many tokens STARE would boost.
     Each member of a composition is observed separately.
 
     Raises:

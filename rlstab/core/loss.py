@@ -218,7 +218,7 @@ def loss_of_part(
     loss = (policy_term * factor).sum()
 
     report |= terms.report
-    penalised: Tensor | None = None
+    penalised: dict[Aggregate, Tensor] = {}
     for name, penalty in terms.penalties.items():
         value = penalty.fn(policy, constants.anchor)
         if part.penalised and penalty.coefficient != 0 and torch.is_grad_enabled() and not value.requires_grad:
@@ -231,12 +231,12 @@ def loss_of_part(
         if penalty.where is not None:
             value = torch.where(penalty.where, value, 0.0)
         report[f"{name}/value"] = _mean_where(value, penalty.where)
-        scale = penalty.coefficient
-        penalised = scale * value if penalised is None else torch.add(penalised, value, alpha=scale)
-    if penalised is not None:
-        factor = _coefficients(aggregate, batch, torch.ones_like(keep), everything, penalised.dtype)
-        loss = loss + (penalised * factor).sum()
-        known.add_(penalised.detach(), alpha=0)
+        scale, by = penalty.coefficient, penalty.aggregate or aggregate
+        penalised[by] = torch.add(penalised[by], value, alpha=scale) if by in penalised else scale * value
+    for by, values in penalised.items():
+        factor = _coefficients(by, batch, torch.ones_like(keep), everything, values.dtype)
+        loss = loss + (values * factor).sum()
+        known.add_(values.detach(), alpha=0)
 
     report |= _ratio_report(ratio.detach(), part, keep)
     if batch.entropies is not None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-#: Sources of instability by name; a method names those that it is meant against.
+#: Sources of instability by name; a method names those that it is meant to counter.
 SOURCES: Mapping[str, str] = {
     "token": "single tokens whose gradient is out of proportion: rare, spurious or already certain",
     "trust region": "several optimizer steps on one rollout: the policy moves away from the data",
@@ -64,10 +64,10 @@ class About:
     """What a method or a stage says about itself; none of it changes the loss.
 
     Attributes:
-        addresses: the sources of instability that it is meant against, of :data:`SOURCES`.
+        addresses: the sources of instability that it is meant to counter, of :data:`SOURCES`.
         no_op_at: where it is the identity. The laws check the settings that are named.
         idle_signs: metrics that show that it never acted, the most telling first; without any, and without a metric
-            that is a share of the tokens that it touched, a report does not tell.
+            that is a share of the tokens that it touched, a report cannot tell.
         expects: what it was published with, by name (or a field of Terms that another method fills), each with the
             reason. It works without them, but a warning says that it is then not what its source describes.
         exceptions: laws of :mod:`rlstab.testing` that it does not obey, each with the reason.

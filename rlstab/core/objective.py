@@ -147,7 +147,7 @@ class Leaf:
 
     Attributes:
         method: neither a composition nor a `within`; an `observe` represents what it observes.
-        around: the methods whose kept tokens are all that it sees, outermost first.
+        around: the methods whose kept tokens are the only ones that it sees, outermost first.
     """
 
     method: TokenObjective

@@ -150,7 +150,7 @@ class Plan:
         part = self.part(which)
         if part.taken and anchor is None and torch.is_grad_enabled():
             raise OutOfRange(
-                "the loss of this part was taken already, and would count twice. Plan anew, or use torch.no_grad()."
+                "the loss of this part was taken already, and would count twice. Plan again, or use torch.no_grad()."
             )
         out = loss_of_part(part, policy, anchor, self.kept, self.everything)
         object.__setattr__(part, "taken", part.taken or out.loss.requires_grad)
@@ -170,7 +170,7 @@ def make_plan(
         objective: usually a composition.
         parts: all micro-batches of this rank in this optimizer step; empty on a rank without sequences.
         state: the state of the last plan; None is the initial one.
-        comm: the ranks that share the optimizer step; None is this process alone.
+        comm: the ranks that share the optimizer step; None is only this process.
         scope: ``step`` is the optimizer step. ``microbatch`` takes thresholds and means from each part of this rank
             alone, as much published code does. It exists only to reproduce such code: the loss then depends on how the
             step is cut.
@@ -222,7 +222,7 @@ def make_plan(
     if repeated:
         raise OutOfRange(
             f"{int(repeated)} sequences of this optimizer step have the id of one in another part, so that random "
-            f"numbers would repeat. Give every response of all parts an id of its own: from_padded(sequence_ids=...)."
+            f"numbers would repeat. Give every response of all parts its own id: from_padded(sequence_ids=...)."
         )
     if counted.invalid:
         raise _misfit(objective, planned, state, int(counted.invalid))

@@ -95,7 +95,7 @@ def settings_of(cls: type) -> tuple[Setting, ...]:
         hints = get_type_hints(cls, include_extras=True)
     except NameError as error:
         raise MethodError(
-            f"{cls.__qualname__}: an annotation cannot be read, for {error}. Define it at the top of the module."
+            f"{cls.__qualname__}: an annotation cannot be read: {error}. Define it at the top of the module."
         ) from error
     return tuple(_setting(cls, field.name, hints[field.name], field.default) for field in dataclasses.fields(cls))
 

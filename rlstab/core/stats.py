@@ -391,7 +391,7 @@ def settling(parts: Iterable[Stat], alone: bool) -> Rounds[Settled]:
     """As :func:`settle`, in rounds; ``alone`` where nothing travels."""
     given = list(parts)
     summaries = [summary for part in given for summary in part.values()]
-    if summaries:  # all that was measured on a device comes from there at once
+    if summaries:  # everything that was measured on a device is copied from there at once
         read = iter((yield Read([tensor for summary in summaries for tensor in summary._tensors()])))
         given = [{name: summary._read(read) for name, summary in part.items()} for part in given]
     total: Stat = dict(sorted(functools.reduce(merge, given).items())) if given else NOTHING

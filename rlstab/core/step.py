@@ -44,7 +44,7 @@ class OptimizerStep:
     Args:
         objective: usually a composition.
         state_before: the state of the objective after the last optimizer step; None is the initial one.
-        comm: the ranks that share the optimizer step; None is this process alone.
+        comm: the ranks that share the optimizer step; None is only this process.
 
     Attributes:
         batches: the evidence of the micro-batches, from which the plan was made.

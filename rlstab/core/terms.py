@@ -18,24 +18,26 @@ TokenFunction: TypeAlias = Callable[[PolicyOutputs, PolicyOutputs], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Penalty:
-    """``coefficient * fn(policy, anchor)`` on some tokens, divided by the counts of all tokens.
+    """``coefficient * fn(policy, anchor)`` on some tokens, aggregated over all tokens.
 
     Attributes:
         coefficient: times the loss that is minimised; negative pays for what ``fn`` measures.
         fn: ``(policy, anchor) -> (n,)``; ``anchor`` holds the policy's values as constants.
         where: ``(n,)`` bool, None is every token. Value and gradient on other tokens do not count.
         reads: live outputs that ``fn`` reads beyond ``logprobs``.
+        aggregate: how its values are summed, such as :func:`~rlstab.core.loss.token_mean`; None is as the loss.
     """
 
     coefficient: float
     fn: TokenFunction
     where: Tensor | None = None
     reads: frozenset[str] = frozenset()
+    aggregate: Aggregate | None = None
 
     @classmethod
-    def of_signal(cls, name: str, coefficient: float) -> Penalty:
+    def of_signal(cls, name: str, coefficient: float, aggregate: Aggregate | None = None) -> Penalty:
         """A penalty on the live value of a signal itself, on every token."""
-        return cls(coefficient, lambda policy, anchor: policy.signal(name), reads=frozenset({name}))
+        return cls(coefficient, lambda policy, anchor: policy.signal(name), None, frozenset({name}), aggregate)
 
 
 @dataclass(frozen=True, eq=False)

@@ -102,7 +102,7 @@ def check_declared(who: str, attribute: str, value: object, signals: Collection[
     for name in sorted(value) if attribute == "needs" else ():
         if (meant := misspelt(name, signals)) is not None:
             raise MethodError(
-                f"{who}: needs names '{name}'. Did you mean '{meant}'? A signal of your own needs a name less like it."
+                f"{who}: needs names '{name}'. Did you mean '{meant}'? Give your own signal a name less like it."
             )
 
 
@@ -174,7 +174,7 @@ def check_state(who: str, state: object, initial: object) -> None:
     """Refuse a state that another objective made.
 
     Raises:
-        OutOfRange: names what is missing, or what is there and belongs to no method.
+        OutOfRange: names what is missing, or an entry that belongs to no method.
     """
     if not isinstance(initial, Mapping):
         return  # reported when the method is called
@@ -282,7 +282,9 @@ def _checked_penalty(who: str, given: Any, batch: TokenBatch) -> Penalty:
         raise MethodError(f"{who} has the coefficient {penalty.coefficient!r}, expected a finite number.")
     _require(penalty.reads, Set, f"{who} has `reads` that is", "Write a set of names, such as {'entropies'}.")
     _require_known(f"{who} reads the live", penalty.reads, ("logprobs", *LIVE))
-    return penalty
+    if penalty.aggregate is None:
+        return penalty
+    return replace(penalty, aggregate=_per_token(f"{who}: its `aggregate`", penalty.aggregate))
 
 
 def _invalid_count(terms: Terms) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""A card: the docstring of a method or a stage, read as sections."""
+"""A card: the docstring of a method or a stage, read as sections. ``docs/hooks/pages.py`` makes its page from it."""
 
 from __future__ import annotations
 

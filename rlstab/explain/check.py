@@ -61,7 +61,7 @@ def check_host(objective: Composition, name: str) -> None:
     if settings:
         console.print(escape(f"{host.section}: {settings}"), soft_wrap=True)  # to be copied
     if host.deterministic:
-        console.print(f"equal runs on a GPU take {host.deterministic}", highlight=False, soft_wrap=True)
+        console.print(f"equal runs on a GPU need {host.deterministic}", highlight=False, soft_wrap=True)
     verb = "express" if host.data_level else "train"
     console.print(f"objective {objective_hash(objective)}: {host.name} can {verb} it")
 
@@ -87,7 +87,7 @@ def host_table(objective: Composition, host: Host) -> RenderableType:
         whole = any(measures(leaf.method) or "keep" in leaf.method.writes for leaf in walk(method, observed=True))
         live = [f"live {name}" for name in sorted(method.live_needs)]
         evidence = [*sorted(method.needs & BASICS), *sorted(method.needs - BASICS), *live]
-        row = key, ", ".join(evidence) or "the ratio alone", "yes" if whole else "no", _from(method, host)
+        row = key, ", ".join(evidence) or "only the ratio", "yes" if whole else "no", _from(method, host)
         table.add_row(*map(escape, row))
     return Group(table, *map(escape, _forwards(objective, host)))
 
@@ -105,14 +105,14 @@ def _from(method: TokenObjective, host: Host) -> str:
 
 
 def _forwards(objective: Composition, host: Host) -> list[str]:
-    """What the objective sees in the host, and whether evidence costs a separate forward."""
+    """What the objective sees in the host, and whether evidence costs a separate forward pass."""
     if host.data_level:
         return ["sees: the whole optimizer step, once its rollout is scored: refresh is rollout"]
     wanted = [key for key, method in objective.keyed.items() if method.needs & SIGNAL_NAMES]
     told = (
-        f"evidence: one more forward without gradient per micro-batch, for {', '.join(wanted)}"
+        f"evidence: one more forward pass without gradient per micro-batch, for {', '.join(wanted)}"
         + (f"; none {host.spared}" if host.spared else "")
         if wanted
-        else "evidence: no separate forward"
+        else "evidence: no separate forward pass"
     )
     return ["sees: the whole optimizer step, before its first backward pass", told]

@@ -48,7 +48,7 @@ def costs(objective: Composition, run: RunConfig | None) -> list[str]:
     deciding = [leaf.name for leaf in walk(objective) if measures(leaf.method)]
     if deciding:
         lines.append(
-            f"- By statistics of the whole optimizer step, before its first backward pass: {in_backticks(deciding)}. "
+            f"- Decide by statistics of the whole optimizer step before its first backward: {in_backticks(deciding)}. "
             f"{_evidence_of(run)}"
         )
     return lines
@@ -62,12 +62,12 @@ def _cost(name: str, run: RunConfig | None) -> str:
 
 def reference(run: RunConfig, named: str | None) -> str:
     """The reference policy of `kl` or the teacher, and its cost."""
-    model, second = run.model, "a second model in memory, and one more forward per rollout"
+    model, second = run.model, "a second model in memory, and one more forward pass per rollout"
     if named is not None:
         return f"the model '{named}': {second}"
     if model.adapter is None:
         return f"the weights at the start: {second}"
-    text = f"'{model.name}' without the adapter: no second model in memory, one more forward per rollout"
+    text = f"'{model.name}' without the adapter: no second model in memory, one more forward pass per rollout"
     if model.adapter.path is not None:
         text += (
             f". The adapter '{model.adapter.path}' already differs from it, so that the KL begins above 0; to measure "
@@ -100,11 +100,11 @@ def _passes(objective: Composition, run: RunConfig) -> str:
 def _evidence_of(run: RunConfig | None) -> str:
     """The policy of the evidence, and the tokens over which statistics are taken."""
     if run is None:
-        return "The run decides of which policy (`refresh`) and over how much (`scope`)."
-    alone = " `scope: microbatch`: no, of each micro-batch alone." if run.optimisation.scope == "microbatch" else ""
+        return "The run decides which policy the evidence is of (`refresh`) and what statistics cover (`scope`)."
+    alone = " With `scope: microbatch` they cover a micro-batch." if run.optimisation.scope == "microbatch" else ""
     if run.optimisation.refresh == "step":
-        return f"`refresh: step`: of the policy at the start of each optimizer step.{alone}"
-    later = ", which is the one that learns"
+        return f"With `refresh: step` they are those of the policy at the start of each optimizer step.{alone}"
+    later = ", which is the policy that learns"
     if run.optimisation.optimizer_steps_per_rollout > 1:
         later = ", also in the later optimizer steps, when it is older"
-    return f"`refresh: rollout`: of the policy that sampled{later}.{alone}"
+    return f"With `refresh: rollout` they are those of the policy that sampled{later}.{alone}"

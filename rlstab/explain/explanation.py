@@ -52,7 +52,7 @@ STORY: Mapping[str, str] = {
 _RATIOS = {
     "live": "the live policy itself, so it is exactly 1 and only its gradient counts",
     "rollout": "the policy that sampled, as the sampler reported it",
-    "recompute": "the policy that sampled, by one more forward of the trainer",
+    "recompute": "the policy that sampled, by one more forward pass of the trainer",
 }
 
 

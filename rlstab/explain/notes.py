@@ -45,7 +45,7 @@ def pairs(objective: Composition, pipeline: Pipeline | None = None) -> list[str]
         for why in dict.fromkeys(stage.excludes.values()):
             others = in_backticks(sorted(name for name, reason in stage.excludes.items() if reason == why))
             lines.append(f"- **Excluded:** `{stage.name}` cannot be combined with {others}: {why}")
-    return lines or ["Nothing is known."]
+    return lines or ["No interactions are known."]
 
 
 def _not_as_published(objective: Composition, pipeline: Pipeline | None) -> list[str]:

@@ -130,7 +130,7 @@ class LoggedCurves:
             for ours, steps in self.not_finite.items()
             if ours != "gradient/norm" and not self._sparse(ours, steps)  # a norm has a sign of its own
         ]
-        return (*remarks, *([f"left out what is NaN, Inf or null: {', '.join(told)}"] if told else []))
+        return (*remarks, *([f"left out values that are NaN, Inf or null: {', '.join(told)}"] if told else []))
 
     def _sparse(self, ours: str, steps: list[int]) -> bool:
         """Whether a metric is logged now and then, and null in most lines."""

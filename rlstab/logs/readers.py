@@ -145,7 +145,7 @@ def read_database(path: Path) -> list[Log]:
         if any(known(row) for row in rows.values()):
             logs.append(Log(f"{path}: {name}", writer, rows, rows.remarks))
     if not logs:
-        raise ReportError(f"{path}: no run in it has a metric that is known here. Give {READABLE}.")
+        raise ReportError(f"{path}: no run in it has a known metric. Give {READABLE}.")
     return logs
 
 
@@ -208,7 +208,7 @@ def _lines(path: Path, text: str) -> Log:
         rows.log(step, _values(inside if isinstance(inside, dict) else data))
     if not any(known(row) for row in rows.values()):
         raise ReportError(
-            f"{path}: no line in it has a step and a metric that is known here. Give a file whose lines are those of "
+            f"{path}: no line in it has a step and a known metric. Give a file whose lines are those of "
             f"verl's console or file logger, or objects with a step and metrics named as in TRL, verl or rlstab."
         )
     if _CONSOLE.search(text):  # a console has other lines, which are not damaged
@@ -305,7 +305,7 @@ def _table(path: Path, text: str) -> list[Log]:
     ]
     if not logs:
         raise ReportError(
-            f"{path}: no column of a metric that is known here. Export metrics named as in TRL, verl or rlstab, such "
+            f"{path}: it has no column with a known metric. Export metrics named as in TRL, verl or rlstab, such "
             f"as reward, entropy and grad_norm."
         )
     return logs

@@ -41,7 +41,7 @@ def read_foreign(folder: Path, console: Path) -> Logged:
     """The run in the output folder of a trainer, or, if that has no log, in the trainer's printed output.
 
     Raises:
-        ReportError: neither has a metric that is known.
+        ReportError: neither has a known metric.
     """
     try:
         return _logged(read_folder(folder))

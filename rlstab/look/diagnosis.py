@@ -178,7 +178,7 @@ class Diagnosis:
         """One sentence: what came first, and when."""
         if self.first and self.remedy:
             return f"first, at {self.log.unit} {self.first.sign.step}: {self.remedy.title}"
-        return "nothing found" if self.looked_at else "nothing found, because nothing could be looked at"
+        return "nothing found" if self.looked_at else "nothing found, because nothing could be judged"
 
     def as_json(self) -> dict[str, Any]:
         """The diagnosis for machines; see docs/how-to/diagnose.md."""

@@ -26,7 +26,7 @@ SNIFFED_CHARACTERS = 10_000
 RECORDS = {
     "rlstab": "tracking.dump_every: 10",
     "TRL": 'trainer.add_callback(DumpCallback(trainer, "dump")), from rlstab.adapters.trl',
-    "verl": "actor_rollout_ref.actor.rlstab.dump, see docs/hosts/verl.md",
+    "verl": "RLSTAB_DUMP=FOLDER in the environment of the workers, with an objective in the adapter",
 }
 
 
@@ -39,7 +39,7 @@ class Found:
         log: None if there is none, and a dump gives none.
         dump: None if no optimizer step was recorded.
         dump_path: of the dump.
-        notes: what is missing and how to have it, and what could not be read.
+        notes: what is missing and how to get it, and what could not be read.
     """
 
     path: Path
@@ -82,7 +82,7 @@ def find(path: Path) -> list[Found]:
         from rlstab.look.tokens_log import tokens_log
 
         run.log = tokens_log(run.dump, str(path))
-        run.notes.append("No log was found, so the signs are read from the recorded optimizer steps alone.")
+        run.notes.append("No log was found, so the signs are read only from the recorded optimizer steps.")
     return [run]
 
 
@@ -121,7 +121,7 @@ def _add_dump(run: Found, dumps: Sequence[Path]) -> None:
     if run.dump is None and run.log is not None:
         how = RECORDS.get(run.log.writer)
         run.notes.append(
-            "No optimizer step was recorded, so nothing can be said of its loss, its sampler or its tokens."
+            "No optimizer step was recorded, so nothing can be said about its loss, its sampler or its tokens."
             + (f" Next time: {how}." if how else "")
         )
 
@@ -137,7 +137,7 @@ def nearest(folder: Path) -> tuple[list[Found], list[Path]]:
         with suppress(ReportError):
             return find(path), there[:index] + there[index + 1 :]
     raise ReportError(
-        "Nothing in this folder can be looked at. Give a run folder, the output folder of TRL, a log of verl, a CSV of "
+        "Nothing in this folder can be examined. Give a run folder, the output folder of TRL, a log of verl, a CSV of "
         "wandb, or a dump; examples/dump-smollm2 is one."
     )
 

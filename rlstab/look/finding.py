@@ -57,7 +57,7 @@ class Look:
         seen, unseen = len(run.looked_at), len(run.unseen)
         if not seen:
             return "Nothing could be judged."
-        none = f"one of the {counted(seen, 'sign')} that could be judged is there"
+        none = f"one of the {counted(seen, 'sign')} that could be judged is present"
         told = f"The loss is what it said, and n{none}" if self.loss is not None and self.loss.agrees else f"N{none}"
         return f"{told}; {unseen} could not be seen." if unseen else f"{told}."
 

@@ -133,7 +133,7 @@ def traces_of(step: Step) -> Iterator[tuple[Step, Trace]]:
     """What the loss of the trainer did to each token, as recorded or planned again from the evidence.
 
     Yields:
-        the step and its trace; or its micro-batches, if the trainer took statistics from each of them alone. If the
+        the step and its trace; or its micro-batches, if the trainer took statistics from each of them. If the
         loss is unknown, traces have no methods.
 
     Raises:

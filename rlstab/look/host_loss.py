@@ -335,7 +335,7 @@ def judge(steps: Sequence[Step]) -> LossVerdict:
         errors[step.number] = max(off, errors.get(step.number, 0.0))
     if not wrong:
         return LossVerdict(name, not still, error, compared, still, errors)
-    some = f" So it is in {len(numbers)} of {count} steps." if len(numbers) < count else ""
+    some = f" This is the case in {len(numbers)} of {count} steps." if len(numbers) < count else ""
     texts = _explained([record for record in records if record[1].number in numbers], wrong)
     return LossVerdict(name, False, error, compared, (*still, *(f"{text}{some}" for text in texts)), errors)
 
@@ -398,7 +398,7 @@ def _explained(records: Sequence[Claim], wrong: Sequence[Claim]) -> Sequence[str
         return [named]
     kinds = {kind: [record for record in wrong if record[2] == kind] for _, _, kind in wrong}
     texts = {kind: named for kind, of_kind in kinds.items() if (named := _named(of_kind))}
-    return [f"{text} This holds for its {kind} alone." for kind, text in texts.items()] or [_located(*wrong[0])]
+    return [f"{text} This holds only for its {kind}." for kind, text in texts.items()] or [_located(*wrong[0])]
 
 
 # -- known errors ------------------------------------------------------------------------------------------------------
@@ -501,7 +501,7 @@ CHANGES: Mapping[str, Edit] = {
     "it was not divided by the gradient accumulation": _scaled(lambda step: step.accumulation),
     "it was divided by the number of processes once too often": _scaled(lambda step: 1 / step.header.ranks),
     "it was multiplied by the number of processes": _scaled(lambda step: step.header.ranks),
-    "the sampler's log-probs stand in the ratio in place of the trainer's": lambda _, step: {
+    "the ratio has the sampler's log-probs instead of the trainer's": lambda _, step: {
         "old_logprobs": step.tensors.get("rollout_logprobs")
     },
     "the ratio is 1, as if the policy had not moved": lambda _, step: {"old_logprobs": step.live_logprobs},
@@ -509,13 +509,13 @@ CHANGES: Mapping[str, Edit] = {
     "the log-probs in the denominator are shifted ahead by one token": partial(_late, by=-1),
     "log-probs are rounded to float16 before the ratio": partial(_rounded, kind=torch.float16),
     "log-probs are rounded to bfloat16 before the ratio": partial(_rounded, kind=torch.bfloat16),
-    "advantages are of the other sign": lambda _, step: {"advantages": -step.tensors["advantages"]},
+    "advantages have the opposite sign": lambda _, step: {"advantages": -step.tensors["advantages"]},
     "advantages are normalised again in each micro-batch": _normalised,
     "advantages are normalised again over the tokens of the optimizer step": _whitened,
     **{text: partial(_masked, by=mask, unseen=False) for text, mask in _MASKS.items()},
     **{f"{text}{_UNSEEN}": partial(_masked, by=mask, unseen=True) for text, mask in _MASKS.items()},
     "it is a mean over the tokens of each micro-batch": _mean("part"),
-    "it is divided by the tokens of each rank in place of those of all": _mean("rank"),
+    "it is divided by the tokens of each rank instead of those of all ranks": _mean("rank"),
     "it is a mean over each response, then over the responses of each micro-batch": _mean("response"),
     "it is a mean over the tokens of the optimizer step": _mean("step"),
     "it is divided by a constant length": _mean("length"),
@@ -539,8 +539,8 @@ CHANGES: Mapping[str, Edit] = {
     "nothing is clipped": dict.fromkeys(("low", "high", "cap", "dual"), math.inf),
     "the clip has no lower bound": {"low": math.inf},
     "the clip has no upper bound": {"high": math.inf},
-    "the clip makes the loss smaller in place of larger": {"bound": "smaller"},
-    "the clipped loss counts, also where the other is larger": {"bound": "clipped"},
+    "the clip makes the loss smaller instead of larger": {"bound": "smaller"},
+    "the clipped loss counts even where the other is larger": {"bound": "clipped"},
     "the upper clip range is the lower one": lambda formula, _: {"high": formula.low},
     "the clip ranges are exchanged": lambda formula, _: {"low": formula.high, "high": formula.low},
     "the ratio has no cap": {"cap": math.inf, "dual": math.inf},

@@ -57,7 +57,7 @@ def look(
         out: the page; None is ``look.html`` in the folder of the run, or the name of its file with ``.look.html``.
         tokenizer: folder of a tokenizer, or its ``tokenizer.json``; None takes that of the dump.
         model: folder of a model that adds what the dump lacks; see :func:`rlstab.look.forward.completed`.
-        fail_on: names of signs; one that is there makes the return value :data:`FAILED`.
+        fail_on: names of signs; one that is present makes the return value :data:`FAILED`.
         as_json: print JSON, an entry for each run, and write no page unless ``out`` is given.
         open_page: open the page in a browser.
         follows: read the log of one run again and again, and print each sign that appears, until one of ``fail_on``
@@ -145,7 +145,7 @@ def _read_tokens(
         dump = completed(dump, model, console)
     usable = [step.usable() for step in dump.steps]
     run.notes += [
-        f"step {step.number}: {lost} responses are left out, of which a value is NaN or impossible."
+        f"step {step.number}: {lost} responses with a value that is NaN or impossible are left out."
         for step, lost in usable
         if lost
     ]
@@ -155,7 +155,7 @@ def _read_tokens(
     run.decode = decoder_of(run.found.dump_path, tokenizer)
     if run.decode is None:
         there = is_file(folder_of(run.found.dump_path) / "tokenizer.json")
-        why = how_to_install("train") if there else "The dump has no tokenizer; --tokenizer FOLDER gives them text."
+        why = how_to_install("train") if there else "The dump has no tokenizer; --tokenizer FOLDER adds texts."
         run.notes.append(f"Tokens are shown by number. {why}")
     run.gradient = gradient_of(run.steps, shares_of(run.steps))
     run.sampler = sampler_of(run.steps)

@@ -132,7 +132,7 @@ def _speaks(run: Look) -> list[tuple[str, str]]:
         share = run.gradient.half_tokens / run.gradient.tokens
         told.append(("Half of the gradient", f"comes from {_percent(share)} of the tokens"))
     if run.diagnosis is not None and run.diagnosis.first is not None:
-        told += [(f"Not there: {SIGNS[sign.name].title}", sign.text) for sign in run.diagnosis.looked_at]
+        told += [(f"Absent: {SIGNS[sign.name].title}", sign.text) for sign in run.diagnosis.looked_at]
     return told[:4]
 
 

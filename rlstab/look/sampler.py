@@ -28,7 +28,7 @@ BOUNDS = ("level", "min_weight", "max_weight", "keep_low", "keep_high")
 OWN = "this run's"
 #: A disagreement is confident if one side gives a token more than the first and the other less than the second.
 CONFIDENT = (0.9, 0.5)
-#: Numbers of updates that are reported one by one; the largest stands for all above, too.
+#: Numbers of updates that are reported one by one; the largest stands for all larger ones as well.
 MOST_LAGS = 12
 #: If the unbounded mean weight is below this, the sampler's log-probs are renormalised over top-p or top-k, if the dump
 #: does not say otherwise.
@@ -67,7 +67,7 @@ class Sampler:
         disagreements: tokens that one side is confident of and the other is not, as a share.
         mean_weight: without a bound, over all tokens; 1 if the sampler's log-probs are of the whole distribution.
         corrections: by name, the mean weight at each of ``lengths``, measured or computed.
-        alone: the same of the gap of the engine alone, computed; empty where no other gap is known.
+        alone: the same for only the gap of the engine, computed; empty where no other gap is known.
         own: name of the correction that the run has; empty where it has none, or one that is not known.
         lengths: tokens of a response: those above ``longest`` are computed, and the others measured on the first tokens
             of each response.
@@ -116,7 +116,7 @@ class Sampler:
         behind = "" if lag.updates is None else f"{counted(lag.updates, 'update')}{more} behind: "
         quartiles = "" if lag.low == lag.high else f", quartiles over the steps {lag.low:.4f} to {lag.high:.4f}"
         stale = "" if (added := self.staleness(lag)) is None else f", of it staleness {added:.4f}"
-        return f"{behind}{lag.gap:.4f} nats a token{stale}{quartiles}, {lag.tokens:,} tokens"
+        return f"{behind}{lag.gap:.4f} nats per token{stale}{quartiles}, {lag.tokens:,} tokens"
 
     @property
     def sentence(self) -> str:
@@ -129,19 +129,19 @@ class Sampler:
         weight = f"a mean weight of {self.mean_weight:.2f}"
         if self.cut:
             return (
-                f"they differ by {gap:.3f} nats a token: {self.cut} renormalised the sampler, with {weight}; {worth}."
+                f"they differ by {gap:.3f} nats per token: {self.cut} renormalised the sampler, with {weight}; {worth}."
             )
         if self.cut is None and self.mean_weight < RENORMALISED:
             renormalised = f"{weight} says that top-p or top-k renormalised the sampler"
-            return f"they differ by {gap:.3f} nats a token, and {renormalised}; {worth}."
+            return f"they differ by {gap:.3f} nats per token, and {renormalised}; {worth}."
         if engine is None:
-            return f"they differ by {gap:.3f} nats a token; {worth}."
+            return f"they differ by {gap:.3f} nats per token; {worth}."
         last = self.lags[-1]
         added = self.staleness(last)
         stale = "" if added is None else f"; after {counted(last.updates or 0, 'update')}, staleness adds {added:.3f}"
         if added is not None and added <= VISIBLE * engine:
             stale = ", and staleness adds nothing visible"
-        return f"they differ by {engine:.3f} nats a token at no lag (engine and precision){stale}; {worth}."
+        return f"they differ by {engine:.3f} nats per token at no lag (engine and precision){stale}; {worth}."
 
 
 def sampler_of(steps: Sequence[Step]) -> Sampler | None:

@@ -246,9 +246,7 @@ def _inject(model: PreTrainedModel, config: Any, what: str, fix: str) -> None:
 
 
 def _checksum(model: PreTrainedModel) -> str:
-    """Sixteen hexadecimal digits over names, shapes and the first 64 KiB of each weight, all of which training
-    moves.
-    """
+    """Sixteen hexadecimal digits over names, shapes and the first 64 KiB of each weight; training moves them all."""
     digest = hashlib.sha256()
     for name, weight in sorted(model.named_parameters()):
         digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())

@@ -365,9 +365,7 @@ class Policy:
 
     @cached_property
     def _plain(self) -> dict[str, bool]:
-        """The argument that switches router logits off; with them a mixture of experts computes a loss, which breaks
-        decoding.
-        """
+        """The argument that switches router logits off: their loss, in a mixture of experts, would break decoding."""
         on = getattr(self.model.config.get_text_config(), "output_router_logits", False)
         return {"output_router_logits": False} if on else {}
 
@@ -495,9 +493,7 @@ def _require_template(tokenizer: PreTrainedTokenizerBase, variables: Mapping[str
 
 
 def _require_stops(policy: Policy, stops: Sequence[str]) -> list[str]:
-    """Refuse stop texts that the tokenizer cannot write; a note says which ones look like special tokens and are
-    not.
-    """
+    """Refuse stop texts that the tokenizer cannot write; notes name those that only look like special tokens."""
     told = []
     for stop in stops:
         try:  # twice: a decoder may strip the blank before the first token

@@ -91,7 +91,7 @@ class Sampler:
         return self._copy
 
     def _noise(self, name: str, weight: Tensor) -> Tensor:
-        """Standard normal numbers that depend on the seed and the name of the weight alone."""
+        """Standard normal numbers that depend only on the seed and the name of the weight."""
         generator = torch.Generator().manual_seed(crc32(f"{self.seed} {name}".encode()))  # a seed has 32 bits
         return torch.randn(weight.shape, generator=generator).to(weight.device, weight.dtype)
 

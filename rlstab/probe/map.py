@@ -21,7 +21,7 @@ LEGEND = (
     "keeps half of its healthy gain. The base's row has that dose itself. Intervals are at 95 %, by Student's t over "
     "seeds; where one includes 1 the cell is grey. A cell in words has three seeds, which tell nothing finer. The "
     "price is what is left of the healthy gain at the harmless end of the dial: 1 costs nothing. A row acted in the "
-    "runs that end otherwise than the base's of the same seed. Other models tolerate other doses."
+    "runs that end differently from the base's of the same seed. Other models tolerate other doses."
 )
 
 
@@ -120,7 +120,7 @@ class Map:
                 cell = self.cells[row, index]
                 by_verdict[self.shown(cell) if isinstance(cell.score, Score) else "no score"].append(column.title)
             parts = (f"{verdict} in {listed(titles)}" for verdict, titles in by_verdict.items())
-            sentences.append(f"{row}, tolerated dose against the base's: {'; '.join(parts)}.")
+            sentences.append(f"{row}, tolerated dose relative to the base's: {'; '.join(parts)}.")
         return sorted(sentences)
 
     @property
@@ -130,7 +130,7 @@ class Map:
             "tolerated dose": self.shown,
             "price": _price,
             "predicted": self._predicted,
-            "runs that end otherwise than the base's": _acted,
+            "runs that end differently from the base's": _acted,
             "ends below its start from": _harm,
             "outcomes of single seeds, by dose": _by_dose,
         }

@@ -56,7 +56,7 @@ def run_probes(
         asked: see :func:`rlstab.probe.rows.row`; the fixed rows are always added.
         names: of probes; empty takes all.
         quick: three doses and three seeds.
-        model: another model than the small one.
+        model: a model other than the small one; None is the small one.
         out: folder; finished runs in it are not repeated.
         records: more files of recorded runs.
         workers: runs at a time; None is one per CPU.

@@ -1,4 +1,4 @@
-"""Which files hold recorded optimizer steps, told by their names, before anything is read."""
+"""Which files hold recorded optimizer steps, recognised by their names, before anything is read."""
 
 from __future__ import annotations
 

@@ -71,8 +71,8 @@ def _lines(file: Path) -> Iterator[Response | Damaged]:
             record = read_object(line)
             if {"input", "output", "score"} <= record.keys():
                 raise ReportError(
-                    f"{file}: a rollout dump of verl has texts and scores but neither tokens nor log-probs: nothing "
-                    f"can be replayed. Let the adapter for verl write dumps."
+                    f"{file}: a rollout dump of verl has texts and scores but neither tokens nor log-probs, which a "
+                    f"look needs. Let the adapter for verl write dumps."
                 )
             try:
                 prime = "loss_mask" in record  # NeMo-RL has token_loss_mask

@@ -29,8 +29,8 @@ NAMES = {
 }
 #: Its marks of what the loss did to tokens, by method and action.
 ACTIONS = {"trust_region/clipped": "is_masked", "ref_kl/regularised": "ref_kl_weights", "ce/regularised": "ce_weights"}
-#: The host if the loss is the default one, which alone fills ``is_masked`` and reads the sampler's log-probs. An export
-#: does not say the settings of the loss.
+#: The host if the loss is the default one: only this fills ``is_masked`` and reads the sampler's log-probs. An export
+#: does not state the settings of the loss.
 DEFAULT = "prime-rl, default loss"
 LOSS = HostLoss(
     name="prime-rl/default",

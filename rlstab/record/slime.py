@@ -64,7 +64,7 @@ _OTHER_LAYOUT = (AttributeError, IndexError, KeyError, TypeError, ValueError, Ru
 def _loaded(path: Path) -> Any:
     try:
         with open_file(path) as file:
-            with zipfile.ZipFile(file) as archive:  # torch compresses nothing, and what unfolds could fill the memory
+            with zipfile.ZipFile(file) as archive:  # torch compresses nothing; compressed data could fill the memory
                 stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in archive.infolist())
             file.seek(0)
             return torch.load(file, map_location="cpu", weights_only=True) if stored else None
@@ -106,7 +106,7 @@ def _shard(shard: Mapping[str, Any]) -> Iterator[tuple[int, tuple[int, int]]]:
 def _response(
     sample: Mapping[str, Any], saved: Mapping[str, Any], positions: Mapping[Any, tuple[int, int]]
 ) -> Response:
-    """A response with the token ids of prompt and response, and values for the response alone."""
+    """A response with the token ids of prompt and response, and values for only the response."""
     length = min(whole(sample["response_lengths"]), len(sample["tokens"]) + 1)
     known = {"loss_masks": [1] * length, "log_probs": sample.get("rollout_log_probs"), **sample}
     values = columns_of(known, NAMES, length)

@@ -203,7 +203,7 @@ class Step:
         yield from zip(numbers.tolist(), responses, strict=True)
 
     def only(self, responses: Tensor) -> Step:
-        """A copy with some responses, ``(s,)`` int64 or ``(S,)`` bool, in time that depends on these alone."""
+        """A copy with some responses, ``(s,)`` int64 or ``(S,)`` bool, in time that depends only on these."""
         responses = responses.nonzero().squeeze(-1) if responses.dtype == torch.bool else responses
         tokens, of_all = self._spans("lengths", responses), dict.fromkeys(BY_RESPONSE, responses)
         if "prompt_lengths" in self.tensors:

@@ -153,11 +153,11 @@ def _walk(
         if path.name.startswith(".") or (path.name == CHECKPOINTS and is_run(folder)):
             continue
         if path.is_symlink() and not path.exists():
-            yield LeftOut(str(path), "is a link to a place that is not there")
+            yield LeftOut(str(path), "is a broken link")
         elif depth and path.is_dir():
             yield from _walk(path, benches, seen, own, depth - 1)
         elif path.is_dir():
-            yield LeftOut(str(path), f"lies more than {DEPTH} folders deep, and was not looked into")
+            yield LeftOut(str(path), f"lies more than {DEPTH} folders deep, and was not searched")
 
 
 def _named(folder: Path) -> tuple[list[str], list[Path]]:
@@ -206,7 +206,7 @@ def _mixed(runs: Sequence[RunRecord]) -> Iterator[str]:
     for run in runs:
         if run.bench:
             groups[run.bench, run.setting][run.method].append(run)
-    kinds = {False: "made with different settings, and stand apart", True: "evaluated with different settings"}
+    kinds = {False: "made with different settings, and are kept apart", True: "evaluated with different settings"}
     for (bench, group), methods in groups.items():
         for measured, what in kinds.items():
             values: dict[str, Counter[str]] = defaultdict(Counter)

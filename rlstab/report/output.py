@@ -33,7 +33,7 @@ def write_text(path: Path, text: str, option: str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ReportError(f"{path}: cannot be written: {error.strerror}. Give {option} another place.") from error
+        raise ReportError(f"{path}: cannot be written: {error.strerror}. Give another path by {option}.") from error
     return path
 
 
@@ -52,9 +52,9 @@ def refuse_foreign(path: Path, marks: Sequence[bytes], what: str, option: str) -
     try:
         foreign = is_foreign(path, *marks)
     except OSError as error:
-        raise ReportError(f"{path}: cannot be read: {error.strerror}. Give {option} another place.") from error
+        raise ReportError(f"{path}: cannot be read: {error.strerror}. Give another path by {option}.") from error
     if foreign:
-        raise ReportError(f"{path} exists, is not {what}, and stays as it is. Give {option} another place.")
+        raise ReportError(f"{path} exists, is not {what}, and stays as it is. Give another path by {option}.")
 
 
 def digest(text: str) -> str:

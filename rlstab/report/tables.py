@@ -90,7 +90,7 @@ def in_words(paired: Paired, outcome: Outcome) -> str:
     seeds = f"more than {MOST_SEEDS} seeds" if power.seeds is None else counted(power.seeds, "seed")
     return (
         f"{len(paired.seeds)} seeds would show a difference of {decimals(power.difference, digits)}{unit} in 8 of 10 "
-        f"repetitions; one of the size seen would take {seeds}"
+        f"repetitions; one of the observed size would need {seeds}"
     )
 
 

@@ -3,7 +3,7 @@
 The only place where a vocabulary is touched. Everything downstream sees ``(N,)`` float32 fields.
 
 One chunked pass finds what is asked for and nothing else. The backward reads off the incoming gradients which rows
-are live, and computes the logits of those alone: a method that drops 80 % of the tokens pays for 20 %.
+are live, and computes only their logits: a method that drops 80 % of the tokens pays for 20 %.
 """
 
 from __future__ import annotations

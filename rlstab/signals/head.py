@@ -164,7 +164,7 @@ def _forward(head: Head, hidden: Tensor, ids: Tensor, ask: Ask) -> Rows:
 
 
 def _short_pass(head: Head, hidden: Tensor, ids: Tensor, ask: Ask, buffers: Buffers) -> Rows:
-    """A vocabulary of one tile: the rows are there in whole."""
+    """A vocabulary of one tile, which holds whole rows."""
     rows = Rows.empty(hidden.shape[0], ask.needs, hidden)
     for span in spans(hidden.shape[0], ask.rows):
         columns = slice(0, head.weight.shape[0])
@@ -175,7 +175,7 @@ def _short_pass(head: Head, hidden: Tensor, ids: Tensor, ask: Ask, buffers: Buff
 def _running_pass(head: Head, hidden: Tensor, ids: Tensor, ask: Ask, buffers: Buffers) -> Rows:
     """A running maximum ``top``, and sums over ``y = x - top`` that are carried along when it grows."""
     rows = Rows.empty(hidden.shape[0], ask.needs, hidden)
-    top = rows.top.fill_(torch.finfo(rows.top.dtype).min)  # finite: a tile may hold forbidden tokens alone
+    top = rows.top.fill_(torch.finfo(rows.top.dtype).min)  # finite: a tile may hold only forbidden tokens
     total, moment, squares, logit = (torch.zeros_like(top) for _ in range(4))
     for columns in head.tiles(ask.columns):
         for span in spans(hidden.shape[0], ask.rows):

@@ -1,4 +1,4 @@
-"""The pass from logits that somebody already made: a few rows at a time, and a backward over the live rows."""
+"""The pass from logits that already exist: a few rows at a time, and a backward over the live rows."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class TokenSignals:
 ORDER = tuple(signal.name for signal in fields(TokenSignals))
 #: What one pass over the vocabulary can give.
 SIGNAL_NAMES = frozenset(ORDER)
-#: All that the trainer that ships makes for a method: these, what its sampler and scorer know, and others' log-probs.
+#: All that rlstab's trainer computes for a method: these, what its sampler and scorer know, and others' log-probs.
 TRAINER_SIGNALS = SIGNAL_NAMES | {
     *("ref_logprobs", "teacher_logprobs", "rollout_logprobs", "truncated", "branch", "lag", "rewards", "raw_rewards")
 }

@@ -57,7 +57,7 @@ def embeds_the_vocabulary(model: PreTrainedModel) -> bool:
 
 def _confirmed(model: PreTrainedModel) -> VocabularyHead | None:
     linear, config = model.get_output_embeddings(), model.config
-    # a subclass, a wrapper or a hook (quantised, adapters) may compute something else than a product
+    # a subclass, a wrapper or a hook (quantised, adapters) may compute something other than a product
     if type(linear) is not nn.Linear or linear._forward_hooks or linear._forward_pre_hooks:
         return None
     if model.base_model is model:

@@ -46,7 +46,7 @@ class Blockwise(AdvantageEstimator):
 
     Parameters:
         - ``shrink`` (c): float in [0, inf), default 0.0. How many responses at the mean of the whole group each
-          baseline gets. Our own addition, for groups in which outcomes are rare.
+          baseline gets. Added here, for groups in which outcomes are rare.
 
     State:
         none

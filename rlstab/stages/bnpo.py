@@ -114,8 +114,8 @@ class BNPO(AdvantageEstimator):
     def __post_init__(self) -> None:
         if self.low >= self.high:
             raise OutOfRange(
-                f"'bnpo': low = {self.low!r} and high = {self.high!r}. Set low to the least reward that there can be "
-                f"and high to the greatest."
+                f"'bnpo': low = {self.low!r} and high = {self.high!r}. Set low to the smallest possible "
+                f"reward and high to the largest."
             )
 
     def measure(self, part: ResponseBatch) -> Stat:
@@ -157,6 +157,6 @@ class BNPO(AdvantageEstimator):
         if bool(outside.any()):
             raise OutOfRange(
                 f"'bnpo': a reward is {float(responses.rewards[outside][0])!r}, expected [{self.low}, {self.high}]. "
-                f"Set low and high to the least and the greatest reward that there can be, penalties included."
+                f"Set low and high to the smallest and the largest possible reward, penalties included."
             )
         return (responses.rewards - self.low) / (self.high - self.low)

@@ -53,7 +53,7 @@ class DynamicSampling(RolloutExpander):
         - From its code: it samples three times the prompts of an optimizer step and throws the surplus away. Here
           nothing live is thrown away: every refill asks for exactly what is missing.
         - From its code: if the batch is not full after the last refill, it stops with an error. Here the run learns
-          from what there is, and the report says how much.
+          from the groups that it has, and the report says how many.
         - From its code: it keeps a group of one answer. Here such a group counts as even, because there is nothing to
           compare.
 

@@ -14,7 +14,7 @@ from rlstab.stages.group_relative import grpo
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import AdvantageEstimator, RewardShaper
 
-_SHAPED = "it estimates from the rewards of the scorer one by one, and no shaper's is among them."
+_SHAPED = "it reads the rewards of the scorer one by one, and what a shaper adds is not among them."
 
 
 class GDPO(AdvantageEstimator):

@@ -18,7 +18,7 @@ class Goldilocks(PassRateSelector):
         prompts recur, and counts successes.
 
     Equation:
-        Of each prompt q of the pool, a_q = 1 + right_q and b_q = 1 + wrong_q are the parameters of a Beta posterior of
+        For each prompt q of the pool, a_q = 1 + right_q and b_q = 1 + wrong_q are the parameters of a Beta posterior of
         its pass rate, from a uniform prior. After a rollout with n > 0 responses to q, of ``raw_rewards`` r in [0, 1]:
 
             right_q <- lambda right_q + sum r
@@ -41,7 +41,7 @@ class Goldilocks(PassRateSelector):
         - ``discount`` (lambda): float in [0, 1], default 0.5. The share of the evidence about a prompt that is kept
           when it is asked again; 1 never forgets. The rule and the value are those of MoPPS's code on Countdown and
           Geometry3K; on MATH it forgets nothing.
-        - ``random_share`` (epsilon): float in [0, 1], default 0.2. Own choice: the paper's value was not found.
+        - ``random_share`` (epsilon): float in [0, 1], default 0.2. Chosen here: the paper's value was not found.
 
     State:
         - ``right``, ``wrong`` (pool,), float64: evidence of each prompt; that of prompts that were not asked stays. It

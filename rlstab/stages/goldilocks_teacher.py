@@ -50,17 +50,17 @@ class GoldilocksTeacher(PromptSelector):
     Returns:
         The numbers of the prompts. From a pool, different ones within a rollout, refills included, until it has taken
         all: candidates are dealt from the shuffled pool, and the ones that are left are shuffled and dealt again when
-        it ends. From a task without end, each slot is dealt the next K prompts, and none comes twice in a run.
+        it ends. If prompts are unlimited, each slot is dealt the next K prompts, and none comes twice in a run.
 
     Parameters:
         - ``pool``: int in [1, inf) or None, default None. Prompts 0 to pool - 1 of the task are used; None takes all
           prompts of the task, whose number may be unlimited.
-        - ``candidates`` (K): int in [1, inf), default 8. How many prompts a slot chooses from. Own choice: the paper's
+        - ``candidates`` (K): int in [1, inf), default 8. How many prompts a slot chooses from. Chosen here: the paper's
           value was not found.
-        - ``random_share`` (epsilon): float in [0, 1], default 0.1. Own choice: the paper's value was not found.
+        - ``random_share`` (epsilon): float in [0, 1], default 0.1. Chosen here: the paper's value was not found.
         - ``window``: int in [1, inf), default 512. How many of the newest prompts the teacher learns from; it should
-          hold several rollouts. Own choice: the paper's value was not found.
-        - ``ridge`` (rho): float in (0, inf), default 0.001. Own choice: on Countdown, 1e-5 to 1e-2
+          hold several rollouts. Chosen here: the paper's value was not found.
+        - ``ridge`` (rho): float in (0, inf), default 0.001. Chosen here: on Countdown, 1e-5 to 1e-2
           select about equally well.
 
     State:
@@ -86,7 +86,7 @@ class GoldilocksTeacher(PromptSelector):
 
     Limits:
         - ``candidates: 1`` leaves nothing to choose: it is ``uniform`` with the same pool, bit for bit, and
-          ``in_order`` on a task without end.
+          ``in_order`` on a task with unlimited prompts.
         - ``random_share: 1.0`` takes the first candidate of each slot, whatever the teacher expects.
         - So does every slot as long as the window is empty, or prompts have no features that differ.
 

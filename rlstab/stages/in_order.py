@@ -37,7 +37,7 @@ class InOrder(PromptSelector):
         a rollout asks for repeats some within it.
 
     Parameters:
-        - ``shuffle``: bool, default True. Whether each epoch has a new order; our own choice, as data loaders of
+        - ``shuffle``: bool, default True. Whether each epoch has a new order; chosen here, as data loaders of
           trainers do by default.
 
     State:
@@ -50,7 +50,7 @@ class InOrder(PromptSelector):
         - with ``dynamic_sampling``: the prompts of refills count as shown, and the epoch ends sooner.
 
     Limits:
-        - A task without end has no order to shuffle: ``shuffle`` does nothing there.
+        - A task with unlimited prompts has no order to shuffle: ``shuffle`` does nothing there.
 
     Example:
         A task of three prompts, and two chosen already. The third position of the first epoch is left; then the second

@@ -28,7 +28,7 @@ class Laconic(RewardShaper):
             r_i    <- r_i - min(lambda * max((L_i - B) / B, 0), most) - cut * (not ended_i)
             lambda <- min(max(lambda + step * (mean(L) / B - 1), floor), ceiling)        after the rollout
 
-        The price is for the tokens beyond the budget alone; the step follows the signed mean over all responses of the
+        The price is only for the tokens beyond the budget; the step follows the signed mean over all responses of the
         rollout, so that short answers make up for long ones. ``step`` is the paper's eta, ``ceiling`` its Lambda,
         ``most`` and ``cut`` are `penalty_cap` and `hit_cap` of its code.
 

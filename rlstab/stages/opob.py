@@ -37,7 +37,7 @@ class OPOB(AdvantageEstimator):
         - ``logprobs`` (S, T), nats: the policy that learns.
         - ``rollout_logprobs`` (S, T), nats: as the sampler reported them.
         - ``squared_gradient`` (S,): over all trainable weights, by one backward for each response.
-        - ``lengths`` (S,): how many tokens there are.
+        - ``lengths`` (S,): the number of tokens.
         - ``group_ids`` (S,): which responses are compared.
 
     Returns:
@@ -73,8 +73,8 @@ class OPOB(AdvantageEstimator):
         - A group of one response, or of equal rewards, has the advantage 0.
         - Cost: a forward and a backward pass for each response, one at a time. On the countdown model, for 16 prompts
           with 8 answers each, that is 14 optimizer steps, or 6 where only groups whose rewards differ are measured, as
-          the trainer does and the optimizer step too (measured with rlstab 0.1.0). Larger models fill the processor
-          with one response, so there it should be fewer; that was not measured.
+          in the trainer, and the optimizer step covers only these too (measured with rlstab 0.1.0). Larger models fill
+          the processor with one response, so there it should be fewer; that was not measured.
         - Gain: there, with a sampler four optimizer steps old, the variance of the gradient of a group is 0.51 times
           that under ``dr_grpo`` (95 % interval 0.39 to 0.67, five seeds), and 0.47 times (0.33 to 0.66) at gradients of
           equal length along the unbiased one. On-policy it is 0.46 times (0.35 to 0.61): the norms are responsible, not

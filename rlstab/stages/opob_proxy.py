@@ -20,8 +20,8 @@ class OPOBProxy(OPOB):
 
             n_i^2  =  sum_t (1 - 2 p_it + sum_v pi_itv^2),   p_it = exp(logprobs_it)
 
-        the squared norm of the gradient of log p_t with respect to the logits of token t, over the tokens that there
-        are. sum_v pi_v^2 is ``sum_p_sq``.
+        the squared norm of the gradient of log p_t with respect to the logits of token t, over the tokens of the
+        response. sum_v pi_v^2 is ``sum_p_sq``.
 
     Reads:
         - ``rewards`` (S,): as the reward shapers left them.
@@ -29,7 +29,7 @@ class OPOBProxy(OPOB):
         - ``rollout_logprobs`` (S, T), nats: as the sampler reported them.
         - ``sum_p_sq`` (S, T): sum of the squared probabilities of the vocabulary, of the policy
           that learns.
-        - ``lengths`` (S,): how many tokens there are.
+        - ``lengths`` (S,): the number of tokens.
         - ``group_ids`` (S,): which responses are compared.
 
     Returns:

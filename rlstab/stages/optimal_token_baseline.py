@@ -32,14 +32,14 @@ class OptimalTokenBaseline(AdvantageEstimator):
             A_it  = R_i - b_t
             A_it  = 0                                    where all R_j of the group are equal
 
-        sum_v pi_v^2 is ``sum_p_sq``. Where one response alone goes on, b_t is its own reward; with ``zero_tail`` b_t is
+        sum_v pi_v^2 is ``sum_p_sq``. Where only one response goes on, b_t is its own reward; with ``zero_tail`` b_t is
         0 there.
 
     Reads:
         - ``rewards`` (S,): as the reward shapers left them.
         - ``logprobs`` (S, T), nats: the policy that learns.
         - ``sum_p_sq`` (S, T): sum of the squared probabilities of the vocabulary, of the policy that learns.
-        - ``lengths`` (S,): how many tokens there are.
+        - ``lengths`` (S,): the number of tokens.
         - ``group_ids`` (S,): which responses are compared.
 
     Returns:
@@ -59,7 +59,7 @@ class OptimalTokenBaseline(AdvantageEstimator):
           the plain mean.
         - From verl: a lone response and the tail of a group of equal rewards keep their reward; here both are 0.
         - From verl: with importance sampling on, it multiplies w_jt by the squared weight of the token to the sampler.
-          That is not offered; ``opob_proxy`` weighs whole responses so.
+          That is not offered; ``opob_proxy`` weighs whole responses in this way.
 
     Interacts:
         - ``opob_proxy``: the same squared norms, summed over the whole response and with importance weights.

@@ -1,4 +1,4 @@
-"""Prompts whose pass rate is nearest to a half (PACED-RL, its scheduler alone)."""
+"""Prompts whose pass rate is nearest to a half (only the scheduler of PACED-RL)."""
 
 from typing import Annotated
 
@@ -20,7 +20,7 @@ class Paced(PassRateSelector):
         have no such function, so the pass rate is counted.
 
     Equation:
-        Of each prompt q of the pool, a_q = 1 + right_q and b_q = 1 + wrong_q are the parameters of a Beta posterior of
+        For each prompt q of the pool, a_q = 1 + right_q and b_q = 1 + wrong_q are the parameters of a Beta posterior of
         its pass rate, from a uniform prior. After a rollout with n > 0 responses to q, of ``raw_rewards`` r in [0, 1]:
 
             right_q <- lambda right_q + sum r
@@ -43,7 +43,7 @@ class Paced(PassRateSelector):
         - ``discount`` (lambda): float in [0, 1], default 0.5. The share of the evidence about a prompt that is kept
           when it is asked again; 1 never forgets. As in ``goldilocks``; the paper's estimate follows the policy by
           itself.
-        - ``random_share`` (epsilon): float in [0, 1], default 0.2. Own choice. The paper takes none at random: its
+        - ``random_share`` (epsilon): float in [0, 1], default 0.2. Chosen here. The paper takes none at random: its
           estimate reads the prompt, whereas counts say nothing about prompts that were not asked.
         - ``target`` (tau): float in (0, 1), default 0.5. The paper's target pass rate.
 

@@ -99,9 +99,7 @@ class ResponseBatch:
             return self.rewards
         if name not in self.extra:
             hint = did_you_mean(name, self.extra) if self.extra else ""
-            raise MissingSignal(
-                f"the evidence '{name}' was read and is not there. Put it into `needs`. {hint}".rstrip()
-            )
+            raise MissingSignal(f"the evidence '{name}' was read and is missing. Name it in `needs`. {hint}".rstrip())
         return self.extra[name]
 
     def select(self, where: Tensor) -> ResponseBatch:

@@ -15,7 +15,7 @@ class RLOO(AdvantageEstimator):
     Problem:
         The mean of the whole group includes the response that is compared with it, so part of the reward cancels: the
         gradient is that of REINFORCE times (n - 1) / n, and the smaller the group, the more is lost. A baseline from
-        the other responses alone does not depend on the response itself, so the gradient is unbiased.
+        only the other responses does not depend on the response itself, so the gradient is unbiased.
 
     Equation:
         Of a group of n rewards R_i = ``rewards``:

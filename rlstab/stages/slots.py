@@ -31,7 +31,7 @@ def pool_of(name: str, pool: int | None, offer: Offer) -> int:
     """
     if pool is None and offer.size is None:
         raise OutOfRange(
-            f"'{name}' draws from a finite pool, and the task makes prompts without end. Set its `pool`, for example "
+            f"'{name}' draws from a finite pool, and the task has unlimited prompts. Set its `pool`, for example "
             f"pool: {16 * offer.count}."
         )
     if pool is not None and offer.size is not None and pool > offer.size:

@@ -44,8 +44,7 @@ class Chain(Generated):
     - `fragile`: the reader stumbles over some junk, and an answer that it stumbles in scores 0. Whether it stumbles
       depends on the problem, the symbol and its position in the answer, so no symbol is safe and none is forbidden.
     - `flaky`: training loses this share of the scores, whatever the answer: the reward is 0. The seed of the run and
-    the
-      identity of the response decide which ones. Neither evaluation nor :meth:`score` loses any. So right answers
+      the identity of the response decide which ones. Neither evaluation nor :meth:`score` loses any. So right answers
       without junk are punished too, and junk is harder to distinguish from what matters.
     - `needs_junk`: the reverse. An answer without any junk scores 0: there, rare tokens are good.
 
@@ -113,8 +112,7 @@ class Chain(Generated):
         """Each step up to its `;`, then the answer up to its `$`. Text after the first `$` is in no block.
 
         A block earns 1 if it is right given the text before it, else 0: a step is right if it adds or subtracts the
-            next
-        term and writes down the result; an answer is right if it is the last result with the remaining terms. So a
+        next term and writes down the result; an answer is right if it is the last result with the remaining terms. So a
         block after a mistake can still be right. A block in which the reader stumbles is wrong, and so is an answer
         that needs junk if no block has any. The outcome is 1 while everything is right and 0 from the first mistake
         on; an answer of outcome 1 scores 1. Never raises, whatever the text.

@@ -79,7 +79,7 @@ def build_rewards(settings: Sequence[RewardSettings] | None, task: Task, environ
     """The rewards that a configuration describes, each tried on an empty completion of the first training prompt.
 
     Args:
-        settings: None is the scorer of the task alone.
+        settings: None is only the scorer of the task.
         task: whose first example is tried.
         environment: variables that every function may read, in addition to those that its settings name.
 

@@ -42,7 +42,7 @@ def _jsonl_rows(path: str) -> Rows:
         raise DataError(f"{path}: there is no such file. Check task.path and task.eval_path.")
     empty = True
     try:
-        with Path(path).open("rb") as file:  # bytes: lines end at \n alone, and each has its own encoding error
+        with Path(path).open("rb") as file:  # bytes: lines end only at \n, and each has its own encoding error
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     empty = False

@@ -27,8 +27,9 @@ class Scorer(Protocol):
     """Scores a completion against its example."""
 
     def prepare(self) -> None:
-        """Import and build what the first score needs. A worker calls it once, outside the time limit of a
-        completion.
+        """Import and build what the first score needs.
+
+        A worker calls it once, outside the time limit of a completion.
         """
         ...
 

@@ -58,15 +58,14 @@ class Task(Protocol):
     """A source of prompts with a verifiable reward.
 
     Any object with these attributes is a task: `rlstab.train.train(run, task=mine)`. If it also has a number `flaky`,
-        at
-    least 0 and below 1, training loses that share of its scores, to study noise in rewards: a lost score is 0. The seed
-    of the run and the identity of the response decide which ones; evaluation loses none.
+    at least 0 and below 1, training loses that share of its scores, to study noise in rewards: a lost score is 0. The
+    seed of the run and the identity of the response decide which ones; evaluation loses none.
 
     Attributes:
         name: a short name for logs.
         keeps_special_tokens: whether completions are scored with special tokens, such as EOS, in their text.
         size: the number of different examples of each split; None if it is unlimited. A run repeats a finite training
-            split, in an order of its own.
+            split, in its own order.
     """
 
     name: str

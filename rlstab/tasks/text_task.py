@@ -26,7 +26,7 @@ class TextTask:
     Example `index` is row `index`. A prompt is text or a list of messages, objects with `role` and `content`; if one
     prompt is a list, or with `system`, all are chats, and text is a message of the user. An answer is a text or a
     number, where 42.0 means 42. A field `a.b` is `b` of the object `a`. With `scorer: math_verify` the right answer is
-    mathematics alone, such as `\frac{1}{2}`, and the completion may have text around its answer.
+    only mathematics, such as `\frac{1}{2}`, and the completion may have text around its answer.
 
     Attributes:
         too_long: `skip` if rows whose prompt does not fit the model may be left out, else `error`.
@@ -139,7 +139,7 @@ def _messages(where: str, prompt: Iterable[Any]) -> list[Message]:
         # in a data set all messages have the same fields, which may be None
         given = {key: text for key, text in turn.items() if text is not None} if isinstance(turn, Mapping) else {}
         if {*given} != {"role", "content"} or not all(isinstance(text, str) for text in given.values()):
-            wanted = f"an object with the texts `role` and `content` alone. Write it like {MESSAGE}"
+            wanted = f"an object with only the texts `role` and `content`. Write it like {MESSAGE}"
             raise DataError(f"{where}: message {number} is not {wanted}.")
         turns.append(Message(**given))
     if not turns or turns[-1].role == "assistant":

@@ -74,9 +74,7 @@ def _die_with(parent: int) -> None:
 
 
 def _limit(memory: int) -> None:
-    """Allow only ``memory`` bytes of address space, no growing file, no core dump, no new process (except for
-    root).
-    """
+    """Allow only ``memory`` bytes of address space, no growing file, no core dump, no new process (but for root)."""
     _lower(resource.RLIMIT_AS, memory, for_good=True)
     for which in (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE, resource.RLIMIT_NPROC):
         _lower(which, 0, for_good=True)

@@ -52,11 +52,11 @@ _FACTOR = {
     "ranks": "the losses of ranks are averaged: multiply by `ranks`",
     "": "divide by counts of the step, such as `tokens`, or pass accumulate='mean'",
 }
-_HELD = "what padding holds takes part in it, such as in a value that is read at the first position"
+_HELD = "the values in padding enter it, for example through a value that is read at the first position"
 _CHOICE = {
     "": "a mean, a threshold, a quantile or a selection is taken over the tokens of one micro-batch",
     "padding": "padding is part of a mean, a threshold or a selection",
-    "order": "a selection goes by the order of the responses",
+    "order": "a selection depends on the order of the responses",
     "packed": "a statistic of a row mixes responses",
 }
 #: Responses of a random step, tokens of the longest, and the distance of other log-probs from the old ones, nats.
@@ -251,11 +251,11 @@ def _cause(given: Tensor, whole: Tensor, step: Mapping[str, Tensor], cut: _Cut, 
         for what, size in sizes.items():
             if _same(found * torch.tensor(size)):
                 return f"each micro-batch is divided by the number of its own {what}"
-        return f"each micro-batch has a factor of its own, {float(found.min()):.3g} to {float(found.max()):.3g}"
+        return f"each micro-batch has its own factor, {float(found.min()):.3g} to {float(found.max()):.3g}"
     if (found := factors([[number] for number in range(_ROWS)])) is not None:
         low, high = float(found.min()), float(found.max())
-        why = _HELD if kind == "padding" else "other responses take part in it"
-        return f"each response has a factor of its own, {low:.3g} to {high:.3g}: {why}"
+        why = _HELD if kind == "padding" else "other responses enter it"
+        return f"each response has its own factor, {low:.3g} to {high:.3g}: {why}"
     odd = int((given - whole).abs().gt(1e-6 * whole.abs().max()).sum())
     return f"{odd} of {len(row)} tokens change, unlike others of their response: {_CHOICE.get(kind, _CHOICE[''])}"
 

@@ -132,7 +132,7 @@ def edges_of(method: TokenObjective) -> Iterator[Edge]:
 
 
 def rich_step(number: int, extra: Sequence[str], edges: Sequence[Edge], *, extreme: bool = False) -> Step:
-    """One of the optimizer steps with which laws begin: eight responses with a bit of everything.
+    """One of the optimizer steps with which laws begin: eight responses with some of everything.
 
     Together, the first ``count(edges)`` of them have all edges.
     """

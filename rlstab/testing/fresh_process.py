@@ -45,7 +45,7 @@ class Unreachable(Exception):
 
 
 def methods_of(method: Method[Any]) -> list[Any]:
-    """The methods inside an objective, including observed ones; a stage is alone."""
+    """The methods inside an objective, including observed ones; a stage stands alone."""
     return [leaf.method for leaf in walk(method, observed=True)] if isinstance(method, TokenObjective) else [method]
 
 
@@ -117,12 +117,12 @@ class _Server:
             self.line.send(job)
             if self.line.poll(TIMEOUT):
                 return self.line.recv()
-            what = f"did not answer within {TIMEOUT:g} s. Look for what hangs there"
+            what = f"did not answer within {TIMEOUT:g} s. Look for code that hangs there"
         except (EOFError, OSError):
             what = "died. Its output says why"
         self.close()
         start.cache_clear()
-        raise ProcessError(f"the process in which a method is run anew {what}.")
+        raise ProcessError(f"the fresh process in which a method is run {what}.")
 
     def close(self) -> None:
         if self.owner == os.getpid():

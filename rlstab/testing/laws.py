@@ -297,7 +297,7 @@ def process(method: Method[Any], trial: Trial) -> None:
     try:
         there = trial.pickled.run(run_chain, chain)
     except Unreachable as reason:
-        raise NotApplicable(f"not checked, for another process cannot run it: {reason}.") from reason
+        raise NotApplicable(f"not checked, since another process cannot run it: {reason}.") from reason
     for number, (mine, theirs) in enumerate(zip(here, there, strict=True), start=1):
         try:
             mine.require_same(f"number {number} here, and as the first that another process sees", theirs, 0.0)
@@ -391,9 +391,9 @@ def used(method: TokenObjective, trial: Trial) -> None:
             state = plan.state
         words, unread = words_of(leaf), unread_in(leaf, steps)
         for names, declared, why in (
-            (unread, "needs", "nothing reads. A host computes it for nothing, perhaps by one more forward"),
+            (unread, "needs", "nothing reads. A host would compute it needlessly, by one more forward pass"),
             (set() if "penalties" in unfilled & words else undifferentiated, "live_needs", "no penalty reads"),
-            (unfilled - words, "writes", "it never fills, so that other methods are refused for nothing"),
+            (unfilled - words, "writes", "it never fills, so that other methods are refused needlessly"),
         ):
             if names:
                 raise BrokenLaw(f"`{declared}` names '{min(names)}', which {why}. Remove it.")

@@ -134,7 +134,7 @@ def used(stage: Stage, trial: Trial) -> None:
         stage, [_rollout(stage, kind, (2, 4, 3, 1, 4), number, trial) for number, kind in enumerate(kinds)]
     )
     if unread:
-        raise BrokenLaw(f"`needs` names '{min(unread)}', which nothing reads. It is made for nothing: remove it.")
+        raise BrokenLaw(f"`needs` names '{min(unread)}', which nothing reads. It is made needlessly: remove it.")
 
 
 def _rollout(stage: Stage, kind: str, sizes: Sequence[int], number: int, trial: Trial) -> Rollout:

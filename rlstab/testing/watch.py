@@ -55,7 +55,7 @@ class Wide(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in ("quantile", "nanquantile"):
             raise BrokenLaw(
-                "it calls torch.quantile, which refuses more than 2^24 values and sees those at hand only. Use "
+                "it calls torch.quantile, which refuses more than 2^24 values and sees only those of one part. Use "
                 "Pool.quantile in `measure`."
             )
         result = func(*args, **(kwargs or {}))

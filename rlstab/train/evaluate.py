@@ -37,7 +37,7 @@ def evaluate(policy: Policy, task: Task, rewards: Rewards, run: RunConfig, rank:
     For pass@k a response is correct if the task's scorer gives it at least 1, or, if that scorer is not among the
     rewards, if their weighted sum is at least 1.
 
-    Random numbers depend on the prompt and the sample number alone, so evaluations of one run are comparable.
+    Random numbers depend only on the prompt and the sample number, so evaluations of one run are comparable.
 
     Args:
         policy: the model to evaluate.

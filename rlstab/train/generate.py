@@ -434,7 +434,7 @@ def provided(provider: SignalProvider, who: str, rollout: Rollout) -> Tensor:
 
     Args:
         provider: the user-defined function.
-        who: names the function, in errors.
+        who: names the function in errors.
         rollout: is passed to the function as a copy.
 
     Raises:

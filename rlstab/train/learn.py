@@ -308,7 +308,7 @@ class _MicroBatch:
     """A micro-batch, the live outputs that the loss reads, and what a forward has to cover to make them.
 
     Attributes:
-        batch, sequences: the whole micro-batch; all else is on the CPU.
+        batch, sequences: the whole micro-batch; everything else is on the CPU.
         where: ``(n,)`` bool by live output, True on the tokens on which the loss reads it.
         index: ``(m,)`` int64, the tokens on which the loss reads any live output.
         needed: the sequences with such a token, cut after the last of these tokens; None if there is none.
@@ -424,7 +424,7 @@ def reference_logprobs(
 def squared_gradients(policy: Policy, sequences: Sequences, temperature: float, where: Tensor | None = None) -> Tensor:
     """Squared norm, over all trainable weights, of the gradient of each response's log-prob, the sum over its tokens.
 
-    Each response takes a forward and a backward of its own: a backward over several gives the sum of their gradients,
+    Each response takes its own forward and backward: a backward over several gives the sum of their gradients,
     from which their norms cannot be recovered. ``.grad`` stays as it is. Weights must be whole, not sharded.
 
     Args:
@@ -454,7 +454,7 @@ def squared_gradients(policy: Policy, sequences: Sequences, temperature: float, 
 
 
 def learning_rate(settings: OptimisationSettings) -> Callable[[int], float]:
-    """The learning rate as a function of the number of the optimizer step alone, from 1; a checkpoint has that number.
+    """The learning rate as a function of only the number of the optimizer step, from 1; a checkpoint has that number.
 
     Without a schedule it is constant, after a linear warm-up whose first step has ``lr / warmup_optimizer_steps``. A
     schedule gives the first step the rate that transformers' trainer gives it, which is 0 if there is a warm-up.

@@ -201,7 +201,7 @@ class RunFolder:
         for text in changed_files(before.get("code", {}), checksums(now["settings"])):
             self.say(text)
         self._examples = before.get("examples")
-        self._kept = before.get("journals", dict.fromkeys(JOURNALS))  # earlier releases did not say: keep all
+        self._kept = before.get("journals", dict.fromkeys(JOURNALS))  # earlier releases did not record them: keep all
         settings = self._run.optimisation
         rollouts = before.get("settings", {}).get("optimisation", {}).get("rollouts", settings.rollouts)
         if rollouts != settings.rollouts and settings.schedule is not None and settings.schedule.ends_with_the_run:
@@ -303,7 +303,7 @@ class RunFolder:
                 with suppress(OSError):
                     aside.rmdir()
             if lexists(aside):
-                self.say(f"{aside} holds what the run that was replaced did not write")
+                self.say(f"{aside} holds files that the replaced run did not write")
 
 
 def describe(run: RunConfig, accelerator: Accelerator, rewards: Rewards, engine: str) -> dict[str, Any]:

@@ -296,5 +296,5 @@ def require_decoding(policy: Policy, name: str, example: Example, settings: Roll
     if gap * settings.temperature > AGREEMENT * largest:  # NaN weights pass: the first step names them
         raise ModelError(
             f"'{name}' gives other log-probs when it decodes with a cache and padded prompts than in one forward, by "
-            f"up to {gap:.3g} nats: it would sample from another policy than it learns. {_TAKE}"
+            f"up to {gap:.3g} nats: it would sample from a policy other than the one that learns. {_TAKE}"
         )

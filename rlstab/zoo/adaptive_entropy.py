@@ -1,9 +1,10 @@
 """Adaptive entropy coefficient: pay for entropy only below a target, at a price that a controller sets."""
 
 import math
-from typing import Annotated
+from typing import Annotated, Literal
 
 from rlstab import Mean, Penalty, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
+from rlstab.core.loss import token_mean
 from rlstab.core.metadata import About, IdleSign, NoOpAt
 from rlstab.core.settings import check_order
 
@@ -23,7 +24,7 @@ class AdaptiveEntropy(TokenObjective):
             a_{k+1} = clip(a_k + delta if H_k < H* else a_k - delta, a_min, a_max),   a_1 = a_0
 
         H* is ``target_entropy``, a_0 ``initial``, delta ``increment``, a_min ``low``, a_max ``high``. c0_t are the
-        coefficients of the aggregation over all tokens: 1 / N for a token mean.
+        coefficients of the loss's aggregation over all tokens, or 1 / N with ``aggregate`` ``"token_mean"``.
 
     Reads:
         - ``entropies`` (n,), nats: of the full next-token distribution, for the controller.
@@ -43,6 +44,8 @@ class AdaptiveEntropy(TokenObjective):
         - ``increment`` (delta): float in [0, inf), default 0.0001. Skywork-OR1 scripts; TRL 0.005.
         - ``low`` (a_min): float in [0, inf), default 0.0. Skywork-OR1 scripts and TRL.
         - ``high`` (a_max): float in [0, inf), default 0.005. Skywork-OR1 scripts; TRL 1.0.
+        - ``aggregate``: 'loss' | 'token_mean', default 'loss'. What averages the bonus: with "loss" the loss's own
+          average, as in the reference code; with "token_mean" a mean over tokens, as in TRL under every ``loss_type``.
 
     State:
         - ``active``: whether this optimizer step's mean entropy is below the target; False before the first.
@@ -54,22 +57,22 @@ class AdaptiveEntropy(TokenObjective):
           step. Here an optimizer step is judged by its own evidence, which is known before the backward pass, and the
           price it moves acts in the next one.
         - From TRL: below the target means strictly below; there it includes equality. TRL judges an optimizer step by
-          the entropy of the one before, so that its first pays nothing, and its bonus is a mean over the tokens of a
-          micro-batch, whatever the loss averages over. As there, the controller's mean is taken over the whole
-          optimizer step and all ranks, and the state is saved with the checkpoint.
+          the entropy of the one before, so that its first pays nothing, and its bonus is a mean over a micro-batch. As
+          there, the controller's mean is taken over the whole optimizer step and all ranks, and the state is saved
+          with the checkpoint.
 
     Pitfalls:
         none
 
     Interacts:
         - Under ``token_mean`` the bonus of ``adaptive_entropy`` is the mean that its controller measures.
-        - Under ``sequence_mean`` the bonus of ``adaptive_entropy`` is a mean over responses; its controller measures
-          one over tokens.
+        - Under ``sequence_mean`` the bonus of ``adaptive_entropy`` is a mean over responses unless ``aggregate`` is
+          "token_mean"; its controller measures one over tokens.
         - ``adaptive_entropy`` acts on every token, also on those that a mask drops: penalties ignore masks.
 
     Example:
         Four tokens with a mean entropy of 0.15, below 0.2. The first optimizer step pays 0.001 * 0.15 and raises the
-        price by 0.0001, so the second pays 0.0011 * 0.15. Advantages are 0, so the loss is the payment alone.
+        price by 0.0001, so the second pays 0.0011 * 0.15. Advantages are 0, so the loss is only the payment.
 
         >>> import torch
         >>> from rlstab import AdaptiveEntropy, PolicyOutputs, TokenBatch, compose, make_plan
@@ -116,16 +119,18 @@ class AdaptiveEntropy(TokenObjective):
     increment: Annotated[float, Range(ge=0)] = 0.0001
     low: Annotated[float, Range(ge=0)] = 0.0
     high: Annotated[float, Range(ge=0)] = 0.005
+    aggregate: Literal["loss", "token_mean"] = "loss"
 
     def __post_init__(self) -> None:
         check_order(self, self.name, "low", "initial", "high")
 
     def in_words(self) -> dict[str, str]:
+        mean = "" if self.aggregate == "loss" else ", as a mean over tokens"
         return {
             "penalties": f"In an optimizer step whose mean entropy is below {self.target_entropy} nats, subtract a "
-            f"price times the entropy of the live policy, on every token. The price begins at {self.initial}; for the "
-            f"next optimizer step it rises by {self.increment} after one below the target and falls by as much after "
-            f"any other, within [{self.low}, {self.high}]."
+            f"price times the entropy of the live policy, on every token{mean}. The price begins at {self.initial}; it "
+            f"rises by {self.increment} after an optimizer step below the target and falls by as much "
+            f"after any other, within [{self.low}, {self.high}]."
         }
 
     def init_state(self) -> State:
@@ -146,5 +151,6 @@ class AdaptiveEntropy(TokenObjective):
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         price = state["coefficient"] if state["active"] else 0.0
-        report = {"coefficient": Mean.scalar(price)}
-        return Terms(penalties={"": Penalty.of_signal("entropies", -price)} if price else {}, report=report)
+        aggregate = None if self.aggregate == "loss" else token_mean
+        bonus = {"": Penalty.of_signal("entropies", -price, aggregate)} if price else {}
+        return Terms(penalties=bonus, report={"coefficient": Mean.scalar(price)})

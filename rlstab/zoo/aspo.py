@@ -56,7 +56,7 @@ class ASPO(TokenObjective):
           at the start of the optimizer step. The quantile is of each response in both.
         - From its code: a variable there named ``high_entropy_mask`` is True on tokens of low entropy. The rule is the
           same.
-        - From its code: its scripts add a KL to the reference of weight 0.001, on tokens of low entropy alone. It is
+        - From its code: its scripts add a KL to the reference of weight 0.001, only on tokens of low entropy. It is
           left out.
         - From the paper: the value of the loss is -pull A. Only the gradient is the published one.
 
@@ -115,8 +115,8 @@ class ASPO(TokenObjective):
         return {
             "surrogate": f"A token pulls with its ratio, or with the inverse where its advantage is positive, at most "
             f"{self.cap}. It stops once the ratio is above 1 + {self.room}, or below 1 - {self.room} where its "
-            f"advantage is negative; for the {percent(self.share)} of a response with the highest entropies "
-            f"{self.room_high_entropy} in place of {self.room}. It still counts."
+            f"advantage is negative; on the {percent(self.share)} of a response with the highest entropies "
+            f"{self.room_high_entropy} replaces {self.room}. It still counts."
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:

@@ -57,7 +57,7 @@ class ClipCov(Covariant, TokenObjective):
         - ``clip_low`` (e_low): float in [0, 1], default 1.0. Official scripts, which widen the clip so far that nearly
           no token is stopped. They should be the bounds of the trust region that it is composed with.
         - ``clip_high`` (e_high): float in [0, inf), default 1.0. Official scripts.
-        - ``seed``: int in [0, 4294967296), default 0. Our own choice. Another seed hits other tokens.
+        - ``seed``: int in [0, 4294967296), default 0. Chosen here. Another seed hits other tokens.
 
     State:
         none
@@ -78,8 +78,8 @@ class ClipCov(Covariant, TokenObjective):
 
     Interacts:
         - ``clip_cov`` was published on ``clip_higher`` and ``token_mean``, the clip at 1.0 on both sides.
-        - ``clip_cov`` may hit a token that ``clip_higher`` stops already, for its ``clip_low`` and ``clip_high`` are
-          not the bounds of ``clip_higher``.
+        - ``clip_cov`` may hit a token that ``clip_higher`` stops already, because its ``clip_low`` and ``clip_high``
+          are not the bounds of ``clip_higher``.
         - Both restrain tokens whose log-prob and advantage covary: ``kl_cov`` holds those of the largest covariance,
           ``clip_cov`` silences some of those between its bounds, and one that both choose is only pulled back.
         - A token that a mask drops still counts in the means and the share of ``clip_cov``, and may be hit.
@@ -135,8 +135,8 @@ class ClipCov(Covariant, TokenObjective):
         return {
             "weight": f"Give the weight 0 to {percent(self.share)} of the tokens of the optimizer step (rounded down, "
             f"at least one), drawn by seed {self.seed} among those whose log-prob and advantage have a covariance "
-            f"between {self.low} and {self.high}; not one whose ratio is above 1 + {self.clip_high} where its "
-            f"advantage is positive, or below 1 - {self.clip_low} where it is negative. They still count."
+            f"between {self.low} and {self.high}. Tokens whose ratio is above 1 + {self.clip_high} where their "
+            f"advantage is positive, or below 1 - {self.clip_low} where it is negative, are not drawn. All still count."
         }
 
     def measure_again(self, batch: TokenBatch, stat: Settled) -> Stat:

@@ -126,10 +126,11 @@ class CPPO(Anchored, TokenObjective):
 
     def in_words(self) -> dict[str, str]:
         return {
-            "gates": f"Stop a token whose probability has moved from {self.anchored_at}, the way of its advantage, by "
-            f"more than {self.delta}, or by more than is left of that once the tokens before it have overspent their "
-            f"budget: the {self.quantile}-quantile of the moves in the response for each, within [{self.min_budget}, "
-            f"{2 * self.min_budget}]. It still counts. Moves weigh 1 at the first token, {self.min_weight} at the last."
+            "gates": f"Stop a token whose probability has moved from {self.anchored_at}, in the direction of its "
+            f"advantage, by more than {self.delta}, or by more than is left of that once the tokens before it have "
+            f"overspent their budget: the {self.quantile}-quantile of the moves in the response for each, within "
+            f"[{self.min_budget}, {2 * self.min_budget}]. It still counts. Moves weigh 1 at the first token, "
+            f"{self.min_weight} at the last."
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:

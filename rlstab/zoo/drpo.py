@@ -25,7 +25,8 @@ class DRPO(Anchored, TokenObjective):
             gate = 1 - sign(A) (p - q) / delta
 
         The gradient of a token is gate r A times that of its log-prob. The gate is between 1 - 1 / delta and
-        1 + 1 / delta: below 1 where the token moved the way of its advantage, above 1 where it moved against it.
+        1 + 1 / delta: below 1 where the token moved in the direction of its advantage, above 1 where it moved against
+        it.
 
     Reads:
         - ``rollout_logprobs`` (n,), nats: the anchor, with ``anchor="rollout"``.
@@ -109,7 +110,7 @@ class DRPO(Anchored, TokenObjective):
         back = f" Beyond m = {self.delta} it pulls back." if self.delta < 1 else " No probability moves that far."
         return {
             "gates": f"Multiply the pull of a token by 1 - m / {self.delta}, m being the probability that it has moved "
-            f"from {self.anchored_at} the way of its advantage, negative where it moved the other way.{back}"
+            f"from {self.anchored_at} in the direction of its advantage, negative where it moved the other way.{back}"
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:

@@ -1,8 +1,9 @@
 """Entropy bonus: pay for uncertainty on every token."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from rlstab import Penalty, Range, Settled, State, Terms, TokenBatch, TokenObjective
+from rlstab.core.loss import token_mean
 from rlstab.core.metadata import About, NoOpAt
 
 
@@ -18,8 +19,8 @@ class EntropyBonus(TokenObjective):
 
             L = policy term - a sum_t c0_t h_t
 
-        c0_t are the coefficients of the aggregation over all tokens: 1 / N for a token mean. The gradient runs through
-        the full next-token distribution, not through the sampled token.
+        c0_t are the coefficients of the loss's aggregation over all tokens, or 1 / N with ``aggregate``
+        ``"token_mean"``. The gradient runs through the full next-token distribution, not through the sampled token.
 
     Reads:
         - live ``entropies`` (n,), nats, with gradient: on all tokens.
@@ -34,6 +35,8 @@ class EntropyBonus(TokenObjective):
         - ``coefficient`` (a): float in [0, inf), default 0.001. The default of early verl (as in Jiayi-Pan/TinyZero
           ``verl/trainer/config/ppo_trainer.yaml``). Current verl has 0, and so do the recipes of JustRL, STAPO, STARE
           and Lp-Reg.
+        - ``aggregate``: 'loss' | 'token_mean', default 'loss'. What averages the bonus: with "loss" the loss's own
+          average, as in verl; with "token_mean" a mean over tokens, as in TRL under every ``loss_type``.
 
     State:
         none
@@ -41,8 +44,8 @@ class EntropyBonus(TokenObjective):
     Deviations:
         - From common code: the mean is over all tokens of the optimizer step, all parts and ranks; older verl and its
           forks average inside a micro-batch.
-        - From TRL: its bonus follows its top-entropy mask; here it follows no mask. It is a mean over the tokens of a
-          micro-batch, whatever the loss averages over; here it averages as the loss, over the optimizer step.
+        - From TRL: its bonus follows its top-entropy mask; here it follows no mask. It is a mean over a micro-batch;
+          here it is one over the optimizer step.
 
     Pitfalls:
         It raises noise as well as useful alternatives. In the table of arXiv 2510.03222 (``lp_reg``) on-policy GRPO
@@ -84,9 +87,12 @@ class EntropyBonus(TokenObjective):
     writes = {"penalties"}
 
     coefficient: Annotated[float, Range(ge=0)] = 0.001
+    aggregate: Literal["loss", "token_mean"] = "loss"
 
     def in_words(self) -> dict[str, str]:
-        return {"penalties": f"Subtract {self.coefficient} times the entropy of the live policy, on every token."}
+        mean = "" if self.aggregate == "loss" else ", as a mean over tokens"
+        return {"penalties": f"Subtract {self.coefficient} times the entropy of the live policy, on every token{mean}."}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        return Terms(penalties={"": Penalty.of_signal("entropies", -self.coefficient)})
+        aggregate = None if self.aggregate == "loss" else token_mean
+        return Terms(penalties={"": Penalty.of_signal("entropies", -self.coefficient, aggregate)})

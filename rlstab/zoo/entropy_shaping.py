@@ -100,8 +100,8 @@ class EntropyShaping(TokenObjective):
 
     def in_words(self) -> dict[str, str]:
         return {
-            "bonus": f"Add {self.alpha} times the entropy at its place to the advantage of a token, at most the size "
-            f"of the advantage divided by {self.kappa}."
+            "bonus": f"Add {self.alpha} times the entropy at its position to the advantage of a token, at most the "
+            f"size of the advantage divided by {self.kappa}."
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:

@@ -74,7 +74,7 @@ class ESSScale(TokenObjective):
 
     Example:
         Four responses, of which the third became eight times as likely: (1 + 1 + 8 + 1)^2 / (4 * 67) = 0.4515, and the
-        learning rate is multiplied by its root. Only observed, it stays.
+        learning rate is multiplied by its root. If it is only observed, the rate stays.
 
         >>> import torch
         >>> from rlstab import ESSScale, PolicyOutputs, TokenBatch, compose, observe
@@ -119,7 +119,7 @@ class ESSScale(TokenObjective):
         over = {"rollout": "the sampler", "old": "the old policy"}[self.anchor]
         return {
             "lr_scale": f"Multiply the learning rate by (ess / {self.base}) ** {self.power}, at most 1, where ess is "
-            f"the effective sample size of the responses of the optimizer step, weighed by the policy over {over}."
+            f"the effective sample size of the responses of the optimizer step, weighed by their ratios to {over}."
         }
 
     def measure(self, batch: TokenBatch) -> Stat:

@@ -89,8 +89,8 @@ class ImportanceCorrection(TokenObjective):
         all or kept: rejected tokens still count by default; with ``denominator="kept"`` they leave the divisor.
 
     Parameters:
-        - ``level``: 'token' | 'sequence' | 'geometric', default 'token'. Whose ratio is meant. A token's ratio is
-          biased, the more the longer the response; that of the sequence is not, and its variance explodes with length.
+        - ``level``: 'token' | 'sequence' | 'geometric', default 'token'. Whose ratio is used. A token's ratio is
+          biased, more so in a longer response; that of the sequence is not, and its variance explodes with length.
           The geometric mean is for rejection: as a weight it is neither.
         - ``min_weight`` (a): float in (0, inf) or None, default None. TIS has none; OpenRLHF uses 0.5.
         - ``max_weight`` (b): float in (0, inf) or None, default 2.0. The value of TIS in verl, slime and open-instruct.
@@ -100,14 +100,14 @@ class ImportanceCorrection(TokenObjective):
         - ``veto`` (v): float in (0, inf) or None, default None. One token with a lower ratio rejects its response.
           verl's guide had 0.0001.
         - ``divergence`` (D): 'max_k2' | 'max_k3' | 'mean_k2' | 'mean_k3' | 'mean_error' | 'mean_kl' | 'mean_tv',
-          default 'max_k3'. What
-          ``max_divergence`` bounds. The maximum is that of the worst token, and does not thin out over a long response.
-          k2 is the same on both sides; k3 counts a token more that is rarer to the sampler.
+          default 'max_k3'. What ``max_divergence`` bounds. The maximum is that of the worst token, and does not thin
+          out over a long response. k2 is the same on both sides; k3 counts a token more if it is rarer under the
+          sampler.
         - ``max_divergence`` (c): float in (0, inf) or None, default None. A response whose divergence is above it is
           rejected. Of 'mean_error' it is on the scale of a ratio, at least 1 to keep anything; NeMo-RL's recipe for
           Nemotron 3 Nano has 2. verl's presets by 'mean_k3' have 0.01; of its others no value was found. OpenRLHF
           gives no value for 'mean_kl' and 'mean_tv'.
-        - ``normalize``: bool, default False. Divide by the mean weight, so that the step is not smaller by truncation;
+        - ``normalize``: bool, default False. Divide by the mean weight, so that truncation does not shrink the step;
           verl's ``rollout_is_batch_normalize``, off there too.
         - ``denominator``: 'all' | 'kept', default 'all'. Whether rejected tokens leave the divisor. TRL, and IcePop's
           equation, count all; masks by rejection in verl leave the divisor.
@@ -125,7 +125,7 @@ class ImportanceCorrection(TokenObjective):
         - From NeMo-RL: it filters before the advantages are computed; here the advantages are given.
         - From TRL: no clamp there, so a weight without a bound may be infinite. A token whose log-prob the sampler did
           not report gets the weight 1 there; here such evidence is refused.
-        - From OpenRLHF: none in the rule. Its probabilities are kept 1e-6 away from 0 and 1; so are they here.
+        - From OpenRLHF: none in the rule. Its probabilities are kept 1e-6 away from 0 and 1, as here.
         - From open-instruct: its mask is of the live policy over the sampler, and a token on a bound is dropped.
 
     Pitfalls:
@@ -224,7 +224,7 @@ class ImportanceCorrection(TokenObjective):
         units = "tokens" if self.level == "token" else "responses"
         mean = f", divided by the mean over the {units} of the optimizer step" if self.normalize else ""
         words = {
-            "weight": f"Give a token as weight {whose}, of the old policy over the sampler"
+            "weight": f"Weigh a token by {whose} (old policy to sampler)"
             f"{''.join(f', {bound}' for bound in ends)}{mean}."
         }
         if self._rejects:

@@ -20,7 +20,7 @@ class M2PO(TokenObjective):
     Equation:
         With d_t = ``logprobs`` - ``rollout_logprobs``, A_t = ``advantages``:
 
-            X     = { t : A_t > 0 and d_t > 0,  or  A_t < 0 and d_t < 0 }          moves the way of the advantage
+            X     = { t : A_t > 0 and d_t > 0,  or  A_t < 0 and d_t < 0 }      moves with the advantage
             tau'  = the smallest d_t^2 over X that has to go, largest first, for the mean over what is left to be <= tau
             w_t   = 0 if t in X and d_t^2 >= tau', else 1
             L     = (1 / N) sum_t w_t surrogate_t                                  N counts all tokens
@@ -63,7 +63,7 @@ class M2PO(TokenObjective):
         recomputed for this rollout are ``logprobs`` up to its first update, and against them no token would ever move.
         With ``old_logprobs: rollout``, as published, or with several optimizer steps per rollout, set ``refresh:
         step``; otherwise the former leaves nothing to compare, and every step decides by the policy before the first
-        one. Movement within the optimizer step is not bounded. The budget is a mean over X alone, so a few far tokens
+        one. Movement within the optimizer step is not bounded. The budget is a mean over only X, so a few far tokens
         are dropped easily when X is small.
 
     Interacts:
@@ -117,9 +117,9 @@ class M2PO(TokenObjective):
 
     def in_words(self) -> dict[str, str]:
         return {
-            "weight": f"Of the tokens that moved from the rollout policy the way of their advantage, give those that "
-            f"moved furthest the weight 0, until the mean squared log-ratio of the others is at most {self.budget}, "
-            f"over the optimizer step. They still count in the divisor."
+            "weight": f"Of the tokens that moved from the rollout policy in the direction of their advantage, give "
+            f"those that moved furthest the weight 0, until the mean squared log-ratio of the others is at most "
+            f"{self.budget}, over the optimizer step. They still count in the divisor."
         }
 
     def measure(self, batch: TokenBatch) -> Stat:
@@ -136,6 +136,6 @@ class M2PO(TokenObjective):
 
     @staticmethod
     def _moves(batch: TokenBatch) -> tuple[Tensor, Tensor]:
-        """``(n,)`` float64 squared log-ratios, and the ``(n,)`` bool of tokens that moved the way of the advantage."""
+        """``(n,)`` float64 squared log-ratios, and the ``(n,)`` bool of tokens that moved with their advantage."""
         d = batch.logprobs.double() - batch.signal("rollout_logprobs").double()
         return d.square(), (batch.rewarded & (d > 0)) | (batch.punished & (d < 0))

@@ -49,7 +49,7 @@ class MASPO(TokenObjective):
         - ``min_scale`` (a_min): float in (0, inf), default 0.1. The code; the README has no bound here.
         - ``max_scale`` (a_max): float in (0, inf), default 10.0. The code; not below ``min_scale``.
         - ``cap`` (c): float in [1, inf) or None, default None. A ratio: a punished token that has become likelier pulls
-          with at most this. Our own addition; the code bounds nothing on this side, where PPO has a dual clip.
+          with at most this. Added here; the code bounds nothing on this side, where PPO has a dual clip.
 
     State:
         none

@@ -1,4 +1,4 @@
-"""Random mask: the control for a method that drops tokens, which drops as many at random."""
+"""Random mask: the control for a method that drops tokens; it drops as many at random."""
 
 from typing import Annotated, Literal
 
@@ -42,11 +42,11 @@ class RandomMask(TokenObjective):
         kept: dropped tokens leave numerator and denominator, as with ``s2t``.
 
     Parameters:
-        - ``share`` (rho): float in [0, 1], default 0.01. Our own choice; set it to the share that the mask under test
+        - ``share`` (rho): float in [0, 1], default 0.01. Chosen here; set it to the share that the mask under test
           drops of the same tokens: ``s2t/dropped`` divided by the share of tokens with A > 0.
         - ``sign``: 'positive' | 'all', default 'positive'. Whose tokens are dropped. 'positive' is the control of
-          ``s2t``, which drops rewarded tokens alone; 'all', our own addition, is for masks that look at both signs.
-        - ``seed``: int in [0, 4294967296), default 0. Our own choice. Another seed drops other tokens.
+          ``s2t``, which drops only rewarded tokens; 'all', added here, is for masks that look at both signs.
+        - ``seed``: int in [0, 4294967296), default 0. Chosen here. Another seed drops other tokens.
 
     State:
         none

@@ -16,7 +16,7 @@ class RLSD(TokenObjective):
     Problem:
         A reward gives all tokens of a response the same credit. The policy itself, shown the reference answer, knows
         better which tokens led there. Distilling from it directly teaches the policy to act as if it had seen the
-        answer, and long runs collapse. RLSD takes the direction from the reward alone, and from the informed teacher
+        answer, and long runs collapse. RLSD takes the direction only from the reward, and from the informed teacher
         only how large the step of each token is.
 
     Equation:
@@ -27,8 +27,8 @@ class RLSD(TokenObjective):
             s_t  = (1 - m) + m clip(w_t, 1 - e, 1 + e)
             A'_t = s_t A_t
 
-        m is ``mix``, e is ``clip``. Of a rewarded response, tokens count more that the teacher finds likelier; of a
-        punished one, tokens that it finds unlikelier. With ``punished_only`` s is 1 where A is at least 0.
+        m is ``mix``, e is ``clip``. In a rewarded response, tokens that the teacher finds likelier count more; in a
+        punished one, those that it finds less likely. With ``punished_only`` s is 1 where A is at least 0.
 
     Reads:
         - ``teacher_logprobs`` (n,), nats: of the sampled tokens, under the teacher. The paper's teacher is the policy

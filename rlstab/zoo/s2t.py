@@ -43,8 +43,8 @@ class S2TMask(TokenObjective):
         kept: dropped tokens leave numerator and denominator, as in the paper's objective.
 
     Parameters:
-        - ``max_prob`` (tau_p): float in (0, 1], default 0.002. The paper, all versions; v4-v5 find it not sensitive, in
-          v1-v3 0.2 instead of 0.002 costs ten points of AIME24.
+        - ``max_prob`` (tau_p): float in (0, 1], default 0.002. The paper, all versions; v4-v5 find little sensitivity;
+          in v1-v3 0.2 instead of 0.002 costs ten points of AIME24.
         - ``quantile`` (q): float in [0, 1], default 0.75. The share of the pool that lies below the threshold. Paper
           v4-v5; use 0.8 with ``population="all"``, the setting of v1-v3.
         - ``population``: 'candidates' | 'all', default 'candidates'. Whose entropies give the threshold. Paper v4-v5;
@@ -56,7 +56,7 @@ class S2TMask(TokenObjective):
     Deviations:
         - From the paper: none in the rule, which has two published definitions. Versions 1-3 compare with a quantile
           over the mini-batch; their text says both "80 %" and "20 %" for the same 0.80-quantile, and does
-          not say whose entropies are pooled ('all' is the plain reading). Versions 4-5 pool the candidates alone, so
+          not say whose entropies are pooled ('all' is the plain reading). Versions 4-5 pool only the candidates, so
           that about 75 % of them are always dropped, however high their entropies are.
         - From the paper: it evaluates the policy at the time a mini-batch is used, which is the policy at the start of
           the optimizer step. It is read here when the evidence is recomputed for each optimizer step. Evidence from the

@@ -46,7 +46,7 @@ class STEER(TokenObjective):
         untouched: it counts tokens, not weights.
 
     Parameters:
-        - ``high`` (w_max): float in [1, inf), default 1.2. Of form 'linear' alone. Official script.
+        - ``high`` (w_max): float in [1, inf), default 1.2. Only of form 'linear'. Official script.
         - ``low`` (w_min): float in (0, 1], default 0.8. Official scripts, both forms.
         - ``form``: 'exponential' | 'linear', default 'exponential'. The paper. The official code has scripts for both,
           and 'linear' where nothing is set.
@@ -67,7 +67,7 @@ class STEER(TokenObjective):
         It damps what would raise entropy as well as what would lower it. The minimum and the maximum each depend on a
         single token: with one extreme token in the step, such as one far off-policy, all others weigh nearly 1
         (exponential) or ``high`` (linear). Look at the reported ``largest``. The linear form scales the whole gradient
-        up, by almost ``high`` where most changes are small. Through the logit of the token alone, the first-order
+        up, by almost ``high`` where most changes are small. Through only the logit of the token, the first-order
         change of entropy has one more factor p than Omega: as published, rare tokens count for more.
 
     Interacts:

@@ -14,8 +14,8 @@ class TopEntropyMask(DividedMask, TokenObjective):
     Problem:
         Most tokens of a chain of thought are nearly determined by what came before; a few are forks where the reasoning
         takes a direction. Among 10^6 tokens, the authors find half below 0.01 nats and the 80th percentile at 0.672.
-        They report that learning from the forks alone is as good or better, more so for larger models, and that
-        learning from the other 80 % alone is far worse.
+        They report that learning from only the forks is as good or better, more so for larger models, and that
+        learning from only the other 80 % is far worse.
 
     Equation:
         With H_t = ``entropies``, rho = ``share``:

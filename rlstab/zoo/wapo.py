@@ -15,7 +15,7 @@ class WAPO(TokenObjective):
     Problem:
         Punishing a token pushes mass away from it, no matter where to, and the gradient grows as the token gets rarer.
         Rewarding a token moves mass to it, and the gradient vanishes as it becomes certain. The paper traces
-        instability to the former, and trains on winners alone.
+        instability to the former, and trains only on winners.
 
     Equation:
         With G_g the responses of group g, W the groups of the optimizer step that have a winner, A_t = ``advantages``,

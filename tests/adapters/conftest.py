@@ -1,4 +1,4 @@
-"""Where a host has to be there, its tests may not be skipped: without it the run fails at once."""
+"""Where a host is required, its tests must not be skipped: without the host the run fails at once."""
 
 import importlib
 import os

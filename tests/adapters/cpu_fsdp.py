@@ -1,4 +1,4 @@
-"""FSDP2 on CPU processes: accelerate shards on accelerators alone, and is told here that a CPU is one."""
+"""FSDP2 on CPU processes: accelerate shards only on accelerators, and here takes a CPU for one."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""SkyRL's real worker and trainer on a CPU: SkyRL trains on GPUs alone, and is told here that a CPU is one."""
+"""SkyRL's real worker and trainer on a CPU: SkyRL trains only on GPUs, and here takes a CPU for one."""
 
 import importlib.machinery
 import os
@@ -17,7 +17,7 @@ from tests.adapters.jobs import CHAIN, moments, response, scored, weights, whole
 os.environ.update({**jobs.QUIET, "RAY_USAGE_STATS_ENABLED": "0"})
 # a package that SkyRL imports lies in a folder of its wheel
 sys.path.append(str(distribution("skyrl").locate_file("skyrl-gym")))
-for _name in ("flash_attn", "flash_attn.bert_padding"):  # imported, and called on a GPU alone
+for _name in ("flash_attn", "flash_attn.bert_padding"):  # imported, and called only on a GPU
     _module: Any = types.ModuleType(_name)
     _module.__spec__ = importlib.machinery.ModuleSpec(_name, None)
     _module.pad_input = _module.unpad_input = None
@@ -131,7 +131,7 @@ def run(
     tokens_per_part: int = -1,
     **algorithm: Any,
 ) -> dict[str, Any]:
-    """Train to the last of the updates by SkyRL's own trainer and worker, and say what happened.
+    """Run the updates with SkyRL's own trainer and worker, and return what happened.
 
     Args:
         folder: for checkpoints.

@@ -1,4 +1,4 @@
-"""verl's real worker on CPU processes: verl trains on accelerators alone, and is told here that a CPU is one."""
+"""verl's real worker on CPU processes: verl trains only on accelerators, and here takes a CPU for one."""
 
 import os
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 
 from tests.adapters import jobs
 
-# before verl is imported: its registry has engines for CUDA alone, and FSDP2 runs anywhere
+# before verl is imported: its registry has engines only for CUDA, and FSDP2 runs anywhere
 os.environ.update({**jobs.QUIET, "VERL_ENGINE_DEVICE": "cuda", "WG_BACKEND": "ray", "PYTHONWARNINGS": "ignore"})
 
 from verl.plugin.platform import PlatformRegistry, set_platform

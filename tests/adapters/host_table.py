@@ -1,4 +1,4 @@
-"""The table of hosts' settings in docs/hosts/index.md: ``python -m tests.adapters.host_table`` writes it anew."""
+"""The table of hosts' settings in docs/hosts/index.md: ``python -m tests.adapters.host_table`` rewrites it."""
 
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ TRL: list[dict[str, Any]] = [
     {"top_entropy_quantile": 0.2},
     {"off_policy_mask_threshold": 0.5},
     {"entropy_coef": 0.01},
+    {"entropy_coef": 0.01, "loss_type": "grpo"},
     {"use_adaptive_entropy": True},
     {"beta": 0.04},
     {"beta": 0.04, "use_bias_correction_kl": False},

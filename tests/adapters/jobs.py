@@ -1,4 +1,4 @@
-"""What the jobs for TRL and for verl share: fixed responses, real ranks, and what is compared of two runs."""
+"""What the jobs for TRL and for verl share: fixed responses, real ranks, and the comparison of two runs."""
 
 import json
 import os
@@ -15,13 +15,13 @@ from rlstab import Gate, Terms, TokenObjective
 
 ROOT = Path(__file__).parents[2]
 CHAIN = ROOT / "rlstab" / "data" / "chain-tiny"
-#: Neither a network nor a second thread, and no words between the dots.
+#: No network, no second thread, and no text between pytest's dots.
 QUIET = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "0"}
 EOS, WORDS = 19, [word for word in range(1, 29) if word != 19]
 
 
 def response(rollout: int, place: int) -> list[int]:
-    """The fixed response at a place of a rollout: 3 to 12 tokens, three of four with an end."""
+    """The fixed response at an index of a rollout: 3 to 12 tokens, three of four with an end."""
     draw = random.Random(f"response {rollout} {place}")
     words = [draw.choice(WORDS) for _ in range(draw.randint(2, 11))]
     return words + ([EOS] if place % 4 else [draw.choice(WORDS)])
@@ -98,7 +98,7 @@ def over_ranks(module: str, folder: Path, jobs: dict[str, Any], **variables: str
     for rank in ("0", "1"):
         own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": str(port)}
         env = {**os.environ, **QUIET, "MASTER_ADDR": "127.0.0.1", **own, **variables}
-        with (folder / f"rank-{rank}.log").open("w") as log:  # the process has a handle of its own
+        with (folder / f"rank-{rank}.log").open("w") as log:  # the process has its own handle
             command = [sys.executable, "-m", module, str(folder)]
             started.append(subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT))
     if any([process.wait(timeout=1200) for process in started]):  # all of them: none is left behind
@@ -114,7 +114,7 @@ def of_rank(folder: Path, run: Any) -> None:
 
 
 def shell(line: str, folder: Path, **variables: str) -> str:
-    """What a line of a shell prints, with this Python and the commands beside it, without a GPU."""
+    """The output of a shell line, with this Python and its commands on the path, without a GPU."""
     own = {"HOME": str(folder), "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
     env = {**os.environ, **QUIET, **own, "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200", **variables}
     ran = subprocess.run(["bash", "-ec", line], capture_output=True, text=True, cwd=folder, env=env, check=False)
@@ -123,7 +123,7 @@ def shell(line: str, folder: Path, **variables: str) -> str:
 
 
 def launched(line: str, folder: Path) -> list[str]:
-    """What a line of a shell gives verl: ``python3`` is a program that prints its arguments."""
+    """The arguments of a shell line for verl: ``python3`` is a program that prints them."""
     python = folder / "python3"
     python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     python.chmod(0o755)

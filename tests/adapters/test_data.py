@@ -1,4 +1,4 @@
-"""The data level: a loss that knows nothing of rlstab, fed masks and advantages, has the objective's own gradient."""
+"""The data level: a loss that knows nothing about rlstab, fed masks and advantages, has the objective's gradient."""
 
 import re
 from collections.abc import Sequence
@@ -100,7 +100,7 @@ def test_a_stack_is_the_worker_loss(mean: HostMean) -> None:
 
 
 def test_everything_that_can_be_said_is_exact() -> None:
-    """On steps of every kind: methods by themselves or beside a clip, presets, random compositions."""
+    """On steps of every kind: methods alone or with a clip, presets, random compositions."""
     clip = r.ClipHigher(low=0.1, high=0.1, dual_clip=1.5)
     methods = [method for several in EXAMPLES.values() for method in several]
     methods += [r.within(r.S2TMask(max_prob=0.05), r.STARE(target_entropy=5.0))]

@@ -1,4 +1,4 @@
-"""What an adapter says of itself: one table of facts for `check --host`, `explain`, `doctor` and the trainer."""
+"""What an adapter says about itself: one table of facts for `check --host`, `explain`, `doctor` and the trainer."""
 
 import importlib.metadata
 import re
@@ -46,14 +46,14 @@ def test_only_a_penalty_towards_the_reference_needs_its_model() -> None:
 
 
 STACK = "clip_higher, s2t, lp_reg, {name: kl, coefficient: 0.01}"
-COSTS = "one more forward without gradient per micro-batch, for lp_reg, s2t"
+COSTS = "one more forward pass without gradient per micro-batch, for lp_reg, s2t"
 #: By host and objective: what is said, or of a refusal what its error names.
 SAID = [
     (
         *("trl", STACK),
         ["TRL 1.16", "s2t │ logprobs, entropies │ yes │ all of it", "GRPOConfig.beta", COSTS, "head='rlstab'"],
     ),
-    ("trl", "clip_higher", ["clip_higher │ the ratio alone │ no │ all of it", "evidence: no separate forward"]),
+    ("trl", "clip_higher", ["clip_higher │ only the ratio │ no │ all of it", "evidence: no separate forward pass"]),
     ("trl", "{preset: stack}", ["branch", "TRL can train it"]),
     ("trl", "clip_higher, block_mean", "MissingSignal: 'block_mean' reads 'block_ids', .*signals={'block_ids'"),
     ("verl", f"{STACK}, mismatch", ["verl 0.9.1", "use_kl_loss=true", "calculate_log_probs=true", "at false", COSTS]),
@@ -101,7 +101,7 @@ def test_a_host_is_refused_what_it_does_not_give() -> None:
 
 
 class Theirs:
-    """A host's class of which an adapter builds on one method."""
+    """A host's class with one method that an adapter builds on."""
 
     def step(self, batch: Any) -> int:
         return 1
@@ -127,7 +127,7 @@ def test_a_method_that_is_not_as_tested_is_refused_or_told(monkeypatch: pytest.M
 
 
 def test_a_state_with_tensors_is_kept(tmp_path: Path) -> None:
-    """A checkpoint holds them as safetensors beside the plain state."""
+    """A checkpoint holds them as safetensors next to the plain state."""
     objective = compose(PassRate())
     keep_state(tmp_path, objective, objective.init_state())
     assert repr(restore_state(tmp_path, objective)) == repr(objective.init_state())

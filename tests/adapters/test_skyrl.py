@@ -1,4 +1,4 @@
-"""SkyRL's worker and trainer with an objective: the same whatever the cut, SkyRL's own loss where that is all."""
+"""SkyRL's worker and trainer with an objective: independent of the cut, equal to SkyRL's loss where it states that."""
 
 import re
 from pathlib import Path

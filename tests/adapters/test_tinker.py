@@ -52,7 +52,7 @@ def test_the_order_of_the_data_does_not_matter() -> None:
 
 
 def trained(client: Client, *, tries: int = 1, steps: int = 3, objective: Any = STATEFUL) -> TinkerTrainer:
-    """Three steps, each tried again as often as a user does whose connection drops."""
+    """Three steps, each repeated as by a user whose connection drops."""
     trainer = TinkerTrainer(client, objective)
     for number in range(steps):
         given = data(number, entropies=0.5 + number / 10)
@@ -85,7 +85,7 @@ def test_other_data_is_refused_while_a_step_is_under_way(tmp_path: Path) -> None
         trainer.step(data(0), ADAM)
     with pytest.raises(HostError, match="Call step with its data again"):
         trainer.step(data(0), ADAM)
-    with pytest.raises(HostError, match="Finish it by step with its data, then save"):
+    with pytest.raises(HostError, match="Call step with its data again, then save"):
         trainer.save("x", tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""TRL's trainer with an objective: the same whatever the cut, TRL's own loss where that is all, resumed as it was."""
+"""TRL's trainer with an objective: independent of the cut, equal to TRL's loss where it states it, resumed exactly."""
 
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ def over_two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
 
 
 def same_ends(done: dict[str, list[dict[str, Any]]]) -> None:
-    """The last two of four steps, of each rank of a whole run and of one that went on after two."""
+    """The last two of four steps, of each rank, of a whole run and of one resumed after two."""
     for whole, resumed in zip(done["whole"], done["resumed"], strict=True):
         for first, second in zip(whole["steps"][2:], resumed["steps"], strict=True):
             assert farthest(first, second) == 0.0
@@ -170,7 +170,7 @@ def test_sharding_changes_nothing_and_a_stopped_run_goes_on_bit_for_bit(tmp_path
     [([CLIP], 2, 0), ([CLIP, {"name": "s2t"}], 1, 0), ([CLIP, {"name": "s2t"}], 2, 2), ([CLIP, {"name": "ar"}], 2, 2)],
 )
 def test_no_idle_forward(objective: Any, accumulation: int, without: int, tmp_path: Path, monkeypatch: Any) -> None:
-    """Nobody reads the evidence, or the step is one micro-batch whose live outputs are the evidence."""
+    """Nothing reads the evidence, or the step is one micro-batch whose live outputs are the evidence."""
     given = {"per_device_train_batch_size": 4, "num_iterations": 1, "max_steps": 1}
     trainer, seen = trainer_of(tmp_path, objective, gradient_accumulation_steps=accumulation, **given), []
     before = GRPOTrainer._get_per_token_logps_and_entropies

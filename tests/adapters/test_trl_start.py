@@ -72,7 +72,7 @@ BIASED, UNBIASED = ({"beta": 0.02, "use_bias_correction_kl": on} for on in (True
         (kl(), {"beta": 0.04}, "beta = 0.04, .*Write beta=0.02"),
         (kl(anchor="old"), {"beta": 0.02}, "beta = 0.02, and no method"),
         ([CLIP], {**SPANS, "num_iterations": 1}, "span generations, .*steps_per_generation=4"),
-        ([CLIP], {**UNBIASED, "beta": 0.0}, "use_bias_correction_kl = False, and it acts on 'kl' alone"),
+        ([CLIP], {**UNBIASED, "beta": 0.0}, "use_bias_correction_kl = False, and it acts only on 'kl'"),
         (kl(), BIASED, "use_bias_correction_kl = True, .* estimator k3.*use_bias_correction_kl=False"),
         (kl(estimator="k3_unbiased"), UNBIASED, "use_bias_correction_kl = False, .* estimator k3_unbiased"),
         ([CLIP], {"optim": "lomo"}, "optim = 'lomo'"),
@@ -143,7 +143,7 @@ def test_another_trl_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
             release.check_release()
     with monkeypatch.context() as patch:
         patch.setattr(trl, "GRPOTrainer", type("UnslothGRPOTrainer", (GRPOTrainer,), {}))
-        with pytest.raises(HostError, match="UnslothGRPOTrainer takes the place"):
+        with pytest.raises(HostError, match="UnslothGRPOTrainer replaces"):
             release.check_release()
     monkeypatch.setitem(sys.modules, "unsloth", types.ModuleType("unsloth"))
     with pytest.raises(HostError, match="Unsloth is imported"):

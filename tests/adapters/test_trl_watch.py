@@ -1,4 +1,4 @@
-"""A run of TRL that a sign stops: where, with which weights, and how it goes on."""
+"""A run of TRL that a sign stops: where, with which weights, and how it continues."""
 
 from pathlib import Path
 from typing import Any

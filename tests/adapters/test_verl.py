@@ -1,4 +1,4 @@
-"""verl's actor with an objective: the same whatever the cut, verl's own loss where that is all, resumed as it was."""
+"""verl's actor with an objective: independent of the cut, equal to verl's loss where it states it, resumed exactly."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from tests.adapters import jobs
 from tests.adapters.jobs import farthest, largest, objectives, same_weights
 from tests.adapters.verl_jobs import run, worker_of
 
-#: verl and what it imports warn of their own future, and of engines that are not there.
+#: verl and what it imports warn of their own future, and of engines that are not installed.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 CLIP = {"name": "clip_higher", "low": 0.2, "high": 0.2, "dual_clip": 3.0}

@@ -11,7 +11,7 @@ pytest.importorskip("tests.adapters.cpu_verl", reason="verl is not installed: no
 from tests.adapters.jobs import ROOT, launched, shell
 from tests.adapters.verl_jobs import batch_of, composed, rollout, worker_of
 
-#: verl and what it imports warn of their own future, and of engines that are not there.
+#: verl and what it imports warn of their own future, and of engines that are not installed.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 PAGE = (ROOT / "docs" / "hosts" / "verl.md").read_text(encoding="utf-8")

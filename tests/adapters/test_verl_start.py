@@ -22,7 +22,7 @@ from tests.adapters import jobs
 from tests.adapters.jobs import ROOT, shell, unmoved
 from tests.adapters.verl_jobs import composed, run, settings, worker_of
 
-#: verl and what it imports warn of their own future, and of engines that are not there.
+#: verl and what it imports warn of their own future, and of engines that are not installed.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 CLIP = {"name": "clip_higher"}
@@ -195,7 +195,7 @@ def test_this_release_is_known_and_no_other(monkeypatch: pytest.MonkeyPatch) -> 
     ids=["well", "broken", "another's is broken", "switched off"],
 )
 def test_doctor_on_verl(points: dict[str, str], switch: str, words: list[str], tmp_path: Path) -> None:
-    """In a process of its own, with other entry points in verl's group; verl itself says nothing of them."""
+    """In a separate process, with other entry points in verl's group, of which verl says nothing."""
     for name, value in points.items():
         info = tmp_path / f"a_{name}-1.dist-info"
         info.mkdir()

@@ -13,7 +13,7 @@ from typing import Any
 from tests.adapters import cpu_fsdp, jobs
 from tests.adapters.jobs import CHAIN, model, response, sharded, step_of, weights
 
-#: What a process of its own has beside :data:`tests.adapters.jobs.QUIET`.
+#: What a separate process has in addition to :data:`tests.adapters.jobs.QUIET`.
 QUIET = {**jobs.QUIET, "HF_DATASETS_DISABLE_PROGRESS_BARS": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "CI": "1"}
 ON_CPU = {**QUIET, "ACCELERATE_USE_CPU": "true"}
 
@@ -21,7 +21,7 @@ os.environ.update(QUIET)
 
 
 def sampler(*, spoiled: tuple[int, ...] = (), scored: bool = False) -> Any:
-    """A ``rollout_func`` with fixed responses; ``scored`` gives it log-probs, None at ``spoiled`` places of each."""
+    """A ``rollout_func`` with fixed responses; ``scored`` gives it log-probs, None at ``spoiled`` positions of each."""
 
     def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
         rank, step = trainer.accelerator.process_index, trainer.state.global_step

@@ -119,7 +119,7 @@ def rollout(
 
 
 def batch_of(rolled: dict[str, Any], rank: int, ranks: int, **keys: Any) -> Any:
-    """verl's TensorDict of the rows of one rank, with what its trainer says beside."""
+    """verl's TensorDict of the rows of one rank, with what its trainer adds."""
     from verl.utils import tensordict_utils as tu
     from verl.workers.utils.padding import left_right_2_no_padding
 

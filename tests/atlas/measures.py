@@ -57,7 +57,7 @@ def trl_generation(host: str) -> float:
 def trl_sequence_mask(host: str, length: int) -> float:
     """The mean weight that is left of responses whose every token has an unbiased gap of 0.02 nats.
 
-    TRL sees the sum over a response alone; the sums here are the quantiles of what such gaps add up to.
+    TRL sees only the sum over a response; the sums here are the quantiles of what such gaps add up to.
     """
     count, size = 256, 0.02 * length**0.5
     sums = size * torch.special.ndtri((torch.arange(count, dtype=torch.float64) + 0.5) / count) - size**2 / 2

@@ -14,7 +14,7 @@ HEAD = """<!-- Written by `python -m tests.atlas.page` from tests/atlas/rows.yam
 
 Errors of released trainers that change the gradient without a word in the log. Each number but those marked *read* was
 measured in the code of the release that the row names, on a CPU; `nox -s atlas` measures again.
-[`rlstab look`](how-to/look.md) compares the loss of a dump with what the trainer says of it, and
+[`rlstab look`](how-to/look.md) compares the loss of a dump with what the trainer says it is, and
 [`assert_cut_free`](how-to/test-your-loss.md) finds what depends on the micro-batches without a run.
 
 | trainer | where | what happens | in numbers | how it shows | what to do |

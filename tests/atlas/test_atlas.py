@@ -8,7 +8,7 @@ import pytest
 from tests.atlas import measures
 from tests.atlas.page import PAGE, page, rows
 
-#: A host that has to be there.
+#: A host that must be installed.
 REQUIRED = [row["host"] for row in rows() if "host" in row and os.environ.get(f"RLSTAB_REQUIRE_{row['host'].upper()}")]
 
 
@@ -43,4 +43,4 @@ def test_the_number_is_that_of_the_release(row: dict[str, object]) -> None:
     measured = getattr(measures, name)(row["host"], *given)
     same = measured == pytest.approx(row["expected"], rel=0.02, abs=1e-3)
     mended = "until" in row and found >= numbers(str(row["until"]))
-    assert same is not mended, f"{measured:.3g}; a row that is mended says `until`"
+    assert same is not mended, f"{measured:.3g}; a row that is fixed says `until`"

@@ -1,4 +1,4 @@
-"""Benches of commands: what is filled in, what is refused, runs that are stopped, go on, fail and are made again."""
+"""Benches of commands: what is filled in, what is refused, runs that are stopped, continue, fail and are repeated."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from rlstab.errors import ConfigError
 from tests.bench.test_file import loaded, mistakes
 from tests.bench.test_run import console
 
-#: A trainer as others are: 20 steps, a state after each, and it goes on from the state that is there.
+#: A typical trainer: 20 steps, a state after each, and it continues from the state that it finds.
 TRAINER = """
 import json, os, pathlib, signal, sys, time
 objective, seed, out, lr, *more = sys.argv[1:]

@@ -149,7 +149,7 @@ def test_runs_are_made_in_order_and_finished_ones_are_skipped(tmp_path: Path, mo
 
 @pytest.mark.usefixtures("pretend")
 def test_workers_share_the_gpus_that_are_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The number of GPUs is faked, for there may be none; what a worker sees is what its process was told."""
+    """The number of GPUs is faked, because there may be none; a worker sees what its process was told."""
     cases: list[tuple[str | None, int, list[str]]] = [
         (None, 2, ["0", "1"]),
         ("3,5", 2, ["3", "5"]),

@@ -17,7 +17,7 @@ from rlstab.stages.stage import Stage
 from rlstab.zoo import METHODS
 from tests.examples import STAGE_EXAMPLES
 
-#: A search for what was not thought of: a short one in every run, a long one with the slow tests.
+#: A search for unforeseen cases: a short one in every run, a long one with the slow tests.
 searched = pytest.mark.parametrize("examples", [12, pytest.param(1500, marks=pytest.mark.slow)])
 
 
@@ -27,7 +27,7 @@ def search(strategy: st.SearchStrategy[Any], examples: int, check: Callable[[Any
 
 
 def values(setting: Setting) -> st.SearchStrategy[Any]:
-    """Every value that a setting accepts, none other."""
+    """Every value that a setting accepts, and no other."""
     low, high = (
         next((bound for name in names if (bound := getattr(setting.range, name, None)) is not None), None)
         for names in (("ge", "gt"), ("le", "lt"))
@@ -131,7 +131,7 @@ STAGE_LISTS = (
     .map(lambda stages: [{"name": stage.name, **settings_as_yaml(stage)} for stage in stages])
 )
 
-#: The sections of a run beside its objective.
+#: The sections of a run other than its objective.
 SECTIONS = part(
     model=part(name=TEXTS, reference=st.none() | TEXTS),
     task=TASKS,

@@ -72,7 +72,7 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """Write a file into a folder beside the current one."""
+    """Write a file into a folder next to the current one."""
     folder, here = tmp_path / "project", tmp_path / "here"
     folder.mkdir()
     here.mkdir()

@@ -201,7 +201,7 @@ def proxy(source: str, case: str) -> float:
 
 
 def drawn(source: str, case: str, methods: Sequence[Any], among: str) -> float:
-    """Infinite where another number of tokens is drawn, or one that is no candidate of theirs."""
+    """Infinite where another number of tokens is drawn, or one that is not among their candidates."""
     mine = composed(source, case, methods, selected="dropped")["selected"]
     there, candidates = theirs(source, case)["selected"], theirs(source, among)["selected"]
     return 0.0 if mine.sum() == there.sum() and not (mine & ~candidates).any() else math.inf

@@ -59,7 +59,7 @@ def ours(
         local: None makes the parts one optimizer step; otherwise each is its own, see :data:`SHARES`.
         live_ratio: the live policy is its own denominator.
         selected: ``(n,)`` bool from the terms.
-        **signals: ``(B, T)`` tensors beside the stored ones, or in their place.
+        **signals: ``(B, T)`` tensors in addition to the stored ones, or instead of them.
     """
     stored = load(source)["cases"][case]
     dtype = getattr(torch, stored["dtype"])
@@ -98,7 +98,7 @@ def ours(
     return {"loss": loss, "gradient": gradient.double()} | ({"selected": chosen} if selected is not None else {})
 
 
-#: How much the loss of a part counts that is an optimizer step of its own: of its rows, all rows, the number of parts,
+#: How much the loss of a part counts that is a separate optimizer step: of its rows, all rows, the number of parts,
 #: and its kept tokens.
 SHARES: Mapping[str, Callable[[int, int, int, float], float]] = {
     "by_rows": lambda rows, all_rows, parts, tokens: rows / all_rows,  # verl's older actor

@@ -1,13 +1,13 @@
-"""What a user does wrong is told when it happens: who, what, and the cure. Each case is one mistake.
+"""A user's mistake is reported when it happens: who, what, and the cure. Each case is one mistake.
 
-The texts stand in tests/errors.txt, to be read as a whole; ``python -m tests.core.test_errors`` writes it anew.
+The texts are in tests/errors.txt, to be read as a whole; ``python -m tests.core.test_errors`` rewrites it.
 
-Deliberately not checked, for it would wait for the device or cannot be told from what is right:
+Deliberately not checked, because a check would wait for the device, or the mistake looks like correct use:
 
 - a gate that is NaN or negative on some tokens: `plan.loss` counts NaN in `nonfinite`, and a whole call raises;
 - weights of what is only observed, and weights whose product alone overflows;
 - prompts that the response mask counts;
-- a part of which the loss is never taken, and a `plan.state` that nobody passes on.
+- a part of which the loss is never taken, and a `plan.state` that is not passed on.
 """
 
 import functools
@@ -197,7 +197,7 @@ MISTAKES: dict[type, dict] = {
         "a pool read as a mean": measured(
             measure=lambda self, b: {"a": Pool.top(b.advantages, 0.5)}, advance=lambda self, state, stat: stat.mean("a")
         ),
-        "measure returns a key that is no text": measured(measure=lambda self, b: {0: mean(b)}),
+        "measure returns a key that is not text": measured(measure=lambda self, b: {0: mean(b)}),
         "a name with a slash": lambda: a_class(name="a/b"),
         "a name that metrics have": lambda: a_class(name="tokens"),
         "no name": lambda: a_class(name=None),
@@ -210,9 +210,9 @@ MISTAKES: dict[type, dict] = {
         "excludes without a reason": lambda: a_class(excludes={"kl": None}),
         "setting of type dict": with_setting(dict, None),
         "range on a text": with_setting(Annotated[str, Range(ge=1)], "1"),
-        "annotation that nobody knows": with_setting("Unheard", None),
+        "annotation that cannot be resolved": with_setting("Unheard", None),
         "register an object": lambda: register(ClipHigher()),
-        "register what is no method": lambda: register(int),
+        "register something that is not a method": lambda: register(int),
         "measure returns a tensor": measured(measure=lambda self, b: b.advantages),
         "measure returns a dict with a tensor": measured(measure=lambda self, b: {"a": b.advantages.sum()}),
         "kinds differ without tokens": measured(
@@ -276,6 +276,12 @@ MISTAKES: dict[type, dict] = {
             lambda b: Terms(ratio=lambda live, held: b.sequence_mean(live.logprobs))
         ),
         "an aggregate that returns a number": lost(lambda b: Terms(aggregate=half)),
+        "a penalty with an aggregate of text": planned(
+            lambda b: Terms(penalties={"kl": Penalty(0.1, live_logprobs, aggregate="tokens")})
+        ),
+        "a penalty whose aggregate returns a number": lost(
+            lambda b: Terms(penalties={"kl": Penalty(0.1, live_logprobs, aggregate=half)})
+        ),
     },
     OutOfRange: {
         "an infinite cap": lambda: Chooser(1, cap=INF),
@@ -294,7 +300,7 @@ MISTAKES: dict[type, dict] = {
         "no state where the learning rate is scaled": whole(compose(ClipHigher(), Scale(lr=0.5))),
         "scope misspelt": lambda: make_plan(compose(), [], scope="micro"),
         "one batch for the parts": lambda: make_plan(compose(), batch_of(ROWS)),
-        "a part that is no batch": lambda: make_plan(compose(), [{"advantages": 1}]),
+        "a part that is not a batch": lambda: make_plan(compose(), [{"advantages": 1}]),
         "a batch of another plan": lambda: make_plan(compose(), [batch_of(ROWS)]).part(batch_of(ROWS)),
         "a part beyond the last": lambda: make_plan(compose(), [batch_of(ROWS)]).part(1),
         "a tensor for the policy": whole(policy=lambda live: live.logprobs),
@@ -314,9 +320,9 @@ MISTAKES: dict[type, dict] = {
         "an int for a bool": lambda: Chooser(1, flag=1),
     },
     MissingSignal: {
-        "group_ids that nobody gave, within": lambda: make_plan(within(DropPunished(), PassRate()), [padded()()]),
+        "group_ids that were not given, within": lambda: make_plan(within(DropPunished(), PassRate()), [padded()()]),
         "log-probs that were detached": whole(policy=lambda live: replace(live, logprobs=live.logprobs.detach())),
-        "a statistic that nobody measured": measured(
+        "a statistic that was not measured": measured(
             measure=lambda self, b: {"entropy": mean(b)}, advance=lambda self, state, stat: stat.mean("entropi")
         ),
         "a penalty of constants": lost(
@@ -325,7 +331,7 @@ MISTAKES: dict[type, dict] = {
         "entropies that were detached": whole(
             compose(EntropyBonus()), lambda live: replace(live, entropies=live.entropies.detach())
         ),
-        "a signal that is not there": lambda: batch_of(ROWS).signal("mine"),
+        "a signal that is missing": lambda: batch_of(ROWS).signal("mine"),
         "a signal that a method needs": lambda: make_plan(compose(S2TMask()), [batch_of(ROWS, without=["entropies"])]),
         "a host without a signal": hosted(within(rlstab.TopEntropyMask(), LpReg()), {"entropies"}, {"log_kept_mass"}),
         "a host without a live output": hosted(compose(EntropyBonus()), {"entropies"}, set()),

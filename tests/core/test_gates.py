@@ -1,4 +1,4 @@
-"""Gates, and what takes the place of the ratio: their gradients, their metrics, the tokens that they see."""
+"""Gates, and what replaces the ratio: their gradients, their metrics, the tokens that they see."""
 
 import math
 import warnings

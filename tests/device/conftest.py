@@ -1,4 +1,4 @@
-"""The simulated device has to be there before a process makes its first backward pass; only processes of
+"""The simulated device must exist before a process makes its first backward pass; only processes of
 `test_device.py` make it, since it would be an accelerator to every other test.
 """
 

@@ -1,4 +1,4 @@
-"""TRL's trainer with the adapter on the simulated device, where TRL is: what a CPU learns, and few waits."""
+"""TRL's trainer with the adapter on the simulated device, where TRL is installed: what a CPU learns, and few waits."""
 
 import pytest
 import torch

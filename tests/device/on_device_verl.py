@@ -1,4 +1,4 @@
-"""verl's batch on the simulated device, where verl is: evidence, plan and loss are those of a CPU."""
+"""verl's batch on the simulated device, where verl is installed: evidence, plan and loss are those of a CPU."""
 
 import pytest
 import torch

@@ -25,7 +25,7 @@ def clipped(row: Row) -> float:
     return float(row.get("ratio/clipped_high", 0.0) + row.get("ratio/clipped_low", 0.0))
 
 
-#: By the name in TRL 1.16, what it is of ours.
+#: rlstab's name by the name in TRL 1.16.
 TRL: Mapping[str, tuple[str, Callable[[Row], float]]] = {
     "reward": ("reward/mean", lambda row: row["reward/mean"]),
     "frac_reward_zero_std": ("reward/zero_std_groups", lambda row: row["reward/zero_std_groups"]),

@@ -159,7 +159,7 @@ def test_a_log_of_few_lines_says_what_it_cannot_show() -> None:
     reasons = {sign.name: sign.text for sign in diagnosis.unseen}
     assert reasons["reward_fall"] == "8 values in 1 x 10 steps; 3 x 10 are needed"
     assert reasons["entropy_floor"] == "no tokens/entropy"
-    assert diagnosis.told() == "nothing found, because nothing could be looked at"
+    assert diagnosis.told() == "nothing found, because nothing could be judged"
 
 
 def test_hostile_text_is_shown_and_does_nothing(tmp_path: Path, command: Command) -> None:
@@ -264,7 +264,7 @@ def test_a_value_that_is_not_finite_is_told(form: str, tmp_path: Path) -> None:
     path.write_text(text)
     remarks = diagnose(read(path)).remarks
     assert [remark for remark in remarks if "NaN, Inf or null" in remark] == [
-        "left out what is NaN, Inf or null: tokens/entropy in 30 lines from step 31 on"
+        "left out values that are NaN, Inf or null: tokens/entropy in 30 lines from step 31 on"
     ]
     assert len(remarks) == 1
 

@@ -184,7 +184,7 @@ def test_engine_and_staleness_are_told_apart_and_sized(engine: float, update: fl
     if update > engine / 2 or not update:
         planted = [update * MEAN_SIZE * math.sqrt(lag) for lag in (1, 2)]
         assert added[1:] == pytest.approx(planted, rel=0.2, abs=0.2 * engine * MEAN_SIZE)
-    assert f"{found.engine:.3f} nats a token at no lag (engine and precision)" in found.sentence
+    assert f"{found.engine:.3f} nats per token at no lag (engine and precision)" in found.sentence
     stale = f"after 2 updates, staleness adds {added[2]:.3f}" if update > engine / 2 else "adds nothing visible"
     assert stale in found.sentence
 

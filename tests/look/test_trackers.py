@@ -119,7 +119,7 @@ def test_what_a_tracker_writes_is_read_while_it_writes_after_a_kill_and_without_
     file = max(path for path in tmp_path.rglob("*") if path.suffix in (".db", ".wandb") or "tfevents" in path.name)
     whole = file.read_bytes()
     for size in (len(whole) - 1, len(whole) // 2, 40, 0):
-        for other in file.parent.glob(f"{file.name}-*"):  # what SQLite would mend it from
+        for other in file.parent.glob(f"{file.name}-*"):  # what SQLite would repair it from
             other.unlink()
         file.write_bytes(whole[:size])
         said, left = "", list[float]()
@@ -129,4 +129,4 @@ def test_what_a_tracker_writes_is_read_while_it_writes_after_a_kill_and_without_
             said = str(error)
         assert len(said.splitlines()) == (not left)
         assert left == seen[: len(left)]
-        assert file.stat().st_size == size  # nothing was mended or written
+        assert file.stat().st_size == size  # nothing was repaired or written

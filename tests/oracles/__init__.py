@@ -9,7 +9,7 @@ number of its block, ``live_ratio`` says that every ratio is exactly 1.
 ``keep``, ``weight``, ``bonus``, ``unclipped`` (lists), ``bounds`` (low, high, dual; numbers or lists), ``penalties``,
 ``aggregate`` and ``lr_scale`` (a number). ``ratio(tokens, keep, advantages, live_ratio)`` gives log-ratio and slope on
 the own log-prob of each token; ``gate`` and ``surrogate`` are functions ``(tokens, ratios, keep, advantages)`` that
-give a list: a factor on the policy term, or what takes the place of the ratio. Advantages there include every bonus.
+give a list: a factor on the policy term, or what replaces the ratio. Advantages there include every bonus.
 """
 
 from importlib import import_module

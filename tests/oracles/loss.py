@@ -37,9 +37,9 @@ def total(tokens, decisions, live_ratio=False):
             scale = share * weight[i] * (1.0 if exempt[i] or advantages[i] == 0 else factors[i])
             out.loss.append(scale * value)
             out.slopes[i]["logp"].append(scale * slope)
-    shares = aggregate(tokens, [True] * n)
     for decision in decisions:
         for penalty in decision.get("penalties", ()):
+            shares = (penalty.get("aggregate") or aggregate)(tokens, [True] * n)
             for i in range(n):
                 if penalty["where"][i]:
                     scale = penalty["coefficient"] * shares[i]

@@ -1,4 +1,4 @@
-"""The command: what is recorded is not run again, what is cut off goes on, what fails or does not fit is told."""
+"""The command: a recorded run is not run again, an interrupted one continues, what fails or does not fit is named."""
 
 import json
 import shutil
@@ -95,7 +95,7 @@ def test_a_second_time_nothing_is_run(
     lines = [json.loads(line) for line in (tmp_path / "a" / "results.jsonl").read_text().splitlines()]
     assert len(lines) == (len(FIXED) + 1) * 9 + 1
     assert main([*PROBE, "--out", "a"]) == 0  # finished folders stay
-    assert "Mine, tolerated dose against the base's: twice or more in false_positives." in capsys.readouterr().out
+    assert "Mine, tolerated dose relative to the base's: twice or more in false_positives." in capsys.readouterr().out
     assert main([*PROBE, "--out", "b", "--records", "a/results.jsonl"]) == 0  # and so does what is recorded elsewhere
     assert not started.exists()
     assert (tmp_path / "b" / "results.jsonl").read_text() == (tmp_path / "a" / "results.jsonl").read_text()
@@ -168,7 +168,7 @@ def test_code_that_ones_code_imports_is_a_part_of_it(started: Path, tmp_path: Pa
     (tmp_path / "beside.py").write_text("SHARE = 0.5\n")
     assert main([*PROBE, "--out", "a"]) == 0
     whole = len(started.read_text().splitlines())
-    (tmp_path / "rlstab").mkdir()  # as in a clone, where rlstab lies beside one's code
+    (tmp_path / "rlstab").mkdir()  # as in a clone, where rlstab lies next to the user's code
     (tmp_path / "rlstab" / "__init__.py").write_text("RELEASE = 1\n")
     assert main([*PROBE, "--out", "b", "--records", "a/results.jsonl"]) == 0
     assert len(started.read_text().splitlines()) == whole

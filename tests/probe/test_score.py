@@ -63,7 +63,7 @@ def test_the_tolerated_dose_is_relative_to_the_base() -> None:
     assert beyond.limit == pytest.approx(4, rel=0.1)
     assert beyond.harm == math.inf
     assert 2 < twice.harm <= 8
-    never = scored(outcomes(2), outcomes(99))  # the base stands to the last dose, which is what is known of it
+    never = scored(outcomes(2), outcomes(99))  # the base survives the last dose, which is all that is known
     assert (never.relative.value, never.limit) == (pytest.approx(0.25, rel=0.1), 1)
     assert never.verdict == "half or less"
 

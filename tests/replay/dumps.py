@@ -76,7 +76,7 @@ ERRORS: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
     "no clip": ("nothing is clipped", put(low=1e9, high=1e9, cap=1e9)),
     "high none": ("no upper bound", put(high=1e9)),
     "low none": ("no lower bound", put(low=1e9)),
-    "optimistic": ("smaller in place of larger", put(bound=torch.max)),
+    "optimistic": ("smaller instead of larger", put(bound=torch.max)),
     "clipped alone": ("clipped loss counts", put(bound=lambda _, clipped: clipped)),
     "exchanged": ("ranges are exchanged", put(low=0.28, high=0.2)),
     "low for both": ("upper clip range is the lower one", put(high=0.2)),
@@ -97,7 +97,7 @@ ERRORS: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
         "normalised again over the tokens",
         lambda p: {"advantages": (p.advantages - p.mean_advantage) / (p.spread + 1e-8)},
     ),
-    "advantage sign": ("advantages are of the other sign", lambda p: {"advantages": -p.advantages}),
+    "advantage sign": ("advantages have the opposite sign", lambda p: {"advantages": -p.advantages}),
     # TRL 1.9.0, with three optimizer steps a generation
     "generation": ("policy term is 0.3333 times", lambda p: {"tokens": 3 * p.tokens}),
     # TRL before 1.10: the mean over the padded micro-batch of a loss times the length of its response

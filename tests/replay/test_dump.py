@@ -1,4 +1,4 @@
-"""Dumps on disk: what was written is read, what is damaged is one line, what was cut off is told."""
+"""Dumps on disk: what was written is read, what is damaged is one line, what was cut off is reported."""
 
 import hashlib
 import json

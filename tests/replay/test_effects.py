@@ -71,7 +71,7 @@ class ByNumber(AdvantageEstimator):
 
 
 def own(folder: Path, objective: TokenObjective, dumped: bool) -> None:
-    """Our own trainer: two optimizer steps of three micro-batches; the sampler's weights are a little off."""
+    """rlstab's trainer: two optimizer steps of three micro-batches; the sampler's weights are a little off."""
     run = small(
         folder,
         ["kl", "lp_reg", {"name": f"{__file__}:Everything"}] if dumped else dump_objective(objective),

@@ -137,7 +137,7 @@ def test_an_error_of_the_gradient_alone_or_of_some_steps_is_named() -> None:
     """The losses that are logged are right; so was it where gradients were divided twice."""
     (said,) = judge([step(1), divided(step(2)), step(3)]).findings
     assert "accumulation twice" in said
-    assert "This holds for its gradient alone. So it is in 1 of 3 steps." in said
+    assert "This holds only for its gradient. This is the case in 1 of 3 steps." in said
     (said,) = judge([step(number, error="trl/cispo live") for number in (1, 2)]).findings
     assert "weights have a gradient" in said
 

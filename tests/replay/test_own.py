@@ -1,4 +1,4 @@
-"""Dumps of our own trainer: its loss, its state and its decisions again, on one rank and on two."""
+"""Dumps of rlstab's trainer: its loss, its state and its decisions again, on one rank and on two."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""Runs that were made with different settings are told apart or told, and nothing is left out silently."""
+"""Runs that were made with different settings are told apart or reported, and nothing is left out silently."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def told(*folders: Path) -> Comparison:
     return compare(load_runs(*folders), metrics=["eval/mean"])
 
 
-#: What two of four seeds have, what the others have, and the names under which they stand apart; none: they are one.
+#: What two of four seeds have, what the others have, and the names under which they are kept apart; none: they are one.
 WITHIN = {
     "a learning rate": ({"optimisation": {"lr": 1e-4}}, {"optimisation": {"lr": 0.1}}, ["lr=1e-4", "lr=0.1"]),
     "epochs": ({"optimisation": {"epochs": 1}}, {"optimisation": {"epochs": 4}}, ["epochs=1", "epochs=4"]),
@@ -93,7 +93,7 @@ def test_runs_of_one_method_with_different_settings_stand_apart(what: str, tmp_p
     for name in names:
         assert any(name in group for group in groups), groups
     notes = " ".join(comparison.notes)
-    assert ("stand apart" in notes) is bool(names)
+    assert ("kept apart" in notes) is bool(names)
     assert ("evaluated with different settings: evaluation.prompts 8 (2 runs), 64 (2 runs)" in notes) is (
         what == "the evaluation"
     )
@@ -140,7 +140,7 @@ def test_links_are_followed_and_what_cannot_be_read_is_named(tmp_path: Path) -> 
     names = [(some.method, some.seed) for some in loaded.runs]
     assert names == [("checkpoints", 0), ("grpo", 0), ("inner", 0), ("mine", 0), ("mine", 1)]
     left = {Path(item.path).name: item.why for item in loaded.left_out}
-    assert "link to a place that is not there" in left["gone"]
+    assert "broken link" in left["gone"]
 
 
 def test_runs_that_lie_too_deep_are_named(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_runs_that_lie_too_deep_are_named(tmp_path: Path) -> None:
     assert load_runs(tmp_path).left_out == []
     run(tmp_path.joinpath(*"abcdefghi"), "mine")
     [item] = load_runs(tmp_path).left_out
-    assert "was not looked into" in item.why
+    assert "was not searched" in item.why
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,7 @@ ZERO, SOME = [0.0] * N, [0.1] * N
 ONCE = [0.0] * (N - 1) + [1e-4]
 UNCLIPPED = {"ratio/clipped_high": ZERO, "ratio/clipped_low": ZERO}
 ADAPTIVE = {"name": "adaptive_entropy", "target_entropy": 0.2}
-#: A method, what it logged, and words of the reason why it never acted; None where it did, or nobody can tell.
+#: A method, what it logged, and words of the reason why it never acted; None where it did, or where that is unknown.
 IDLE: list[tuple[dict[str, Any], dict[str, list[float]], str | None]] = [
     (CLIP, UNCLIPPED, "on-policy"),
     (S2T, {"s2t/dropped": ZERO, "s2t/candidates": ZERO}, "below 0.002"),

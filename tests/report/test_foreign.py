@@ -188,7 +188,7 @@ def test_plain_folders_are_runs_of_the_methods_that_are_named(tmp_path: Path, mo
 
 
 def costly(method: str, seed: int, tokens: float, reward: float, **facts: Any) -> RunRecord:
-    """A run whose reward rises by ``reward`` at each rollout, for so many tokens a rollout."""
+    """A run whose reward rises by ``reward`` at each rollout, at this many tokens per rollout."""
     run = record({"reward/mean": [reward * rollout for rollout in range(1, 61)]}, method=method, seed=seed, **facts)
     ends = np.arange(10, 61, 10)
     run.spent["tokens"] = (ends, tokens * ends.astype(float))
@@ -197,7 +197,7 @@ def costly(method: str, seed: int, tokens: float, reward: float, **facts: Any) -
 
 
 def test_methods_are_compared_at_equal_cost() -> None:
-    """The dear one learns twice as much from a rollout that costs three times as much."""
+    """The expensive one learns twice as much from a rollout that costs three times as much."""
     some = [costly("cheap", seed, 100.0, 0.01) for seed in range(3)] + [
         costly("dear", seed, 300.0, 0.02, bench=None) for seed in range(3)
     ]

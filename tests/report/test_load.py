@@ -120,7 +120,7 @@ def test_what_a_kill_or_a_bad_disk_left_is_read_as_far_as_it_goes(tmp_path: Path
     run, loaded = only(folder)
     assert loaded.notes == [f"{title}: {len(damage)} damaged lines of metrics.jsonl."]
     assert run.rollouts == 60
-    # a rollout that was written again counts once; words count as not there, and what is beyond all floats as infinite
+    # a rollout that was written again counts once; text counts as missing, and what is beyond all floats as infinite
     odd = '{"rollout": 60, "reward/mean": 0.987, "lr": true, "a": NaN, "b": "high", "c": 9' + "9" * 400 + "}\n"
     file.write_text("\n".join(lines) + "\n" + odd)
     run, _ = only(folder)
@@ -302,7 +302,7 @@ def test_damaged_lines_are_left_out_and_those_damaged_alike_are_told_once(bench:
 
 ESC = "\\u001b[31m\\u202e\\u0007"
 
-#: By name: a file of the run, what is in it, and whether the run can be used all the same.
+#: By name: a file of the run, its content, and whether the run can still be used.
 BAD: dict[str, tuple[str, str, bool]] = {
     "cyclic objective": ("config.yaml", "objective: &a [*a]\n", False),
     "number as a method": ("config.yaml", "objective: [5]\n", False),
@@ -370,7 +370,7 @@ def test_a_bad_folder_acts_on_no_terminal(tmp_path: Path, capsys: pytest.Capture
     assert acts(said.out + said.err) == acts(page.read_text(encoding="utf-8")) == set()
     assert "␛[31m" in said.err.replace("\n", "")
     told = [line for line in said.err.splitlines() if line.startswith("left out:")]
-    assert ["[b]" in line for line in told] == [True] * len(left_out)  # a name is no markup
+    assert ["[b]" in line for line in told] == [True] * len(left_out)  # a name is not markup
     assert main(["report", str(kept), "--markdown", str(tmp_path / "again.md")]) == 0
     assert acts((tmp_path / "again.md").read_text(encoding="utf-8")) == set()
     assert main(["look", str(runs), "--json"]) == 0

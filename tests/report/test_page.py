@@ -147,7 +147,7 @@ def test_every_figure_has_its_numbers_and_every_row_its_texts(compared: Comparis
 def test_differences_to_the_base_are_marked_and_only_our_own_command_is_there_to_copy(text: str) -> None:
     assert "<mark>- name: s2t</mark>" in text
     assert '<span class="gone">- name: token_mean</span>' in text
-    # what names one run alone is no difference
+    # what only names one run is not a difference
     assert not [line for line in text.splitlines() if line.startswith("<mark>") and ("seed:" in line or "out:" in line)]
     shown = Parsed(text).text
     assert "this report rlstab report 'a b' copy" in shown

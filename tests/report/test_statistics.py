@@ -23,7 +23,7 @@ def paired(values: dict[int, float], baseline: dict[int, float]) -> Paired:
 def test_the_interquartile_mean_cuts_whole_quarters() -> None:
     for values, expected in (
         ([1.0, 2.0, 3.0, 100.0], 2.5),  # one of four cut off at each end
-        ([1.0, 2.0, 6.0], 3.0),  # a quarter of three is no whole value
+        ([1.0, 2.0, 6.0], 3.0),  # a quarter of three is not a whole value
         ([0.0, 1.0, 2.0, 3.0, 50.0], 2.0),
         ([-9.0, 0.0, 0.0, 1.0, 2.0, 3.0, 4.0, 99.0], 1.5),
     ):

@@ -1,4 +1,4 @@
-"""From nothing: the wheel in an empty environment, a fresh clone, and type checkers on a script of somebody else.
+"""From nothing: the wheel in an empty environment, a fresh clone, and type checkers on a user's script.
 
 These install from pip's index, several hundred megabytes, and take minutes.
 """
@@ -95,7 +95,7 @@ def test_the_wheel_in_an_empty_environment(tmp_path: Path) -> None:
     before = installed(bin)
     run(*install, wheel, cwd=empty)
     brought = installed(bin) - before
-    print(f"the light install brings, beside torch: {', '.join(sorted(brought))}")
+    print(f"the light install brings, in addition to torch: {', '.join(sorted(brought))}")
     assert {"rlstab", "pydantic", "pyyaml", "numpy", "rich"} <= brought
     assert not brought & {"transformers", "accelerate", "wandb", "matplotlib", "scipy", "plotly"}
     assert run(bin / "rlstab", "--version", cwd=empty) == f"rlstab {rlstab.__version__}\n"

@@ -32,7 +32,7 @@ def batch(
     ended: Any = True,
     limit: int = 64,
 ) -> ResponseBatch:
-    """Responses with these rewards; what else there is of them is a list, or the same for all."""
+    """Responses with these rewards; every other field is a list, or one value for all."""
 
     def column(values: Any, dtype: torch.dtype = torch.float64) -> Tensor:
         return torch.tensor(values if isinstance(values, Sequence) else [values] * len(rewards), dtype=dtype)
@@ -101,7 +101,7 @@ def advantages(estimator: AdvantageEstimator, *parts: ResponseBatch) -> list[Ten
 
 
 def by_group(responses: ResponseBatch) -> list[list[int]]:
-    """Places of the responses of each group."""
+    """Indices of the responses of each group."""
     groups: dict[int, list[int]] = {}
     for place, group in enumerate(responses.group_ids.tolist()):
         groups.setdefault(group, []).append(place)

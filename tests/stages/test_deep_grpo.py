@@ -107,7 +107,7 @@ def test_success_is_what_the_scorer_says() -> None:
 def test_what_does_not_branch() -> None:
     rows = [
         {"group": 0, "raw": 1.0},
-        {"group": 0, "raw": 0.0, "length": 1},  # no place inside
+        {"group": 0, "raw": 0.0, "length": 1},  # no position inside
         {"group": 1, "raw": 0.0, "given": 3, "pivot": 0.5},  # a branch itself
     ]
     for part in (batch(rows), ResponseBatch.empty({"raw_rewards"})):

@@ -37,7 +37,7 @@ def test_drops_what_is_even_and_asks_for_as_many_prompts(seed: int) -> None:
 
 
 def test_a_penalty_makes_a_group_uneven_unless_raw_rewards_are_compared() -> None:
-    """All right, one of them too long; and one that is right and too long beside one that is wrong."""
+    """All right, one of them too long; and one that is right and too long next to one that is wrong."""
     some = batch([1.0, 0.6], [0.0, 0.0], raw=[1.0, 1.0, 1.0, 0.0])
     shaped, raw = asked(DynamicSampling(), some), asked(DynamicSampling(rewards="raw"), some)
     assert (shaped.drop.tolist(), shaped.fresh) == ([False, False, True, True], 1)

@@ -1,4 +1,4 @@
-"""Goldilocks by its teacher: what it learns from, and whom it deals which candidates."""
+"""Goldilocks by its teacher: what it learns from, and which candidates each slot gets."""
 
 import pytest
 import torch

@@ -21,7 +21,7 @@ from tests.stages.selections import evidence, expected_spread, fill, number, off
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize(("drawn", "count", "size"), [(0, 4, 10), (8, 4, 10), (7, 25, 10), (3, 2, 1), (20, 5, 5)])
 def test_in_order_goes_through_epochs(shuffle, drawn, count, size):
-    """Place by place, with the whole epoch sorted for each."""
+    """Position by position, with the whole epoch sorted for each."""
     expected = []
     for epoch, within in (divmod(place, size) for place in range(drawn, drawn + count)):
         order = list(range(size))

@@ -65,7 +65,7 @@ class NeverReady(Acts):
         raise ImportError("no such\x1b[31m library")
 
 
-acts = Acts()  # this and what follows are rewards of a user, which worker processes load from this file
+acts = Acts()  # this and what follows are user-defined rewards, which worker processes load from this file
 
 
 def brevity(prompt: str, completion: str, answer: Any) -> float:

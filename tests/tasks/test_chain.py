@@ -105,7 +105,7 @@ def test_blocks_cover_any_text_and_an_answer_of_outcome_1_scores_1() -> None:
         | {"junk_symbols": st.integers(1, 4096), "seed": st.integers(0, 10**9)}
     ),
 )
-@also(index=0, commuted=1.0, chosen={"terms": 2, "largest": 1, "modulus": 2})  # the fewest problems that there can be
+@also(index=0, commuted=1.0, chosen={"terms": 2, "largest": 1, "modulus": 2})  # the fewest problems possible
 def test_demonstrations_without_mistakes_are_right(index: int, commuted: float, chosen: dict[str, Any]) -> None:
     task = Chain(**chosen)
     for split in ("train", "eval"):
@@ -153,7 +153,7 @@ def test_the_reader_stumbles_over_the_share_of_places_and_symbols_that_it_says()
     scores = {share: [reader.score(example, text) for text in texts] for share, reader in readers.items()}
     for share, each in scores.items():  # five standard errors of 2000
         assert 1 - sum(each) / len(each) == pytest.approx(share, abs=5 * (share * (1 - share) / len(each)) ** 0.5)
-    # more fragile is never easier, and it is the problem that decides beside place and symbol
+    # more fragile is never easier, and in addition to position and symbol the problem decides
     assert all(less >= more for less, more in zip(scores[0.05], scores[0.5], strict=True))
     assert scores[0.5] != [readers[0.5].score(elsewhere, text) for text in texts]
     assert [Chain(fragile=1.0).score(example, text) for text in ("A#2$", "#A2$", "A2$#", "1+1=2;A2$")] == [0, 0, 1, 1]

@@ -13,7 +13,7 @@ from rlstab.errors import MissingPackage, RlstabError
 from rlstab.tasks import Message, TextTask
 from rlstab.tasks.task import checksum_of_examples
 
-if os.environ.get("RLSTAB_REQUIRE_EXTRAS"):  # where they have to be there, a skipped test would hide that they are not
+if os.environ.get("RLSTAB_REQUIRE_EXTRAS"):  # where it is required, a skipped test would hide that it is missing
     import datasets
 else:
     datasets = pytest.importorskip("datasets", reason='datasets is not installed: pip install -e ".[datasets]"')

@@ -1,4 +1,4 @@
-"""User-defined rewards and tasks: loaded, called and limited in processes of their own, refused early where unfit."""
+"""User-defined rewards and tasks: loaded, called and limited in separate processes, refused early where unfit."""
 
 import hashlib
 import threading

@@ -39,7 +39,7 @@ def test_a_hang_is_cut_off_and_the_rest_is_scored(workers):
     for hang in ("power", "sleep", "python os.kill(os.getpid(), signal.SIGXCPU)"):
         assert asked(workers, "say 1", hang, "say 2") == [Scored(1.0), Scored(timed_out=True), Scored(2.0)]
     (left,) = asked(workers, "python __import__('resource').getrlimit(0)[0] - time.process_time()")  # of RLIMIT_CPU
-    assert LIMIT - 1 < left.score <= LIMIT + 1, "the kernel ends it if nobody else does"
+    assert LIMIT - 1 < left.score <= LIMIT + 1, "the kernel ends it if nothing else does"
     with pytest.raises(ScorerError, match="`time_limit`"):
         workers.score_one("", "sleep", None)
 

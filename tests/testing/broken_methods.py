@@ -75,7 +75,7 @@ def rows(
 ) -> Callable[..., None]:
     """Make methods of functions that give terms, or what goes into their only slot, by name; None gives no terms.
 
-    A number is the weight of every token; ``members`` are those of the class beside ``terms``, or in its place.
+    A number is the weight of every token; ``members`` are those of the class in addition to ``terms``, or in its place.
     """
 
     def terms_by(act: Any) -> Any:
@@ -156,7 +156,7 @@ def ties_by_order(batch, stat, state):
 
 # It takes the order in which tokens stand in memory for their position in the response.
 rows("permutation")(place_by_order=lambda b, s, t: 1 / (b.sequence[:, None] == b.sequence).tril().sum(-1))
-# Its variance divides by n - 1, beside an order statistic that is another where every value is there twice.
+# Its variance divides by n - 1, next to an order statistic that differs where every value occurs twice.
 rows("replication", measure=lambda self, b: {**moments_of(self, b), "unused": Pool.quantile(H(b), 0.37)})(
     bessel_beside_a_pool=lambda b, s, t: 1 / (1 + corrected_variance(s)),
 )

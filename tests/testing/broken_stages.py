@@ -1,4 +1,4 @@
-"""Deliberately broken stages: each does one thing that published code has done, and the laws beside it must see it."""
+"""Deliberately broken stages: each does one thing that published code has done; the laws named with it must see it."""
 
 import itertools
 import os
@@ -105,7 +105,7 @@ rows(PromptSelector, "pure")(global_randomness=lambda offer, state: wrapped(offe
 
 CALLS = itertools.count()
 
-# It goes on where its last call ended, wherever the run went on.
+# It continues where its last call ended, wherever the run continued.
 rows(PromptSelector, "pure", "split", "permutation", "selection", "declared", "padding", "process")(
     by_call_order=lambda offer, state: (next(CALLS) + torch.arange(offer.count)) % (offer.size or 1000)
 )
@@ -130,7 +130,7 @@ def by_the_deviation(r, stat, state):
 
 
 def by_what_is_there(r, stat, state):
-    """It weighs by evidence that it does not name, where it happens to be there."""
+    """It weighs by evidence that it does not name, where that happens to be present."""
     return torch.where(r.even, 0.0, r.rewards - r.group_mean(r.rewards, r.extra.get("squared_gradient", r.lengths)))
 
 
@@ -174,7 +174,7 @@ rows(
     measure=lambda self, r: {"length": Mean.of(r.lengths)},
     advance=lambda self, state, stat: {"seen": {**state["seen"], str(len(state["seen"])): mean_of(stat, "length")}},
 )(cache_by_rollout=nothing)
-# A forward for nothing.
+# A needless forward pass.
 rows(AdvantageEstimator, "used", needs=frozenset({"entropies", "raw_rewards"}))(
     entropies_for_nothing=lambda r, stat, state: centred(r.reshaped(r.evidence("raw_rewards")))
 )

@@ -1,4 +1,4 @@
-"""A loss that depends on the cut is told by what broke; one that does not passes, and hosts' losses give the page."""
+"""A loss that depends on the cut is reported with the cause; one that does not passes; hosts' losses give the page."""
 
 import os
 import re
@@ -65,7 +65,7 @@ BROKEN: dict[str, tuple[Callable[..., Any], set[str], str, str]] = {
         lambda **g: pull(g, whitened(g)) / g["tokens"],
         CUT,
         "micro-batches",
-        "other responses take part",
+        "other responses enter",
     ),
     "random by calls": (
         lambda **g: pull(g, torch.rand(g["mask"].shape) < 0.5) / g["tokens"],
@@ -89,7 +89,7 @@ BROKEN: dict[str, tuple[Callable[..., Any], set[str], str, str]] = {
         lambda **g: pull(g, g["advantages"][:, :1] / g["advantages"]) / g["tokens"],
         {"padding"},
         "padding",
-        "what padding holds",
+        "the values in padding",
     ),
     "averaged over ranks": (lambda **g: pull(g) / g["tokens"] / g["ranks"], {"ranks"}, "ranks", "multiply by `ranks`"),
     "not divided by parts": (

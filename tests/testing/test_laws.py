@@ -1,4 +1,4 @@
-"""Every method and stage obeys every law; broken ones break the laws that are named beside them.
+"""Every method and stage obeys every law; broken ones break the laws that are named with them.
 
 The default run takes one setting of each and few optimizer steps; the slow run takes all settings, presets and many.
 """

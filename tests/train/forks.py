@@ -1,4 +1,4 @@
-"""Several processes for little: one process imports everything and forks the ranks of a job.
+"""Several processes at little cost: one process imports everything and forks the ranks of a job.
 
 With a launcher each rank would spend seconds on imports; launchers are tried in ``test_launch.py``.
 """
@@ -21,13 +21,13 @@ from tests.train.runs import checkpoints, number
 #: Nothing here takes a tenth of it; what takes longer hangs.
 HANGS = 3600.0
 
-#: The line in which a process says what it counted begins so.
+#: How a line begins in which a process reports a count.
 COUNTED = "counted: "
 
 
 @dataclass(frozen=True)
 class Done:
-    """What came of a job: the code of each rank, minus the signal where one ended it, and what each printed."""
+    """The result of a job: the code of each rank, minus the signal where one ended it, and what each printed."""
 
     codes: list[int | None]
     said: list[str] = field(repr=False)
@@ -65,7 +65,7 @@ class Forks:
         kill_at: tuple[int, int] | None = None,
         **options: Any,
     ) -> Done:
-        """Do a job, however it ends; ``kill_at``: all ranks die once it has so many records and that checkpoint."""
+        """Run a job, however it ends; ``kill_at``: kills all ranks once it has these records and that checkpoint."""
         deadline, ranks = time.monotonic() + HANGS, self.starts(file, processes, scenario, **options)
         if kill_at is not None:
             while not _reached(file, *kill_at) and time.monotonic() < deadline:
@@ -78,7 +78,7 @@ class Forks:
         return Done([rank.exitcode for rank in ranks], [log_of(file, rank).read_text() for rank in range(processes)])
 
     def does(self, *job: Any, **options: Any) -> Done:
-        """Do a job that must end well."""
+        """Run a job that must succeed."""
         done = self.tries(*job, **options)
         assert not any(done.codes), "\n".join(done.said)
         return done

@@ -46,7 +46,7 @@ KINDS: dict[str, dict[str, Any]] = {"staged": STAGED, "adapter": ADAPTER, "plain
 class Hook:
     """Counts the events that change files of a folder, from 1, and has its own process killed at the one of a place.
 
-    ``after`` None kills before the event, else so many seconds later, whatever goes on then.
+    ``after`` None kills before the event, a number this many seconds later, whatever happens then.
     """
 
     def __init__(self, folder: Path, place: int, after: float | None = None) -> None:
@@ -184,7 +184,7 @@ class Campaign:
 
 
 def main(kills: int, seed: int) -> dict[str, Any]:
-    """So many kills; what was done and what failed."""
+    """Make the kills; print what was done and what failed."""
     torch.set_num_threads(1)
     memory = Path("/dev/shm")  # a kill loses nothing that a disk would keep, and no disk is faster
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as place:

@@ -1,4 +1,4 @@
-"""Tasks, methods and functions of a user, which runs of the tests name by `own.py:Name`."""
+"""User-defined tasks, methods and functions, which runs of the tests name by `own.py:Name`."""
 
 import time
 from dataclasses import replace
@@ -102,7 +102,7 @@ def poison(responses: Rollout) -> Tensor:
 
 
 class WeighPlaces(rlstab.TokenObjective):
-    """Weight by place in the response over its mean over the step; the place comes from a signal where one is named."""
+    """Weight by position in the response over its mean over the step; a named signal gives the position."""
 
     name = "weigh_places"
     writes = frozenset({"weight"})
@@ -134,7 +134,7 @@ class Halved(RewardShaper):
 
 
 def places(responses: Rollout) -> Tensor:
-    """``(R, T)``: the place of each token in its response, from 1; NaN where there is none."""
+    """``(R, T)``: the position of each token in its response, from 1; NaN where there is none."""
     return responses.response_mask.cumsum(-1).float().where(responses.response_mask, torch.nan)
 
 

@@ -1,4 +1,4 @@
-"""Rewards of a user, which worker processes load from this file: it must not import torch."""
+"""User-defined rewards, which worker processes load from this file: it must not import torch."""
 
 import time
 

@@ -61,7 +61,7 @@ def provided(file: Path, breaks: int = 0) -> None:
 
 
 def limited(file: Path, size: int, **options: Any) -> None:
-    """The run, where no file can grow beyond so many bytes: as on a disk that is full; tells how it ends."""
+    """The run, where no file can grow beyond this many bytes, as on a full disk; reports how it ends."""
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
     said = ""

@@ -72,7 +72,7 @@ def long(out: Path, objective: Any = STATED, **changes: Any) -> RunConfig:
 
 
 def file_of(run: RunConfig) -> Path:
-    """The file of a run, beside its folder."""
+    """The file of a run, next to its folder."""
     file = Path(run.tracking.out).with_suffix(".yaml")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(dump_run(run))
@@ -121,7 +121,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def column(records: list[dict[str, Any]], name: str) -> list[Any]:
-    """A number of all records that have it."""
+    """A metric of all records that have it."""
     return [record[name] for record in records if name in record]
 
 

@@ -1,4 +1,4 @@
-"""Damage to a run folder or a checkpoint: a run goes on to the same end, or says in one line why it does not.
+"""Damage to a run folder or a checkpoint: a run continues to the same end, or says in one line why it does not.
 
 What a file is called and holds is the trainer's own: each is damaged in every way, and every value of its JSON changed.
 """
@@ -226,7 +226,7 @@ random_states_0.pkl custom_checkpoint_0.pkl .metadata rng_state.pth""".split()
 
 
 def test_no_pickle_of_a_checkpoint_runs_code(cut: Cut, forks: Forks, tmp_path: Path) -> None:
-    """Beside its files, in place of each, and no class or function is ever named by a pickle that is read."""
+    """Next to its files, in place of each, and no class or function is ever named by a pickle that is read."""
     ran, out = tmp_path / "ran", tmp_path / "run"
     payload = pickle.dumps(Payload(ran))
     for path in checkpoints(copied(cut, out)):

@@ -70,7 +70,7 @@ def test_overwrite_replaces_a_run_and_nothing_of_the_user(run: Path, tmp_path: P
 
 
 def test_overwrite_leaves_a_folder_alone_that_holds_no_run(tmp_path: Path) -> None:
-    """Files of the names that a run writes may be anybody's."""
+    """Files with the names that a run writes may belong to someone else."""
     (tmp_path / "metrics.jsonl").write_text("mine")
     with pytest.raises(ConfigError, match=r"metrics\.jsonl"):
         go(long(tmp_path), overwrite=True)

@@ -46,7 +46,7 @@ PRINTED = sorted(
 
 
 def command(file: Path, processes: int = 2, line: str = "torchrun") -> list[str]:
-    """A printed line, for a file of ours, with another number of processes."""
+    """A printed line, for one of our files, with another number of processes."""
     printed = next(text for text in PRINTED if text.startswith(line))
     printed = re.sub(r"(--nproc_per_node|--num_processes) 2\b", rf"\1 {processes}", printed)
     return [str(file) if word == "FILE" else word for word in shlex.split(printed)]
@@ -126,7 +126,7 @@ def test_accelerate_launch_as_printed_starts_two_and_shards_where_it_is_asked_to
     assert about(tmp_path / "cpu")["processes"] == 1, "it was asked for two, started one, and says so"
 
 
-def test_what_a_launcher_asks_for_in_vain_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_launcher_asks_for_and_does_not_get_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that never came too: an earlier run of this process has met alone."""
     go(small(tmp_path / "before"))
     fsdp = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}

@@ -1,4 +1,4 @@
-"""Tasks, rewards and signals of a user: what they decide, what their faults cost, what is refused."""
+"""User-defined tasks, rewards and signals: what they decide, what their faults cost, what is refused."""
 
 import re
 import shutil

@@ -1,4 +1,4 @@
-"""A run that was killed, stopped or cut short goes on as if nothing had happened, bit for bit."""
+"""A run that was killed, stopped or cut short continues as if nothing had happened, bit for bit."""
 
 import json
 import os

@@ -105,7 +105,7 @@ def test_every_preset_trains(name: str, tmp_path: Path) -> None:
     changes = {"optimisation__mini_batches": 2, "optimisation__epochs": 2}
     # a teacher that is the start and reads what the policy reads teaches nothing at first
     changes |= {"model__teacher_prompt": "1+2"}
-    # so many tokens that some responses end by themselves
+    # enough tokens for some responses to end by themselves
     records = go(small(tmp_path, {"preset": name}, rollout__max_new_tokens=24, **changes)).records
     assert [record["rollout"] for record in records] == [1, 2]
     assert all(math.isfinite(value) for record in records for value in record.values())

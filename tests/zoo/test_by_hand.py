@@ -27,7 +27,7 @@ from tests.core.steps import EVIDENCE, random_rows, run_parts, token
 
 
 def moved(*gaps: float) -> list[dict[str, float]]:
-    """A response whose tokens are so many nats above what the sampler reported."""
+    """A response whose tokens are this many nats above what the sampler reported."""
     return [token(sampled=-gap) for gap in gaps]
 
 
@@ -76,7 +76,7 @@ def test_mismatch_reports_what_sums_by_hand_give(of_to: tuple[str, str]) -> None
 
 
 def test_effective_sample_size_of_weights_that_no_float_holds() -> None:
-    """Of weights ``e^900`` and ``2 e^900``, with one that is 0 beside them: 9 / (3 * 5)."""
+    """Of weights ``e^900`` and ``2 e^900``, and one that is 0: 9 / (3 * 5)."""
     rows = [[token(now=0.0, sampled=sampled)] for sampled in (-900.0, -900.0 - math.log(2), 800.0)]
     _, report = run_parts(compose(Mismatch(), ESSScale()), rows, [[2], [0], [1]])
     assert [report[f"{name}/ess"].value for name in ("mismatch", "ess_scale")] == [pytest.approx(9 / 15)] * 2

@@ -52,4 +52,4 @@ def test_on_policy_it_is_the_divergence_over_the_whole_vocabulary() -> None:
     assert float((loss - policy_term - penalty).detach().abs()) < close
     mine, theirs = (torch.autograd.grad(value, logits)[0] for value in (loss, policy_term + penalty))
     assert float((mine - theirs).abs().max()) < close
-    assert float(penalty.detach()) > 0.001, "so many tokens are under the penalty that the comparison says something"
+    assert float(penalty.detach()) > 0.001, "enough tokens are under the penalty for the comparison to mean something"

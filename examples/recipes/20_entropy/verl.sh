@@ -2,7 +2,7 @@
 # Beyond the 80/20 rule on Qwen3-14B-Base through verl 0.9.1, for 16 x 8 GPUs. Its code was not found: `paper` is arXiv
 # 2506.01939, and `script` that of DAPO, on which it builds: verl-project/verl-recipe dapo/run_dapo_qwen2.5_32b.sh,
 # commit 48ea0a7.
-# Otherwise than there: groups are replaced one by one while a rollout is sampled, where the script samples batches of
+# What differs from it: groups are replaced one by one while a rollout is sampled, where the script samples batches of
 # 3 x 512 prompts, at most 10.
 set -euo pipefail
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # JustRL on DeepSeek-R1-Distill-Qwen-1.5B through verl 0.9.1, for 4 x 8 GPUs; `script` is
 # thunlp/JustRL train/examples/justrl/run_scaling_ssh_distill.sh, commit cf444e9.
-# Otherwise than there: token mean over the whole mini-batch instead of each micro-batch; the data's own prompt and
+# What differs from it: token mean over the whole mini-batch instead of each micro-batch; the data's own prompt and
 # verl's verifier for it, where the script puts a boxed suffix behind the prompt; validation ends at the length of
 # training, not at 31,744 tokens.
 set -euo pipefail

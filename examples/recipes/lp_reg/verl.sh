@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Lp-Reg on Qwen3-14B-Base, on-policy, through verl 0.9.1, for 8 x 8 GPUs; `script` is
 # CarlanLark/Lp-Reg-dev recipe/lp_reg/Qwen3_14b_lp_reg_onpolicy_64gpu.sh, commit 33b27e2.
-# Otherwise than there: the paper's penalty, not the code's (see objective.yaml).
+# What differs from it: the paper's penalty, not the code's (see objective.yaml).
 set -euo pipefail
 
 cd "$(dirname "$0")/../../.."

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # STAPO on Qwen3-8B-Base through verl 0.9.1, for 8 x 8 GPUs. Its code was not found: `paper` is the table of arXiv
 # 2602.15620 v4-v5, and `script` that of JustRL, on which it builds: thunlp/JustRL train/examples/justrl/run_scaling_ssh_distill.sh, commit cf444e9.
-# Otherwise than there: the data's own prompt and verl's verifier for it, where the paper puts a boxed suffix behind the
+# What differs from it: the data's own prompt and verl's verifier for it, where the paper puts a boxed suffix behind the
 # prompt.
 set -euo pipefail
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # STARE on Qwen2.5-Math-7B through verl 0.9.1, for 2 x 8 GPUs; `script` is
 # hp-luo/STARE recipe/STARE/scripts/run_short_cot_qwen2.5_math_7b_STARE.sh, commit bffb9e7.
-# Otherwise than there: the mean entropy that is compared with the target is that of the optimizer step; verl's verifier
+# What differs from it: the mean entropy that is compared with the target is that of the optimizer step; verl's verifier
 # for the data's own prompt; groups are replaced one by one while a rollout is sampled, where the script samples batches
 # of 3 x 64 prompts, at most 10.
 set -euo pipefail

@@ -22,7 +22,7 @@ def check_release(version: str = trl.__version__) -> None:
     trainer = trl.GRPOTrainer  # looked up now: a package may replace it at any time
     named = f"{trainer.__module__}.{trainer.__qualname__}"
     if named != "trl.trainer.grpo_trainer.GRPOTrainer" or "unsloth" in sys.modules:
-        who = "Unsloth is imported and patches" if "unsloth" in sys.modules else f"{named} takes the place of"
+        who = "Unsloth is imported and patches" if "unsloth" in sys.modules else f"{named} replaces"
         raise HostError(
             f"{who} TRL's GRPOTrainer, and the adapter builds on TRL's own. Do not import that package in this "
             f"process, or train without the adapter."
@@ -45,6 +45,6 @@ def check_attributes(trainer: Any) -> None:
 
 
 def ends_of(trainer: Any) -> set[int]:
-    """Ids of tokens that end a response; before TRL 1.16 the EOS of the tokenizer alone."""
+    """Ids of tokens that end a response; before TRL 1.16 only the EOS of the tokenizer."""
     tokenizer = trainer._tokenizer
     return {*getattr(trainer, "eos_token_ids", [tokenizer.eos_token_id]), tokenizer.pad_token_id}

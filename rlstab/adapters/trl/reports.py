@@ -1,4 +1,4 @@
-"""Metrics of a loss that TRL alone logs, computed from a planned micro-batch and its live outputs."""
+"""Metrics of a loss that only TRL logs, computed from a planned micro-batch and its live outputs."""
 
 from __future__ import annotations
 
@@ -43,9 +43,11 @@ def trl_report(plan: Plan, index: int, live: PolicyOutputs, out: LossOutput) -> 
     paid = [penalty for penalty in part.terms.penalties.values() if "entropies" in penalty.reads]
     if methods.keys() & {"entropy_bonus", "adaptive_entropy"} and plan.everything.tokens:
         everyone = torch.ones_like(part.kept)
-        aggregate = part.terms.aggregate or token_mean
-        share = aggregate(batch.sequence, everyone, batch.num_sequences, plan.everything)
-        bonus = [penalty.coefficient * (penalty.fn(constant, constant) * share).sum() for penalty in paid]
+        bonus = []
+        for penalty in paid:
+            aggregate = penalty.aggregate or part.terms.aggregate or token_mean
+            share = aggregate(batch.sequence, everyone, batch.num_sequences, plan.everything)
+            bonus.append(penalty.coefficient * (penalty.fn(constant, constant) * share).sum())
         parts = torch.tensor(len(batch) / plan.everything.tokens, dtype=torch.float64)  # they sum to one step
         report["policy_loss"] = Mean(out.loss.detach().double() - sum(bonus), parts)
     return report

@@ -290,7 +290,7 @@ class RLStabGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # mypy cannot resol
             self.entropy_coef = price
             self._metrics["train"]["entropy_coef"].append(price)
 
-    # -- the log: TRL's `log` may be called on one rank alone, so metrics are collected where all ranks are -----------
+    # -- the log: TRL's `log` may be called on only one rank, so metrics are collected where all ranks are -----------
 
     def _collect(self, mode: str) -> None:
         """Give TRL the metrics since the last line."""

@@ -110,7 +110,7 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # mypy cannot
         """Set the loss of the objective in place of verl's ``ppo_loss``."""
         if getattr(loss_fn, "func", None) is not ppo_loss:
             raise HostError(
-                f"verl set the loss {loss_fn!r} on the actor, and the adapter takes the place of ppo_loss alone. Train "
+                f"verl set the loss {loss_fn!r} on the actor, and the adapter replaces only ppo_loss. Train "
                 f"without it, or without the adapter."
             )
         super().set_loss_fn(self._rlstab_loss)
