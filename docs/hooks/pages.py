@@ -405,8 +405,7 @@ def stage_index(links: Links) -> str:
         listed(clashes),
         "## Evidence",
         "The basics are rewards, lengths, whether a response ended, its prompt, its group, and where it branches from. "
-        "Beyond them a stage may need a [signal of tokens](../methods/index.md), `logprobs` of the policy that learns, "
-        "`prompt_features`, which are the mean input embedding of each prompt, or:",
+        "Beyond them a stage may need a [signal of tokens](../methods/index.md), or:",
         listed(f"`{name}`: {what}" for name, (_, what) in EVIDENCE.items()),
     ]
     return "\n\n".join(pieces) + "\n"

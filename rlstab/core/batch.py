@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -313,29 +313,24 @@ class TokenBatch(SequenceArithmetic):
 
     def select(self, where: Tensor) -> TokenBatch:
         """The tokens where the ``(n,)`` bool is True; sequences keep their numbers."""
-        given = {field.name: vars(self)[field.name] for field in fields(self) if field.name in vars(self)}
-        names = [name for name, _ in self.per_token() if name not in self.extra]
-        given |= {name: given[name][where] for name in (*names, "sequence", "position")}
-        given["extra"] = {name: values[where] for name, values in self.extra.items()}
-        if self._layout is not None:
-            given["_layout"] = Layout(self._layout.index[where], self._layout.shape)
-        given["_here"] = None
-        selected = object.__new__(type(self))  # without the cached values of this one, and without new checks
-        vars(selected).update(given)
-        return selected
+        return self._each(lambda name, values: values if name in _NUMBER else values[where], None)  # ids are of rows
 
     def to(self, device: torch.device) -> TokenBatch:
         """The batch on a device, without waiting for it: checks of its values read this one."""
         if self.sequence.device == device:
             return self
+        return self._each(lambda name, values: sent(values, device), self.here)
+
+    def _each(self, change: Callable[[str, Tensor], Tensor], here: TokenBatch | None) -> TokenBatch:
+        """A batch of changed tensors, by the names of fields, without the cached values of this one or new checks."""
         given = {field.name: vars(self)[field.name] for field in fields(self) if field.name in vars(self)}
-        given = {name: sent(value, device) if isinstance(value, Tensor) else value for name, value in given.items()}
-        given["extra"] = {name: sent(values, device) for name, values in self.extra.items()}
+        given = {name: change(name, each) if isinstance(each, Tensor) else each for name, each in given.items()}
+        given["extra"] = {name: change("extra", values) for name, values in self.extra.items()}
         if self._layout is not None:
-            given["_layout"] = Layout(sent(self._layout.index, device), self._layout.shape)
-        moved = object.__new__(type(self))
-        vars(moved).update(given | {"_here": self.here})
-        return moved
+            given["_layout"] = Layout(change("_layout", self._layout.index), self._layout.shape)
+        made = object.__new__(type(self))
+        vars(made).update(given | {"_here": here})
+        return made
 
     @property
     def here(self) -> TokenBatch:

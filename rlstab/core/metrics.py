@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
-import torch
-
+from rlstab.core.devices import on_cpu
 from rlstab.core.stats import Mean
 
 #: A sum and a count by name, as they travel between ranks.
@@ -23,12 +22,7 @@ class RunningMeans(dict[str, Mean]):
 
     def take(self) -> Sums:
         """Sums and counts since the last call; those of a device are copied together, since each read waits for it."""
-        numbers = [number for mean in self.values() for number in (mean.total, mean.count)]
-        values: list[float] = [0.0] * len(numbers)
-        for device in {number.device for number in numbers}:
-            there = [index for index, number in enumerate(numbers) if number.device == device]
-            for index, value in zip(there, torch.stack([numbers[i].double() for i in there]).tolist(), strict=True):
-                values[index] = value
+        values = [float(each) for each in on_cpu([each for mean in self.values() for each in (mean.total, mean.count)])]
         sums = dict(zip(self, zip(values[::2], values[1::2], strict=True), strict=True))
         self.clear()
         return sums

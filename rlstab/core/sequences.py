@@ -85,8 +85,6 @@ class SequenceArithmetic:
         With ``reverse`` from this one to the end. The ``k``-th token from this one counts ``decay**k``.
         """
         values = values.double()
-        if not values.numel():
-            return values
         # a row per sequence: one running sum over all tokens would carry the rounding of one sequence into the next
         rows = self._rows(values, 0.0)
         total = _decayed_sum(rows.flip(1), decay).flip(1) if reverse else _decayed_sum(rows, decay)

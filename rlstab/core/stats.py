@@ -374,7 +374,7 @@ _Kind = TypeVar("_Kind", Mean, Threshold, Grouped, Settled)
 
 def merge(first: Stat, second: Stat) -> Stat:
     """The statistics of both parts, which have the same names and kinds."""
-    return {name: summary.merge(second[name]) for name, summary in first.items()}  # type: ignore[arg-type]
+    return {name: summary.merge(second[name]) for name, summary in first.items()}  # type: ignore[arg-type]  # one kind
 
 
 def settle(parts: Iterable[Stat], comm: Comm) -> Settled:

@@ -9,6 +9,7 @@ import yaml
 
 from rlstab.config import RunConfig
 from rlstab.config.settings import OTHER_MODELS
+from rlstab.console import capital
 from rlstab.core.batch import BASICS, SIGNALS
 from rlstab.core.compose import Composition, walk
 from rlstab.hosts import measures
@@ -30,7 +31,7 @@ def costs(objective: Composition, run: RunConfig | None) -> list[str]:
     """Signals, passes, state, statistics: what an objective needs in addition to plain GRPO."""
     lines = [
         f"- `{name}`, for {_readers(objective, 'needs', name)}: {_WHAT.get(name, 'a user-defined signal')}. "
-        f"{_upper(_cost(name, run))}."
+        f"{capital(_cost(name, run))}."
         for name in sorted(objective.needs - BASICS)
     ]
     lines += [
@@ -51,11 +52,6 @@ def costs(objective: Composition, run: RunConfig | None) -> list[str]:
             f"{_evidence_of(run)}"
         )
     return lines
-
-
-def _upper(text: str) -> str:
-    """A text as the beginning of a sentence."""
-    return text[:1].upper() + text[1:]
 
 
 def _cost(name: str, run: RunConfig | None) -> str:

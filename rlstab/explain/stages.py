@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rlstab.config import RunConfig
+from rlstab.console import capital
 from rlstab.core.batch import SIGNALS
 from rlstab.errors import did_you_mean
 from rlstab.explain.costs import COSTS, in_backticks
@@ -21,11 +22,6 @@ KINDS: Mapping[type[Stage], tuple[str, str]] = {
     RewardShaper: ("Rewards", "what a response earns"),
     RolloutExpander: ("Rollout", "what else to sample, and what to drop"),
     AdvantageEstimator: ("Advantages", "what a response is worth"),
-}
-#: Evidence of stages that is neither a signal nor in :data:`rlstab.stages.response_batch.EVIDENCE`.
-_OTHERS = {
-    "logprobs": "log-prob of the token under the policy that learns, nats",
-    "prompt_features": "mean input embedding of the tokens of each prompt",
 }
 _LACKS = "the trainer does not have it"
 
@@ -59,10 +55,10 @@ def needs(pipeline: Pipeline) -> list[str]:
     lines = []
     for name in sorted(pipeline.needs):
         readers = [stage for stage in pipeline if name in stage.needs]
-        what = SIGNALS.get(name) or EVIDENCE.get(name, (0, _OTHERS.get(name, "a user-defined signal")))[1]
+        what = SIGNALS.get(name) or EVIDENCE.get(name, (2, "a user-defined signal"))[1]
         told = "; ".join(dict.fromkeys(cost(stage, name) for stage in readers))
         names = in_backticks(stage.name for stage in readers)
-        lines.append(f"- `{name}`, for the stage{'s' * (len(readers) > 1)} {names}: {what}. {told.capitalize()}.")
+        lines.append(f"- `{name}`, for the stage{'s' * (len(readers) > 1)} {names}: {what}. {capital(told)}.")
     states = [f"`{stage.name}` ({', '.join(keys)})" for stage in pipeline if (keys := stage.init_state())]
     return lines + ([f"- State of stages, saved with the checkpoint: {'; '.join(states)}."] if states else [])
 

@@ -14,8 +14,8 @@ from torch.nn.functional import pad
 from rlstab.errors import MissingSignal, ShapeError, did_you_mean
 from rlstab.stages.group_relative import equal_within
 
-#: Evidence beyond the basic fields that a stage may need, by name: how many dimensions it has, and what it is. Names
-#: that are not here are signals of tokens, ``(S, T)``.
+#: Evidence beyond the basic fields that a stage may need, by name: how many dimensions it has, and what it is. Other
+#: names are signals of tokens, ``(S, T)``.
 EVIDENCE: Mapping[str, tuple[int, str]] = {
     "rewards": (1, "rewards as the stages before have shaped them; always there"),
     "raw_rewards": (1, "rewards as the scorer gave them; always there"),
@@ -25,6 +25,8 @@ EVIDENCE: Mapping[str, tuple[int, str]] = {
         1,
         "squared norm of the gradient of the log-prob of the whole response; 0 in groups of equal rewards",
     ),
+    "logprobs": (2, "log-prob of each token under the policy that learns, nats, `(S, T)`"),
+    "prompt_features": (2, "mean input embedding of the tokens of each prompt, `(S, width)`"),
     "block_rewards": (2, "reward of each block of the response, `(S, K)`"),
     "block_outcomes": (2, "int64 outcome, from 1, of the answer up to and with each block, and 0 for none, `(S, K)`"),
     "block_ids": (2, "the block that a token belongs to, from 0, and -1 for none, `(S, T)`"),

@@ -37,7 +37,7 @@ class Stage(Method[ResponseBatch]):
     """
 
     kind: ClassVar[str]
-    known_needs = Method.known_needs | EVIDENCE.keys() | {"prompt_features"}
+    known_needs = Method.known_needs | EVIDENCE.keys()
     excludes = {}
 
     def _empty_part(self) -> ResponseBatch:

@@ -12,19 +12,18 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rlstab.core.batch import BASICS, SIGNALS
 from rlstab.core.method import Method
 from rlstab.core.objective import TokenObjective, no_fit_warnings
 from rlstab.errors import OutOfRange, ProcessError, UnknownName, did_you_mean
 from rlstab.extras import require
-from rlstab.stages.response_batch import EVIDENCE
-from rlstab.stages.stage import Stage
+from rlstab.stages.stage import PromptSelector, Stage
 from rlstab.testing import fresh_process, tolerances
 from rlstab.testing.compare import BrokenLaw
 from rlstab.testing.edges import count, edges_of, rich_step, sharpened
+from rlstab.testing.fresh_process import own_signals
 from rlstab.testing.laws import LAWS, Law, NotApplicable, Trial
-from rlstab.testing.rollouts import draw_run
-from rlstab.testing.stage_laws import STAGE_LAWS, StageTrial
+from rlstab.testing.rollouts import Rollout, draw_run
+from rlstab.testing.stage_laws import STAGE_LAWS
 from rlstab.testing.steps import Step, draw_step, large_step
 
 #: The first law of methods and of stages: if it is broken, no other is checked.
@@ -196,7 +195,7 @@ class _Check:
         reasons = {part.name: part.about.exceptions.get(law.name) for part in fresh_process.methods_of(self.method)}
         return "; ".join(f"{name}: {reason}" for name, reason in reasons.items() if reason)
 
-    def trials(self, law: Law) -> Iterator[Any]:
+    def trials(self, law: Law) -> Iterator[Trial]:
         """The trials of a law, small ones first."""
         many = self.examples >= 4
         for number in range(many if law.once else self.examples):
@@ -204,9 +203,17 @@ class _Check:
         if law.large and many:
             yield self.trial("large", 1)
 
-    def draw(self, draws: str, number: int) -> Any:
+    def draw(self, draws: str, number: int) -> Trial:
         """One trial, shared by all laws that draw alike."""
+        return Trial(self.chain(draws, number), number, self.pickled)
+
+    def chain(self, draws: str, number: int) -> Sequence[Any]:
+        """Consecutive optimizer steps or rollouts."""
         raise NotImplementedError
+
+    def may_refuse(self, trial: Trial) -> bool:
+        """Whether raising ``OutOfRange`` is allowed in a trial."""
+        return False
 
     def check(self, law: Law) -> Result:
         """Check one law; if the first is broken, the others are not checked."""
@@ -231,7 +238,7 @@ class _Check:
             except BrokenLaw as error:
                 return said("failed", f"On {trial}: {error}")
             except Exception as error:  # user code may raise anything, which breaks the law that ran it
-                if not (isinstance(error, OutOfRange) and trial.may_refuse(self.method)):
+                if not (isinstance(error, OutOfRange) and self.may_refuse(trial)):
                     return said("failed", f"On {trial}: it raised {type(error).__name__}: {error}")
         return said("silent", silent[0]) if len(silent) == checked else said("passed", "")
 
@@ -242,27 +249,23 @@ class _MethodCheck(_Check):
     def __init__(self, method: TokenObjective, examples: int, oracle: Oracle | None) -> None:
         agrees = Law("oracle", "the loss of an independent scalar loop", self._agrees)
         super().__init__(method, examples, [*LAWS, agrees])
-        self.oracle = oracle
-        self.extra, self.edges = sorted(method.needs - SIGNALS.keys() - BASICS), tuple(edges_of(method))
+        self.oracle, self.extra, self.edges = oracle, own_signals(method), tuple(edges_of(method))
 
-    def trials(self, law: Law) -> Iterator[Any]:
+    def trials(self, law: Law) -> Iterator[Trial]:
         yield from super().trials(law)
         if law.name == "oracle" and self.oracle is not None:  # every threshold of the method is hit exactly
             for number in range(count(self.edges)):
-                yield self._trial(rich_step(number, self.extra, self.edges), number)
+                yield Trial([rich_step(number, self.extra, self.edges)], number, self.pickled)
 
-    def draw(self, draws: str, number: int) -> Trial:
+    def chain(self, draws: str, number: int) -> Sequence[Step]:
         if draws == "large":
-            return self._trial(large_step(self.extra), number)
+            return [large_step(self.extra)] * 2
         extreme, edges = draws == "extreme", self.edges if draws == "sharp" else ()
         if number >= self.examples - 2:  # the last two are the richest
-            first, second = (rich_step(number + later, self.extra, edges, extreme=extreme) for later in (0, 1))
-        else:
-            size = 1 + number // 2
-            first, second = (draw_step(number + later, self.extra, size=size, extreme=extreme) for later in (0, 10**6))
-            if not extreme:
-                first, second = sharpened(first, number, edges), sharpened(second, number, edges)
-        return self._trial(first, number, second)
+            return [rich_step(number + later, self.extra, edges, extreme=extreme) for later in (0, 1)]
+        size = 1 + number // 2
+        steps = [draw_step(number + later, self.extra, size=size, extreme=extreme) for later in (0, 10**6)]
+        return steps if extreme else [sharpened(step, number, edges) for step in steps]
 
     def _agrees(self, method: TokenObjective, trial: Trial) -> None:
         if self.oracle is None:
@@ -274,9 +277,6 @@ class _MethodCheck(_Check):
         if not abs(ours.loss - theirs) <= tolerances.ORACLE * ours.scale:
             raise BrokenLaw(f"the loss is {ours.loss!r}, the oracle's {theirs!r}.")
 
-    def _trial(self, first: Step, seed: int, second: Step | None = None) -> Trial:
-        return Trial(first, first if second is None else second, seed, self.pickled)
-
 
 class _StageCheck(_Check):
     method: Stage
@@ -284,7 +284,13 @@ class _StageCheck(_Check):
     def __init__(self, stage: Stage, examples: int, _: Oracle | None = None) -> None:
         super().__init__(stage, examples, STAGE_LAWS)
 
-    def draw(self, draws: str, number: int) -> StageTrial:
-        needs = sorted(self.method.needs - EVIDENCE.keys())
-        run = draw_run(number, needs, 2 + number // 2, extreme=draws == "extreme", large=draws == "large")
-        return StageTrial(run, number, self.pickled)
+    def chain(self, draws: str, number: int) -> Sequence[Rollout]:
+        extreme, large = draws == "extreme", draws == "large"
+        return draw_run(number, own_signals(self.method), 2 + number // 2, extreme=extreme, large=large)
+
+    def may_refuse(self, trial: Trial) -> bool:
+        """For unlimited prompts, more than the pool of a small rollout has to hold, or rewards outside of [0, 1]."""
+        if isinstance(self.method, PromptSelector):
+            return any(rollout.offer.size is None or rollout.offer.count > 6 for rollout in trial.chain)
+        several = [(rollout.responses.rewards, rollout.evidence["raw_rewards"]) for rollout in trial.chain]
+        return any(bool(((rewards < 0) | (rewards > 1)).any()) for pair in several for rewards in pair)

@@ -15,7 +15,6 @@ from rlstab.core.objective import State
 from rlstab.core.saved_state import dump_state, load_state
 from rlstab.core.stats import Mean
 from rlstab.testing import tolerances
-from rlstab.testing.run import StepOutcome
 
 #: Number of values that are moved to compare a gradient with slopes; the loss is computed twice for each.
 MOVED = 24
@@ -23,19 +22,6 @@ MOVED = 24
 
 class BrokenLaw(AssertionError):
     """A method does not obey a law; the text says how."""
-
-
-def close(what: str, given: StepOutcome, other: StepOutcome, tolerance: float) -> None:
-    """Require that loss, gradients, report, state and learning-rate scale of two outcomes agree."""
-    scale = max(given.scale, other.scale)
-    near(f"{what}: the loss", given.loss, other.loss, tolerance * scale)
-    near(f"{what}: lr_scale", given.lr_scale, other.lr_scale, tolerance)
-    for name, gradient in given.gradients.items():
-        worst = float((gradient - other.gradients[name]).abs().max()) if gradient.numel() else 0.0
-        if not worst <= tolerance * scale:
-            raise BrokenLaw(f"{what}: the gradient of '{name}' moves by {worst:.3g}.")
-    same_report(what, given.report, other.report, tolerance)
-    same_state(f"{what}: the state", given.state, other.state, tolerance)
 
 
 def same_report(what: str, given: Mapping[str, Mean], other: Mapping[str, Mean], tolerance: float) -> None:

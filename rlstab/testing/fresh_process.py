@@ -49,6 +49,11 @@ def methods_of(method: Method[Any]) -> list[Any]:
     return [leaf.method for leaf in walk(method, observed=True)] if isinstance(method, TokenObjective) else [method]
 
 
+def own_signals(method: Method[Any]) -> list[str]:
+    """The user-defined signals that a method or stage reads."""
+    return sorted(method.needs - method.known_needs)
+
+
 @dataclass(frozen=True)
 class PickledMethod:
     """A method or stage as it was before any law saw it, for another process to run.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,8 @@ from torch import Tensor
 from rlstab.core.batch import SIGNALS
 from rlstab.core.random import uniform
 from rlstab.stages.response_batch import EVIDENCE, ResponseBatch
-from rlstab.stages.stage import Offer
+from rlstab.stages.stage import Offer, Stage
+from rlstab.testing.steps import other_values
 
 #: The rewards of some kinds, from ``(S,)`` numbers of each response, and of its group.
 _REWARDS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -57,12 +58,12 @@ class Rollout:
         whole = self.responses
         if len(whole) > 100:
             return f"Rollout({self.offer.rollout}, {len(whole)} responses in {whole.groups} groups)"
-        rewards = [whole.rewards[whole.group == group].mul(1e3).round().div(1e3).tolist() for group in self.groups]
+        rewards = [whole.rewards[whole.group == group].mul(1e3).round().div(1e3).tolist() for group in self.units]
         return f"Rollout({self.offer.rollout}, rewards by group {rewards})"
 
     @property
-    def groups(self) -> range:
-        """Numbers of the groups, see :attr:`ResponseBatch.group`."""
+    def units(self) -> range:
+        """Numbers of what is never cut: its groups, see :attr:`ResponseBatch.group`."""
         return range(self.responses.groups)
 
     def part(self, groups: Sequence[int], chosen: Tensor | None = None) -> ResponseBatch:
@@ -82,14 +83,23 @@ class Rollout:
             extra["prompt_features"] = features(picked.prompt_ids)
         return replace(picked, extra=extra)
 
-    def whole(self, chosen: Tensor | None = None) -> ResponseBatch:
+    def batch(self, chosen: Tensor | None = None) -> ResponseBatch:
         """All groups, see :meth:`part`."""
-        return self.part(self.groups, chosen)
+        return self.part(self.units, chosen)
+
+    def laid_out(self, seed: int) -> Rollout:
+        """The same rollout: responses have one layout."""
+        return self
 
     def shuffled(self, seed: int) -> Rollout:
         """The responses in another order, both groups and members."""
         order = torch.randperm(len(self.responses), generator=torch.Generator().manual_seed(seed))
         return replace(self, responses=self.responses.select(order), slots=self.slots[order])
+
+    @property
+    def ids(self) -> Tensor:
+        """``(2 S,)`` those of responses, then of groups."""
+        return torch.cat([self.responses.sequence_ids, self.responses.group_ids])
 
     def relabelled(self) -> Rollout:
         """The same responses under other ids of prompts, groups and sequences, in the opposite order of the ids.
@@ -103,10 +113,6 @@ class Rollout:
             group_ids=2**40 - 11 * whole.group_ids - noise,
             sequence_ids=2**45 - 11 * (whole.sequence_ids // 6) - 2**32 * (whole.sequence_ids % 6 // 3),
         )
-
-    def given(self, name: str, values: Tensor) -> Rollout:
-        """The same responses with other values of one kind of evidence."""
-        return self._with(extra={**self.responses.extra, name: values})
 
     def evened(self) -> Rollout:
         """Every second group with one reward for all members, and without evidence that distinguishes them."""
@@ -126,9 +132,26 @@ class Rollout:
             extra[name] = torch.where(sampled, values, other) if of_tokens(name) else values
         return self._with(extra=extra)
 
-    def only(self, names: Set[str]) -> Rollout:
-        """The same rollout with only this evidence."""
-        return self._with(extra={name: values for name, values in self.responses.extra.items() if name in names})
+    @property
+    def evidence(self) -> Mapping[str, Tensor]:
+        """The evidence of the responses by name."""
+        return self.responses.extra
+
+    def only(self, stage: Stage) -> Rollout:
+        """The same rollout with only the evidence that a stage declares."""
+        return self._with(extra={name: values for name, values in self.evidence.items() if name in stage.needs})
+
+    def without(self, name: str) -> Rollout:
+        """The same rollout without one kind of evidence."""
+        return self._with(extra={other: values for other, values in self.evidence.items() if other != name})
+
+    def varied(self, name: str) -> tuple[Rollout, Rollout]:
+        """The rollout, and with other values of one kind of evidence."""
+        return self, self._with(extra={**self.evidence, name: other_values(name, self.evidence[name])})
+
+    def rolled(self) -> Rollout:
+        """Each response with the reward of the previous one: the same shapes, other numbers."""
+        return self._with(rewards=self.responses.rewards.roll(1))
 
     def _with(self, **changes: Any) -> Rollout:
         return replace(self, responses=replace(self.responses, **changes))
@@ -136,7 +159,7 @@ class Rollout:
 
 def of_tokens(name: str) -> bool:
     """Whether evidence of this name is ``(S, T)``."""
-    return name == "block_ids" or (name not in EVIDENCE and name != "prompt_features")
+    return name in ("block_ids", "logprobs") or name not in EVIDENCE
 
 
 def features(prompt_ids: Tensor) -> Tensor:

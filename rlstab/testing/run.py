@@ -1,28 +1,39 @@
-"""Runs an optimizer step whole, in parts, or in parts over several ranks, each a thread."""
+"""Runs an optimizer step, or a rollout of a stage: whole, in parts, or in parts over several ranks, each a thread."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
-from rlstab.core.comm import Comm
-from rlstab.core.objective import State, TokenObjective
+from rlstab.core.comm import Comm, LocalComm
+from rlstab.core.method import Method, State, measure_all
+from rlstab.core.metrics import RunningMeans
+from rlstab.core.objective import TokenObjective
 from rlstab.core.plan import make_plan
 from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.core.stats import Mean
+from rlstab.core.stats import Settled
+from rlstab.stages.response_batch import ResponseBatch
+from rlstab.stages.stage import AdvantageEstimator, Offer, PromptSelector, RewardShaper, RolloutExpander, Stage
+from rlstab.testing.compare import BrokenLaw, near, same_report, same_state
+from rlstab.testing.rollouts import Rollout
 from rlstab.testing.steps import Step
 
 T = TypeVar("T")
+#: Parts of one rank, each a list of numbers of sequences or groups.
+Parts: TypeAlias = Sequence[Sequence[int]]
+#: Results of responses, by name and sequence id: ``(1,)``, or a number for each sampled token.
+RowsByName: TypeAlias = dict[str, dict[int, Tensor]]
 
 
 @dataclass(kw_only=True)
-class RunOutcome:
+class RunOutcome(ABC):
     """The outcome of one optimizer step or one rollout.
 
     Attributes:
@@ -30,13 +41,32 @@ class RunOutcome:
         state: for the next one.
     """
 
-    report: dict[str, Mean] = field(default_factory=dict)
+    report: RunningMeans = field(default_factory=RunningMeans)
     state: State = field(default_factory=dict)
 
-    def add_report(self, report: Mapping[str, Mean]) -> None:
-        """Merge the metrics of another part."""
-        for name, mean in report.items():
-            self.report[name] = self.report[name].merge(mean) if name in self.report else mean
+    @property
+    @abstractmethod
+    def values(self) -> Iterable[tuple[str, Any]]:
+        """The results, with their names."""
+
+    @property
+    @abstractmethod
+    def shared(self) -> Mapping[str, Any]:
+        """What is the same on every rank, beyond the state."""
+
+    @abstractmethod
+    def summed(self, outcomes: Sequence[Any]) -> Self:
+        """The results of parts or ranks as those of the whole; this is the first of them."""
+
+    def require_same(self, what: str, other: Any, tolerance: float) -> None:
+        """Require that results, metrics and state agree with those of another run.
+
+        Raises:
+            BrokenLaw: says what differs.
+        """
+        same_state(what, self.shared, other.shared, tolerance)
+        same_report(what, self.report, other.report, tolerance)
+        same_state(f"{what}: the state", self.state, other.state, tolerance)
 
 
 @dataclass
@@ -58,28 +88,138 @@ class StepOutcome(RunOutcome):
         """The sum of magnitudes, to which errors are relative, because a loss may cancel to nothing."""
         return 1.0 + abs(self.loss) + sum(float(gradient.abs().sum()) for gradient in self.gradients.values())
 
+    @property
+    def values(self) -> Iterable[tuple[str, Any]]:
+        """Loss, learning-rate scale and gradients."""
+        gradients = ((f"the gradient of '{name}'", gradient) for name, gradient in self.gradients.items())
+        return ("the loss", self.loss), ("lr_scale", self.lr_scale), *gradients
 
-def run_whole(objective: TokenObjective, step: Step, state: State | None = None) -> StepOutcome:
-    """The optimizer step in one batch."""
-    return run_parts(objective, step, [list(range(len(step.sequence_ids)))], state)
+    @property
+    def shared(self) -> Mapping[str, Any]:
+        """The learning-rate scale."""
+        return {"lr_scale": self.lr_scale}
+
+    def summed(self, outcomes: Sequence[StepOutcome]) -> StepOutcome:
+        """Losses and gradients add up."""
+        gradients = {name: torch.stack([each.gradients[name] for each in outcomes]).sum(0) for name in self.gradients}
+        return replace(self, loss=sum(each.loss for each in outcomes), gradients=gradients, report=RunningMeans())
+
+    def require_same(self, what: str, other: StepOutcome, tolerance: float) -> None:
+        """Require that loss and gradients agree, too."""
+        within = tolerance * max(self.scale, other.scale)
+        near(f"{what}: the loss", self.loss, other.loss, within)
+        for name, gradient in self.gradients.items():
+            worst = float((gradient - other.gradients[name]).abs().max()) if gradient.numel() else 0.0
+            if not worst <= within:
+                raise BrokenLaw(f"{what}: the gradient of '{name}' moves by {worst:.3g}.")
+        super().require_same(what, other, tolerance)
 
 
-def run_chain(method: Any, chain: Sequence[Any], run: Callable[..., Any] = run_whole) -> list[Any]:
-    """Consecutive optimizer steps, or rollouts of a stage, from the initial state."""
+@dataclass
+class StageOutcome(RunOutcome):
+    """The outcome of a stage in one rollout, on one rank or on all.
+
+    Attributes:
+        rows: the results of each response.
+        numbers: by name, results that are the same on every part.
+        chosen: the prompts of a selector.
+        stat: of the whole rollout.
+    """
+
+    rows: RowsByName
+    numbers: dict[str, int]
+    chosen: Tensor | None
+    stat: Settled
+
+    @property
+    def values(self) -> Iterable[tuple[str, Any]]:
+        """The results of each response."""
+        return [(name, row) for name, rows in self.rows.items() for row in rows.values()]
+
+    @property
+    def shared(self) -> Mapping[str, Any]:
+        """The choice of a selector."""
+        return {"the choice": self.chosen}
+
+    def summed(self, outcomes: Sequence[StageOutcome]) -> StageOutcome:
+        """All responses; numbers must agree."""
+        total = replace(self, rows={name: {} for name in self.rows}, numbers={}, report=RunningMeans())
+        for outcome in outcomes:
+            for name, rows in outcome.rows.items():
+                total.rows[name].update(rows)
+            for name, number in outcome.numbers.items():
+                if total.numbers.setdefault(name, number) != number:
+                    raise BrokenLaw(f"'{name}' is {total.numbers[name]} on one part and {number} on another.")
+        return total
+
+    def require_same(self, what: str, other: StageOutcome, tolerance: float) -> None:
+        """Require that numbers and the results of each response agree, too."""
+        same_state(f"{what}: what it asks for", self.numbers, other.numbers, 0.0)
+        same_rows(what, self.rows, other.rows, tolerance)
+        super().require_same(what, other, tolerance)
+
+
+def same_rows(what: str, some: RowsByName, among: RowsByName, tolerance: float) -> None:
+    """Require that some responses have the results that they have among others, within ``tolerance`` of the largest.
+
+    Raises:
+        BrokenLaw: says what differs.
+    """
+    for name, rows in some.items():
+        sizes = [float(row.detach().double().nan_to_num(0.0, 0.0, 0.0).abs().max()) for row in rows.values()]
+        within = tolerance * (1 + max(sizes, default=0.0))
+        for response, row in rows.items():
+            mine, theirs = torch.broadcast_tensors(row.double(), among[name][response].double())
+            if not torch.allclose(mine, theirs, rtol=0.0, atol=within, equal_nan=True):
+                raise BrokenLaw(f"{what}: {name} of a response is {mine.tolist()} and {theirs.tolist()}.")
+
+
+def joined(outcomes: Sequence[T]) -> T:
+    """The outcomes of parts or ranks as that of the whole: results and metrics add up, and all have its state.
+
+    Raises:
+        BrokenLaw: they disagree about what must be the same everywhere.
+    """
+    first: Any = outcomes[0]
+    total = first.summed(outcomes)
+    outcome: Any
+    for rank, outcome in enumerate(outcomes):
+        same_state(f"on rank 0 and on rank {rank}:", first.shared, outcome.shared, 0.0)
+        same_state(f"on rank 0 and on rank {rank}: the state", first.state, outcome.state, 0.0)
+        total.report.add(outcome.report)
+    return total  # type: ignore[no-any-return]  # an outcome of the same class
+
+
+# -- running -----------------------------------------------------------------------------------------------------------
+
+
+def run_whole(method: Method[Any], given: Any, state: State | None = None) -> Any:
+    """The outcome of an optimizer step, or of a rollout of a stage, in one part."""
+    return run_parts(method, given, [given.units], state)
+
+
+def run_chain(method: Method[Any], chain: Sequence[Any]) -> list[Any]:
+    """The outcomes of consecutive optimizer steps, or rollouts of a stage, from the initial state."""
     outcomes: list[Any] = []
     for given in chain:
-        outcomes.append(run(method, given, outcomes[-1].state if outcomes else None))
+        outcomes.append(run_whole(method, given, outcomes[-1].state if outcomes else None))
     return outcomes
 
 
 def run_parts(
-    objective: TokenObjective,
-    step: Step,
-    parts: Sequence[Sequence[int]],
-    state: State | None = None,
-    comm: Comm | None = None,
-) -> StepOutcome:
-    """The optimizer step in parts, each a list of sequence numbers."""
+    method: Method[Any], given: Any, parts: Parts, state: State | None = None, comm: Comm | None = None
+) -> Any:
+    """The outcome of an optimizer step, or of a rollout of a stage, in parts; without a state, from the initial one."""
+    run: Callable[..., RunOutcome] = _run_stage if isinstance(method, Stage) else _run_step
+    return run(method, given, parts, method.init_state() if state is None else state, comm or LocalComm())
+
+
+def run_ranks(method: Method[Any], given: Any, ranks: Sequence[Parts], state: State | None = None) -> list[Any]:
+    """The outcome of each rank on its parts, one thread each; a rank may be empty."""
+    return in_threads(len(ranks), lambda rank, comm: run_parts(method, given, ranks[rank], state, comm))
+
+
+def _run_step(objective: TokenObjective, step: Step, parts: Parts, state: State, comm: Comm) -> StepOutcome:
     pieces = [step.rows(part) for part in parts]
     batches = [piece.batch() for piece in pieces]
     plan = make_plan(objective, batches, state, comm)
@@ -90,22 +230,88 @@ def run_parts(
         out = plan.loss(batch, PolicyOutputs(**leaves))
         out.loss.backward()
         outcome.loss += out.loss.item()
-        outcome.add_report(out.report)
+        outcome.report.add(out.report)
         for name, leaf in leaves.items():
             if leaf.grad is not None:
                 gradients[name][step.indices(part)] = leaf.grad
     return outcome
 
 
-def joined(outcomes: Sequence[StepOutcome]) -> StepOutcome:
-    """The outcomes of ranks as that of the step: losses, gradients and metrics add up, and all ranks have its state."""
-    gradients = {
-        name: torch.stack([outcome.gradients[name] for outcome in outcomes]).sum(0) for name in outcomes[0].gradients
+def _run_stage(stage: Stage, rollout: Rollout, parts: Parts, state: State, comm: Comm) -> StageOutcome:
+    chosen = choose(stage, rollout.offer, state)
+    batches = [rollout.part(part, chosen) for part in parts]
+    stat, after = measure_all(stage, batches, state, comm)
+    empty, *outcomes = [_outcome(stage, each, stat, state, rollout.offer) for each in (stage._empty_part(), *batches)]
+    return replace(joined(outcomes or [empty]), chosen=chosen, state=after)
+
+
+def _outcome(stage: Stage, batch: ResponseBatch, stat: Settled, state: State, offer: Offer) -> StageOutcome:
+    values: dict[str, Tensor] = {}
+    numbers: dict[str, int] = {}
+    given = act(stage, batch, stat, state, offer)
+    if isinstance(stage, RolloutExpander):
+        none, nothing = torch.zeros(len(batch), dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
+        parents = nothing if given.parents is None else given.parents
+        values["drop"] = none if given.drop is None else given.drop
+        values["the pivot"] = none.index_add(0, parents, nothing if given.pivots is None else given.pivots)
+        numbers = {"fresh": given.fresh, **({"branches": given.branches} if len(parents) else {})}
+    elif isinstance(stage, RewardShaper | AdvantageEstimator):
+        values["the reward" if isinstance(stage, RewardShaper) else "the advantage"] = given
+    ids, lengths = batch.sequence_ids.tolist(), batch.lengths.long().tolist()
+    rows = {
+        name: {owner: row.reshape(-1)[:length] for owner, row, length in zip(ids, of_all, lengths, strict=True)}
+        for name, of_all in values.items()
     }
-    total = replace(outcomes[0], loss=sum(outcome.loss for outcome in outcomes), gradients=gradients, report={})
-    for outcome in outcomes:
-        total.add_report(outcome.report)
-    return total
+    return StageOutcome(rows, numbers, None, stat, report=RunningMeans(stage.report(batch, stat, state)))
+
+
+def choose(stage: Stage, offer: Offer, state: State) -> Any:
+    """The prompts that a selector chooses; None for other stages."""
+    if not isinstance(stage, PromptSelector):
+        return None
+    chosen = stage.select(offer, state)
+    _check_tensor("select", chosen, torch.int64, (offer.count,))
+    return chosen
+
+
+def act(stage: Stage, batch: ResponseBatch, stat: Settled, state: State, offer: Offer) -> Any:
+    """The results of a stage on one part, as it returns them.
+
+    Raises:
+        BrokenLaw: their shape, dtype or range is not that of its kind.
+    """
+    if isinstance(stage, PromptSelector):
+        return choose(stage, offer, state)
+    if isinstance(stage, RolloutExpander):
+        asked = stage.expand(batch, stat, state, offer.seed)
+        asked.require(stage.name, batch)
+        if asked.drop is not None and bool((batch.group_mean(asked.drop) % 1 != 0).any()):
+            raise BrokenLaw("drop takes a part of a group; groups are dropped whole.")
+        for what, number, least in (("fresh", asked.fresh, 0), ("rounds", stage.rounds, 1)):
+            if type(number) is not int or number < least:
+                raise BrokenLaw(f"{what} is {number!r}, expected an int of at least {least}.")
+        if asked.parents is not None and len(asked.parents.unique()) < len(asked.parents):
+            raise BrokenLaw(f"parents are {asked.parents.tolist()}, expected different indices.")
+        return asked
+    given = getattr(stage, stage._acts_by)(batch, stat, state)
+    size, longest = len(batch), int(batch.lengths.max()) if len(batch) else 0
+    wide = isinstance(stage, AdvantageEstimator) and isinstance(given, Tensor) and given.ndim == 2
+    if wide and given.shape[1] < longest:
+        raise BrokenLaw(f"advantages gave {given.shape[1]} columns, and a response has {longest} tokens.")
+    _check_tensor(stage._acts_by, given, torch.float64, (size, given.shape[1]) if wide else (size,))
+    return given
+
+
+def _check_tensor(what: str, given: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    if not isinstance(given, Tensor):
+        raise BrokenLaw(f"{what} gave {given!r}, expected a tensor.")
+    if given.requires_grad:
+        raise BrokenLaw(f"{what} gave a tensor that requires grad; nothing outside the loss has a gradient.")
+    if given.dtype != dtype or tuple(given.shape) != shape:
+        raise BrokenLaw(f"{what} gave {given.dtype} of shape {tuple(given.shape)}, expected {dtype} of {shape}.")
+
+
+# -- ranks as threads --------------------------------------------------------------------------------------------------
 
 
 class ThreadComm:
@@ -134,13 +340,6 @@ class ThreadComm:
         seen = list(left)
         barrier.wait()
         return seen
-
-
-def run_ranks(
-    objective: TokenObjective, step: Step, ranks: Sequence[Sequence[Sequence[int]]], state: State | None = None
-) -> list[StepOutcome]:
-    """The outcome of each rank on its parts of the optimizer step, one thread each; a rank may be empty."""
-    return in_threads(len(ranks), lambda rank, comm: run_parts(objective, step, ranks[rank], state, comm))
 
 
 def in_threads(count: int, work: Callable[[int, Comm], T]) -> list[T]:

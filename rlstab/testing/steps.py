@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rlstab.core.batch import BASICS, LOGPROBS, MARKS, SIGNALS, TokenBatch
+from rlstab.core.objective import TokenObjective
 
 #: The advantages of some kinds.
 _ADVANTAGES: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -33,6 +34,14 @@ def in_domain(name: str, values: Tensor) -> Tensor:
     return values.clamp(0.0, 1.0) if name == "sum_p_sq" else values
 
 
+def other_values(name: str, values: Tensor) -> Tensor:
+    """Other possible values of a signal: permuted over tokens or responses, and scaled."""
+    turned = values.flip(0)
+    if not values.is_floating_point() or name in (*MARKS, "block_ids"):
+        return turned
+    return in_domain(name, 0.7 * turned + (0.1 if name == "entropies" else 0.0))
+
+
 @dataclass(frozen=True, eq=False)
 class Step:
     """One optimizer step in float64: evidence by name and live outputs by name, all ``(n,)``.
@@ -44,6 +53,7 @@ class Step:
         position: ``(n,)`` index of the token in its response.
         sequence_ids, group_ids: ``(S,)``.
         layout: seed of a padded layout with which batches are built, see :meth:`laid_out`; None packs the tokens.
+        live_ratio: of its batches.
     """
 
     evidence: Mapping[str, Tensor]
@@ -53,6 +63,17 @@ class Step:
     sequence_ids: Tensor
     group_ids: Tensor
     layout: int | None = None
+    live_ratio: bool = False
+
+    @property
+    def units(self) -> range:
+        """Numbers of what is never cut: its sequences."""
+        return range(len(self.sequence_ids))
+
+    @property
+    def ids(self) -> Tensor:
+        """``(2 S,)`` those of sequences, then of groups."""
+        return torch.cat([self.sequence_ids, self.group_ids])
 
     def __len__(self) -> int:
         return self.sequence.numel()
@@ -77,7 +98,8 @@ class Step:
         """Evidence, perhaps changed, and ids in fresh memory, as the fields of a batch."""
         given: dict[str, Any] = {name: change(values) for name, values in self.evidence.items()}
         extra = {name: given.pop(name) for name in sorted(given) if name not in {*BASICS, "advantages", *SIGNALS}}
-        return {"sequence_ids": self.sequence_ids.clone(), "group_ids": self.group_ids.clone(), "extra": extra, **given}
+        given |= {"sequence_ids": self.sequence_ids.clone(), "group_ids": self.group_ids.clone(), "extra": extra}
+        return {**given, "live_ratio": self.live_ratio}
 
     def leaves(self) -> dict[str, Tensor]:
         """Live outputs in fresh memory that require grad."""
@@ -105,8 +127,8 @@ class Step:
         return self._take(tokens, rows.argsort()[self.sequence], rows), tokens
 
     def laid_out(self, seed: int) -> Step:
-        """The same step, built by ``from_padded``: rows that begin and end in padding, with holes for tool output."""
-        return replace(self, layout=seed)
+        """With an odd seed built by ``from_padded``: rows that begin and end in padding, with holes for tool output."""
+        return replace(self, layout=seed) if seed % 2 else self
 
     def twice(self) -> Step:
         """The optimizer step with every sequence twice, the copies under new ids."""
@@ -124,6 +146,23 @@ class Step:
     def given(self, **evidence: Tensor) -> Step:
         """The same optimizer step with some of the evidence replaced."""
         return replace(self, evidence={**self.evidence, **evidence})
+
+    def only(self, method: TokenObjective) -> Step:
+        """The same optimizer step with only the evidence and live outputs that a method declares."""
+        basics, live = {*BASICS, "advantages", *method.needs}, {"logprobs", *method.live_needs}
+        evidence = {name: values for name, values in self.evidence.items() if name in basics}
+        return replace(
+            self, evidence=evidence, live={name: values for name, values in self.live.items() if name in live}
+        )
+
+    def without(self, name: str) -> Step:
+        """The same optimizer step without one kind of evidence."""
+        return replace(self, evidence={other: values for other, values in self.evidence.items() if other != name})
+
+    def varied(self, name: str) -> tuple[Step, Step]:
+        """The step, and with other values of a signal; where the ratio would read it, the live policy is its own."""
+        same = replace(self, live_ratio=name in BASICS)
+        return same, same.given(**{name: other_values(name, self.evidence[name])})
 
     def rolled(self) -> Step:
         """Each token with nine tenths of the evidence of the previous one: the same shapes, other numbers."""
@@ -146,7 +185,7 @@ class Step:
             rows[row].append({name: float(values[token]) for name, values in columns.items()})
         return rows
 
-    def padded(self, seed: int, fill: float = 1e9) -> tuple[TokenBatch, dict[str, Tensor], Tensor]:
+    def padded(self, seed: int, fill: float = 1e9) -> tuple[TokenBatch, Tensor]:
         """The optimizer step as ``(S, T)`` tensors, built by ``TokenBatch.from_padded``.
 
         Args:
@@ -154,7 +193,7 @@ class Step:
             fill: the value of padding.
 
         Returns:
-            The batch, the live outputs as ``(S, T)`` leaves, and the ``(S, T)`` mask.
+            The batch, and the ``(S, T)`` mask.
         """
         draw = torch.Generator().manual_seed(seed)
         rows = len(self.sequence_ids)
@@ -170,8 +209,7 @@ class Step:
             flat = torch.full((rows * width,), fill, dtype=values.dtype)
             return flat.index_copy(0, cells, values[order]).view(rows, width)
 
-        batch = TokenBatch.from_padded(response_mask=chosen, **self._fields(lay))
-        return batch, {name: lay(values).requires_grad_() for name, values in self.live.items()}, chosen
+        return TokenBatch.from_padded(response_mask=chosen, **self._fields(lay)), chosen
 
     def _numbers(self, chosen: Sequence[int]) -> Tensor:
         number = torch.full((len(self.sequence_ids),), -1)

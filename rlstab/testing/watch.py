@@ -23,10 +23,11 @@ class ReadOnly:
     def __init__(self) -> None:
         self._guarded: list[tuple[str, Tensor, int, Tensor]] = []
 
-    def guard(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Guard further tensors, by name."""
-        for name, tensor in tensors:
-            self._guarded.append((name, tensor, tensor._version, tensor.detach().clone()))
+    def guard(self, values: Iterable[tuple[str, Any]]) -> None:
+        """Guard further tensors, by name; other values are left out."""
+        for name, tensor in values:
+            if isinstance(tensor, Tensor):
+                self._guarded.append((name, tensor, tensor._version, tensor.detach().clone()))
 
     def check(self) -> None:
         """Find tensors that were written to: torch counts its own writes, and numpy's show in the values.

@@ -4,9 +4,10 @@ from typing import Annotated, Literal
 
 from rlstab import Mean, Range, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.metadata import About, NoOpAt
+from rlstab.zoo.divided_mask import DividedMask
 
 
-class MaxLag(TokenObjective):
+class MaxLag(DividedMask, TokenObjective):
     """Drop tokens that were sampled by weights more than a number of updates old.
 
     Problem:
@@ -89,19 +90,11 @@ class MaxLag(TokenObjective):
     updates: Annotated[int, Range(ge=0)] = 8
     denominator: Literal["kept", "all"] = "kept"
 
-    @property
-    def writes(self) -> frozenset[str]:
-        return frozenset({"keep" if self.denominator == "kept" else "weight"})
-
     def in_words(self) -> dict[str, str]:
         when = f"when weights more than {self.updates} updates old have sampled it"
-        if self.denominator == "kept":
-            return {"keep": f"Drop a token {when}. It leaves the divisor too."}
-        return {"weight": f"Give a token the weight 0 {when}. It still counts in the divisor."}
+        return self.dropping(when)
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         old = batch.signal("lag") > self.updates
         report = {"dropped": Mean.of(old), "lag": Mean.of(batch.signal("lag"))}
-        if self.denominator == "kept":
-            return Terms(keep=~old, report=report)
-        return Terms(weight=(~old).to(batch.signal("lag").dtype), report=report)
+        return self.keeping(batch, ~old, report)

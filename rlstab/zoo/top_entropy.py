@@ -5,9 +5,10 @@ from typing import Annotated, Literal
 from rlstab import Mean, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.metadata import About, IdleSign, NoOpAt
 from rlstab.core.settings import percent
+from rlstab.zoo.divided_mask import DividedMask
 
 
-class TopEntropyMask(TokenObjective):
+class TopEntropyMask(DividedMask, TokenObjective):
     """Keep the tokens where the policy was least certain, and drop the rest.
 
     Problem:
@@ -110,16 +111,9 @@ class TopEntropyMask(TokenObjective):
     share: Annotated[float, Range(gt=0, le=1)] = 0.2
     denominator: Literal["kept", "all"] = "kept"
 
-    @property
-    def writes(self) -> frozenset[str]:
-        return frozenset({"keep" if self.denominator == "kept" else "weight"})
-
     def in_words(self) -> dict[str, str]:
         when = f"when its entropy is below the (1 - {self.share})-quantile over all tokens of the optimizer step"
-        left = f"About {percent(self.share)} are left, more by ties."
-        if self.denominator == "kept":
-            return {"keep": f"Drop a token {when}. It leaves the divisor too. {left}"}
-        return {"weight": f"Give a token the weight 0 {when}. It still counts in the divisor. {left}"}
+        return self.dropping(when, f" About {percent(self.share)} are left, more by ties.")
 
     def measure(self, batch: TokenBatch) -> Stat:
         return {"entropy": Pool.quantile(batch.signal("entropies"), 1 - self.share)}
@@ -128,6 +122,4 @@ class TopEntropyMask(TokenObjective):
         threshold = stat.threshold("entropy")
         forking = threshold.reached(batch.signal("entropies"))
         report = {"threshold": threshold.report(), "share": Mean.of(forking)}
-        if self.denominator == "kept":
-            return Terms(keep=forking, report=report)
-        return Terms(weight=forking.to(batch.signal("entropies").dtype), report=report)
+        return self.keeping(batch, forking, report)

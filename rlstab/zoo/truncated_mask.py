@@ -4,9 +4,10 @@ from typing import Literal
 
 from rlstab import Mean, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.metadata import About
+from rlstab.zoo.divided_mask import DividedMask
 
 
-class TruncatedMask(TokenObjective):
+class TruncatedMask(DividedMask, TokenObjective):
     """Drop responses that were cut off at the length limit (overlong filtering).
 
     Problem:
@@ -90,19 +91,9 @@ class TruncatedMask(TokenObjective):
 
     denominator: Literal["kept", "all"] = "kept"
 
-    @property
-    def writes(self) -> frozenset[str]:
-        return frozenset({"keep" if self.denominator == "kept" else "weight"})
-
     def in_words(self) -> dict[str, str]:
-        when = "when its response was cut off at the length limit"
-        if self.denominator == "kept":
-            return {"keep": f"Drop a token {when}. It leaves the divisor too."}
-        return {"weight": f"Give a token the weight 0 {when}. It still counts in the divisor."}
+        return self.dropping("when its response was cut off at the length limit")
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         cut = batch.signal("truncated") > 0
-        report = {"dropped": Mean.of(cut)}
-        if self.denominator == "kept":
-            return Terms(keep=~cut, report=report)
-        return Terms(weight=(~cut).to(batch.signal("truncated").dtype), report=report)
+        return self.keeping(batch, ~cut, {"dropped": Mean.of(cut)})

@@ -58,7 +58,7 @@ def averaged(
 def by_the_host(level: DataLevel, step: Step, cut: Sequence[Sequence[int]]) -> Tensor:
     """``(n,)`` gradient of the host's loss in the live log-probs, in the order of the step's rows."""
     steps = [step.rows(rows) for rows in cut]
-    batches, _, responses = zip(*(own.padded(2, 7.0) for own in steps), strict=True)
+    batches, responses = zip(*(own.padded(2, 7.0) for own in steps), strict=True)
     parts = level.step(batches).parts
     masks = [part.mask for part in parts] if level.loss.mean.counts == "mask" else responses
     whole = sum(float(mask.sum()) for mask in masks), sum(float(mask.any(1).sum()) for mask in masks)

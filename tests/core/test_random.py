@@ -1,7 +1,6 @@
 import torch
 
 from rlstab.core.random import uniform
-from tests.core.steps import batch_of, random_rows
 
 
 def test_numbers_are_those_of_splitmix64():
@@ -22,8 +21,3 @@ def test_numbers_are_those_of_splitmix64():
         for identity in ((0,), (3, 8), (-7, 2**62)):
             drawn = uniform(seed, *(torch.tensor([part]) for part in identity))
             assert drawn.tolist() == [number(seed, *identity)]
-
-
-def test_numbers_of_a_batch_are_those_of_the_ids_and_places_of_its_tokens():
-    batch = batch_of(random_rows(0, [4, 1, 6, 0, 3]), [10, 11, 12, 13, 14])
-    assert torch.equal(batch.uniform(-3), uniform(-3, batch.spread(batch.sequence_ids), batch.position))

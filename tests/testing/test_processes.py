@@ -7,7 +7,6 @@ import pytest
 
 from rlstab import CPPO, STARE, ClipHigher, KLCov, S2TMask, Terms, TokenBatch, TokenObjective, compose, observe
 from rlstab.testing import BrokenLaw
-from rlstab.testing.compare import close
 from rlstab.testing.run import joined, run_parts, run_whole
 from rlstab.testing.steps import make_step
 from rlstab.testing.tolerances import REORDERED
@@ -40,7 +39,7 @@ def same_over(processes: Processes, objective: TokenObjective) -> None:
         whole = run_whole(objective, step, whole.state if whole else None)
         jobs = [(objective, step.laid_out(number), parts, ranked.state if ranked else None) for parts in ranks]
         ranked = joined(processes.each(run_parts, jobs))
-        close(f"step {number + 1} over {processes.count} processes", whole, ranked, REORDERED)
+        whole.require_same(f"step {number + 1} over {processes.count} processes", ranked, REORDERED)
 
 
 def test_two_processes_are_one_and_find_what_threads_cannot() -> None:

@@ -18,14 +18,14 @@ def test_a_rollout_could_be_drawn_in_a_run() -> None:
         branch = whole.given > 0
         assert torch.equal(branch, whole.pivot > 0)
         assert bool((whole.pivot < 1).all())
-        assert set(rollout.whole().extra) == set(whole.extra)
+        assert set(rollout.batch().extra) == set(whole.extra)
         sampled = torch.arange(LIMIT) < whole.lengths.unsqueeze(-1)
         assert bool((whole.extra["block_ids"][~sampled] == -1).all())
 
 
 def test_a_part_is_whole_groups_as_wide_as_they_need_with_the_prompts_that_were_chosen() -> None:
     rollout = make_rollout("prompt twice", [2, 3, 1], 1, ["my_signal"])
-    part, whole = rollout.part([0, 2]), rollout.whole(torch.tensor([20, 7]))
+    part, whole = rollout.part([0, 2]), rollout.batch(torch.tensor([20, 7]))
     assert sorted(part.group_ids.unique().tolist()) == sorted(rollout.responses.group_ids.unique()[[0, 2]].tolist())
     assert part.extra["my_signal"].shape == (len(part), int(part.lengths.max()))
     part.rewards.fill_(9)

@@ -35,7 +35,7 @@ def obeys_split(pairs: list[tuple[str, str]]) -> None:
     for left, right in pairs:
         objective = composed(EXAMPLES[left][0], EXAMPLES[right][0])
         if not isinstance(objective, str):
-            split(objective, Trial(*STEPS, len(left) + 31 * len(right), nothing))
+            split(objective, Trial(STEPS, len(left) + 31 * len(right), nothing))
 
 
 @pytest.mark.slow

@@ -1,0 +1,31 @@
+"""Shared by masks whose dropped tokens leave the divisor or still count in it."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from torch import Tensor
+
+from rlstab import Mean, Terms, TokenBatch
+
+
+class DividedMask:
+    """Base of a mask with a setting ``denominator``."""
+
+    denominator: Literal["kept", "all"]
+
+    @property
+    def writes(self) -> frozenset[str]:
+        """The field that removes tokens: from the divisor too, or from the gradient alone."""
+        return frozenset({"keep" if self.denominator == "kept" else "weight"})
+
+    def dropping(self, when: str, more: str = "") -> dict[str, str]:
+        """What it does to a token, in words."""
+        if self.denominator == "kept":
+            return {"keep": f"Drop a token {when}. It leaves the divisor too.{more}"}
+        return {"weight": f"Give a token the weight 0 {when}. It still counts in the divisor.{more}"}
+
+    def keeping(self, batch: TokenBatch, keep: Tensor, report: Mapping[str, Mean]) -> Terms:
+        """The terms that drop all tokens but those where the ``(n,)`` bool is True."""
+        if self.denominator == "kept":
+            return Terms(keep=keep, report=report)
+        return Terms(weight=keep.to(batch.logprobs.dtype), report=report)
