@@ -23,7 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from rlstab.config import load_run
-from rlstab.look.diagnosis import CAUSES, first_of
+from rlstab.look.diagnosis import first_of
+from rlstab.look.remedies import CAUSES
 from rlstab.look.run_log import read_logs
 from rlstab.signs import signs
 

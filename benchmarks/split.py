@@ -20,6 +20,7 @@ from rlstab.config.settings import RolloutSettings
 from rlstab.core.plan import Scope
 from rlstab.models.policy import load_policy
 from rlstab.stages.group_relative import grpo
+from rlstab.stages.response_batch import ResponseBatch
 from rlstab.tasks import Countdown
 from rlstab.tasks.rewards import score
 from rlstab.train.rollout import Rollout
@@ -36,16 +37,9 @@ METHODS: dict[str, TokenObjective] = {
 def rollout() -> tuple[Rollout, torch.Tensor]:
     policy, task = load_policy("countdown-tiny"), Countdown()
     examples = [task.example("train", index) for index in range(16) for _ in range(8)]
-    drawn = sample(
-        policy,
-        examples,
-        torch.arange(128),
-        RolloutSettings(),
-        seed=0,
-        needs={"entropies"},
-        skip_special_tokens=False,
-    )
-    rewards = score(task, examples, drawn.texts).rewards
+    asked, settings = ResponseBatch.unscored(torch.arange(128), 24), RolloutSettings()
+    (drawn,) = sample(policy, examples, asked, settings, seed=0, needs={"entropies"})
+    rewards = score(task, examples, [policy.decode(answer) for answer in drawn.answers()]).rewards
     return drawn, grpo(rewards, torch.arange(128) // 8)
 
 

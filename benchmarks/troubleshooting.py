@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 
+from rlstab.console import capital
 from rlstab.logs.metric_aliases import ALIASES, COMPLEMENTS, SUMS
-from rlstab.look.diagnosis import CAUSES, TOGETHER
-from rlstab.look.remedies import Remedy, remedies, table
+from rlstab.look.diagnosis import TOGETHER
+from rlstab.look.remedies import CAUSES, Remedy, remedies, table
 from rlstab.signs import SIGNS
 
 #: The beginning of the page. It is written by a command, like the pages of the methods.
@@ -46,7 +47,7 @@ def _symptoms() -> Iterator[str]:
 
 
 def _cause(remedy: Remedy) -> Iterator[str]:
-    yield f"## {_capital(remedy.title)}"
+    yield f"## {capital(remedy.title)}"
     yield ""
     for sign in (SIGNS[name] for name, cause in CAUSES.items() if cause == remedy.cause):
         metrics = "" if all(name in sign.definition for name in sign.reads) else f" ({_quoted(sign.reads)})"
@@ -103,7 +104,3 @@ def _anchor(heading: str) -> str:
         character for character in heading.lower().replace(" ", "-") if character.isalnum() or character in "-_"
     )
     return kept
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

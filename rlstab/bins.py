@@ -6,7 +6,7 @@ Bins of ten rollouts are smooth enough to read, and the same from a run folder a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Protocol, TypeAlias
 
@@ -25,13 +25,15 @@ Curve: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
 EMPTY: Curve = (np.array([], dtype=np.int64), np.array([], dtype=np.float64))
 
 
-class Curves(Protocol):
+class Run(Protocol):
     """The curves of a run, finished or not; see :class:`rlstab.report.runs.RunRecord`."""
 
     @property
     def metrics(self) -> Mapping[str, Curve]: ...
     @property
     def largest(self) -> Mapping[str, Curve]: ...
+    @property
+    def evaluations(self) -> Sequence[Mapping[str, float]]: ...
     @property
     def bin_width(self) -> int: ...
     @property
@@ -44,7 +46,7 @@ def rounded(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def binned(record: Curves, name: str) -> Curve:
+def binned(record: Run, name: str) -> Curve:
     """Means of a metric over bins of rollouts; a bin without a finite value is left out.
 
     Returns:
@@ -60,24 +62,24 @@ def binned(record: Curves, name: str) -> Curve:
     return known[name]
 
 
-def bin_weights(record: Curves, ends: NDArray[np.int64]) -> NDArray[np.float64]:
+def bin_weights(bin_width: int, ends: NDArray[np.int64]) -> NDArray[np.float64]:
     """Number of rollouts in each bin that ends at one of ``ends``; the last may have fewer than the others."""
-    width = record.bin_width if record.bin_width > 1 else WIDTH
+    width = bin_width if bin_width > 1 else WIDTH
     return ((ends - 1) % width + 1).astype(np.float64)
 
 
-def last_tenth(record: Curves, name: str) -> float | None:
+def last_tenth(record: Run, name: str) -> float | None:
     """Mean of a metric over the last tenth of the rollouts, rounded up to whole bins of ten."""
-    ends, values = binned(record, name)
-    inside = ends > record.rollouts - max(1, record.rollouts // 10)
+    return mean_at_end(binned(record, name), record.rollouts, record.bin_width)
+
+
+def mean_at_end(bins: Curve, rollouts: int, bin_width: int) -> float | None:
+    """The same of the bins of a curve; None if the last tenth has none."""
+    ends, values = bins
+    inside = ends > rollouts - max(1, rollouts // 10)
     if not inside.any():
         return None
-    return float(np.average(values[inside], weights=bin_weights(record, ends)[inside]))
-
-
-def highest(curve: Curve, last: int) -> Curve:
-    """The largest value of each bin."""
-    return in_bins(curve, last, largest=True)
+    return float(np.average(values[inside], weights=bin_weights(bin_width, ends[inside])))
 
 
 def in_bins(curve: Curve, last: int, *, largest: bool = False) -> Curve:

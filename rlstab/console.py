@@ -52,6 +52,11 @@ def ranges(numbers: Iterable[int]) -> str:
     return ", ".join(f"{low}" if low == high else f"{low}-{high}" for low, high in runs)
 
 
+def capital(text: str) -> str:
+    """A text that begins with a capital letter."""
+    return text[:1].upper() + text[1:]
+
+
 def counted(count: int, what: str) -> str:
     """``1 run``, ``2 runs``."""
     return f"{count} {what}{'s' * (count != 1)}"

@@ -43,7 +43,7 @@ def is_dir(path: str | Path) -> bool:
 def leads_away(path: str | Path) -> bool:
     """Whether a path is a link out of its folder, so that writing to it would change a file outside."""
     path = Path(path)
-    return os.path.islink(path) and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(path.parent))  # noqa: PTH114
+    return os.path.islink(path) and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(path.parent))  # noqa: PTH114  # see above
 
 
 def is_foreign(path: str | Path, *marks: bytes) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from re import _parser  # type: ignore[attr-defined]
+from re import _parser  # type: ignore[attr-defined]  # the only parser of patterns
 from types import SimpleNamespace
 from typing import Any
 

@@ -89,9 +89,8 @@ def parse_json(text: str | bytes, constant: Callable[[str], Any] | None = None) 
 
     try:
         data = from_json(text if constant is None else b"")  # several times as fast as json
-    except (
-        ValueError
-    ):  # json has the last word: it reads lone surrogates, other encodings, and bytes that are not UTF-8
+    except ValueError:
+        # json has the last word: it reads lone surrogates, other encodings, and bytes that are not UTF-8
         text = text_of(text) if isinstance(text, bytes) else text
         try:
             data = json.loads(text, parse_constant=constant)

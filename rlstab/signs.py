@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import re
 from bisect import insort
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlstab.bins import EMPTY, WIDTH, Curve, Curves, bin_weights, binned, highest, last_tenth, noise, slope
+from rlstab.bins import EMPTY, WIDTH, Curve, Run, bin_weights, in_bins, mean_at_end, noise, slope
 
 #: Sampler and trainer differ at the first step, when both have the same weights: by metric, the threshold. Of
 #: probabilities, verl's FAQ calls 0.005 normal and 0.01 a problem of precision; the two others are what int4 weights do
@@ -153,7 +153,8 @@ class Metric:
     @cached_property
     def bins(self) -> Curve:
         """Its means over ten steps."""
-        return binned(self, self.name)
+        curve = self.steps, self.values
+        return curve if self.bin_width > 1 else in_bins(curve, self.rollouts)
 
     @property
     def ends(self) -> NDArray[np.int64]:
@@ -166,16 +167,6 @@ class Metric:
         return self.bins[1]
 
     @property
-    def largest(self) -> dict[str, Curve]:
-        """Empty, for :class:`rlstab.bins.Curves`."""
-        return {}
-
-    @property
-    def metrics(self) -> dict[str, Curve]:
-        """Itself, for :func:`rlstab.bins.binned`."""
-        return {self.name: (self.steps, self.values)}
-
-    @property
     def rollouts(self) -> int:
         """Its last step."""
         return int(self.steps[-1]) if len(self.steps) else 0
@@ -183,39 +174,14 @@ class Metric:
     @cached_property
     def end(self) -> float:
         """Its mean over the last tenth of the steps."""
-        return last_tenth(self, self.name) or 0.0
-
-
-class Run(Curves, Protocol):
-    """A run, finished or not; see :class:`rlstab.report.runs.RunRecord`."""
-
-    @property
-    def evaluations(self) -> Sequence[Mapping[str, float]]: ...
-
-
-@dataclass(frozen=True, eq=False)
-class _Once:
-    """A run whose metrics are binned once for all detectors that read them."""
-
-    metrics: Mapping[str, Curve]
-    largest: Mapping[str, Curve]
-    bin_width: int
-    rollouts: int
-    evaluations: Sequence[Mapping[str, float]]
-    binned: dict[str, Metric] = field(default_factory=dict)
-
-
-def _once(run: Run) -> _Once:
-    if isinstance(run, _Once):
-        return run
-    return _Once(run.metrics, run.largest, run.bin_width, run.rollouts, run.evaluations)
+        return mean_at_end(self.bins, self.rollouts, self.bin_width) or 0.0
 
 
 def _metric(run: Run, name: str) -> Metric:
-    seen = _once(run).binned
-    if name not in seen:
-        seen[name] = _read(run, name)
-    return seen[name]
+    known: dict[str, Metric] = vars(run).setdefault("_metrics", {})  # binned once for all detectors that read it
+    if name not in known:
+        known[name] = _read(run, name)
+    return known[name]
 
 
 def _read(run: Run, name: str) -> Metric:
@@ -238,7 +204,6 @@ class Detector:
         unseen: what cannot be seen without its metrics, as the end of a sentence.
         reads: metrics, of which the first that a run has is judged.
         bins: number of bins that the metric needs.
-        counted: whether the report counts it, as a sign that a method may prevent.
         judge: the judgement from a run and that metric.
     """
 
@@ -247,12 +212,10 @@ class Detector:
     unseen: str
     reads: tuple[str, ...]
     bins: int
-    counted: bool
     judge: Callable[[Run, Metric], Sign]
 
     def detect(self, run: Run) -> Sign:
         """The sign in a run."""
-        run = _once(run)
         names = [name for read in self.reads for name in (_parts(run) if read == PARTS else [read])]
         metric = next((metric for name in names if len((metric := _metric(run, name)).steps)), None)
         if metric is None:
@@ -278,7 +241,7 @@ def _detector(
     counted: bool = False,
 ) -> Callable[[Callable[[Run, Metric], Sign]], Detector]:
     def register(judge: Callable[[Run, Metric], Sign]) -> Detector:
-        detector = Detector(title, definition, unseen, reads, bins, counted, judge)
+        detector = Detector(title, definition, unseen, reads, bins, judge)
         if counted:
             COUNTED[judge.__name__.removeprefix("growing_")] = detector
         if by_itself:
@@ -290,7 +253,6 @@ def _detector(
 
 def signs(run: Run) -> list[Sign]:
     """The judgement of every detector about a run so far, in the order of :data:`SIGNS`."""
-    run = _once(run)
     return [replace(detector.detect(run), name=name) for name, detector in SIGNS.items()]
 
 
@@ -377,7 +339,8 @@ def gradient_spikes(run: Run, metric: Metric) -> Sign:
     """It begins at the first norm that is this multiple of the median of those before it."""
     single = _metric(run, "gradient/largest_norm")
     single = single if len(single.steps) else metric
-    ends, largest = run.largest.get("gradient/largest_norm", highest((single.steps, single.values), single.rollouts))
+    curve = in_bins((single.steps, single.values), single.rollouts, largest=True)
+    ends, largest = run.largest.get("gradient/largest_norm", curve)
     width = max(WIDTH, run.bin_width)  # the last bin of one may end before that of the other
     _, means, highests = np.intersect1d((metric.ends - 1) // width, (ends - 1) // width, return_indices=True)
     if len(means) < MIN_BINS:
@@ -444,7 +407,7 @@ def refused_steps(run: Run, metric: Metric) -> Sign:
     if metric.name != "optimizer_steps/refused":
         return _told(None, "NaN or Inf in 0 optimizer steps")
     refused = metric.values > 0
-    counts = metric.values * (bin_weights(run, metric.steps) if run.bin_width > 1 else 1.0)
+    counts = metric.values * (bin_weights(run.bin_width, metric.steps) if run.bin_width > 1 else 1.0)
     text = f"NaN or Inf in {round(float(counts.sum()))} optimizer steps"
     return _told(int(metric.steps[refused.argmax()]) if refused.any() else None, text)
 

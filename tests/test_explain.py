@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ import rlstab
 from rlstab import STARE, ClipHigher, KLPenalty, S2TMask, TokenMean, TokenObjective, compose
 from rlstab.cli import main
 from rlstab.config import load_run, objective_hash, run_hash
-from rlstab.core.batch import SIGNALS
 from rlstab.core.settings import Setting, percent, settings_of
 from rlstab.core.terms import WRITABLE
 from rlstab.errors import MissingSignal
@@ -21,15 +21,11 @@ from rlstab.explain.costs import costs
 from rlstab.explain.explanation import STORY, page, story
 from rlstab.explain.notes import idle, idle_in_run, pairs, unsafe
 from rlstab.presets import PRESETS
-from rlstab.stages.grpo import GRPO
-from rlstab.stages.in_order import InOrder
-from rlstab.stages.overlong import Overlong
 from rlstab.stages.pipeline import Pipeline
-from rlstab.stages.response_batch import EVIDENCE
 from rlstab.stages.rloo import RLOO
 from rlstab.stages.stage import RewardShaper
 from rlstab.testing.run import run_chain
-from rlstab.train.generate import given_to, require_evidence
+from rlstab.train import train
 from rlstab.zoo import METHODS
 from tests.examples import STAGE_EXAMPLES
 from tests.zoo.watch import SHIPPED, STEP, instances
@@ -163,18 +159,26 @@ def test_a_rollout_is_told_in_its_order() -> None:
     ]  # fmt: skip
 
 
-NEEDS = frozenset({"entropies", "squared_gradient", "my_signal", "prompt_features"})
+NEEDS = frozenset({"entropies", "squared_gradient", "my_signal", "prompt_features", "reward/task", "reward/tusk"})
 READS = type("Reads", (RewardShaper,), {"name": "reads", "needs": NEEDS, "shape": lambda self, *_: None})()
 
 
-def test_what_the_trainer_has_for_a_stage_is_what_it_gives() -> None:
-    for name in {*EVIDENCE, *SIGNALS, "logprobs", "prompt_features", "my_signal"}:
-        for stage in (InOrder(), Overlong(buffer=4), STAGE_EXAMPLES["deep_grpo"][0], GRPO()):
-            assert ("does not have it" in stages.cost(stage, name)) == (name not in given_to(stage)), (stage, name)
-    assert [told for several in STAGE_EXAMPLES.values() for told in stages.lacking(Pipeline.of(several[0]))] == []
-    assert len(stages.lacking(Pipeline.of(READS))) == 3
-    with pytest.raises(MissingSignal):
-        require_evidence(Pipeline.of(READS))
+def test_what_the_trainer_lacks_for_a_stage_is_told_and_refused(tmp_path: Path) -> None:
+    reward = [{"function": "task", "weight": weight, "name": name} for weight, name in ((1.0, "a"), (2.0, "task"))]
+    run = run_of(["clip_higher"], reward=reward, tracking={"out": str(tmp_path / "run")})
+    for several in STAGE_EXAMPLES.values():
+        run._pipeline = Pipeline.of(several[0])
+        assert stages.lacking(run) == [], several[0]
+    run._pipeline = Pipeline.of(READS)
+    told = stages.lacking(run)
+    assert [re.findall(r"'reads' reads '(.*?)'", text) for text in told] == [
+        ["my_signal"], ["prompt_features"], ["reward/tusk"], ["squared_gradient"]
+    ]  # fmt: skip
+    assert "Did you mean 'reward/task'" in told[2]
+    assert "only for one of the kind advantages" in told[3]
+    with pytest.raises(MissingSignal, match="my_signal"):
+        train(run)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from rlstab.bins import binned
+from rlstab.logs.watch import Watch
 from rlstab.report.runs import RunRecord
 from rlstab.signs import COUNTED, SIGNS, reward_fall, signs
 from tests.report.conftest import record
@@ -149,17 +150,15 @@ def test_a_live_verdict_is_that_of_the_prefix() -> None:
         "response/length": long(300, 1200, 150),
         "tokens/entropy": ramp(0.5, 0.3) * 4,
     }
-    grown: dict[str, list[float]] = {name: [] for name in shapes}
-    live, past = record(grown), []
-    for step in range(LONG):
-        for name, values in shapes.items():
-            grown[name].append(values[step])
-        live.metrics.update(record(grown).metrics)  # one record that goes on
-        if step % 20 == 19:
-            past.append((step + 1, signs(live)))
-    for length, verdict in past:
-        assert verdict == signs(record({name: values[:length] for name, values in shapes.items()}))
-    assert sum(bool(sign.fired) for _, verdict in past for sign in verdict) > 20
+    watch, told = Watch("rollout"), 0
+    for step in range(1, LONG + 1):
+        watch.rows.log(step, {name: values[step - 1] for name, values in shapes.items()})
+        if step % 20 == 0:
+            watch.log(step, {})
+            prefix = signs(record({name: values[:step] for name, values in shapes.items()}))
+            assert watch.seen == {sign.name: sign for sign in prefix if sign.fired}
+            told += len(watch.seen)
+    assert told > 20
 
 
 def at(shapes: dict[str, Any], bin_width: int) -> RunRecord:
@@ -185,14 +184,6 @@ def test_signs_fire_where_their_definition_holds_and_nowhere_else(bin_width: int
             assert sign.step in (-(-when // 10) * 10, -(-when // 10) * 10 + 10), (name, sign)
 
 
-def test_what_is_too_short_or_not_there_says_nothing() -> None:
-    short = record({name: [0.1] * 20 for name in ("reward/mean", "tokens/entropy")})
-    told = {name: detector.detect(short) for name, detector in COUNTED.items()}
-    assert {sign.fired for sign in told.values()} == {None}
-    assert told["reward_fall"].text == "20 values in 2 x 10 steps; 3 x 10 are needed"
-    assert told["truncation"].text == "no response/ended"
-
-
 def falling(shape: str, length: int, size: float, seed: int) -> list[float]:
     """Rewards of a shape, with noise."""
     t = np.linspace(0, 1, length)
@@ -209,12 +200,13 @@ def falling(shape: str, length: int, size: float, seed: int) -> list[float]:
         "a little": 0.8 - 0.15 * t,
         "recovering": 0.6 - 0.5 * np.exp(-(((t - 0.4) / 0.15) ** 2)),
         "always negative": -0.8 + 0.3 * t,
+        "far below zero": -2 - 14 * t,
     }[shape]
     noise = np.random.default_rng(seed).uniform(-size, size, length)
     return (rewards + noise).tolist()
 
 
-FALLS = ("steady", "to a third", "at once", "late", "curved", "negative")
+FALLS = ("steady", "to a third", "at once", "late", "curved", "negative", "far below zero")
 HOLDS = ("flat", "rising", "saturating", "a little", "recovering", "always negative")
 
 

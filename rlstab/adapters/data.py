@@ -218,8 +218,7 @@ def _report(objective: TokenObjective, plan: Plan, comm: Comm) -> dict[str, Mean
     nothing: dict[str, Mean] = {name: Mean(zero, zero) for name in [*empty, "tokens/kept"]}
     reports: list[Stat] = [nothing]
     for part in plan.parts:
-        keep = part.kept
-        told = {**part.terms.report, "tokens/kept": Mean.of(keep)}
+        told = {**part.terms.report, "tokens/kept": Mean.of(part.kept)}
         reports.append({name: told.get(name, zeros) for name, zeros in nothing.items()})
     settled = settle(reports, comm)
     return {name: settled.mean(name) for name in nothing}

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
 
 from rlstab.core.metrics import RunningMeans, Sums, means_over_ranks
 from rlstab.core.stats import Mean
 from rlstab.core.step import OptimizerStep
 from rlstab.hosts import facts
+
+T = TypeVar("T")
 
 #: rlstab's names of the two shares of clipped tokens.
 SIDES = ("ratio/clipped_low", "ratio/clipped_high")
@@ -33,15 +36,13 @@ class HostMetrics:
         plan = step.plan
         if plan is None or step.refusal is not None:
             return
-        live, tokens = (_number(count) for count in (plan.live_tokens, plan.everything.tokens))
-        self.means.add(
-            {
-                "steps/skipped": Mean.scalar(float(plan.has_no_gradient)),
-                "lr_scale": Mean.scalar(plan.lr_scale),
-                "tokens/live": Mean(live, tokens),
-            }
-        )
-        for report in step.reports:
+        counts = torch.tensor([plan.live_tokens, plan.everything.tokens], dtype=torch.float64)
+        settled = {
+            "steps/skipped": Mean.scalar(float(plan.has_no_gradient)),
+            "lr_scale": Mean.scalar(plan.lr_scale),
+            "tokens/live": Mean(counts[0], counts[1]),
+        }
+        for report in (settled, *step.reports):
             self.means.add(report)
 
     def collect(self) -> dict[str, float]:
@@ -53,5 +54,8 @@ class HostMetrics:
         return metrics | ({self.names["clipped"]: sum(sides)} if sides else {})
 
 
-def _number(value: float) -> Tensor:
-    return torch.tensor(float(value), dtype=torch.float64)
+def from_ranks(group: Any, value: T) -> list[T]:
+    """The value of every rank of a process group, in rank order."""
+    values = [value] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values

@@ -6,7 +6,6 @@ anywhere.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -26,11 +25,6 @@ ENGINES = ("fsdp", "fsdp2")
 _ACTOR = "actor_rollout_ref.actor"
 #: Optimizers that step inside the backward pass, where no step can be refused.
 _STEPS_EARLY = ("lomo", "layerwise")
-
-
-def defaults_of(config: type) -> dict[str, Any]:
-    """The defaults of a dataclass of settings."""
-    return {field.name: field.default for field in dataclasses.fields(config)}
 
 
 def misfits(

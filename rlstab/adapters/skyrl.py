@@ -25,7 +25,7 @@ from rlstab.adapters import releases
 from rlstab.adapters.checkpoint import keep_state, restore_state
 from rlstab.adapters.host_signals import held_signals, unscored
 from rlstab.adapters.identity import distinct_hashes, hashes
-from rlstab.adapters.metrics import HostMetrics
+from rlstab.adapters.metrics import HostMetrics, from_ranks
 from rlstab.adapters.settings import misfits
 from rlstab.config import load_objective
 from rlstab.config.document import flow
@@ -139,7 +139,7 @@ class PolicyLoss:
         except BaseException:
             self.step = None
             raise
-        metrics = HostMetrics("skyrl", partial(_from_ranks, group))
+        metrics = HostMetrics("skyrl", partial(from_ranks, group))
         metrics.add(step)
         output.metrics.update(metrics.collect())
         return output
@@ -180,10 +180,8 @@ class PolicyLoss:
             norm = 0.0 if step.refusal is None else math.nan
         else:
             optimizer, scaled = worker.optimizer, ExitStack()
-            hooks = [
-                optimizer.register_step_pre_hook(
-                    lambda *_: scaled.enter_context(step.scaled_learning_rate(optimizer))  # None
-                ),
+            hooks = [  # which must return None
+                optimizer.register_step_pre_hook(lambda *_: scaled.enter_context(step.scaled_learning_rate(optimizer))),
                 optimizer.register_step_post_hook(lambda *_: scaled.close()),
             ]
             try:
@@ -251,13 +249,6 @@ def _evidence(worker: Any, columns: Mapping[str, Tensor], width: int) -> dict[st
             compute_entropy=True,
         )
     return {"logprobs": logprobs.float(), "entropies": output["entropy"][:, -width - 1 : -1].float()}
-
-
-def _from_ranks(group: Any, value: Any) -> list[Any]:
-    """The value of every rank of a process group, in rank order."""
-    values = [value] * dist.get_world_size(group)
-    dist.all_gather_object(values, value, group=group)
-    return values
 
 
 def _local(folder: str) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from rlstab.config.document import Document, Keys
-from rlstab.errors import ConfigError
 
 
 def part(document: Document, place: Keys) -> Document:
@@ -17,23 +16,6 @@ def part(document: Document, place: Keys) -> Document:
     depth = len(place)
     marks = {key[depth:]: mark for key, mark in document.marks.items() if key[:depth] == place}
     return Document(data, document.name, marks)
-
-
-def placed(document: Document, path: str, value: Document) -> Document:
-    """The document with another value at a dotted path.
-
-    Raises:
-        ConfigError: the path leads through something that is not a mapping.
-    """
-    place = tuple(path.split("."))
-    try:
-        replaced = document.replaced(path, value.data)
-    except ConfigError as error:
-        reason = str(error).removeprefix(f"--set {path}: ")
-        raise ConfigError(value.text((), f"{path}: {reason}")) from None
-    marks = {key: mark for key, mark in replaced.marks.items() if key[: len(place)] != place}
-    moved = {(*place, *key): mark for key, mark in value.marks.items()}
-    return Document(replaced.data, replaced.name, {**marks, **moved})
 
 
 def joined(parts: Sequence[Document]) -> Document:

@@ -30,7 +30,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, JsonValue
 
 from rlstab.bench import launch
-from rlstab.bench.documents import ablations, joined, part, placed
+from rlstab.bench.documents import ablations, joined, part
 from rlstab.bench.launch import Launch, launch_of, template_of
 from rlstab.config.document import Document, Keys, shown
 from rlstab.config.identity import run_hash
@@ -378,11 +378,11 @@ def _document(
     document: Document, base: Document, name: str, method: _Method, values: Mapping[str, Document]
 ) -> Document:
     """The run of a method in a setting: the method's values override, and its stages follow the setting's."""
-    run = placed(base, "objective", method.objective)
+    run = base.replaced("objective", method.objective)
     both = {**values, **method.set}
     for key in sorted(both, key=lambda key: key.count(".")):  # a section before its keys
         several = key == "stages" and key in method.set and key in values
-        run = placed(run, key, joined([values[key], method.set[key]]) if several else both[key])
+        run = run.replaced(key, joined([values[key], method.set[key]]) if several else both[key])
     for key, factor in method.scale.items():
         run = _scaled(document, run, key, factor, ("methods", name, "scale", key))
     return run

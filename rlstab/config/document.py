@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -118,24 +118,24 @@ class Document:
         """The same data, as the value of a key."""
         return Document({key: self.data}, self.name, {(key, *keys): mark for keys, mark in self.marks.items()})
 
-    def replaced(self, path: str, value: Any) -> Document:
-        """A copy with another value at a dotted path; errors about it name the path.
+    def replaced(self, path: str, value: Document) -> Document:
+        """A copy with another value at a dotted path; errors about it point to where that value stood.
 
         Raises:
             ConfigError: the path leads through something that is not a mapping.
         """
         keys = tuple(path.split("."))
-        option = f"--set {path}"
+        kept = {known: mark for known, mark in self.marks.items() if known[: len(keys)] != keys}
+        copy = Document(None, self.name, kept | {(*keys, *inside): mark for inside, mark in value.marks.items()})
 
         def put(data: Any, depth: int) -> dict[Any, Any]:
             if not isinstance(data, Mapping):
-                raise ConfigError(f"{option}: {'.'.join(keys[:depth]) or 'the file'} is not a mapping.")
+                raise copy.error(keys, f"{'.'.join(keys[:depth]) or 'the file'} is not a mapping.")
             head = keys[depth]
-            below = value if depth + 1 == len(keys) else put(data.get(head, {}), depth + 1)
+            below = value.data if depth + 1 == len(keys) else put(data.get(head, {}), depth + 1)
             return {**data, head: below}
 
-        marks = {known: mark for known, mark in self.marks.items() if known[: len(keys)] != keys}
-        return Document(put(self.data, 0), self.name, {**marks, keys: option})
+        return replace(copy, data=put(self.data, 0))
 
     def where(self, keys: Keys) -> str:
         """``file:line`` of a value, or of the nearest part around it that has one."""

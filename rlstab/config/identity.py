@@ -71,13 +71,13 @@ def _marks() -> tuple[tuple[str, Neutral], ...]:
 def _marks_of(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, Neutral]]:
     for name, field in model.model_fields.items():
         yield from ((prefix + name, mark) for mark in field.metadata if isinstance(mark, Neutral))
-        for inside, depth in _models(field.annotation):
+        for inside, depth in models_in(field.annotation):
             yield from _marks_of(inside, f"{prefix}{name}.{depth}")
 
 
-def _models(annotation: Any, depth: str = "") -> Iterator[tuple[type[BaseModel], str]]:
+def models_in(annotation: Any, depth: str = "") -> Iterator[tuple[type[BaseModel], str]]:
     """The models in an annotation, with ``*.`` for items of a tuple."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation, depth
     for argument in get_args(annotation):
-        yield from _models(argument, "*." if getattr(annotation, "__origin__", None) is tuple else depth)
+        yield from models_in(argument, "*." if getattr(annotation, "__origin__", None) is tuple else depth)

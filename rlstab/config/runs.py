@@ -40,6 +40,11 @@ class RunConfig(parts.RunSettings):
         """The stages as an object."""
         return self._pipeline
 
+    @property
+    def reward_evidence(self) -> frozenset[str]:
+        """Names under which methods and stages read rewards: shaped, as scored, and each reward by its name."""
+        return frozenset({"rewards", "raw_rewards", *(f"reward/{reward.name}" for reward in self.reward or ())})
+
 
 def load_run(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> RunConfig:
     """A checked and resolved run: presets expanded, every default filled in.
@@ -55,7 +60,7 @@ def load_run(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any
     document = Document.read(source) if isinstance(source, str | Path) else Document.of(source)
     require_kind(document, "run")
     for path, value in (overrides or {}).items():
-        document = document.replaced(path, value)
+        document = document.replaced(path, Document(value, "", {(): f"--set {path}"}))
     return build_run(document)
 
 

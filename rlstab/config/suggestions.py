@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel
 
 from rlstab.config import settings
+from rlstab.config.identity import models_in
 from rlstab.core.settings import settings_of
 from rlstab.errors import NEAR, did_you_mean, likeness, plain
 from rlstab.presets import PRESETS
@@ -114,7 +115,7 @@ def _homes() -> dict[str, list[str]]:
 
 def _inside(annotation: Any, heading: str) -> Iterator[tuple[str, str]]:
     """Settings in the models of a type with their dotted paths, and with the ``name`` by which the models differ."""
-    for model in models_in(annotation):
+    for model, _ in models_in(annotation):
         for key, field in model.model_fields.items():
             tag = tag_of(model)
             yield key, f"`{heading}: {{name: {tag}, {key}: ...}}`" if tag else f"`{heading}.{key}`"
@@ -126,11 +127,3 @@ def tag_of(model: type[BaseModel]) -> str | None:
     name = model.model_fields.get("name")
     names = () if name is None else get_args(name.annotation)
     return names[0] if len(names) == 1 else None
-
-
-def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The pydantic models that a type names, such as the members of a union."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for part in get_args(annotation):
-        yield from models_in(part)

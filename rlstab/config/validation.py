@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from rlstab.config.document import Document, Keys, Kind, flow, kind_of_file, shown
-from rlstab.config.suggestions import SECTIONS, models_in, tag_of, unknown_key
+from rlstab.config.identity import models_in
+from rlstab.config.suggestions import SECTIONS, tag_of, unknown_key
 from rlstab.errors import ConfigError, Conflict, RlstabError, did_you_mean
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -124,7 +125,7 @@ def _line(document: Document, model: type[BaseModel], mistake: Mapping[str, Any]
         elif "a list" in said:
             text += f" Write {last}: {flow([given])}."
     if kind.startswith("model_") and (section := next(models_in(SECTIONS.get(str(last))), None)) is not None:
-        key, field = next(iter(section.model_fields.items()))
+        key, field = next(iter(section[0].model_fields.items()))
         given = mistake["input"] if isinstance(mistake["input"], str) else field.get_default()
         text += f" Write for example {last}: {flow({key: given})}."
     return document.text(inside, text)
@@ -140,7 +141,7 @@ def _model_at(model: type[BaseModel], loc: Sequence[str | int]) -> type[BaseMode
     models = [model]
     for step in loc[:-1]:
         fields = [one.model_fields[str(step)] for one in models if step in one.model_fields]
-        inside = [inner for field in fields for inner in models_in(field.annotation)]
+        inside = [inner for field in fields for inner, _ in models_in(field.annotation)]
         models = inside or [one for one in models if tag_of(one) == step] or models
     return models[0]
 

@@ -21,13 +21,13 @@ _REGION = frozenset({"bounds", "gates", "surrogate", "ratio"})
 
 def notes(objective: Composition, run: RunConfig | None) -> list[str]:
     """For ``rlstab check``: methods that cannot act, and missing parts that they were published with."""
-    of_run = [*unsafe(objective, run), *idle_in_run(objective, run), *stages.lacking(run.pipeline)] if run else []
+    of_run = [*unsafe(objective, run), *idle_in_run(objective, run), *stages.lacking(run)] if run else []
     return of_run + repeated(objective) + _not_as_published(objective, run.pipeline if run else None)
 
 
 def idle(objective: Composition, run: RunConfig | None) -> list[str]:
     """For ``rlstab explain``: methods that do nothing at their settings or in the run, and unsafe settings."""
-    warnings = unsafe(objective, run) + stages.lacking(run.pipeline) if run else []
+    warnings = unsafe(objective, run) + stages.lacking(run) if run else []
     lines = [f"**Warning:** {text}" for text in warnings]
     lines += idle_in_run(objective, run) if run else _with_several_steps(objective)
     lines += repeated(objective)

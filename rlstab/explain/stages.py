@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from rlstab.config import RunConfig
 from rlstab.core.batch import SIGNALS
+from rlstab.errors import did_you_mean
 from rlstab.explain.costs import COSTS, in_backticks
 from rlstab.signals import SIGNAL_NAMES
 from rlstab.stages.grpo import GRPO
@@ -74,7 +75,14 @@ def cost(stage: Stage, name: str) -> str:
     return COSTS["stages"].get(name) or (COSTS["signals"].get(name) if name in SIGNAL_NAMES else None) or _LACKS
 
 
-def lacking(pipeline: Pipeline) -> list[str]:
+def lacking(run: RunConfig) -> list[str]:
     """Evidence that stages need and the trainer does not have, for which it refuses the run."""
-    needed = [(stage.name, name, cost(stage, name)) for stage in pipeline for name in sorted(stage.needs)]
-    return [f"the stage {stage} needs {name}: {told}." for stage, name, told in needed if told.startswith(_LACKS)]
+    known, told = {*COSTS["stages"], *SIGNAL_NAMES, *run.reward_evidence}, list[str]()
+    for stage in run.pipeline:
+        given = {name for name in known if not cost(stage, name).startswith(_LACKS)}
+        for name in sorted(stage.needs - given):
+            why = (
+                f"{cost(stage, name)}. Remove the stage." if name in known else f"{_LACKS}. {did_you_mean(name, given)}"
+            )
+            told.append(f"the stage '{stage.name}' reads '{name}': {why}")
+    return told

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from array import array
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 
 from rlstab.bins import EMPTY, MOST_ROLLOUTS, Curve
 from rlstab.console import counted, ranges
-from rlstab.logs.metric_aliases import known, our_metrics
+from rlstab.logs.metric_aliases import SCORE, known, our_metrics, preference, scores_in
 from rlstab.safe_read import gaps
 
 
@@ -68,10 +68,14 @@ class Log:
 
     title: str
     writer: str
-    rows: Rows
+    rows: Mapping[int, Mapping[str, float]]
     remarks: tuple[str, ...] = ()
     unit: str = "step"
     planned: int | None = None
+
+
+#: Steps and values, in the order of the log.
+_Points: TypeAlias = "tuple[array[int], array[float]]"
 
 
 class _Read:
@@ -79,44 +83,68 @@ class _Read:
 
     def __init__(self) -> None:
         self.last, self.lines, self.shift = -1, 0, 0
-        self.points: dict[str, tuple[array[int], array[float]]] = {}
+        self.points: dict[str, _Points] = {}
+        self.scores: dict[str, _Points] = {}
         self.names: dict[str, str] = {}
-        self.not_finite: dict[str, list[int]] = {}
 
     def add(self, step: int, row: Mapping[str, float]) -> None:
         """Read the line of a step."""
-        for ours, (name, value) in our_metrics(row).items():
-            if not math.isfinite(value):
-                self.not_finite.setdefault(ours, []).append(step + self.shift)
-            # of several held-out data sets, one is used
-            elif self.names.setdefault(ours, name) == name or ours != "eval/mean":
-                steps, values = self.points.setdefault(ours, (array("q"), array("d")))
-                steps.append(step + self.shift)
-                values.append(value)
+        for ours, (name, value) in our_metrics(row).items() if step else ():
+            self.names.setdefault(ours, name)
+            _add(self.points, ours, step, value)
+        for name, value in scores_in(row).items():
+            _add(self.scores, name, step, value)
 
 
-@dataclass(frozen=True)
+def _add(points: dict[str, _Points], name: str, step: int, value: float) -> None:
+    steps, values = points.setdefault(name, (array("q"), array("d")))
+    steps.append(step)
+    values.append(value)
+
+
+def _curves(points: Mapping[str, _Points]) -> dict[str, tuple[Curve, list[int]]]:
+    """By name, the finite values, and the steps of the others."""
+    found = {}
+    for name, (steps, values) in points.items():
+        where, numbers = np.array(steps), np.array(values)
+        finite = np.isfinite(numbers)
+        found[name] = (where[finite], numbers[finite]), where[~finite].tolist()
+    return found
+
+
+@dataclass(frozen=True, eq=False)
 class LoggedCurves:
-    """The curves of a log under rlstab's names.
+    """The curves of a log under rlstab's names, as the detectors of signs read them.
 
     Attributes:
         metrics: by rlstab's name, steps (from 1) and finite values, each as often as the log has it.
         names: the names in the log, by rlstab's name.
+        scores: the held-out scores, also those of step 0. Of several data sets, the one with the most scores counts.
         shift: number added to the steps of the log.
         not_finite: by rlstab's name, the steps at which a value is NaN or infinite, which is left out.
         beyond: lines whose steps are left out.
-        unit: what a step is.
+        unit: of its steps, ``rollout`` or ``step``.
+        largest, evaluations, bin_width: of a run of rlstab; see :class:`rlstab.report.runs.RunRecord`.
     """
 
     metrics: dict[str, Curve]
     names: dict[str, str]
+    scores: Curve
     shift: int
     not_finite: Mapping[str, list[int]]
     beyond: int
     unit: str
+    largest: Mapping[str, Curve] = field(default_factory=dict)
+    evaluations: Sequence[Mapping[str, float]] = ()
+    bin_width: int = 1
 
     @property
-    def remarks(self) -> tuple[str, ...]:
+    def rollouts(self) -> int:
+        """The last step; 0 without any."""
+        return max((int(steps[-1]) for steps, _ in self.metrics.values() if len(steps)), default=0)
+
+    @property
+    def changes(self) -> tuple[str, ...]:
         """What was changed or is missing."""
         remarks: list[str] = []
         if self.shift:
@@ -144,8 +172,15 @@ def curves_of(rows: Mapping[int, Mapping[str, float]], unit: str = "step") -> Lo
     if read.last < 0:  # rlstab's record of rollout 0 is an evaluation; another trainer has trained there
         read.shift = int(unit == "step" and known(rows.get(0, ())))
     for step in sorted(step for step in rows if read.last < step < MOST_ROLLOUTS):
-        if step or read.shift:
-            read.add(step, rows[step])
+        read.add(step + read.shift, rows[step])
         read.last, read.lines = step, read.lines + 1
-    metrics = {ours: (np.array(steps), np.array(values)) for ours, (steps, values) in read.points.items()}
-    return LoggedCurves(metrics, dict(read.names), read.shift, read.not_finite, len(rows) - read.lines, unit)
+    found, held_out, names, scores = _curves(read.points), _curves(read.scores), dict(read.names), EMPTY
+    if held_out:
+        name = min(held_out, key=lambda score: (-len(held_out[score][0][0]), preference(score)))
+        scores, others = held_out[name]
+        trained = scores[0] > 0
+        found[SCORE], names[SCORE] = ((scores[0][trained], scores[1][trained]), others), name
+    metrics = {ours: curve for ours, (curve, _) in found.items() if len(curve[0])}
+    names = {ours: names[ours] for ours in metrics}
+    not_finite = {ours: steps for ours, (_, steps) in found.items() if steps}
+    return LoggedCurves(metrics, names, scores, read.shift, not_finite, len(rows) - read.lines, unit)

@@ -36,8 +36,11 @@ SPREAD = "reward_std"
 
 #: Held-out scores with a user-defined part in their name: by data set in verl, by environment in prime-rl.
 HELD_OUT = re.compile(r"val-core/.+/(acc|reward|score)/mean@\d+|val/test_score/.+|eval/[^/]+/avg@\d+")
+#: rlstab's name of the held-out score, and the known names.
+SCORE = "eval/mean"
+_SCORES = [SCORE, *ALIASES[SCORE]]
 #: Metrics that do not show that something was trained.
-BESIDE = {"lr", "eval/mean", "optimizer_steps/refused"}
+BESIDE = {"lr", "optimizer_steps/refused"}
 #: One of several rewards: of rlstab, and of TRL and ms-swift. A total may have such a name.
 PART = re.compile(r"reward/([^/]+)|rewards/(.+)/mean|rewards/([^/]+)")
 
@@ -45,17 +48,24 @@ PART = re.compile(r"reward/([^/]+)|rewards/(.+)/mean|rewards/([^/]+)")
 _PREFIX = re.compile(r"^(train|trainer|metrics?|Train)/")
 
 
+def _bare(row: Mapping[str, float]) -> dict[str, tuple[str, float]]:
+    """By name without the prefix of a tracker, the name in the log and the value."""
+    return {_PREFIX.sub("", name): (name, value) for name, value in row.items()}
+
+
 def our_metrics(row: Mapping[str, float]) -> dict[str, tuple[str, float]]:
     """One row of a log under rlstab's names: for each the name in the log, and the value as rlstab would log it.
+
+    The held-out score is left out: see :func:`scores_in`.
 
     Args:
         row: values by the names of the log, including NaN and Inf.
     """
-    bare = {_PREFIX.sub("", name): (name, value) for name, value in row.items()}
+    bare = _bare(row)
     metrics: dict[str, tuple[str, float]] = {}
     for ours, others in ALIASES.items():
         name = next((name for name in (ours, *others) if name in bare), None)
-        if name is not None:
+        if name is not None and ours != SCORE:
             logged, value = bare[name]
             metrics[ours] = logged, 1.0 - value if name in COMPLEMENTS else value
     for ours, parts in SUMS.items():
@@ -67,8 +77,6 @@ def our_metrics(row: Mapping[str, float]) -> dict[str, tuple[str, float]]:
             metrics[ours] = bare[other]
     if "reward/zero_std_groups" not in metrics:
         metrics |= _no_spread(bare)
-    if "eval/mean" not in metrics and (held_out := sorted(filter(HELD_OUT.fullmatch, bare))):
-        metrics["eval/mean"] = bare[held_out[0]]
     for name in bare:
         if (part := PART.fullmatch(name)) and (ours := f"reward/{part[1] or part[2] or part[3]}") not in TOTALS:
             metrics[ours] = bare[name]
@@ -79,6 +87,17 @@ def our_metrics(row: Mapping[str, float]) -> dict[str, tuple[str, float]]:
         name, value = min(computed, key=lambda logged: math.isfinite(logged[1]))
         metrics["optimizer_steps/refused"] = name, float(not math.isfinite(value))
     return metrics
+
+
+def scores_in(row: Mapping[str, float]) -> dict[str, float]:
+    """The held-out scores of a row by their names in the log, of which a run may have several."""
+    return {name: value for bare, (name, value) in _bare(row).items() if bare in _SCORES or HELD_OUT.fullmatch(bare)}
+
+
+def preference(score: str) -> tuple[int, str]:
+    """The order of held-out scores that a log has equally often: those of known names, then by name."""
+    bare = _PREFIX.sub("", score)
+    return _SCORES.index(bare) if bare in _SCORES else len(_SCORES), score
 
 
 def _no_spread(bare: Mapping[str, tuple[str, float]]) -> dict[str, tuple[str, float]]:
@@ -93,8 +112,8 @@ def _no_spread(bare: Mapping[str, tuple[str, float]]) -> dict[str, tuple[str, fl
 
 def spent(row: Mapping[str, float], names: Iterable[str]) -> float | None:
     """The first of some names that a row has, without a tracker's prefix."""
-    bare = {_PREFIX.sub("", name): value for name, value in row.items()}
-    return next((bare[name] for name in names if name in bare), None)
+    bare = _bare(row)
+    return next((bare[name][1] for name in names if name in bare), None)
 
 
 def known(names: Iterable[str]) -> bool:

@@ -102,7 +102,7 @@ def _longest(folder: Path, files: Sequence[Path], remarks: list[str], *, newest:
             found += read_file(path, text_at(path))
         except ReportError as error:
             remarks.append(f"left out {str(error).rpartition('. ')[0]}")
-    return max(found, key=lambda log: log.rows.last, default=None)
+    return max(found, key=lambda log: max(log.rows), default=None)
 
 
 #: Readers of the files of a tracker: a row of values for each record, in the order of logging.

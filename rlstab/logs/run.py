@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +13,10 @@ import numpy as np
 
 from rlstab.bins import WIDTH, Curve, rounded
 from rlstab.errors import ReportError
-from rlstab.logs.log import Log, Rows, curves_of
-from rlstab.logs.metric_aliases import SPENT, TOKENS_SO_FAR, our_metrics, spent
+from rlstab.logs.log import Log, curves_of
+from rlstab.logs.metric_aliases import SCORE, SPENT, TOKENS_SO_FAR, spent
 from rlstab.logs.readers import read_file, read_folder, text_at
 
-#: The score of an evaluation.
-SCORE = "eval/mean"
 #: Share of the steps after which the log may stop recording the cost.
 ENOUGH = 0.9
 
@@ -54,12 +53,10 @@ def read_foreign(folder: Path, console: Path) -> Logged:
 
 def _logged(log: Log) -> Logged:
     curves = curves_of(log.rows, log.unit)
-    last = max((int(steps[-1]) for steps, _ in curves.metrics.values()), default=0)
-    scores = ((step, our_metrics(row).get(SCORE)) for step, row in sorted(log.rows.items()))
+    last = curves.rollouts
     evaluations = [  # with those at step 0, which no curve has
-        {"rollout": min(step + curves.shift, last), SCORE: rounded(score[1])}
-        for step, score in scores
-        if score and math.isfinite(score[1]) and score[0] == curves.names.get(SCORE, score[0])
+        {"rollout": min(step, last), SCORE: rounded(score)}
+        for step, score in zip(*map(np.ndarray.tolist, curves.scores), strict=True)
     ]
     facts = {
         "metrics": curves.metrics,
@@ -67,26 +64,20 @@ def _logged(log: Log) -> Logged:
         "spent": _spent(log.rows, curves.shift, last),
         "sparse": True,
     }
-    ended = None if log.planned is None else log.rows.last + curves.shift >= log.planned
-    return Logged(facts, ended, (*log.remarks, *curves.remarks))
+    ended = None if log.planned is None else max(log.rows) + curves.shift >= log.planned
+    return Logged(facts, ended, (*log.remarks, *curves.changes))
 
 
-def _spent(rows: Rows, shift: int, last: int) -> dict[str, Curve]:
+def _spent(rows: Mapping[int, Mapping[str, float]], shift: int, last: int) -> dict[str, Curve]:
     """The cost up to the end of each bin; each line of a log stands for the steps since the previous one."""
     ends = np.unique(np.minimum(np.arange(WIDTH, last + WIDTH, WIDTH), last)).astype(np.int64)
     curves: dict[str, Curve] = {}
     for unit, names in SPENT.items():
         steps, totals = [0], [0.0]
         for step, row in sorted(rows.items()):
-            so_far = spent(row, TOKENS_SO_FAR) if unit == "tokens" else None
-            each = spent(row, names)
-            total = (
-                so_far
-                if so_far is not None
-                else None
-                if each is None
-                else totals[-1] + each * (step + shift - steps[-1])
-            )
+            total = spent(row, TOKENS_SO_FAR) if unit == "tokens" else None
+            if total is None and (each := spent(row, names)) is not None:
+                total = totals[-1] + each * (step + shift - steps[-1])
             if total is not None and math.isfinite(total) and total >= totals[-1]:
                 steps.append(step + shift)
                 totals.append(total)

@@ -4,29 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from rlstab.bins import Curve
 from rlstab.errors import ConfigError
 from rlstab.logs.log import Rows, curves_of
 from rlstab.safe_read import as_number
 from rlstab.signs import SIGNS, Sign, signs
-
-
-@dataclass
-class _SoFar:
-    """The record of a run that the detectors read."""
-
-    metrics: Mapping[str, Curve]
-    largest: Mapping[str, Curve] = field(default_factory=dict)
-    evaluations: Sequence[Mapping[str, float]] = ()
-    bin_width: int = 1
-
-    @property
-    def rollouts(self) -> int:
-        """The last step."""
-        return max((int(steps[-1]) for steps, _ in self.metrics.values() if len(steps)), default=0)
 
 
 def check_names(names: Collection[str], option: str) -> None:
@@ -59,7 +42,7 @@ class Watch:
         """
         numbers = {name: math.nan if value is None else as_number(value) for name, value in values.items()}
         self.rows.log(step, {name: number for name, number in numbers.items() if number is not None})
-        return self.new(signs(_SoFar(curves_of(self.rows, self.unit).metrics)))
+        return self.new(signs(curves_of(self.rows, self.unit)))
 
     def new(self, every: Sequence[Sign]) -> list[Sign]:
         """The signs of the log so far that were not there before."""

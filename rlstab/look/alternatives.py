@@ -22,7 +22,7 @@ from rlstab.core.plan import make_plan
 from rlstab.errors import ConfigError, Conflict, RlstabError
 from rlstab.files import is_file
 from rlstab.look.gradient import pulls
-from rlstab.look.host_loss import formula_of, methods_of
+from rlstab.look.host_loss import formula_of, methods_of, summed
 from rlstab.presets import PRESETS
 from rlstab.record import Step, Trace, trace
 from rlstab.report.formatting import listed
@@ -393,9 +393,7 @@ def _pulled(tried: _Tried, step: Step, index: int) -> Tensor:
 
 def _keep_largest(tried: _Tried, step: Step, pulled: Tensor, index: int, seen: Trace) -> None:
     """The responses with the largest share of the gradient, in this step and earlier ones."""
-    sums = torch.zeros(len(step.tensors["lengths"]), dtype=torch.float64).index_add(
-        0, step.row[step.mask], pulled.abs()
-    )
+    sums = summed(pulled.abs(), step.row[step.mask], len(step.tensors["lengths"]))
     tried.total += float(sums.sum())
     whole = torch.zeros(len(step.mask), dtype=torch.float64).masked_scatter(step.mask, pulled)
     least = tried.tops[-1].share if len(tried.tops) == RESPONSES else -1.0

@@ -11,35 +11,11 @@ import numpy as np
 
 from rlstab.bins import EMPTY
 from rlstab.logs.metric_aliases import ALIASES
-from rlstab.look.remedies import Remedy, remedies
+from rlstab.look.remedies import CAUSES, Remedy, remedies
 from rlstab.look.run_log import RunLog
 from rlstab.report.formatting import setting
 from rlstab.report.runs import setting_of
 from rlstab.signs import SIGNS, Sign, signs
-
-#: By sign, the cause that it indicates if it is the first. A reward that falls without another sign before it,
-#: a gradient out of proportion, and NaN mean that the updates are too large.
-CAUSES: Mapping[str, str] = {
-    "sampler_mismatch": "mismatch",
-    "sampler_drift": "staleness",
-    "shrunk_steps": "shrunk_steps",
-    "truncation": "truncation",
-    "length_without_gain": "length",
-    "held_out": "reward_hacking",
-    "components": "reward_parts",
-    "repetition": "repetition",
-    "kl_drift": "kl_drift",
-    "entropy_floor": "entropy_collapse",
-    "refused_steps": "learning_rate",
-    "gradient_spikes": "learning_rate",
-    "reward_fall": "learning_rate",
-    "clipped": "trust_region",
-    "entropy_blow_up": "entropy_blow_up",
-    "zero_std_groups": "dead_groups",
-    "difficulty": "difficulty",
-    "no_gradient": "no_gradient",
-    "plateau": "plateau",
-}
 
 #: Signs that begin within this many steps of each other count as simultaneous: bins and noise allow no finer order.
 #: Then the first in :data:`CAUSES` counts, in which signs that explain others precede them.

@@ -66,7 +66,7 @@ def find(path: Path) -> list[Found]:
     except ReportError as error:
         refusal = error
     if len(logs) > 1:
-        runs = [Found(Path(log.path), log) for log in logs]
+        runs = [Found(Path(log.title), log) for log in logs]
         for run in runs:
             _add_dump(run, list(_dumps(run.path)) if is_dir(run.path) else [])
         return runs

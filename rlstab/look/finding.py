@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rlstab.console import counted
+from rlstab.console import capital, counted
 from rlstab.look.diagnosis import Diagnosis
 from rlstab.look.find import Found
 
@@ -48,8 +48,7 @@ class Look:
         """The finding in a sentence."""
         run = self.diagnosis
         if run and run.first and run.remedy:
-            title = f"{run.remedy.title[:1].upper()}{run.remedy.title[1:]}"
-            return f"{title}, from {run.log.unit} {run.first.sign.step} on."
+            return f"{capital(run.remedy.title)}, from {run.log.unit} {run.first.sign.step} on."
         if self.loss is not None and self.loss.agrees is False:
             return "The loss is not what the trainer says."
         if run is None:

@@ -39,14 +39,13 @@ def completed(dump: Dump, model: str | Path, console: Console) -> Dump:
     vocabulary: int = getattr(policy.model.get_input_embeddings(), "num_embeddings", 2**32)
     notes, steps = list(dump.notes), []
     for step in track(dump.steps, description=f"forwards of {model}", console=console, transient=True):
+        why = ""
         if not all(map(len, step.prompts)):
-            notes.append(f"step {step.number}: the dump has no prompts, so the model cannot be run over it.")
-            steps.append(step)
-            continue
-        if int(max(ids.max() for ids in (*step.prompts, step.tensors["ids"]))) >= vocabulary:
-            notes.append(
-                f"step {step.number}: it has token ids beyond the vocabulary of {model}, {vocabulary:,} tokens."
-            )
+            why = "the dump has no prompts, so the model cannot be run over it."
+        elif int(max(ids.max() for ids in (*step.prompts, step.tensors["ids"]))) >= vocabulary:
+            why = f"it has token ids beyond the vocabulary of {model}, {vocabulary:,} tokens."
+        if why:
+            notes.append(f"step {step.number}: {why}")
             steps.append(step)
             continue
         sequences = sequences_of(policy, step)

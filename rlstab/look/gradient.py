@@ -14,7 +14,7 @@ from rlstab.config import load_objective
 from rlstab.core.objective import no_fit_warnings
 from rlstab.core.plan import make_plan
 from rlstab.errors import RlstabError
-from rlstab.look.host_loss import formula_of, methods_of, terms_of
+from rlstab.look.host_loss import formula_of, methods_of, summed, terms_of
 from rlstab.record import Step, Trace, trace
 from rlstab.record.effects import recorded
 from rlstab.record.step import DID
@@ -106,7 +106,7 @@ def gradient_of(steps: Sequence[Step], shares: Sequence[Tensor]) -> Gradient | N
     groups: Counter[tuple[int, int]] = Counter()
     for number, (batch, share) in enumerate(zip(batches, shares, strict=True)):
         names, index = batch.group_ids[batch.sequence].unique(return_inverse=True)
-        sums = torch.zeros(len(names), dtype=torch.float64).index_add(0, index, share.abs())
+        sums = summed(share.abs(), index, len(names))
         groups.update({(number, name): size for name, size in zip(names.tolist(), sums.tolist(), strict=True)})
     return Gradient(
         tokens=len(sizes),

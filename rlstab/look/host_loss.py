@@ -17,7 +17,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
-from rlstab.console import counted
+from rlstab.console import capital, counted
 from rlstab.core.plan import make_plan
 from rlstab.errors import ReportError, RlstabError
 from rlstab.kl_estimators import k1, k2
@@ -204,22 +204,23 @@ def _losses(step: Step, formula: Formula, live: Tensor) -> list[Tensor]:
     of_bonus = weights if formula.whole else _weights(step, formula, "part")
     of_tokens = ((policy, weights), (kl, weights), (bonus, of_bonus))
     part, count = tensors["parts"][step.row], len(step.ranks)
-    return [_summed(term * weight[step.row] * step.mask, part, count) for term, weight in of_tokens]
+    return [summed(term * weight[step.row] * step.mask, part, count) for term, weight in of_tokens]
 
 
-def _summed(values: Tensor, index: Tensor, count: int) -> Tensor:
+def summed(values: Tensor, index: Tensor, count: int) -> Tensor:
+    """``(count,)`` float64 sums of the values with the same index."""
     return torch.zeros(count, dtype=torch.float64).index_add(0, index, values.double())
 
 
 def _by_response(step: Step, values: Tensor) -> Tensor:
     """``(S,)`` sums over the tokens in the loss."""
-    return _summed(values * step.mask, step.row, len(step.tensors["lengths"]))
+    return summed(values * step.mask, step.row, len(step.tensors["lengths"]))
 
 
 def _ratio(step: Step, formula: Formula, live: Tensor) -> Tensor:
     log_ratio = live - step.tensors.get("old_logprobs", live.detach()).double()
     if formula.sequence == "unmasked":
-        log_ratio = (_summed(log_ratio, step.row, len(step.tensors["lengths"])) / step.tensors["lengths"])[step.row]
+        log_ratio = (summed(log_ratio, step.row, len(step.tensors["lengths"])) / step.tensors["lengths"])[step.row]
     elif formula.sequence:
         count = 1 if formula.sequence == "product" else _by_response(step, step.mask).clamp(min=1)
         log_ratio = (_by_response(step, log_ratio) / count)[step.row]
@@ -253,7 +254,7 @@ def _weights(step: Step, formula: Formula, mean: str) -> Tensor:
     micro_batches = torch.bincount(ranks)[ranks][part]
 
     def together(index: Tensor, values: Tensor) -> Tensor:
-        return _summed(values, index, len(ranks))[index]
+        return summed(values, index, len(ranks))[index]
 
     of_part = together(part, torch.ones_like(counts)) * micro_batches
     responses = (counts > 0).sum() / step.header.ranks if formula.whole else of_part
@@ -429,8 +430,8 @@ def _rounded(formula: Formula, step: Step, kind: torch.dtype) -> Mapping[str, An
 def _centred(values: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
     """``(S,)`` each: the values minus the mean of their group, and the standard deviation of the group."""
     count = torch.bincount(group)
-    centred = values - (_summed(values, group, len(count)) / count)[group]
-    return centred, (_summed(centred.square(), group, len(count)) / (count - 1).clamp(min=1)).sqrt()[group]
+    centred = values - (summed(values, group, len(count)) / count)[group]
+    return centred, (summed(centred.square(), group, len(count)) / (count - 1).clamp(min=1)).sqrt()[group]
 
 
 def _normalised(formula: Formula, step: Step) -> Mapping[str, Any]:
@@ -564,7 +565,7 @@ def _named(records: Sequence[Claim]) -> str | None:
         if _explains(records, edit, factors):
             text = f"{change}, and {said}" if change else said
             break
-    return f"{text[0].upper()}{text[1:]}." if text else None
+    return f"{capital(text)}." if text else None
 
 
 def _explains(records: Sequence[Claim], edit: Edit, factors: Sequence[float] = PLAIN) -> bool:

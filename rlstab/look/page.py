@@ -15,7 +15,7 @@ from rlstab.bins import last_tenth
 from rlstab.console import counted
 from rlstab.look.finding import Look
 from rlstab.record.token_texts import Decode, token_texts
-from rlstab.report.formatting import MINUS, axis, in_order, listed, setting
+from rlstab.report.formatting import MINUS, axis, in_order, listed, round_step, setting
 from rlstab.report.output import digest, resource, safe_json
 from rlstab.report.template import rendered
 from rlstab.signs import SIGNS
@@ -63,22 +63,11 @@ def page(run: Look) -> str:
         "policy": Markup(digest(script)),
         "script": Markup(script),
         "style": Markup(resource("page.css") + style),
-        "title": run.found.title,
         "what": _what(run),
-        "lead": " ".join(run.lead),
         "happened": signs,
         "speaks": _speaks(run),
-        "change": run.diagnosis.remedy if run.diagnosis else None,
-        "looked_at": run.diagnosis.looked_at if run.diagnosis else (),
-        "unseen": run.diagnosis.unseen if run.diagnosis else (),
-        "notes": run.notes,
         "contents": [(id_, name) for id_, (name, there) in sections.items() if there],
-        "evidence": _evidence(run),
         "run": run,
-        "loss": run.loss if run.steps else None,
-        "told": run.methods.told if run.methods else "",
-        "sampler": run.sampler,
-        "said": "" if run.sampler is None else _capital(run.sampler.sentence),
         "gradient": gradient,
         "methods": methods,
         **{name: curves[name] for name in ("strips", "flags", "ticks", "unit", "flat")},
@@ -86,7 +75,7 @@ def page(run: Look) -> str:
     }
     functions = {
         **{"counted": counted, "percent": _percent, "ceiling": _ceiling, "decades": _decades, "running": _running},
-        **{"log": math.log, "median": median, "signs": SIGNS},
+        **{"log": math.log, "median": median, "signs": SIGNS, "listed": listed},
     }
     return rendered(template, functions, context)
 
@@ -136,43 +125,21 @@ def _speaks(run: Look) -> list[tuple[str, str]]:
     return told[:4]
 
 
-def _evidence(run: Look) -> list[tuple[str, str, str]]:
-    """The methods that act on the cause: the compared ones with their figures and source, then the rest."""
-    remedy = run.diagnosis.remedy if run.diagnosis else None
-    if remedy is None:
-        return []
-    compared = [
-        (
-            method,
-            "; ".join(figure.told for figure in figures),
-            f"against {figures[0].baseline}, {counted(figures[0].seeds, 'seed')}, task {figures[0].task}; "
-            f"{figures[0].page}, {figures[0].bench}; again: {figures[0].command}",
-        )
-        for method, figures in remedy.evidence
-    ]
-    others = [name for name in (*remedy.stages, *remedy.methods) if name not in dict(remedy.evidence)]
-    return [*compared, *([("without evidence", listed(others), "no comparison here")] if others else [])]
-
-
 # -- curves ------------------------------------------------------------------------------------------------------------
 
 
 def _curves(run: Look, signs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The metrics of the log as strips over one axis."""
-    nothing = {"strips": [], "flags": [], "ticks": [], "unit": "step", "flat": "", "data": {}}
     log = run.found.log
-    if log is None:
-        return nothing
-    metrics = {name: curve for name, curve in log.metrics.items() if len(curve[0]) > 1}
-    if not metrics:
-        return nothing
+    metrics = {} if log is None else {name: curve for name, curve in log.metrics.items() if len(curve[0]) > 1}
+    if log is None or not metrics:
+        return {"strips": [], "flags": [], "ticks": [], "unit": "step", "flat": "", "data": {}}
     first = min(int(steps[0]) for steps, _ in metrics.values())
     last = max(int(steps[-1]) for steps, _ in metrics.values())
     telling = dict.fromkeys(sign["metric"] for sign in signs if sign["metric"] in metrics)
     ordered = [*telling, *(name for name in in_order(set(metrics)) if name not in telling)]
     moving = [name for name in ordered if name in telling or not _flat(metrics[name][1])]
     flat = [f"{axis(name).title} {setting(float(metrics[name][1][-1]))}" for name in ordered if name not in moving]
-    drawn = moving[:STRIPS]
 
     def left(step: float) -> float:
         return round(100 * (step - first) / max(last - first, 1), 2)
@@ -180,33 +147,26 @@ def _curves(run: Look, signs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     flags: dict[int, list[int]] = {}
     for number, sign in enumerate(signs, 1):
         flags.setdefault(sign["step"], []).append(number)
-    strips = []
-    for name in drawn:
+    strips, data = [], {}
+    for name in moving[:STRIPS]:
         steps, values = metrics[name]
-        low, high = min(0.0, float(values.min())), float(values.max())
-        if not axis(name).zero:
-            low = float(values.min())
+        lowest, high = float(values.min()), float(values.max())
+        low = min(0.0, lowest) if axis(name).zero else lowest
         high = high if high > low else low + 1
-        shown = {
-            "metric": name,
-            "title": axis(name).title,
-            "name": log.names.get(name, name),
-            "signs": [number for number, sign in enumerate(signs, 1) if sign["metric"] == name],
-            "raw": _path(steps, values, left, low, high),
-            "mean": _path(steps, _running(values), left, low, high) if len(steps) > 2 * RUN else "",
-            "high": f"{high:.3g}",
-            "low": f"{low:.3g}",
-            "start": f"{float(values[0]):.3g}",
-            "end": f"{last_tenth(log, name) or 0.0:.3g}",
-        }
-        told = f"{shown['title']}: {shown['start']} at first, {shown['end']} over the last tenth"
-        strips.append({**shown, "told": f"{told}, lowest {float(values.min()):.3g}, highest {float(values.max()):.3g}"})
-    data = {
-        name: dict(zip(steps.tolist(), (round_(value) for value in values.tolist()), strict=True))
-        for name in drawn
-        for steps, values in [metrics[name]]
-    }
-    stride = _stride(last - first)
+        strips.append(
+            {
+                "metric": name,
+                "title": axis(name).title,
+                "name": log.names.get(name, name),
+                "signs": [number for number, sign in enumerate(signs, 1) if sign["metric"] == name],
+                "raw": _path(steps, values, left, low, high),
+                "mean": _path(steps, _running(values), left, low, high) if len(steps) > 2 * RUN else "",
+                **{"low": low, "high": high, "lowest": lowest, "highest": float(values.max())},
+                **{"start": float(values[0]), "end": last_tenth(log, name) or 0.0},
+            }
+        )
+        data[name] = dict(zip(steps.tolist(), map(round_, values.tolist()), strict=True))
+    stride = int(round_step(max((last - first) / 5, 1)))
     marks = [
         first,
         *(step for step in range(stride, last, stride) if step > first + stride / 2 and step < last - stride / 2),
@@ -245,11 +205,6 @@ def _path(steps: Any, values: Any, left: Any, low: float, high: float) -> str:
     return f"M{'L'.join(points)}" if points else ""
 
 
-def _stride(span: int) -> int:
-    size = int(10 ** int(math.log10(max(span / 5, 1))))
-    return next((factor * size for factor in (1, 2, 5) if factor * size * 5 >= span), 10 * size)
-
-
 # -- charts, which the template draws ----------------------------------------------------------------------------------
 
 
@@ -271,14 +226,9 @@ def _decades(error: float) -> float:
     return 1 + math.log10(max(1e-12, error)) / 8
 
 
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
 def _gradient(gradient: Gradient, texts: _Texts) -> dict[str, Any]:
-    rare, rare_tokens = (
-        sum(gradient.quadrants[side, "rare"][index] for side in ("rewarded", "punished")) for index in (0, 1)
-    )
+    pairs = (gradient.quadrants[side, "rare"] for side in ("rewarded", "punished"))
+    rare, rare_tokens = map(sum, zip(*pairs, strict=True))
     said = (
         f"{_percent(rare)} of it goes into rare tokens, which are {_percent(rare_tokens)} of all. Half comes from "
         f"{gradient.half_tokens:,} of {gradient.tokens:,} tokens and from {gradient.half_groups:,} of "

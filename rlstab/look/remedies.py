@@ -11,7 +11,6 @@ import yaml
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from rlstab.core.metadata import SOURCES
 from rlstab.report.formatting import estimate, size
 
 FILE = Path(__file__).with_name("remedies.yaml")
@@ -87,7 +86,7 @@ class Remedy:
     """One cause.
 
     Attributes:
-        cause: its name, a value of :data:`rlstab.look.diagnosis.CAUSES`.
+        cause: its name, a value of :data:`CAUSES`.
         title: for headings.
         looks: what it looks like in the metrics.
         likely: its usual reasons.
@@ -118,16 +117,18 @@ def table() -> Mapping[str, Any]:
     return data
 
 
+#: By sign, the cause that it indicates if it is the first.
+CAUSES: Mapping[str, str] = {sign: cause for cause, entry in table().items() for sign in entry["signs"]}
+
+
 @cache
 def remedies() -> Mapping[str, Remedy]:
     """Every cause by name."""
-    return {cause: _remedy(cause, entry) for cause, entry in table().items()}
-
-
-def _remedy(cause: str, entry: dict[str, Any]) -> Remedy:
-    found = {
-        "sources": [source for source in SOURCES if source in entry["sources"]],
-        "methods": [*entry["methods"], *entry["others"]],
-        "evidence": list(_evidence(entry["evidence"])),
+    return {
+        cause: Remedy(
+            cause=cause,
+            **entry  # pydantic leaves out what is not a field
+            | {"methods": [*entry["methods"], *entry["others"]], "evidence": list(_evidence(entry["evidence"]))},
+        )
+        for cause, entry in table().items()
     }
-    return Remedy(cause=cause, **{name: value for name, value in (entry | found).items() if name != "others"})

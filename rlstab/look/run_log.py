@@ -12,69 +12,40 @@ from typing import Any
 
 from rlstab.errors import ReportError
 from rlstab.files import exists, is_dir
-from rlstab.logs.log import Log, curves_of
+from rlstab.logs.log import Log, LoggedCurves, curves_of
 from rlstab.logs.readers import READABLE, SNIFFED, log_files, read_database, read_file, read_folder, text_at
 from rlstab.report.load import find_runs
-from rlstab.report.runs import RunRecord, Status
+from rlstab.report.runs import RunRecord
 from rlstab.safe_read import read_object
-
-#: Values by the names of the log; values that were not finite are NaN.
-Row = Mapping[str, float]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class RunLog(RunRecord):
-    """One run as it was logged, a record for the detectors of the report.
+class RunLog(LoggedCurves):
+    """One run as it was logged.
 
     Attributes:
-        path: its name for the reader: a path, or the name of the run in a table.
-        metrics: by rlstab's name, steps (from 1) and finite values, each as often as the log has it.
-        config: the settings of a run of rlstab; empty for others.
+        title: its name for the reader: a path, or the name of the run in a table.
         writer: the trainer that wrote it, such as ``TRL``.
-        unit: of its steps, ``rollout`` or ``step``.
-        names: the names in the log, by rlstab's name.
+        config: the settings of a run of rlstab; empty for others.
+        remarks: what could not be read or was changed.
     """
 
-    bench: str | None = None
-    setting: str = "default"
-    method: str = ""
-    seed: int = 0
-    status: Status = "finished"
-    evaluations: list[dict[str, float]] = field(default_factory=list)
+    title: str
     writer: str
-    unit: str
-    names: Mapping[str, str]
-
-    @property
-    def title(self) -> str:
-        """What the reader calls it."""
-        return self.path
+    config: Mapping[str, Any] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
 
 
-def log_of(
-    rows: Mapping[int, Row],
-    *,
-    title: str,
-    writer: str,
-    unit: str = "step",
-    remarks: tuple[str, ...] = (),
-    **others: Any,
-) -> RunLog:
-    """The rows of a log by step, under rlstab's names.
+def log_of(log: Log, **others: Any) -> RunLog:
+    """A log under rlstab's names.
 
     Args:
-        rows: by step. If another trainer counts steps from 0, they are counted from 1.
-        title: what the reader calls it.
-        writer: who wrote it.
-        unit: what a step is.
-        remarks: what was left out of it.
-        **others: more of it.
+        log: as it was read.
+        **others: fields that a log of rlstab has in addition.
     """
-    curves = curves_of(rows, unit)
-    told = (*remarks, *curves.remarks)
-    return RunLog(
-        path=title, writer=writer, unit=unit, metrics=curves.metrics, names=curves.names, remarks=told, **others
-    )
+    curves = curves_of(log.rows, log.unit)
+    told = (*log.remarks, *curves.changes)
+    return RunLog(**{**vars(curves), **others}, title=log.title, writer=log.writer, remarks=told)
 
 
 def read_logs(path: str | Path) -> list[RunLog]:
@@ -89,9 +60,9 @@ def read_logs(path: str | Path) -> list[RunLog]:
     if not exists(path):
         raise ReportError(f"{path}: no such file or folder. Give {READABLE}.")
     if path.suffix.lower() == ".db":
-        return list(map(_foreign, read_database(path)))
+        return list(map(log_of, read_database(path)))
     if path.suffix.lower() == ".wandb":
-        return [_foreign(read_folder(path.parent))]
+        return [log_of(read_folder(path.parent))]
     text = text_at(path)
     if path.suffix.lower() not in (".csv", ".tsv"):
         for _, line in zip(range(SNIFFED), text.split("\n", SNIFFED), strict=False):
@@ -99,7 +70,7 @@ def read_logs(path: str | Path) -> list[RunLog]:
                 if "curves" in data and "format" in data:
                     return _own(path)
                 break
-    return list(map(_foreign, read_file(path, text)))
+    return list(map(log_of, read_file(path, text)))
 
 
 def _folder(path: Path) -> list[RunLog]:
@@ -109,14 +80,10 @@ def _folder(path: Path) -> list[RunLog]:
             return _own(path)
         except ReportError as error:
             if databases := sorted(path.glob("*.db")):
-                return list(map(_foreign, read_database(databases[0])))
+                return list(map(log_of, read_database(databases[0])))
             if not any(files.values()):
                 raise ReportError(f"{path}: no log in it. Give {READABLE}.") from error
-    return [_foreign(read_folder(path))]
-
-
-def _foreign(log: Log) -> RunLog:
-    return log_of(log.rows, title=log.title, writer=log.writer, unit=log.unit, remarks=log.remarks)
+    return [log_of(read_folder(path))]
 
 
 # -- rlstab ------------------------------------------------------------------------------------------------------------
@@ -138,14 +105,11 @@ def _own_run(run: RunRecord) -> RunLog:
     for name, (rollouts, values) in run.metrics.items():
         for rollout, value in zip(rollouts.tolist(), values.tolist(), strict=True):
             rows.setdefault(rollout, {})[name] = value
+    title = run.path if run.bench is None else f"{run.path} ({run.title})"
     return log_of(
-        rows,
-        title=run.path if run.bench is None else f"{run.path} ({run.title})",
-        writer="rlstab",
-        unit="rollout",
+        Log(title, "rlstab", rows, run.remarks, "rollout"),
         bin_width=run.bin_width,
         largest=run.largest,
         evaluations=run.evaluations,
         config=run.config,
-        remarks=run.remarks,
     )

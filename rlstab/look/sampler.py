@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rlstab.console import counted
 from rlstab.look.alternatives import CORRECTIONS, own_objective
+from rlstab.look.host_loss import summed
 from rlstab.record import Header, Step
 from rlstab.zoo.importance_correction import ImportanceCorrection
 
@@ -121,21 +122,19 @@ class Sampler:
     @property
     def sentence(self) -> str:
         """The finding in one sentence."""
-        engine, gap = self.engine, self.gap
+        engine, differ = self.engine, f"they differ by {self.gap:.3f} nats per token"
         size = median(responses for _, responses in self.sizes.values())
         worth = f"the median rollout is worth {size:.0%} of its responses"
         if self.apart:
             return f"they cannot be compared: {self.apart}."
         weight = f"a mean weight of {self.mean_weight:.2f}"
         if self.cut:
-            return (
-                f"they differ by {gap:.3f} nats per token: {self.cut} renormalised the sampler, with {weight}; {worth}."
-            )
+            return f"{differ}: {self.cut} renormalised the sampler, with {weight}; {worth}."
         if self.cut is None and self.mean_weight < RENORMALISED:
             renormalised = f"{weight} says that top-p or top-k renormalised the sampler"
-            return f"they differ by {gap:.3f} nats per token, and {renormalised}; {worth}."
+            return f"{differ}, and {renormalised}; {worth}."
         if engine is None:
-            return f"they differ by {gap:.3f} nats per token; {worth}."
+            return f"{differ}; {worth}."
         last = self.lags[-1]
         added = self.staleness(last)
         stale = "" if added is None else f"; after {counted(last.updates or 0, 'update')}, staleness adds {added:.3f}"
@@ -236,16 +235,15 @@ def _lags(steps: Sequence[Step]) -> list[Lag]:
             by_lag.setdefault(int(lag), []).append(gap[behind == lag])
     found = []
     for updates in sorted(by_lag, key=lambda updates: math.inf if updates is None else updates):
-        means = torch.stack([values.mean() for values in by_lag[updates]])
         whole = torch.cat(by_lag[updates])
-        ordered = sorted(means.tolist())
+        ordered = sorted(float(values.mean()) for values in by_lag[updates])
         low, high = ordered[(len(ordered) - 1) // 4], ordered[(3 * len(ordered)) // 4]
         found.append(Lag(updates, float(whole.mean()), low, high, len(whole)))
     return found
 
 
 def _effective(step: Step, gap: Tensor) -> tuple[float, float]:
-    sums = torch.zeros(step.batch.num_sequences, dtype=torch.float64).index_add(0, step.batch.sequence, gap)
+    sums = summed(gap, step.batch.sequence, step.batch.num_sequences)
     there = torch.bincount(step.batch.sequence, minlength=len(sums)) > 0
 
     def size(logs: Tensor) -> float:
@@ -288,7 +286,7 @@ def weights_of(step: Step, settings: Mapping[str, Any], length: float = math.inf
     inside = step.batch.position < length
     logs, response, level = log_weights(step)[inside], step.batch.sequence[inside], settings.get("level", "token")
     if level != "token":
-        sums = torch.zeros(step.batch.num_sequences, dtype=torch.float64).index_add(0, response, logs)
+        sums = summed(logs, response, step.batch.num_sequences)
         logs = (sums / (torch.bincount(response, minlength=len(sums)) if level == "geometric" else 1))[response]
     return _bounded(logs, settings)
 

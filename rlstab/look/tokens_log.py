@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from rlstab.logs.log import Log
 from rlstab.look.run_log import RunLog, log_of
 from rlstab.record import Dump, Step
 from rlstab.record.step import DID
@@ -12,7 +13,7 @@ from rlstab.record.step import DID
 def tokens_log(dump: Dump, title: str) -> RunLog:
     """What each recorded step says of its tokens, as the lines of a log."""
     rows = {step.number: _row(step) for step in dump.steps}
-    return log_of(rows, title=title, writer="a dump", remarks=tuple(dump.notes))
+    return log_of(Log(title, "a dump", rows, tuple(dump.notes)))
 
 
 def _row(step: Step) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from rlstab.console import counted
 from rlstab.errors import ReportError, reason
 from rlstab.files import is_dir, is_file
 from rlstab.record import nemo_rl, prime_rl, slime
@@ -28,19 +29,18 @@ def read_foreign(path: Path, notes: list[str]) -> list[Step]:
     files = token_files(path) if is_dir(path) else [path]
     responses: list[Response] = []
     for file in files:
-        damaged = []
+        damaged, what = [], "response" if file.suffix == ".pt" else "line"
         try:
             for number, response in enumerate(slime.responses_in(file) if file.suffix == ".pt" else _lines(file), 1):
                 if isinstance(response, Response):
                     responses.append(response)
                 else:
-                    damaged.append(f"{number}: {response}")
+                    damaged.append(f"{what} {number}: {response}")
         except (Damaged, OSError) as error:
             notes.append(f"{file.name} is left out: {reason(error)[:200]}.")
         if damaged:
-            what, lines = ("response", "responses") if file.suffix == ".pt" else ("line", "lines")
-            told = f"1 {what}" if len(damaged) == 1 else f"{len(damaged)} {lines}"
-            notes.append(f"{file.name}: left out {told} that cannot be read ({what} {damaged[0]}).")
+            told = counted(len(damaged), what)
+            notes.append(f"{file.name}: left out {told} that cannot be read ({damaged[0]}).")
     for folder in sorted({file.parent for file in files}):
         if folder.name.startswith("step_") and not is_file(folder / "STABLE"):
             notes.append(f"{folder.name} was not finished: it has no file STABLE.")

@@ -113,8 +113,7 @@ class Recorder:
         self.parts.append(part)
         self.values.append(float(of_loss) * scale)
         if logprobs.requires_grad:
-            keep = lambda slope: part.update(coefficients=slope.detach()[where].cpu() * scale)  # noqa: E731
-            logprobs.register_hook(keep)
+            logprobs.register_hook(lambda slope: part.update(coefficients=slope.detach()[where].cpu() * scale))
 
     def write_tokenizer(self, tokenizer: Any) -> None:
         """Write the tokenizer by which tokens become text, if it has a fast form and the folder has none yet."""

@@ -60,21 +60,15 @@ def make_report(
     loaded = load_runs(*paths, methods=methods)
     comparison = compare(loaded, baseline=baseline, metrics=metrics, by=by)
     sources = [*map(str, paths), *methods.values()]
-    options = [f"--method {shlex.quote(f'{name}={pattern}')}" for name, pattern in methods.items()]
-    options += [f"--metric {shlex.quote(name)}" for name in metrics]
-    options += [f"--baseline {shlex.quote(baseline)}"] if baseline is not None else []
-    options += [f"--by {by}"] if by != "rollouts" else []
+    options = [word for name, pattern in methods.items() for word in ("--method", f"{name}={pattern}")]
+    options += [word for name in metrics for word in ("--metric", name)]
+    options += ["--baseline", baseline] if baseline is not None else []
+    options += ["--by", by] if by != "rollouts" else []
 
-    def named(target: str, folder: Path, files: Sequence[Path]) -> dict[str, str]:
+    def named(option: str, target: Path, *files: Path) -> dict[str, str]:
         """The command that makes the report again, and the name of its runs."""
-        option, path = target.split(" ", 1)
-        parts = [
-            "rlstab report",
-            *(shlex.quote(str(path)) for path in paths),
-            *options,
-            f"{option} {shlex.quote(path)}",
-        ]
-        return {"command": " ".join(parts), "source": _require_ours(sources, folder, files, option)}
+        command = shlex.join(["rlstab", "report", *map(str, paths), *options, option, str(target)])
+        return {"command": command, "source": _require_ours(sources, files, option)}
 
     if out is None and export is None and markdown_file is None:
         out = _beside(paths, methods.values())
@@ -83,14 +77,14 @@ def make_report(
         written.append(export_results(loaded, export))
     if markdown_file is not None:
         file = Path(markdown_file)
-        text = markdown(comparison, title="Results", **named(f"--markdown {file}", file.parent, [file]))
+        text = markdown(comparison, title="Results", **named("--markdown", file, file))
         written.append(write_text(file, text, "--markdown"))
     if out is not None:
         from rlstab.report import page  # Markdown and export do without plotly
 
         folder = Path(out)
         files = folder / "report.html", folder / "report.md"
-        about = named(f"--out {folder}", folder, files)
+        about = named("--out", folder, *files)
         for file, text in zip(files, (page.page(comparison, **about), markdown(comparison, **about)), strict=True):
             written.append(write_text(file, text, "--out"))
     _say(console, comparison, written)
@@ -104,11 +98,11 @@ def _beside(paths: Sequence[str | Path], patterns: Iterable[str]) -> Path:
         return first.with_name(f"{first.stem}-report") if is_file(first) else first / "report"
     common = Path()
     with suppress(ValueError):  # two drives
-        common = Path(os.path.commonpath([os.path.abspath(path) for path in paths]))  # noqa: PTH100
+        common = Path(os.path.commonpath([os.path.abspath(path) for path in paths]))  # noqa: PTH100  # without ..
     return Path("report") if common == Path(common.anchor) else common / "report"
 
 
-def _require_ours(paths: Sequence[str | Path], folder: Path, files: Sequence[Path], option: str) -> str:
+def _require_ours(paths: Sequence[str | Path], files: Sequence[Path], option: str) -> str:
     """The name of a report's runs, checked before anything is written: only the same runs may replace a report.
 
     It is the path from the folder of the report to the runs, so that both can move together; releases up to 0.3 took
@@ -118,7 +112,7 @@ def _require_ours(paths: Sequence[str | Path], folder: Path, files: Sequence[Pat
         ReportError: a file is not a report, or is one of other runs.
     """
     whole = sorted({os.path.realpath(path) for path in paths})
-    ways = sorted(os.path.relpath(path, os.path.realpath(folder)) for path in whole)
+    ways = sorted(os.path.relpath(path, os.path.realpath(files[0].parent)) for path in whole)
     names = [
         hashlib.sha256("\0".join(some).encode(errors="surrogateescape")).hexdigest()[:16] for some in (ways, whole)
     ]

@@ -326,7 +326,7 @@ def _resting(run: RunRecord, outcomes: Sequence[Outcome]) -> Iterator[str]:
             rollouts, values = run.metrics[metric]
             count = int((np.isfinite(values) & (rollouts > (inside[0] - 1) // WIDTH * WIDTH)).sum())
             if run.bin_width > 1:  # a results file does not say which rollouts of a bin have the metric
-                count = int(bin_weights(run, inside).sum())
+                count = int(bin_weights(run.bin_width, inside).sum())
             if count < max(width, tenth):
                 what = f"{outcome.name} of {run.method} seed {run.seed}"
                 yield f"{what} is a mean over {counted(count, 'rollout')}, not over {max(width, tenth)}."

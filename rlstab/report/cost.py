@@ -54,7 +54,7 @@ def _at(total: Curve, rollouts: NDArray[np.int64]) -> NDArray[np.float64]:
 def weights_of(run: RunRecord, ends: NDArray[np.int64]) -> NDArray[np.float64]:
     """The weights of bins in a mean over a whole run: their rollouts, or their cost in a run that is cut by cost."""
     if run.by == "rollouts":
-        return bin_weights(run, ends)
+        return bin_weights(run.bin_width, ends)
     width = run.bin_width if run.bin_width > 1 else WIDTH
     return _at(run.spent[run.by], ends) - _at(run.spent[run.by], (ends - 1) // width * width)
 

@@ -6,7 +6,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
-from rlstab.console import counted
+from rlstab.console import capital, counted
 from rlstab.report.collapse import all_below_start
 from rlstab.report.comparison import Comparison, Outcome, Table
 from rlstab.report.curves import curve_of, lead_sweep, seeds_of
@@ -78,7 +78,7 @@ def _courses(comparison: Comparison, outcome: Outcome) -> list[str]:
                 where = f"{table.title}, " if len(comparison.tables) > 1 and table.title else ""
                 runs = counted(len(table.runs[name]), "run")
                 last = max(run.rollouts for run in table.runs[name])
-                title = _capital(axis(metric).title.partition(",")[0])
+                title = capital(axis(metric).title.partition(",")[0])
                 courses.append(f"{title} of {where}{name} went from {start} to {end} in {last} rollouts ({runs}).")
     return courses if len(courses) <= _FEW_TABLES else []
 
@@ -105,7 +105,7 @@ def _main(table: Table, outcome: Outcome, comparison: Comparison) -> str:
         verb = "has" if len(none) == 1 else "have"
         parts.append(f"{listed(none)} {verb} no finished seed in common with {table.baseline}")
     where = f"{table.title}: " if len(comparison.tables) > 1 and table.title else ""
-    head = where + (outcome.title if where else _capital(outcome.title))
+    head = where + (outcome.title if where else capital(outcome.title))
     if clear or alike:
         seeds = _range([len(pair.seeds) for pair in paired.values() if pair.seeds])
         head += f" compared with {table.baseline} over {seeds} seed{'s' * (seeds != '1')}"
@@ -150,7 +150,7 @@ def _many(tables: Sequence[Table], outcome: Outcome) -> str:
     for verdict, text in texts:
         if count := sum(pair.verdict == verdict for _, pair, _ in pairs):
             told.append(f"{text} in {'all' if count == len(pairs) else count}")
-    head = f"{_capital(outcome.title)}, {len(pairs)} comparisons with the baseline in {len(tables)} settings"
+    head = f"{capital(outcome.title)}, {len(pairs)} comparisons with the baseline in {len(tables)} settings"
     return f"{head}: {'; '.join(told)}."
 
 
@@ -173,11 +173,7 @@ def _beside(tables: Sequence[Table], others: Sequence[Outcome]) -> Iterator[str]
             elif not parts:
                 parts = [f"the same as that of {table.baseline} for {listed(paired)}"]
             where = f" ({table.title})" if len(tables) > 1 else ""
-            yield f"{_capital(outcome.title)}{where} is {'; '.join([*parts, *_nearly(paired, outcome)])}."
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+            yield f"{capital(outcome.title)}{where} is {'; '.join([*parts, *_nearly(paired, outcome)])}."
 
 
 def _collapses(comparison: Comparison) -> str:

@@ -55,6 +55,12 @@ def size(value: float | None, low: float | None, high: float | None, unit: str) 
     return estimate(value, low, high) + (f" {unit}" if unit else "")
 
 
+def round_step(least: float) -> float:
+    """The smallest step of an axis that is at least this: 1, 2 or 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))
+
+
 def natural(text: str) -> list[tuple[bool, int, str]]:
     """A key that sorts line 2 before line 10, and numbers before letters."""
     parts = filter(None, re.split(r"([0-9]+)", text))

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlstab.bins import EMPTY, MOST_ROLLOUTS, Curve, highest, rounded
+from rlstab.bins import EMPTY, MOST_ROLLOUTS, Curve, in_bins, rounded
 from rlstab.config.document import Document
 from rlstab.config.identity import is_measured, is_neutral
 from rlstab.config.user_code import portable
@@ -360,7 +360,7 @@ def _own(folder: Path, config: Mapping[str, Any], remarks: list[str]) -> Logged:
     facts = {
         "metrics": metrics,
         "evaluations": evaluations,
-        "largest": {name: highest(curve, rollouts) for name, curve in metrics.items() if "/largest" in name},
+        "largest": {name: in_bins(metrics[name], rollouts, largest=True) for name in metrics if "/largest" in name},
         "spent": {unit: total for unit, total in totals.items() if total is not None},
     }
     return Logged(facts, isinstance(planned, int) and rollouts >= planned, ())

@@ -29,7 +29,7 @@ from rlstab.report.curves import (
     panels_of,
 )
 from rlstab.report.findings import findings
-from rlstab.report.formatting import axis, decimals, listed, own_title, setting
+from rlstab.report.formatting import axis, decimals, listed, own_title, round_step, setting
 from rlstab.report.output import digest, packed, resource, safe_json
 from rlstab.report.statistics import Estimate
 from rlstab.report.sweeps import Sweep, highest_stable
@@ -88,17 +88,14 @@ def contents(comparison: Comparison, command: str = "") -> dict[str, Any]:
     names = _setting_names(tables)
     panels, lead = panels_of(runs), lead_curve(comparison)
     learning = [name for name in panels.learning if name != lead][:LEARNING]
-    first, *others = findings(comparison)
     return {
         **vars(comparison),
         "title": _title(comparison, looks),
         "what": _what(comparison, len(looks)),
-        "lead": first,
-        "findings": others,
+        "findings": findings(comparison),
         "first_sweep": lead_sweep(comparison),
         "first_metric": lead,
         "spent": {unit: name for unit, name in SPENT.items() if any(unit in run.spent for run in runs)},
-        "spent_everywhere": all(run.spent.keys() == runs[0].spent.keys() for run in runs),
         "settings": names,
         "methods": [(f"m{index}", name) for index, name in enumerate(looks)],
         "looks": looks,
@@ -111,8 +108,6 @@ def contents(comparison: Comparison, command: str = "") -> dict[str, Any]:
         "same": {key: text for key, table in tables.items() if (text := _same(table))},
         "panels": panels,
         "learning": learning,
-        "runs": runs,
-        "several": len({run.bench for run in runs}) > 1,
         "idle": [(key_of[idle.bench, idle.setting], idle) for idle in comparison.idle],
         "by_setting": tables,
         "signs": COUNTED,
@@ -273,9 +268,7 @@ class Scale:
         if self.high <= self.low:
             return [{"at": self.at(0.0), "text": "0"}]
         for count in (4, 3, 2):
-            least = (self.high - self.low) / count
-            power = 10.0 ** math.floor(math.log10(least))
-            step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))
+            step = round_step((self.high - self.low) / count)
             digits = max(0, -math.floor(math.log10(step) + 1e-9))
             inside = [step * k for k in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
             texts = ["0" if abs(value) < step / 2 else decimals(value, digits, signed=True) for value in inside]

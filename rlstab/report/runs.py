@@ -178,7 +178,7 @@ def best_bin(record: RunRecord) -> tuple[float, int, int] | None:
     ends, values = binned(record, "reward/mean")
     if not len(values):
         return None
-    counts = bin_weights(record, ends)
+    counts = bin_weights(record.bin_width, ends)
     place = int(np.where(counts == counts.max(), values, -np.inf).argmax())
     return float(values[place]), int(ends[place]), int(counts[place])
 

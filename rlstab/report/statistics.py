@@ -233,9 +233,8 @@ def _student(differences: NDArray[np.float64]) -> tuple[Estimate, float | None]:
     if error <= 1e-12 * max(1.0, abs(mean)):
         return Estimate(mean, None, None, f"no interval: all {count} differences are equal"), 0.0
     half = student_bound(count) * error
-    return Estimate(mean, mean - half, mean + half, "Student's t"), float(
-        2 * special.stdtr(count - 1, -abs(mean) / error)
-    )
+    p = float(2 * special.stdtr(count - 1, -abs(mean) / error))
+    return Estimate(mean, mean - half, mean + half, "Student's t"), p
 
 
 def _judged(difference: Estimate, differences: NDArray[np.float64], p: float | None) -> tuple[Verdict, str]:

@@ -114,7 +114,7 @@ def token_signals_from_logits(
     if logits.ndim != 2:
         raise ShapeError(f"token_signals_from_logits: logits are {tuple(logits.shape)}, expected (N, V).")
     ask, temperature = _ask(logits, logits.shape[1], token_ids, temperature, needs, min_p, rows, check_ids)
-    values = LogitsSignals.apply(logits, token_ids, temperature, ask)  # type: ignore[no-untyped-call]
+    values = LogitsSignals.apply(logits, token_ids, temperature, ask)  # type: ignore[no-untyped-call]  # as above
     return _record(values, rows or {})
 
 

@@ -74,7 +74,6 @@ class Head:
 
     def logits(self, hidden: Tensor, rows: slice, columns: slice, buffers: Buffers) -> Tensor:
         """One wide tile, in a buffer; the bend of the soft cap, d capped / d not capped, is left in another."""
-        by_row = isinstance(self.temperature, Tensor)
         inner = self.scale if self.softcap is None else self.scale / self.softcap
         outer = 1.0 if self.softcap is None else self.softcap
         if isinstance(self.temperature, float):
@@ -101,8 +100,8 @@ class Head:
             x.tanh_()
             torch.square(x, out=buffers.take("bend", *x.shape)).neg_().add_(1.0)
             x.mul_(outer)
-        if by_row:
-            x.div_(self.temperature[rows].unsqueeze(1))  # type: ignore[index]
+        if isinstance(self.temperature, Tensor):
+            x.div_(self.temperature[rows].unsqueeze(1))
         return x
 
     @staticmethod

@@ -136,17 +136,12 @@ def _kept_mass(logprobs: Tensor, best: Tensor, min_p: float) -> Tensor:
 
 
 def kept(shifted: Tensor, top: Tensor, min_p: float) -> Tensor:
-    """The tokens near the likeliest one, in logits that were made a second time."""
-    return shifted >= lowest_kept(top, min_p).unsqueeze(-1)
-
-
-def lowest_kept(top: Tensor, min_p: float) -> Tensor:
-    """``(n,)``, how far below its row's largest a kept logit may be.
+    """The tokens near the likeliest one, in logits that were made a second time.
 
     A second product may round another way, so that the likeliest token itself comes out a hair below its own maximum.
     """
     slack = 32 * torch.finfo(top.dtype).eps * top.abs().clamp(min=1.0)
-    return slack.neg().clamp(max=math.log(min_p))
+    return shifted >= slack.neg().clamp(max=math.log(min_p)).unsqueeze(-1)
 
 
 @dataclass(frozen=True)
@@ -277,6 +272,6 @@ def once(gradients: Sequence[Tensor | None], parents: Sequence[Tensor | None]) -
     if not torch.is_grad_enabled():
         return tuple(gradients)
     return tuple(
-        None if gradient is None else Once.apply(gradient, *parents)  # type: ignore[no-untyped-call]
+        None if gradient is None else Once.apply(gradient, *parents)  # type: ignore[no-untyped-call]  # torch's apply has no types
         for gradient in gradients
     )

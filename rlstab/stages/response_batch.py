@@ -82,10 +82,15 @@ class ResponseBatch:
     @classmethod
     def empty(cls, needs: Iterable[str] = (), limit: int = 1) -> ResponseBatch:
         """No responses, with all evidence of ``needs``: what a rank without responses measures."""
-        floats, ids = torch.zeros(0, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)
         dims = {name: EVIDENCE.get(name, (1 if name.startswith("reward/") else 2, ""))[0] for name in needs}
         extra = {name: torch.zeros((0,) * count, dtype=torch.float64) for name, count in dims.items()}
-        return cls(floats, floats, floats.bool(), ids, ids, ids, ids, floats, limit, extra)
+        return cls.unscored(torch.zeros(0, dtype=torch.int64), limit).knowing(extra)
+
+    @classmethod
+    def unscored(cls, sequence_ids: Tensor, limit: int, **known: Any) -> ResponseBatch:
+        """Responses that are still to be sampled and scored: fields that are not given are 0."""
+        floats, ids = torch.zeros(len(sequence_ids), dtype=torch.float64), torch.zeros_like(sequence_ids)
+        return replace(cls(floats, floats, floats.bool(), ids, ids, sequence_ids, ids, floats, limit), **known)
 
     def evidence(self, name: str) -> Tensor:
         """The evidence of this name.
@@ -100,7 +105,7 @@ class ResponseBatch:
             raise MissingSignal(f"the evidence '{name}' was read and is missing. Name it in `needs`. {hint}".rstrip())
         return self.extra[name]
 
-    def select(self, where: Tensor) -> ResponseBatch:
+    def select(self, where: Tensor | slice) -> ResponseBatch:
         """Some of the responses, by a bool or by their indices."""
         return self.from_tensors({name: values[where] for name, values in self.tensors().items()}, self.limit)
 

@@ -11,7 +11,7 @@ from rlstab.extras import require
 
 require("train", "Training")  # all at once, and before anything starts
 
-from rlstab.train.loop import RunResult, Stopped, train  # noqa: E402
-from rlstab.train.rollout import Rollout  # noqa: E402
+from rlstab.train.loop import RunResult, Stopped, train  # noqa: E402  # see above
+from rlstab.train.rollout import Rollout  # noqa: E402  # see above
 
 __all__ = ["Rollout", "RunResult", "Stopped", "train"]

@@ -1,7 +1,7 @@
 """Checkpoints, written to a temporary folder and renamed, so that a kill leaves only whole ones.
 
-Weights are written as transformers writes them, so that a checkpoint is a model. Moments are gathered and written one
-at a time: accelerate's ``save_state`` gathers all of them in one process, which takes twice the memory of the weights.
+Weights are written as transformers writes them, so that a checkpoint is a model. Moments are gathered and written file
+by file: accelerate's ``save_state`` gathers all of them in one process, which takes twice the memory of the weights.
 Only safetensors and JSON are read, neither of which can run code.
 """
 
@@ -14,10 +14,11 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import torch
+from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
@@ -32,8 +33,12 @@ from rlstab.train.rollout import Progress
 INDEX = "trainer.json"
 
 _TENSORS = "trainer.safetensors"
-_MOMENTS = "optimizer.safetensors"
+_MOMENTS = "optimizer{suffix}.safetensors"
 _WRITING = ".writing"
+
+#: The largest file of moments, which each process gathers.
+SHARD = "200MB"
+
 _NAME = re.compile("rollout-[0-9]{6,18}")
 
 
@@ -52,7 +57,7 @@ def save(folder: Path, progress: Progress, engine: Engine, about: Mapping[str, A
     Raises:
         CheckpointError: the checkpoint cannot be written; earlier ones are untouched.
     """
-    accelerator, saved = engine.accelerator, progress.saved()
+    accelerator, saved = engine.accelerator, progress.saved(engine.policy.pad_id)
     main, final, writing = accelerator.is_main_process, folder / f"rollout-{progress.rollouts:06d}", folder / _WRITING
     with filesystem_errors(final, CheckpointError):
         try:
@@ -62,7 +67,7 @@ def save(folder: Path, progress: Progress, engine: Engine, about: Mapping[str, A
             with engine.gathered_policy() as policy:
                 if main:
                     policy.save(writing)
-            _save_moments(engine, writing / _MOMENTS)
+            _save_moments(engine, writing)
             if main:
                 plain, tensors = dump_state(saved)
                 save_file(tensors, writing / _TENSORS)
@@ -83,26 +88,20 @@ def save(folder: Path, progress: Progress, engine: Engine, about: Mapping[str, A
     return final
 
 
-def _save_moments(engine: Engine, path: Path) -> None:
-    """Write the optimizer's state of each weight as safetensors: a header, then the bytes of each tensor in turn."""
+def _save_moments(engine: Engine, folder: Path) -> None:
+    """Write the optimizer's state of each weight, gathered for one file at a time."""
     moments = {
         f"{index}.{key}": value
         for index, weight in enumerate(engine.trained)
-        for key, value in engine.optimizer.state[weight].items()
+        for key, value in sorted(engine.optimizer.state[weight].items())
     }
-    header, end = {}, 0
-    for name, moment in moments.items():
-        start, end = end, end + 4 * moment.numel()
-        header[name] = {"dtype": "F32", "shape": list(moment.shape), "data_offsets": [start, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # the format aligns tensors to eight bytes
-    main, device = engine.accelerator.is_main_process, engine.accelerator.device
-    with path.open("wb") if main else BytesIO() as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for moment in moments.values():
-            whole = gathered(moment, device)
-            if main:
-                file.write(whole.cpu().contiguous().numpy().data)
+    # shapes alone, so that every process splits them in the same way
+    shapes = {name: torch.empty(value.shape, device="meta") for name, value in moments.items()}
+    split = split_torch_state_dict_into_shards(shapes, filename_pattern=_MOMENTS, max_shard_size=SHARD)
+    for name, keys in split.filename_to_tensors.items():
+        whole = {key: gathered(moments[key], engine.accelerator.device).cpu() for key in keys}
+        if engine.accelerator.is_main_process:
+            save_file(whole, folder / name)
 
 
 def load(path: Path, engine: Engine) -> dict[str, Any]:
@@ -117,11 +116,12 @@ def load(path: Path, engine: Engine) -> dict[str, Any]:
         CheckpointError: the checkpoint is damaged.
     """
     try:
-        with safe_open(path / _MOMENTS, "pt") as moments:
-            for name in moments.keys():
-                index, _, key = name.partition(".")
-                weight = engine.trained[int(index)]
-                engine.optimizer.state[weight][key] = as_shard_of(weight, moments.get_tensor(name))
+        for file in path.glob(_MOMENTS.format(suffix="*")):
+            with safe_open(file, "pt") as moments:
+                for name in moments.keys():
+                    index, _, key = name.partition(".")
+                    weight = engine.trained[int(index)]
+                    engine.optimizer.state[weight][key] = as_shard_of(weight, moments.get_tensor(name))
         return load_state(read_json(path / INDEX), load_file(path / _TENSORS))
     except Exception as error:  # damaged files raise errors of many types
         raise CheckpointError(

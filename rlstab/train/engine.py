@@ -81,7 +81,7 @@ class Engine:
             weights = [weight for weight in policy.model.parameters() if weight.requires_grad]
             # where no token chose an expert, torch has to look for unused weights in every graph
             reached = torch.autograd.grad(self._zero_loss(module), weights, allow_unused=True)
-            accelerator.ddp_handler = DistributedDataParallelKwargs(  # type: ignore[assignment]
+            accelerator.ddp_handler = DistributedDataParallelKwargs(  # type: ignore[assignment]  # accelerate declares None
                 broadcast_buffers=False,  # they are constant; broadcasting needs equal numbers of forwards
                 gradient_as_bucket_view=True,
                 find_unused_parameters=any(gradient is None for gradient in reached),
@@ -95,14 +95,8 @@ class Engine:
         self.zero_grad()
 
     def _build_optimizer(self, settings: OptimisationSettings) -> AcceleratedOptimizer:
-        optimizer = torch.optim.AdamW(
-            self.trained,
-            lr=settings.lr,
-            betas=settings.betas,
-            eps=settings.eps,
-            weight_decay=settings.weight_decay,
-            fused=True,
-        )
+        options = settings.model_dump(include={"lr", "betas", "eps", "weight_decay"})
+        optimizer = torch.optim.AdamW(self.trained, fused=True, **options)
         prepared: AcceleratedOptimizer = self.accelerator.prepare(optimizer)
         return prepared
 

@@ -24,22 +24,22 @@ from rlstab.core.comm import Comm
 from rlstab.core.devices import sent
 from rlstab.core.method import State, measure_all
 from rlstab.core.stats import Settled
-from rlstab.errors import ConfigError, MethodError, MissingSignal, NonFinite, ShapeError, did_you_mean
+from rlstab.errors import ConfigError, MethodError, NonFinite, ShapeError
 from rlstab.models.policy import Policy
 from rlstab.signals import SIGNAL_NAMES, TRAINER_SIGNALS
 from rlstab.stages.pipeline import Pipeline
-from rlstab.stages.response_batch import EVIDENCE, ONLY_FOR, ResponseBatch
-from rlstab.stages.stage import AdvantageEstimator, Expansion, Offer, RolloutExpander, Stage
+from rlstab.stages.response_batch import ResponseBatch
+from rlstab.stages.stage import Expansion, Offer, RolloutExpander, Stage
 from rlstab.tasks import Example, Task
 from rlstab.tasks.blocks import block_evidence, require_blocks, told_blocks
 from rlstab.tasks.rewards import Rewards, Scores, score, without_lost
-from rlstab.tasks.task import flaky_share
+from rlstab.tasks.task import Split, flaky_share
 from rlstab.train.rollout import BRANCHES, Progress, Rollout
 from rlstab.train.sampling import sample
 from rlstab.train.tracking import Metrics
 
-#: The evidence that holds rewards from before a flaky grader lost some of them.
-TRUE_REWARD = "reward/true"
+#: The seed of evaluations, so that their random numbers are not those of training.
+EVALUATION_SEED = 1_000_003
 
 #: ``(R, T)`` float values of a signal. It must be a pure function of the rollout, or a resumed run would differ.
 SignalProvider: TypeAlias = Callable[[Rollout], Tensor]
@@ -119,6 +119,15 @@ class Generator:
         """The progress of a run that has not begun."""
         return Progress(0, 0, 0, 0, self.run.composition.init_state(), self.stages.init_state())
 
+    def restored(self, policy: Policy, saved: Mapping[str, Tensor]) -> Rollout:
+        """This rank's part of a rollout that was saved: groups whose prompts this rank would have answered."""
+        example = partial(self.task.example, "train")
+        whole = Rollout.from_tensors(saved, self.run.rollout.max_new_tokens, example)
+        whole, ids = replace(whole, texts=self._texts(policy, whole.answers())), whole.group_ids
+        prompted = torch.where(ids < BRANCHES, ids, (ids - BRANCHES) // self.run.rollout.group)
+        order = whole.sequence_ids.argsort()
+        return whole.rows(order[prompted[order] % self.slots % self.world == self.rank])
+
     # -- a rollout ---------------------------------------------------------------------------------------------------
 
     def make(self, progress: Progress, metrics: Metrics) -> tuple[Rollout, Progress]:
@@ -130,24 +139,20 @@ class Generator:
         policy, drawn = self.policy(), self.run.rollout.prompts
         parts = [self._answers(policy, progress, 0, drawn, metrics)]
         kept = parts[0].responses  # the responses to learn from so far
-        if not self._count_bad(kept.rewards):
+        if not count_nonfinite(kept.rewards, self.comm):
             for expander in self.stages.expanders:
                 kept, drawn = self._expand(expander, policy, progress, parts, kept, drawn, metrics)
-        whole = Rollout.joined(parts, policy.pad_id)
-        refused, states = self._count_bad(whole.rewards), dict(progress.stages)
-        if not refused:
+        whole, states = Rollout.joined(parts, policy.pad_id), dict(progress.stages)
+        finite = not count_nonfinite(whole.rewards, self.comm)
+        if finite:
             for stage in (self.stages.selector, *self.stages.shapers, *self.stages.expanders):
                 seen = whole.seen_by(stage.needs)
                 _, states[stage.name] = advance(stage, seen, states[stage.name], self.comm, metrics)
         self._observe(metrics, whole, kept)
         rows = torch.isin(whole.sequence_ids, kept.sequence_ids).nonzero().squeeze(-1)
-        rollout = replace(whole.rows(rows[whole.sequence_ids[rows].argsort()]), refused=refused)
-        rollout = self._with_signals(rollout, metrics, progress.made - progress.rollouts)
+        rollout, lag = whole.rows(rows[whole.sequence_ids[rows].argsort()]), progress.made - progress.rollouts
+        rollout = self._with_signals(rollout, metrics, lag, provide=finite)
         return rollout, replace(progress, made=progress.made + 1, drawn=progress.drawn + drawn, stages=states)
-
-    def _count_bad(self, rewards: Tensor) -> int:
-        """How many rewards of all ranks are NaN or Inf."""
-        return int(self.comm.sum((~torch.isfinite(rewards)).sum().double().reshape(1)))
 
     # -- prompts -----------------------------------------------------------------------------------------------------
 
@@ -177,127 +182,134 @@ class Generator:
 
     # -- sampling and scoring ----------------------------------------------------------------------------------------
 
+    def answered(
+        self,
+        policy: Policy,
+        split: Split,
+        examples: Sequence[Example],
+        asked: ResponseBatch,
+        metrics: Metrics,
+        *,
+        begun: Sequence[Sequence[int]] | None = None,
+        greedy: bool = False,
+    ) -> tuple[Rollout, Scores]:
+        """A response to each example, with its texts, and its scores; a batch is scored while the next is sampled.
+
+        Args:
+            policy: the model to sample from.
+            split: of the examples.
+            examples: one for each response.
+            asked: the responses, with their ids.
+            metrics: where the time is noted.
+            begun: for each response the tokens that its answer begins with; None if no answer begins with any.
+            greedy: take the most probable token instead of sampling.
+        """
+        run, needs = self.run, {"entropies"}
+        if split == "train":
+            needs |= (run.composition.needs | self.stages.needs) & SIGNAL_NAMES - BASICS
+        parts, jobs = list[Rollout](), list[Future[Scores]]()
+        with metrics.phase("sample"):
+            for part in sample(
+                policy,
+                examples,
+                asked,
+                run.rollout,
+                seed=run.seed if split == "train" else EVALUATION_SEED,
+                begun=begun,
+                needs=needs,
+                options=run.composition.signal_options,
+                greedy=greedy,
+            ):
+                answers = part.answers()
+                texts, whole = self._texts(policy, answers), [policy.decode(answer) for answer in answers]
+                ask = partial(score, rewards=self.rewards, stop=self.leaving, whole=whole)
+                jobs.append(self.scoring.submit(ask, self.task, part.examples, texts))
+                parts.append(replace(part, texts=texts))
+        with metrics.phase("score"):
+            scores = Scores.joined([job.result() for job in jobs], self.rewards)
+        return Rollout.joined(parts, policy.pad_id), scores
+
+    def _texts(self, policy: Policy, answers: Sequence[list[int]]) -> list[str]:
+        special = not self.task.keeps_special_tokens
+        return [policy.decode(answer, skip_special_tokens=special) for answer in answers]
+
     def _answers(self, policy: Policy, progress: Progress, first: int, count: int, metrics: Metrics) -> Rollout:
         """This rank's answers to the next ``count`` prompts of all ranks, with shaped rewards."""
         group, chosen = self.run.rollout.group, self._select(policy, progress, first, count)
         indices = torch.arange(count)[(first + torch.arange(count)) % self.world == self.rank]
         repeats = torch.arange(len(indices)).repeat_interleave(group)
         group_ids = (progress.made * self.slots + first + indices)[repeats]
-        examples = self._draw(chosen[indices].tolist())
-        rollout = self._sample(
-            policy,
-            [examples[index] for index in repeats.tolist()],
-            metrics,
-            None,
-            sequence_ids=group_ids * group + torch.arange(group).repeat(len(indices)),
+        examples, within = self._draw(chosen[indices].tolist()), torch.arange(group).repeat(len(indices))
+        asked = ResponseBatch.unscored(
+            group_ids * group + within,
+            self.run.rollout.max_new_tokens,
             group_ids=group_ids,
             prompt_ids=chosen[indices][repeats],
-            pivot=torch.zeros(len(repeats), dtype=torch.float64),
         )
-        return self._shape(rollout, progress)
+        return self._scored(policy, [examples[index] for index in repeats.tolist()], asked, None, progress, metrics)
 
     def _branches(
         self, policy: Policy, progress: Progress, whole: Rollout, kept: ResponseBatch, more: Expansion, metrics: Metrics
     ) -> Rollout:
-        """Branches from the pivots of some responses of this rank."""
+        """Branches from the pivots of some responses of this rank, with shaped rewards."""
         none, branches = torch.zeros(0, dtype=torch.int64), more.branches
         parents = none if more.parents is None else more.parents
         pivots = none if more.pivots is None else more.pivots
         row_of = {sequence: row for row, sequence in enumerate(whole.sequence_ids.tolist())}
         rows = [row_of[sequence] for sequence in kept.sequence_ids[parents].tolist()]
-        examples, given = [], []
+        examples, begun = [], []
         for row, pivot in zip(rows, pivots.tolist(), strict=True):
             tokens = whole.response_ids[row][whole.response_mask[row]].tolist()
             examples += [whole.examples[row]] * branches
-            given += [tokens[:pivot]] * branches
+            begun += [tokens[:pivot]] * branches
         parent_ids = kept.sequence_ids[parents].repeat_interleave(branches)
-        rollout = self._sample(
-            policy,
-            examples,
-            metrics,
-            given,
-            sequence_ids=BRANCHES + parent_ids * branches + torch.arange(branches).repeat(len(rows)),
+        asked = ResponseBatch.unscored(
+            BRANCHES + parent_ids * branches + torch.arange(branches).repeat(len(rows)),
+            self.run.rollout.max_new_tokens,
             group_ids=BRANCHES + parent_ids,
             prompt_ids=kept.prompt_ids[parents].repeat_interleave(branches),
+            given=pivots.repeat_interleave(branches),
             pivot=(pivots.double() / kept.lengths[parents]).repeat_interleave(branches),
         )
-        return self._shape(rollout, progress)
+        return self._scored(policy, examples, asked, begun, progress, metrics)
 
-    def _sample(
-        self, policy: Policy, examples: list[Example], metrics: Metrics, given: list[list[int]] | None, **known: Tensor
+    def _scored(
+        self,
+        policy: Policy,
+        examples: Sequence[Example],
+        asked: ResponseBatch,
+        begun: Sequence[Sequence[int]] | None,
+        progress: Progress,
+        metrics: Metrics,
     ) -> Rollout:
-        """Sample a response to each example; each batch is scored while the next one is sampled.
-
-        Args:
-            policy: the model to sample from.
-            examples: one for each response.
-            metrics: of the rollout.
-            given: for each response the tokens that its answer begins with; None if no answer begins with any.
-            known: ``sequence_ids``, ``group_ids``, ``prompt_ids`` and ``pivot`` of a :class:`ResponseBatch`.
-        """
-        run, jobs = self.run, list[Future[Scores]]()
-
-        def score_batch(start: int, texts: list[str], whole: list[str]) -> None:
-            chunk = examples[start : start + len(texts)]
-            ask = partial(score, rewards=self.rewards, stop=self.leaving, whole=whole)
-            jobs.append(self.scoring.submit(ask, self.task, chunk, texts))
-
-        with metrics.phase("sample"):
-            rollout = sample(
-                policy,
-                examples,
-                known["sequence_ids"],
-                run.rollout,
-                given=given,
-                seed=run.seed,
-                needs={"entropies"} | ((run.composition.needs | self.stages.needs) & SIGNAL_NAMES - BASICS),
-                options=run.composition.signal_options,
-                skip_special_tokens=not self.task.keeps_special_tokens,
-                on_texts=score_batch,
-            )
-        with metrics.phase("score"):
-            scores = Scores.joined([job.result() for job in jobs], self.rewards)
+        """:meth:`answered` with the evidence of rewards, and shaped rewards."""
+        rollout, scores = self.answered(policy, "train", examples, asked, metrics, begun=begun)
         self._report_scorer(scores, rollout.texts, metrics)
         signals = dict(rollout.signals)
         signals["rollout_logprobs"] = signals.pop("logprobs")
-        extra, flaky = {}, flaky_share(self.task)
+        extra, flaky, whole = {"timed_out": scores.timed_out}, flaky_share(self.task), scores.rewards
         if flaky:
-            extra[TRUE_REWARD] = scores.rewards
-            scores = without_lost(scores, self.rewards, flaky, run.seed, known["sequence_ids"])
+            scores = without_lost(scores, self.rewards, flaky, self.run.seed, asked.sequence_ids)
         extra |= {f"reward/{name}": scores.parts[name] for name in self.rewards.names}
-        extra["raw_rewards"] = scores.rewards
+        extra |= {"raw_rewards": scores.rewards} | ({"reward/true": whole} if flaky else {})
         if self.stages.needs & REWARDS:
             weights = torch.tensor([reward.weight for reward in self.rewards], dtype=torch.float64)
             extra["reward_parts"] = torch.stack([scores.parts[reward.name] for reward in self.rewards], 1)
             extra["reward_weights"] = weights.expand(len(examples), -1)
         if self.blocks:
-            extra |= self._block_evidence(policy, examples, rollout, given, metrics)
-        count = [len(tokens) for tokens in given or [[]] * len(examples)]
-        responses = ResponseBatch(
-            rewards=scores.rewards,
-            lengths=rollout.response_mask.sum(-1).double(),
-            ended=rollout.ended,
-            given=torch.tensor(count, dtype=torch.int64),
-            limit=run.rollout.max_new_tokens,
-            extra=extra,
-            **known,
-        )
-        return replace(rollout, signals=signals, examples=examples, responses=responses, timed_out=scores.timed_out)
+            extra |= self._block_evidence(policy, rollout, metrics)
+        responses = replace(rollout.responses, rewards=scores.rewards, extra=extra)
+        return self._shape(replace(rollout, signals=signals, responses=responses), progress)
 
-    def _block_evidence(
-        self, policy: Policy, examples: list[Example], rollout: Rollout, given: list[list[int]] | None, metrics: Metrics
-    ) -> dict[str, Tensor]:
+    def _block_evidence(self, policy: Policy, rollout: Rollout, metrics: Metrics) -> dict[str, Tensor]:
         """The evidence about blocks that the task gives for some responses."""
-        begun, special = given or [[]] * len(examples), not self.task.keeps_special_tokens
-        blocks, errors = told_blocks(self.task, examples, rollout.texts)
+        blocks, errors = told_blocks(self.task, rollout.examples, rollout.texts)
         metrics.add("blocks/errors", len(errors))
         if errors:
             self.say("blocks raised, none for the response", errors[0])
-        rows = zip(begun, rollout.response_ids, rollout.response_mask, strict=True)
-        answers = [[*first, *ids[mask].tolist()] for first, ids, mask in rows]
-        counts, width = [len(first) for first in begun], rollout.response_ids.shape[1]
-        decode = partial(policy.decode, skip_special_tokens=special)
-        return block_evidence(blocks, rollout.texts, answers, counts, width, decode)
+        given, width = rollout.responses.given.tolist(), rollout.response_ids.shape[1]
+        decode = partial(policy.decode, skip_special_tokens=not self.task.keeps_special_tokens)
+        return block_evidence(blocks, rollout.texts, rollout.answers(), given, width, decode)
 
     def _report_scorer(self, scores: Scores, texts: Sequence[str], metrics: Metrics) -> None:
         metrics.add("scorer/errors", len(scores.errors))
@@ -313,7 +325,7 @@ class Generator:
     def _shape(self, rollout: Rollout, progress: Progress) -> Rollout:
         """The rollout with shaped rewards: every shaper sees those of the scorer, and what they return is added."""
         rewards = rollout.rewards
-        if self.stages.shapers and not self._count_bad(rewards):
+        if self.stages.shapers and not count_nonfinite(rewards, self.comm):
             for shaper in self.stages.shapers:
                 seen, state = rollout.seen_by(shaper.needs), progress.stages[shaper.name]
                 stat, _ = measure_all(shaper, [seen], state, self.comm)
@@ -363,21 +375,22 @@ class Generator:
         """Metrics of all answers to prompts, and the share of groups with equal rewards among those to learn from."""
         answers = whole.responses.select(whole.responses.given == 0)
         count = len(answers)
-        metrics.mean("reward/mean", float(answers.evidence("raw_rewards").sum()), count)
-        if TRUE_REWARD in answers.extra:
-            metrics.mean(TRUE_REWARD, float(answers.evidence(TRUE_REWARD).sum()), count)
-        for name in self.rewards.names:
-            metrics.mean(f"reward/{name}", float(answers.evidence(f"reward/{name}").sum()), count)
+        means = whole.rewards_by_name("reward/mean")
         if self.stages.shapers:
-            metrics.mean("reward/shaped_mean", float(answers.rewards.sum()), count)
+            means["reward/shaped_mean"] = "rewards"
+        for metric, name in means.items():
+            metrics.mean(metric, float(answers.evidence(name).sum()), count)
         metrics.mean("response/length", float(answers.lengths.sum()), count)
         metrics.mean("response/ended", float(answers.ended.sum()), count)
         metrics.add("response/tokens", float(whole.response_mask.sum()))
         prompted = kept.select(kept.given == 0)
         metrics.mean("reward/zero_std_groups", float(prompted.even[prompted.first].sum()), prompted.groups)
 
-    def _with_signals(self, rollout: Rollout, metrics: Metrics, lag: int) -> Rollout:
-        """The rollout with the signals that are made only for responses to learn from, ``lag`` updates later."""
+    def _with_signals(self, rollout: Rollout, metrics: Metrics, lag: int, *, provide: bool) -> Rollout:
+        """The rollout with the signals that are made only for responses to learn from, ``lag`` updates later.
+
+        ``provide`` user-defined ones too.
+        """
         needs, responses, mask = self.run.composition.needs, rollout.responses, rollout.response_mask
         signals = dict(rollout.signals)
         rows = {
@@ -385,7 +398,7 @@ class Generator:
             "branch": responses.given > 0,
             "lag": torch.full_like(responses.given, lag),
         }
-        rows |= {name: responses.evidence(name) for name in reward_evidence(self.run) & needs}
+        rows |= {name: responses.evidence(name) for name in self.run.reward_evidence & needs}
         for name in rows.keys() & needs:
             signals[name] = torch.where(mask, rows[name].float().unsqueeze(-1), 0.0)
         if self.blocks and "block_ids" in needs:
@@ -394,7 +407,7 @@ class Generator:
             with metrics.phase("reference"):
                 signals[name] = logprobs(rollout)
         rollout = replace(rollout, signals=dict(signals))  # every user-defined function sees the same
-        if self.signals and not rollout.refused:
+        if self.signals and provide:
             with metrics.phase("provide"):
                 for name in sorted(self.signals.keys() & needs):
                     signals[name] = provided(self.signals[name], f"signals['{name}']", rollout)
@@ -403,6 +416,11 @@ class Generator:
 
 
 # -- what stages and providers return --------------------------------------------------------------------------------
+
+
+def count_nonfinite(rewards: Tensor, comm: Comm) -> int:
+    """How many rewards of all ranks are NaN or Inf."""
+    return int(comm.sum((~torch.isfinite(rewards)).sum().double().reshape(1)))
 
 
 def advance(
@@ -461,38 +479,6 @@ BLOCKS = frozenset({"block_ids", "block_rewards", "block_outcomes"})
 
 #: Evidence that holds each reward of the run separately.
 REWARDS = frozenset({"reward_parts", "reward_weights"})
-
-
-def given_to(stage: Stage) -> frozenset[str]:
-    """The evidence that the trainer has for stages of this kind."""
-    known = SIGNAL_NAMES | EVIDENCE.keys() | ONLY_FOR.keys() | {"rollout_logprobs"}
-    return frozenset(name for name in known if ONLY_FOR.get(name, stage.kind) == stage.kind)
-
-
-def reward_evidence(run: RunConfig) -> frozenset[str]:
-    """Names under which methods and stages read rewards: shaped, as scored, and each reward by its name."""
-    return frozenset({"rewards", "raw_rewards", *(f"reward/{reward.name}" for reward in run.reward or ())})
-
-
-def require_evidence(pipeline: Pipeline, more: frozenset[str] = frozenset()) -> None:
-    """Refuse a stage that reads evidence which the trainer does not have.
-
-    Args:
-        pipeline: the stages.
-        more: further evidence of this run, such as each of its rewards.
-
-    Raises:
-        MissingSignal: names the stage and the evidence.
-    """
-    for stage in pipeline:
-        given = given_to(stage) | more
-        for name in sorted(stage.needs - given):
-            why = (
-                "is known only when a rollout is learnt, and only an advantage estimator can read it. Remove the stage."
-                if ONLY_FOR.get(name) == AdvantageEstimator.kind
-                else f"the trainer does not have. {did_you_mean(name, given)}"
-            )
-            raise MissingSignal(f"the stage '{stage.name}' reads '{name}', which {why}")
 
 
 def require_provider_names(signals: Mapping[str, Any]) -> None:

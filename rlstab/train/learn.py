@@ -30,7 +30,7 @@ from rlstab.record.effects import what_methods_did
 from rlstab.record.writer import Recorder, settings_of, tensors_of
 from rlstab.signals import SIGNAL_NAMES
 from rlstab.train.engine import Engine
-from rlstab.train.generate import advance, checked_output
+from rlstab.train.generate import advance, checked_output, count_nonfinite
 from rlstab.train.rollout import Progress, Rollout
 from rlstab.train.tracking import Metrics
 
@@ -67,7 +67,7 @@ class Learner:
 
     # -- advantages --------------------------------------------------------------------------------------------------
 
-    def estimate(self, rollout: Rollout, progress: Progress, metrics: Metrics) -> tuple[Rollout, Progress]:
+    def _estimated(self, rollout: Rollout, progress: Progress, metrics: Metrics) -> tuple[Rollout, Progress]:
         """The rollout with its advantages, and the progress with the next state of the estimator.
 
         Raises:
@@ -99,12 +99,13 @@ class Learner:
 
     def learn(self, rollout: Rollout, progress: Progress, metrics: Metrics) -> tuple[Progress, Refusals]:
         """Make all optimizer steps of one rollout. A step with NaN or Inf is refused, counted, and changes nothing."""
-        refused = Refusals()
-        if rollout.refused:
+        refused, nonfinite = Refusals(), count_nonfinite(rollout.rewards, self.comm)
+        if nonfinite:
             steps = self.settings.optimizer_steps_per_rollout
             metrics.count("optimizer_steps/refused", steps)
-            why = f"{rollout.refused} rewards are NaN or Inf. The rollout was refused. Let the scorer return a number."
+            why = f"{nonfinite} rewards are NaN or Inf. The rollout was refused. Let the scorer return a number."
             return replace(progress, optimizer_steps=progress.optimizer_steps + steps), Refusals(steps, why)
+        rollout, progress = self._estimated(rollout, progress, metrics)
         rollout = self._with_old_logprobs(rollout, metrics)
         with metrics.phase("train"):
             for first, rows in self._mini_batches(rollout.group_ids):
@@ -121,16 +122,13 @@ class Learner:
 
     def _with_old_logprobs(self, rollout: Rollout, metrics: Metrics) -> Rollout:
         """The rollout with the denominator of the ratio: from one more forward, or from the sampler."""
-        signals = dict(rollout.signals)
+        rollout = replace(rollout, signals={**rollout.signals, "logprobs": rollout.signals["rollout_logprobs"]})
         if self.settings.old_logprobs == "recompute":
             everything = torch.arange(len(rollout))
             with metrics.phase("recompute"):
-                fresh = self._evidence(rollout, everything)
-            signals |= {**fresh, "old_logprobs": fresh["logprobs"]}
-            _compare_sampler(rollout, signals, everything, metrics)
-        else:
-            signals |= {"old_logprobs": signals["rollout_logprobs"], "logprobs": signals["rollout_logprobs"]}
-        return replace(rollout, signals=signals)
+                rollout = self._refreshed(rollout, everything)
+            _compare_sampler(rollout, everything, metrics)
+        return replace(rollout, signals={**rollout.signals, "old_logprobs": rollout.signals["logprobs"]})
 
     def _mini_batches(self, group_ids: Tensor) -> Iterator[tuple[bool, Tensor]]:
         """For each optimizer step, whether it is the first of the rollout, and the rows of this rank in it.
@@ -156,7 +154,7 @@ class Learner:
         if settings.refresh == "step":
             rollout = self._refreshed(rollout, rows)
             if compared:
-                _compare_sampler(rollout, rollout.signals, rows, metrics)
+                _compare_sampler(rollout, rows, metrics)
             compared = False
         rows = forward_order(rollout, rows, settings.micro_batch_size)
         cuts = [cut for cut in rows.split(settings.micro_batch_size) if len(cut)]
@@ -209,7 +207,11 @@ class Learner:
     def _refreshed(self, rollout: Rollout, rows: Tensor) -> Rollout:
         """The rollout, with evidence from the current policy on some rows."""
         signals = {name: values.clone() for name, values in rollout.signals.items()}
-        for name, values in self._evidence(rollout, rows).items():
+        needs = {"logprobs", "entropies"} | (self.objective.needs & SIGNAL_NAMES)
+        options, size, sequences = self.objective.signal_options, self.settings.micro_batch_size, rollout.sequences
+        with self.engine.gathered_policy() as policy:
+            fresh = policy.evidence(sequences, needs, size, rows=rows, temperature=self.temperature, options=options)
+        for name, values in fresh.items():
             signals[name][rows] = values[rows]
         return replace(rollout, signals=signals)
 
@@ -241,8 +243,14 @@ class Learner:
             for output in outputs:
                 output.retain_grad()
             loss = step.loss(batch, live).loss
-            if recorder is not None:
-                self._record(recorder, rollout, step, micro_batch, live, loss)
+            if recorder is not None and step.plan is not None:
+                sequences, scale = micro_batch.sequences, self.engine.loss_scale
+                tensors = tensors_of(batch, live, sequences.response_ids) | what_methods_did(step.plan, batch, live)
+                tensors["prompt_ids"] = sequences.prompt_ids[sequences.prompt_mask]
+                tensors["prompt_lengths"] = sequences.prompt_mask.sum(1)
+                row = (batch.here.sequence_ids[:, None] == rollout.sequence_ids).nonzero()[:, 1]
+                tensors["rewards"] = rollout.rewards[row].float()
+                recorder.add(tensors, loss * scale, live.logprobs, self.engine.processes / scale)
             self.engine.backward(loss if outputs else None)
             # an output that no term differentiates has no gradient
             gradients = [output.grad != 0 for output in outputs if output.grad is not None]
@@ -252,24 +260,6 @@ class Learner:
                 gap = live.logprobs.detach() - batch.rollout_logprobs
                 gaps.append(gap.index_select(0, sent(micro_batch.index, home)).abs())
         return reached, gaps
-
-    def _record(
-        self,
-        recorder: Recorder,
-        rollout: Rollout,
-        step: OptimizerStep,
-        micro_batch: _MicroBatch,
-        live: PolicyOutputs,
-        loss: Tensor,
-    ) -> None:
-        assert step.plan is not None
-        batch, sequences, scale = micro_batch.batch, micro_batch.sequences, self.engine.loss_scale
-        tensors, ids = tensors_of(batch, live, sequences.response_ids), batch.here.sequence_ids
-        tensors |= what_methods_did(step.plan, batch, live)
-        tensors["prompt_ids"] = sequences.prompt_ids[sequences.prompt_mask]
-        tensors["prompt_lengths"] = sequences.prompt_mask.sum(1)
-        tensors["rewards"] = rollout.rewards[(ids[:, None] == rollout.sequence_ids).nonzero()[:, 1]].float()
-        recorder.add(tensors, loss * scale, live.logprobs, self.engine.processes / scale)
 
     def _live(self, micro_batch: _MicroBatch) -> PolicyOutputs:
         """The live outputs of a micro-batch, from one forward over the sequences that need one.
@@ -292,15 +282,6 @@ class Learner:
         index = sent(micro_batch.index, evidence.device)
         live = {name: getattr(signals, name).to(index.device) for name in filler}
         return PolicyOutputs(**{name: values.index_copy(0, index, live[name]) for name, values in filler.items()})
-
-    def _evidence(self, rollout: Rollout, rows: Tensor) -> dict[str, Tensor]:
-        """``(R, T)`` signals from a forward of the trainer, on some rows."""
-        needs = {"logprobs", "entropies"} | (self.objective.needs & SIGNAL_NAMES)
-        options, size = self.objective.signal_options, self.settings.micro_batch_size
-        with self.engine.gathered_policy() as policy:
-            return policy.evidence(
-                rollout.sequences, needs, size, rows=rows, temperature=self.temperature, options=options
-            )
 
 
 @dataclass(frozen=True)
@@ -339,9 +320,9 @@ class _MicroBatch:
         return cls(batch, sequences, where, index, needed, index_in_needed, engine.shared_prompts(needed))
 
 
-def _compare_sampler(rollout: Rollout, signals: Mapping[str, Tensor], rows: Tensor, metrics: Metrics) -> None:
+def _compare_sampler(rollout: Rollout, rows: Tensor, metrics: Metrics) -> None:
     """Report the gap between the log-probs of sampler and trainer on all tokens of some rows."""
-    gap = (signals["logprobs"] - signals["rollout_logprobs"])[rows]
+    gap = (rollout.signals["logprobs"] - rollout.signals["rollout_logprobs"])[rows]
     _report_gaps([gap[rollout.response_mask[rows]].abs()], "", metrics)
 
 
@@ -400,25 +381,20 @@ def _tokens(prompt: Tensor, response: Tensor, group: Tensor, size: int) -> int:
 
 
 def reference_logprobs(
-    gathered: Callable[[], AbstractContextManager[Policy]],
-    temperature: float,
-    micro_batch_size: int,
-    hint: str | None,
-    rollout: Rollout,
+    gathered: Callable[[], AbstractContextManager[Policy]], run: RunConfig, hint: str | None, rollout: Rollout
 ) -> Tensor:
     """The log-probs of another policy, ``(R, T)`` float32; every process calls it.
 
     Args:
         gathered: enters the policy with all of its weights; an adapter is switched off meanwhile.
-        temperature: of the log-probs.
-        micro_batch_size: responses in one forward.
+        run: the configuration.
         hint: text that it reads before each prompt.
         rollout: holds the tokens.
     """
     with gathered() as policy, policy.without_adapter():
         sequences = rollout.sequences if hint is None else policy.hinted(rollout.sequences, hint)
-        evidence = policy.evidence(sequences, {"logprobs"}, micro_batch_size, temperature=temperature)
-    return evidence["logprobs"]
+        size, temperature = run.optimisation.micro_batch_size, run.rollout.temperature
+        return policy.evidence(sequences, {"logprobs"}, size, temperature=temperature)["logprobs"]
 
 
 def squared_gradients(policy: Policy, sequences: Sequences, temperature: float, where: Tensor | None = None) -> Tensor:

@@ -44,10 +44,12 @@ from rlstab.config.user_code import checksums, portable
 from rlstab.console import Terminal, command
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.objective import active_methods, require_signals
-from rlstab.errors import ConfigError, FitWarning, NonFinite, RlstabError
+from rlstab.errors import ConfigError, FitWarning, MissingSignal, NonFinite, RlstabError
 from rlstab.explain.costs import reference as reference_of
+from rlstab.explain.stages import lacking
 from rlstab.extras import require_trackers
 from rlstab.logs.watch import Watch, told
+from rlstab.models.decoding import require_decoding
 from rlstab.models.policy import load_policy, require_prompts, require_same_tokens, require_trainable
 from rlstab.models.sampler import Sampler
 from rlstab.record.files import dumped
@@ -62,18 +64,10 @@ from rlstab.tasks.task import checksum_of_examples
 from rlstab.train import checkpoint
 from rlstab.train.engine import build_engine, is_sharded, require_launcher
 from rlstab.train.evaluate import evaluate
-from rlstab.train.generate import (
-    TRUE_REWARD,
-    Generator,
-    SignalProvider,
-    require_evidence,
-    require_provider_names,
-    reward_evidence,
-)
+from rlstab.train.generate import Generator, SignalProvider, require_provider_names
 from rlstab.train.learn import Learner, Refusals, reference_logprobs
-from rlstab.train.rollout import Progress, Rollout, of_rank
+from rlstab.train.rollout import Progress, Rollout
 from rlstab.train.run_folder import RunFolder, describe, line, read_records
-from rlstab.train.sampling import require_decoding
 from rlstab.train.tracking import Metrics, ProgressBar, start_trackers, summary_table
 
 T = TypeVar("T")
@@ -142,12 +136,13 @@ def train(
     require_provider_names(signals)
     require_signals(
         run.composition,
-        provides=TRAINER_SIGNALS | signals.keys() | reward_evidence(run) | {"block_ids"},
+        provides=TRAINER_SIGNALS | signals.keys() | run.reward_evidence | {"block_ids"},
         live=frozenset({"entropies", "log_kept_mass"}),
         host="the trainer",
         cure=lambda name: "pass rlstab.train.train a function that makes it, in signals",
     )
-    require_evidence(run.pipeline, reward_evidence(run))
+    for text in lacking(run):
+        raise MissingSignal(text)
     for text in unmet(run.pipeline, [method.name for method in active_methods(run.composition)]):
         warnings.warn(text, FitWarning, stacklevel=2)
     require_launcher(os.environ, run)
@@ -155,7 +150,7 @@ def train(
     if task is not None:
         names["task"] = type(task).__qualname__
     accelerator = start_processes(run, timeout)
-    with tag_errors_with_rank(accelerator), fixed_order(run, accelerator.device), Stop() as stop:
+    with tag_errors_with_rank(accelerator), fixed_order(run, accelerator.device), first_signal() as stop:
         require_processes(run, console)
         say = partial(tell, console, "run folder")
         folder = on_main_process(accelerator, lambda: RunFolder(run, names, say, resume=resume, overwrite=overwrite))
@@ -176,7 +171,7 @@ class Trainer:
         folder: of the run; None in all processes but the first.
         console: where to print.
         signals, task: see :func:`train`.
-        stop: notes signals of the operating system.
+        stop: returns the number of the signal that asks the run to end; 0 for none.
     """
 
     def __init__(
@@ -187,7 +182,7 @@ class Trainer:
         console: Console,
         signals: Mapping[str, SignalProvider],
         task: Task | None,
-        stop: Stop,
+        stop: Callable[[], int],
     ) -> None:
         plain_torch()
         self.run, self.accelerator, self.folder, self.console, self.stop = run, accelerator, folder, console, stop
@@ -230,8 +225,8 @@ class Trainer:
                 if what == "teacher":
                     require_same_tokens(self.policy, other, named or run.model.name)
                 gathered = self.engine.frozen(other)
-            size, hint = run.optimisation.micro_batch_size, run.model.teacher_prompt if what == "teacher" else None
-            others[needed] = partial(reference_logprobs, gathered, run.rollout.temperature, size, hint)
+            hint = run.model.teacher_prompt if what == "teacher" else None
+            others[needed] = partial(reference_logprobs, gathered, run, hint)
 
         self.sampler = Sampler(run.rollout.precision, run.rollout.weight_noise, run.seed)
         policy_now = partial(self.sampler.refreshed, self.policy)
@@ -243,21 +238,12 @@ class Trainer:
         if run.tracking.dump_every:
             last = run.optimisation.optimizer_steps
             self.learner.recorder = Recorder(self.out / DUMP, run.tracking.dump_every, last)
-        self.progress = self.generator.start() if self.latest is None else self._restored(self.latest, rank, world)
+        self.progress = self.generator.start()
+        if self.latest is not None:
+            restored = partial(self.generator.restored, self.policy)
+            self.progress = Progress.restored(checkpoint.load(self.latest, self.engine), restored)
         self.refused = 0
         self.watch = Watch("rollout")
-
-    def _restored(self, latest: Path, rank: int, world: int) -> Progress:
-        limit, example = self.run.rollout.max_new_tokens, partial(self.task.example, "train")
-        special = not self.task.keeps_special_tokens
-
-        def waiting(whole: Mapping[str, Tensor]) -> Rollout:
-            mine = of_rank(whole, rank, world, slots=self.generator.slots, group=self.run.rollout.group)
-            rollout = Rollout.from_tensors(mine, limit, example)
-            texts = [self.policy.decode(answer, skip_special_tokens=special) for answer in rollout.answers()]
-            return replace(rollout, texts=texts)
-
-        return Progress.restored(checkpoint.load(latest, self.engine), waiting)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
@@ -272,9 +258,7 @@ class Trainer:
                 self._stop_if_asked()
                 rollout, progress = self._next_rollout(metrics)  # choose prompts, sample, score, shape
                 self._stop_if_asked()
-                if not rollout.refused:
-                    rollout, progress = self.learner.estimate(rollout, progress, metrics)  # advantages
-                progress, refused = self.learner.learn(rollout, progress, metrics)  # optimizer steps
+                progress, refused = self.learner.learn(rollout, progress, metrics)  # advantages, optimizer steps
                 number = progress.rollouts + 1
                 if self.progress.rollouts == done:  # the first states that user-defined code made from real tokens
                     for name, state in (*progress.objective.items(), *progress.stages.items()):
@@ -331,7 +315,7 @@ class Trainer:
 
     def _stop_if_asked(self) -> None:
         """If a signal reached any process: save the rollouts that are learnt, and raise :class:`Stopped`."""
-        number, done = max(gather_object([self.stop.number])), self.progress.rollouts
+        number, done = max(gather_object([self.stop()])), self.progress.rollouts
         if not number:
             return
         if done and (self.latest is None or checkpoint.number(self.latest) != done):
@@ -351,11 +335,11 @@ class Trainer:
             )
 
     def _evaluate(self) -> dict[str, float]:
-        start, where = time.perf_counter(), (self.accelerator.process_index, self.accelerator.num_processes)
+        start = time.perf_counter()
         with self.engine.gathered_policy() as policy:
-            values = evaluate(policy, self.task, self.rewards, self.run, *where)
+            values = evaluate(policy, self.generator)
             if self.run.evaluation.sampler and self.sampler.differs:
-                sampled = evaluate(self.sampler.refreshed(policy), self.task, self.rewards, self.run, *where)
+                sampled = evaluate(self.sampler.refreshed(policy), self.generator)
                 values |= {f"eval/sampler/{name.removeprefix('eval/')}": value for name, value in sampled.items()}
         return {**values, "seconds/evaluate": time.perf_counter() - start}
 
@@ -382,9 +366,8 @@ class Trainer:
         most, lines = self.run.tracking.samples, ""
         if self.folder is None or not most:
             return
-        late = rollout.timed_out.nonzero().squeeze(-1).tolist()
-        rewards = {"reward": "raw_rewards", **{f"reward/{name}": f"reward/{name}" for name in self.rewards.names}}
-        rewards |= {TRUE_REWARD: TRUE_REWARD} if TRUE_REWARD in rollout.responses.extra else {}
+        late = rollout.responses.evidence("timed_out").nonzero().squeeze(-1).tolist()
+        rewards = rollout.rewards_by_name("reward")
         for index in sorted({*range(min(most, len(rollout))), *late}):
             sample = {"rollout": number, "prompt": rollout.examples[index].prompt, "text": rollout.texts[index]}
             sample |= {key: float(rollout.responses.evidence(name)[index]) for key, name in rewards.items()}
@@ -466,16 +449,16 @@ def fixed_order(run: RunConfig, device: torch.device) -> Iterator[None]:
         yield
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    before, fills = torch.are_deterministic_algorithms_enabled(), deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    filling: Any = deterministic  # torch adds the switch when the module loads, which mypy does not see
+    before, fills = torch.are_deterministic_algorithms_enabled(), filling.fill_uninitialized_memory
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True)
-    # every value is written before it is read
-    deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    filling.fill_uninitialized_memory = False  # every value is written before it is read
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before, warn_only=warns)
-        deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
+        filling.fill_uninitialized_memory = fills
 
 
 def require_processes(run: RunConfig, console: Console) -> None:
@@ -551,33 +534,29 @@ class Stopped(KeyboardInterrupt):
         super().__init__(f"stopped by {name} {where}; {kept}")
 
 
-class Stop:
+@contextmanager
+def first_signal() -> Iterator[Callable[[], int]]:
     """A context in which the first SIGINT or SIGTERM is noted, and a later one ends the run at once.
 
     Handlers that the caller installed stay. Python allows handlers only in the main thread.
 
-    Attributes:
-        number: of the signal that was noted; 0 before any.
+    Yields:
+        a function that returns the number of the signal; 0 before any.
     """
+    noted: list[tuple[int, float]] = []
 
-    def __init__(self) -> None:
-        self.number, self._since = 0, 0.0
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> Stop:
-        usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-        for number, handler in usual.items() if threading.current_thread() is threading.main_thread() else ():
-            if signal.getsignal(number) == handler:
-                self._before[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
-        if self.number and now - self._since > AGAIN:
+    def handle(number: int, frame: FrameType | None) -> None:
+        noted.append((number, time.monotonic()))
+        if noted[-1][1] - noted[0][1] > AGAIN:
             raise KeyboardInterrupt
-        if not self.number:
-            self.number, self._since = number, now
+
+    usual: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    in_main = threading.current_thread() is threading.main_thread()
+    mine = [number for number, handler in usual.items() if in_main and signal.getsignal(number) == handler]
+    try:
+        for number in mine:
+            signal.signal(number, handle)
+        yield lambda: noted[0][0] if noted else 0
+    finally:
+        for number in mine:
+            signal.signal(number, usual[number])

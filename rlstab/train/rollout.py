@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 
 from rlstab.core.batch import SIGNALS, TokenBatch
 from rlstab.core.method import State
 from rlstab.models.policy import Sequences, joined_rows
-from rlstab.stages.response_batch import PADDING, ResponseBatch
+from rlstab.stages.response_batch import ResponseBatch
 from rlstab.tasks import Example
 
 #: Where the ids of branches begin; those of responses to prompts count from 0.
@@ -24,33 +23,28 @@ BRANCHES = 2**50
 class Rollout:
     """``R`` responses of this rank, whole groups of them. All tensors are on the CPU.
 
-    The sampler fills the first four fields, the scorer and the stages the next three, and the estimator ``advantages``.
-    User-defined signals are functions of a rollout.
+    The sampler makes it, the scorer fills in ``texts`` and rewards, the stages shape these, and the estimator fills in
+    ``advantages``. User-defined signals are functions of a rollout.
 
     Attributes:
         sequences: ids and masks; the tokens that a branch was given are part of its prompt.
         signals: ``(R, T)`` float32 by name, 0 in the padding.
-        texts: ``R``, the decoded answers as a whole.
-        ended: ``(R,)`` bool, False where the response was cut off.
         examples: ``R``, the example that each response answers.
-        responses: what stages see; ``rewards`` are shaped, ``raw_rewards`` are not.
-        timed_out: ``(R,)`` bool, True where a scorer exceeded its time limit.
+        responses: what stages see; ``rewards`` are shaped, ``raw_rewards`` are not, and ``timed_out`` is True where a
+            scorer exceeded its time limit.
+        texts: ``R``, the decoded answers as a whole.
         advantages: ``(R,)`` or ``(R, T)`` float32; None until they are estimated.
-        refused: how many rewards of all ranks are NaN or Inf; unless it is 0, nothing is learnt from the rollout.
     """
 
     sequences: Sequences
     signals: Mapping[str, Tensor]
-    texts: Sequence[str]
-    ended: Tensor
-    examples: Sequence[Example] = ()
-    responses: ResponseBatch = field(default_factory=ResponseBatch.empty)
-    timed_out: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
+    examples: Sequence[Example]
+    responses: ResponseBatch
+    texts: Sequence[str] = ()
     advantages: Tensor | None = None
-    refused: int = 0
 
     def __len__(self) -> int:
-        return len(self.texts)
+        return len(self.responses)
 
     @property
     def response_ids(self) -> Tensor:
@@ -77,6 +71,13 @@ class Rollout:
         """``(R,)`` int64, unique over the run and over all ranks."""
         return self.responses.group_ids
 
+    def rewards_by_name(self, mean: str) -> dict[str, str]:
+        """The evidence of each reward as it was scored, by its name in records; their sum is called ``mean``.
+
+        ``reward/true`` is the sum before a flaky task lost some of it.
+        """
+        return {mean: "raw_rewards", **{name: name for name in self.responses.extra if name.startswith("reward/")}}
+
     def seen_by(self, needs: Set[str]) -> ResponseBatch:
         """The responses with those signals that a stage needs and that are known before learning."""
         return self.responses.knowing({name: self.signals[name] for name in needs & self.signals.keys()})
@@ -91,11 +92,9 @@ class Rollout:
             self,
             sequences=sequences,
             signals={name: values[rows][:, :length] for name, values in self.signals.items()},
-            texts=[self.texts[row] for row in rows.tolist()],
-            ended=self.ended[rows],
             examples=[self.examples[row] for row in rows.tolist()],
             responses=responses,
-            timed_out=self.timed_out[rows],
+            texts=[self.texts[row] for row in rows.tolist()],
         )
 
     def token_batch(self, rows: Tensor, *, live_ratio: bool) -> tuple[Sequences, TokenBatch]:
@@ -133,22 +132,18 @@ class Rollout:
         return cls(
             Sequences.joined([part.sequences for part in parts], pad_id),
             {name: joined_rows([part.signals[name] for part in parts]) for name in parts[0].signals},
-            [text for part in parts for text in part.texts],
-            torch.cat([part.ended for part in parts]),
             [example for part in parts for example in part.examples],
             ResponseBatch.joined([part.responses for part in parts]),
-            torch.cat([part.timed_out for part in parts]),
+            [text for part in parts for text in part.texts],
         )
 
-    # -- in a checkpoint: texts and examples are not saved, since they follow from ids ---------------------------------
+    # -- in a checkpoint -----------------------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors to save."""
+        """The tensors to save, before the advantages are estimated."""
         saved = {f"sequences/{part.name}": getattr(self.sequences, part.name) for part in fields(self.sequences)}
         saved |= {f"signals/{name}": values for name, values in self.signals.items()}
-        saved |= {f"responses/{name}": values for name, values in self.responses.tensors().items()}
-        saved |= {"timed_out": self.timed_out, "refused": torch.tensor(self.refused)}
-        return saved | ({} if self.advantages is None else {"advantages": self.advantages})
+        return saved | {f"responses/{name}": values for name, values in self.responses.tensors().items()}
 
     @classmethod
     def from_tensors(cls, saved: Mapping[str, Tensor], limit: int, example: Callable[[int], Example]) -> Rollout:
@@ -164,17 +159,8 @@ class Rollout:
             return {name.removeprefix(prefix): values for name, values in saved.items() if name.startswith(prefix)}
 
         responses = ResponseBatch.from_tensors(under("responses/"), limit)
-        return cls(
-            Sequences(**under("sequences/")),
-            under("signals/"),
-            [],
-            responses.ended,
-            [example(number) for number in responses.prompt_ids.tolist()],
-            responses,
-            saved["timed_out"],
-            saved.get("advantages"),
-            int(saved["refused"]),
-        )
+        examples = [example(number) for number in responses.prompt_ids.tolist()]
+        return cls(Sequences(**under("sequences/")), under("signals/"), examples, responses)
 
 
 @dataclass(frozen=True)
@@ -199,10 +185,12 @@ class Progress:
     stages: Mapping[str, State]
     queue: tuple[Rollout, ...] = field(default=(), repr=False)
 
-    def saved(self) -> dict[str, Any]:
+    def saved(self, pad_id: int) -> dict[str, Any]:
         """Numbers and tensors to save, with the rollouts of all ranks; every rank calls it."""
         saved = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        waiting = {str(index): _joined(gather_object([rollout.tensors()])) for index, rollout in enumerate(self.queue)}
+        # texts and examples follow from the ids
+        ranks = [gather_object([replace(rollout, texts=[], examples=[])]) for rollout in self.queue]
+        waiting = {str(index): Rollout.joined(parts, pad_id).tensors() for index, parts in enumerate(ranks)}
         return {**saved, "stages": dict(self.stages), "queue": waiting}
 
     @classmethod
@@ -210,32 +198,3 @@ class Progress:
         """The progress that :meth:`saved` returned; ``rollout`` builds a rollout from the rows of this rank."""
         queue = saved["queue"]
         return cls(**{**saved, "queue": tuple(rollout(queue[str(index)]) for index in range(len(queue)))})
-
-
-def _joined(ranks: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The tensors of the rollout over all ranks, in the order of the sequence ids."""
-    order = torch.cat([rank["responses/sequence_ids"] for rank in ranks]).argsort()
-    whole = {"refused": ranks[0]["refused"]}
-    for name in ranks[0].keys() - whole.keys():
-        values = [rank[name] for rank in ranks]
-        if values[0].ndim == 2:  # prompts are padded on the left
-            fill, left = PADDING.get(name.removeprefix("responses/"), 0), name.startswith("sequences/prompt")
-            values = [joined_rows(values, fill, left=left)]
-        whole[name] = torch.cat(values)[order]
-    return whole
-
-
-def of_rank(whole: Mapping[str, Tensor], rank: int, world: int, *, slots: int, group: int) -> dict[str, Tensor]:
-    """The rows of one rank: a group goes to the rank that samples the prompt of its index in a rollout.
-
-    Args:
-        whole: tensors of all ranks, by name.
-        rank: whose rows are returned.
-        world: the number of ranks.
-        slots: how many group ids a rollout reserves for prompts.
-        group: responses per prompt.
-    """
-    ids = whole["responses/group_ids"]
-    prompted = torch.where(ids < BRANCHES, ids, torch.div(ids - BRANCHES, group, rounding_mode="floor"))
-    mine = prompted % slots % world == rank
-    return {name: values if name == "refused" else values[mine] for name, values in whole.items()}

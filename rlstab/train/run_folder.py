@@ -265,10 +265,9 @@ class RunFolder:
         Raises:
             ConfigError: the file cannot be written.
         """
-        with filesystem_errors(self.path / name), (self.path / name).open("ab", buffering=0) as file:
-            rest = memoryview(lines.encode("utf-8"))
-            while rest:
-                rest = rest[file.write(rest) or 0 :]
+        data = lines.encode("utf-8")  # one buffer for all; Python gives 0 and 1 other meanings
+        with filesystem_errors(self.path / name), (self.path / name).open("ab", buffering=len(data) + 2) as file:
+            file.write(data)
 
     def identity(self) -> dict[str, Any]:
         """The entries about this run in its checkpoints."""

@@ -131,9 +131,6 @@ def _wandb_is_configured() -> bool:
 #: Seconds between lines where the console is not a terminal.
 INTERVAL = 30.0
 
-#: After this many consecutive rollouts without a gradient a note is printed; the run goes on.
-IDLE = 10
-
 _SHOWN = {"reward": "reward/mean", "entropy": "tokens/entropy", "grad": "gradient/norm", "kept": "tokens/kept"}
 
 
@@ -148,7 +145,7 @@ class ProgressBar(bars.Progress):
     """
 
     def __init__(self, console: Console, total: int, done: int, *, shown: bool) -> None:
-        self._shown, self._total, self._last, self._evaluated, self._idle = shown, total, -INTERVAL, "", 0
+        self._shown, self._total, self._last, self._evaluated = shown, total, -INTERVAL, ""
         columns = bars.MofNCompleteColumn(), bars.BarColumn(bar_width=20), bars.TextColumn("{task.description}")
         hidden = not (shown and console.is_terminal)
         super().__init__(*columns, bars.TimeRemainingColumn(compact=True), console=console, disable=hidden)
@@ -161,20 +158,10 @@ class ProgressBar(bars.Progress):
         parts = [f"{label} {values[name]:.3f}" for label, name in _SHOWN.items() if name in values]
         text = " ".join(parts) + self._evaluated
         self.update(self._task, completed=rollout, description=text)
-        now = time.monotonic()
-        if not self._shown:
-            return
-        if not self.console.is_terminal and (rollout == self._total or now - self._last >= INTERVAL):
+        due = rollout == self._total or time.monotonic() - self._last >= INTERVAL
+        if self._shown and due and not self.console.is_terminal:
             self.console.print(f"rollout {rollout}/{self._total} {text}", highlight=False, markup=False, soft_wrap=True)
-            self._last = now
-        taught = values.get("gradient/norm") and values.get("lr") and values.get("tokens/live", 1)
-        self._idle = 0 if taught else self._idle + 1
-        if self._idle == IDLE:
-            names = ("reward/mean", "reward/zero_std_groups", "lr")
-            numbers = [f"{name} {values.get(name, 0):.3g}" for name in names]
-            hint = "Look at samples.jsonl, at refused or skipped optimizer_steps, and ask `rlstab look`."
-            text = f"[yellow]nothing learnt in {IDLE} rollouts:[/] {', '.join(numbers)}. {hint}"
-            self.console.print(text, highlight=False, soft_wrap=True)
+            self._last = time.monotonic()
 
 
 def summary_table(records: Sequence[Values]) -> RenderableType:

@@ -1,5 +1,6 @@
 """What the jobs for TRL and for verl share: fixed responses, real ranks, and the comparison of two runs."""
 
+import dataclasses
 import json
 import os
 import random
@@ -18,6 +19,11 @@ CHAIN = ROOT / "rlstab" / "data" / "chain-tiny"
 #: No network, no second thread, and no text between pytest's dots.
 QUIET = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "0"}
 EOS, WORDS = 19, [word for word in range(1, 29) if word != 19]
+
+
+def defaults_of(config: type) -> dict[str, Any]:
+    """The defaults of a dataclass of settings."""
+    return {field.name: field.default for field in dataclasses.fields(config)}
 
 
 def response(rollout: int, place: int) -> list[int]:

@@ -91,14 +91,6 @@ def assert_exact(objective: TokenObjective, step: Step, cut: Sequence[Sequence[i
     return worker
 
 
-@pytest.mark.parametrize("mean", MEANS, ids=lambda mean: f"{mean.over}-{mean.counts}")
-def test_a_stack_is_the_worker_loss(mean: HostMean) -> None:
-    step, plain = step_of(), by_the_worker(compose(r.ClipHigher()), step_of())
-    for cut in CUTS:
-        worker = assert_exact(STACK, step, cut, mean)
-        assert float((plain - worker).abs().max()) > 1e-3  # S2T and STARE act
-
-
 def test_everything_that_can_be_said_is_exact() -> None:
     """On steps of every kind: methods alone or with a clip, presets, random compositions."""
     clip = r.ClipHigher(low=0.1, high=0.1, dual_clip=1.5)

@@ -129,14 +129,6 @@ def test_lost_log_probs_change_nothing(mode: str, tmp_path: Path, monkeypatch: p
     assert own["log"][0]["rlstab/host_correction/weight"] != 1.0
 
 
-def test_lost_log_probs_are_replaced_by_old_ones_and_counted(tmp_path: Path) -> None:
-    objective = [CLIP, {"name": "importance_correction"}]
-    done = run(tmp_path, objective, sampling=sampler(spoiled=(0,), scored=True))
-    tokens = done["steps"][0]["tokens"]
-    assert done["log"][0]["rlstab/sampler/unscored"] == pytest.approx(tokens[1] / tokens[0])
-    assert done["log"][0]["rlstab/steps/refused"] == 0.0
-
-
 def test_a_stopped_run_over_two_ranks_goes_on_bit_for_bit(over_two: Any, tmp_path: Path) -> None:
     folder, done = over_two
     whole, resumed, checkpoint = done["whole"], done["resumed"], folder / "whole" / "checkpoint-2"

@@ -19,13 +19,13 @@ from trl import GRPOTrainer
 
 from rlstab.adapters import releases
 from rlstab.adapters.host_objective import TRL_LOSS, TRL_OTHER, TRL_STEPS
-from rlstab.adapters.settings import check_trl_settings, defaults_of
+from rlstab.adapters.settings import check_trl_settings
 from rlstab.adapters.trl import RLStabGRPOTrainer, release, trainer
 from rlstab.adapters.trl.engine import check_engine
 from rlstab.config import load_objective
 from rlstab.errors import ConfigError, HostError, MissingSignal
 from rlstab.hosts import facts
-from tests.adapters.jobs import ROOT, Trouble, farthest, model, same_weights, unmoved
+from tests.adapters.jobs import ROOT, Trouble, defaults_of, farthest, model, same_weights, unmoved
 from tests.adapters.trl_jobs import config, prompts, reward, run, sampler, tokenizer, trainer_of
 
 pytestmark = pytest.mark.filterwarnings("default")

@@ -13,17 +13,17 @@ from verl.workers.config.actor import PolicyLossConfig
 
 from rlstab import PolicyOutputs, TokenBatch, load_objective, make_plan
 from rlstab.adapters.host_objective import VERL_LOSS, verl_objective_of
-from rlstab.adapters.settings import defaults_of
+from tests.adapters import jobs
 from tests.adapters.host_table import MODES, VERL
 
-LOSS_FIELDS = set(defaults_of(PolicyLossConfig))
+LOSS_FIELDS = set(jobs.defaults_of(PolicyLossConfig))
 WIDE = {"clip_ratio_low": 0.1, "clip_ratio_high": 0.28, "clip_ratio_c": 1.6}
 #: share 1 of the candidates: Clip-Cov draws among more
 COVARIANCE = {"clip_cov_ratio": 1.0, "clip_cov_lb": 0.2, "clip_cov_ub": 1.5, "kl_cov_ratio": 0.2, "ppo_kl_coef": 0.7}
 
 
 def test_the_defaults_are_verls() -> None:
-    both = defaults_of(ActorConfig) | defaults_of(PolicyLossConfig)
+    both = jobs.defaults_of(ActorConfig) | jobs.defaults_of(PolicyLossConfig)
     assert both == {**both, **VERL_LOSS}
     assert {*MODES, "dro", "bypass_mode"} == set(core_algos.POLICY_LOSS_REGISTRY)
 

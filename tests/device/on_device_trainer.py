@@ -131,7 +131,7 @@ def test_a_method_on_the_cpu_is_refused_and_without_the_setting_a_gpu_adds_in_no
     leave_on_the_cpu(monkeypatch)
     with accelerate_there() as tally, pytest.raises(Exception, match="on cpu, expected"):
         go(small(tmp_path / "sim", ["s2t"], rollout__max_new_tokens=2, optimisation__deterministic=False))
-    assert REAL or "train/sampling.py" in {line.partition(":")[0] for _, line in tally.unordered}
+    assert REAL or "models/decoding.py" in {line.partition(":")[0] for _, line in tally.unordered}
     assert not torch.are_deterministic_algorithms_enabled()
 
 

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from rlstab.cli import main
+from rlstab.logs.log import Log, curves_of
 from rlstab.logs.readers import log_files
+from rlstab.logs.watch import Watch
 from rlstab.look.diagnosis import diagnose
 from rlstab.look.find import find
 from rlstab.look.run_log import RunLog, log_of, read_logs
@@ -128,33 +130,8 @@ def test_damaged_lines_are_left_out_and_counted(tmp_path: Path, command: Command
     assert read(tmp_path / "t.csv").remarks
 
 
-def test_a_norm_that_is_not_finite_is_a_sign(tmp_path: Path) -> None:
-    history = json.loads(trainer_state(rows("healthy")))
-    history["log_history"][31]["grad_norm"] = math.nan
-    path = tmp_path / "trainer_state.json"
-    path.write_text(json.dumps(history), encoding="utf-8")  # NaN as Python and transformers write it
-    lines = [json.loads(line) for line in verl_lines(rows("healthy")).splitlines()]
-    lines[31]["data"]["actor/grad_norm"] = None  # NaN as verl's file logger writes it
-    (tmp_path / "verl.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    for diagnosis in map(diagnose, map(read, (path, tmp_path / "verl.jsonl"))):
-        assert diagnosis.first is not None
-        assert (diagnosis.first.sign.name, diagnosis.first.sign.step) == ("refused_steps", 32)
-
-
-def test_rewards_below_zero_are_counted_from_the_lowest() -> None:
-    def told(rewards: list[float]) -> str:
-        lines = {step: {"reward": reward} for step, reward in enumerate(rewards, 1)}
-        return diagnose(log_of(lines, title="", writer="")).told()
-
-    noise = np.random.default_rng(0).normal(size=100) * 0.02
-    falls = np.concatenate([np.linspace(-0.6, 0.2, 60), np.linspace(0.2, -0.9, 40)])
-    assert told((falls + noise).tolist()).endswith("the updates are too large")
-    assert told((np.linspace(-0.9, -0.2, 100) + noise).tolist()) == "nothing found"
-    assert told((np.linspace(-16, -2, 100) + noise).tolist()) == "nothing found"
-
-
 def test_a_log_of_few_lines_says_what_it_cannot_show() -> None:
-    diagnosis = diagnose(log_of({step: {"reward": 0.5} for step in range(1, 9)}, title="", writer=""))
+    diagnosis = diagnose(log_of(Log("", "", {step: {"reward": 0.5} for step in range(1, 9)})))
     assert diagnosis.first is None
     reasons = {sign.name: sign.text for sign in diagnosis.unseen}
     assert reasons["reward_fall"] == "8 values in 1 x 10 steps; 3 x 10 are needed"
@@ -267,6 +244,28 @@ def test_a_value_that_is_not_finite_is_told(form: str, tmp_path: Path) -> None:
         "left out values that are NaN, Inf or null: tokens/entropy in 30 lines from step 31 on"
     ]
     assert len(remarks) == 1
+
+
+def test_of_several_held_out_scores_the_one_with_the_most_rows_counts_throughout(tmp_path: Path) -> None:
+    often, seldom = "val-core/math/acc/mean@4", "val-core/aime/acc/mean@4"
+    lines = [{"step": step, "reward": 0.5, **({often: step / 100} if step % 5 == 0 else {})} for step in range(1, 41)]
+    for step in (10, 12):  # sorts first, and is the only score of step 12
+        lines[step - 1][seldom] = 9.0
+    path = tmp_path / "log.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    log = read(path)
+    assert (log.names["eval/mean"], dict(zip(*log.metrics["eval/mean"], strict=True))) == (
+        often,
+        {step: step / 100 for step in range(5, 41, 5)},
+    )
+    watch = Watch()  # reads each line once, and ends with the same scores
+    for line in lines:
+        watch.log(int(line["step"]), line)
+    np.testing.assert_array_equal(curves_of(watch.rows).metrics["eval/mean"], log.metrics["eval/mean"])
+    lines[39][seldom] = lines[34][seldom] = lines[29][seldom] = lines[24][seldom] = lines[19][seldom] = 8.0
+    lines[14][seldom] = 8.0  # as often as the other: by name
+    path.write_text("\n".join(map(json.dumps, lines)))
+    assert read(path).names["eval/mean"] == seldom
 
 
 def console(step: int, reward: float, head: str = "") -> str:

@@ -137,7 +137,7 @@ def test_a_record_says_of_each_token_what_the_loss_did(
     assert moved > 20
 
 
-@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("engine", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp2"])
 def test_two_ranks_dump_one_step(engine: str, tmp_path: Path) -> None:
     """Also where a rank has nothing of a step: two groups in two mini-batches."""
     Forks().does(file_of(dumping(tmp_path, engine=engine)), 2)

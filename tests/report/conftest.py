@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
-from rlstab.bins import highest
+from rlstab.bins import in_bins
 from rlstab.report.comparison import Comparison, compare
 from rlstab.report.load import load_runs
 from rlstab.report.runs import RunRecord
@@ -143,7 +143,8 @@ def record(values: Mapping[str, Sequence[float]], **fields: Any) -> RunRecord:
     rollouts = max(map(len, values.values()), default=0)
     usual: dict[str, Any] = {"bench": None, "setting": "default", "method": "grpo", "seed": 0, "path": "run"}
     usual |= {"status": "finished", "config": config([CLIP], rollouts=rollouts), "evaluations": []}
-    largest = {name: highest(curve, rollouts) for name, curve in metrics.items() if name.endswith("largest_norm")}
+    norms = [name for name in metrics if name.endswith("largest_norm")]
+    largest = {name: in_bins(metrics[name], rollouts, largest=True) for name in norms}
     return RunRecord(**{**usual, "metrics": metrics, "largest": largest, **fields})
 
 

@@ -45,15 +45,12 @@ def told(*folders: Path) -> Comparison:
 #: What two of four seeds have, what the others have, and the names under which they are kept apart; none: they are one.
 WITHIN = {
     "a learning rate": ({"optimisation": {"lr": 1e-4}}, {"optimisation": {"lr": 0.1}}, ["lr=1e-4", "lr=0.1"]),
-    "epochs": ({"optimisation": {"epochs": 1}}, {"optimisation": {"epochs": 4}}, ["epochs=1", "epochs=4"]),
-    "length": ({"optimisation": {"rollouts": 10}}, {"optimisation": {"rollouts": 30}}, ["rollouts=10", "rollouts=30"]),
     "an adapter": ({"model": {"adapter": None}}, {"model": {"adapter": {"r": 8}}}, ["adapter=null", "adapter=r=8"]),
     "a stage": (
         {"stages": [{"name": "grpo", "std": True}]},
         {"stages": [{"name": "grpo", "std": False}]},
         ["grpo (std=true)", "grpo (std=false)"],
     ),
-    "a method": ({"objective": [CLIP]}, {"objective": [{**CLIP, "high": 0.3}]}, ["high=0.28", "high=0.3"]),
     "more methods": ({"objective": [CLIP]}, {"objective": [CLIP, TOP]}, ["clip_higher", "top_entropy"]),
     "a weight": (
         {"reward": [{"name": "a", "weight": 1.0}]},

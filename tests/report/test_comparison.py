@@ -53,17 +53,6 @@ def test_outcomes_of_known_answers() -> None:
     assert [outcome.name for outcome in chosen] == ["tokens/kept", "eval/mean", "tokens/kept/area"]
 
 
-def test_what_was_made_different_is_found_and_what_was_not_is_not(compared: Comparison) -> None:
-    [table] = compared.tables
-    assert (table.title, table.baseline, table.notes) == ("entropy", "grpo", [])
-    assert table.methods == ["grpo", "20_entropy", "s2t", "stare"]
-    assert table.cells["grpo", "eval/mean"].paired is None
-    verdicts = {name: table.cells[name, "eval/entropy"].paired.verdict for name in table.methods[1:]}
-    assert verdicts == {"20_entropy": "higher", "s2t": "identical", "stare": "higher"}
-    assert table.cells["20_entropy", "reward/area"].paired.verdict == "lower"
-    assert (table.collapses["grpo"].runs, table.collapses["grpo"].collapsed) == (4, 0)
-
-
 def test_the_baseline_is_asked_for_or_that_of_the_bench(bench: Path, sweep: Path, tmp_path: Path) -> None:
     tables = compare(load_runs(bench, sweep), baseline="stare").tables
     assert [table.baseline for table in tables] == ["stare", None, None, None]

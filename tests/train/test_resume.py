@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rlstab.errors import CheckpointError
-from rlstab.train import Stopped
+from rlstab.train import Stopped, checkpoint
 from tests.train import own
 from tests.train.forks import Forks
 from tests.train.runs import (
@@ -70,6 +70,16 @@ def test_a_run_that_lost_its_newest_checkpoint_ends_as_the_whole_one(kind: str, 
     assert differences(out, whole) == []
     assert [record["rollout"] for record in metrics(out)][-3:] == [2, 3, 4]
     assert whole["dump"]
+
+
+def test_moments_of_several_files_are_all_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "SHARD", "500KB")
+    go(long(tmp_path / "run"))
+    whole = left(tmp_path / "run")
+    assert len([name for name in whole if name.startswith("4/optimizer-")]) > 2
+    forget_newest(tmp_path / "run")
+    go(long(tmp_path / "run"), resume=True)
+    assert differences(tmp_path / "run", whole) == []
 
 
 @pytest.mark.parametrize(

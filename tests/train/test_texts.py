@@ -12,7 +12,9 @@ from rlstab.config.settings import JsonlSettings, RolloutSettings
 from rlstab.errors import ConfigError, DataError, ModelError
 from rlstab.models.policy import load_policy, require_prompts
 from rlstab.preflight import preflight
+from rlstab.stages.response_batch import ResponseBatch
 from rlstab.tasks import Countdown, Example, Message, TextTask
+from rlstab.train import Rollout
 from rlstab.train.sampling import sample
 from tests.train.runs import GRADED, go, lines, quiet, small
 from tests.train.texts import byte_tokenizer, writing
@@ -45,10 +47,12 @@ def test_a_response_ends_with_the_token_that_completes_a_stop_text(tmp_path: Pat
         given = policy.tokenizer(begun)["input_ids"][: 1 if begun == "a" else 2] if begun else []
         settings = RolloutSettings.model_validate({"stop": stop, "max_new_tokens": 100, "batch_size": 5})
         require_prompts(policy, Countdown(), settings, watch)
-        rollout = sample(policy, [Example("?", "")] * 6, torch.arange(6), settings, given=[given] * 6, seed=1)
-        ended = 0
-        for ids, mask, end in zip(rollout.response_ids, rollout.response_mask, rollout.ended.tolist(), strict=True):
-            answer = [*given, *ids[mask].tolist()]
+        asked = ResponseBatch.unscored(torch.arange(6), 100, given=torch.full((6,), len(given)))
+        parts = [*sample(policy, [Example("?", "")] * 6, asked, settings, begun=[given] * 6, seed=1)]
+        rollout, ended = Rollout.joined(parts, policy.pad_id), 0
+        assert len(parts) == 2
+        for answer, end in zip(rollout.answers(), rollout.responses.ended.tolist(), strict=True):
+            assert answer[: len(given)] == given
             found = [
                 any(text in policy.decode(answer[:count]) for text in settings.stop or ())
                 for count in range(len(given) + 1, len(answer) + 1)

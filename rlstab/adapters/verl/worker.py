@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,7 +28,7 @@ from rlstab.adapters.checkpoint import keep_state, restore_state
 from rlstab.adapters.host_correction import HostCorrection
 from rlstab.adapters.host_objective import settings_of_verl
 from rlstab.adapters.host_signals import unscored
-from rlstab.adapters.metrics import HostMetrics
+from rlstab.adapters.metrics import HostMetrics, from_ranks
 from rlstab.adapters.releases import check_release
 from rlstab.adapters.settings import check_verl_settings, require_one_correction
 from rlstab.adapters.verl.batch import ROW, WEIGHTS, MiniBatch
@@ -44,8 +44,6 @@ from rlstab.errors import ConfigError, HostError, RlstabError
 from rlstab.hosts import adapted
 from rlstab.record.writer import Recorder, settings_of
 from rlstab.signals import SIGNAL_NAMES
-
-T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 #: The environment variable that names the folder for dumps of optimizer steps.
@@ -87,7 +85,7 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # mypy cannot
             TorchComm(group, torch.device(get_device_id())) if dist.get_world_size(group) > 1 else LocalComm()
         )
         self._rlstab_require_same(group)
-        self._rlstab_tallies = HostMetrics("verl", partial(_from_ranks, group))
+        self._rlstab_tallies = HostMetrics("verl", partial(from_ranks, group))
         self._rlstab_loss = PlannedLoss(self.objective.signal_options.get("min_p"))
         self._rlstab_ends = _ends(self.model_config)
         self._rlstab_sampler = _sampler(host.config.rollout)
@@ -100,7 +98,7 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # mypy cannot
         self.last_refusal: str | None = None
 
     def _rlstab_require_same(self, group: Any) -> None:
-        hashes = set(_from_ranks(group, objective_hash(self.objective)))
+        hashes = set(from_ranks(group, objective_hash(self.objective)))
         if len(hashes) > 1:
             raise ConfigError(
                 f"ranks read different objectives: {', '.join(sorted(hashes))}. Name one file for all nodes."
@@ -266,13 +264,6 @@ class RLStabTrainingWorker(TrainingWorker):  # type: ignore[misc]  # mypy cannot
             raise outcome[0]
         state: State = outcome[0]
         return state
-
-
-def _from_ranks(group: Any, value: T) -> list[T]:
-    """The value of every rank of a process group, in rank order."""
-    values = [value] * dist.get_world_size(group)
-    dist.all_gather_object(values, value, group=group)
-    return values
 
 
 def _sampler(rollout: Any) -> dict[str, Any]:

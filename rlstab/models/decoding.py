@@ -1,0 +1,231 @@
+"""Decoding: tokens drawn batch by batch with a KV cache, and signals from the same logits as the tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from einops import rearrange
+from torch import Tensor
+from torch.nn.functional import pad
+from transformers import DynamicCache
+
+from rlstab.config.settings import RolloutSettings
+from rlstab.core.devices import counting_device, on_cpu, sent
+from rlstab.core.random import uniform
+from rlstab.errors import DataError, ModelError
+from rlstab.hub import first_line
+from rlstab.models.policy import Policy, Sequences
+from rlstab.models.shared_prompts import position_ids
+from rlstab.signals import token_signals_from_logits
+from rlstab.tasks.task import Example
+
+#: Finished responses leave the batch once at most this share of it is unfinished.
+RETIRE = 0.75
+
+#: To find a stop text, this many more tokens are decoded than it has bytes.
+SPARE = 4
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A batch of ``R`` responses.
+
+    Attributes:
+        sequences: their responses are on the device while they are decoded, then all is on the CPU.
+        signals: ``(R, T)`` by name, 0 in the padding.
+        ended: ``(R,)`` bool, True where an EOS or a stop text ended the response.
+    """
+
+    sequences: Sequences
+    signals: dict[str, Tensor]
+    ended: Tensor
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Decodes batches of responses.
+
+    Attributes:
+        policy: the model to sample from.
+        settings: temperature and stop texts.
+        seed: of the random numbers.
+        names: of the signals, log-probs among them.
+        options: numbers that define signals, such as ``min_p``.
+        greedy: take the most probable token instead.
+    """
+
+    policy: Policy
+    settings: RolloutSettings
+    seed: int
+    names: list[str]
+    options: Mapping[str, float]
+    greedy: bool
+
+    def batch(
+        self,
+        prompt_ids: Tensor,
+        prompt_mask: Tensor,
+        prompt: Tensor,
+        sequence_ids: Tensor,
+        room: Tensor,
+        begun: Sequence[Sequence[int]],
+    ) -> Decoded:
+        """Decode one response for each entry of ``prompt``, as one batch.
+
+        Args:
+            prompt_ids: ``(U, P)`` int64, distinct prompts.
+            prompt_mask: ``(U, P)`` bool.
+            prompt: ``(R,)`` int64, the row of each response's prompt.
+            sequence_ids: ``(R,)`` int64.
+            room: ``(R,)`` int64, the maximum number of tokens of each response.
+            begun: ``R`` lists, the tokens that the answers begin with.
+        """
+        policy, device, count = self.policy, self.policy.device, prompt.numel()
+        longest, room = int(room.max()) if room.numel() else 0, sent(room, device)
+        read, prompt_read = prompt.unique(return_inverse=True)
+        prompt_read = sent(prompt_read, device)
+        prompts = prompt_ids[prompt], prompt_mask[prompt]
+        tokens = torch.full((count, longest), policy.pad_id, dtype=torch.int64, device=device)
+        out = Decoded(
+            Sequences(*prompts, tokens, torch.zeros_like(tokens, dtype=torch.bool)),
+            {name: torch.zeros((count, longest), device=device) for name in self.names},
+            torch.zeros(count, dtype=torch.bool, device=device),
+        )
+        # reading a number from an accelerator waits for it, so there finished responses are looked for every few steps
+        interval = 1 if device.type == "cpu" else 8
+        end_ids = sent(torch.tensor(sorted(policy.eos_ids)), device)
+        cache = DynamicCache(config=policy.model.config)
+        tokens, mask = sent(prompt_ids[read], device), sent(prompt_mask[read], device)
+        positions = position_ids(mask)
+        rows = torch.arange(count, device=device)  # responses in the batch, in the order of the cache
+        home = counting_device(device)
+        draws = uniform(self.seed, sent(sequence_ids, home).unsqueeze(-1), torch.arange(longest, device=home))
+        with policy.autocast():
+            for step in range(longest):
+                logits = policy.next_logits(
+                    input_ids=tokens, attention_mask=mask.long(), position_ids=positions, past_key_values=cache
+                ).logits[:, -1]
+                if step == 0:  # each prompt was forwarded once; now every response gets a row
+                    cache.reorder_cache(prompt_read)  # type: ignore[arg-type]  # a LongTensor it is
+                    logits, mask, positions = logits[prompt_read], mask[prompt_read], positions[prompt_read]
+                growing = ~out.ended[rows] & (step < room[rows])
+                chosen = self._token(logits.float(), draws[rows.to(home), step], step, out, rows, growing)
+                ends = torch.isin(chosen, end_ids) | self._stops(step, out, rows, begun)
+                out.ended[rows] |= growing & ends
+                tokens, positions = chosen.unsqueeze(-1), positions[:, -1:] + 1
+                mask = torch.cat([mask, growing.unsqueeze(-1)], dim=1)
+                if (step + 1) % interval == 0:
+                    left = (~out.ended[rows] & (step + 1 < room[rows])).nonzero().squeeze(-1)
+                    if left.numel() == 0:
+                        break
+                    if left.numel() <= RETIRE * rows.numel():
+                        cache.reorder_cache(left)  # type: ignore[arg-type]  # its annotation is the legacy LongTensor
+                        rows, tokens, positions, mask = rows[left], tokens[left], positions[left], mask[left]
+        sampled = out.sequences.response_mask, out.sequences.response_ids
+        mask, tokens, ended, *signals = on_cpu([*sampled, out.ended, *out.signals.values()])
+        length = int(mask.any(0).sum())
+        cut = {name: values[:, :length] for name, values in zip(out.signals, signals, strict=True)}
+        return Decoded(Sequences(*prompts, tokens[:, :length], mask[:, :length]), cut, ended)
+
+    def _token(self, logits: Tensor, draw: Tensor, step: int, out: Decoded, rows: Tensor, growing: Tensor) -> Tensor:
+        """Draw a token for some rows, and write it and its signals where the row is unfinished."""
+        temperature = self.settings.temperature
+        chosen = logits.argmax(-1) if self.greedy else _invert(torch.softmax(logits / temperature, dim=-1), draw)
+        signals = token_signals_from_logits(
+            logits,
+            chosen,
+            temperature=temperature,
+            needs=set(self.names),
+            min_p=self.options.get("min_p"),
+            check_ids=False,  # drawn from these logits
+        )
+        out.sequences.response_mask[rows, step] = growing
+        out.sequences.response_ids[rows, step] = torch.where(growing, chosen, self.policy.pad_id)
+        for name in self.names:
+            out.signals[name][rows, step] = torch.where(growing, getattr(signals, name), 0.0)
+        return chosen
+
+    def _stops(self, step: int, out: Decoded, rows: Tensor, begun: Sequence[Sequence[int]]) -> Tensor:
+        """Which rows end with the latest token because it completes a stop text.
+
+        A stop text may begin inside a token, or in the tokens that the answer was given, and it may contain special
+        tokens. All but a few tokens have at least one byte; an exception is a space that a decoder strips at the start.
+        """
+        if self.settings.stop is None:
+            return torch.zeros_like(out.ended[rows])
+        window = max(len(stop.encode()) for stop in self.settings.stop) + SPARE
+        tails = out.sequences.response_ids[rows, max(0, step + 1 - window) : step + 1].tolist()
+        tails = [[*begun[row], *tail][-window:] for row, tail in zip(rows.tolist(), tails, strict=True)]
+        texts = self.policy.tokenizer.batch_decode(tails, skip_special_tokens=False)
+        stopped = [any(stop in text for stop in self.settings.stop) for text in texts]
+        return torch.tensor(stopped, device=rows.device)
+
+
+#: How many columns of the vocabulary are summed as a block to draw a token.
+BLOCK = 256
+
+
+def _invert(probabilities: Tensor, draw: Tensor) -> Tensor:
+    """The first token at which the distribution function exceeds the draw, which never has probability 0.
+
+    Sums of blocks determine the block, and only the tokens of this block are summed one by one.
+    """
+    device, probabilities = probabilities.device, probabilities.to(draw.device)
+    vocab = probabilities.shape[-1]
+    width = min(BLOCK, vocab)
+    blocks = rearrange(pad(probabilities, (0, -vocab % width)), "r (b w) -> r b w", w=width)
+    edges = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
+    target = draw.unsqueeze(-1) * edges[:, -1:]
+    block = torch.searchsorted(edges, target, right=True).clamp(max=edges.shape[-1] - 1)
+    before = torch.where(block > 0, edges.gather(1, (block - 1).clamp(min=0)), 0.0)
+    inside = blocks[torch.arange(len(blocks), device=block.device), block.squeeze(-1)].double().cumsum(-1) + before
+    # rounding may put the sum of a block below its edge: then take its last token of positive probability
+    last = (inside < inside[:, -1:]).sum(-1, keepdim=True)
+    token = torch.minimum(torch.searchsorted(inside, target, right=True), last)
+    return (block * width + token).squeeze(-1).clamp(max=vocab - 1).to(device)
+
+
+# -- whether the log-probs of decoding are those of a forward --------------------------------------------------------
+
+#: Log-probs must agree to this share of the largest logit. A correct cache differs by rounding error; a wrong one by
+#: about the size of the logits.
+AGREEMENT = 0.003
+
+_TAKE = "Use a model with attention over a cache that transformers' DynamicCache holds, such as Llama, Qwen or Gemma."
+
+
+@torch.no_grad()
+def require_decoding(policy: Policy, name: str, example: Example, settings: RolloutSettings) -> None:
+    """Sample a few tokens before a run begins, and compare their log-probs with a forward over each response.
+
+    The batch has prompts of two lengths, one of them shared by two responses, and a response that leaves early. A model
+    that keeps state outside the cache, or reads padding, would sample from another policy than the one that learns.
+
+    Raises:
+        ModelError: the model cannot decode with a cache, or its log-probs differ.
+    """
+    policy, length = replace(policy, precision="fp32"), min(8, settings.max_new_tokens)
+    begun, prompt = [[], list(range(1, 1 + length // 2))], torch.tensor([0, 0, 1])
+    few = settings.model_copy(update={"max_new_tokens": length, "stop": None})
+    try:
+        ids, mask = policy.encode([example] * 2, few, begun)
+        decoder, given = Decoder(policy, few, 0, ["logprobs"], {}, False), [begun[row] for row in prompt.tolist()]
+        room = torch.tensor([length - len(tokens) for tokens in given])
+        out = decoder.batch(ids, mask, prompt, torch.arange(len(room)), room, given)
+        forward = policy.evidence(out.sequences, {"logprobs"}, 1, temperature=settings.temperature)
+        last = sent(out.sequences.prompt_ids[-1:], policy.device)
+        largest = float(policy.model(input_ids=last, use_cache=False).logits.abs().max())
+    except DataError:
+        raise
+    except Exception as error:  # models raise errors of many types for unknown arguments
+        raise ModelError(
+            f"'{name}' cannot decode with a cache of keys and values: {first_line(error)}. {_TAKE}"
+        ) from error
+    gap = float((out.signals["logprobs"] - forward["logprobs"]).abs().max())
+    if gap * settings.temperature > AGREEMENT * largest:  # NaN weights pass: the first step names them
+        raise ModelError(
+            f"'{name}' gives other log-probs when it decodes with a cache and padded prompts than in one forward, by "
+            f"up to {gap:.3g} nats: it would sample from a policy other than the one that learns. {_TAKE}"
+        )
