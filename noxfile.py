@@ -113,8 +113,8 @@ def trl_release(release: str) -> None:
 
     @nox.session(name=f"trl-{release}", python="3.11", default=False)
     def older(session: nox.Session) -> None:
-        beside = "torch==2.13.0", "transformers==5.23.*", "hypothesis>=6.120", "-e", ".[train,tasks,lora,testing]"
-        session.install(*beside, f"trl=={release}")
+        own = "torch==2.13.0", "transformers==5.23.*", "hypothesis>=6.120", "-e", ".[train,tasks,lora,testing]"
+        session.install(*own, f"trl=={release}")
         session.run("rlstab", "doctor", env=env_of("trl"))
         session.run("python", "-m", "pytest", "tests/adapters", *session.posargs, env=env_of("trl"))
 
@@ -178,8 +178,8 @@ def verl(session: nox.Session) -> None:
 @nox.session(python="3.12", reuse_venv=True, default=False)
 def skyrl(session: nox.Session) -> None:
     """The tests of the adapter for SkyRL, whose worker and trainer run on a CPU, and its losses held to the cut."""
-    beside = "aiohttp", "orjson", "pybase64", "fastapi", "uvicorn", "hypothesis>=6.120"  # what its trainer imports
-    session.install("torch==2.13.0", "-e", ".[train,testing,skyrl]", *beside)
+    more = "aiohttp", "orjson", "pybase64", "fastapi", "uvicorn", "hypothesis>=6.120"  # what its trainer imports
+    session.install("torch==2.13.0", "-e", ".[train,testing,skyrl]", *more)
     env = env_of("skyrl")
     session.run("python", "-m", "pytest", "tests/adapters/test_skyrl.py", LOSSES, *session.posargs, env=env)
 
@@ -244,8 +244,8 @@ def bound(session: nox.Session, resolution: str) -> None:
     session.install("uv>=0.5", "torch==2.13.0")
     resolve = "uv", "pip", "compile", "--quiet", "--extra", "dev", "--resolution", resolution, "--no-annotate"
     session.run(*resolve, "--python", "3.11", "--upgrade", "pyproject.toml", "--output-file", str(found))
-    beside_torch = re.compile(r"(torch|triton|nvidia-.*|cuda-.*)==")  # torch comes from where pip finds it
-    pins = [line for line in found.read_text(encoding="utf-8").splitlines() if not beside_torch.match(line)]
+    with_torch = re.compile(r"(torch|triton|nvidia-.*|cuda-.*)==")  # torch comes from where pip finds it
+    pins = [line for line in found.read_text(encoding="utf-8").splitlines() if not with_torch.match(line)]
     found.write_text("\n".join([*pins, "torch==2.13.0"]), encoding="utf-8")
     session.install("-r", str(found))
     session.install("--no-deps", "-e", ".")

@@ -92,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
         "look at a run: what went wrong first, whether the loss was what it said, what methods would do",
         *OLD_NAMES,
     )
-    logs = "run folder, results file, trainer_state.json of TRL, log of verl (.jsonl), CSV of wandb, export of prime-rl"
+    logs = "run folder, results file, log of a trainer or tracker (TRL, verl, wandb, MLflow, ...), export of prime-rl"
     look.add_argument("paths", nargs="*", metavar="PATH", help=f"{logs}, dump (everything in this folder)")
     look.add_argument("--methods", nargs="+", default=[], metavar="METHOD", help="files or names (all)")
     look.add_argument("--out", metavar="PAGE.html", help="the page (look.html in the folder of the run)")
@@ -154,9 +154,9 @@ def _parser() -> argparse.ArgumentParser:
     probe.add_argument("--dry-run", action="store_true", help="run nothing; say how much remains to run")
     probe.add_argument("--retry", action="store_true", help="repeat failed runs")
 
-    report = command(_report, "compare finished runs: one HTML file, figures, Markdown tables")
+    report = command(_report, "compare finished runs: one HTML page with charts, Markdown tables")
     report.add_argument("paths", nargs="*", metavar="RUNS", help="bench folders, run folders, results files (.jsonl)")
-    report.add_argument("--out", help="folder of report.html, report.md and figures (report)")
+    report.add_argument("--out", help="folder of report.html and report.md (report)")
     report.add_argument("--export", metavar="FILE.jsonl", help="write a results file, small enough to commit")
     report.add_argument("--markdown", dest="markdown_file", metavar="FILE.md", help="write the comparison as Markdown")
     told = "folders of the runs of a method, of rlstab or of another trainer, such as grpo='runs/grpo-*'"
