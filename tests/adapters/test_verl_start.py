@@ -100,7 +100,7 @@ def test_a_teachers_loss_is_refused(tmp_path: Path) -> None:
     from verl.trainer.distillation import distillation_ppo_loss
 
     worker = worker_of(tmp_path, [CLIP])
-    with pytest.raises(HostError, match="ppo_loss alone"):
+    with pytest.raises(HostError, match="only ppo_loss"):
         worker.set_loss_fn(partial(distillation_ppo_loss, config=None))
     worker.config.actor.strategy = "fsdp2"
     worker.distillation_enabled = True
