@@ -119,8 +119,9 @@ class Law:
     large: bool = False
 
 
-#: The laws of methods and of stages, in the order of the report. If the first is broken, no other one is checked.
+#: The laws of methods, in the order of the report. If the first is broken, no other one is checked.
 LAWS: list[Law] = []
+#: The laws of stages, likewise.
 STAGE_LAWS: list[Law] = []
 
 
