@@ -7,6 +7,7 @@ Only safetensors and JSON are read, neither of which can run code.
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
 import os
@@ -95,7 +96,7 @@ def _save_moments(engine: Engine, folder: Path) -> None:
         for index, weight in enumerate(engine.trained)
         for key, value in sorted(engine.optimizer.state[weight].items())
     }
-    # shapes alone, so that every process splits them in the same way
+    # only shapes, so that every process splits them in the same way
     shapes = {name: torch.empty(value.shape, device="meta") for name, value in moments.items()}
     split = split_torch_state_dict_into_shards(shapes, filename_pattern=_MOMENTS, max_shard_size=SHARD)
     for name, keys in split.filename_to_tensors.items():
@@ -116,13 +117,14 @@ def load(path: Path, engine: Engine) -> dict[str, Any]:
         CheckpointError: the checkpoint is damaged.
     """
     try:
-        for file in path.glob(_MOMENTS.format(suffix="*")):
-            with safe_open(file, "pt") as moments:
+        index = read_json(path / INDEX)
+        for file in fnmatch.filter(index["files"], _MOMENTS.format(suffix="*")):  # not what else is in the folder
+            with safe_open(path / file, "pt") as moments:
                 for name in moments.keys():
-                    index, _, key = name.partition(".")
-                    weight = engine.trained[int(index)]
+                    number_of_weight, _, key = name.partition(".")
+                    weight = engine.trained[int(number_of_weight)]
                     engine.optimizer.state[weight][key] = as_shard_of(weight, moments.get_tensor(name))
-        return load_state(read_json(path / INDEX), load_file(path / _TENSORS))
+        return load_state(index, load_file(path / _TENSORS))
     except Exception as error:  # damaged files raise errors of many types
         raise CheckpointError(
             f"{path} is damaged: {first_line(error)}. Move this folder away: --resume takes the checkpoint before it."
