@@ -111,31 +111,37 @@ def random_rows(seed, lengths):
     return rows
 
 
-def padded(rows, field):
+def laid_out(rows, *fields):
+    """The ``(S, T)`` mask of the tokens, and their fields as one ``(fields, S, T)`` tensor."""
     width = max((len(tokens) for tokens in rows), default=0) + 2
-    values = torch.full((len(rows), width), math.nan, dtype=torch.float64)
-    for row, tokens in enumerate(rows):
-        for place, own in enumerate(tokens):
-            values[row, _column(place)] = own[field]
-    return values
+    # column 1 is a hole, as tool output is
+    cells = [row * width + index + (index > 0) for row, tokens in enumerate(rows) for index in range(len(tokens))]
+    mask = torch.zeros(len(rows) * width, dtype=torch.bool)
+    mask[cells] = True
+    values = torch.full((len(fields), len(mask)), math.nan, dtype=torch.float64)
+    columns = [[token[field] for tokens in rows for token in tokens] for field in fields]
+    values[:, cells] = torch.tensor(columns, dtype=torch.float64)
+    return mask.view(-1, width), values.view(len(fields), -1, width)
 
 
-def _column(place):
-    return place + (place > 0)  # column 1 is a hole, as tool output is
+def padded(rows, field):
+    return laid_out(rows, field)[1][0]
 
 
 def batch_of(rows, ids=None, *, dtype=torch.float64, live_ratio=False, without=()):
-    mask = padded([[{"one": 1.0} for _ in tokens] for tokens in rows], "one") == 1
-    signals = {name: padded(rows, field).to(dtype) for name, field in EVIDENCE.items() if name not in without}
+    given = {name: field for name, field in EVIDENCE.items() if name not in without}
+    mask, values = laid_out(rows, *given.values())
+    signals = dict(zip(given, values.to(dtype), strict=True))
     ids = None if ids is None else torch.tensor(list(ids), dtype=torch.int64)
     # two responses of a prompt, which parts and ranks may tear apart
-    given = {"sequence_ids": ids, "group_ids": torch.arange(len(rows)) if ids is None else ids // 2}
-    return TokenBatch.from_padded(response_mask=mask, live_ratio=live_ratio, **given, **signals)
+    signals |= {"sequence_ids": ids, "group_ids": torch.arange(len(rows)) if ids is None else ids // 2}
+    return TokenBatch.from_padded(response_mask=mask, live_ratio=live_ratio, **signals)
 
 
 def live_of(batch, rows, *, dtype=torch.float64):
     """Live outputs of the rows and their packed gradients' leaves, by the oracles' field names."""
-    leaves = {field: padded(rows, field).to(dtype).requires_grad_() for field in LIVE.values()}
+    values = laid_out(rows, *LIVE.values())[1].to(dtype)
+    leaves = {field: of.clone().requires_grad_() for field, of in zip(LIVE.values(), values, strict=True)}
     policy = PolicyOutputs.from_padded(batch, **{name: leaves[field] for name, field in LIVE.items()})
     return policy, leaves
 
