@@ -35,4 +35,7 @@ def assert_near(
     """
     magnitude = max(size, float(expected.detach().abs().max())) if expected.numel() else size
     close = rounding(dtype or actual.dtype, magnitude, terms)
-    torch.testing.assert_close(actual.double(), expected.double(), rtol=0, atol=close)
+    actual, expected = actual.double(), expected.double()
+    # the report of a difference is made where there is one: torch needs a fraction of a millisecond even if there is none
+    if actual.shape != expected.shape or not torch.allclose(actual, expected, rtol=0, atol=close):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=close)

@@ -41,5 +41,6 @@ CHUNK = 1 << 16
 
 def chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Views of ``(n,)`` tensors, piece by piece; on other devices a single piece, for fewer kernel launches."""
-    size = CHUNK if tensors[0].device.type == "cpu" else max(1, tensors[0].numel())
-    return zip(*(torch.split(values, size) for values in tensors), strict=True)
+    if tensors[0].device.type != "cpu" or tensors[0].numel() <= CHUNK:
+        return iter([tensors])
+    return zip(*(torch.split(values, CHUNK) for values in tensors), strict=True)

@@ -24,7 +24,8 @@ from rlstab.errors import MethodError, MissingSignal, OutOfRange, did_you_mean
 
 def total(values: Tensor) -> Tensor:
     """Sum in float64, a scalar; in pieces, because torch casts the whole tensor before it adds."""
-    return torch.stack([chunk.sum(dtype=torch.float64) for (chunk,) in chunks(values.reshape(-1))]).sum()
+    sums = [chunk.sum(dtype=torch.float64) for (chunk,) in chunks(values.reshape(-1))]
+    return sums[0] if len(sums) == 1 else torch.stack(sums).sum()
 
 
 @dataclass(frozen=True, eq=False)

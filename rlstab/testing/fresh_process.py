@@ -7,6 +7,7 @@ question is answered by a fork, so that nothing remains of the last one.
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import os
 import pickle
@@ -157,6 +158,7 @@ def serve(descriptor: int) -> None:
     distributed: Any = torch.distributed  # before the modules of methods are imported
     for name, answer in {"is_initialized": True, "get_rank": 3, "get_world_size": 8}.items():
         setattr(distributed, name, lambda *_, answer=answer, **__: answer)
+    Shared()
     with suppress(EOFError):
         while True:
             path, modules, pickled, job = line.recv()
@@ -167,6 +169,7 @@ def serve(descriptor: int) -> None:
             except Exception as error:
                 line.send(Unreachable(f"{type(error).__name__}: {error}"))
                 continue
+            gc.freeze()
             child = os.fork()
             if child == 0:
                 _answer(line, pickled, job)

@@ -52,17 +52,13 @@ def same_draws(ids: Tensor, originals: Tensor) -> Iterator[None]:
         "uniform": lambda seed, *identity, draw=random.uniform: draw(seed, *map(original, identity)),
         "uniform_in": lambda seed, group, *rest, draw=random.uniform_in: draw(seed, original(group), *rest),
     }
-    modules = [module for module in list(sys.modules.values()) if module is not None]
-    patched = [
-        (module, name, value)
-        for name in drawn
-        for module in modules
-        if (value := vars(module).get(name)) is getattr(random, name)
-    ]
-    for module, name, _ in patched:
-        setattr(module, name, drawn[name])
+    spaces = [module.__dict__ for module in list(sys.modules.values()) if module is not None]
+    kept = {name: getattr(random, name) for name in drawn}
+    patched = [(space, name) for name, value in kept.items() for space in spaces if space.get(name) is value]
+    for space, name in patched:
+        space[name] = drawn[name]
     try:
         yield
     finally:
-        for module, name, value in patched:
-            setattr(module, name, value)
+        for space, name in patched:
+            space[name] = kept[name]

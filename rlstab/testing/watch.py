@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import random
 import warnings
 from collections.abc import Iterable, Sequence
@@ -93,7 +94,7 @@ def _shared() -> dict[str, Any]:
     return {
         "the random numbers of torch": bytes(torch.get_rng_state().numpy()),
         "the random numbers of random": random.getstate(),
-        "the random numbers of numpy": repr(np.random.get_state(legacy=False)),  # noqa: NPY002  # what is watched
+        "the random numbers of numpy": pickle.dumps(np.random.get_state(legacy=False)),  # noqa: NPY002  # what is watched
         "torch's default dtype": torch.get_default_dtype(),
         "torch's number of threads": torch.get_num_threads(),
         "torch's precision of matrix products": torch.get_float32_matmul_precision(),

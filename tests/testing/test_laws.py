@@ -6,6 +6,7 @@ The default run takes one setting of each and few optimizer steps; the slow run 
 import logging
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,9 @@ import pytest
 import torch
 
 import rlstab as r
+from rlstab.core.compose import Composition
 from rlstab.core.metadata import About
-from rlstab.errors import UnknownName
+from rlstab.errors import Conflict, UnknownName
 from rlstab.presets import PRESETS
 from rlstab.stages import STAGES
 from rlstab.stages.stage import RewardShaper
@@ -57,9 +59,35 @@ def test_every_method_and_stage_has_example_settings() -> None:
     assert sorted(STAGE_EXAMPLES) == STAGES.names()
 
 
+#: Laws that a method breaks in the company of others as well as alone; a composition is checked once for all of them.
+TOGETHER = {"process", "split", "pure", "ids", "permutation", "gradcheck"}
+
+
+def packed(most: int) -> list[Composition]:
+    """The first settings of all methods, in few compositions of at most so many."""
+    compositions: list[Composition] = []
+    for method, *_ in EXAMPLES.values():
+        for index, composition in enumerate(compositions):
+            with suppress(Conflict):
+                if len(composition.members) < most:
+                    compositions[index] = r.compose(composition, method)
+                    break
+        else:
+            compositions.append(r.compose(method))
+    return compositions
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_method_obeys(name: str) -> None:
-    obeys(check_objective(EXAMPLES[name][0], examples=1))
+    obeys(check_objective(EXAMPLES[name][0], examples=1, laws={law.name for law in LAWS} - TOGETHER))
+
+
+def test_methods_obey_together() -> None:
+    compositions = packed(most=7)
+    assert sum(len(each.members) for each in compositions) == len(EXAMPLES)
+    for each in compositions:
+        assert r.make_plan(each, [rich_step(0, (), ()).batch()]).live_tokens > 4
+        obeys(check_objective(each, examples=1, laws=TOGETHER))
 
 
 @pytest.mark.parametrize("name", STAGE_EXAMPLES)
@@ -68,7 +96,7 @@ def test_a_stage_obeys(name: str) -> None:
 
 
 def test_compositions_obey() -> None:
-    for objective in [*NESTED, PRESETS["stack_stale"].objective]:
+    for objective in NESTED:
         obeys(check_objective(objective, examples=1))
 
 
