@@ -207,11 +207,17 @@ def _gradients(
             for part in parts:
                 given: dict[str, Any] = dict(counts)
                 rows = list(part)
+                here = counted[rows]
+                longest = int(here.sum(1).max())
                 for name, values in {**step, **live}.items():
-                    fill = {"mask": 0.0, "sequence": -1}.get(name, cut.fill)
-                    held = torch.where(counted[rows], values[rows], fill)[:, : int(counted[rows].sum(1).max())]
-                    padded = pad(held, (cut.before, cut.after), value=fill)
-                    given[name] = values[rows][counted[rows]].unsqueeze(0) if cut.packed else padded
+                    if name not in names:
+                        continue
+                    if cut.packed:
+                        given[name] = values[rows][here].unsqueeze(0)
+                    else:
+                        fill = {"mask": 0.0, "sequence": -1}.get(name, cut.fill)
+                        held = torch.where(here, values[rows], fill)[:, :longest]
+                        given[name] = pad(held, (cut.before, cut.after), value=fill)
                 value = loss(**{name: given[name] for name in names})
                 value = value[0] if isinstance(value, tuple) else value
                 if not (isinstance(value, Tensor) and value.requires_grad):
