@@ -1,5 +1,6 @@
 """Offers to selectors and answers to their prompts; how slots are filled and what is known, again with plain loops."""
 
+import functools
 import math
 import random
 
@@ -42,6 +43,7 @@ def state_after(stage, rollouts):
     return state
 
 
+@functools.cache  # the loops below ask for each again and again
 def number(seed, *identity):
     return float(uniform(seed, *map(torch.tensor, identity)))
 
