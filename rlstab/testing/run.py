@@ -231,9 +231,10 @@ def _run_step(objective: TokenObjective, step: Step, parts: Parts, state: State,
         out.loss.backward()
         outcome.loss += out.loss.item()
         outcome.report.add(out.report)
+        tokens = step.indices(part)
         for name, leaf in leaves.items():
             if leaf.grad is not None:
-                gradients[name][step.indices(part)] = leaf.grad
+                gradients[name][tokens] = leaf.grad
     return outcome
 
 

@@ -114,6 +114,8 @@ class Step:
 
     def rows(self, chosen: Sequence[int]) -> Step:
         """Some of the sequences, renumbered, with their ids."""
+        if self.layout is None and list(chosen) == list(self.units):
+            return self
         number = self._numbers(chosen)[self.sequence]
         return self._take(self.indices(chosen), number, torch.tensor(list(chosen), dtype=torch.int64))
 
