@@ -16,11 +16,19 @@ def modules(folder):
     return sorted(path.relative_to(PACKAGE.parent).as_posix() for path in (PACKAGE / folder).rglob("*.py"))
 
 
+def statements(node):
+    """All statements below a node; no expression imports anything, and most nodes are in expressions."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.expr):
+            yield child
+            yield from statements(child)
+
+
 @functools.cache
 def imports(path):
     """Absolute names of the modules that a file imports, wherever in the file."""
     found = []
-    for node in ast.walk(ast.parse((PACKAGE.parent / path).read_text(encoding="utf-8"))):
+    for node in statements(ast.parse((PACKAGE.parent / path).read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
