@@ -29,7 +29,9 @@ class Processes:
 
     def __enter__(self) -> Self:
         context = torch.multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["tests.processes", "tests.testing.test_processes"])  # imported once for all ranks
+        context.set_forkserver_preload(
+            ["tests.processes", "tests.testing.test_processes"]
+        )  # imported once for all ranks
         # one pool for each rank, so that a job goes to the process of its rank
         self._pools = [ProcessPoolExecutor(1, context) for _ in range(self.count)]
         with tempfile.TemporaryDirectory() as folder:

@@ -109,6 +109,8 @@ class ResponseBatch:
 
     def select(self, where: Tensor | slice) -> ResponseBatch:
         """Some of the responses, by a bool or by their indices."""
+        if isinstance(where, Tensor) and where.dtype == torch.bool:
+            where = where.nonzero().squeeze(-1)  # once, not for each tensor
         return self.from_tensors({name: values[where] for name, values in self.tensors().items()}, self.limit)
 
     def reshaped(self, rewards: Tensor) -> ResponseBatch:

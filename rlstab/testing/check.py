@@ -286,7 +286,7 @@ class _StageCheck(_Check):
 
     def chain(self, draws: str, number: int) -> Sequence[Rollout]:
         extreme, large = draws == "extreme", draws == "large"
-        return draw_run(number, own_signals(self.method), 2 + number // 2, extreme=extreme, large=large)
+        return draw_run(number, tuple(own_signals(self.method)), 2 + number // 2, extreme=extreme, large=large)
 
     def may_refuse(self, trial: Trial) -> bool:
         """For unlimited prompts, more than the pool of a small rollout has to hold, or rewards outside of [0, 1]."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -167,9 +168,10 @@ def features(prompt_ids: Tensor) -> Tensor:
     return uniform(17, prompt_ids.unsqueeze(-1), torch.arange(WIDTH)) - 0.5
 
 
+@functools.lru_cache(maxsize=128)  # all stages without signals of their own are checked on the same ones
 def draw_run(
-    number: int, needs: Sequence[str] = (), groups: int = 6, *, extreme: bool = False, large: bool = False
-) -> list[Rollout]:
+    number: int, needs: tuple[str, ...] = (), groups: int = 6, *, extreme: bool = False, large: bool = False
+) -> tuple[Rollout, ...]:
     """Three rollouts of one run in a row, the same for the same number.
 
     Args:
@@ -190,7 +192,7 @@ def draw_run(
         # a group of two is enough to break most laws
         sizes = [2, *(draw.randint(1, most) for _ in range(drawn - 1))]
         rollouts.append(make_rollout(kind, sizes, draw.randrange(2**32), needs, number=which, **run))
-    return rollouts
+    return tuple(rollouts)
 
 
 def make_rollout(
