@@ -36,6 +36,6 @@ def assert_near(
     magnitude = max(size, float(expected.detach().abs().max())) if expected.numel() else size
     close = rounding(dtype or actual.dtype, magnitude, terms)
     actual, expected = actual.double(), expected.double()
-    # the report of a difference is made where there is one: torch needs a fraction of a millisecond even if there is none
+    # to get ready to report a difference takes longer than to see that there is none
     if actual.shape != expected.shape or not torch.allclose(actual, expected, rtol=0, atol=close):
         torch.testing.assert_close(actual, expected, rtol=0, atol=close)
