@@ -556,10 +556,11 @@ CHANGES: Mapping[str, Edit] = {
 
 def _named(records: Sequence[Claim]) -> str | None:
     """A sentence with the change, the factors of the terms, or both, that explain every difference; None if none do."""
-    same = [text for text, edit in CHANGES.items() if _explains(records, edit)]
+    changes = {text: edit for text, edit in CHANGES.items() if any(_acts(record, edit) for record in records)}
+    same = [text for text, edit in changes.items() if _explains(records, edit)]
     text = ", or, equivalently here, ".join(same)
     few = sum(step.row.numel() for _, step, _ in records[:4]) <= FEW
-    edits: Mapping[str, Edit] = {} if text else {"": {}, **(CHANGES if few else {})}
+    edits: Mapping[str, Edit] = {} if text else {"": {}, **(changes if few else {})}
     for change, edit in edits.items():
         rows = [_compared(record, edit) for record in records[:4]]
         factors, said = _fitted(rows)
@@ -567,6 +568,13 @@ def _named(records: Sequence[Claim]) -> str | None:
             text = f"{change}, and {said}" if change else said
             break
     return f"{capital(text)}." if text else None
+
+
+def _acts(record: Claim, edit: Edit) -> bool:
+    """Whether a change reaches the loss: an objective reads nothing of a formula but its scale."""
+    formula, step, _ = record
+    given = edit(formula, step) if callable(edit) else edit
+    return formula.objective is None or not given.keys() <= Formula.model_fields.keys() - {"scale"}
 
 
 def _explains(records: Sequence[Claim], edit: Edit, factors: Sequence[float] = PLAIN) -> bool:
