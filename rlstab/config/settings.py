@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from pydantic import (
     AfterValidator,
@@ -268,19 +268,22 @@ class UserTaskSettings(Settings):
     options: dict[str, JsonValue] = Field({}, description="passed to the class by name")
 
 
+_Task = CountdownSettings | ChainSettings | ReasoningGymSettings | JsonlSettings | DatasetSettings | UserTaskSettings
+#: Other packages cannot replace these, and to look for their tasks takes a twentieth of a second.
+_SHIPPED = frozenset(kind.model_fields["name"].default for kind in get_args(_Task))
+
+
 def _user_task(given: Any) -> Any:
     """The settings of a task; those of a user-defined one are moved into ``options``."""
     name = given.get("name") if isinstance(given, Mapping) else None
-    if not isinstance(name, str) or not (is_user_code(name) or name in entry_points(group=TASK_GROUP).names):
+    if not isinstance(name, str) or name in _SHIPPED:
+        return given
+    if not (is_user_code(name) or name in entry_points(group=TASK_GROUP).names):
         return given
     return {"name": "own", "code": name, "options": {key: given[key] for key in given if key != "name"}}
 
 
-TaskSettings = Annotated[
-    CountdownSettings | ChainSettings | ReasoningGymSettings | JsonlSettings | DatasetSettings | UserTaskSettings,
-    Field(discriminator="name"),
-    BeforeValidator(_user_task),
-]
+TaskSettings = Annotated[_Task, Field(discriminator="name"), BeforeValidator(_user_task)]
 
 
 # -- reward ------------------------------------------------------------------------------------------------------------

@@ -266,9 +266,8 @@ def _weights(step: Step, formula: Formula, mean: str) -> Tensor:
         "length": lambda: formula.length * responses(),
         "sum": responses,
     }
-    return formula.scale / torch.as_tensor(divisors[mean]()).clamp(min=1e-9).expand(
-        len(part)
-    )  # without tokens any will do
+    divisor = torch.as_tensor(divisors[mean]()).clamp(min=1e-9)  # without tokens any will do
+    return formula.scale / divisor.expand(len(part))
 
 
 # -- the comparison ----------------------------------------------------------------------------------------------------
