@@ -268,20 +268,18 @@ class UserTaskSettings(Settings):
     options: dict[str, JsonValue] = Field({}, description="passed to the class by name")
 
 
-_Task = CountdownSettings | ChainSettings | ReasoningGymSettings | JsonlSettings | DatasetSettings | UserTaskSettings
-#: Other packages cannot replace these, and to look for their tasks takes a twentieth of a second.
-_SHIPPED = frozenset(kind.model_fields["name"].default for kind in get_args(_Task))
-
-
 def _user_task(given: Any) -> Any:
     """The settings of a task; those of a user-defined one are moved into ``options``."""
     name = given.get("name") if isinstance(given, Mapping) else None
-    if not isinstance(name, str) or name in _SHIPPED:
+    if not isinstance(name, str) or name in _SHIPPED_TASKS:  # which other packages cannot replace
         return given
     if not (is_user_code(name) or name in entry_points(group=TASK_GROUP).names):
         return given
     return {"name": "own", "code": name, "options": {key: given[key] for key in given if key != "name"}}
 
+
+_Task = CountdownSettings | ChainSettings | ReasoningGymSettings | JsonlSettings | DatasetSettings | UserTaskSettings
+_SHIPPED_TASKS = frozenset(settings.model_fields["name"].default for settings in get_args(_Task))
 
 TaskSettings = Annotated[_Task, Field(discriminator="name"), BeforeValidator(_user_task)]
 
