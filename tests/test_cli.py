@@ -41,7 +41,7 @@ def rlstab_command(capsys, monkeypatch, tmp_path):
 
 
 def test_check_begins_with_its_verdict_for_every_preset_and_example_that_can_be_tried(rlstab_command, monkeypatch):
-    for name in [name for name in sys.modules if name.startswith("rlstab.train.")]:
+    for name in ["rlstab.train", *(name for name in sys.modules if name.startswith("rlstab.train."))]:
         monkeypatch.setitem(sys.modules, name, None)  # `check` does not import the trainer
     for name in sorted(PRESETS)[::4]:
         code, out, _ = rlstab_command("check", "f.yaml", f=f"preset: {name}")
