@@ -437,7 +437,7 @@ def faults(case: Row, folder: Path) -> list[str]:
     return [*wrong, said] if wrong else []
 
 
-@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("command", sorted({case.command[0] for case in ROWS}))
 def test_bad_input(command: str, every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One test for all kinds of a command: a test of its own for each would take longer than what it tests."""

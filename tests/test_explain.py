@@ -48,7 +48,7 @@ def losses(method: TokenObjective) -> list[Any]:
     return [(outcome.loss, [values.tolist() for values in outcome.gradients.values()]) for outcome in outcomes]
 
 
-@pytest.mark.parametrize("most", [40, pytest.param(10**6, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("most", [8, pytest.param(10**6, marks=pytest.mark.slow)])
 def test_words_name_every_field_and_every_setting_that_acts(most: int) -> None:
     """What the words leave out has no effect given the other settings."""
     compared = 0
@@ -65,7 +65,7 @@ def test_words_name_every_field_and_every_setting_that_acts(most: int) -> None:
             before = losses(method) if same else []
             compared += len(same)
             assert [other for other in same if losses(other) != before] == [], method
-    assert compared > 100
+    assert compared > 50
 
 
 def heads(lines: list[str]) -> list[tuple[str, str]]:

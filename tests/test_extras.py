@@ -98,9 +98,12 @@ def test_a_peft_that_transformers_refuses_is_answered_with_releases_that_fit(mon
         load_model("countdown-tiny", adapter=AdapterSettings())
 
 
+#: What needs neither torch nor pydantic: commands, and how their output begins.
+QUICK = {"": "usage: rlstab", "--help": "usage: rlstab", "--version": f"rlstab {rlstab.__version__}"}
+#: What the names of the library, which are about tensors alone, must not import.
+HEAVY = {"transformers", "accelerate", "pydantic", "yaml", "matplotlib", "rich", "wandb", "einops", "safetensors"}
 #: What an install without any extra does, and how it ends. There is nothing to read for `runs`.
 LIGHT = {
-    "": 0,
     "list": 0,
     "check {examples}/countdown.yaml": 0,
     "check {examples}/jsonl_math.yaml": 2,
@@ -121,14 +124,31 @@ LIGHT = {
 WITH = {"train": {"train {run}": 0, "bench {examples}/bench_entropy.yaml --dry-run": 0}}
 PROGRAM = """
 import contextlib, io, json, sys
-for name in json.loads(sys.argv[1]):
+lacking, quick, light = map(json.loads, sys.argv[1:])
+for name in lacking:
     sys.modules[name] = None
-from rlstab.cli import main
-ended = {}
-for command in json.loads(sys.argv[2]):
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
-        ended[command] = main(command.split()), said.getvalue()
-print(json.dumps(ended))
+before = set(sys.modules)
+import rlstab, rlstab.cli
+at_once, ended = sys.modules.keys() - before, {}
+def run(command):
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        try:
+            code = rlstab.cli.main(command.split())
+        except SystemExit as end:
+            code = end.code
+    ended[command] = code, out.getvalue(), err.getvalue()
+for command in quick:
+    run(command)
+too_much = sys.modules.keys() & {"torch", "pydantic"}
+import torch, torch.distributed
+before = set(sys.modules)
+[getattr(rlstab, name) for name in dir(rlstab)]
+by_names = sys.modules.keys() - before
+for command in light:
+    run(command)
+    if command.startswith("check") and "rlstab.train" in sys.modules:
+        too_much.add(command)
+print(json.dumps([*map(sorted, (at_once, by_names, too_much)), ended]))
 """
 RUN = """
 objective: clip_higher
@@ -150,14 +170,24 @@ def test_an_install_with_one_extra_does_what_it_can(extra: str, tmp_path: Path) 
     every = set().union(*OF.values(), *COMES_WITH.values())
     paths = {"examples": CLONE / "examples", "run": "run.yaml"}
     commands = {command.format(**paths): code for command, code in {**LIGHT, **WITH.get(extra, {})}.items()}
-    program = [sys.executable, "-c", PROGRAM, json.dumps(sorted(every - there)), json.dumps([*commands])]
+    lists = sorted(every - there), [*QUICK], [*commands]
+    program = [sys.executable, "-c", PROGRAM, *map(json.dumps, lists)]
     ran = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=True)
-    ended = json.loads(ran.stdout)
-    assert {command: code for command, (code, _) in ended.items()} == commands, ended
-    for code, said in ended.values():
+    at_once, by_names, too_much, ended = json.loads(ran.stdout)
+    packages_at_once, packages_by_names = ({name.partition(".")[0] for name in some} for some in (at_once, by_names))
+    assert packages_at_once - sys.stdlib_module_names == {"rlstab"}
+    assert "rlstab" in packages_by_names
+    assert not packages_by_names & HEAVY
+    assert too_much == []
+    for command, begins in QUICK.items():
+        code, out, _ = ended.pop(command)
+        assert (code, out.startswith(begins)) == (0, True), command
+    assert {command: code for command, (code, *_) in ended.items()} == commands, ended
+    assert ended[f"check {CLONE}/examples/countdown.yaml"][1].startswith("no conflict: ")
+    for code, _, said in ended.values():
         assert "Traceback" not in said
         assert said.count("\n") == 1 or not code
     for lacking, command in (("train", "train run.yaml"), ("report", "report train")):
         if extra == "":
-            assert how_to_install(lacking) in ended[command][1]
-            assert all(name in ended[command][1] for name in {*EXTRAS[lacking]} - there)
+            assert how_to_install(lacking) in ended[command][2]
+            assert all(name in ended[command][2] for name in {*EXTRAS[lacking]} - there)

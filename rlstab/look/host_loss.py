@@ -171,7 +171,7 @@ def terms_of(formula: Formula, step: Step, kind: str) -> Tensor:
         terms = (_losses if formula.objective is None else _planned)(step, formula, live)
     if kind == "gradient":
         grad = partial(torch.autograd.grad, inputs=live, retain_graph=True, allow_unused=True, materialize_grads=True)
-        terms = [grad((term if term.requires_grad else 0 * live).sum())[0] for term in terms]
+        terms = [grad(term.sum())[0] if term.requires_grad else torch.zeros_like(live) for term in terms]
     return torch.stack(terms, 1)
 
 
@@ -201,7 +201,7 @@ def _losses(step: Step, formula: Formula, live: Tensor) -> list[Tensor]:
     if formula.entropy and "entropies" in tensors:
         bonus = -formula.entropy * tensors["entropies"].double()
     weights = _weights(step, formula, formula.mean)
-    of_bonus = weights if formula.whole else _weights(step, formula, "part")
+    of_bonus = weights if formula.whole or not formula.entropy else _weights(step, formula, "part")
     of_tokens = ((policy, weights), (kl, weights), (bonus, of_bonus))
     part, count = tensors["parts"][step.row], len(step.ranks)
     return [summed(term * weight[step.row] * step.mask, part, count) for term, weight in of_tokens]
@@ -251,22 +251,23 @@ def _weights(step: Step, formula: Formula, mean: str) -> Tensor:
     """``(S,)`` float64: the factor of the sum over the tokens of each response."""
     part, ranks = step.tensors["parts"], torch.tensor(step.ranks)
     counts = step.tensors.get("counts", _by_response(step, step.mask))
-    micro_batches = torch.bincount(ranks)[ranks][part]
 
-    def together(index: Tensor, values: Tensor) -> Tensor:
-        return summed(values, index, len(ranks))[index]
+    def of_part(values: Tensor) -> Tensor:
+        return summed(values, part, len(ranks))[part] * torch.bincount(ranks)[ranks][part]
 
-    of_part = together(part, torch.ones_like(counts)) * micro_batches
-    responses = (counts > 0).sum() / step.header.ranks if formula.whole else of_part
-    divisor = {
-        "step": (formula.tokens or counts.sum()) / step.header.ranks,
-        "rank": together(ranks[part], counts),
-        "part": together(part, counts) * micro_batches,
-        "response": counts * responses,
-        "length": formula.length * responses,
+    def responses() -> Tensor:
+        return (counts > 0).sum() / step.header.ranks if formula.whole else of_part(torch.ones_like(counts))
+
+    divisors: Mapping[str, Callable[[], Any]] = {
+        "step": lambda: (formula.tokens or counts.sum()) / step.header.ranks,
+        "rank": lambda: summed(counts, ranks[part], len(ranks))[ranks[part]],
+        "part": lambda: of_part(counts),
+        "response": lambda: counts * responses(),
+        "length": lambda: formula.length * responses(),
         "sum": responses,
-    }[mean]
-    return formula.scale / torch.as_tensor(divisor).clamp(min=1e-9).expand(len(part))  # without tokens any will do
+    }
+    divisor = torch.as_tensor(divisors[mean]()).clamp(min=1e-9)  # without tokens any will do
+    return formula.scale / divisor.expand(len(part))
 
 
 # -- the comparison ----------------------------------------------------------------------------------------------------
@@ -556,16 +557,25 @@ CHANGES: Mapping[str, Edit] = {
 
 def _named(records: Sequence[Claim]) -> str | None:
     """A sentence with the change, the factors of the terms, or both, that explain every difference; None if none do."""
-    same = [text for text, edit in CHANGES.items() if _explains(records, edit)]
+    changes = {text: edit for text, edit in CHANGES.items() if any(_acts(record, edit) for record in records)}
+    same = [text for text, edit in changes.items() if _explains(records, edit)]
     text = ", or, equivalently here, ".join(same)
     few = sum(step.row.numel() for _, step, _ in records[:4]) <= FEW
-    edits: Mapping[str, Edit] = {} if text else {"": {}, **(CHANGES if few else {})}
+    edits: Mapping[str, Edit] = {} if text else {"": {}, **(changes if few else {})}
     for change, edit in edits.items():
-        factors, said = _fitted([_compared(record, edit) for record in records[:4]])
-        if _explains(records, edit, factors):
+        rows = [_compared(record, edit) for record in records[:4]]
+        factors, said = _fitted(rows)
+        if not any(_apart(row, factors)[1] for row in rows) and _explains(records[4:], edit, factors):
             text = f"{change}, and {said}" if change else said
             break
     return f"{capital(text)}." if text else None
+
+
+def _acts(record: Claim, edit: Edit) -> bool:
+    """Whether a change reaches the loss: an objective reads nothing of a formula but its scale."""
+    formula, step, _ = record
+    given = edit(formula, step) if callable(edit) else edit
+    return formula.objective is None or not given.keys() <= Formula.model_fields.keys() - {"scale"}
 
 
 def _explains(records: Sequence[Claim], edit: Edit, factors: Sequence[float] = PLAIN) -> bool:

@@ -13,12 +13,11 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from rlstab import hub
@@ -28,6 +27,9 @@ from rlstab.errors import ModelError, did_you_mean
 from rlstab.extras import how_to_install, require
 from rlstab.files import from_home
 from rlstab.safe_read import read_json
+
+if TYPE_CHECKING:  # their modules take seconds, and a tokenizer needs none of them
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 _DATA = Path(__file__).parent.parent / "data"
 
@@ -56,6 +58,8 @@ def load_model(
         ModelError: the model cannot be loaded, or has no pad or EOS token.
         MissingPackage: an adapter is given, and peft is not installed.
     """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
     if adapter is not None:
         require("lora", "model.adapter")
         adapter = adapter if saved is None else AdapterSettings(path=str(saved))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,6 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     apply_activation_checkpointing,
 )
 from torch.nn.functional import pad
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlstab.config.settings import AdapterSettings, RolloutSettings
 from rlstab.core.devices import on_cpu, sent
@@ -33,6 +32,9 @@ from rlstab.models.shared_prompts import SharedPrompts, can_share, forward_share
 from rlstab.signals import TokenSignals, token_signals_from_logits
 from rlstab.signals.vocabulary_head import VocabularyHead, embeds_the_vocabulary, find_head
 from rlstab.tasks.task import Example, Message, Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 #: Prompts of a split that are tried before a run begins, unless rows that do not fit are left out. Later rows of a
 #: larger data set are tried when they are used.

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import compress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PretrainedConfig
-from transformers.cache_utils import DynamicLayer
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 #: Share of the tokens that must be saved, since a second forward has a cost.
 WORTH = 0.1
@@ -53,6 +54,8 @@ def can_share(config: PretrainedConfig) -> bool:
 
     Sliding windows drop some, and recurrent states are written in place, which a backward cannot pass.
     """
+    from transformers.cache_utils import DynamicCache, DynamicLayer
+
     layers = DynamicCache(config=config).layers
     return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
 
@@ -84,6 +87,8 @@ def forward_shared(
         response_mask: ``(R, T)`` bool.
         shared: which rows have the same prompt.
     """
+    from transformers import DynamicCache
+
     cache = DynamicCache(config=config)
     once = prompt_mask[shared.rows]
     prompts = forward(

@@ -8,6 +8,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import cache
 from typing import Any
 
 import yaml
@@ -44,6 +45,13 @@ LEARNING = 4
 SPENT = {"tokens": "tokens sampled", "seconds": "training time"}
 
 
+@cache
+def _plotly() -> tuple[Markup, str]:
+    """Plotly for a page, and its digest."""
+    script = get_plotlyjs()
+    return Markup(packed(script)), digest(script)
+
+
 def page(comparison: Comparison, command: str = "", source: str = "") -> str:
     """The HTML of a report.
 
@@ -53,18 +61,18 @@ def page(comparison: Comparison, command: str = "", source: str = "") -> str:
         source: names what it is a report of; see :func:`rlstab.report.build.make_report`.
     """
     style, script, without_script = map(resource, ("page.css", "page.js", "without_script.css"))
-    plotly = get_plotlyjs()
+    plotly, of_plotly = _plotly()
     colours = "\n".join(
         f"{where} {{ {' '.join(f'--m{index}: {colour};' for index, colour in enumerate(theme))} }}"
         for where, theme in ((":root", LIGHT), (':root[data-theme="dark"]', DARK))
     )
     shown = {
         # scripts run only by their digest, which a script in the data lacks. Plotly writes styles as it draws.
-        "digests": [digest(plotly), digest(script)],
+        "digests": [of_plotly, digest(script)],
         "style": Markup(f"{colours}\n{style}"),
         "without_script": Markup(without_script),
         "script": Markup(script),
-        "plotly": Markup(packed(plotly)),
+        "plotly": plotly,
         "data": Markup(packed(safe_json(plain(data(comparison))))),
         "source": source,
     }

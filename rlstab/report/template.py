@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import jinja2
@@ -19,9 +20,13 @@ def rendered(template: str, functions: Mapping[str, Any], context: Mapping[str, 
         functions: the functions that it calls.
         context: its data; every string that is not Markup is escaped.
     """
+    return _compiled(template).render({**functions, **context})
+
+
+@cache
+def _compiled(template: str) -> jinja2.Template:
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=_visible)
-    environment.globals |= functions
-    return environment.from_string(template).render(context)
+    return environment.from_string(template)
 
 
 def _visible(value: Any) -> Any:

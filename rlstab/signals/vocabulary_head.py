@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from rlstab.signals import TokenSignals, token_signals
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 #: Logits of the probe agree to this share of the largest: float32 products, summed in another order.
 AGREEMENT = 1e-4

@@ -98,7 +98,7 @@ def test_a_token_without_weight_names_the_method_that_took_it() -> None:
 
 
 def test_the_run_itself_turns_nothing_and_each_method_joins_or_replaces_what_it_excludes() -> None:
-    steps = [part.usable()[0] for part in read_dump(EXAMPLE).steps]
+    steps = [part.usable()[0] for part in read_dump(EXAMPLE).steps[::4]]
     assert [member.name for member in own_objective(steps).members] == ["clip_higher", "kl", "token_mean"]
     found = alternatives_of(steps)
     rows = {row.name: row for row in found.rows}

@@ -17,6 +17,7 @@ from rlstab.look.gradient import run_coefficients, traces_of
 from rlstab.look.host_loss import formula_of, judge
 from rlstab.models.policy import load_policy
 from rlstab.record import Dump, load, read_dump, trace
+from tests.replay.dumps import told
 from tests.train.forks import Forks
 from tests.train.runs import file_of, go, quiet, small
 
@@ -103,11 +104,10 @@ def test_a_record_says_of_each_token_what_the_loss_did(
         behind = int(small(tmp_path).rollout.staleness)
         versions = [4 * max(0, rollout - behind) for rollout in range(3) for _ in range(4)]
         assert [step.tensors["versions"].unique().tolist() for step in steps] == [[version] for version in versions]
-        doubled = {"values": [2 * value for value in steps[0].header.loss.values]}
-        loss = steps[0].header.loss.model_copy(update=doubled)
-        verdict = judge([replace(steps[0], header=steps[0].header.model_copy(update={"loss": loss}))])
+        doubled = told(steps[0], values=[2 * value for value in steps[0].header.loss.values])
+        verdict = judge([doubled.having({"coefficients": 2 * doubled.tensors["coefficients"]})])
         assert verdict.agrees is False
-        assert len(verdict.findings) == 1
+        assert verdict.findings == ("It was not divided by the gradient accumulation.",)
         for step, after in itertools.pairwise(steps):
             formula = formula_of(step)
             assert formula is not None
@@ -116,11 +116,11 @@ def test_a_record_says_of_each_token_what_the_loss_did(
             assert after.header.loss is not None
             assert after.header.loss.settings["state"] == json.loads(json.dumps(state))
     moved, acted = 0, 0
-    traced = [(step, told) for recorded in read_dump(tmp_path).steps for step, told in traces_of(recorded)]
+    traced = [(step, found) for recorded in read_dump(tmp_path).steps for step, found in traces_of(recorded)]
     assert sum(len(step.batch) for step, _ in traced) == sum(len(tokens) for _, tokens in seen) > 250
-    for step, told in traced:
+    for step, found in traced:
         marks = [
-            (key, action, where) for key, method in told.methods.items() for action, where in method.actions.items()
+            (key, action, where) for key, method in found.methods.items() for action, where in method.actions.items()
         ]
         for index, (row, position) in enumerate(
             zip(step.batch.sequence.tolist(), step.batch.position.tolist(), strict=True)
@@ -128,9 +128,9 @@ def test_a_record_says_of_each_token_what_the_loss_did(
             of_token = str(int(step.batch.sequence_ids[row])), position
             ratio, weight, did = seen[step.number - 1][1][of_token]
             if ratio is not None:
-                assert float(told.ratio[index]) == pytest.approx(ratio, rel=1e-4)
+                assert float(found.ratio[index]) == pytest.approx(ratio, rel=1e-4)
                 moved += abs(ratio - 1) > 0.01
-            assert float(told.weight[index]) == pytest.approx(weight, rel=1e-4)
+            assert float(found.weight[index]) == pytest.approx(weight, rel=1e-4)
             assert {(key, action) for key, action, where in marks if where[index]} == did
             acted += len(did)
     assert acted > 100
@@ -148,7 +148,7 @@ def test_two_ranks_dump_one_step(engine: str, tmp_path: Path) -> None:
 
 
 def test_every_so_many_steps_are_dumped_and_a_new_run_forgets_the_old_dump(tmp_path: Path) -> None:
-    go(dumping(tmp_path))
+    go(dumping(tmp_path, learning={"rollouts": 1}))
     run = dumping(tmp_path, tracking__dump_every=5)
     go(run, overwrite=True)
     steps = agreed(tmp_path, 1)

@@ -1,5 +1,6 @@
 """A data set of the package datasets as a task: folders, the cache, columns, chats, and what is refused in one line."""
 
+import importlib
 import json
 import os
 import socket
@@ -13,13 +14,16 @@ from rlstab.errors import MissingPackage, RlstabError
 from rlstab.tasks import Message, TextTask
 from rlstab.tasks.task import checksum_of_examples
 
-if os.environ.get("RLSTAB_REQUIRE_EXTRAS"):  # where it is required, a skipped test would hide that it is missing
-    import datasets
-else:
-    datasets = pytest.importorskip("datasets", reason='datasets is not installed: pip install -e ".[datasets]"')
-
 ROWS = {"question": [f"{n}+{n}=" for n in range(6)], "answer": [f"so #### {2 * n}" for n in range(6)]}
 FIELDS: dict[str, Any] = {"prompt_field": "question", "right_answer_pattern": "#### (.+)"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def datasets() -> Any:
+    """Imported where these tests run alone, since that takes a second."""
+    if os.environ.get("RLSTAB_REQUIRE_EXTRAS"):  # where it is required, a skipped test would hide that it is missing
+        return importlib.import_module("datasets")
+    return pytest.importorskip("datasets", reason='datasets is not installed: pip install -e ".[datasets]"')
 
 
 def of(path: str | Path, **settings: Any) -> TextTask:
@@ -27,7 +31,7 @@ def of(path: str | Path, **settings: Any) -> TextTask:
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
+def saved(tmp_path_factory: pytest.TempPathFactory, datasets: Any) -> str:
     """Two splits, by ``save_to_disk``."""
     folder, rows = tmp_path_factory.mktemp("data") / "sums", datasets.Dataset.from_dict(ROWS)
     datasets.DatasetDict({"train": rows, "test": rows.select([4, 5])}).save_to_disk(folder)
@@ -54,7 +58,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     return asked
 
 
-def test_folders(saved: str, tmp_path: Path, asked: list[str]) -> None:
+def test_folders(saved: str, tmp_path: Path, asked: list[str], datasets: Any) -> None:
     task = of(saved, eval_split="test", **FIELDS)
     assert task.size == {"train": 6, "eval": 2}
     example = task.example("train", 3)
@@ -71,7 +75,7 @@ def test_folders(saved: str, tmp_path: Path, asked: list[str]) -> None:
     assert asked == []
 
 
-def test_messages_and_fields_of_fields(tmp_path: Path) -> None:
+def test_messages_and_fields_of_fields(tmp_path: Path, datasets: Any) -> None:
     """As data sets for verl have them."""
     rows = {
         "prompt": [[{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1="}]] * 2,
@@ -87,7 +91,7 @@ def test_messages_and_fields_of_fields(tmp_path: Path) -> None:
         of(tmp_path / "chat", answer_field="reward_model.truth")
 
 
-def test_what_is_cached_needs_no_hub(tmp_path: Path, asked: list[str]) -> None:
+def test_what_is_cached_needs_no_hub(tmp_path: Path, asked: list[str], datasets: Any) -> None:
     """The layout in which datasets keeps what came from the hub."""
     import pyarrow
 

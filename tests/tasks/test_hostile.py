@@ -1,6 +1,7 @@
 """Hostile completions for every scorer that ships: none hangs, none is executed."""
 
 import math
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -27,7 +28,7 @@ def canary(tmp_path: Path) -> Path:
 def texts(canary: Path, **settings: Any) -> TextTask:
     path = canary.parent / "rows.jsonl"
     path.write_text('{"prompt": "?", "answer": "1"}\n')
-    return TextTask(JsonlSettings(path=str(path), eval_path=str(path), time_limit=1.0, **settings))
+    return TextTask(JsonlSettings(path=str(path), eval_path=str(path), time_limit=1.0, workers=1, **settings))
 
 
 def survive(task: Task, completions: Sequence[str], canary: Path) -> Scores:
@@ -55,8 +56,9 @@ def test_scorers_in_this_process_and_patterns(canary: Path) -> None:
         assert task.workers is None
         assert set(survive(task, completions, canary).rewards.tolist()) <= {0.0, 1.0}
     assert not survive(texts(canary, answer_pattern="#### (.+)"), completions, canary).timed_out.any()
+    completions.remove(BACKTRACKING[1])  # one that takes all of its time is enough
     scores = survive(texts(canary, answer_pattern="^((?:a+)+)$"), completions, canary)
-    assert [completions[place][:3] for place in scores.timed_out.nonzero()] == ["aaa", "aaa"]
+    assert [completions[index] for index in scores.timed_out.nonzero()] == BACKTRACKING[:1]
 
 
 @pytest.mark.parametrize("all_of_them", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -68,8 +70,16 @@ def test_math_verify(canary: Path, all_of_them: bool) -> None:
 
 
 def test_a_data_set_of_reasoning_gym(canary: Path) -> None:
+    """Here right and wrong answers are scored, too: a worker takes seconds to import reasoning-gym."""
     pytest.importorskip("reasoning_gym")
-    task = ReasoningGym(ReasoningGymSettings(dataset="chain_sum", time_limit=1.0, workers=1))
+    options = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
+    task = ReasoningGym(ReasoningGymSettings(dataset="chain_sum", time_limit=1.0, workers=1, options=options))
+    example = task.example("train", 5)
+    found = re.search(r"(\d) ([-+]) (\d)", example.prompt)
+    assert found is not None
+    left, op, right = found.groups()
+    answer = str(int(left) + int(right) if op == "+" else int(left) - int(right))
+    assert [task.score(example, text) for text in (answer, f" {answer}\n", "no idea")] == [1.0, 1.0, 0.0]
     survive(task, [*NESTED[:1], *BACKTRACKING[:1], *TERMINAL[::3], *FORMATS[::3], *payloads(canary)], canary)
 
 

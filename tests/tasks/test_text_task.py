@@ -68,7 +68,7 @@ def test_answers_that_are_whole_floats_are_integers(tmp_path):
 
 
 def never_right_of(path: str, **settings: Any) -> list[str]:
-    told = JsonlSettings(path=path, eval_path=path, **settings)
+    told = JsonlSettings(path=path, eval_path=path, workers=1, **settings)
     return never_right(told, TextTask(told))
 
 
