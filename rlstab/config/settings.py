@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from pydantic import (
     AfterValidator,
@@ -271,16 +271,17 @@ class UserTaskSettings(Settings):
 def _user_task(given: Any) -> Any:
     """The settings of a task; those of a user-defined one are moved into ``options``."""
     name = given.get("name") if isinstance(given, Mapping) else None
-    if not isinstance(name, str) or not (is_user_code(name) or name in entry_points(group=TASK_GROUP).names):
+    if not isinstance(name, str) or name in _SHIPPED_TASKS:  # which other packages cannot replace
+        return given
+    if not (is_user_code(name) or name in entry_points(group=TASK_GROUP).names):
         return given
     return {"name": "own", "code": name, "options": {key: given[key] for key in given if key != "name"}}
 
 
-TaskSettings = Annotated[
-    CountdownSettings | ChainSettings | ReasoningGymSettings | JsonlSettings | DatasetSettings | UserTaskSettings,
-    Field(discriminator="name"),
-    BeforeValidator(_user_task),
-]
+_Task = CountdownSettings | ChainSettings | ReasoningGymSettings | JsonlSettings | DatasetSettings | UserTaskSettings
+_SHIPPED_TASKS = frozenset(settings.model_fields["name"].default for settings in get_args(_Task))
+
+TaskSettings = Annotated[_Task, Field(discriminator="name"), BeforeValidator(_user_task)]
 
 
 # -- reward ------------------------------------------------------------------------------------------------------------
