@@ -150,8 +150,9 @@ def test_a_worker_finishes_or_fails_its_runs_in_turn(tmp_path: Path, monkeypatch
     about = json.loads((out / "bench.json").read_text())
     assert (about["name"], about["baseline"], "cpu" in about) == ("tiny", "grpo", True)
     assert [run.hash for run in load_bench(out / "bench.yaml").runs] == [run.hash for run in bench.runs]
-    # a report on them reads there what shows that s2t never acted
-    assert main(["report", str(out)]) == 0
+    # a report on them reads there what shows that s2t never acted, and does not import torch
+    code = "import sys; from rlstab.cli import main; sys.exit(main(['report', sys.argv[1]]) or 'torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code, str(out)]).returncode == 0
     assert "its quantile is 0" in (out / "report" / "report.md").read_text()
 
 

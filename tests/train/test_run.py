@@ -164,11 +164,11 @@ def test_a_step_that_teaches_nothing_is_skipped_unless_a_penalty_acts(tmp_path: 
 
 
 def test_twenty_refused_steps_in_a_row_end_a_run(tmp_path: Path) -> None:
-    changes = {"rollout__prompts": 4, "rollout__max_new_tokens": 2, "optimisation__mini_batches": 4}
-    lost = small(tmp_path, ["clip_higher", of_user("Poisoned")], optimisation__rollouts=9, **changes)
+    few = {"rollout__prompts": 1, "rollout__max_new_tokens": 1, "optimisation__rollouts": 30}
+    lost = small(tmp_path, ["clip_higher", of_user("Poisoned")], **few)
     with pytest.raises(NonFinite, match="20 optimizer steps"):
         go(lost, signals={"poison": lambda rollout: own.places(rollout).nan_to_num() * 0 + 1})
-    assert sum(column(lines(tmp_path / "metrics.jsonl"), "optimizer_steps/refused")) == 16, "and 4 that ended it"
+    assert sum(column(lines(tmp_path / "metrics.jsonl"), "optimizer_steps/refused")) == 19
 
 
 def test_the_learning_rate_is_that_of_transformers_and_a_run_of_another_length_is_told(tmp_path: Path) -> None:
