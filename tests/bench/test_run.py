@@ -121,7 +121,9 @@ def forked(forks: Forks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.setattr(running, "COMMAND", [sys.executable, "-c", RELAY, str(tmp_path / "socket")])
     yield
     worker.join(60)
-    assert worker.exitcode == 0, log_of(tmp_path / "worker", 0).read_text()
+    code = worker.exitcode
+    worker.kill()
+    assert code == 0, log_of(tmp_path / "worker", 0).read_text()
 
 
 @pytest.mark.usefixtures("forked")

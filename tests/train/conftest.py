@@ -1,5 +1,6 @@
 """What several files of tests start once."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,8 @@ from tests.train import ranks  # noqa: F401  # before the server is forked
 from tests.train.forks import Forks, start_server
 from tests.train.runs import go, long
 
-start_server()
+if sys.platform == "linux":  # frameworks of macOS do not survive a fork
+    start_server()
 
 
 @pytest.fixture(scope="session")
