@@ -44,6 +44,7 @@ from tests.train.runs import go, small
 
 METHODS = (1, 10, 29)
 ONE = {
+    "model__name": "countdown-tiny",
     "optimisation__rollouts": 1,
     "optimisation__old_logprobs": "rollout",
     "optimisation__refresh": "rollout",
@@ -97,7 +98,7 @@ def run(folder: Path, methods: int, changes: dict[str, Any]) -> simulated.Tally:
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")
-        with patch("rlstab.train.loop.require_decoding"):  # the same in every run, and half of a short one
+        with patch("rlstab.train.loop.require_decoding"):  # the same in every run, and much of a short one
             go(small(Path(out) / "run", objective, **{**ONE, **changes}))
     return tally
 

@@ -206,7 +206,7 @@ def require_decoding(policy: Policy, name: str, example: Example, settings: Roll
     Raises:
         ModelError: the model cannot decode with a cache, or its log-probs differ.
     """
-    policy, length = replace(policy, precision="fp32"), min(8, settings.max_new_tokens)
+    policy, length = replace(policy, precision="fp32"), min(4, settings.max_new_tokens)
     begun, prompt = [[], list(range(1, 1 + length // 2))], torch.tensor([0, 0, 1])
     few = settings.model_copy(update={"max_new_tokens": length, "stop": None})
     try:

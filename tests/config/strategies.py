@@ -18,7 +18,7 @@ from rlstab.zoo import METHODS
 from tests.examples import STAGE_EXAMPLES
 
 #: A search for unforeseen cases: a short one in every run, a long one with the slow tests.
-searched = pytest.mark.parametrize("examples", [12, pytest.param(1500, marks=pytest.mark.slow)])
+searched = pytest.mark.parametrize("examples", [6, pytest.param(1500, marks=pytest.mark.slow)])
 
 
 def search(strategy: st.SearchStrategy[Any], examples: int, check: Callable[[Any], None]) -> None:

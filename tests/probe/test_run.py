@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from rlstab.bench import run as running
 from rlstab.cli import main
 from rlstab.probe import records
-from rlstab.probe.suite import FIXED
+from rlstab.probe.suite import START, Probe
 from tests.probe.test_suite import OWN
 
 #: Ends as its row and its dose say, without a model: the base tolerates 2 of false positives, `Mine` everything.
@@ -38,15 +39,24 @@ for line in sys.stdin:
 """
 
 
+#: The fixed rows of these maps: the same run in two cells, and one at any dose, are among them.
+ROWS = ("base", "half_lr", "random_mask", "control")
+
+
 def pretend(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
-    """Workers pretend, and say in this file what they were ordered."""
+    """Workers pretend, and say in this file what they were ordered; the probe has few rows, and no other doses."""
     monkeypatch.setattr(running, "COMMAND", [sys.executable, "-c", PRETEND])
     monkeypatch.setattr(running, "POLL", 0.02)
     monkeypatch.setenv("STARTED", str(folder / "started"))
     monkeypatch.chdir(folder)
     (folder / "own.py").write_text(OWN)
-    # a stage of its own, whose control is the true reward; nothing is recorded of it here
+    # a stage of its own, whose control is the true reward; nothing is recorded of it here, nor what ships read
     monkeypatch.setattr(records, "NUMBERS", 0)
+    monkeypatch.setattr(records, "resources", SimpleNamespace(files=lambda _: folder))
+    probe = Probe("false_positives")
+    methods = {name: probe.bench["methods"][name] for name in (*ROWS, START)}
+    settings = {dose: probe.bench["settings"][dose] for dose in probe.quick_doses}
+    monkeypatch.setattr(Probe, "bench", {**probe.bench, "methods": methods, "settings": settings})
     return folder / "started"
 
 
@@ -83,8 +93,8 @@ def test_a_second_time_nothing_is_run(
     copied: list[str], started: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = copied
-    # six rows and one of one's own, at three doses and three seeds; the true reward is one run a seed whatever the dose
-    assert len(runs) == len(set(runs)) == (len(FIXED) + 1) * 9 - 3 * 3 + 1
+    # five rows, at three doses and three seeds; the true reward is one run a seed whatever the dose
+    assert len(runs) == len(set(runs)) == (len(ROWS) + 1) * 9 - 3 * 3 + 1
     scored = cells(tmp_path / "a")
     assert (scored["Mine"]["verdict"], scored["Mine"]["relative"]["value"]) == ("twice or more", None)
     assert scored["control"]["verdict"] == "twice or more"
@@ -93,7 +103,7 @@ def test_a_second_time_nothing_is_run(
         1,
     )
     lines = [json.loads(line) for line in (tmp_path / "a" / "results.jsonl").read_text().splitlines()]
-    assert len(lines) == (len(FIXED) + 1) * 9 + 1
+    assert len(lines) == (len(ROWS) + 1) * 9 + 1
     assert main([*PROBE, "--out", "a"]) == 0  # finished folders stay
     assert "Mine, tolerated dose relative to the base's: twice or more in false_positives." in capsys.readouterr().out
     assert main([*PROBE, "--out", "b", "--records", "a/results.jsonl"]) == 0  # and so does what is recorded elsewhere
@@ -119,7 +129,7 @@ def test_other_numbers_are_run_again(copied: list[str], started: Path, monkeypat
     started.unlink()
     monkeypatch.setattr(records, "NUMBERS", -1)
     assert main([*PROBE, "--out", "b", "--records", "a/results.jsonl"]) == 0
-    assert len(started.read_text().splitlines()) == (len(FIXED) + 1) * 9 - 8
+    assert len(started.read_text().splitlines()) == (len(ROWS) + 1) * 9 - 8
 
 
 def test_a_lost_policy_counts(started: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

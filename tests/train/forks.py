@@ -1,17 +1,23 @@
-"""Several processes at little cost: one process imports everything and forks the ranks of a job.
+"""Several processes at little cost: one process has imported everything and forks the ranks of a job.
 
 With a launcher each rank would spend seconds on imports; launchers are tried in ``test_launch.py``.
 """
 
+import gc
 import json
 import multiprocessing
 import os
 import socket
 import sys
 import time
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import yaml
@@ -38,8 +44,38 @@ class Done:
         return [json.loads(text.partition(COUNTED)[2].partition("\n")[0]) for text in self.said]
 
 
+def start_server() -> None:
+    """Fork the server from this process, which has imported everything, instead of starting it with the first job.
+
+    Before any test has started a thread, or run a backward.
+    """
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["tests.train.ranks"])
+    resource_tracker.ensure_running()
+    with patch("multiprocessing.util.spawnv_passfds", _forked), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, such as that of pytest-xdist
+        forkserver.ensure_running()
+
+
+def _forked(path: object, arguments: Sequence[Any], descriptors: Sequence[int]) -> int:
+    """A fork that runs the code which another Python would have been given, with no other file open."""
+    if process := os.fork():
+        return process
+    try:
+        for descriptor in {int(file.name) for file in Path("/dev/fd").iterdir()} - {0, 1, 2, *descriptors}:
+            with suppress(OSError):
+                os.close(descriptor)
+        sys.stdout, sys.stderr = (open(descriptor, "w", closefd=False) for descriptor in (1, 2))
+        import transformers.models.llama.modeling_llama  # noqa: F401  # what the first model of a process imports
+
+        warnings.resetwarnings()  # they are errors in a test alone
+        gc.freeze()  # no fork copies what the collector would touch
+        exec(arguments[-1])
+    finally:
+        os._exit(1)
+
+
 class Forks:
-    """The process that forks; multiprocessing starts it with the first job."""
+    """The process that forks; without :func:`start_server` multiprocessing starts it with the first job."""
 
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("forkserver")
@@ -68,8 +104,9 @@ class Forks:
         """Run a job, however it ends; ``kill_at``: kills all ranks once it has these records and that checkpoint."""
         deadline, ranks = time.monotonic() + HANGS, self.starts(file, processes, scenario, **options)
         if kill_at is not None:
-            while not _reached(file, *kill_at) and time.monotonic() < deadline:
-                time.sleep(0.002)
+            out = Path(yaml.safe_load(file.read_text())["tracking"]["out"])
+            while not _reached(out, *kill_at) and time.monotonic() < deadline:
+                time.sleep(0.005)
             for rank in ranks:  # all at once: a rank that loses another ends by itself
                 rank.kill()
         for rank in ranks:
@@ -117,9 +154,8 @@ def _rank(file: Path, rank: int, processes: int, port: int, scenario: str, optio
         torch.distributed.destroy_process_group()
 
 
-def _reached(file: Path, records: int, checkpoint: int) -> bool:
+def _reached(out: Path, records: int, checkpoint: int) -> bool:
     """Whether the run is where its processes are to be killed."""
-    out = Path(yaml.safe_load(file.read_text())["tracking"]["out"])
     metrics, kept = out / "metrics.jsonl", checkpoints(out)
     count = metrics.read_text().count("\n") if metrics.exists() else 0
     return count >= records and (not checkpoint or (bool(kept) and number(kept[-1]) >= checkpoint))

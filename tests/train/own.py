@@ -24,6 +24,13 @@ class Graded(Countdown):
         return (len(completion) + sum(map(ord, completion))) % 7 / 6
 
 
+class Seldom(Countdown):
+    """A third of the completions are right, so that some groups have nothing to compare."""
+
+    def score(self, example: Example, completion: str) -> float:
+        return float(sum(map(ord, completion)) % 3 == 0)
+
+
 class Flawed(Graded):
     """It raises on completions that end in an even digit, and returns NaN on those that end in an odd one."""
 
@@ -120,6 +127,22 @@ class WeighPlaces(rlstab.TokenObjective):
 
     def terms(self, batch: rlstab.TokenBatch, stat: Any, state: Any) -> rlstab.Terms:
         return rlstab.Terms(weight=self.place(batch) / stat["mean"].value)
+
+
+class Compare(rlstab.TokenObjective):
+    """Report how far signals are from each other: rewards from those that a function gives, and one from another."""
+
+    name = "compare"
+    pairs = {
+        "shaped": ("rewards", "mine"),
+        "scored": ("reward/graded", "mine graded"),
+        "apart": ("rewards", "reward/graded"),
+    }
+    needs = frozenset({"rewards", "reward/graded", "mine", "mine graded"})
+
+    def terms(self, batch: rlstab.TokenBatch, stat: Any, state: Any) -> rlstab.Terms:
+        gaps = {name: batch.signal(one) - batch.signal(other) for name, (one, other) in self.pairs.items()}
+        return rlstab.Terms(report={name: Mean.of(values.abs()) for name, values in gaps.items()})
 
 
 class Halved(RewardShaper):

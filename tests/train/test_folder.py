@@ -10,10 +10,23 @@ from typing import Any
 import pytest
 
 from rlstab.cli import main
+from rlstab.config import RunConfig
 from rlstab.errors import ConfigError
 from tests.train import own
 from tests.train.forks import Forks, log_of
-from tests.train.runs import checkpoints, differences, file_of, forget_newest, go, left, lines, long, number, small
+from tests.train.runs import (
+    checkpoints,
+    differences,
+    file_of,
+    forget_newest,
+    go,
+    left,
+    lines,
+    long,
+    number,
+    of_user,
+    small,
+)
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -23,10 +36,16 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("whole") / "run"
-    go(long(out))
-    return out
+def new(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a run of another seed leaves that replaces none."""
+    out = tmp_path_factory.mktemp("new") / "run"
+    go(another(out))
+    return left(out)
+
+
+def another(out: Path) -> RunConfig:
+    """Two rollouts of another seed, with a checkpoint after each."""
+    return long(out, seed=1, optimisation__rollouts=2, tracking__checkpoint_every=1)
 
 
 @pytest.fixture
@@ -60,15 +79,6 @@ def test_a_folder_that_holds_a_run_is_left_alone_without_a_word(run: Path) -> No
     assert files(run) == before
 
 
-def test_overwrite_replaces_a_run_and_nothing_of_the_user(run: Path, tmp_path: Path) -> None:
-    before = left(run)
-    go(long(run, seed=1, optimisation__rollouts=2), overwrite=True)
-    go(long(tmp_path / "new", seed=1, optimisation__rollouts=2))
-    assert differences(run, left(tmp_path / "new")) == []
-    assert left(run)["metrics"] != before["metrics"]
-    assert mine(run) == MINE
-
-
 def test_overwrite_leaves_a_folder_alone_that_holds_no_run(tmp_path: Path) -> None:
     """Files with the names that a run writes may belong to someone else."""
     (tmp_path / "metrics.jsonl").write_text("mine")
@@ -92,35 +102,41 @@ class Breaks(own.Graded):
         return super().example(split, index)
 
 
-def test_a_run_that_is_replaced_waits_until_the_new_one_can_go_on(run: Path) -> None:
+def test_a_run_that_is_replaced_waits_until_the_new_one_can_go_on(run: Path, new: dict[str, Any]) -> None:
+    """And nothing of the user is replaced."""
     before = left(run)
     with pytest.raises(RuntimeError, match="no more examples"):
         go(long(run, seed=1), overwrite=True, task=Breaks())
     assert mine(run) == MINE
     assert [differences(path, before) for path in aside(run)] == [[]]
-    go(long(run, seed=1), overwrite=True)
+    go(another(run), overwrite=True)
     assert aside(run) == []
+    assert differences(run, new) == []
+    assert mine(run) == MINE
 
 
-def test_checkpoints_may_be_a_link_to_a_folder_of_another_disk(tmp_path: Path, whole: Path) -> None:
+def test_checkpoints_may_be_a_link_to_a_folder_of_another_disk(
+    tmp_path: Path, whole: Path, new: dict[str, Any]
+) -> None:
     memory = Path("/dev/shm")
     out, far = tmp_path / "run", (memory if os.access(memory, os.W_OK) else tmp_path) / f"far-{os.getpid()}"
     for folder in (out, far):
         folder.mkdir()
     try:
         (out / "checkpoints").symlink_to(far)
-        go(long(out, seed=1))
-        go(long(out), overwrite=True)
-        forget_newest(out)
-        go(long(out), resume=True)
-        assert differences(out, left(whole)) == []
-        assert (out / "checkpoints").is_symlink()
+        shutil.copytree(whole, out, dirs_exist_ok=True)
         assert {number(path) for path in far.iterdir()} == {2, 4}
+        go(another(out), overwrite=True)
+        forget_newest(out)
+        go(another(out), resume=True)
+        assert differences(out, new) == []
+        assert (out / "checkpoints").is_symlink()
+        assert {number(path) for path in far.iterdir()} == {1, 2}
     finally:
         shutil.rmtree(far)
 
 
-@pytest.mark.parametrize("size", [500_000, *(pytest.param(size, marks=pytest.mark.slow) for size in (200, 4000))])
+@pytest.mark.parametrize("size", [200_000, *(pytest.param(size, marks=pytest.mark.slow) for size in (200, 4000))])
 def test_a_full_disk_is_one_line_and_costs_nothing(size: int, forks: Forks, whole: Path, tmp_path: Path) -> None:
     """No file can grow beyond a size: that of weights and of an optimizer's state, of a configuration, of records."""
     out = tmp_path / "run"
@@ -140,7 +156,7 @@ def test_a_full_disk_is_one_line_and_costs_nothing(size: int, forks: Forks, whol
 
 def test_a_disk_that_is_full_while_a_run_is_replaced_costs_neither(forks: Forks, run: Path) -> None:
     before = left(run)
-    (said,) = forks.does(file_of(long(run, seed=1)), 1, "limited", size=500_000, overwrite=True).counted
+    (said,) = forks.does(file_of(long(run, seed=1)), 1, "limited", size=200_000, overwrite=True).counted
     assert said.startswith(("CheckpointError: ", "ConfigError: ")), said
     assert [differences(path, before) for path in aside(run)] == [[]]
     assert mine(run) == MINE
@@ -148,7 +164,7 @@ def test_a_disk_that_is_full_while_a_run_is_replaced_costs_neither(forks: Forks,
 
 def test_a_second_process_is_refused(forks: Forks, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
-    file = file_of(small(out, optimisation__rollouts=100_000))
+    file = file_of(small(out, task=of_user("Slow"), optimisation__rollouts=100_000))
     (process,) = forks.starts(file, 1, "command")  # it does not end by itself
     try:
         while len(lines(out / "metrics.jsonl")) < 3:
@@ -170,5 +186,5 @@ def test_a_second_process_is_refused(forks: Forks, tmp_path: Path, capsys: pytes
     assert all(text in said.splitlines()[-1] for text in (str(newest), f"{file} --resume"))
     assert "Traceback" not in said
     # the lock died with its process
-    more = small(out, optimisation__rollouts=number(newest) + 1)
+    more = small(out, task=of_user("Slow"), optimisation__rollouts=number(newest) + 1)
     assert go(more, resume=True).records[-1]["rollout"] == number(newest) + 1

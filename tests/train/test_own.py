@@ -68,7 +68,8 @@ def test_other_examples_than_before_are_named_on_resume(tmp_path: Path) -> None:
 
 def test_flaky_rewards_are_lost_in_training_and_kept_in_evaluation_and_the_truth_is_logged(tmp_path: Path) -> None:
     changes = {"model__name": "chain-tiny", "rollout__max_new_tokens": 40, "evaluation": EVALUATE}
-    go(small(tmp_path, task={"name": "chain", "flaky": 0.5}, rollout__prompts=8, tracking__samples=99, **changes))
+    changes |= {"rollout__prompts": 8, "rollout__group": 6, "optimisation__rollouts": 1}
+    go(small(tmp_path, task={"name": "chain", "flaky": 0.5}, tracking__samples=99, **changes))
     samples = lines(tmp_path / "samples.jsonl")
     assert 0 < sum(line["reward"] for line in samples) < sum(line["reward/true"] for line in samples)
     assert all(line["reward"] in (0, line["reward/true"]) for line in samples)
@@ -160,22 +161,19 @@ def test_a_signal_of_the_user_reaches_the_method_token_by_token(tmp_path: Path) 
 
 def test_rewards_are_evidence_of_methods_and_stages(tmp_path: Path) -> None:
     reward = [{"function": "task"}, {"function": GRADED, "weight": 2.0}]
-    by_name = {
-        "rewards": lambda responses: responses.rewards,
-        "reward/graded": lambda responses: responses.responses.evidence("reward/graded"),
+
+    def per_token(responses: Rollout, values: Tensor) -> Tensor:
+        return values.float().unsqueeze(-1).expand(responses.response_mask.shape)
+
+    signals = {
+        "mine": lambda responses: per_token(responses, responses.rewards),
+        "mine graded": lambda responses: per_token(responses, responses.responses.evidence("reward/graded")),
     }
-    stages = [of_user("Halved")]  # a shaper, so that rewards differ from those that were scored
-    few = {"rollout__max_new_tokens": 3}
-    for index, (name, rewards) in enumerate(by_name.items()):
-
-        def given(responses: Rollout, rewards: Any = rewards) -> Tensor:
-            return rewards(responses).float().unsqueeze(-1).expand(responses.response_mask.shape)
-
-        changes = {"reward": reward, "stages": stages, **few}
-        go(weighing(tmp_path / f"{index}", name, **changes))
-        go(weighing(tmp_path / f"{index} given", "given", **changes), signals={"given": given})
-        assert apart(tmp_path / f"{index}", tmp_path / f"{index} given") == 0
-    assert apart(tmp_path / "0", tmp_path / "1") > 1e-6
+    # a shaper, so that rewards differ from those that were scored
+    changes = {"reward": reward, "stages": [of_user("Halved")], "rollout__max_new_tokens": 3}
+    (record,) = go(small(tmp_path / "run", of_user("Compare"), **CUT, **changes), signals=signals).records
+    assert record["compare/shaped"] == record["compare/scored"] == 0
+    assert record["compare/apart"] > 0.01
     with pytest.raises(MissingSignal, match="reward/grade'"):
         go(weighing(tmp_path / "none", "reward/grade", reward=reward))
 

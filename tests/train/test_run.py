@@ -1,10 +1,13 @@
 """What a run computes, logs and leaves, each against transformers, torch or a run of another shape."""
 
+import importlib.util
 import inspect
 import math
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -37,6 +40,7 @@ from tests.train.runs import (
     apart,
     checkpoints,
     column,
+    first_layers,
     go,
     lines,
     metrics,
@@ -82,13 +86,29 @@ def test_a_run_leaves_its_settings_records_samples_and_a_model_that_transformers
 
 
 def test_trackers_write_beside_the_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of wandb, which takes seconds to import and to start, only what it is told."""
     pytest.importorskip("tensorboard")
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_RUN_ID", "WANDB_RESUME"):
+        monkeypatch.delenv(name, raising=False)
+    wandb = MagicMock()
+    wandb.api.api_key, wandb.__spec__ = None, importlib.util.find_spec("wandb")
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    (record,) = go(small(tmp_path, tracking__trackers=["tensorboard", "wandb"], optimisation__rollouts=1)).records
+    assert any(b"reward/mean" in path.read_bytes() for path in tmp_path.rglob("events.out.tfevents*"))
+    told = wandb.init.call_args.kwargs
+    assert (told["id"], told["resume"], told["mode"]) == (about(tmp_path)["run_id"], "allow", "offline")
+    (logged,) = (call.args[0] for call in wandb.init().log.call_args_list)
+    assert logged["reward/mean"] == record["reward/mean"]
+
+
+@pytest.mark.slow
+def test_wandb_has_one_run_however_often_it_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
     for name in ("WANDB_API_KEY", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)
     for rollouts in (1, 2):
-        trackers = {"tracking__trackers": ["tensorboard", "wandb"], "optimisation__rollouts": rollouts}
+        trackers = {"tracking__trackers": ["wandb"], "optimisation__rollouts": rollouts}
         go(small(tmp_path, **trackers), resume=rollouts == 2)
-    assert any(b"reward/mean" in path.read_bytes() for path in tmp_path.rglob("events.out.tfevents*"))
     folders = list(tmp_path.rglob("offline-run-*"))  # it is offline unless it is configured
     assert len(folders) == 2
     assert {folder.name.rpartition("-")[2] for folder in folders} == {about(tmp_path)["run_id"]}
@@ -112,11 +132,21 @@ def test_every_preset_trains(name: str, tmp_path: Path) -> None:
     assert moved(tmp_path) > 0
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with nothing but what :func:`small` sets."""
+    out = tmp_path_factory.mktemp("plain") / "run"
+    go(small(out))
+    return out
+
+
 # -- which steps are made --------------------------------------------------------------------------------------------
 
 
-def test_the_ratio_is_exactly_one_where_the_policy_is_live_and_moves_where_data_are_stale(tmp_path: Path) -> None:
-    live = go(small(tmp_path / "live")).records
+def test_the_ratio_is_exactly_one_where_the_policy_is_live_and_moves_where_data_are_stale(
+    plain: Path, tmp_path: Path
+) -> None:
+    live = metrics(plain)
     assert column(live, "ratio/mean") == [1.0] * 2
     assert max(column(live, "sampler/largest_gap_live")) <= NEAR
     for name, changes in {"epochs": {"optimisation__epochs": 3}, "queue": {"rollout__staleness": 1}}.items():
@@ -134,40 +164,39 @@ def test_a_step_that_teaches_nothing_is_skipped_unless_a_penalty_acts(tmp_path: 
 
 
 def test_twenty_refused_steps_in_a_row_end_a_run(tmp_path: Path) -> None:
-    lost = small(tmp_path, ["clip_higher", of_user("Poisoned")], optimisation__rollouts=30, rollout__max_new_tokens=2)
+    few = {"rollout__prompts": 1, "rollout__max_new_tokens": 1, "optimisation__rollouts": 30}
+    lost = small(tmp_path, ["clip_higher", of_user("Poisoned")], **few)
     with pytest.raises(NonFinite, match="20 optimizer steps"):
         go(lost, signals={"poison": lambda rollout: own.places(rollout).nan_to_num() * 0 + 1})
     assert sum(column(lines(tmp_path / "metrics.jsonl"), "optimizer_steps/refused")) == 19
 
 
-def test_the_learning_rate_is_that_of_transformers(tmp_path: Path) -> None:
-    for name, options in (("cosine", {}), ("cosine_with_min_lr", {"min_lr_rate": 0.1})):
-        changes = {"optimisation__warmup_optimizer_steps": 2, "optimisation__rollouts": 6, "rollout__max_new_tokens": 2}
-        run = small(tmp_path / name, optimisation__schedule={"name": name, **options}, **changes)
-        shown = {record["rollout"]: record["lr"] for record in go(run).records if "lr" in record}
-        assert len(shown) >= 4
-        optimizer = torch.optim.SGD([torch.zeros(1)], lr=1e-3)
-        (factor,) = get_scheduler(name, optimizer, 2, 6, scheduler_specific_kwargs=options or None).lr_lambdas
-        assert shown == {step: pytest.approx(1e-3 * factor(step - 1)) for step in shown}
-
-
-def test_a_schedule_that_meets_a_run_of_another_length_is_told(tmp_path: Path) -> None:
-    for schedule, told in [("cosine", True), ("constant_with_warmup", False)]:
-        out, console = tmp_path / str(schedule), quiet()
-        changes = {"optimisation__schedule": schedule, "rollout__max_new_tokens": 2}
-        go(small(out, optimisation__rollouts=1, **changes))
-        go(small(out, optimisation__rollouts=2, **changes), resume=True, console=console)
+def test_the_learning_rate_is_that_of_transformers_and_a_run_of_another_length_is_told(tmp_path: Path) -> None:
+    cosine = {"name": "cosine_with_min_lr", "min_lr_rate": 0.1}
+    changes: dict[str, Any] = {"optimisation__warmup_optimizer_steps": 2, "rollout__max_new_tokens": 2}
+    run = small(tmp_path / "cosine", optimisation__schedule=cosine, optimisation__rollouts=6, **changes)
+    shown = {record["rollout"]: record["lr"] for record in go(run).records if "lr" in record}
+    assert len(shown) >= 4
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1e-3)
+    (factor,) = get_scheduler(
+        cosine["name"], optimizer, 2, 6, scheduler_specific_kwargs={"min_lr_rate": 0.1}
+    ).lr_lambdas
+    assert shown == {step: pytest.approx(1e-3 * factor(step - 1)) for step in shown}
+    go(small(tmp_path / "constant", optimisation__schedule="constant_with_warmup", **changes))
+    for name, schedule, before in (("cosine", cosine, 6), ("constant", "constant_with_warmup", 2)):
+        console, length = quiet(), {"optimisation__rollouts": before + 1}
+        go(small(tmp_path / name, optimisation__schedule=schedule, **length, **changes), resume=True, console=console)
         text = console.file.getvalue()  # type: ignore[attr-defined]
-        assert ("the schedule" in text and "had 1 rollouts and has 2" in text) == told, schedule
+        assert ("the schedule" in text) == (name == "cosine"), name
+        assert ("had 6 rollouts and has 7" in text) == (name == "cosine"), name
 
 
-def test_what_user_code_sets_for_all_of_torch_changes_nothing(tmp_path: Path) -> None:
-    go(small(tmp_path / "plain"))
+def test_what_user_code_sets_for_all_of_torch_changes_nothing(plain: Path, tmp_path: Path) -> None:
     torch.set_default_dtype(torch.float64)
     torch.set_grad_enabled(False)
     go(small(tmp_path / "set", task=of_user("Graded")))
     assert (torch.get_default_dtype(), torch.is_grad_enabled()) == (torch.float32, True)
-    assert metrics(tmp_path / "set") == metrics(tmp_path / "plain")
+    assert metrics(tmp_path / "set") == metrics(plain)
 
 
 def test_the_first_lines_say_what_the_reference_is(tmp_path: Path) -> None:
@@ -230,7 +259,8 @@ def assert_of_model(out: Path, model: Any, tokenizer: Any, temperature: float) -
 
 
 def test_traces_say_of_each_token_what_the_model_says_of_it(tmp_path: Path) -> None:
-    go(small(tmp_path, rollout__temperature=0.7, rollout__max_new_tokens=12, **TRACED))
+    whole = {"model__name": "countdown-tiny", "rollout__temperature": 0.7, "rollout__max_new_tokens": 12}
+    go(small(tmp_path, **whole, **TRACED))
     model, tokenizer = AutoModelForCausalLM.from_pretrained(SHIPPED), AutoTokenizer.from_pretrained(SHIPPED)
     assert assert_of_model(tmp_path, model, tokenizer, 0.7) > 50
     ended = [line["ids"][-1] == tokenizer.eos_token_id for line in traced(tmp_path)]
@@ -303,7 +333,7 @@ def test_tokens_are_drawn_with_their_probabilities(tmp_path: Path) -> None:
     (prompt,) = {tuple(line["prompt"]) for line in traced(tmp_path)}
     ids = torch.tensor([prompt])
     with torch.no_grad():
-        expected = AutoModelForCausalLM.from_pretrained(SHIPPED)(ids).logits[0, -1].double().softmax(-1) * 400
+        expected = AutoModelForCausalLM.from_pretrained(first_layers(1))(ids).logits[0, -1].double().softmax(-1) * 400
     drawn = Counter(line["ids"][0] for line in traced(tmp_path))
     assert sum(drawn.values()) == 400
     often = [token for token, count in enumerate(expected.tolist()) if count >= 5]
@@ -316,7 +346,7 @@ def test_greedy_evaluation_is_that_of_transformers(tmp_path: Path) -> None:
     task = own.Noting()
     evaluation = {"every": 1, "prompts": 4, "samples": 1, "pass_at": [1], "greedy": True}
     go(small(tmp_path, optimisation__rollouts=1, optimisation__lr=0.0, evaluation=evaluation), task=task)
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(SHIPPED), AutoTokenizer.from_pretrained(SHIPPED)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(first_layers(1)), AutoTokenizer.from_pretrained(SHIPPED)
     scored = set(task.seen)
     for index in range(4):
         prompt = str(task.example("eval", index).prompt)
@@ -345,8 +375,8 @@ def test_an_evaluation_is_of_held_out_prompts_and_pass_at_k_is_the_chance_of_a_r
 # -- precision -------------------------------------------------------------------------------------------------------
 
 
-def test_bf16_rounds_what_it_computes_and_keeps_float32_weights(tmp_path: Path) -> None:
-    wide = go(small(tmp_path / "wide")).records
+def test_bf16_rounds_what_it_computes_and_keeps_float32_weights(plain: Path, tmp_path: Path) -> None:
+    wide = metrics(plain)
     narrow = go(small(tmp_path / "narrow", optimisation__precision="bf16")).records
     assert all(value.dtype == torch.float32 for value in weights(tmp_path / "narrow").values())
     assert any(not torch.equal(value, value.bfloat16().float()) for value in weights(tmp_path / "narrow").values())
@@ -406,7 +436,7 @@ def test_an_adapter_is_saved_alone_and_is_what_peft_loads_and_what_another_run_g
     assert not list(newest.glob("model*"))
     assert saved
     assert all(".lora_" in name and float(value.abs().max()) > 0 for name, value in saved.items())
-    base, tokenizer = AutoModelForCausalLM.from_pretrained(SHIPPED), AutoTokenizer.from_pretrained(SHIPPED)
+    base, tokenizer = AutoModelForCausalLM.from_pretrained(first_layers(1)), AutoTokenizer.from_pretrained(SHIPPED)
     theirs = peft.PeftModel.from_pretrained(base, str(newest))
     again = {"model__adapter": str(newest), "optimisation__lr": 0.0, "rollout__max_new_tokens": 10}
     go(small(tmp_path / "again", **again, **TRACED))

@@ -9,17 +9,19 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
+from tests.train import own
 from tests.train.forks import Forks
 from tests.train.runs import (
     ALIKE,
-    SHIPPED,
     SMOOTH,
     STAGED,
     about,
     apart,
     checkpoints,
     file_of,
+    first_layers,
     go,
     metrics,
     moved,
@@ -32,13 +34,14 @@ from tests.train.runs import (
 STACK = [{"preset": "recommended"}, "adaptive_entropy", "entropy_bonus"]
 WITH_KL = [*STACK, {"name": "kl", "coefficient": 0.1}]
 
-#: Six optimizer steps on one prompt each, so that one of two ranks is empty in each of them. With a larger eps rounding
-#: does not decide the sign of a step where a gradient is next to nothing.
-SIX: dict[str, Any] = {
+#: Three optimizer steps on one prompt each, so that one of two ranks is empty in each of them. With a larger eps
+#: rounding does not decide the sign of a step where a gradient is next to nothing.
+STEPS: dict[str, Any] = {
     "seed": 4,
+    "model__name": str(first_layers(2)),
     "rollout__prompts": 3,
-    "rollout__max_new_tokens": 8,
-    "optimisation__rollouts": 2,
+    "rollout__max_new_tokens": 6,
+    "optimisation__rollouts": 1,
     "optimisation__mini_batches": 3,
     "optimisation__micro_batch_size": 3,
     "optimisation__eps": 1e-4,
@@ -71,9 +74,13 @@ def test_the_cut_into_micro_batches_does_not_matter(options: dict[str, Any], tmp
 FILLED = 1e-2
 
 
+def begun() -> dict[str, Tensor]:
+    """The weights from which runs start."""
+    return load_file(first_layers(2) / "model.safetensors")
+
+
 def parameters() -> int:
-    shipped = load_file(SHIPPED / "model.safetensors")
-    return sum(value.numel() for value in shipped.values())
+    return sum(value.numel() for value in begun().values())
 
 
 def large(sent: list[Any], kind: str) -> int:
@@ -82,10 +89,10 @@ def large(sent: list[Any], kind: str) -> int:
 
 
 def counted(forks: Forks, out: Path, processes: int, **changes: Any) -> list[dict[str, Any]]:
-    run = small(out, STACK, **{**SIX, **changes})
+    run = small(out, STACK, **{**STEPS, **changes})
     told = forks.does(file_of(run), processes, "counted").counted
     assert [rank["processes"] for rank in told] == [processes] * processes
-    assert [len(rank["steps"]) for rank in told] == [6] * processes
+    assert [len(rank["steps"]) for rank in told] == [3] * processes
     return list(told)
 
 
@@ -111,10 +118,10 @@ def test_processes_train_to_the_weights_of_one(
     ranks = counted(forks, out, processes, engine=engine)
     assert (about(out)["processes"], about(out)["engine"].split(",")[0]) == (processes, engine)
     records = metrics(out)
-    assert all(record["gradient/norm"] > SIX["optimisation__max_grad_norm"] for record in records), "clipped"
+    assert all(record["gradient/norm"] > STEPS["optimisation__max_grad_norm"] for record in records), "clipped"
     assert apart(alone[0], out) <= ALIKE
     assert moved(out) > 100 * ALIKE
-    assert [large(step["sent"], "") for step in alone[1]["steps"]] == [0] * 6, "one process sends no gradient"
+    assert [large(step["sent"], "") for step in alone[1]["steps"]] == [0] * 3, "one process sends no gradient"
     for told in [alone[1], *ranks]:
         share = processes if told is not alone[1] and engine == "fsdp2" else 1
         for step in told["steps"]:
@@ -136,7 +143,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], str | dict[str, Any]]] = {
     "a reference": (WITH_KL, {}, "fsdp2"),
     "stages and a queue": (
         STAGED["objective"],
-        {name: STAGED[name] for name in STAGED if name != "objective"},
+        {"optimisation__rollouts": 2, **{name: STAGED[name] for name in STAGED if name != "objective"}},
         "fsdp2",
     ),
     "gradients of responses": (STACK, {"stages": ["opob"]}, "fsdp2"),
@@ -152,12 +159,12 @@ CASES: dict[str, tuple[Any, dict[str, Any], str | dict[str, Any]]] = {
 
 
 def untie(folder: Path) -> None:
-    """The model that ships, with a head of its own."""
-    shutil.copytree(SHIPPED, folder)
-    given = load_file(SHIPPED / "model.safetensors")
+    """The model from which runs start, with a head of its own."""
+    shutil.copytree(first_layers(2), folder)
+    given = begun()
     given["lm_head.weight"] = given["model.embed_tokens.weight"].clone()
     save_file(given, folder / "model.safetensors", {"format": "pt"})
-    config = json.loads((SHIPPED / "config.json").read_text())
+    config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
 
 
@@ -167,11 +174,11 @@ def untie(folder: Path) -> None:
 )
 def test_everything_works_over_two_processes_as_in_one(name: str, forks: Forks, tmp_path: Path) -> None:
     objective, changes, engine = CASES[name]
-    settings = {**SIX, **changes}
+    settings = {**STEPS, **changes}
     if changes is UNTIED:
         settings["model__name"] = str(tmp_path / "untied")
         untie(tmp_path / "untied")
-    forks.does(file_of(small(tmp_path / "one", objective, **settings)), 1)
+    go(small(tmp_path / "one", objective, **settings))
     forks.does(file_of(small(tmp_path / "two", objective, **settings, engine=engine)), 2)
     assert [about(tmp_path / out)["processes"] for out in ("one", "two")] == [1, 2]
     assert apart(tmp_path / "one", tmp_path / "two") <= ALIKE
@@ -184,8 +191,8 @@ def test_everything_works_over_two_processes_as_in_one(name: str, forks: Forks, 
 
 @pytest.mark.slow
 def test_gathered_in_bfloat16_weights_are_learnt_and_gradients_added_in_float32(forks: Forks, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {**SIX, "optimisation__precision": "bf16"}
-    forks.does(file_of(small(tmp_path / "one", STACK, **settings)), 1)
+    settings: dict[str, Any] = {**STEPS, "optimisation__precision": "bf16"}
+    go(small(tmp_path / "one", STACK, **settings))
     for told in counted(forks, tmp_path / "two", 2, **settings, engine={"name": "fsdp2", "gather": "bf16"}):
         for step in told["steps"]:
             assert {dtype for name, size, dtype in step["sent"] if "reducescatter" in name} == {"float32"}
@@ -201,9 +208,9 @@ def test_gathered_in_bfloat16_weights_are_learnt_and_gradients_added_in_float32(
 def test_functions_of_the_user_on_two_ranks_equal_those_on_one(forks: Forks, tmp_path: Path) -> None:
     """Each rank is asked for whole groups, and not at all where it has no response."""
     objective = ["clip_higher", of_user("WeighPlaces", signal="places")]
-    settings = {**SIX, "rollout__prompts": 1, "optimisation__mini_batches": 1}
+    settings = {**STEPS, "rollout__prompts": 1, "optimisation__mini_batches": 1, "optimisation__rollouts": 2}
     alone, both = (small(tmp_path / name, objective, **settings) for name in ("one", "two"))
-    forks.does(file_of(alone), 1, "provided")
+    go(alone, signals={"places": own.places})
     done = forks.does(file_of(both), 2, "provided")
     assert [told["processes"] for told in done.counted] == [2, 2]
     assert sorted(told["calls"] for told in done.counted) == [[], [[4], [4]]]
@@ -212,18 +219,18 @@ def test_functions_of_the_user_on_two_ranks_equal_those_on_one(forks: Forks, tmp
 
 
 def test_a_step_with_a_nan_on_one_rank_is_refused_by_all_and_the_next_one_is_made(forks: Forks, tmp_path: Path) -> None:
-    settings = {**SIX, "optimisation__mini_batches": 1, "optimisation__rollouts": 2, "tracking__checkpoint_every": 1}
-    for processes in (1, 2):
-        out = tmp_path / str(processes)
-        run = small(out, ["clip_higher", of_user("Poisoned")], **settings)
-        done = forks.does(file_of(run), processes, "provided")
-        assert [told["processes"] for told in done.counted] == [processes] * processes
+    settings = {**STEPS, "optimisation__mini_batches": 1, "optimisation__rollouts": 2, "tracking__checkpoint_every": 1}
+    outs = [tmp_path / "1", tmp_path / "2"]
+    alone, both = (small(out, ["clip_higher", of_user("Poisoned")], **settings) for out in outs)
+    go(alone, signals={"poison": own.poison})
+    assert [told["processes"] for told in forks.does(file_of(both), 2, "provided").counted] == [2, 2]
+    for out in outs:
         assert [record.get("optimizer_steps/refused", 0) for record in metrics(out)] == [1, 0]
         assert all(math.isfinite(value) for record in metrics(out) for value in record.values())
-        begun, refused = (load_file(path / "model.safetensors") for path in (SHIPPED, checkpoints(out)[0]))
-        assert all(torch.equal(begun[name], value) for name, value in refused.items())
-    assert apart(tmp_path / "1", tmp_path / "2") <= ALIKE
-    assert moved(tmp_path / "2") > 10 * ALIKE
+        refused = load_file(checkpoints(out)[0] / "model.safetensors")
+        assert all(torch.equal(value, refused[name]) for name, value in begun().items())
+    assert apart(*outs) <= ALIKE
+    assert moved(outs[1]) > 10 * ALIKE
 
 
 @pytest.mark.slow
