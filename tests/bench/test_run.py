@@ -5,11 +5,9 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,6 @@ from rlstab.config import dump_run
 from rlstab.config.document import dump
 from rlstab.errors import ConfigError, ScorerError
 from rlstab.train import checkpoint
-from tests.train.forks import Forks, log_of
 from tests.train.runs import first_layers, forget_newest
 
 #: Writes what a run of this length would, without a model. `meet` waits until another worker is there as well.
@@ -96,48 +93,16 @@ def record(out: Path, name: str) -> dict[str, Any]:
     return kept
 
 
-#: Connects its standard input and output to a worker that was forked, which saves the worker's imports.
-RELAY = """
-import os, socket, sys, threading
-worker = socket.socket(socket.AF_UNIX)
-worker.connect(sys.argv[1])
-def forward():
-    while data := os.read(0, 4096):
-        worker.sendall(data)
-    worker.shutdown(socket.SHUT_WR)
-threading.Thread(target=forward, daemon=True).start()
-while data := worker.recv(4096):
-    os.write(1, data)
-"""
-
-
-@pytest.fixture
-def forked(forks: Forks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A bench has this worker alone."""
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(str(tmp_path / "socket"))
-        listening.listen()
-        (worker,) = forks.starts(tmp_path / "worker", 1, "bench_worker", listening=listening)
-    monkeypatch.setattr(running, "COMMAND", [sys.executable, "-c", RELAY, str(tmp_path / "socket")])
-    yield
-    worker.join(60)
-    code = worker.exitcode
-    worker.kill()
-    assert code == 0, log_of(tmp_path / "worker", 0).read_text()
-
-
-@pytest.mark.usefixtures("forked")
-def test_a_worker_finishes_or_fails_its_runs_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_real_worker_finishes_or_fails_its_runs_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
     start = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda *args, **options: started.append(args) or start(*args, **options))
     settings = {"bad": {"task": {"name": "jsonl", "path": "no.jsonl"}}, "good": {}}
-    out = tmp_path / "out"
-    bench = load_bench(tiny(out, {"grpo": ["clip_higher", {"name": "s2t", "quantile": 0.0}]}, settings=settings))
+    bench = load_bench(tiny(tmp_path, {"grpo": ["clip_higher", {"name": "s2t", "quantile": 0.0}]}, settings=settings))
     where = console()
     assert run_bench(bench, workers=1, console=where) == 1
     assert started.count((running.COMMAND,)) == 1  # of one process, whose imports are done once
-    good, bad = record(out, "good/grpo/seed-0"), record(out, "bad/grpo/seed-0")
+    good, bad = record(tmp_path, "good/grpo/seed-0"), record(tmp_path, "bad/grpo/seed-0")
     assert (good["status"], good["error"], good["run_hash"]) == ("finished", None, bench.runs[1].hash)
     assert min(good["cpu_seconds"], good["seconds"]) > 0
     folder = bench.runs[1].folder
@@ -148,14 +113,14 @@ def test_a_worker_finishes_or_fails_its_runs_in_turn(tmp_path: Path, monkeypatch
     assert bad["error"].startswith("DataError: no.jsonl")
     assert "Traceback" in (bench.runs[0].folder / "worker.log").read_text()
     assert "failed bad/grpo/seed-0: DataError: no.jsonl" in printed(where)
-    assert printed(where).endswith(f"{out}: 1 of 2 runs finished, 1 failed\n")
-    about = json.loads((out / "bench.json").read_text())
+    assert printed(where).endswith(f"{tmp_path}: 1 of 2 runs finished, 1 failed\n")
+    about = json.loads((tmp_path / "bench.json").read_text())
     assert (about["name"], about["baseline"], "cpu" in about) == ("tiny", "grpo", True)
-    assert [run.hash for run in load_bench(out / "bench.yaml").runs] == [run.hash for run in bench.runs]
+    assert [run.hash for run in load_bench(tmp_path / "bench.yaml").runs] == [run.hash for run in bench.runs]
     # a report on them reads there what shows that s2t never acted, and does not import torch
     code = "import sys; from rlstab.cli import main; sys.exit(main(['report', sys.argv[1]]) or 'torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code, str(out)]).returncode == 0
-    assert "its quantile is 0" in (out / "report" / "report.md").read_text()
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)]).returncode == 0
+    assert "its quantile is 0" in (tmp_path / "report" / "report.md").read_text()
 
 
 @pytest.mark.usefixtures("pretend")
@@ -468,7 +433,7 @@ def test_a_terminal_shows_how_far_it_is(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-def test_a_worker_that_imports_by_itself_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+def test_a_real_worker_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     file = tiny(tmp_path, {"a": "clip_higher"}, keep_checkpoints=True)
     file["base"]["tracking"] = {"checkpoint_every": 1}
     (run,) = (bench := load_bench(file)).runs

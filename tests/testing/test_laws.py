@@ -60,7 +60,7 @@ def test_every_method_and_stage_has_example_settings() -> None:
 
 
 #: Laws that a method breaks in the company of others as well as alone; a composition is checked once for all of them.
-TOGETHER = {"process", "split", "pure", "ids", "permutation"}
+TOGETHER = {"process", "pure", "ids"}
 #: Laws of each method alone. Its gradient is compared with an oracle on many more steps: tests/zoo/test_oracles.py.
 ALONE = {law.name for law in LAWS} - TOGETHER - {"gradcheck"}
 

@@ -1,9 +1,7 @@
 """What a forked process of a run does: scenarios, by the name that a test gives to :mod:`tests.train.forks`."""
 
 import json
-import os
 import resource
-import socket
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,7 +15,6 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rlstab.bench import worker
 from rlstab.cli import main
 from rlstab.config import load_run
 from rlstab.train import Rollout, train
@@ -34,16 +31,6 @@ def plain(file: Path, **options: Any) -> None:
 def command(file: Path) -> None:
     """The run from the command line."""
     sys.exit(main(["train", str(file)]))
-
-
-def bench_worker(file: Path, listening: socket.socket) -> None:
-    """The worker of a bench, whose standard input and output are those of who connects."""
-    connection, _ = listening.accept()
-    for descriptor in (0, 1):
-        os.dup2(connection.fileno(), descriptor)
-    connection.close()
-    sys.stdin = open(0)
-    worker.main()
 
 
 def tell(counts: Any) -> None:

@@ -1,3 +1,0 @@
-"""What forks a worker that has imported everything."""
-
-from tests.train.conftest import forks  # noqa: F401
