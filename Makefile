@@ -19,7 +19,7 @@ compare: $(VENV)/.installed
 	$(BIN)/rlstab report runs/s2t --metric reward/true/area --metric eval/mean --metric eval/entropy --out runs/s2t/report
 
 test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
 test-slow: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow

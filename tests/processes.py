@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from rlstab.core.comm import TorchComm
+from tests.train.forks import forkserver
 
 Answer = TypeVar("Answer")
 
@@ -28,10 +29,7 @@ class Processes:
         self.count = count
 
     def __enter__(self) -> Self:
-        context = torch.multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(
-            ["tests.processes", "tests.testing.test_processes"]
-        )  # imported once for all ranks
+        context = forkserver()
         # one pool for each rank, so that a job goes to the process of its rank
         self._pools = [ProcessPoolExecutor(1, context) for _ in range(self.count)]
         with tempfile.TemporaryDirectory() as folder:

@@ -1,6 +1,5 @@
 """Tests on the simulated device in a process of their own, whose other tests see none."""
 
-import multiprocessing
 import os
 import re
 import sys
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.forks import print_to
+from tests.train.forks import forkserver, print_to
 
 HERE = Path(__file__).parent
 
@@ -22,9 +21,7 @@ def run_tests(files: list[str], marks: str, log: Path) -> None:
 
 def assert_pass(files: list[str], marks: str, log: Path) -> None:
     """The tests passed, there were some, and none was skipped."""
-    forks = multiprocessing.get_context("forkserver")
-    forks.set_forkserver_preload(["tests.train.ranks"])
-    ran = forks.Process(target=run_tests, args=([str(HERE / file) for file in files], marks, log))
+    ran = forkserver().Process(target=run_tests, args=([str(HERE / file) for file in files], marks, log))
     ran.start()
     ran.join()
     said = log.read_text()

@@ -1,16 +1,11 @@
 """What several files of tests start once."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.train import ranks  # noqa: F401  # before the server is forked
-from tests.train.forks import Forks, start_server
+from tests.train.forks import Forks
 from tests.train.runs import go, long
-
-if sys.platform == "linux":  # frameworks of macOS do not survive a fork
-    start_server()
 
 
 @pytest.fixture(scope="session")

@@ -1,23 +1,17 @@
-"""Several processes at little cost: one process has imported everything and forks the ranks of a job.
+"""Several processes at little cost: one process imports everything and forks the ranks of a job.
 
 With a launcher each rank would spend seconds on imports; launchers are tried in ``test_launch.py``.
 """
 
-import gc
 import json
 import multiprocessing
 import os
 import socket
 import sys
 import time
-import warnings
-from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import yaml
@@ -44,42 +38,18 @@ class Done:
         return [json.loads(text.partition(COUNTED)[2].partition("\n")[0]) for text in self.said]
 
 
-def start_server() -> None:
-    """Fork the server from this process, which has imported everything, instead of starting it with the first job.
-
-    Before any test has started a thread, or run a backward.
-    """
-    multiprocessing.get_context("forkserver").set_forkserver_preload(["tests.train.ranks"])
-    resource_tracker.ensure_running()
-    with patch("multiprocessing.util.spawnv_passfds", _forked), warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, such as that of pytest-xdist
-        forkserver.ensure_running()
-
-
-def _forked(path: object, arguments: Sequence[Any], descriptors: Sequence[int]) -> int:
-    """A fork that runs the code which another Python would have been given, with no other file open."""
-    if process := os.fork():
-        return process
-    try:
-        for descriptor in {int(file.name) for file in Path("/dev/fd").iterdir()} - {0, 1, 2, *descriptors}:
-            with suppress(OSError):
-                os.close(descriptor)
-        sys.stdout, sys.stderr = (open(descriptor, "w", closefd=False) for descriptor in (1, 2))
-        import transformers.models.llama.modeling_llama  # noqa: F401  # what the first model of a process imports
-
-        warnings.resetwarnings()  # they are errors in a test alone
-        gc.freeze()  # no fork copies what the collector would touch
-        exec(arguments[-1])
-    finally:
-        os._exit(1)
+def forkserver() -> Any:
+    """A process has one server, which preloads what its first user asked for: so all ask for the same."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.train.ranks"])
+    return context
 
 
 class Forks:
-    """The process that forks; without :func:`start_server` multiprocessing starts it with the first job."""
+    """The process that forks; multiprocessing starts it with the first job."""
 
     def __init__(self) -> None:
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["tests.train.ranks"])
+        self._context = forkserver()
 
     def starts(self, file: Path, processes: int = 1, scenario: str = "plain", **options: Any) -> list[Any]:
         """Start the ranks of a run and leave them to it; a scenario is a function of ``ranks.py``, and has options."""
