@@ -8,12 +8,12 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 
 .PHONY: train compare test test-slow test-matrix test-trl test-verl coverage check-speed check-wheel release lint docs notebooks format clean
 
-# 180 rollouts of GRPO with two methods, about a minute; ends with a table and traced tokens. One thread: the
+# 180 rollouts of GRPO with two methods, a minute or two; ends with a table and traced tokens. One thread: the
 # model is so small that a second one gains little, and loses much on a machine that is busy.
 train: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/rlstab train examples/countdown.yaml --overwrite
 
-# S2T, plain GRPO and a random mask, three seeds each, and a report on them, about three minutes on two cores
+# S2T, plain GRPO and a random mask, three seeds each, and a report on them, about five minutes on two cores
 compare: $(VENV)/.installed
 	$(BIN)/rlstab bench examples/bench_s2t.yaml
 	$(BIN)/rlstab report runs/s2t --metric reward/true/area --metric eval/mean --metric eval/entropy --out runs/s2t/report
