@@ -245,12 +245,14 @@ def test_what_cannot_be_used_is_named_with_the_reason(write: Write, tmp_path: Pa
 def test_an_installed_task(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write("package.py", CODE)
     monkeypatch.syspath_prepend(str(tmp_path / "project"))
-    points = EntryPoints([EntryPoint("doubling", "package:Doubling", "rlstab.tasks")])
+    # a task that ships keeps its name
+    points = EntryPoints([EntryPoint(name, "package:Doubling", "rlstab.tasks") for name in ("doubling", "countdown")])
     for room in ("config.settings", "tasks.build"):
         monkeypatch.setattr(f"rlstab.{room}.entry_points", points.select)
     run = load_run(run_of(write, task={"name": "doubling", "most": 3}))
     assert run.task.model_dump() == {"name": "own", "code": "doubling", "options": {"most": 3}}
     assert build_task(run.task).size["train"] == 3
+    assert load_run(run_of(write, task={"name": "countdown"})).task.name == "countdown"
 
 
 MINE = """
