@@ -21,9 +21,9 @@ from nbconvert import MarkdownExporter
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 from docs.hooks import pages, pictures, probes  # noqa: E402  # mkdocs imports this file by its path
-from docs.hooks.comments import Comments  # noqa: E402
-from rlstab.probe.page import page as map_page  # noqa: E402
-from tests.conformance import report as conformance  # noqa: E402
+from docs.hooks.comments import Comments  # noqa: E402  # mkdocs imports this file by its path
+from rlstab.probe.page import page as map_page  # noqa: E402  # mkdocs imports this file by its path
+from tests.conformance import report as conformance  # noqa: E402  # mkdocs imports this file by its path
 
 #: The public modules, with the title of the page of each. Methods and presets have pages of their own.
 MODULES = {

@@ -13,9 +13,9 @@ from rlstab.extras import require
 require("axolotl", "rlstab.adapters.axolotl")
 
 from axolotl.core.trainers.grpo.trainer import AxolotlGRPOTrainer  # noqa: E402  # after the check
-from axolotl.integrations.base import BasePlugin, PluginManager  # noqa: E402
+from axolotl.integrations.base import BasePlugin, PluginManager  # noqa: E402  # after the check
 
-from rlstab.adapters.trl.trainer import RLStabGRPOTrainer  # noqa: E402
+from rlstab.adapters.trl.trainer import RLStabGRPOTrainer  # noqa: E402  # after the check
 
 
 class Arguments(BaseModel, extra="forbid"):

@@ -42,8 +42,8 @@ from rlstab.hosts import adapted, facts, skyrl_settings
 require("skyrl", "rlstab.adapters.skyrl")
 
 from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry  # noqa: E402  # after the check
-from skyrl.backends.skyrl_train.workers.worker import PolicyWorkerBase  # noqa: E402
-from skyrl.backends.skyrl_train.workers.worker_utils import get_microbatch_iterator  # noqa: E402
+from skyrl.backends.skyrl_train.workers.worker import PolicyWorkerBase  # noqa: E402  # after the check
+from skyrl.backends.skyrl_train.workers.worker_utils import get_microbatch_iterator  # noqa: E402  # after the check
 
 logger = logging.getLogger(__name__)
 #: The value of ``trainer.algorithm.policy_loss_type``.

@@ -44,15 +44,15 @@ def _cpu_empty(*shape: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
 torch.empty = _cpu_empty
 torch.Tensor.cuda = lambda values, *_, **__: values
 
-from skyrl.backends.skyrl_train.distributed import fsdp_utils  # noqa: E402
-from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch  # noqa: E402
-from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry  # noqa: E402
-from skyrl.backends.skyrl_train.workers.fsdp.fsdp_worker import FSDPPolicyWorkerBase  # noqa: E402
-from skyrl.train.config import SkyRLTrainConfig  # noqa: E402
-from skyrl.train.config.config import MixedPrecisionConfig  # noqa: E402
-from skyrl.train.trainer import RayPPOTrainer  # noqa: E402
+from skyrl.backends.skyrl_train.distributed import fsdp_utils  # noqa: E402  # after the patches
+from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch  # noqa: E402  # after the patches
+from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry  # noqa: E402  # after the patches
+from skyrl.backends.skyrl_train.workers.fsdp.fsdp_worker import FSDPPolicyWorkerBase  # noqa: E402  # after the patches
+from skyrl.train.config import SkyRLTrainConfig  # noqa: E402  # after the patches
+from skyrl.train.config.config import MixedPrecisionConfig  # noqa: E402  # after the patches
+from skyrl.train.trainer import RayPPOTrainer  # noqa: E402  # after the patches
 
-from rlstab.adapters.skyrl import NAME, register  # noqa: E402
+from rlstab.adapters.skyrl import NAME, register  # noqa: E402  # after the patches
 
 fsdp_utils.init_device_mesh = _cpu_mesh
 ROWS, GROUP = 16, 4

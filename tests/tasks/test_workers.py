@@ -137,8 +137,9 @@ def test_workers_die_with_a_parent_that_is_killed():
         children = psutil.Process(parent.pid).children(recursive=True)
         assert len(children) == 2
         parent.kill()
-    _, left = psutil.wait_procs(children, timeout=60)
-    assert left == []
+    _, left = psutil.wait_procs(children, timeout=30)
+    # a dead process stays listed where process 1 does not collect it, as in some containers
+    assert all(child.status() == psutil.STATUS_ZOMBIE for child in left)
 
 
 def test_a_worker_has_the_rights_of_the_user_but_not_the_secrets(tmp_path, monkeypatch):

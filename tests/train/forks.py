@@ -39,7 +39,7 @@ class Done:
 
 
 def forkserver() -> Any:
-    """A process has one server, which preloads what its first user asked for: so all ask for the same."""
+    """A process has one fork server, which preloads what was asked of it first, so everything asks for the same."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.train.ranks"])
     return context
