@@ -1,4 +1,4 @@
-"""The diagnosis of one run: which sign came first, which followed, which are absent, and which cannot be seen."""
+"""The diagnosis of one run: what hurt it, what came first, and what else was seen."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from rlstab.look.remedies import CAUSES, Remedy, remedies
 from rlstab.look.run_log import RunLog
 from rlstab.report.formatting import setting
 from rlstab.report.runs import setting_of
-from rlstab.signs import SIGNS, Sign, signs
+from rlstab.signs import SIGNS, Curves, Sign, is_solved, reward_in_words, signs
 
-#: Signs that begin within this many steps of each other count as simultaneous: bins and noise allow no finer order.
-#: Then the first in :data:`CAUSES` counts, in which signs that explain others precede them.
+#: Signs that begin within this many steps of each other count as simultaneous: noise allows no finer order. Then the
+#: graver one counts, then the first in :data:`CAUSES`, in which signs that explain others precede them.
 TOGETHER = 5
+
+#: Simultaneous signs that leave nothing to explain: without finite numbers, or without a gradient, nothing is trained.
+GRAVEST = ("refused_steps", "no_gradient", "zero_std_groups", "difficulty")
 
 #: Truncated answers explain a reward that falls along with the share of answers that end, but not one that keeps less
 #: than this multiple of that share.
@@ -37,6 +40,7 @@ FOLLOWS: Mapping[str, tuple[str, ...]] = {
 #: Signs that say the same but less about the cause, whichever came first. A plateau is named last.
 LESS: Mapping[str, tuple[str, ...]] = {
     "held_out": ("length_without_gain", "components"),
+    "length_without_gain": ("truncation",),
     "difficulty": ("reward_fall",),
     "plateau": tuple(CAUSES.keys() - {"plateau"}),
 }
@@ -49,47 +53,60 @@ class First:
     Attributes:
         cause: a value of :data:`CAUSES`.
         sign: that indicates it.
-        later: the other signs, by step.
+        harm: the first sign that the run was hurt, which may be that sign.
     """
 
     cause: str
     sign: Sign
-    later: tuple[Sign, ...]
+    harm: Sign
 
 
 def first_of(signs: Sequence[Sign], interval: int = 1) -> First | None:
-    """The first cause; None if there is no sign.
+    """The first cause; None if the run was not hurt.
 
     Args:
         signs: every sign of the run.
         interval: steps between two lines of the log.
     """
-    there = {sign.name: sign for sign in signs if sign.fired}
+    fired = [sign for sign in signs if sign.fired]
+    harms = sorted((sign for sign in fired if sign.harm), key=_step)
     together = max(TOGETHER, interval)
-    candidates = [sign for sign in there.values() if not _follows(sign, there, together)]
+    # what comes after the harm did not do it, nor what was there all along
+    before = [sign for sign in fired if sign.harm or (_step(sign) <= _step(harms[0]) + together and not sign.from_start)] if harms else []
+    sign = leading(before, together)
+    return First(CAUSES[sign.name], sign, harms[0]) if sign else None
+
+
+def leading(signs: Sequence[Sign], together: int = TOGETHER) -> Sign | None:
+    """The sign that came first; None without any.
+
+    Args:
+        signs: that are present.
+        together: steps within which signs count as simultaneous.
+    """
+    by_name = {sign.name: sign for sign in signs}
+    candidates = [sign for sign in signs if not _follows(sign, by_name, together)]
     if not candidates:
         return None
     earliest = min(map(_step, candidates))
     among = [sign for sign in candidates if _step(sign) <= earliest + together]
-    first = min(among, key=lambda sign: list(CAUSES).index(sign.name))
-    later = sorted((sign for sign in there.values() if sign is not first), key=_step)
-    return First(CAUSES[first.name], first, tuple(later))
+    return min(among, key=lambda sign: (_gravity(sign), list(CAUSES).index(sign.name)))
 
 
-def _follows(sign: Sign, there: Mapping[str, Sign], together: int) -> bool:
+def _gravity(sign: Sign) -> int:
+    return GRAVEST.index(sign.name) if sign.harm and sign.name in GRAVEST else len(GRAVEST)
+
+
+def _follows(sign: Sign, signs: Mapping[str, Sign], together: int) -> bool:
     """Whether another sign of the run explains this one."""
-    if sign.name == "truncation" and "reward_fall" in there and sign.share is not None:
-        fall = there["reward_fall"]
+    if sign.name == "truncation" and "reward_fall" in signs and sign.share is not None:
+        fall = signs["reward_fall"]
         left = 1.0 if fall.share is None else fall.share
-        # a first line after step 1 averages over updates that may have broken the policy: two lines then count together
-        late = _step(sign) > (1 if sign.first_line else together)
-        near = 2 * together if sign.first_line else together
         # a policy that an update broke loses both its ends and its reward
-        explains = sign.sudden or (late and left < EXPLAINED * sign.share)
-        return explains and _step(fall) <= _step(sign) + near
-    if there.keys() & set(LESS.get(sign.name, ())):
+        return left < EXPLAINED * sign.share and _step(fall) <= _step(sign) + together
+    if signs.keys() & set(LESS.get(sign.name, ())):
         return True
-    before = [there[name] for name in FOLLOWS.get(sign.name, ()) if name in there]
+    before = [signs[name] for name in FOLLOWS.get(sign.name, ()) if name in signs]
     return any(_step(other) <= _step(sign) + together for other in before)
 
 
@@ -107,13 +124,19 @@ class Diagnosis:
 
     Attributes:
         log: the run as it was logged.
-        first: the first cause; None if there is no sign.
+        first: what hurt it first; None if it was not hurt, and then no advice is given.
+        observations: the other signs that are present, by step; without a cause, the one that says most comes first.
+        solved: whether the reward is so high that most groups are solved.
+        outcome: what the reward did, in words; empty without one.
         looked_at: signs that could be judged and are absent.
         unseen: signs that could not be judged, with the metrics that are missing, or because the log is too short.
     """
 
     log: RunLog
     first: First | None
+    observations: tuple[Sign, ...]
+    solved: bool
+    outcome: str
     looked_at: tuple[Sign, ...]
     unseen: tuple[Sign, ...]
 
@@ -123,15 +146,15 @@ class Diagnosis:
         if not self.log.metrics.keys() - {"lr"}:
             return (*self.log.remarks, f"it has no known metric. {_wanted()}")
         idle, lines = _idle(self.log)
-        if idle <= IDLE * lines or any(sign.name == "zero_std_groups" for sign in self.fired):
+        if self.solved or idle <= IDLE * lines or any(sign.name in GRAVEST for sign in self.fired):
             return self.log.remarks
-        told = f"nothing was trained in {idle} of {lines} lines of the log: no group had a gradient, or its norm was 0"
-        return (*self.log.remarks, told)
+        remark = f"nothing was trained in {idle} of {lines} lines of the log: no group had a gradient, or its norm was 0"
+        return (*self.log.remarks, remark)
 
     @property
     def fired(self) -> tuple[Sign, ...]:
         """The signs that are present, that of the cause first."""
-        return (self.first.sign, *self.first.later) if self.first else ()
+        return (self.first.sign, *self.observations) if self.first else self.observations
 
     @property
     def remedy(self) -> Remedy | None:
@@ -150,10 +173,14 @@ class Diagnosis:
                 here = f" (here {shown})" if isinstance(shown, str | int) and not isinstance(shown, bool) else ""
                 yield f"{f'{host}: ' * bool(host)}{name}{here}"
 
-    def told(self) -> str:
-        """One sentence: what came first, and when."""
+    def verdict(self) -> str:
+        """One sentence: what hurt the run, and when; or that nothing did."""
         if self.first and self.remedy:
             return f"first, at {self.log.unit} {self.first.sign.step}: {self.remedy.title}"
+        if self.solved:
+            return "solved"
+        if self.observations:
+            return f"no harm; {', '.join(SIGNS[sign.name].title for sign in self.observations)}"
         return "nothing found" if self.looked_at else "nothing found, because nothing could be judged"
 
     def as_json(self) -> dict[str, Any]:
@@ -168,6 +195,12 @@ class Diagnosis:
             "cause": self.first.cause if self.first else None,
             "title": remedy.title if remedy else None,
             "step": self.first.sign.step if self.first else None,
+            "harm": {"sign": self.first.harm.name, "step": self.first.harm.step} if self.first else None,
+            "solved": self.solved,
+            "outcome": self.outcome,
+            "observations": [
+                {"sign": sign.name, "cause": CAUSES[sign.name], "step": sign.step} for sign in self.observations
+            ],
             "signs": [{"sign": sign.name, "step": sign.step, "text": sign.text} for sign in self.fired],
             "looked_at": [{"sign": sign.name, "text": sign.text} for sign in self.looked_at],
             "unseen": [{"sign": sign.name, "why": sign.text} for sign in self.unseen],
@@ -184,10 +217,16 @@ class Diagnosis:
 
 def diagnose(log: RunLog) -> Diagnosis:
     """Diagnose a run."""
-    every = signs(log)
+    every, curves, interval = signs(log), Curves(log), _interval(log)
+    first = first_of(every, interval)
+    rest = [sign for sign in every if sign.fired and not (first and sign is first.sign)]
+    lead = None if first else leading(rest, max(TOGETHER, interval))
     return Diagnosis(
         log=log,
-        first=first_of(every, _interval(log)),
+        first=first,
+        observations=tuple(sorted(rest, key=lambda sign: (sign is not lead, _step(sign)))),
+        solved=first is None and is_solved(curves),
+        outcome=reward_in_words(curves),
         looked_at=tuple(sign for sign in every if sign.fired is False),
         unseen=tuple(sign for sign in every if sign.fired is None),
     )

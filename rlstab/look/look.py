@@ -167,7 +167,7 @@ def overview(runs: Sequence[Diagnosis]) -> RenderableType:
     """A line for each run, and the number of runs by cause."""
     table = Table.grid(padding=(0, 2))
     for run in runs:
-        table.add_row(escape(visible(run.log.title, spaces=False)), escape(run.told()))
+        table.add_row(escape(visible(run.log.title, spaces=False)), escape(run.verdict()))
     titles = Counter(run.remedy.title if run.remedy else "nothing found" for run in runs)
     counts = ", ".join(f"{title} {count}" for title, count in titles.most_common())
     return Group(table, "", f"{counted(len(runs), 'run')}: {counts}. Give one of them for the full text.")

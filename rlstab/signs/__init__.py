@@ -1,0 +1,25 @@
+"""Signs that something goes wrong in a run, each defined once: for the report, for `look`, and for a live run.
+
+A sign is found in the curves of a run so far, and has the step at which it begins. One test is behind nearly all of
+them: that a curve has moved by more than the same values in random order do (:mod:`rlstab.signs.shift`), and by as much
+as matters, which is a choice that stands with its reason in the file of its family. docs/how-to/diagnose.md says how
+often they are right, on runs that other people published.
+
+A sign that hurt the run (its reward, its held-out score, its finished answers; or nothing could be learnt at all) may
+have a cause; any other sign is an observation. No single curve shows a collapse, and each sign is judged by itself.
+"""
+
+from rlstab.signs.curves import TOTALS as TOTALS
+from rlstab.signs.curves import Curves as Curves
+from rlstab.signs.reward import below_start as below_start
+from rlstab.signs.reward import is_solved as is_solved
+from rlstab.signs.reward import reward_fall as reward_fall
+from rlstab.signs.reward import reward_in_words as reward_in_words
+from rlstab.signs.entropy import entropy_floor as entropy_floor  # isort: skip
+from rlstab.signs.gradient import gradient_spikes as gradient_spikes
+from rlstab.signs.answers import truncation as truncation
+from rlstab.signs.sampler import sampler_mismatch as sampler_mismatch
+from rlstab.signs.sign import COUNTED as COUNTED
+from rlstab.signs.sign import SIGNS as SIGNS
+from rlstab.signs.sign import Sign as Sign
+from rlstab.signs.sign import signs as signs

@@ -1,0 +1,105 @@
+"""Signs in the responses: whether they end, how long they are, and whether they repeat themselves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rlstab.signs.curves import Curves, Metric
+from rlstab.signs.reward import FEWEST, rises, stalls
+from rlstab.signs.shift import SHORTEST, shift
+from rlstab.signs.sign import Sign, absent, detector, missing, present
+
+#: Above this share of the answers cut off in the first line of the log, the limit on tokens may be too low.
+CUT_OFF = 0.25
+#: Responses are cut off if fewer than this share end by themselves ...
+ENDED = 0.9
+#: ... and it is at least this much less than before.
+ENDED_DROP = 0.1
+#: Finished answers are lost below this share of what it was.
+ENDED_KEPT = 0.5
+#: Responses grow if they are longer than this multiple of what they were.
+LONGER = 2.0
+#: A score that gains less than this share of the growth in length does not follow it.
+LAG = 0.25
+#: Repetition is present if this much more of the responses repeats itself than before.
+REPEATED = 0.2
+
+_GROWS = f"fewer than {ENDED} of the responses end by themselves until the end, {ENDED_DROP} less than before"
+
+
+@detector("truncation", _GROWS, "whether more answers are cut off", "response/ended", lines=SHORTEST, by_itself=False, counted=True)
+def growing_truncation(curves: Curves, metric: Metric) -> Sign:
+    """Fewer answers end by themselves than before.
+
+    It hurts the run where most answers have ceased to end and the reward does not hold as it was: one that rises with it
+    pays for answers without an end.
+    """
+    fall = shift(metric.values, rises=False)
+    level = min(ENDED, fall.before - ENDED_DROP)
+    text = f"{metric.end:.2f} end by themselves at the end, {fall.before:.2f} before"
+    if metric.end > level or not fall.is_real:
+        return absent(text)
+    step = metric.begins(level, rises=False)
+    reward = curves["reward/mean"]
+    lost = metric.end < ENDED_KEPT * fall.before
+    harm = lost and (len(reward.steps) < SHORTEST or shift(reward.values, rises=True).is_real)
+    return present(step, text, metric.end / fall.before, harm=harm)
+
+
+@detector(
+    "truncation",
+    f"{_GROWS}; or more than {CUT_OFF} of them cut off in the first line",
+    "whether answers are cut off",
+    "response/ended",
+    lines=1,
+)
+def truncation(curves: Curves, metric: Metric) -> Sign:
+    """Too many are cut off from the first step on, or ever more."""
+    grown = growing_truncation.detect(curves)
+    cut_off = 1 - float(metric.values[0])
+    if grown.fired or cut_off <= CUT_OFF:
+        return grown
+    text = f"{cut_off:.2f} of the answers are cut off in the first line of the log, {1 - metric.end:.2f} at the end"
+    return replace(present(int(metric.steps[0]), text), from_start=True)
+
+
+@detector(
+    "length without gain",
+    f"responses more than {LONGER:g} x as long as before until the end, and since they grow the held-out score stalls or "
+    "gains little; without one, the reward for the task",
+    "whether longer responses are better",
+    "response/length",
+    lines=SHORTEST,
+)
+def length_without_gain(curves: Curves, metric: Metric) -> Sign:
+    """Longer answers are sound if they are right more often."""
+    growth = shift(metric.values, rises=True)
+    longer = metric.end / growth.before if growth.before > 0 else 1.0
+    score = next((score for score in (curves["eval/mean"], *curves.tasks) if len(score.steps) >= FEWEST), None)
+    if score is None:
+        return missing("reward/mean")
+    text = f"{metric.end:.4g} tokens at the end, {longer:.2g} x as many as before; {score.name} {score.end:.3g}"
+    if longer < LONGER or not growth.is_real:
+        return absent(text)
+    step = metric.begins((1 + LONGER) / 2 * growth.before, rises=True)
+    before = score.where(score.steps <= step).values
+    start = float(before.mean()) if len(before) else score.start
+    little = score.end - start < LAG * (longer - 1) * abs(start)
+    return present(step, text) if little and (stalls(score, step) or not rises(score, after=step)) else absent(text)
+
+
+@detector(
+    "repetition",
+    f"{REPEATED} more of the responses repeat themselves than before, until the end",
+    "whether responses repeat themselves",
+    "response/repetition",
+    lines=SHORTEST,
+)
+def repetition(curves: Curves, metric: Metric) -> Sign:
+    """Loops of a policy that has nothing else to say."""
+    rise = shift(metric.values, rises=True)
+    text = f"{metric.end:.3g} at the end, {rise.before:.3g} before"
+    level = rise.before + REPEATED
+    if metric.end > level and rise.is_real:
+        return present(metric.begins(level, rises=True), text)
+    return absent(text)

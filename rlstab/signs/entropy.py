@@ -1,0 +1,72 @@
+"""Signs in the entropy of the policy, and in its distance from the reference policy."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlstab.signs.curves import Curves, Metric
+from rlstab.signs.shift import SHORTEST, shift
+from rlstab.signs.sign import Sign, absent, detector, present
+
+#: Entropy has collapsed below this share of its level before: plain GRPO on countdown came to 0.3, and still improved.
+FLOOR = 0.25
+#: ... or below this many nats per token: nearly all tokens are then certain, whatever the start was.
+LEAST = 0.02
+#: Entropy has blown up above this multiple; where the learning rate was fatal it rose by 1.3.
+CEILING = 1.5
+#: Nats per token between policy and reference, beyond which a token is e times as likely as before, on average.
+KL = 1.0
+
+
+@detector(
+    "entropy floor",
+    f"token entropy below {FLOOR} x its level before, or below {LEAST} nats, until the end",
+    "whether entropy collapses",
+    "tokens/entropy",
+    lines=SHORTEST,
+    counted=True,
+)
+def entropy_floor(curves: Curves, metric: Metric) -> Sign:
+    """Nearly all tokens are certain."""
+    fall = shift(metric.values, rises=False)
+    level = max(FLOOR * fall.before, LEAST)
+    text = f"{metric.end:.3g} nats at the end, {fall.before:.3g} before"
+    always = fall.before < LEAST
+    if metric.end < level and (always or fall.is_real):
+        return present(metric.begins(level, rises=False), text, metric.end / max(fall.before, metric.end))
+    return absent(text)
+
+
+@detector(
+    "entropy blow-up",
+    f"token entropy above {CEILING} x its level before, until the end",
+    "whether entropy blows up",
+    "tokens/entropy",
+    lines=SHORTEST,
+    counted=True,
+)
+def entropy_blow_up(curves: Curves, metric: Metric) -> Sign:
+    """The policy becomes noise."""
+    rise = shift(metric.values, rises=True)
+    level = CEILING * max(rise.before, LEAST)
+    text = f"{metric.end:.3g} nats at the end, {rise.before:.3g} before"
+    if metric.end > level and rise.is_real:
+        return present(metric.begins(level, rises=True), text)
+    return absent(text)
+
+
+@detector(
+    "drift from the reference",
+    f"more than {KL:g} nat per token between policy and reference, until the end",
+    "how far the policy is from its reference",
+    "kl/value",
+    lines=SHORTEST,
+)
+def kl_drift(curves: Curves, metric: Metric) -> Sign:
+    """One token may make up all of the KL of a step, so no step counts as more than twice the threshold."""
+    capped = Metric(metric.name, metric.steps, np.minimum(metric.values, 2 * KL))
+    rise = shift(capped.values, rises=True)
+    text = f"{metric.end:.3g} nats per token at the end, {metric.start:.3g} at first"
+    if capped.end > KL and rise.is_real:
+        return present(capped.begins(KL, rises=True), text)
+    return absent(text)

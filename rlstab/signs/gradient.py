@@ -1,0 +1,140 @@
+"""Signs in the gradient and in the steps that it makes."""
+
+from __future__ import annotations
+
+from bisect import insort
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlstab.bins import bin_weights
+from rlstab.signs.curves import Curves, Metric
+from rlstab.signs.reward import SOLVED, rises
+from rlstab.signs.shift import SHORTEST, shift
+from rlstab.signs.sign import Sign, absent, detector, present
+
+#: A norm above this multiple of the median so far is a spike; clipping at 1.0 hides it from the weights, not from here ...
+SPIKE = 10.0
+#: ... if it is also this many deviations above the others by its logarithm. Groups of which few differ have a norm with
+#: a heavy tail: in sound runs with two groups a step, single norms are 5 deviations above the median.
+DEVIATIONS = 7.0
+#: A run has spikes if it has so many: a single one that does no harm is no pattern.
+SPIKES = 3
+#: A norm or a spread of advantages below this share of its level before counts as no gradient.
+NO_GRADIENT = 0.03
+#: This much more of the tokens beyond the trust region than before, which the objective makes normal: a ratio of whole
+#: sequences clips half of them in a sound run ...
+CLIPPED = 0.1
+#: ... and this multiple of that share.
+CLIPPED_GROWTH = 1.5
+
+
+@detector(
+    "NaN or Inf",
+    "an optimizer step refused for NaN or Inf, or a loss, a reward or a gradient norm that is not finite",
+    "whether gradients are finite",
+    "optimizer_steps/refused",
+    "gradient/norm",
+    lines=0,
+    counted=True,
+)
+def refused_steps(curves: Curves, metric: Metric) -> Sign:
+    """The metric is written only where there was something to count."""
+    if metric.name != "optimizer_steps/refused" or not metric.values.any():
+        return absent("NaN or Inf in 0 optimizer steps")
+    width = curves.run.bin_width
+    counts = metric.values * (bin_weights(width, metric.steps) if width > 1 else 1.0)
+    text = f"NaN or Inf in {round(float(counts.sum()))} optimizer steps"
+    return present(int(metric.steps[(metric.values > 0).argmax()]), text, harm=True)
+
+
+@detector(
+    "gradient spikes",
+    f"{SPIKES} gradient norms above {SPIKE:g} x the median so far, and {DEVIATIONS:g} deviations above the others by their "
+    "logarithm",
+    "whether single updates are out of proportion",
+    "gradient/norm",
+    lines=SHORTEST,
+    counted=True,
+)
+def gradient_spikes(curves: Curves, metric: Metric) -> Sign:
+    """Steps whose groups are all equal have no gradient, and do not count."""
+    largest = curves["gradient/largest_norm"]
+    metric = _largest(curves, largest if len(largest.steps) else metric)
+    norms = metric.where(metric.values > 0)
+    if len(norms.steps) < SHORTEST:
+        return absent("fewer than six steps have a gradient")
+    medians = running_medians(norms.values)
+    # so far: in a run that dies, later norms are near 0, and the ordinary ones before would look like spikes
+    deviations = 1.4826 * running_medians(np.abs(np.log(norms.values / medians)))
+    beyond = np.log(norms.values / medians) > np.maximum(np.log(SPIKE), DEVIATIONS * deviations)
+    beyond[: SHORTEST - 1] = False
+    text = f"the largest norm is {(norms.values / medians).max():.3g} x the median of the steps before it that have a gradient"
+    return present(int(norms.steps[beyond.argmax()]), text) if beyond.sum() >= SPIKES else absent(text)
+
+
+def _largest(curves: Curves, metric: Metric) -> Metric:
+    """The largest norms of a results file, which has means over ten rollouts; else the metric itself."""
+    steps, values = curves.run.largest.get("gradient/largest_norm", (metric.steps, metric.values))
+    return Metric(metric.name, steps, values) if curves.run.bin_width > 1 else metric
+
+
+@detector(
+    "no gradient",
+    f"the norm, or the spread of advantages, below {NO_GRADIENT} x its level before until the end, or a learning rate "
+    f"of 0; or no gradient from the start, at a reward below {SOLVED} that does not rise",
+    "whether anything is trained",
+    "gradient/norm",
+    "advantage/std",
+    "lr",
+    lines=SHORTEST,
+)
+def no_gradient(curves: Curves, metric: Metric) -> Sign:
+    """A log that rounds may have zeros all along: then the reward must not rise."""
+    reward = curves["reward/mean"]
+    seen = [metric for name in ("gradient/norm", "advantage/std", "lr") if len((metric := curves[name]).steps) >= SHORTEST]
+    for metric in seen:
+        if not metric.values.any():
+            if len(reward.steps) >= SHORTEST and reward.end < SOLVED and not rises(reward):
+                return present(int(metric.steps[0]), f"{metric.name} is 0 throughout", harm=True)
+            continue
+        some = metric.where(metric.values > 0)
+        ends = metric.where(metric.steps > some.steps[-1])
+        vanished = shift((metric.values > 0).astype(np.float64), rises=False)
+        if len(ends.steps) >= SHORTEST and vanished.after == 0 and vanished.is_real:
+            return present(int(ends.steps[0]), f"{metric.name} is 0 from there on")
+        if metric.name == "lr" or len(some.steps) < SHORTEST:
+            continue
+        fall = shift(np.log(some.values), rises=False)
+        level = NO_GRADIENT * np.exp(fall.before)
+        if some.end < level and fall.is_real and not (len(reward.steps) and reward.end >= SOLVED):
+            text = f"{metric.name} is {some.end:.3g} at the end, {np.exp(fall.before):.3g} before, where there is any"
+            return present(some.begins(level, rises=False), text)
+    return absent(", ".join(f"{metric.name} is {metric.end:.3g}" for metric in seen))
+
+
+@detector(
+    "more tokens beyond the trust region",
+    f"{CLIPPED} more of the tokens clipped than before, {CLIPPED_GROWTH:g} x as many, until the end",
+    "how far the policy leaves the data",
+    "ratio/clipped",
+    lines=SHORTEST,
+)
+def clipped(curves: Curves, metric: Metric) -> Sign:
+    """Clipped tokens have no gradient; a share that is clipped from the start is normal for the objective."""
+    rise = shift(metric.values, rises=True)
+    level = max(rise.before + CLIPPED, CLIPPED_GROWTH * rise.before)
+    text = f"{metric.end:.3g} of the tokens at the end, {rise.before:.3g} before"
+    if metric.end > level and rise.is_real:
+        return present(metric.begins(level, rises=True), text)
+    return absent(text)
+
+
+def running_medians(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The median of each value and all before it."""
+    ordered: list[float] = []
+    medians = []
+    for value in values.tolist():
+        insort(ordered, value)
+        medians.append((ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2)
+    return np.array(medians)

@@ -1,0 +1,286 @@
+"""Signs in what a run earns: the reward, its parts, the held-out score, and groups with equal rewards."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlstab.bins import noise, slope
+from rlstab.signs.curves import FEW, FORMS, PARTS, Curves, Metric
+from rlstab.signs.shift import SHORTEST, shift
+from rlstab.signs.sign import Sign, absent, detector, missing, present, short
+
+#: The reward is lost below this share of its level before: twice the scatter between the quarters of sound runs.
+KEPT = 0.7
+#: A task's reward that loses half of its level has been given up, not traded.
+PART_KEPT = 0.5
+#: Above this share of its level before, another reward has not fallen with it.
+HELD = 0.9
+#: From this reward on, at most 1, equal groups are solved groups.
+SOLVED = 0.9
+#: Above this share of groups with equal rewards, hardly any gradient is left; in ordinary runs it is about half.
+ZERO_STD = 0.9
+#: Above this share, most of the batch trains nothing: a fault where the reward is below :data:`HARD` ...
+EQUAL = 0.6
+#: Below this reward nearly all prompts are too hard.
+HARD = 0.1
+#: Growth of the share of equal groups that explains a reward which stalls.
+EQUAL_GROWTH = 0.3
+#: A reward that rises by less than this share of its rate before, beyond doubt, stalls ...
+STALLED = 1 / 3
+#: ... which is this many standard errors.
+DOUBT = 2.0
+#: At a plateau the reward rises over the last half, beyond doubt, by less than this share of what it had gained.
+PLATEAU = 0.1
+#: The held-out score is lost below this share of its best three evaluations: it counts the same prompts each time ...
+HELD_OUT_KEPT = 0.9
+#: ... and by this multiple of the noise of three.
+NOISE = 4.0
+#: It is left behind if it gains less than this share of what the training reward gains ...
+HELD_OUT_LAG = 0.25
+#: ... which has gained at least this much, from a level this near to the score's: the two then count the same.
+TRAINED, LEVEL = 0.1, 0.2
+#: A part of the reward below this has taught nothing while a format is at its ceiling.
+UNTAUGHT = 0.05
+#: Evaluations, and lines of a slope, below which nothing is said.
+FEWEST = 5
+#: Lines below which the shape of a curve is not judged.
+SHAPE = 20
+
+
+@detector(
+    "reward fall",
+    f"training reward below {KEPT} x its level before until the end, and by more than the same values in random order",
+    "whether the reward falls",
+    "reward/mean",
+    lines=SHORTEST,
+    counted=True,
+)
+def reward_fall(curves: Curves, metric: Metric) -> Sign:
+    """The run loses what it had earned.
+
+    A share needs a bottom. Rewards below 0 are counted from -1, the lowest that a scorer of right and wrong gives, and
+    those below that from the lowest level.
+    """
+    least = float(metric.smooth.min())
+    bottom = min(least, -1.0) if least < 0 else 0.0
+    fall = shift(metric.values, rises=False)
+    before = fall.before - bottom
+    level = bottom + KEPT * before
+    share = (metric.end - bottom) / before if before > 0 else 1.0
+    text = f"{metric.end:.3g} at the end, {fall.before:.3g} before"
+    text = f"{text}, counted from {bottom:.3g}" if bottom else text
+    if metric.end < level and fall.is_real:
+        return present(metric.begins(level, rises=False), text, share, harm=True)
+    return absent(text)
+
+
+@detector(
+    "ends below start",
+    "training reward over the last tenth below that of the policy at the start",
+    "whether the run has improved",
+    *("reward/true", "reward/mean"),  # an evaluation has no flaky grader, so what it is compared with has none either
+    lines=SHORTEST,
+    by_itself=False,
+    counted=True,
+)
+def below_start(curves: Curves, metric: Metric) -> Sign:
+    """The start is the evaluation at rollout 0, else the first tenth of the run."""
+    first = curves.run.evaluations[0] if curves.run.evaluations else {}
+    evaluated = first.get("rollout") == 0 and "eval/mean" in first
+    start = first["eval/mean"] if evaluated else metric.start
+    text = f"ends at {metric.end:.3g}, began at {start:.3g} ({'held out' if evaluated else 'first rollouts'})"
+    return present(metric.begins(start, rises=False), text) if metric.end < start else absent(text)
+
+
+@detector(
+    "held-out score leaves the training reward",
+    f"the held-out score falls below {HELD_OUT_KEPT} x its level before while the training reward holds, or does not "
+    "rise while the training reward does",
+    "whether what is learnt holds on other prompts",
+    "eval/mean",
+    lines=FEWEST,
+)
+def held_out(curves: Curves, metric: Metric) -> Sign:
+    """The reward pays for something other than the task."""
+    reward = curves["reward/mean"]
+    if len(reward.steps) < SHORTEST:
+        return short(reward, SHORTEST) if len(reward.steps) else missing("reward/mean")
+    text = f"{metric.end:.3g} after {metric.start:.3g}, training reward {reward.end:.3g} after {reward.start:.3g}"
+    # of few evaluations no order is improbable: the best three and the last three, by the noise of neighbours
+    means = np.convolve(metric.values, np.ones(FEW) / FEW, "valid")
+    best = int(means.argmax())
+    lost = max((1 - HELD_OUT_KEPT) * abs(means[best]), NOISE * np.sqrt(np.mean(np.diff(metric.values, n=2) ** 2) / 6 * 2 / FEW))
+    earned = float(reward.at(metric.steps[best : best + FEW]).mean())
+    if means[best] - means[-1] > lost and reward.end >= earned - (1 - HELD_OUT_KEPT) * abs(earned):
+        step = int(metric.steps[best + FEW - 1 + int((means[best:] < means[best] - lost).argmax())])
+        return present(step, f"{means[-1]:.3g} after {means[best]:.3g}, training reward {reward.end:.3g}", harm=True)
+    gain, gained = metric.end - metric.start, reward.end - reward.start
+    if gained < TRAINED or not rises(reward) or abs(metric.start - reward.start) > LEVEL:
+        return absent(text)
+    # in points, and as a share of where it began
+    if gain < HELD_OUT_LAG * gained * min(1.0, abs(metric.start / reward.start) if reward.start else 1.0):
+        return present(reward.begins(reward.start + TRAINED, rises=True), text)
+    return absent(text)
+
+
+@detector(
+    "rewards that part",
+    f"a reward for the task falls below {PART_KEPT} x its level before while that for the format holds; or it falls or "
+    f"stalls while another rises; or all of them are below {UNTAUGHT} while that for the format is above {SOLVED}",
+    "which of several rewards is earned",
+    PARTS,
+    lines=SHAPE,
+)
+def components(curves: Curves, metric: Metric) -> Sign:
+    """The policy earns the reward that is easier."""
+    parts = [part for part in curves.parts if len(part.steps) >= SHAPE]
+    if len(parts) < 2:
+        return Sign("", None, None, "no second reward")
+    forms = [part for part in parts if FORMS.search(part.name)]
+    tasks = [part for part in parts if not FORMS.search(part.name)]
+    for task in tasks:
+        for other in forms or tasks:
+            if other is not task and (found := _part(task, other, other in forms)):
+                text = f"{task.name} is {task.end:.3g} at the end, {other.name} {other.end:.3g}"
+                return present(found[0], text, harm=found[1])
+    taught = any(task.smooth.min() < -UNTAUGHT or task.end > UNTAUGHT for task in tasks)
+    for form in () if taught or not tasks else forms:
+        if form.where(form.steps > form.steps[-1] // 2).values.mean() > SOLVED:
+            text = f"no reward for the task is above {UNTAUGHT}, {form.name} is {form.end:.3g}"
+            return present(form.begins(SOLVED, rises=True), text)
+    return absent(f"{len(parts)} rewards, none at the cost of another")
+
+
+def _part(task: Metric, other: Metric, form: bool) -> tuple[int, bool] | None:
+    """The step at which a task's reward is given up for another one, and whether it is lost; None if it is not."""
+    fall = shift(task.values, rises=False)
+    level = KEPT * fall.before
+    if fall.before > 0 and task.end < level and fall.is_real:
+        step = task.begins(level, rises=False)
+        earned = other.where(other.steps < step).values
+        held = form and len(earned) and other.end >= HELD * earned.mean()
+        if held and task.end < PART_KEPT * fall.before:
+            return step, True
+        if held or rises(other, after=step):
+            return step, False
+    if not form or task.end >= SOLVED:
+        return None
+    # the knee of a curve is its point farthest above the line from its first to its last
+    line = np.interp(task.steps, task.steps[[0, -1]], [task.start, task.end])
+    knee = int(task.steps[(task.smooth - line).argmax()])
+    return (knee, False) if stalls(task, knee) and not stalls(other, knee) and rises(other, after=knee) else None
+
+
+@detector(
+    "zero-variance groups",
+    f"more than {ZERO_STD} of the groups with equal rewards over the last tenth, more than half of which are not solved",
+    "whether groups have a gradient at all",
+    "reward/zero_std_groups",
+    lines=FEWEST,
+    counted=True,
+)
+def zero_std_groups(curves: Curves, metric: Metric) -> Sign:
+    """Where the rewards are 0 and 1 the mean reward is at least the share of solved groups."""
+    reward = curves["reward/mean"]
+    if not len(reward.steps):
+        return missing("reward/mean")
+    solved = reward.end >= metric.end / 2
+    text = f"{metric.end:.2f} of the groups at the end, at reward {reward.end:.3g}"
+    if metric.end <= ZERO_STD or solved:
+        return absent(f"{text}: mostly solved" if metric.end > ZERO_STD else text)
+    return present(metric.begins(ZERO_STD, rises=True), text, harm=not rises(reward))
+
+
+@detector(
+    "prompts too easy or too hard",
+    f"more than {EQUAL} of the groups have equal rewards throughout, at a reward below {HARD} that does not rise; or at "
+    f"the end, {EQUAL_GROWTH} more than before, and the reward stalls",
+    "whether the prompts suit the policy",
+    "reward/zero_std_groups",
+    "reward/std",
+    "reward/mean",
+    lines=SHAPE,
+)
+def difficulty(curves: Curves, metric: Metric) -> Sign:
+    """Without the share of such groups, a step without any spread shows it, or a reward next to nothing."""
+    reward = curves.tasks[0]
+    if len(reward.steps) < SHAPE:
+        return short(reward, SHAPE) if len(reward.steps) else missing("reward/mean")
+    counted = metric.name == "reward/zero_std_groups"
+    if not counted:
+        least = 0.0 if metric.name == "reward/std" else HARD / 5
+        metric = Metric(metric.name, metric.steps, (np.abs(metric.values) <= least).astype(np.float64))
+    share = float(metric.values.mean())
+    text = f"{share:.2f} of the {'groups' if counted else 'steps'} without a difference in reward, at reward {reward.end:.3g}"
+    shares = -1 <= reward.values.min() and reward.values.max() <= 1
+    if shares and share > EQUAL and np.abs(reward.smooth).max() < HARD and not (rises(reward) and reward.end > HARD / 5):
+        return present(int(metric.steps[0]), f"{text}: too hard", harm=True)
+    growth = shift(metric.values, rises=True)
+    grown = counted and metric.end > EQUAL and metric.end > growth.before + EQUAL_GROWTH
+    if grown and growth.is_real:
+        step = metric.begins(growth.before + EQUAL_GROWTH, rises=True)
+        if stalls(reward, step):
+            return present(step, f"{metric.end:.2f} of the groups are equal, {growth.before:.2f} before, and the reward stalls")
+    return absent(text)
+
+
+@detector(
+    "plateau",
+    f"the reward rose and, beyond doubt, rises by less than {PLATEAU:g} x that in the last half, below {SOLVED}; the "
+    "held-out score does not rise either",
+    "whether the reward still rises",
+    "reward/mean",
+    lines=2 * SHAPE,
+)
+def plateau(curves: Curves, metric: Metric) -> Sign:
+    """The reward no longer rises."""
+    middle = int(metric.steps[len(metric.steps) // 2])
+    later = metric.where(metric.steps > middle)
+    gained = float(later.values.mean()) - metric.start
+    rise, error = _slope(metric, after=middle)
+    span = float(metric.steps[-1] - middle)
+    text = f"{rise * span:+.2g} in the last {span:.0f} steps, {gained:+.3g} before"
+    flat = abs(rise * span) + DOUBT * error * span < PLATEAU * gained
+    if gained <= 0 or not flat or metric.end >= SOLVED or not rises(metric) or rises(curves["eval/mean"], after=middle):
+        return absent(text)
+    return present(metric.begins(float(later.values.mean()) - noise(metric.smooth), rises=True), text)
+
+
+def is_solved(curves: Curves) -> bool:
+    """Whether a reward of at most 1 is so high that most of its groups are solved."""
+    reward = curves["reward/mean"]
+    bounded = len(reward.steps) >= FEWEST and reward.values.max() <= 1
+    return bool(bounded and reward.end >= SOLVED and curves["reward/zero_std_groups"].end > EQUAL)
+
+
+def reward_in_words(curves: Curves) -> str:
+    """What the reward did, as the end of a sentence; empty without enough of it."""
+    reward = curves["reward/mean"]
+    if len(reward.steps) < SHORTEST:
+        return ""
+    for direction, verb in ((True, "rose"), (False, "fell")):
+        move = shift(reward.values, rises=direction)
+        if move.is_real and (reward.end > move.before) is direction:
+            return f"the reward {verb} from {move.before:.3g} to {reward.end:.3g}"
+    return f"the reward held at {float(reward.values.mean()):.3g}"
+
+
+def _slope(metric: Metric, after: float = 0, until: float = np.inf) -> tuple[float, float]:
+    """The rise per step within some steps, and its standard error, which is infinite if there are too few."""
+    inside = metric.where((metric.steps > after) & (metric.steps <= until))
+    if len(inside.steps) < FEWEST:
+        return 0.0, np.inf
+    return slope(inside.steps.astype(np.float64), inside.values, noise(metric.values))
+
+
+def rises(metric: Metric, after: int = 0) -> bool:
+    """Whether it rises from a step to the end, beyond doubt and by a tenth of itself."""
+    inside = metric.where(metric.steps > after)
+    rise, error = _slope(metric, after)
+    return rise > DOUBT * error and rise * (metric.steps[-1] - after) > 0.1 * float(np.abs(inside.values).mean())
+
+
+def stalls(metric: Metric, step: int) -> bool:
+    """Whether it rises more slowly after a step than before, beyond doubt, or falls."""
+    before, after = _slope(metric, until=step), _slope(metric, after=step)
+    return after[0] + DOUBT * after[1] < STALLED * max(0.0, before[0])

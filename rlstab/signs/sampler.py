@@ -1,0 +1,68 @@
+"""Signs in the distance between the sampler and the policy, and in what corrects for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rlstab.signs.curves import Curves, Metric
+from rlstab.signs.shift import SHORTEST, shift
+from rlstab.signs.sign import Sign, absent, detector, present
+
+#: Sampler and trainer differ at the first step, when both have the same weights: by metric, the threshold. Of
+#: probabilities, verl's FAQ calls 0.005 normal and 0.01 a problem of precision; the two others are what int4 weights do
+#: to the countdown policy, less a margin.
+MISMATCH = {"sampler/gap": 0.02, "mismatch/k3": 0.002, "sampler/probability_gap": 0.01}
+#: They drift apart later above this multiple of that threshold and of the first value.
+DRIFT = 3.0
+#: A mean weight of the correction below this makes every step smaller by as much.
+SHRUNK = 0.8
+
+
+@detector(
+    "sampler and trainer differ from the start",
+    "in the first line of the log, " + ", or ".join(f"`{name}` above {most:g}" for name, most in MISMATCH.items()),
+    "whether the sampler is the policy",
+    *MISMATCH,
+    lines=1,
+)
+def sampler_mismatch(curves: Curves, metric: Metric) -> Sign:
+    """Both have the same weights in the first line of the log."""
+    step, first, most = int(metric.steps[0]), float(metric.values[0]), MISMATCH[metric.name]
+    text = f"{metric.name} is {first:.3g} in the first line of the log, at most {most:g} is normal"
+    if step > 1:
+        text += f"; that is step {step}, where a sampler may also be behind"
+    return replace(present(step, text), from_start=True) if first > most else absent(text)
+
+
+@detector(
+    "sampler and trainer drift apart",
+    f"the same metric above {DRIFT:g} x that threshold and {DRIFT:g} x its first value, until the end",
+    "whether the samples are older than the policy",
+    *MISMATCH,
+    lines=SHORTEST,
+)
+def sampler_drift(curves: Curves, metric: Metric) -> Sign:
+    """From a small difference at the start to a large one."""
+    first = float(metric.values[0])
+    level = DRIFT * max(MISMATCH[metric.name], first)
+    rise = shift(metric.values, rises=True)
+    text = f"{metric.name} is {metric.end:.3g} at the end, {first:.3g} at first"
+    if metric.end > level and rise.is_real:
+        return present(metric.begins(level, rises=True), text)
+    return absent(text)
+
+
+@detector(
+    "correction that shrinks each step",
+    f"a mean weight below {SHRUNK} until the end",
+    "what the correction for the sampler leaves",
+    "correction/weight",
+    lines=SHORTEST,
+)
+def shrunk_steps(curves: Curves, metric: Metric) -> Sign:
+    """A correction that leaves the gradient as large as it is has a mean weight of 1."""
+    fall = shift(metric.values, rises=False)
+    text = f"mean weight {metric.end:.3g} at the end, {fall.before:.3g} before"
+    if metric.end < SHRUNK and fall.is_real:
+        return present(metric.begins(SHRUNK, rises=False), text)
+    return absent(text)

@@ -1,0 +1,156 @@
+"""Whether a curve has moved for good: the one test behind the signs.
+
+A curve is cut in three: anything, a level before, and a level from there to its end. Of all cuts, the one with the
+largest move between the last two counts, weighed by their lengths. Noise has such a cut too, and a heavy tail a large
+one, so the move is compared with those of the same values in random order. Where neighbours are correlated, longer
+blocks are reordered, which makes a wave as likely as a move.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: A move that is at most so probable in another order of the same values is not chance. Some fifteen signs are looked
+#: for in a log, so all together are found by chance in about 3 % of logs.
+CHANCE = 0.002
+#: Random orders. One of them may reach the move.
+ORDERS = 1999
+#: Orders of which the moves are in memory at once.
+CHUNK = 200
+#: A curve is reordered in at most this many blocks, for speed.
+MOST_BLOCKS = 60
+#: Fewer blocks have too few orders: a curve that is shorter than this is judged by a formula instead.
+LEAST_BLOCKS = 24
+#: A level has at least this many lines, and this share of the curve.
+LINES, SHARE = 3, 0.05
+#: A curve with fewer lines is not judged.
+SHORTEST = 6
+
+
+@dataclass(frozen=True, eq=False)
+class Shift:
+    """The largest move of a curve in one direction.
+
+    Attributes:
+        values: of the curve, negated where a fall is looked for.
+        before: the level before it, a mean.
+        after: the level from there to the end.
+    """
+
+    values: NDArray[np.float64]
+    before: float
+    after: float
+
+    @property
+    def is_real(self) -> bool:
+        """Whether it is more than chance."""
+        return self.chance <= CHANCE
+
+    @cached_property
+    def chance(self) -> float:
+        """The probability of a move so large in another order of the same values."""
+        count = len(self.values)
+        blocks = _means(self.values, min(count, MOST_BLOCKS))
+        moves = _moves(blocks, count)
+        best = int(moves.argmax())
+        if moves[best] <= 0:
+            return 1.0
+        start, middle = (int(edge[best]) for edge in _cuts(len(blocks), count)[:2])
+        parts = (blocks[:start], blocks[start:middle], blocks[middle:])
+        deviation, correlation = _noise(np.concatenate([part - part.mean() for part in parts if len(part)]))
+        sound = deviation > 1e-9 * moves[best] and correlation > 2 / math.sqrt(len(blocks))  # not rounding, nor chance
+        longer = (1 + correlation) / (1 - correlation) if sound else 1.0  # blocks that count as one
+        if count < LEAST_BLOCKS:
+            return _by_formula(float(moves[best]), count, len(moves), deviation * math.sqrt(longer))
+        return _by_order(self.values, max(LEAST_BLOCKS, int(len(blocks) / longer)))
+
+
+def shift(values: NDArray[np.float64], *, rises: bool) -> Shift:
+    """The largest rise, or fall, to a level that lasts until the end.
+
+    Args:
+        values: (n,) finite, at least :data:`SHORTEST` of them.
+        rises: whether to look for a rise.
+    """
+    signed = values if rises else -values
+    blocks = _means(signed, min(len(values), MOST_BLOCKS))
+    best = int(_moves(blocks, len(values)).argmax())
+    start, middle = (int(edge[best]) for edge in _cuts(len(blocks), len(values))[:2])
+    before, after = float(blocks[start:middle].mean()), float(blocks[middle:].mean())
+    return Shift(signed, before, after) if rises else Shift(signed, -before, -after)
+
+
+def _means(values: NDArray[np.float64], blocks: int) -> NDArray[np.float64]:
+    """The means of equally long parts of a curve."""
+    edges = np.linspace(0, len(values), blocks + 1).astype(np.int64)
+    return np.asarray(np.add.reduceat(values, edges[:-1]) / np.diff(edges))
+
+
+@lru_cache
+def _cuts(blocks: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    """All cuts of a curve: the first block of the level before, of the level after, and the weight of the move."""
+    least = max(math.ceil(LINES * blocks / count), math.ceil(SHARE * blocks))
+    first, second = np.triu_indices(blocks + 1, least)
+    long = blocks - second >= least
+    first, second = first[long], second[long]
+    return first, second, 1 / np.sqrt(1 / (second - first) + 1 / (blocks - second))
+
+
+def _moves(blocks: NDArray[np.float64], count: int) -> NDArray[Any]:
+    """The weighed rise at each cut; (..., blocks) to (..., cuts)."""
+    first, second, weights = _cuts(blocks.shape[-1], count)
+    sums = np.concatenate([np.zeros((*blocks.shape[:-1], 1)), np.cumsum(blocks, axis=-1)], axis=-1)
+    before = (sums[..., second] - sums[..., first]) / (second - first)
+    after = (sums[..., -1:] - sums[..., second]) / (blocks.shape[-1] - second)
+    return np.asarray((after - before) * weights)
+
+
+@lru_cache
+def _orders(blocks: int) -> NDArray[np.int64]:
+    """Random orders of some blocks, the same for each curve."""
+    generator = np.random.default_rng(0)
+    return generator.permuted(np.tile(np.arange(blocks), (ORDERS, 1)), axis=1)
+
+
+def _by_order(values: NDArray[np.float64], blocks: int) -> float:
+    """The probability of a move as large, from random orders and that of the run.
+
+    A level that lasts from the beginning is compared with such levels alone, of which there are fewer, and line by line:
+    a run that dies in its first lines has no longer blocks. The probability is doubled for the second comparison.
+    """
+    count = len(values)
+    compared = []
+    for size, from_start in ((blocks, False), (min(count, MOST_BLOCKS), True)):
+        chosen = (_cuts(size, count)[0] == 0) == from_start
+        means = _means(values, size)
+        compared.append((means, chosen, _moves(means, count)[chosen].max() * (1 - 1e-9)))
+    reached = np.zeros(2, np.int64)
+    for start in range(0, ORDERS, CHUNK):
+        for index, (means, chosen, move) in enumerate(compared):
+            orders = _orders(len(means))[start : start + CHUNK]
+            reached[index] += (_moves(means[orders], count)[:, chosen].max(axis=1) >= move).sum()
+        if 2 * (1 + reached.min()) / (1 + ORDERS) > CHANCE:  # however many the others add
+            break
+    return min(1.0, 2 * float(1 + reached.min()) / (1 + ORDERS))
+
+
+def _by_formula(move: float, blocks: int, cuts: int, deviation: float) -> float:
+    """A bound on the probability of a move at any of some cuts, for normal noise around three fitted levels."""
+    deviation = max(deviation * math.sqrt(blocks / (blocks - 3)), 1e-12 * move)
+    return min(1.0, cuts * math.erfc(move / deviation / math.sqrt(2)) / 2)
+
+
+def _noise(residuals: NDArray[np.float64]) -> tuple[float, float]:
+    """The standard deviation of residuals, and the correlation of neighbours.
+
+    Both are taken from differences, neighbours against those three lines apart, so that a trend does not count.
+    """
+    near = float(np.mean(np.diff(residuals) ** 2)) / 2
+    far = max(near, float(np.mean((residuals[3:] - residuals[:-3]) ** 2)) / 2)
+    return math.sqrt(far), min(1 - near / far, 0.9) if far else 0.0
