@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol, TypeAlias
 
@@ -25,6 +26,30 @@ Curve: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
 EMPTY: Curve = (np.array([], dtype=np.int64), np.array([], dtype=np.float64))
 
 
+@dataclass(frozen=True)
+class Sign:
+    """The judgement of one detector about one run.
+
+    Attributes:
+        name: a key of :data:`rlstab.signs.SIGNS`.
+        fired: whether the sign is present; None if the curves do not say.
+        step: at which it begins; None if it is absent.
+        text: the values in words, or why it could not be judged.
+        share: the remaining share of something that falls: of the reward, of the answers that end.
+        harm: whether the run itself was hurt: reward, held-out score or finished answers were lost, values are NaN, or
+            nothing can be learnt. Any other sign is an observation.
+        from_start: whether it is present in the first line of the log.
+    """
+
+    name: str
+    fired: bool | None
+    step: int | None
+    text: str
+    share: float | None = None
+    harm: bool = False
+    from_start: bool = False
+
+
 class Run(Protocol):
     """The curves of a run, finished or not; see :class:`rlstab.report.runs.RunRecord`."""
 
@@ -38,6 +63,8 @@ class Run(Protocol):
     def bin_width(self) -> int: ...
     @property
     def rollouts(self) -> int: ...
+    @property
+    def judged(self) -> Mapping[str, Sign]: ...
 
 
 @lru_cache(2**16)  # a run that is watched has the same bins at each line

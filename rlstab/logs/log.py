@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from rlstab.bins import EMPTY, MOST_ROLLOUTS, Curve
+from rlstab.bins import EMPTY, MOST_ROLLOUTS, Curve, Sign
 from rlstab.console import counted, ranges
 from rlstab.logs.metric_aliases import SCORE, known, our_metrics, preference, scores_in
 from rlstab.safe_read import gaps
@@ -124,7 +124,7 @@ class LoggedCurves:
         not_finite: by rlstab's name, the steps at which a value is NaN or infinite, which is left out.
         beyond: lines whose steps are left out.
         unit: of its steps, ``rollout`` or ``step``.
-        largest, evaluations, bin_width: of a run of rlstab; see :class:`rlstab.report.runs.RunRecord`.
+        largest, evaluations, bin_width, judged: of a run of rlstab; see :class:`rlstab.report.runs.RunRecord`.
     """
 
     metrics: dict[str, Curve]
@@ -137,6 +137,7 @@ class LoggedCurves:
     largest: Mapping[str, Curve] = field(default_factory=dict)
     evaluations: Sequence[Mapping[str, float]] = ()
     bin_width: int = 1
+    judged: Mapping[str, Sign] = field(default_factory=dict)
 
     @property
     def rollouts(self) -> int:

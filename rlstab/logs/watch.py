@@ -45,10 +45,9 @@ class Watch:
         return self.new(signs(curves_of(self.rows, self.unit)))
 
     def new(self, every: Sequence[Sign]) -> list[Sign]:
-        """The signs of the log so far that were not there before."""
-        there = {sign.name: sign for sign in every if sign.fired}
-        new = [sign for name, sign in there.items() if name not in self.seen]
-        self.seen = there
+        """The signs of the log so far that no earlier line had; each is reported once, as it was then."""
+        new = [sign for sign in every if sign.fired and sign.name not in self.seen]
+        self.seen |= {sign.name: sign for sign in new}
         return new
 
 

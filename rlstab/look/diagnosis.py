@@ -71,10 +71,13 @@ def first_of(signs: Sequence[Sign], interval: int = 1) -> First | None:
     fired = [sign for sign in signs if sign.fired]
     harms = sorted((sign for sign in fired if sign.harm), key=_step)
     together = max(TOGETHER, interval)
+    if not harms:
+        return None
     # what comes after the harm did not do it, nor what was there all along
-    before = [sign for sign in fired if sign.harm or (_step(sign) <= _step(harms[0]) + together and not sign.from_start)] if harms else []
-    sign = leading(before, together)
-    return First(CAUSES[sign.name], sign, harms[0]) if sign else None
+    latest = _step(harms[0]) + together
+    before = [sign for sign in fired if sign.harm or (_step(sign) <= latest and not sign.from_start)]
+    sign = leading(before, together) or harms[0]
+    return First(CAUSES[sign.name], sign, harms[0])
 
 
 def leading(signs: Sequence[Sign], together: int = TOGETHER) -> Sign | None:
@@ -148,7 +151,7 @@ class Diagnosis:
         idle, lines = _idle(self.log)
         if self.solved or idle <= IDLE * lines or any(sign.name in GRAVEST for sign in self.fired):
             return self.log.remarks
-        remark = f"nothing was trained in {idle} of {lines} lines of the log: no group had a gradient, or its norm was 0"
+        remark = f"{idle} of {lines} lines of the log have no gradient: all groups are equal, or the norm is 0"
         return (*self.log.remarks, remark)
 
     @property

@@ -18,6 +18,20 @@ if TYPE_CHECKING:  # what only a dump has imports torch
     from rlstab.record import Step
     from rlstab.record.token_texts import Decode
 
+#: What a run has lost, by the sign that says so.
+HARMS = {
+    "reward_fall": "the reward is lost",
+    "components": "the reward for the task is lost",
+    "held_out": "the held-out score is lost",
+    "truncation": "finished answers are lost",
+    "refused_steps": "the first NaN or Inf",
+    "no_gradient": "no gradient",
+    "zero_std_groups": "no group has a gradient",
+    "difficulty": "hardly any group has a gradient",
+}
+#: What to do with a run that has learnt its prompts.
+SOLVED = "Keep the best checkpoint, and stop or go on with harder prompts: groups that are solved have no gradient."
+
 
 @dataclass
 class Look:
@@ -48,22 +62,43 @@ class Look:
         """The finding in a sentence."""
         run = self.diagnosis
         if run and run.first and run.remedy:
-            return f"{capital(run.remedy.title)}, from {run.log.unit} {run.first.sign.step} on."
+            first, harm = run.first.sign, run.first.harm
+            later = f"; {HARMS[harm.name]} at {run.log.unit} {harm.step}" if harm is not first else ""
+            return f"{capital(run.remedy.title)}, from {run.log.unit} {first.step} on{later}."
         if self.loss is not None and self.loss.agrees is False:
             return "The loss is not what the trainer says."
         if run is None:
             return "The log holds nothing that can be judged."
-        seen, unseen = len(run.looked_at), len(run.unseen)
-        if not seen:
+        if not run.looked_at and not run.observations:
             return "Nothing could be judged."
-        none = f"one of the {counted(seen, 'sign')} that could be judged is present"
-        told = f"The loss is what it said, and n{none}" if self.loss is not None and self.loss.agrees else f"N{none}"
-        return f"{told}; {unseen} could not be seen." if unseen else f"{told}."
+        head = "This run is solved" if run.solved else "Nothing hurt this run"
+        return f"{head}: {run.outcome}." if run.outcome else f"{head}."
+
+    @property
+    def checked(self) -> str:
+        """How many signs were looked for, and how many are present; empty without a log."""
+        run = self.diagnosis
+        if run is None:
+            return ""
+        count = len(run.fired) + len(run.looked_at)
+        present = f"{len(run.fired)} present" if run.fired else "none present"
+        unseen = f"; {len(run.unseen)} not checked (metrics not logged, or too few lines)" if run.unseen else ""
+        return f"{counted(count, 'sign')} checked, {present}{unseen}."
+
+    @property
+    def advice(self) -> list[str]:
+        """What to do: against the cause, or with a run that is solved; empty if nothing asks for a change."""
+        if self.diagnosis is None:
+            return []
+        if remedy := self.diagnosis.remedy:
+            return [remedy.first]
+        return [SOLVED] if self.diagnosis.solved else []
 
     @property
     def lead(self) -> list[str]:
         """The other findings, a sentence each."""
         return [
+            *([self.checked] if self.checked else []),
             *([self.loss.sentence] if self.loss else []),
             *([f"Sampler and trainer: {self.sampler.sentence}"] if self.sampler else []),
         ]

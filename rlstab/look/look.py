@@ -168,7 +168,7 @@ def overview(runs: Sequence[Diagnosis]) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     for run in runs:
         table.add_row(escape(visible(run.log.title, spaces=False)), escape(run.verdict()))
-    titles = Counter(run.remedy.title if run.remedy else "nothing found" for run in runs)
+    titles = Counter(run.remedy.title if run.remedy else "solved" if run.solved else "no harm" for run in runs)
     counts = ", ".join(f"{title} {count}" for title, count in titles.most_common())
     return Group(table, "", f"{counted(len(runs), 'run')}: {counts}. Give one of them for the full text.")
 
@@ -179,13 +179,13 @@ def _page_of(found: Found) -> Path:
 
 def _print(run: Look, others: Sequence[Path], console: Console) -> None:
     """The finding first, and as much of the rest as fits into :data:`LINES`."""
-    calm = run.diagnosis is not None and run.diagnosis.first is None
-    told = [(f"{run.found.title}: {run.head}", "bold green" if calm else "bold yellow")]
-    if run.diagnosis is not None and run.diagnosis.first is not None:
+    harmed = run.diagnosis is not None and run.diagnosis.first is not None
+    told = [(f"{run.found.title}: {run.head}", "bold yellow" if harmed else "bold green")]
+    if run.diagnosis is not None:
         unit = run.diagnosis.log.unit
         told += [(f"  {unit} {sign.step}: {SIGNS[sign.name].title}: {sign.text}", "") for sign in run.diagnosis.fired]
+        told += [(f"  do: {text}", "") for text in run.advice]
         if remedy := run.diagnosis.remedy:
-            told.append((f"  first: {remedy.first}", ""))
             told.append((f"  likely: {'; or '.join(remedy.likely)}", "dim"))
             told.append((f"  settings: {', '.join(run.diagnosis.settings)}", ""))
     told += [(text, "") for text in run.lead]

@@ -32,6 +32,8 @@ MARK = b'<meta name="rlstab-look"'
 STRIPS = 8
 #: Number of tokens of a response that are shown around a token, and in all.
 AROUND, MOST_TOKENS = 8, 600
+#: Markers of signs that are nearer than this share of the width, in %, share one.
+NEAR = 4.0
 #: A curve that moves by less than this share of its size is not drawn.
 FLAT = 0.02
 #: Values of a curve of which the thick line is the mean.
@@ -120,7 +122,7 @@ def _speaks(run: Look) -> list[tuple[str, str]]:
     if run.gradient is not None:
         share = run.gradient.half_tokens / run.gradient.tokens
         told.append(("Half of the gradient", f"comes from {_percent(share)} of the tokens"))
-    if run.diagnosis is not None and run.diagnosis.first is not None:
+    if run.diagnosis is not None and run.diagnosis.fired:
         told += [(f"Absent: {SIGNS[sign.name].title}", sign.text) for sign in run.diagnosis.looked_at]
     return told[:4]
 
@@ -144,9 +146,11 @@ def _curves(run: Look, signs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     def left(step: float) -> float:
         return round(100 * (step - first) / max(last - first, 1), 2)
 
-    flags: dict[int, list[int]] = {}
-    for number, sign in enumerate(signs, 1):
-        flags.setdefault(sign["step"], []).append(number)
+    flags: list[tuple[float, list[int]]] = []
+    for number, sign in sorted(enumerate(signs, 1), key=lambda item: (item[1]["step"], item[0])):
+        if not flags or left(sign["step"]) - flags[-1][0] > NEAR:
+            flags.append((left(sign["step"]), []))
+        flags[-1][1].append(number)
     strips, data = [], {}
     for name in moving[:STRIPS]:
         steps, values = metrics[name]
@@ -173,7 +177,7 @@ def _curves(run: Look, signs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     ]
     return {
         "strips": strips,
-        "flags": [{"left": left(step), "numbers": numbers} for step, numbers in sorted(flags.items())],
+        "flags": [{"left": share, "numbers": numbers} for share, numbers in flags],
         "ticks": [(left(step), step) for step in (*marks, last)],
         "unit": log.unit,
         "flat": "; ".join(flat),

@@ -111,5 +111,6 @@ def _own_run(run: RunRecord) -> RunLog:
         bin_width=run.bin_width,
         largest=run.largest,
         evaluations=run.evaluations,
+        judged=run.judged,
         config=run.config,
     )

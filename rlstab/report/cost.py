@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from rlstab.bins import WIDTH, Curve, bin_weights, rounded
 from rlstab.report.runs import RunRecord
+from rlstab.signs import counted_signs
 
 #: Units of cost other than rollouts by which runs can be compared, with the words for them.
 UNITS: Mapping[str, str] = {"tokens": "sampled tokens", "seconds": "seconds of training"}
@@ -43,7 +44,7 @@ def up_to(run: RunRecord, by: str, budget: float) -> RunRecord | None:
         points = [(cost, record[name]) for cost, record in zip(costs, run.evaluations, strict=True) if name in record]
         if points[0][0] <= budget <= points[-1][0] * (1 + 1e-9):
             final[name] = rounded(float(np.interp(budget, *np.array(points).T)))
-    return replace(run, metrics=metrics, evaluations=[*evaluations, final], by=by)
+    return replace(run, metrics=metrics, evaluations=[*evaluations, final], by=by, judged=counted_signs(run))
 
 
 def _at(total: Curve, rollouts: NDArray[np.int64]) -> NDArray[np.float64]:

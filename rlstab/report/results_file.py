@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +21,7 @@ from rlstab.console import ranges
 from rlstab.report.output import refuse_foreign, write_text
 from rlstab.report.runs import LeftOut, Loaded, RunFacts, RunRecord
 from rlstab.safe_read import MOST_NUMBER, plain, read_bytes
+from rlstab.signs import counted_signs
 
 FORMAT = 2
 
@@ -72,7 +73,8 @@ def export_results(loaded: Loaded, path: str | Path) -> Path:
 def _line(run: RunRecord) -> dict[str, Any]:
     curves = {name: binned(run, name) for name in sorted(run.metrics)}
     rollouts = sorted({int(rollout) for ends, _ in curves.values() for rollout in ends})
-    shared = {name: getattr(run, name) for name in _FACTS} | {"about": _without_places(run.about)}
+    judged = {name: asdict(sign) for name, sign in counted_signs(run).items()}
+    shared = {name: getattr(run, name) for name in _FACTS} | {"about": _without_places(run.about), "judged": judged}
     return {
         "format": FORMAT,
         **plain(shared),

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from rlstab.bins import WIDTH, Curve, bin_weights, binned, rounded
+from rlstab.bins import WIDTH, Curve, Sign, bin_weights, binned, rounded
 from rlstab.config.user_code import portable
 
 #: Between the names of several parts.
@@ -37,6 +37,7 @@ class RunFacts:
         baseline: method that the bench compares with.
         bench_command: makes the whole bench again.
         bench_about: what the bench asks and what to know about its figures, or empty.
+        judged: signs by detector, judged on every rollout, of a run that a results file keeps in bins of ten.
     """
 
     bench: str | None
@@ -53,6 +54,7 @@ class RunFacts:
     baseline: str | None = None
     bench_command: str | None = None
     bench_about: str = ""
+    judged: Mapping[str, Sign] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -9,17 +9,11 @@ A sign that hurt the run (its reward, its held-out score, its finished answers; 
 have a cause; any other sign is an observation. No single curve shows a collapse, and each sign is judged by itself.
 """
 
-from rlstab.signs.curves import TOTALS as TOTALS
-from rlstab.signs.curves import Curves as Curves
-from rlstab.signs.reward import below_start as below_start
-from rlstab.signs.reward import is_solved as is_solved
-from rlstab.signs.reward import reward_fall as reward_fall
+# each file registers its detectors, in the order in which a reader looks at them
+# ruff: isort: off
+from rlstab.signs.reward import below_start as below_start, is_solved as is_solved, reward_fall as reward_fall
 from rlstab.signs.reward import reward_in_words as reward_in_words
-from rlstab.signs.entropy import entropy_floor as entropy_floor  # isort: skip
-from rlstab.signs.gradient import gradient_spikes as gradient_spikes
-from rlstab.signs.answers import truncation as truncation
-from rlstab.signs.sampler import sampler_mismatch as sampler_mismatch
-from rlstab.signs.sign import COUNTED as COUNTED
-from rlstab.signs.sign import SIGNS as SIGNS
-from rlstab.signs.sign import Sign as Sign
-from rlstab.signs.sign import signs as signs
+from rlstab.signs import entropy as entropy, gradient as gradient, answers as answers, sampler as sampler
+from rlstab.signs.curves import TOTALS as TOTALS, Curves as Curves
+from rlstab.signs.sign import COUNTED as COUNTED, SIGNS as SIGNS, Sign as Sign
+from rlstab.signs.sign import counted_signs as counted_signs, signs as signs

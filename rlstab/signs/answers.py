@@ -7,14 +7,12 @@ from dataclasses import replace
 from rlstab.signs.curves import Curves, Metric
 from rlstab.signs.reward import FEWEST, rises, stalls
 from rlstab.signs.shift import SHORTEST, shift
-from rlstab.signs.sign import Sign, absent, detector, missing, present
+from rlstab.signs.sign import Sign, absent, detector, missing, moved, present
 
 #: Above this share of the answers cut off in the first line of the log, the limit on tokens may be too low.
 CUT_OFF = 0.25
-#: Responses are cut off if fewer than this share end by themselves ...
-ENDED = 0.9
-#: ... and it is at least this much less than before.
-ENDED_DROP = 0.1
+#: Responses are cut off if fewer than this share end by themselves, and at least this much less than before.
+ENDED, ENDED_DROP = 0.9, 0.1
 #: Finished answers are lost below this share of what it was.
 ENDED_KEPT = 0.5
 #: Responses grow if they are longer than this multiple of what they were.
@@ -27,23 +25,26 @@ REPEATED = 0.2
 _GROWS = f"fewer than {ENDED} of the responses end by themselves until the end, {ENDED_DROP} less than before"
 
 
-@detector("truncation", _GROWS, "whether more answers are cut off", "response/ended", lines=SHORTEST, by_itself=False, counted=True)
+@detector(
+    "truncation",
+    _GROWS,
+    "whether more answers are cut off",
+    "response/ended",
+    lines=SHORTEST,
+    by_itself=False,
+    counted=True,
+)
 def growing_truncation(curves: Curves, metric: Metric) -> Sign:
     """Fewer answers end by themselves than before.
 
-    It hurts the run where most answers have ceased to end and the reward does not hold as it was: one that rises with it
-    pays for answers without an end.
+    It hurts the run where most answers have ceased to end, and the reward rises: it then pays for answers without an
+    end. Where the reward is lost, that is the harm; where it holds, nothing is.
     """
-    fall = shift(metric.values, rises=False)
-    level = min(ENDED, fall.before - ENDED_DROP)
-    text = f"{metric.end:.2f} end by themselves at the end, {fall.before:.2f} before"
-    if metric.end > level or not fall.is_real:
-        return absent(text)
-    step = metric.begins(level, rises=False)
+    text = "{end} of the answers end by themselves at the end, {before} before"
+    sign = moved(metric, text, lambda before: min(ENDED, before - ENDED_DROP))
     reward = curves["reward/mean"]
-    lost = metric.end < ENDED_KEPT * fall.before
-    harm = lost and (len(reward.steps) < SHORTEST or shift(reward.values, rises=True).is_real)
-    return present(step, text, metric.end / fall.before, harm=harm)
+    paid = len(reward.steps) < SHORTEST or shift(reward.values, rises=True).is_real
+    return replace(sign, harm=bool(sign.fired and (sign.share or 0.0) < ENDED_KEPT and paid))
 
 
 @detector(
@@ -65,8 +66,8 @@ def truncation(curves: Curves, metric: Metric) -> Sign:
 
 @detector(
     "length without gain",
-    f"responses more than {LONGER:g} x as long as before until the end, and since they grow the held-out score stalls or "
-    "gains little; without one, the reward for the task",
+    f"responses more than {LONGER:g} x as long as before until the end, and since they grow the held-out score stalls "
+    "or gains little; without one, the reward for the task",
     "whether longer responses are better",
     "response/length",
     lines=SHORTEST,
@@ -97,9 +98,5 @@ def length_without_gain(curves: Curves, metric: Metric) -> Sign:
 )
 def repetition(curves: Curves, metric: Metric) -> Sign:
     """Loops of a policy that has nothing else to say."""
-    rise = shift(metric.values, rises=True)
-    text = f"{metric.end:.3g} at the end, {rise.before:.3g} before"
-    level = rise.before + REPEATED
-    if metric.end > level and rise.is_real:
-        return present(metric.begins(level, rises=True), text)
-    return absent(text)
+    text = "{end} of the responses at the end, {before} before"
+    return moved(metric, text, lambda before: before + REPEATED, rises=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from rlstab.signs.curves import Curves, Metric
-from rlstab.signs.shift import SHORTEST, shift
-from rlstab.signs.sign import Sign, absent, detector, present
+from rlstab.signs.shift import SHORTEST
+from rlstab.signs.sign import Sign, detector, moved, present
 
 #: Entropy has collapsed below this share of its level before: plain GRPO on countdown came to 0.3, and still improved.
 FLOOR = 0.25
-#: ... or below this many nats per token: nearly all tokens are then certain, whatever the start was.
+#: Below this many nats per token nearly all tokens are certain, whatever the start was.
 LEAST = 0.02
 #: Entropy has blown up above this multiple; where the learning rate was fatal it rose by 1.3.
 CEILING = 1.5
@@ -28,13 +28,10 @@ KL = 1.0
 )
 def entropy_floor(curves: Curves, metric: Metric) -> Sign:
     """Nearly all tokens are certain."""
-    fall = shift(metric.values, rises=False)
-    level = max(FLOOR * fall.before, LEAST)
-    text = f"{metric.end:.3g} nats at the end, {fall.before:.3g} before"
-    always = fall.before < LEAST
-    if metric.end < level and (always or fall.is_real):
-        return present(metric.begins(level, rises=False), text, metric.end / max(fall.before, metric.end))
-    return absent(text)
+    text = "{end} nats at the end, {before} before"
+    if metric.smooth.max() < LEAST:
+        return present(int(metric.steps[0]), text.format(end=f"{metric.end:.3g}", before=f"{metric.start:.3g}"))
+    return moved(metric, text, lambda before: max(FLOOR * before, LEAST))
 
 
 @detector(
@@ -47,12 +44,8 @@ def entropy_floor(curves: Curves, metric: Metric) -> Sign:
 )
 def entropy_blow_up(curves: Curves, metric: Metric) -> Sign:
     """The policy becomes noise."""
-    rise = shift(metric.values, rises=True)
-    level = CEILING * max(rise.before, LEAST)
-    text = f"{metric.end:.3g} nats at the end, {rise.before:.3g} before"
-    if metric.end > level and rise.is_real:
-        return present(metric.begins(level, rises=True), text)
-    return absent(text)
+    text = "{end} nats at the end, {before} before"
+    return moved(metric, text, lambda before: CEILING * max(before, LEAST), rises=True)
 
 
 @detector(
@@ -65,8 +58,6 @@ def entropy_blow_up(curves: Curves, metric: Metric) -> Sign:
 def kl_drift(curves: Curves, metric: Metric) -> Sign:
     """One token may make up all of the KL of a step, so no step counts as more than twice the threshold."""
     capped = Metric(metric.name, metric.steps, np.minimum(metric.values, 2 * KL))
-    rise = shift(capped.values, rises=True)
-    text = f"{metric.end:.3g} nats per token at the end, {metric.start:.3g} at first"
-    if capped.end > KL and rise.is_real:
-        return present(capped.begins(KL, rises=True), text)
-    return absent(text)
+    return moved(
+        capped, f"{metric.end:.3g} nats per token at the end, {{before}} before", lambda before: KL, rises=True
+    )

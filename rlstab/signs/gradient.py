@@ -11,22 +11,20 @@ from rlstab.bins import bin_weights
 from rlstab.signs.curves import Curves, Metric
 from rlstab.signs.reward import SOLVED, rises
 from rlstab.signs.shift import SHORTEST, shift
-from rlstab.signs.sign import Sign, absent, detector, present
+from rlstab.signs.sign import Sign, absent, detector, moved, present
 
-#: A norm above this multiple of the median so far is a spike; clipping at 1.0 hides it from the weights, not from here ...
+#: A norm above this multiple of the median so far may be a spike; clipping hides it from the weights, not from here.
 SPIKE = 10.0
-#: ... if it is also this many deviations above the others by its logarithm. Groups of which few differ have a norm with
-#: a heavy tail: in sound runs with two groups a step, single norms are 5 deviations above the median.
+#: A spike is also this many deviations above the median by its logarithm: where few groups differ, norms have a heavy
+#: tail, and in sound runs with two groups a step single norms are five deviations above the others.
 DEVIATIONS = 7.0
-#: A run has spikes if it has so many: a single one that does no harm is no pattern.
+#: A single spike that does no harm is not a pattern: sound runs have one of 1,500 x the median.
 SPIKES = 3
 #: A norm or a spread of advantages below this share of its level before counts as no gradient.
 NO_GRADIENT = 0.03
-#: This much more of the tokens beyond the trust region than before, which the objective makes normal: a ratio of whole
-#: sequences clips half of them in a sound run ...
-CLIPPED = 0.1
-#: ... and this multiple of that share.
-CLIPPED_GROWTH = 1.5
+#: Growth of the share of clipped tokens, as a difference and as a multiple. What was clipped before is normal for the
+#: objective: a ratio of whole sequences clips half of the tokens in a sound run.
+CLIPPED, CLIPPED_GROWTH = 0.1, 1.5
 
 
 @detector(
@@ -50,7 +48,7 @@ def refused_steps(curves: Curves, metric: Metric) -> Sign:
 
 @detector(
     "gradient spikes",
-    f"{SPIKES} gradient norms above {SPIKE:g} x the median so far, and {DEVIATIONS:g} deviations above the others by their "
+    f"{SPIKES} gradient norms above {SPIKE:g} x the median so far, and {DEVIATIONS:g} deviations above it by their "
     "logarithm",
     "whether single updates are out of proportion",
     "gradient/norm",
@@ -69,7 +67,8 @@ def gradient_spikes(curves: Curves, metric: Metric) -> Sign:
     deviations = 1.4826 * running_medians(np.abs(np.log(norms.values / medians)))
     beyond = np.log(norms.values / medians) > np.maximum(np.log(SPIKE), DEVIATIONS * deviations)
     beyond[: SHORTEST - 1] = False
-    text = f"the largest norm is {(norms.values / medians).max():.3g} x the median of the steps before it that have a gradient"
+    largest_multiple = (norms.values / medians).max()
+    text = f"the largest norm is {largest_multiple:.3g} x the median of the earlier steps with a gradient"
     return present(int(norms.steps[beyond.argmax()]), text) if beyond.sum() >= SPIKES else absent(text)
 
 
@@ -92,7 +91,8 @@ def _largest(curves: Curves, metric: Metric) -> Metric:
 def no_gradient(curves: Curves, metric: Metric) -> Sign:
     """A log that rounds may have zeros all along: then the reward must not rise."""
     reward = curves["reward/mean"]
-    seen = [metric for name in ("gradient/norm", "advantage/std", "lr") if len((metric := curves[name]).steps) >= SHORTEST]
+    names = ("gradient/norm", "advantage/std", "lr")
+    seen = [metric for name in names if len((metric := curves[name]).steps) >= SHORTEST]
     for metric in seen:
         if not metric.values.any():
             if len(reward.steps) >= SHORTEST and reward.end < SOLVED and not rises(reward):
@@ -122,12 +122,8 @@ def no_gradient(curves: Curves, metric: Metric) -> Sign:
 )
 def clipped(curves: Curves, metric: Metric) -> Sign:
     """Clipped tokens have no gradient; a share that is clipped from the start is normal for the objective."""
-    rise = shift(metric.values, rises=True)
-    level = max(rise.before + CLIPPED, CLIPPED_GROWTH * rise.before)
-    text = f"{metric.end:.3g} of the tokens at the end, {rise.before:.3g} before"
-    if metric.end > level and rise.is_real:
-        return present(metric.begins(level, rises=True), text)
-    return absent(text)
+    text = "{end} of the tokens at the end, {before} before"
+    return moved(metric, text, lambda before: max(before + CLIPPED, CLIPPED_GROWTH * before), rises=True)
 
 
 def running_medians(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -19,25 +19,22 @@ HELD = 0.9
 SOLVED = 0.9
 #: Above this share of groups with equal rewards, hardly any gradient is left; in ordinary runs it is about half.
 ZERO_STD = 0.9
-#: Above this share, most of the batch trains nothing: a fault where the reward is below :data:`HARD` ...
-EQUAL = 0.6
-#: Below this reward nearly all prompts are too hard.
-HARD = 0.1
+#: Above this share, most of the batch trains nothing; below this reward, because the prompts are too hard.
+EQUAL, HARD = 0.6, 0.1
 #: Growth of the share of equal groups that explains a reward which stalls.
 EQUAL_GROWTH = 0.3
-#: A reward that rises by less than this share of its rate before, beyond doubt, stalls ...
-STALLED = 1 / 3
-#: ... which is this many standard errors.
+#: Standard errors beyond which a slope is not in doubt.
 DOUBT = 2.0
+#: A reward that rises by less than this share of its rate before, beyond doubt, stalls.
+STALLED = 1 / 3
 #: At a plateau the reward rises over the last half, beyond doubt, by less than this share of what it had gained.
 PLATEAU = 0.1
-#: The held-out score is lost below this share of its best three evaluations: it counts the same prompts each time ...
-HELD_OUT_KEPT = 0.9
-#: ... and by this multiple of the noise of three.
-NOISE = 4.0
-#: It is left behind if it gains less than this share of what the training reward gains ...
+#: The held-out score is lost below this share of its best three evaluations, which counts the same prompts each time,
+#: and by this multiple of the noise of three.
+HELD_OUT_KEPT, NOISE = 0.9, 4.0
+#: It is left behind if it gains less than this share of what the training reward gains.
 HELD_OUT_LAG = 0.25
-#: ... which has gained at least this much, from a level this near to the score's: the two then count the same.
+#: The training reward has gained by this much; it counts the same as a score that is this near at the start.
 TRAINED, LEVEL = 0.1, 0.2
 #: A part of the reward below this has taught nothing while a format is at its ceiling.
 UNTAUGHT = 0.05
@@ -109,7 +106,8 @@ def held_out(curves: Curves, metric: Metric) -> Sign:
     # of few evaluations no order is improbable: the best three and the last three, by the noise of neighbours
     means = np.convolve(metric.values, np.ones(FEW) / FEW, "valid")
     best = int(means.argmax())
-    lost = max((1 - HELD_OUT_KEPT) * abs(means[best]), NOISE * np.sqrt(np.mean(np.diff(metric.values, n=2) ** 2) / 6 * 2 / FEW))
+    deviation = np.sqrt(np.mean(np.diff(metric.values, n=2) ** 2) / 6 * 2 / FEW)
+    lost = max((1 - HELD_OUT_KEPT) * abs(means[best]), NOISE * deviation)
     earned = float(reward.at(metric.steps[best : best + FEW]).mean())
     if means[best] - means[-1] > lost and reward.end >= earned - (1 - HELD_OUT_KEPT) * abs(earned):
         step = int(metric.steps[best + FEW - 1 + int((means[best:] < means[best] - lost).argmax())])
@@ -173,7 +171,7 @@ def _part(task: Metric, other: Metric, form: bool) -> tuple[int, bool] | None:
 
 @detector(
     "zero-variance groups",
-    f"more than {ZERO_STD} of the groups with equal rewards over the last tenth, more than half of which are not solved",
+    f"more than {ZERO_STD} of the groups with equal rewards over the last tenth, more than half of them not solved",
     "whether groups have a gradient at all",
     "reward/zero_std_groups",
     lines=FEWEST,
@@ -193,8 +191,8 @@ def zero_std_groups(curves: Curves, metric: Metric) -> Sign:
 
 @detector(
     "prompts too easy or too hard",
-    f"more than {EQUAL} of the groups have equal rewards throughout, at a reward below {HARD} that does not rise; or at "
-    f"the end, {EQUAL_GROWTH} more than before, and the reward stalls",
+    f"more than {EQUAL} of the groups have equal rewards throughout, at a reward below {HARD} that does not rise; or "
+    f"at the end, {EQUAL_GROWTH} more of them than before, and the reward stalls",
     "whether the prompts suit the policy",
     "reward/zero_std_groups",
     "reward/std",
@@ -211,16 +209,19 @@ def difficulty(curves: Curves, metric: Metric) -> Sign:
         least = 0.0 if metric.name == "reward/std" else HARD / 5
         metric = Metric(metric.name, metric.steps, (np.abs(metric.values) <= least).astype(np.float64))
     share = float(metric.values.mean())
-    text = f"{share:.2f} of the {'groups' if counted else 'steps'} without a difference in reward, at reward {reward.end:.3g}"
-    shares = -1 <= reward.values.min() and reward.values.max() <= 1
-    if shares and share > EQUAL and np.abs(reward.smooth).max() < HARD and not (rises(reward) and reward.end > HARD / 5):
+    text = f"{share:.2f} of the {'groups' if counted else 'steps'} have equal rewards, at reward {reward.end:.3g}"
+    low = np.abs(reward.smooth).max() < HARD
+    if share > EQUAL and low and not (rises(reward) and reward.end > HARD / 5):
         return present(int(metric.steps[0]), f"{text}: too hard", harm=True)
     growth = shift(metric.values, rises=True)
     grown = counted and metric.end > EQUAL and metric.end > growth.before + EQUAL_GROWTH
     if grown and growth.is_real:
         step = metric.begins(growth.before + EQUAL_GROWTH, rises=True)
         if stalls(reward, step):
-            return present(step, f"{metric.end:.2f} of the groups are equal, {growth.before:.2f} before, and the reward stalls")
+            text = (
+                f"{metric.end:.2f} of the groups have equal rewards, {growth.before:.2f} before, and the reward stalls"
+            )
+            return present(step, text)
     return absent(text)
 
 
@@ -258,6 +259,8 @@ def reward_in_words(curves: Curves) -> str:
     reward = curves["reward/mean"]
     if len(reward.steps) < SHORTEST:
         return ""
+    if is_solved(curves):
+        return f"the reward is {reward.end:.3g} at the end"
     for direction, verb in ((True, "rose"), (False, "fell")):
         move = shift(reward.values, rises=direction)
         if move.is_real and (reward.end > move.before) is direction:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlstab.signs.curves import Curves, Metric
-from rlstab.signs.shift import SHORTEST, shift
-from rlstab.signs.sign import Sign, absent, detector, present
+from rlstab.signs.shift import SHORTEST
+from rlstab.signs.sign import Sign, absent, detector, moved, present
 
 #: Sampler and trainer differ at the first step, when both have the same weights: by metric, the threshold. Of
 #: probabilities, verl's FAQ calls 0.005 normal and 0.01 a problem of precision; the two others are what int4 weights do
@@ -45,11 +45,7 @@ def sampler_drift(curves: Curves, metric: Metric) -> Sign:
     """From a small difference at the start to a large one."""
     first = float(metric.values[0])
     level = DRIFT * max(MISMATCH[metric.name], first)
-    rise = shift(metric.values, rises=True)
-    text = f"{metric.name} is {metric.end:.3g} at the end, {first:.3g} at first"
-    if metric.end > level and rise.is_real:
-        return present(metric.begins(level, rises=True), text)
-    return absent(text)
+    return moved(metric, f"{metric.name} is {{end}} at the end, {first:.3g} at first", lambda before: level, rises=True)
 
 
 @detector(
@@ -61,8 +57,4 @@ def sampler_drift(curves: Curves, metric: Metric) -> Sign:
 )
 def shrunk_steps(curves: Curves, metric: Metric) -> Sign:
     """A correction that leaves the gradient as large as it is has a mean weight of 1."""
-    fall = shift(metric.values, rises=False)
-    text = f"mean weight {metric.end:.3g} at the end, {fall.before:.3g} before"
-    if metric.end < SHRUNK and fall.is_real:
-        return present(metric.begins(SHRUNK, rises=False), text)
-    return absent(text)
+    return moved(metric, "mean weight {end} at the end, {before} before", lambda before: SHRUNK)

@@ -121,8 +121,8 @@ def _orders(blocks: int) -> NDArray[np.int64]:
 def _by_order(values: NDArray[np.float64], blocks: int) -> float:
     """The probability of a move as large, from random orders and that of the run.
 
-    A level that lasts from the beginning is compared with such levels alone, of which there are fewer, and line by line:
-    a run that dies in its first lines has no longer blocks. The probability is doubled for the second comparison.
+    A level that lasts from the beginning is compared with such levels alone, of which there are fewer, and line by
+    line: a run that dies in its first lines has no longer blocks. Two comparisons double the probability.
     """
     count = len(values)
     compared = []

@@ -1,4 +1,4 @@
-"""What a sign is, and the list of the detectors that look for one."""
+"""What looks for a sign, and the list of all that do."""
 
 from __future__ import annotations
 
@@ -6,31 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from rlstab.bins import Run
+from rlstab.bins import Sign as Sign
 from rlstab.signs.curves import Curves, Metric
-
-
-@dataclass(frozen=True)
-class Sign:
-    """The judgement of one detector about one run.
-
-    Attributes:
-        name: a key of :data:`SIGNS`.
-        fired: whether the sign is present; None if the curves do not say.
-        step: at which it begins; None if it is absent.
-        text: the values in words, or why it could not be judged.
-        share: the remaining share of something that falls: of the reward, of the answers that end.
-        harm: whether the run itself was hurt: reward, held-out score or finished answers were lost, values are NaN, or
-            nothing can be learnt. Any other sign is an observation.
-        from_start: whether it is present in the first line of the log.
-    """
-
-    name: str
-    fired: bool | None
-    step: int | None
-    text: str
-    share: float | None = None
-    harm: bool = False
-    from_start: bool = False
+from rlstab.signs.shift import shift
 
 
 @dataclass(frozen=True)
@@ -38,6 +16,7 @@ class Detector:
     """How a sign is found.
 
     Attributes:
+        name: of the function that judges.
         title: of the sign.
         definition: when it is present.
         unseen: what cannot be seen without its metrics, as the end of a sentence.
@@ -46,6 +25,7 @@ class Detector:
         judge: the judgement from the curves of a run and that metric.
     """
 
+    name: str
     title: str
     definition: str
     unseen: str
@@ -56,6 +36,8 @@ class Detector:
     def detect(self, run: Run | Curves) -> Sign:
         """The sign in a run."""
         curves = run if isinstance(run, Curves) else Curves(run)
+        if self.name in curves.run.judged:  # on lines that a results file no longer has
+            return curves.run.judged[self.name]
         metric = next((metric for name in self.reads for metric in curves.named(name) if len(metric.steps)), None)
         if metric is None:
             return missing(*self.reads)
@@ -79,16 +61,13 @@ def detector(
     by_itself: bool = True,
     counted: bool = False,
 ) -> Callable[[Callable[[Curves, Metric], Sign]], Detector]:
-    """Register a judgement under the name of its function.
+    """Register a judgement under the name of its function, with the fields of :class:`Detector`.
 
-    Args:
-        title, definition, unseen, reads, lines: see :class:`Detector`.
-        by_itself: whether `look` judges it.
-        counted: whether the report counts it.
+    A sign ``by_itself`` is looked for in each log; one that is ``counted``, in each run of a report.
     """
 
     def register(judge: Callable[[Curves, Metric], Sign]) -> Detector:
-        found = Detector(title, definition, unseen, reads, lines, judge)
+        found = Detector(judge.__name__, title, definition, unseen, reads, lines, judge)
         if counted:
             COUNTED[judge.__name__.removeprefix("growing_")] = found
         if by_itself:
@@ -104,6 +83,11 @@ def signs(run: Run) -> list[Sign]:
     return [replace(detector.detect(curves), name=name) for name, detector in SIGNS.items()]
 
 
+def counted_signs(run: Run) -> dict[str, Sign]:
+    """The judgement of every detector that the report counts, by its name, for a copy of a run with fewer values."""
+    return {detector.name: detector.detect(run) for detector in COUNTED.values()}
+
+
 def missing(*names: str) -> Sign:
     """The judgement without any of some metrics."""
     return Sign("", None, None, f"no {' or '.join(names)}")
@@ -112,6 +96,27 @@ def missing(*names: str) -> Sign:
 def short(metric: Metric, needed: int) -> Sign:
     """The judgement of a curve with too few values."""
     return Sign("", None, None, f"{metric.name} has {len(metric.steps)} values; {needed} are needed")
+
+
+def moved(
+    metric: Metric, text: str, level: Callable[[float], float], *, rises: bool = False, harm: bool = False
+) -> Sign:
+    """The judgement whether a curve ends beyond a level, and has got there by more than chance.
+
+    Args:
+        metric: the curve.
+        text: with ``{end}`` and ``{before}``.
+        level: from the level before the move.
+        rises: whether to look for a rise.
+        harm: whether it hurts the run.
+    """
+    change = shift(metric.values, rises=rises)
+    limit = level(change.before)
+    text = text.format(end=f"{metric.end:.3g}", before=f"{change.before:.3g}")
+    if not (metric.end > limit if rises else metric.end < limit) or not change.is_real:
+        return absent(text)
+    share = metric.end / change.before if change.before else None
+    return present(metric.begins(limit, rises), text, share, harm=harm)
 
 
 def absent(text: str) -> Sign:

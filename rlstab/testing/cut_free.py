@@ -53,7 +53,6 @@ _FACTOR = {
     "": "divide by counts of the step, such as `tokens`, or pass accumulate='mean'",
 }
 _HELD = "the values in padding enter it, for example through a value that is read at the first position"
-_FORGOTTEN = "padding has a gradient through `{}`, so a term of the loss lacks the mask: multiply it by `mask`"
 _CHOICE = {
     "": "a mean, a threshold, a quantile or a selection is taken over the tokens of one micro-batch",
     "padding": "padding is part of a mean, a threshold or a selection",
@@ -79,12 +78,12 @@ class CutResult(Result):
 
 @dataclass(frozen=True)
 class _Cut:
-    """Rows of each micro-batch of each rank, columns of padding before and after, and what padding holds, if not 0."""
+    """Rows of each micro-batch of each rank, columns of padding before and after, and what the padding holds."""
 
     ranks: Sequence[Sequence[Sequence[int]]]
     before: int = 0
     after: int = 0
-    fill: Mapping[str, Tensor] | None = None
+    fill: float = 0.0
     packed: bool = False
 
 
@@ -130,18 +129,14 @@ def check_cut_free(
     moved, causes = dict.fromkeys(KINDS, 0.0), dict.fromkeys(KINDS, "")
     for seed in range(steps):
         step = _draw(seed)
-        whole, _ = _gradients(loss, names, step, _Cut([[range(_ROWS)]]), accumulate)
+        whole = _gradients(loss, names, step, _Cut([[range(_ROWS)]]), accumulate)
         if not whole.isfinite().all() or not whole.any():
             raise OutOfRange("assert_cut_free: the gradient of a whole step is zero or not finite. Check the loss.")
         for kind, cut in _cuts(step["mask"].sum(1), seed, even, "sequence" in names):
-            given, padding = _gradients(loss, names, step, cut, accumulate, seed=kind == "again")
-            by, by_padding = (
-                float((gradient.norm() / whole.norm()).nan_to_num(torch.inf))
-                for gradient in (given - whole, padding if kind == "padding" else torch.zeros(1))
-            )
-            if max(by, by_padding) > tolerance:
-                cause = _cause(given, whole, step, cut, kind) if by > tolerance else _FORGOTTEN.format(LIVE[int(padding.argmax())])
-                moved[kind], causes[kind] = max(moved[kind], by, by_padding), causes[kind] or cause
+            given = _gradients(loss, names, step, cut, accumulate, seed=kind == "again")
+            by = float(((given - whole).norm() / whole.norm()).nan_to_num(torch.inf))
+            if by > tolerance:
+                moved[kind], causes[kind] = max(moved[kind], by), causes[kind] or _cause(given, whole, step, cut, kind)
     results = []
     for kind, says in KINDS.items():
         silent = kind == "packed" and "sequence" not in names
