@@ -23,10 +23,9 @@ from rich.console import Console
 from rich.table import Table
 
 from rlstab.config import load_run
-from rlstab.look.diagnosis import first_of
+from rlstab.look.diagnosis import diagnose
 from rlstab.look.remedies import CAUSES
 from rlstab.look.run_log import read_logs
-from rlstab.signs import signs
 
 CLIP = {"name": "clip_higher", "low": 0.2, "high": 0.2}
 REWARDS = "benchmarks/broken_rewards.py"
@@ -86,25 +85,27 @@ def run(name: str, seed: int, out: Path) -> Path:
 def judged(name: str, seed: int, out: Path) -> dict[str, Any]:
     """What ``rlstab look`` makes of a run."""
     (log,) = read_logs(out)
-    seen = signs(log)
-    first = first_of(seen)
+    diagnosis = diagnose(log)
+    leading = next(iter(diagnosis.fired), None)
     return {
         "run": name,
         "seed": seed,
-        "cause": first.cause if first else None,
-        "step": first.sign.step if first else None,
-        "signs": {sign.name: sign.step for sign in seen if sign.fired},
+        "named": CAUSES[leading.name] if leading else None,
+        "harmed": diagnosis.first is not None,
+        "step": leading.step if leading else None,
+        "signs": {sign.name: sign.step for sign in diagnosis.fired},
     }
 
 
 def table(results: list[dict[str, Any]]) -> Table:
     """By run, how often which cause was named."""
-    shown = Table("run", "runs", "right", "named", title="first cause")
+    shown = Table("run", "runs", "right", "named", "told to change", title="what is named first")
     for name in RUNS:
-        named = Counter(result["cause"] or "nothing" for result in results if result["run"] == name)
+        named = Counter(result["named"] or "nothing" for result in results if result["run"] == name)
+        harmed = sum(result["harmed"] for result in results if result["run"] == name)
         right = named["nothing" if name.startswith("healthy") else name]
         told = ", ".join(f"{cause} {count}" for cause, count in named.most_common())
-        shown.add_row(name, str(named.total()), str(right), told)
+        shown.add_row(name, str(named.total()), str(right), told, str(harmed))
     return shown
 
 

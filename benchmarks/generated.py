@@ -6,7 +6,8 @@
     python -m benchmarks generated --seeds 5 6 7 8 9 --ours runs/broken
 
 Both packages ship generators of logs, healthy and broken on purpose, each with the kind that it stands for. What they
-log is read under TRL's names; nothing else of a run reaches the signs. Thresholds were chosen on seeds 0 to 4. A kind
+log is read under TRL's names; nothing else of a run reaches the signs. A generator breaks one metric and leaves the
+reward, so most of its runs have an observation and no cause: either counts. Thresholds were chosen on seeds 0 to 4. A kind
 whose metrics no trainer logs, or that is not about learning, is left out. With ``--ours`` what
 ``python -m benchmarks diagnose --out`` or ``--data`` left is judged by all four. ``--page`` puts what sums the tables
 up into docs/how-to/diagnose.md.
@@ -220,10 +221,10 @@ PEERS: Mapping[str, Callable[[Rows], list[str]]] = {
 
 
 def named(rows: Rows, without: Sequence[str] = ()) -> tuple[str | None, int | None]:
-    """Our cause and its step, without some metrics."""
+    """What rlstab names first, a cause or an observation, and its step; without some metrics."""
     kept = {step: {name: value for name, value in row.items() if name not in without} for step, row in rows.items()}
-    first = diagnose(log_of(Log("generated", "TRL", kept))).first
-    return (first.cause, first.sign.step) if first else (None, None)
+    fired = diagnose(log_of(Log("generated", "TRL", kept))).fired
+    return (CAUSES[fired[0].name], fired[0].step) if fired else (None, None)
 
 
 def right(findings: Sequence[str], wanted: frozenset[str]) -> bool:
@@ -287,12 +288,12 @@ def generated(seeds: Sequence[int]) -> tuple[list[str], list[str]]:
     together = sum(lacking.values(), Counter[str]())
     least = min(lacking, key=lambda lack: lacking[lack]["right"] / lacking[lack]["runs"])
     return table, [
-        f"The right kind in {totals['broken right']} of {totals['broken']} broken runs, no cause in "
+        f"The right kind in {totals['broken right']} of {totals['broken']} broken runs, nothing found in "
         f"{totals['healthy right']} of {totals['healthy']} healthy ones ({own}).",
         f"Of the same {totals['broken']} and {totals['healthy']}, by any finding: {of_all}.",
         f"With one metric left out, where another shows the kind: {together['right']} of {together['runs']} (fewest "
         f"without `{'` and `'.join(least)}`: {lacking[least]['right']} of {lacking[least]['runs']}), and "
-        f"{together['called broken']} of {together['healthy']} healthy runs with a cause.",
+        f"{together['called broken']} of {together['healthy']} healthy runs with a finding.",
     ]
 
 
@@ -309,7 +310,7 @@ def ours(folder: Path) -> Iterator[str]:
     for path in sorted(path for path in folder.iterdir() if path.suffix == ".jsonl" or re.search(r"-\d+$", path.name)):
         name = path.stem.partition("-")[0]
         (log,) = read_logs(path)
-        first = diagnose(log).first
+        fired = diagnose(log).fired
         wanted = frozenset() if name.startswith("healthy") else frozenset({name})
         rows: dict[int, dict[str, float]] = {}
         for theirs, metric in OURS.items():
@@ -318,7 +319,7 @@ def ours(folder: Path) -> Iterator[str]:
         for step, value in zip(*map(list, log.metrics["response/ended"]), strict=True):
             rows[int(step)]["completions/clipped_ratio"] = 1 - float(value)
         hits[name]["runs"] += 1
-        hits[name]["rlstab"] += (first.cause in wanted) if first else not wanted
+        hits[name]["rlstab"] += (CAUSES[fired[0].name] in wanted) if fired else not wanted
         equal = EQUAL if name == "dead_groups" else wanted
         for peer, judge in PEERS.items():
             hits[name][peer] += right(judge(rows), equal)

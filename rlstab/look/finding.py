@@ -24,6 +24,7 @@ HARMS = {
     "components": "the reward for the task is lost",
     "held_out": "the held-out score is lost",
     "truncation": "finished answers are lost",
+    "entropy_floor": "nothing new is tried",
     "refused_steps": "the first NaN or Inf",
     "no_gradient": "no gradient",
     "zero_std_groups": "no group has a gradient",
@@ -71,7 +72,8 @@ class Look:
             return "The log holds nothing that can be judged."
         if not run.looked_at and not run.observations:
             return "Nothing could be judged."
-        head = "This run is solved" if run.solved else "Nothing hurt this run"
+        calm = "Nothing hurt this run" if run.observations else "Nothing found"
+        head = "This run is solved" if run.solved else calm
         return f"{head}: {run.outcome}." if run.outcome else f"{head}."
 
     @property
@@ -80,10 +82,11 @@ class Look:
         run = self.diagnosis
         if run is None:
             return ""
-        count = len(run.fired) + len(run.looked_at)
-        present = f"{len(run.fired)} present" if run.fired else "none present"
-        unseen = f"; {len(run.unseen)} not checked (metrics not logged, or too few lines)" if run.unseen else ""
-        return f"{counted(count, 'sign')} checked, {present}{unseen}."
+        signs = counted(len(run.fired) + len(run.looked_at), "sign")
+        few = any("needed" in sign.text for sign in run.unseen)
+        reason = "metrics not logged, or too few lines" if few else "metrics not logged"
+        unseen = f"; {len(run.unseen)} not checked ({reason})" if run.unseen else ""
+        return f"{signs} checked, {len(run.fired) or 'none'} found{unseen}."
 
     @property
     def advice(self) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlstab.signs.curves import Curves, Metric
-from rlstab.signs.reward import FEWEST, rises, stalls
+from rlstab.signs.reward import FEWEST, SOLVED, rises, stalls
 from rlstab.signs.shift import SHORTEST, shift
 from rlstab.signs.sign import Sign, absent, detector, missing, moved, present
 
@@ -37,14 +37,15 @@ _GROWS = f"fewer than {ENDED} of the responses end by themselves until the end, 
 def growing_truncation(curves: Curves, metric: Metric) -> Sign:
     """Fewer answers end by themselves than before.
 
-    It hurts the run where most answers have ceased to end, and the reward rises: it then pays for answers without an
-    end. Where the reward is lost, that is the harm; where it holds, nothing is.
+    It hurts the run where most answers have ceased to end and a reward that rose before has stalled since. Where the
+    reward is lost, that is the harm; where it goes on as before, nothing is.
     """
     text = "{end} of the answers end by themselves at the end, {before} before"
     sign = moved(metric, text, lambda before: min(ENDED, before - ENDED_DROP))
     reward = curves["reward/mean"]
-    paid = len(reward.steps) < SHORTEST or shift(reward.values, rises=True).is_real
-    return replace(sign, harm=bool(sign.fired and (sign.share or 0.0) < ENDED_KEPT and paid))
+    if sign.step is None or (sign.share or 0.0) >= ENDED_KEPT:
+        return sign
+    return replace(sign, harm=not len(reward.steps) or (reward.end < SOLVED and stalls(reward, sign.step)))
 
 
 @detector(

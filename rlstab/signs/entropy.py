@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rlstab.signs.curves import Curves, Metric
+from rlstab.signs.reward import rises
 from rlstab.signs.shift import SHORTEST
 from rlstab.signs.sign import Sign, detector, moved, present
 
@@ -12,6 +13,8 @@ from rlstab.signs.sign import Sign, detector, moved, present
 FLOOR = 0.25
 #: Below this many nats per token nearly all tokens are certain, whatever the start was.
 LEAST = 0.02
+#: A reward below this that does not rise has most of the task before it.
+UNLEARNT = 0.5
 #: Entropy has blown up above this multiple; where the learning rate was fatal it rose by 1.3.
 CEILING = 1.5
 #: Nats per token between policy and reference, beyond which a token is e times as likely as before, on average.
@@ -27,11 +30,13 @@ KL = 1.0
     counted=True,
 )
 def entropy_floor(curves: Curves, metric: Metric) -> Sign:
-    """Nearly all tokens are certain."""
+    """Nearly all tokens are certain. It hurts a run that has not learnt: nothing is tried any more."""
     text = "{end} nats at the end, {before} before"
+    reward = curves["reward/mean"]
+    stuck = len(reward.steps) >= SHORTEST and reward.end < UNLEARNT and not rises(reward)
     if metric.smooth.max() < LEAST:
         return present(int(metric.steps[0]), text.format(end=f"{metric.end:.3g}", before=f"{metric.start:.3g}"))
-    return moved(metric, text, lambda before: max(FLOOR * before, LEAST))
+    return moved(metric, text, lambda before: max(FLOOR * before, LEAST), harm=stuck)
 
 
 @detector(

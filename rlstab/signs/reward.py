@@ -192,7 +192,7 @@ def zero_std_groups(curves: Curves, metric: Metric) -> Sign:
 @detector(
     "prompts too easy or too hard",
     f"more than {EQUAL} of the groups have equal rewards throughout, at a reward below {HARD} that does not rise; or "
-    f"at the end, {EQUAL_GROWTH} more of them than before, and the reward stalls",
+    f"at the end, {EQUAL_GROWTH} more of them than before, and the reward does not rise",
     "whether the prompts suit the policy",
     "reward/zero_std_groups",
     "reward/std",
@@ -217,9 +217,9 @@ def difficulty(curves: Curves, metric: Metric) -> Sign:
     grown = counted and metric.end > EQUAL and metric.end > growth.before + EQUAL_GROWTH
     if grown and growth.is_real:
         step = metric.begins(growth.before + EQUAL_GROWTH, rises=True)
-        if stalls(reward, step):
+        if not rises(reward, after=step):
             text = (
-                f"{metric.end:.2f} of the groups have equal rewards, {growth.before:.2f} before, and the reward stalls"
+                f"{metric.end:.2f} of the groups have equal rewards, {growth.before:.2f} before, and the reward does not rise"
             )
             return present(step, text)
     return absent(text)

@@ -73,9 +73,9 @@ def test_what_a_real_trainer_state_of_trl_holds(tmp_path: Path) -> None:
     names = {ours: name for name, (ours, _) in [*TRL.items()][:7]}
     names |= {"reward/shorter": "rewards/shorter/mean", "ratio/clipped": "clip_ratio/region_mean"}
     assert log.names == names | {"optimizer_steps/refused": "grad_norm"}
-    diagnosis = diagnose(log)
-    assert diagnosis.first is not None
-    assert (diagnosis.first.cause, diagnosis.first.sign.step) == ("truncation", 1)
+    diagnosis = diagnose(log)  # the reward rises, so what was there from the first line is an observation
+    assert diagnosis.first is None
+    assert [(sign.name, sign.step) for sign in diagnosis.observations] == [("truncation", 1)]
 
 
 def test_a_chart_holds_several_runs(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_chart_holds_several_runs(tmp_path: Path) -> None:
     path.write_text(wandb_chart("entropy", {"a - b": rows("healthy"), "c": rows("entropy_collapse")}), encoding="utf-8")
     logs = read_logs(path)
     assert [log.title for log in logs] == [f"{path}: a - b", f"{path}: c"]
-    assert [diagnose(log).told() for log in logs] == ["nothing found", "first, at step 24: entropy collapses"]
+    assert [diagnose(log).verdict() for log in logs] == ["nothing found", "no harm; entropy floor"]
     assert list(logs[0].metrics) == ["tokens/entropy"]
 
 
@@ -118,7 +118,8 @@ def test_damaged_lines_are_left_out_and_counted(tmp_path: Path, command: Command
     path.write_text("\n".join(lines), encoding="utf-8")
     code, out, err = command(path)
     assert (code, err) == (0, "")
-    assert "Entropy collapses" in out
+    assert "Nothing hurt this run: the reward rose from" in out
+    assert "step 24: entropy floor" in out
     assert "left out 5 damaged lines: 4-8" in out
     history = json.loads(trainer_state(rows("entropy_collapse")))
     history["log_history"][3:3] = ["x", {"reward": 1.0}]
@@ -131,12 +132,12 @@ def test_damaged_lines_are_left_out_and_counted(tmp_path: Path, command: Command
 
 
 def test_a_log_of_few_lines_says_what_it_cannot_show() -> None:
-    diagnosis = diagnose(log_of(Log("", "", {step: {"reward": 0.5} for step in range(1, 9)})))
+    diagnosis = diagnose(log_of(Log("", "", {step: {"reward": 0.5} for step in range(1, 5)})))
     assert diagnosis.first is None
     reasons = {sign.name: sign.text for sign in diagnosis.unseen}
-    assert reasons["reward_fall"] == "8 values in 1 x 10 steps; 3 x 10 are needed"
+    assert reasons["reward_fall"] == "reward/mean has 4 values; 6 are needed"
     assert reasons["entropy_floor"] == "no tokens/entropy"
-    assert diagnosis.told() == "nothing found, because nothing could be judged"
+    assert diagnosis.verdict() == "nothing found, because nothing could be judged"
 
 
 def test_hostile_text_is_shown_and_does_nothing(tmp_path: Path, command: Command) -> None:
@@ -153,18 +154,23 @@ def test_hostile_text_is_shown_and_does_nothing(tmp_path: Path, command: Command
 
 
 def test_json_has_everything(command: Command) -> None:
-    _, out, err = command("--json", DATA / "entropy_collapse.jsonl", DATA / "healthy.jsonl")
-    broken, healthy = json.loads(out + err)  # some programs read both streams as one
-    assert (broken["cause"], broken["step"], broken["unit"]) == ("entropy_collapse", 24, "rollout")
-    assert [sign["sign"] for sign in broken["signs"]] == ["entropy_floor", "zero_std_groups"]
-    assert {"stare", "top_entropy"} <= {each["method"] for each in broken["evidence"]}
+    names = ("learning_rate", "entropy_collapse", "healthy")
+    _, out, err = command("--json", *(DATA / f"{name}.jsonl" for name in names))
+    broken, observed, healthy = json.loads(out + err)  # some programs read both streams as one
+    assert (broken["cause"], broken["step"], broken["unit"]) == ("learning_rate", 4, "rollout")
+    assert broken["harm"] == {"sign": "reward_fall", "step": 4}
+    assert [sign["sign"] for sign in broken["signs"]] == ["reward_fall", "difficulty", "zero_std_groups"]
+    assert "clip_higher" in {each["method"] for each in broken["evidence"]}
+    assert (observed["cause"], observed["harm"], observed["methods"]) == (None, None, [])
+    assert observed["observations"][0] == {"sign": "entropy_floor", "cause": "entropy_collapse", "step": 24}
     assert (healthy["cause"], healthy["step"], healthy["signs"], healthy["evidence"]) == (None, None, [], [])
+    assert healthy["outcome"].startswith("the reward rose from 0.1")
     assert len(healthy["looked_at"]) + len(healthy["unseen"]) == len(SIGNS)
 
 
 def test_several_runs_have_a_line_each(command: Command) -> None:
     _, out, _ = command(*(DATA / f"{name}.jsonl" for name in ("healthy", "staleness", "mismatch", "truncation")))
-    assert ["at rollout" in line for line in out.splitlines()[:4]] == [False, True, True, True]
+    assert ["first, at rollout" in line for line in out.splitlines()[:4]] == [False, True, False, True]
     assert "4 runs: " in out
 
 
