@@ -38,10 +38,12 @@ REWARDS = ("reward", "critic/score/mean")
 Row = Mapping[str, float]
 
 
-def split_of(repository: str) -> str:
-    """The side of a repository."""
+def split_of(repository: str, path: str) -> str:
+    """The side of a log: that of its repository; consoles of the open repositories came last and are kept aside."""
+    if repository in OPEN:
+        return "kept_aside" if path.endswith((".log", ".txt")) else "seen"
     digest = hashlib.sha256(f"{SALT}/{repository}".encode()).hexdigest()
-    return "kept_aside" if repository not in OPEN and int(digest, 16) % 2 else "seen"
+    return "kept_aside" if int(digest, 16) % 2 else "seen"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +53,7 @@ class RealLog:
     Attributes:
         name: of the log.
         split: ``seen`` or ``kept_aside``.
-        repository: that published it; for a log of ../shared/logs, all that its README names.
+        repository: that published it.
         outcome: of the reward, see :func:`outcome`.
         ended: ``died`` or ``nan`` where the log shows it.
         last_over_best: see :func:`last_over_best`.

@@ -19,12 +19,12 @@ def made(name: str = "made", lines: int = 40, **source: str) -> RealLog:
     return RealLog(name=name, split="seen", repository="owner/name", source=source, rows=rows, **known)
 
 
-def test_sources_are_many_and_each_repository_is_on_one_side():
+def test_sources_are_many_and_split_by_repository():
     collected = [source for source in sources() if not source["name"].startswith("shared/")]
     assert len(collected) >= 100
     assert len({source["repository"] for source in collected}) >= 12
     assert len({source["name"] for source in sources()}) == len(sources())
-    assert all(source["split"] == split_of(source["repository"]) for source in collected)
+    assert all(source["split"] == split_of(source["repository"], source["path"]) for source in collected)
     aside = sum(source["split"] == "kept_aside" for source in collected)
     assert 0.4 < aside / len(collected) < 0.6
 
