@@ -24,6 +24,7 @@ NAMES = {
     "verl_adapter": "an objective inside verl's actor against its own loss",
     "diagnose": "how often `rlstab look` names the right first cause, on runs broken on purpose",
     "generated": "the same on the runs that rldoctor and rlprobe generate, and the two on ours",
+    "real_logs": "what `rlstab look` and rldoctor say of published runs, one row for each log",
     "damage": "commands on damaged files and extreme numbers: tracebacks and waits, counted",
     "evidence": "rlstab/look/evidence.json from the results that are kept, and docs/troubleshooting.md",
     "check": "the goals that hold on any machine, on a small shape; exit 1 where a must fails",
