@@ -157,7 +157,9 @@ def test_a_live_verdict_is_that_of_the_prefix() -> None:
     for step in range(1, LONG + 1):
         watch.rows.log(step, {name: values[step - 1] for name, values in shapes.items()})
         if step % 20 == 0:
-            prefix = {sign.name: sign for sign in signs(record({name: values[:step] for name, values in shapes.items()}))}
+            prefix = {
+                sign.name: sign for sign in signs(record({name: values[:step] for name, values in shapes.items()}))
+            }
             for sign in watch.log(step, {}):
                 assert prefix[sign.name] == sign
                 announced.append(sign.name)

@@ -11,6 +11,8 @@ from rlstab.signs.sign import Sign, absent, detector, missing, present, short
 
 #: The reward is lost below this share of its level before: twice the scatter between the quarters of sound runs.
 KEPT = 0.7
+#: A policy of whose answers fewer than this share end, and none has a reward, is broken.
+BROKEN = 0.5
 #: A task's reward that loses half of its level has been given up, not traded.
 PART_KEPT = 0.5
 #: Above this share of its level before, another reward has not fallen with it.
@@ -49,7 +51,7 @@ SHAPE = 20
     f"training reward below {KEPT} x its level before until the end, and by more than the same values in random order",
     "whether the reward falls",
     "reward/mean",
-    lines=SHORTEST,
+    lines=FEW,
     counted=True,
 )
 def reward_fall(curves: Curves, metric: Metric) -> Sign:
@@ -58,6 +60,10 @@ def reward_fall(curves: Curves, metric: Metric) -> Sign:
     A share needs a bottom. Rewards below 0 are counted from -1, the lowest that a scorer of right and wrong gives, and
     those below that from the lowest level.
     """
+    if step := _died(curves, metric):
+        return present(step, "0 from there on, and the answers no longer end", 0.0, harm=True)
+    if len(metric.steps) < SHORTEST:
+        return short(metric, SHORTEST)
     least = float(metric.smooth.min())
     bottom = min(least, -1.0) if least < 0 else 0.0
     fall = shift(metric.values, rises=False)
@@ -69,6 +75,19 @@ def reward_fall(curves: Curves, metric: Metric) -> Sign:
     if metric.end < level and fall.is_real:
         return present(metric.begins(level, rises=False), text, share, harm=True)
     return absent(text)
+
+
+def _died(curves: Curves, metric: Metric) -> int | None:
+    """The step from which a run has no reward and no answer that ends, after it had some reward in its first lines.
+
+    No order of so few values is improbable, but two metrics say the same: an update broke the policy.
+    """
+    earned = int(np.flatnonzero(metric.values)[-1]) + 1 if metric.values.any() else 0
+    ended = curves["response/ended"]
+    later = ended.where(ended.steps > metric.steps[earned - 1])
+    if not 0 < earned <= max(1, len(metric.values) // 10) or len(later.steps) < FEW or later.values.max() > BROKEN:
+        return None
+    return int(metric.steps[min(earned, len(metric.steps) - 1)])
 
 
 @detector(
@@ -218,9 +237,7 @@ def difficulty(curves: Curves, metric: Metric) -> Sign:
     if grown and growth.is_real:
         step = metric.begins(growth.before + EQUAL_GROWTH, rises=True)
         if not rises(reward, after=step):
-            text = (
-                f"{metric.end:.2f} of the groups have equal rewards, {growth.before:.2f} before, and the reward does not rise"
-            )
+            text = f"{metric.end:.2f} of the groups have equal rewards, {growth.before:.2f} before, and the reward does not rise"
             return present(step, text)
     return absent(text)
 
