@@ -72,23 +72,12 @@ class Blockwise(AdvantageEstimator):
 
         >>> import torch
         >>> from rlstab.stages.response_batch import ResponseBatch
-        >>> zeros = torch.zeros(4, dtype=torch.float64)
-        >>> batch = ResponseBatch(
-        ...     rewards=torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64),
-        ...     lengths=zeros + 3,
-        ...     ended=zeros == 0,
-        ...     prompt_ids=zeros.long(),
-        ...     group_ids=zeros.long(),
-        ...     sequence_ids=torch.arange(4),
-        ...     given=zeros.long(),
-        ...     pivot=zeros,
-        ...     limit=8,
-        ...     extra={
-        ...         "block_rewards": torch.tensor([[1.0, 1.0], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]),
-        ...         "block_outcomes": torch.tensor([[2, 2], [2, 1], [2, 1], [1, 1]]),
-        ...         "block_ids": torch.tensor([[0, 1, -1]]).expand(4, 3),
-        ...     },
-        ... )
+        >>> evidence = {
+        ...     "block_rewards": torch.tensor([[1.0, 1.0], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]),
+        ...     "block_outcomes": torch.tensor([[2, 2], [2, 1], [2, 1], [1, 1]]),
+        ...     "block_ids": torch.tensor([[0, 1, -1]]).expand(4, 3),
+        ... }
+        >>> batch = ResponseBatch.of([1.0, 0.0, 0.0, 0.0], lengths=3.0, extra=evidence)
         >>> for row in Blockwise().advantages(batch, Settled(), {}).tolist():
         ...     print([round(value, 4) for value in row])
         [0.25, 0.6667, 0.0]

@@ -100,20 +100,8 @@ class DeepGRPO(RolloutExpander):
         >>> import torch
         >>> from rlstab.core.comm import LocalComm
         >>> from rlstab.core.method import measure_all
-        >>> zeros, ids = torch.zeros(2), torch.tensor([0, 0])
         >>> rewards = torch.tensor([1.0, 0.0]).double()
-        >>> batch = ResponseBatch(
-        ...     rewards=rewards,
-        ...     lengths=zeros.double() + 4,
-        ...     ended=zeros == 0,
-        ...     prompt_ids=ids,
-        ...     group_ids=ids,
-        ...     sequence_ids=torch.tensor([0, 1]),
-        ...     given=ids,
-        ...     pivot=zeros.double(),
-        ...     limit=8,
-        ...     extra={"raw_rewards": rewards},
-        ... )
+        >>> batch = ResponseBatch.of(rewards, lengths=4.0, limit=8, extra={"raw_rewards": rewards})
         >>> stage = DeepGRPO(branches=2)
         >>> stat, state = measure_all(stage, [batch], stage.init_state(), LocalComm())
         >>> asked = stage.expand(batch, stat, state, seed=0)

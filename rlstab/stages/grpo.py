@@ -64,20 +64,8 @@ class GRPO(AdvantageEstimator):
     Example:
         One right answer of four: m = 1 / 4, s = sqrt((9 + 1 + 1 + 1) / 16 / 3) = 1 / 2.
 
-        >>> import torch
         >>> from rlstab.stages.response_batch import ResponseBatch
-        >>> zeros = torch.zeros(4, dtype=torch.float64)
-        >>> batch = ResponseBatch(
-        ...     rewards=torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64),
-        ...     lengths=zeros + 8,
-        ...     ended=zeros == 0,
-        ...     prompt_ids=zeros.long(),
-        ...     group_ids=zeros.long(),
-        ...     sequence_ids=torch.arange(4),
-        ...     given=zeros.long(),
-        ...     pivot=zeros,
-        ...     limit=8,
-        ... )
+        >>> batch = ResponseBatch.of([1.0, 0.0, 0.0, 0.0])
         >>> stage = GRPO()
         >>> [round(value, 3) for value in stage.advantages(batch, Settled(), {}).tolist()]
         [1.5, -0.5, -0.5, -0.5]

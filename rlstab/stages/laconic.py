@@ -79,18 +79,12 @@ class Laconic(RewardShaper):
         would lose 0.6 and loses no more than 0.4, and another 0.1 because it was cut off. The mean length of 30 is
         three budgets, so the multiplier rises by 0.002 * (3 - 1).
 
-        >>> import torch
         >>> from rlstab.core.comm import LocalComm
         >>> from rlstab.core.method import measure_all
         >>> from rlstab.stages.laconic import Laconic
         >>> from rlstab.stages.response_batch import ResponseBatch
-        >>> ids, none = torch.zeros(4, dtype=torch.int64), torch.zeros(4, dtype=torch.float64)
-        >>> batch = ResponseBatch(
-        ...     rewards=torch.ones(4, dtype=torch.float64),
-        ...     lengths=torch.tensor([10.0, 20.0, 20.0, 70.0], dtype=torch.float64),
-        ...     ended=torch.tensor([True, True, True, False]),
-        ...     prompt_ids=ids, group_ids=ids, sequence_ids=torch.arange(4), given=ids, pivot=none, limit=70,
-        ... )
+        >>> lengths, ended = [10.0, 20.0, 20.0, 70.0], [True, True, True, False]
+        >>> batch = ResponseBatch.of([1.0, 1.0, 1.0, 1.0], lengths=lengths, ended=ended)
         >>> stage = Laconic(budget=10.0, floor=0.1, ceiling=0.2)
         >>> state = stage.init_state()
         >>> stat, after = measure_all(stage, [batch], state, LocalComm())

@@ -85,24 +85,13 @@ class OPOB(AdvantageEstimator):
 
         >>> import torch
         >>> from rlstab.stages.response_batch import ResponseBatch
-        >>> zeros = torch.zeros(3, dtype=torch.float64)
-        >>> same = torch.tensor([[-1.0, -2.0]] * 3)
-        >>> batch = ResponseBatch(
-        ...     rewards=torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64),
-        ...     lengths=zeros + 2,
-        ...     ended=zeros == 0,
-        ...     prompt_ids=zeros.long(),
-        ...     group_ids=zeros.long(),
-        ...     sequence_ids=torch.arange(3),
-        ...     given=zeros.long(),
-        ...     pivot=zeros,
-        ...     limit=8,
-        ...     extra={
-        ...         "logprobs": same,
-        ...         "rollout_logprobs": same,
-        ...         "squared_gradient": torch.tensor([4.0, 1.0, 1.0]),
-        ...     },
-        ... )
+        >>> logprobs = torch.tensor([[-1.0, -2.0]] * 3)
+        >>> evidence = {
+        ...     "logprobs": logprobs,
+        ...     "rollout_logprobs": logprobs,
+        ...     "squared_gradient": torch.tensor([4.0, 1.0, 1.0]),
+        ... }
+        >>> batch = ResponseBatch.of([1.0, 0.0, 0.0], lengths=2.0, extra=evidence)
         >>> [round(value, 4) for value in OPOB(norm_by_std=False).advantages(batch, Settled(), {}).tolist()]
         [0.3333, -0.6667, -0.6667]
 

@@ -75,20 +75,9 @@ class OptimalTokenBaseline(AdvantageEstimator):
 
         >>> import torch
         >>> from rlstab.stages.response_batch import ResponseBatch
-        >>> zeros = torch.zeros(2, dtype=torch.float64)
         >>> drawn = torch.tensor([[0.5, 0.5], [0.25, 1.0]], dtype=torch.float64)
-        >>> batch = ResponseBatch(
-        ...     rewards=torch.tensor([1.0, 0.0], dtype=torch.float64),
-        ...     lengths=torch.tensor([2.0, 1.0], dtype=torch.float64),
-        ...     ended=zeros == 0,
-        ...     prompt_ids=zeros.long(),
-        ...     group_ids=zeros.long(),
-        ...     sequence_ids=torch.arange(2),
-        ...     given=zeros.long(),
-        ...     pivot=zeros,
-        ...     limit=8,
-        ...     extra={"logprobs": drawn.log(), "sum_p_sq": drawn},
-        ... )
+        >>> evidence = {"logprobs": drawn.log(), "sum_p_sq": drawn}
+        >>> batch = ResponseBatch.of([1.0, 0.0], lengths=[2.0, 1.0], extra=evidence)
         >>> for row in OptimalTokenBaseline().advantages(batch, Settled(), {}).tolist():
         ...     print([round(value, 4) for value in row])
         [0.6, 1.0]

@@ -64,17 +64,11 @@ class Overlong(RewardShaper):
         A limit of 20 tokens and a buffer of 8: the penalty begins beyond 12 tokens. An answer of 14 loses 2/8, one of
         20 loses 1.
 
-        >>> import torch
         >>> from rlstab.stages.overlong import Overlong
         >>> from rlstab.stages.response_batch import ResponseBatch
         >>> from rlstab.core.stats import Settled
-        >>> ids, none = torch.zeros(4, dtype=torch.int64), torch.zeros(4, dtype=torch.float64)
-        >>> batch = ResponseBatch(
-        ...     rewards=torch.ones(4, dtype=torch.float64),
-        ...     lengths=torch.tensor([5.0, 12.0, 14.0, 20.0], dtype=torch.float64),
-        ...     ended=torch.tensor([True, True, True, False]),
-        ...     prompt_ids=ids, group_ids=ids, sequence_ids=torch.arange(4), given=ids, pivot=none, limit=20,
-        ... )
+        >>> lengths, ended = [5.0, 12.0, 14.0, 20.0], [True, True, True, False]
+        >>> batch = ResponseBatch.of([1.0, 1.0, 1.0, 1.0], lengths=lengths, ended=ended)
         >>> Overlong(buffer=8).shape(batch, Settled(), {}).tolist()
         [0.0, 0.0, -0.25, -1.0]
 

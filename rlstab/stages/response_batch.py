@@ -39,6 +39,9 @@ ONLY_FOR: Mapping[str, str] = {
     "prompt_features": "prompts",
 }
 
+#: The dtypes of the fields of a response; int64 for the others.
+DTYPES = {"lengths": torch.float64, "ended": torch.bool, "pivot": torch.float64}
+
 #: The fill value where a response has no token, by the name in :meth:`ResponseBatch.tensors`; 0 for the others.
 PADDING = {"extra/block_ids": -1}
 
@@ -82,17 +85,49 @@ class ResponseBatch:
         return self.rewards.shape[0]
 
     @classmethod
-    def empty(cls, needs: Iterable[str] = (), limit: int = 1) -> ResponseBatch:
-        """No responses, with all evidence of ``needs``: what a rank without responses measures."""
-        dims = {name: EVIDENCE.get(name, (1 if name.startswith("reward/") else 2, ""))[0] for name in needs}
-        extra = {name: torch.zeros((0,) * count, dtype=torch.float64) for name, count in dims.items()}
-        return cls.unscored(torch.zeros(0, dtype=torch.int64), limit).knowing(extra)
+    def of(
+        cls,
+        rewards: Any,
+        group_ids: Any = 0,
+        *,
+        limit: int | None = None,
+        extra: Mapping[str, Tensor] | None = None,
+        **fields: Any,
+    ) -> ResponseBatch:
+        """Responses by their rewards and groups; every field is a sequence, or one value for all responses.
+
+        Args:
+            rewards: ``(S,)`` numbers.
+            group_ids: ``(S,)`` ids of groups.
+            limit: most tokens of an answer; None is the length of the longest.
+            extra: evidence by name.
+            fields: other fields. Without them a response has one token and ended, answers the prompt with the number of
+                its group, is no branch, and has its index as id.
+        """
+        values = torch.as_tensor(rewards, dtype=torch.float64)
+        fields = {
+            "lengths": 1.0,
+            "ended": True,
+            "prompt_ids": group_ids,
+            "sequence_ids": range(len(values)),
+            "given": 0,
+            "pivot": 0.0,
+            **fields,
+            "group_ids": group_ids,
+        }
+        columns = {
+            name: torch.as_tensor(field, dtype=DTYPES.get(name, torch.int64)).expand(len(values)).clone()
+            for name, field in fields.items()
+        }
+        if limit is None:
+            limit = int((columns["given"] + columns["lengths"]).max()) if len(values) else 1
+        return cls(rewards=values, limit=limit, extra=extra or {}, **columns)
 
     @classmethod
-    def unscored(cls, sequence_ids: Tensor, limit: int, **known: Any) -> ResponseBatch:
-        """Responses that are still to be sampled and scored: fields that are not given are 0."""
-        floats, ids = torch.zeros(len(sequence_ids), dtype=torch.float64), torch.zeros_like(sequence_ids)
-        return replace(cls(floats, floats, floats.bool(), ids, ids, sequence_ids, ids, floats, limit), **known)
+    def empty(cls, needs: Iterable[str] = ()) -> ResponseBatch:
+        """No responses, with all evidence of ``needs``: what a rank without responses measures."""
+        dims = {name: EVIDENCE.get(name, (1 if name.startswith("reward/") else 2, ""))[0] for name in needs}
+        return cls.of([], extra={name: torch.zeros((0,) * count, dtype=torch.float64) for name, count in dims.items()})
 
     def evidence(self, name: str) -> Tensor:
         """The evidence of this name.

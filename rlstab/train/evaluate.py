@@ -51,7 +51,7 @@ def evaluate(policy: Policy, generator: Generator) -> dict[str, float]:
     def scored(repeat: int, *, greedy: bool) -> tuple[Rollout, Scores]:
         ids = torch.tensor([index * repeat + number for index in mine for number in range(repeat)], dtype=torch.int64)
         repeated = [example for example in examples for _ in range(repeat)]
-        asked = ResponseBatch.unscored(ids, run.rollout.max_new_tokens)
+        asked = ResponseBatch.of(torch.zeros(len(ids)), sequence_ids=ids, limit=run.rollout.max_new_tokens)
         sampled, scores = generator.answered(policy, "eval", repeated, asked, Metrics(), greedy=greedy)
         metrics.add("eval/scorer_errors", float(len(scores.errors)))
         metrics.add("eval/scorer_timeouts", float(scores.timed_out.sum()))

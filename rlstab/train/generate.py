@@ -240,10 +240,11 @@ class Generator:
         repeats = torch.arange(len(indices)).repeat_interleave(group)
         group_ids = (progress.made * self.slots + first + indices)[repeats]
         examples, within = self._draw(chosen[indices].tolist()), torch.arange(group).repeat(len(indices))
-        asked = ResponseBatch.unscored(
-            group_ids * group + within,
-            self.run.rollout.max_new_tokens,
-            group_ids=group_ids,
+        asked = ResponseBatch.of(
+            torch.zeros(len(repeats)),
+            group_ids,
+            limit=self.run.rollout.max_new_tokens,
+            sequence_ids=group_ids * group + within,
             prompt_ids=chosen[indices][repeats],
         )
         return self._scored(policy, [examples[index] for index in repeats.tolist()], asked, None, progress, metrics)
@@ -263,10 +264,11 @@ class Generator:
             examples += [whole.examples[row]] * branches
             begun += [tokens[:pivot]] * branches
         parent_ids = kept.sequence_ids[parents].repeat_interleave(branches)
-        asked = ResponseBatch.unscored(
-            BRANCHES + parent_ids * branches + torch.arange(branches).repeat(len(rows)),
-            self.run.rollout.max_new_tokens,
-            group_ids=BRANCHES + parent_ids,
+        asked = ResponseBatch.of(
+            torch.zeros(len(parent_ids)),
+            BRANCHES + parent_ids,
+            limit=self.run.rollout.max_new_tokens,
+            sequence_ids=BRANCHES + parent_ids * branches + torch.arange(branches).repeat(len(rows)),
             prompt_ids=kept.prompt_ids[parents].repeat_interleave(branches),
             given=pivots.repeat_interleave(branches),
             pivot=(pivots.double() / kept.lengths[parents]).repeat_interleave(branches),
