@@ -66,6 +66,12 @@ def plan_of(runs: Sequence[BenchRun], *, overwrite: bool = False, retry: bool = 
     return plan
 
 
+def changed_beside(bench: Bench, runs: Sequence[BenchRun]) -> list[BenchRun]:
+    """Runs of the bench beside the chosen ones that were begun with settings other than the file's."""
+    names = {run.name for run in runs}
+    return plan_of([run for run in bench.runs if run.name not in names])["changed"]
+
+
 def _kind(run: BenchRun, overwrite: bool, retry: bool) -> str:
     record, records = read_record(run.folder), last_records(run.folder)
     status, resumable = record.get("status"), can_go_on(run.folder, isinstance(run.config, Launch))
@@ -158,8 +164,7 @@ def dry_run(bench: Bench, *, only: Sequence[str] = (), console: Console | None =
     console = console or Terminal()
     runs = chosen(bench, only)
     plan = plan_of(runs)
-    asked = {run.name for run in runs}
-    others = plan_of([run for run in bench.runs if run.name not in asked])["changed"]
+    others = changed_beside(bench, runs)
     finished = {run.name for kind in ("finished", "measured") for run in plan[kind]}
     groups: dict[str, list[BenchRun]] = {}
     for setting, method in product(bench.file.settings, bench.file.methods):

@@ -186,58 +186,37 @@ def make_plan(
     if scope not in get_args(Scope):
         raise OutOfRange(f"make_plan: scope = {scope!r}, expected 'step' (the optimizer step) or 'microbatch'.")
     comm = LocalComm() if comm is None else comm
-    parts = _checked_parts(parts)
-    check_methods("make_plan", (objective,))
-    check_complete(objective)
+    batches = _checked_batches(objective, parts)
     initial = objective.init_state()
     if state is not None:
         check_state("the state", state, initial)
-    for part in parts:
-        for name in sorted(objective.needs):
-            part.signal(name)
-    _refuse_impossible(objective, parts, comm)
+    _refuse_impossible(objective, batches, comm)
     with torch.no_grad():
-        seen = [part.evidence() for part in parts]
-        stat, state = measure_all(objective, seen, initial if state is None else state, comm)
+        evidence = [batch.evidence() for batch in batches]
+        stat, state = measure_all(objective, evidence, initial if state is None else state, comm)
         if scope == "microbatch":
             warnings.warn(
                 "scope: microbatch takes statistics from each micro-batch of each rank alone, so the loss depends on "
                 "how the optimizer step is cut. Use it only to reproduce published code.",
                 stacklevel=2,
             )
-        planned = []
-        for part, evidence in zip(parts, seen, strict=True):
-            settled = stat if scope == "step" else measure_all(objective, [evidence], state, LocalComm())[0]
-            planned.append(Part.of(part, settled, terms_of(objective, evidence, settled, state)))
-        lr_scale = _lr_scale(objective, planned if scope == "step" else [], stat, state)
-        # values of a batch on a device are read together with the counts: one wait
-        live = [{} if part.advantages.device.type == "cpu" else part.live_rows() for part in planned]
-        counts = torch.cat([*map(_counts_of, planned), _repeated(parts)])
-        flat, *read = on_cpu([counts, *(tokens for rows in live for tokens in rows.values())])
-        rest = iter(read)
-        live = [{name: next(rest) for name in rows} for rows in live]
-        by_part = flat[:-1].view(len(planned), len(_Counts._fields))
-        *sums, repeated = comm.sum(torch.cat([by_part.sum(0), flat[-1:]])).tolist()
-    counted = _Counts(*sums)
-    if repeated:
-        raise OutOfRange(
-            f"{int(repeated)} sequences of this optimizer step have the id of one in another part, so that random "
-            f"numbers would repeat. Give every response of all parts its own id: from_padded(sequence_ids=...)."
-        )
-    if counted.invalid:
-        raise _misfit(objective, planned, state, int(counted.invalid))
+        decided = []
+        for batch, seen in zip(batches, evidence, strict=True):
+            settled = stat if scope == "step" else measure_all(objective, [seen], state, LocalComm())[0]
+            decided.append(Part.of(batch, settled, terms_of(objective, seen, settled, state)))
+        lr_scale = _lr_scale(objective, decided if scope == "step" else [], stat, state)
+        decided, total = _counted_parts(decided, batches, comm)
+    if total.invalid:
+        raise _misfit(objective, decided, state, int(total.invalid))
     return Plan(
         objective=objective,
         state=state,
         settled=stat,
-        parts=tuple(
-            replace(_counted(part, _Counts(*row)), live_here=rows)
-            for part, row, rows in zip(planned, by_part.tolist(), live, strict=True)
-        ),
-        kept=Totals(counted.kept_tokens, counted.kept_sequences),
-        everything=Totals(counted.tokens, counted.sequences),
-        live_tokens=int(counted.live),
-        penalised=int(counted.penalised),
+        parts=tuple(decided),
+        kept=Totals(total.kept_tokens, total.kept_sequences),
+        everything=Totals(total.tokens, total.sequences),
+        live_tokens=int(total.live),
+        penalised=int(total.penalised),
         lr_scale=lr_scale,
     )
 
@@ -259,14 +238,20 @@ def _lengths(batch: TokenBatch) -> dict[int, int]:
     return {sequence: int(length) for sequence, length in pairs if length}
 
 
-def _checked_parts(parts: Sequence[TokenBatch]) -> list[TokenBatch]:
+def _checked_batches(objective: TokenObjective, parts: Sequence[TokenBatch]) -> list[TokenBatch]:
+    """The parts as a list; refuses what is no batch, or lacks a signal, and methods that do not fit."""
     if isinstance(parts, TokenBatch):
         raise OutOfRange("make_plan: the parts are one TokenBatch, expected a list of them. Write [batch].")
-    parts = list(parts)
-    for part in parts:
-        if not isinstance(part, TokenBatch):
-            raise OutOfRange(f"make_plan: a part is {kind_of(part)}, expected a TokenBatch. Build it by from_padded.")
-    return parts
+    batches = list(parts)
+    for batch in batches:
+        if not isinstance(batch, TokenBatch):
+            raise OutOfRange(f"make_plan: a part is {kind_of(batch)}, expected a TokenBatch. Build it by from_padded.")
+    check_methods("make_plan", (objective,))
+    check_complete(objective)
+    for batch in batches:
+        for name in sorted(objective.needs):
+            batch.signal(name)
+    return batches
 
 
 def _lr_scale(objective: TokenObjective, parts: Sequence[Part], stat: Settled, state: State) -> float:
@@ -320,8 +305,33 @@ def _counts_of(part: Part) -> Tensor:
     return torch.cat([kept, whole, torch.stack([part.has_gradient.count_nonzero().double(), penalised, invalid])])
 
 
-def _counted(part: Part, counted: _Counts) -> Part:
-    return replace(part, trains=bool(counted.live), penalised=bool(counted.penalised))
+def _counted_parts(parts: Sequence[Part], batches: Sequence[TokenBatch], comm: Comm) -> tuple[list[Part], _Counts]:
+    """The parts of this rank with what their counts say, and the counts over all parts and ranks.
+
+    Raises:
+        OutOfRange: two parts share a sequence id.
+    """
+    # the live rows of a batch on a device are read together with the counts: one wait
+    live_rows = [{} if part.advantages.device.type == "cpu" else part.live_rows() for part in parts]
+    flat = torch.cat([*map(_counts_of, parts), _repeated(batches)])
+    flat, *columns = on_cpu([flat, *(tokens for rows in live_rows for tokens in rows.values())])
+    by_part = flat[:-1].view(len(parts), len(_Counts._fields))
+    *total, repeated = comm.sum(torch.cat([by_part.sum(0), flat[-1:]])).tolist()
+    if repeated:
+        raise OutOfRange(
+            f"{int(repeated)} sequences of this optimizer step have the id of one in another part, so that random "
+            f"numbers would repeat. Give every response of all parts its own id: from_padded(sequence_ids=...)."
+        )
+    copies = iter(columns)
+    counted = [
+        replace(_counted(part, _Counts(*row)), live_here={name: next(copies) for name in rows})
+        for part, row, rows in zip(parts, by_part.tolist(), live_rows, strict=True)
+    ]
+    return counted, _Counts(*total)
+
+
+def _counted(part: Part, counts: _Counts) -> Part:
+    return replace(part, trains=bool(counts.live), penalised=bool(counts.penalised))
 
 
 def _repeated(parts: Sequence[TokenBatch]) -> Tensor:
