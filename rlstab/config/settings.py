@@ -48,18 +48,31 @@ EngineName: TypeAlias = Literal["auto", "ddp", "fsdp2"]
 
 
 @dataclass(frozen=True)
-class Neutral:
-    """Mark on the field of a setting that cannot change what a run learns beyond the rounding of float32.
+class Mark:
+    """Mark on the field of a setting, or of a section; :mod:`rlstab.config.identity` reads it.
 
-    Everything that asks whether two runs are comparable reads it by :func:`rlstab.config.identity.is_neutral`.
+    Attributes:
+        where: another setting by its dotted path, and the only value of it with which the mark holds; empty if it
+            always does.
+    """
+
+    where: tuple[()] | tuple[str, Any] = ()
+
+
+@dataclass(frozen=True)
+class Neutral(Mark):
+    """The setting cannot change what a run learns beyond the rounding of float32.
 
     Attributes:
         measured: whether it changes what evaluations measure.
-        unless: a setting and the value with which this one counts after all; empty if it never does.
     """
 
     measured: bool = False
-    unless: tuple[()] | tuple[str, Any] = ()
+
+
+@dataclass(frozen=True)
+class Resumable(Mark):
+    """The setting changes what a run learns, and a resumed run may have another value all the same."""
 
 
 def _or(key: str, schema: Any) -> BeforeValidator:
@@ -204,7 +217,9 @@ Variables: TypeAlias = Annotated[
 class WorkerSettings(Settings):
     """A scorer that may hang on a completion."""
 
-    time_limit: Positive = Field(5.0, description="seconds for a completion; then its reward is 0")
+    time_limit: Annotated[Positive, Resumable()] = Field(
+        5.0, description="seconds for a completion; then its reward is 0"
+    )
     workers: Annotated[int, Field(ge=1, le=1024), Neutral()] = Field(
         2, description="processes that score, for each that trains"
     )
@@ -426,10 +441,13 @@ Schedule: TypeAlias = Annotated[_Schedules, _or("name", str | _Schedules)]
 class OptimisationSettings(Settings):
     """AdamW on float32 weights; statistics and denominators over the whole optimizer step."""
 
-    rollouts: Count = Field(200, description="of the run; each gives epochs times mini_batches optimizer steps")
+    # with staleness rollouts are made ahead, but not beyond the last: a longer run would differ
+    rollouts: Annotated[Count, Resumable(where=("rollout.staleness", 0))] = Field(
+        200, description="of the run; each gives epochs times mini_batches optimizer steps"
+    )
     epochs: Count = Field(1, description="passes over a rollout")
     mini_batches: Count = Field(1, description="optimizer steps per pass; divides the prompts")
-    micro_batch_size: Annotated[Count, Neutral(unless=("optimisation.scope", "microbatch"))] = Field(
+    micro_batch_size: Annotated[Count, Neutral(where=("optimisation.scope", "step"))] = Field(
         128, description="responses in one forward and backward; does not change the loss"
     )
     lr: Share = Field(1e-6, description="learning rate")
@@ -481,7 +499,9 @@ class EngineSettings(Settings):
     """Where the weights are, and how gradients of several processes become one. It does not change what is learnt."""
 
     name: Annotated[EngineName, Neutral()] = Field("auto", description="all weights in each process, or shards")
-    gather: Literal["fp32", "bf16"] = Field("fp32", description="fsdp2: dtype of gathered weights in a step")
+    gather: Annotated[Literal["fp32", "bf16"], Resumable()] = Field(
+        "fp32", description="fsdp2: dtype of gathered weights in a step"
+    )
     offload: Annotated[bool, Neutral()] = Field(
         False, description="fsdp2: shards and the optimizer stay in the host's memory"
     )

@@ -14,10 +14,9 @@ import secrets
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from fnmatch import fnmatchcase
 from importlib.metadata import version
 from os.path import lexists
 from pathlib import Path
@@ -28,8 +27,8 @@ import torch
 from accelerate import Accelerator
 
 import rlstab
-from rlstab.config.document import Document, flat
-from rlstab.config.identity import is_neutral, run_hash
+from rlstab.config.document import Document
+from rlstab.config.identity import change_in_resume, run_hash
 from rlstab.config.objectives import objective_hash
 from rlstab.config.runs import RunConfig, dump_run
 from rlstab.config.user_code import changed_files, checksums, portable
@@ -52,9 +51,6 @@ FILES = (CONFIG, *JOURNALS, ABOUT)
 
 #: Where a replaced run is kept until the new run has a checkpoint.
 REPLACED = ".replaced"
-
-#: Settings that a resumed run may change although they affect the result: patterns of dotted paths.
-MAY_CHANGE = {"optimisation.rollouts", "engine.gather", "task.time_limit", "reward.*.time_limit"}
 
 
 class RunFolder:
@@ -188,10 +184,8 @@ class RunFolder:
     def _require_same(self, before: Mapping[str, Any]) -> None:
         """Refuse to continue a run with other settings or user-defined functions than it began with."""
         now = {"settings": self._run.model_dump(mode="json"), "providers": dict(self._providers)}
-        # with staleness rollouts are made ahead, but not beyond the last: a longer run would differ
-        fixed = {"optimisation.rollouts"} if self._run.rollout.staleness else set()
         for key in now.keys() & before.keys():
-            difference = _difference(portable(before[key]), portable(now[key]), MAY_CHANGE - fixed)
+            difference = change_in_resume(portable(before[key]), portable(now[key]))
             if difference is not None:
                 path, was, wanted = difference
                 raise CheckpointError(
@@ -356,16 +350,6 @@ def _came_far(folder: Path) -> bool:
     records = folder / JOURNALS[0]
     started = bool(checkpoint.checkpoints(folder / CHECKPOINTS)) or (records.is_file() and records.stat().st_size > 0)
     return started and run_id_in(folder) is not None
-
-
-def _difference(before: Any, now: Any, free: Set[str]) -> tuple[str, Any, Any] | None:
-    """The first difference in a setting that must not change: its path, the earlier and the present value."""
-    was, wanted = flat(before), flat(now)
-    for path in sorted(was.keys() | wanted.keys()):
-        may_change = is_neutral(path, was) or any(fnmatchcase(path, pattern) for pattern in free)
-        if was.get(path) != wanted.get(path) and not may_change:
-            return path, was.get(path), wanted.get(path)
-    return None
 
 
 # -- journals --------------------------------------------------------------------------------------------------------
