@@ -101,21 +101,21 @@ class TorchComm:
 def carried_out(rounds: Rounds[Result], comm: Comm) -> Result:
     """The result; the ranks do what it asks for."""
     try:
-        asked = next(rounds)
+        request = next(rounds)
         while True:
-            if isinstance(asked, Read):
-                asked = rounds.send(on_cpu(asked.tensors))
+            if isinstance(request, Read):
+                request = rounds.send(on_cpu(request.tensors))
             else:
-                asked = rounds.send((comm.sum if isinstance(asked, Sum) else comm.gather)(asked.values))
+                request = rounds.send((comm.sum if isinstance(request, Sum) else comm.gather)(request.values))
     except StopIteration as end:
         result: Result = end.value
         return result
 
 
-def side_by_side(several: Mapping[Key, Rounds[Result]], alone: bool) -> Rounds[dict[Key, Result]]:
+def side_by_side(computations: Mapping[Key, Rounds[Result]], local: bool) -> Rounds[dict[Key, Result]]:
     """The results of several: what they read in a round is one copy, and what they sum is one sum.
 
-    Every rank has the same ones, and all ranks know what each round asks for. Where nothing travels (``alone``), sums
+    Every rank has the same ones, and all ranks know what each round asks for. Where nothing travels (``local``), sums
     are free, and a read waits until the others have to read as well.
     """
     results: dict[Key, Result] = {}
@@ -125,17 +125,17 @@ def side_by_side(several: Mapping[Key, Rounds[Result]], alone: bool) -> Rounds[d
         """Send an answer to one of them, or start it, and take its next request or its result."""
         requests.pop(key, None)
         try:
-            requests[key] = next(several[key]) if answer is None else several[key].send(answer)
+            requests[key] = next(computations[key]) if answer is None else computations[key].send(answer)
         except StopIteration as end:
             results[key] = end.value
 
-    for key in several:
+    for key in computations:
         resume(key, None)
     while requests:
         reads = {key: request.tensors for key, request in requests.items() if isinstance(request, Read)}
         sums = {key: request.values for key, request in requests.items() if isinstance(request, Sum)}
         gathers = {key: request for key, request in requests.items() if isinstance(request, Gather)}
-        if reads and not (alone and (sums or gathers)):
+        if reads and not (local and (sums or gathers)):
             copies = iter((yield Read([tensor for tensors in reads.values() for tensor in tensors])))
             for key, tensors in reads.items():
                 resume(key, [next(copies) for _ in tensors])
@@ -147,4 +147,4 @@ def side_by_side(several: Mapping[Key, Rounds[Result]], alone: bool) -> Rounds[d
                 resume(key, piece.view(values.shape))
         for key, gather in gathers.items():
             resume(key, (yield gather))
-    return {key: results[key] for key in several}
+    return {key: results[key] for key in computations}

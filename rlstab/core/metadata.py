@@ -41,7 +41,9 @@ class NoOpAt:
 
     def reached(self, method: object) -> bool:
         """Whether the settings of a method, and not only an optimizer step, make it the identity."""
-        return self.settings is not None and all(getattr(method, name) == at for name, at in self.settings.items())
+        return self.settings is not None and all(
+            getattr(method, name) == limit for name, limit in self.settings.items()
+        )
 
 
 @dataclass(frozen=True)

@@ -86,9 +86,9 @@ class Plan:
         for part in self.parts:
             if part.batch is which:
                 return part
-        what = "this batch" if isinstance(which, TokenBatch) else kind_of(which)
+        description = "this batch" if isinstance(which, TokenBatch) else kind_of(which)
         raise OutOfRange(
-            f"{what} is not one of the parts that the plan was made from. Pass the same object, or its number."
+            f"{description} is not one of the parts that the plan was made from. Pass the same object, or its number."
         )
 
     def piece(self, batch: TokenBatch) -> Part:
@@ -201,9 +201,9 @@ def make_plan(
                 stacklevel=2,
             )
         decided = []
-        for batch, seen in zip(batches, evidence, strict=True):
-            settled = stat if scope == "step" else measure_all(objective, [seen], state, LocalComm())[0]
-            decided.append(Part.of(batch, settled, terms_of(objective, seen, settled, state)))
+        for batch, batch_evidence in zip(batches, evidence, strict=True):
+            settled = stat if scope == "step" else measure_all(objective, [batch_evidence], state, LocalComm())[0]
+            decided.append(Part.of(batch, settled, terms_of(objective, batch_evidence, settled, state)))
         lr_scale = _lr_scale(objective, decided if scope == "step" else [], stat, state)
         decided, total = _counted_parts(decided, batches, comm)
     if total.invalid:
@@ -265,10 +265,10 @@ def _lr_scale(objective: TokenObjective, parts: Sequence[Part], stat: Settled, s
     lr_scale = terms_of(objective, objective._empty_part(), stat, state).lr_scale
     for part in parts:
         if part.terms.lr_scale != lr_scale:
-            who = ", ".join(f"'{method.name}'" for method in active_methods(objective) if "lr_scale" in method.writes)
+            names = ", ".join(f"'{method.name}'" for method in active_methods(objective) if "lr_scale" in method.writes)
             raise MethodError(
-                f"{who}: Terms.lr_scale is {part.terms.lr_scale} on a part of the optimizer step and {lr_scale} on one "
-                f"without tokens, but all ranks share it. Make it from the statistics or the state, not the batch."
+                f"{names}: Terms.lr_scale is {part.terms.lr_scale} on a part of the optimizer step and {lr_scale} on "
+                f"one without tokens, but all ranks share it. Make it from the statistics or the state, not the batch."
             )
     return 1.0 if lr_scale is None else lr_scale
 
@@ -295,14 +295,16 @@ class _Counts(NamedTuple):
 
 def _counts_of(part: Part) -> Tensor:
     """``(7,)`` float64 on the device of the tokens, in the order of :class:`_Counts`."""
-    whole, zero = counts(part.batch, None), torch.zeros((), dtype=torch.float64, device=part.advantages.device)
-    kept = whole if part.terms.keep is None else counts(part.batch, part.terms.keep)
+    all_counts, zero = counts(part.batch, None), torch.zeros((), dtype=torch.float64, device=part.advantages.device)
+    kept_counts = all_counts if part.terms.keep is None else counts(part.batch, part.terms.keep)
     active = [penalty for penalty in part.terms.penalties.values() if penalty.coefficient != 0]
     penalised = zero + sum(
         len(part.batch) if penalty.where is None else penalty.where.count_nonzero() for penalty in active
     )
     invalid = zero if part.terms.invalid_count is None else part.terms.invalid_count.double()
-    return torch.cat([kept, whole, torch.stack([part.has_gradient.count_nonzero().double(), penalised, invalid])])
+    return torch.cat(
+        [kept_counts, all_counts, torch.stack([part.has_gradient.count_nonzero().double(), penalised, invalid])]
+    )
 
 
 def _counted_parts(parts: Sequence[Part], batches: Sequence[TokenBatch], comm: Comm) -> tuple[list[Part], _Counts]:
@@ -355,9 +357,9 @@ def _misfit(objective: TokenObjective, parts: Sequence[Part], state: State, coun
         for key, member in objective._member_terms(part.batch.evidence(), part.settled, state).items()
         if member.terms.invalid_count is not None
     ]
-    who, count = next((pair for pair in invalid if pair[1]), ("on another rank a method", count))
+    name, count = next((pair for pair in invalid if pair[1]), ("on another rank a method", count))
     return MethodError(
-        f"{who} gave {count} weights, bonuses or bounds that are NaN, infinite or negative. A weight is finite and at "
+        f"{name} gave {count} weights, bonuses or bounds that are NaN, infinite or negative. A weight is finite and at "
         f"least 0 (to turn a token around, use bonus), a bonus is finite, and a bound is at least 0."
     )
 
@@ -375,10 +377,10 @@ def _refuse_impossible(objective: TokenObjective, parts: Sequence[TokenBatch], c
         worst = [(present[name].amax() if name in MOST else present[name].amin()).double() for name in limited]
         return torch.stack(sums + worst)
 
-    for present, seen in zip(filled, on_cpu([*map(seen_of, filled)]), strict=True):  # one wait for the device
-        furthest = zip(limited, seen[len(names) :].tolist(), strict=True)
+    for present, extremes in zip(filled, on_cpu([*map(seen_of, filled)]), strict=True):  # one wait for the device
+        furthest = zip(limited, extremes[len(names) :].tolist(), strict=True)
         possible = all(value <= MOST[name] if name in MOST else value >= LEAST[name] for name, value in furthest)
-        if not (possible and seen.isfinite().all()):
+        if not (possible and extremes.isfinite().all()):
             wrong = [~present[name].isfinite() for name in names] + [
                 impossible(name, present[name]) for name in limited
             ]

@@ -38,17 +38,17 @@ class OrderStatistics:
     values: Sequence[float]
 
 
-def selection(asked: Mapping[str, tuple[Tensor, Ranks]], alone: bool) -> Rounds[dict[str, OrderStatistics]]:
+def selection(sets: Mapping[str, tuple[Tensor, Ranks]], local: bool) -> Rounds[dict[str, OrderStatistics]]:
     """Order statistics of several sets of values, which share their sums over ranks.
 
     Args:
-        asked: for each set its ``(n,)`` values on this rank, float32 or float64, on the CPU, perhaps empty; and
+        sets: for each set its ``(n,)`` values on this rank, float32 or float64, on the CPU, perhaps empty; and
             which order statistics are wanted. The names are those of every rank. -0.0 equals 0.0, and NaN is above
             every number. Where some ranks hold float32 and others float64, all go on in float64, after one discarded
             reduction.
-        alone: nothing travels.
+        local: nothing travels.
     """
-    searches = {name: _Search(values, ranks, alone) for name, (values, ranks) in sorted(asked.items())}
+    searches = {name: _Search(values, ranks, local) for name, (values, ranks) in sorted(sets.items())}
     while running := [search for search in searches.values() if search.running]:
         histograms = [search.histograms() for search in running]
         total = yield Sum(torch.cat(histograms))
@@ -63,9 +63,9 @@ def selection(asked: Mapping[str, tuple[Tensor, Ranks]], alone: bool) -> Rounds[
 class _Search:
     """One set of values: the keys that are still candidates, by their first bits."""
 
-    def __init__(self, values: Tensor, ranks: Ranks, alone: bool) -> None:
-        self.ranks, self.alone = ranks, alone
-        self.size = values.numel() if alone else None  # over all ranks
+    def __init__(self, values: Tensor, ranks: Ranks, local: bool) -> None:
+        self.ranks, self.local = ranks, local
+        self.size = values.numel() if local else None  # over all ranks
         self.wanted: list[tuple[int, int]] | None = None  # first bits, and rank among the values with these
         self._start(values)
 
@@ -118,13 +118,13 @@ class _Search:
         if doubles in (0, size):
             self.wanted = [(0, rank) for rank in self.ranks(size)]
 
-    def _descend(self, counts: Tensor, wanted: Sequence[tuple[int, int]]) -> None:
+    def _descend(self, counts: Tensor, order_statistics: Sequence[tuple[int, int]]) -> None:
         """Lengthen the first bits of each order statistic by one digit, and keep only the keys that begin with them."""
         bits = self._digit
         cumulative = dict(zip(sorted(self.groups), counts.view(len(self.groups), -1).cumsum(1), strict=True))
         narrowed: list[tuple[int, int]] = []
         groups: dict[int, list[Tensor]] = {}
-        for prefix, rank in wanted:
+        for prefix, rank in order_statistics:
             digit = int(torch.searchsorted(cumulative[prefix], float(rank)))
             below = int(cumulative[prefix][digit - 1]) if digit else 0
             longer = prefix << bits | digit
@@ -133,7 +133,7 @@ class _Search:
                 groups[longer] = [self._with(digit, keys) for keys in self.groups[prefix]]
         self.wanted, self.groups = narrowed, groups
         self.left -= bits
-        if self.alone and self.left:  # nothing travels: the remaining keys, of one sign, are sorted at once
+        if self.local and self.left:  # nothing travels: the remaining keys, of one sign, are sorted at once
             keys = [torch.cat(groups[prefix]).kthvalue(rank).values for prefix, rank in narrowed]
             self.wanted, self.left = [(int(key) % (1 << 32 + 32 * self.wide), 1) for key in keys], 0
 

@@ -110,7 +110,7 @@ class OptimizerStep:
         comm = LocalComm() if self.comm is None else self.comm
         sums = (torch.zeros(()), torch.zeros(())) if self._sums is None else self._sums
         *read, size = on_cpu([*sums, torch.as_tensor(norm)])  # one wait for the device
-        self.total_loss, count = comm.sum(torch.stack([each.double() for each in read])).tolist()
+        self.total_loss, count = comm.sum(torch.stack([value.double() for value in read])).tolist()
         self.norm = norm = norm if isinstance(norm, float) else float(size)
         wrong = [f"{int(count)} live values of the policy or of gates are NaN or Inf"] if count else []
         wrong += [] if math.isfinite(norm) else [f"the gradient norm is {norm}"]
