@@ -153,7 +153,7 @@ class ClipCov(Covariant, TokenObjective):
     def _candidates(self, batch: TokenBatch, stat: Settled) -> Tensor:
         covariance = self.covariances(batch, stat)
         within = (covariance > self.low) & (covariance < self.high)
-        now = PolicyOutputs(batch.logprobs.double())
-        ratio = bounded_exp(token_log_ratio(now, now, batch))
+        current = PolicyOutputs(batch.logprobs.double())
+        ratio = bounded_exp(token_log_ratio(current, current, batch))
         stopped = Bounds(self.clip_low, self.clip_high).stops(ratio, batch.advantages)
         return within & ~(stopped["high"] | stopped["low"])

@@ -104,9 +104,9 @@ class RandomMask(TokenObjective):
     seed: Annotated[int, Range(ge=0, lt=2**32)] = 0
 
     def in_words(self) -> dict[str, str]:
-        whose = "a token whose advantage is positive" if self.sign == "positive" else "a token"
+        noun = "a token whose advantage is positive" if self.sign == "positive" else "a token"
         return {
-            "keep": f"Drop {whose} with chance {percent(self.share)}, drawn by seed {self.seed}. It leaves the divisor."
+            "keep": f"Drop {noun} with chance {percent(self.share)}, drawn by seed {self.seed}. It leaves the divisor."
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
