@@ -84,8 +84,8 @@ class GRPO(AdvantageEstimator):
     ddof: Literal[0, 1] = 1
 
     def unread_settings(self) -> dict[str, str]:
-        why = "nothing is divided by a standard deviation, so it is not read."
-        return {} if self.std else dict.fromkeys(("epsilon", "ddof"), why)
+        reason = "nothing is divided by a standard deviation, so it is not read."
+        return {} if self.std else dict.fromkeys(("epsilon", "ddof"), reason)
 
     def advantages(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
         return grpo(responses.rewards, responses.group_ids, std=self.std, epsilon=self.epsilon, ddof=self.ddof)

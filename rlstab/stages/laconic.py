@@ -117,16 +117,16 @@ class Laconic(RewardShaper):
         return {"length": Mean.of(_lengths(responses))}
 
     def advance(self, state: State, stat: Settled) -> State:
-        over = stat.mean("length").value / self.budget - 1
-        if math.isnan(over):  # no response on any rank
+        excess = stat.mean("length").value / self.budget - 1
+        if math.isnan(excess):  # no response on any rank
             return state
-        moved = state["multiplier"] + self.step * over
+        moved = state["multiplier"] + self.step * excess
         return {"multiplier": min(max(moved, float(self.floor)), float(self.ceiling))}
 
     def shape(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
         # not -x: that makes -0.0 of an answer that loses nothing
-        beyond = ((_lengths(responses) - self.budget) / self.budget).clamp(min=0)
-        price: Tensor = (state["multiplier"] * beyond).clamp(max=self.most)
+        excess = ((_lengths(responses) - self.budget) / self.budget).clamp(min=0)
+        price: Tensor = (state["multiplier"] * excess).clamp(max=self.most)
         return 0.0 - price - self.cut * (~responses.ended).double()
 
     def report(self, responses: ResponseBatch, stat: Settled, state: State) -> Mapping[str, Mean]:

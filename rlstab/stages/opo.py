@@ -76,8 +76,8 @@ class OPO(AdvantageEstimator):
 
     def advantages(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
         baseline = responses.group_mean(responses.rewards, responses.lengths)
-        nothing = responses.even | baseline.isnan()  # a group without a token has nothing to learn
-        return torch.where(nothing, 0.0, responses.rewards - baseline)
+        idle = responses.even | baseline.isnan()  # a group without a token has nothing to learn
+        return torch.where(idle, 0.0, responses.rewards - baseline)
 
     def report(self, responses: ResponseBatch, stat: Settled, state: State) -> Mapping[str, Mean]:
         """How far the baseline lies above the mean of the group, over responses of groups that differ."""

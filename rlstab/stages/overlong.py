@@ -89,9 +89,9 @@ class Overlong(RewardShaper):
                 f"have, so that even an empty answer would be punished. Set it to at most rollout.max_new_tokens; a "
                 f"fifth of that is {max(1, responses.limit // 5)}."
             )
-        over = responses.lengths + responses.given - (responses.limit - self.buffer)
+        excess = responses.lengths + responses.given - (responses.limit - self.buffer)
         # not -x: that makes -0.0 of an answer that loses nothing
-        return 0.0 - self.penalty * (over / self.buffer).clamp(0, 1)
+        return 0.0 - self.penalty * (excess / self.buffer).clamp(0, 1)
 
     def report(self, responses: ResponseBatch, stat: Settled, state: State) -> Mapping[str, Mean]:
         shaped = self.shape(responses, stat, state)

@@ -78,8 +78,8 @@ class ResponseBatch:
         count = self.rewards.shape[0]
         for name, values in self.tensors().items():
             if values.shape[:1] != (count,):
-                what = f"{name.removeprefix('extra/')} is {tuple(values.shape)}"
-                raise ShapeError(f"ResponseBatch: {what}, expected {count} responses as rewards.")
+                description = f"{name.removeprefix('extra/')} is {tuple(values.shape)}"
+                raise ShapeError(f"ResponseBatch: {description}, expected {count} responses as rewards.")
 
     def __len__(self) -> int:
         return self.rewards.shape[0]
@@ -194,24 +194,24 @@ class ResponseBatch:
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by name; evidence under ``extra/<name>``."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        given = {name: values for name, values in given.items() if isinstance(values, Tensor)}
-        return given | {f"extra/{name}": values for name, values in self.extra.items()}
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        columns = {name: values for name, values in columns.items() if isinstance(values, Tensor)}
+        return columns | {f"extra/{name}": values for name, values in self.extra.items()}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], limit: int) -> ResponseBatch:
         """The batch from the result of :meth:`tensors`."""
         extra = {name.removeprefix("extra/"): values for name, values in tensors.items() if name.startswith("extra/")}
-        known: dict[str, Any] = {name: values for name, values in tensors.items() if not name.startswith("extra/")}
-        return cls(**known, limit=limit, extra=extra)
+        columns: dict[str, Any] = {name: values for name, values in tensors.items() if not name.startswith("extra/")}
+        return cls(**columns, limit=limit, extra=extra)
 
     @classmethod
     def joined(cls, batches: Sequence[ResponseBatch]) -> ResponseBatch:
         """The responses of all batches; evidence that some of them lack is left out."""
-        several = [batch.tensors() for batch in batches]
+        tensors_of_batches = [batch.tensors() for batch in batches]
         joined: dict[str, Tensor] = {}
-        for name in set[str].intersection(*map(set, several)):
-            values = [tensors[name] for tensors in several]
+        for name in set[str].intersection(*map(set, tensors_of_batches)):
+            values = [tensors[name] for tensors in tensors_of_batches]
             if values[0].ndim == 2:
                 width = max(rows.shape[1] for rows in values)
                 values = [pad(rows, (0, width - rows.shape[1]), value=PADDING.get(name, 0)) for rows in values]

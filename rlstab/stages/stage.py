@@ -163,8 +163,8 @@ class Expansion:
                 f"'{name}': expand returned parents, pivots and branches of which some are missing. Return all three."
             )
         if self.parents is not None and self.pivots is not None and self.parents.numel():
-            inside = int(self.parents.min()) >= 0 and int(self.parents.max()) < count
-            fits = inside and bool(((self.pivots >= 1) & (self.pivots < responses.lengths[self.parents])).all())
+            in_range = int(self.parents.min()) >= 0 and int(self.parents.max()) < count
+            fits = in_range and bool(((self.pivots >= 1) & (self.pivots < responses.lengths[self.parents])).all())
             if self.parents.shape != self.pivots.shape or not fits or bool((responses.given[self.parents] > 0).any()):
                 raise MethodError(
                     f"'{name}': expand returned parents or pivots that do not fit: a pivot is at least 1 and below the "
