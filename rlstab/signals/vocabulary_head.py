@@ -75,8 +75,8 @@ def _confirmed(model: PreTrainedModel) -> VocabularyHead | None:
     logits = scale * nn.functional.linear(hidden, linear.weight, linear.bias).float()
     if head.softcap is not None:
         logits = head.softcap * torch.tanh(logits / head.softcap)
-    wanted = model(input_ids=ids, use_cache=False).logits.float()
-    agrees = (logits - wanted).abs().max() <= AGREEMENT * wanted.abs().max()
+    expected = model(input_ids=ids, use_cache=False).logits.float()
+    agrees = (logits - expected).abs().max() <= AGREEMENT * expected.abs().max()
     return head if bool(agrees) else None
 
 
