@@ -180,10 +180,10 @@ def _invert(probabilities: Tensor, draw: Tensor) -> Tensor:
     target = draw.unsqueeze(-1) * edges[:, -1:]
     block = torch.searchsorted(edges, target, right=True).clamp(max=edges.shape[-1] - 1)
     before = torch.where(block > 0, edges.gather(1, (block - 1).clamp(min=0)), 0.0)
-    inside = blocks[torch.arange(len(blocks), device=block.device), block.squeeze(-1)].double().cumsum(-1) + before
+    cumulative = blocks[torch.arange(len(blocks), device=block.device), block.squeeze(-1)].double().cumsum(-1) + before
     # rounding may put the sum of a block below its edge: then take its last token of positive probability
-    last = (inside < inside[:, -1:]).sum(-1, keepdim=True)
-    token = torch.minimum(torch.searchsorted(inside, target, right=True), last)
+    last = (cumulative < cumulative[:, -1:]).sum(-1, keepdim=True)
+    token = torch.minimum(torch.searchsorted(cumulative, target, right=True), last)
     return (block * width + token).squeeze(-1).clamp(max=vocab - 1).to(device)
 
 
@@ -208,12 +208,12 @@ def require_decoding(policy: Policy, name: str, example: Example, settings: Roll
     """
     policy, length = replace(policy, precision="fp32"), min(4, settings.max_new_tokens)
     begun, prompt = [[], list(range(1, 1 + length // 2))], torch.tensor([0, 0, 1])
-    few = settings.model_copy(update={"max_new_tokens": length, "stop": None})
+    short = settings.model_copy(update={"max_new_tokens": length, "stop": None})
     try:
-        ids, mask = policy.encode([example] * 2, few, begun)
-        decoder, given = Decoder(policy, few, 0, ["logprobs"], {}, False), [begun[row] for row in prompt.tolist()]
-        room = torch.tensor([length - len(tokens) for tokens in given])
-        out = decoder.batch(ids, mask, prompt, torch.arange(len(room)), room, given)
+        ids, mask = policy.encode([example] * 2, short, begun)
+        decoder, prefixes = Decoder(policy, short, 0, ["logprobs"], {}, False), [begun[row] for row in prompt.tolist()]
+        room = torch.tensor([length - len(tokens) for tokens in prefixes])
+        out = decoder.batch(ids, mask, prompt, torch.arange(len(room)), room, prefixes)
         forward = policy.evidence(out.sequences, {"logprobs"}, 1, temperature=settings.temperature)
         last = sent(out.sequences.prompt_ids[-1:], policy.device)
         largest = float(policy.model(input_ids=last, use_cache=False).logits.abs().max())
