@@ -58,19 +58,20 @@ def why_idle(drift: str, optimisation: OptimisationSettings) -> str | None:
         drift: one of :data:`rlstab.core.validate.DRIFT`.
         optimisation: resolved settings.
     """
-    several = optimisation.optimizer_steps_per_rollout > 1
-    differs = _DRIFTS[drift].differs(str(optimisation.old_logprobs), optimisation.refresh == "step", several)
+    several_steps = optimisation.optimizer_steps_per_rollout > 1
+    differs = _DRIFTS[drift].differs(str(optimisation.old_logprobs), optimisation.refresh == "step", several_steps)
     return None if differs else _DRIFTS[drift].why
 
 
-def settings_for(drifts: Iterable[str], several: bool) -> dict[str, str]:
+def settings_for(drifts: Iterable[str], several_steps: bool) -> dict[str, str]:
     """The cheapest settings with which these policies can differ.
 
     Args:
         drifts: of :data:`rlstab.core.validate.DRIFT`.
-        several: whether a rollout makes several optimizer steps; with one, a refresh at each step changes nothing.
+        several_steps: whether a rollout makes several optimizer steps; with one, a refresh at each step changes
+            nothing.
     """
-    wanted: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for drift in drifts:
-        wanted |= _DRIFTS[drift].settings
-    return wanted if several else {name: value for name, value in wanted.items() if name != "refresh"}
+        settings |= _DRIFTS[drift].settings
+    return settings if several_steps else {name: value for name, value in settings.items() if name != "refresh"}

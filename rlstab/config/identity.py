@@ -56,13 +56,13 @@ def is_measured(path: str) -> bool:
     return mark is not None and mark.measured
 
 
-def change_in_resume(before: Any, now: Any) -> tuple[str, Any, Any] | None:
+def change_in_resume(before: Any, after: Any) -> tuple[str, Any, Any] | None:
     """The first setting of a run that a resume may not change and that differs: its path, and both values."""
-    values, wanted = flat(before), flat(now)
-    for path in sorted(values.keys() | wanted.keys()):
-        free = is_neutral(path, values) or _holds(_mark(path, Resumable), values)
-        if values.get(path) != wanted.get(path) and not free:
-            return path, values.get(path), wanted.get(path)
+    old_values, new_values = flat(before), flat(after)
+    for path in sorted(old_values.keys() | new_values.keys()):
+        free = is_neutral(path, old_values) or _holds(_mark(path, Resumable), old_values)
+        if old_values.get(path) != new_values.get(path) and not free:
+            return path, old_values.get(path), new_values.get(path)
     return None
 
 
@@ -74,8 +74,8 @@ def _holds(mark: Mark | None, values: Mapping[str, Any]) -> bool:
 @cache
 def _mark(path: str, kind: type[_Kind]) -> _Kind | None:
     """The mark of a setting, or of its section."""
-    found = [mark for pattern, mark in _marks() if fnmatchcase(path, pattern) or fnmatchcase(path, f"{pattern}.*")]
-    return next((mark for mark in reversed(found) if isinstance(mark, kind)), None)
+    marks = [mark for pattern, mark in _marks() if fnmatchcase(path, pattern) or fnmatchcase(path, f"{pattern}.*")]
+    return next((mark for mark in reversed(marks) if isinstance(mark, kind)), None)
 
 
 @cache
@@ -87,8 +87,8 @@ def _marks() -> tuple[tuple[str, Mark], ...]:
 def _marks_of(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, Mark]]:
     for name, field in model.model_fields.items():
         yield from ((prefix + name, mark) for mark in field.metadata if isinstance(mark, Mark))
-        for inside, depth in models_in(field.annotation):
-            yield from _marks_of(inside, f"{prefix}{name}.{depth}")
+        for inner_model, depth in models_in(field.annotation):
+            yield from _marks_of(inner_model, f"{prefix}{name}.{depth}")
 
 
 def models_in(annotation: Any, depth: str = "") -> Iterator[tuple[type[BaseModel], str]]:

@@ -77,13 +77,13 @@ class Resumable(Mark):
 
 def _or(key: str, schema: Any) -> BeforeValidator:
     """A text is accepted in place of a mapping with that text under a key."""
-    return BeforeValidator(lambda given: {key: given} if isinstance(given, str) else given, schema)
+    return BeforeValidator(lambda value: {key: value} if isinstance(value, str) else value, schema)
 
 
 def _or_alone(item: Any) -> BeforeValidator:
     """A single item is accepted where a list is expected."""
     schema = item | Annotated[list[item], Field(min_length=1)]
-    return BeforeValidator(lambda given: [given] if isinstance(given, str | Mapping) else given, schema)
+    return BeforeValidator(lambda value: [value] if isinstance(value, str | Mapping) else value, schema)
 
 
 class Settings(BaseModel):
@@ -91,11 +91,11 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
-    def _leave_out(self, names: Iterable[str], why: str) -> None:
+    def _leave_out(self, names: Iterable[str], reason: str) -> None:
         """Refuse settings that nothing reads if they differ from their defaults."""
         for name in names:
             default = type(self).model_fields[name].default
-            refuse(getattr(self, name) != default, name, f"{why} Leave it out.")
+            refuse(getattr(self, name) != default, name, f"{reason} Leave it out.")
 
 
 #: One name, or several.
@@ -115,10 +115,10 @@ class AdapterSettings(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _new_or_continued(cls, given: Any) -> Any:
-        if isinstance(given, Mapping) and given.get("path") is None:
-            return {"r": 16, "alpha": 32, "targets": "all-linear", **given}
-        return given
+    def _new_or_continued(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and data.get("path") is None:
+            return {"r": 16, "alpha": 32, "targets": "all-linear", **data}
+        return data
 
     @model_validator(mode="after")
     def _of_new(self) -> AdapterSettings:
@@ -283,14 +283,14 @@ class UserTaskSettings(Settings):
     options: dict[str, JsonValue] = Field({}, description="passed to the class by name")
 
 
-def _user_task(given: Any) -> Any:
+def _user_task(data: Any) -> Any:
     """The settings of a task; those of a user-defined one are moved into ``options``."""
-    name = given.get("name") if isinstance(given, Mapping) else None
+    name = data.get("name") if isinstance(data, Mapping) else None
     if not isinstance(name, str) or name in _SHIPPED_TASKS:  # which other packages cannot replace
-        return given
+        return data
     if not (is_user_code(name) or name in entry_points(group=TASK_GROUP).names):
-        return given
-    return {"name": "own", "code": name, "options": {key: given[key] for key in given if key != "name"}}
+        return data
+    return {"name": "own", "code": name, "options": {key: data[key] for key in data if key != "name"}}
 
 
 _Task = CountdownSettings | ChainSettings | ReasoningGymSettings | JsonlSettings | DatasetSettings | UserTaskSettings
@@ -314,11 +314,11 @@ class RewardSettings(WorkerSettings):
 
     @model_validator(mode="before")
     @classmethod
-    def _named(cls, given: Any) -> Any:
-        given = {"function": given} if isinstance(given, str) else given
-        if isinstance(given, Mapping) and "name" not in given and isinstance(given.get("function"), str):
-            return {**given, "name": given["function"].rpartition(":")[2]}
-        return given
+    def _named(cls, data: Any) -> Any:
+        data = {"function": data} if isinstance(data, str) else data
+        if isinstance(data, Mapping) and "name" not in data and isinstance(data.get("function"), str):
+            return {**data, "name": data["function"].rpartition(":")[2]}
+        return data
 
     @model_validator(mode="after")
     def _fit(self) -> RewardSettings:
@@ -568,11 +568,11 @@ class TrackingSettings(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_trace(cls, given: Any) -> Any:
+    def _without_trace(cls, data: Any) -> Any:
         """Without the `trace_every: 0` of files for rlstab 0.1, which asks for nothing."""
-        if isinstance(given, Mapping) and given.get("trace_every", 1) == 0:
-            return {key: value for key, value in given.items() if key != "trace_every"}
-        return given
+        if isinstance(data, Mapping) and data.get("trace_every", 1) == 0:
+            return {key: value for key, value in data.items() if key != "trace_every"}
+        return data
 
 
 # -- all of them ------------------------------------------------------------------------------------------------------
@@ -607,12 +607,12 @@ class RunSettings(Settings):
         text = f"bf16 needs optimisation.precision bf16, which is {optimisation.precision}. Change either."
         refuse(rounded, "engine.gather", text)
         # a rollout is held in memory
-        for part, prompts, setting, each in (
+        for part, prompts, setting, number in (
             ("rollout", rollout.prompts, "group", rollout.group),
             ("evaluation", evaluation.prompts if evaluation.every else 0, "samples", evaluation.samples),
         ):
-            text = f"with {part}.{setting} = {each} it is more than {LARGEST_COUNT} responses at once. Lower one."
-            refuse(prompts * each > LARGEST_COUNT, f"{part}.prompts", text)
+            text = f"with {part}.{setting} = {number} it is more than {LARGEST_COUNT} responses at once. Lower one."
+            refuse(prompts * number > LARGEST_COUNT, f"{part}.prompts", text)
         scored = self.reward is None or any(reward.function == TASK for reward in self.reward)
         text = f"it loses scores of the task, but `reward` does not list `{TASK}`. Add it there, or set this to 0."
         refuse(getattr(task, "flaky", 0) and not scored, "task.flaky", text)

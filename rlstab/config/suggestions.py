@@ -43,34 +43,34 @@ LONG = 6
 
 def unknown_key(key: str, model: type[BaseModel]) -> str:
     """A hint for a key that ``model``, a part of a file, does not have."""
-    known, others = list(model.model_fields), {**_homes(), **_answers()}
-    wanted, near = plain(key), max(likeness(key, name) for name in known)
-    if "preset" in known and near < MISSPELT:
+    settings_here, table = list(model.model_fields), {**_homes(), **_answers()}
+    word, closeness = plain(key), max(likeness(key, name) for name in settings_here)
+    if "preset" in settings_here and closeness < MISSPELT:
         return (
             f"Settings of its methods go under `set`, as in set: {{METHOD: {{{key}: ...}}}}; other methods are items."
         )
-    if len(wanted) >= LONG and wanted not in {*others, *_kinds()} and near < NEAR:
-        wanted = max((name for name in others if likeness(key, name) >= MISSPELT), default=wanted)
-    if wanted in known:
-        return did_you_mean(key, known)
-    if wanted in _answers():
-        method = tag_of(model) in METHODS.names() and f"name: {tag_of(model)}," not in _answers()[wanted]
-        return f"{_answers()[wanted]} Known here: {', '.join(known)}." if method else _answers()[wanted]
-    if wanted in _kinds():
-        return f"'{wanted}' is {_kinds()[wanted]}."
-    beyond = "{name:" if tag_of(model) in METHODS.names() else "the method"  # at another level
-    homes = [home for home in _homes().get(wanted, ()) if beyond not in home]
-    elsewhere = near < MISSPELT and 0 < len(homes) <= MOST_HOMES
-    return f"It belongs to {' or '.join(homes)}." if elsewhere else did_you_mean(key, known)
+    if len(word) >= LONG and word not in {*table, *_kinds()} and closeness < NEAR:
+        word = max((name for name in table if likeness(key, name) >= MISSPELT), default=word)
+    if word in settings_here:
+        return did_you_mean(key, settings_here)
+    if word in _answers():
+        method = tag_of(model) in METHODS.names() and f"name: {tag_of(model)}," not in _answers()[word]
+        return f"{_answers()[word]} Known here: {', '.join(settings_here)}." if method else _answers()[word]
+    if word in _kinds():
+        return f"'{word}' is {_kinds()[word]}."
+    other_level = "{name:" if tag_of(model) in METHODS.names() else "the method"  # at another level
+    homes = [home for home in _homes().get(word, ()) if other_level not in home]
+    is_misplaced = closeness < MISSPELT and 0 < len(homes) <= MOST_HOMES
+    return f"It belongs to {' or '.join(homes)}." if is_misplaced else did_you_mean(key, settings_here)
 
 
 def unknown_name(name: str, known: Sequence[str]) -> str:
     """A hint for an unknown name of a method, a stage or a preset, where the ``known`` names are expected."""
-    meant = _table()["methods"].get(plain(name), plain(name))
+    word = _table()["methods"].get(plain(name), plain(name))
     # of two equally similar names, the expected one
-    close = max({*known, *_kinds()}, key=lambda other: (likeness(meant, other), other in known, other))
-    if close in known or likeness(meant, close) < NEAR:
-        return did_you_mean(meant, known)
+    close = max({*known, *_kinds()}, key=lambda other: (likeness(word, other), other in known, other))
+    if close in known or likeness(word, close) < NEAR:
+        return did_you_mean(word, known)
     return f"{'It' if close == name else f'Perhaps {close}, which'} is {_kinds()[close]}."
 
 
