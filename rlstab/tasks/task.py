@@ -100,15 +100,15 @@ def checksum_of_examples(task: Task) -> str:
 
     Of an unlimited split the first ones are used; of a very large one, some from all over it.
     """
-    seen = hashlib.sha256()
+    digest = hashlib.sha256()
     for split, size in sorted(task.size.items()):
         count = min(TOLD_BY_ENDLESS if size is None else size, TOLD_BY)
-        seen.update(f"{split} {size}".encode())
+        digest.update(f"{split} {size}".encode())
         for index in range(count):
             example = task.example(split, index if size is None else index * size // count)
             answer = example.answer if isinstance(example.answer, str | int | float) else None  # others have no text
-            seen.update(repr((example.prompt, answer)).encode())
-    return seen.hexdigest()
+            digest.update(repr((example.prompt, answer)).encode())
+    return digest.hexdigest()
 
 
 def flaky_share(task: object) -> float:
