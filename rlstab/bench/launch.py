@@ -75,14 +75,17 @@ def template_of(document: Document, command: str, config: str | None, given: Ite
     if not arguments or "=" in arguments[0]:
         text = "a command starts with a program. Write `env NAME=value PROGRAM ...` to set variables."
         raise document.error(("command",), text)
-    known = {*RESERVED, *given} - ({"config"} if config is None else set())
+    fillable = {*RESERVED, *given} - ({"config"} if config is None else set())
     names = placeholders(" ".join(arguments))
-    for name in sorted(names - known):
-        text = f"{{{name}}} is not filled in by anything. {did_you_mean(name, known)} Double braces that stay."
+    for name in sorted(names - fillable):
+        text = f"{{{name}}} is not filled in by anything. {did_you_mean(name, fillable)} Double braces that stay."
         raise document.error(("command",), text)
-    for name, why in (("out", "all runs would write into one folder"), ("config", "the file would not be read")):
-        if name in known and name not in names:
-            raise document.error(("command",), f"without {{{name}}} {why}. Add it to the command.")
+    for name, consequence in (
+        ("out", "all runs would write into one folder"),
+        ("config", "the file would not be read"),
+    ):
+        if name in fillable and name not in names:
+            raise document.error(("command",), f"without {{{name}}} {consequence}. Add it to the command.")
     file = None
     if config is not None:
         try:
@@ -90,8 +93,8 @@ def template_of(document: Document, command: str, config: str | None, given: Ite
         except (OSError, ValueError) as error:
             raise document.error(("config",), f"{config} cannot be read: {error}.") from error
         for number, line in enumerate(text.splitlines(), 1):
-            for name in sorted(placeholders(line) - known | placeholders(line) & {"config"}):
-                hint = did_you_mean(name, known - {"config"})
+            for name in sorted(placeholders(line) - fillable | placeholders(line) & {"config"}):
+                hint = did_you_mean(name, fillable - {"config"})
                 raise ConfigError(f"{folder / config}:{number}: {{{name}}} is not filled in by anything. {hint}")
         file = (Path(config).name, text)
     launch = Launch(tuple(arguments), file)
@@ -145,14 +148,14 @@ class Launch:
 
         Without ``resume``, files of an earlier command in ``out`` are moved aside.
         """
-        out, given = self.folder / OUT, self.folder / GIVEN
+        out, filled_in = self.folder / OUT, self.folder / GIVEN
         if not resume and out.is_dir():
             number = sum(1 for _ in self.folder.glob(f"{OUT}-before-*"))
             out.rename(self.folder / f"{OUT}-before-{number + 1}")
-        for folder in (out, given):
+        for folder in (out, filled_in):
             folder.mkdir(parents=True, exist_ok=True)
         name, text = self.config or ("", "")
-        paths = {"objective": given / "objective.yaml", "out": out, "config": given / name}
+        paths = {"objective": filled_in / "objective.yaml", "out": out, "config": filled_in / name}
         values = {**self.values, **{key: str(path.absolute()) for key, path in paths.items()}}
         values |= {"seed": self.seed, "method": self.method, "setting": self.setting}
         replace_file(self.folder / CONFIG, dump(self.settings))

@@ -113,8 +113,8 @@ def _run(
     console: Console,
 ) -> int:
     _require_same_bench(bench)
-    plan, others = plan_of(runs, overwrite=overwrite, retry=retry), changed_beside(bench, runs)
-    if changed := [*plan["changed"], *([] if overwrite else others)]:
+    plan, unchosen = plan_of(runs, overwrite=overwrite, retry=retry), changed_beside(bench, runs)
+    if changed := [*plan["changed"], *([] if overwrite else unchosen)]:
         raise ConfigError(
             f"{bench.out} holds {with_other_settings(bench, changed)}. Make them again with --overwrite, or keep them "
             f"and give another folder with --out."
@@ -126,7 +126,7 @@ def _run(
     if launcher == "slurm" or any("job" in read_record(run.folder) for run in queue):
         submit = _jobs(bench, queue, plan["resumed"], workers, launcher)
     _describe(bench)
-    for note in notes_of(bench, plan, others):
+    for note in notes_of(bench, plan, unchosen):
         console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
     for run in plan["finished"]:
         if "status" not in read_record(run.folder):  # its record was lost
@@ -144,8 +144,8 @@ def _run(
                 _make(bench, queue, plan["resumed"], workers, screen)
     except KeyboardInterrupt:
         advice = "its jobs continue, and scancel ends them. Follow them again" if submit else "Continue"
-        again = command(bench) + " --launcher slurm" * bool(submit)
-        _say(console, f"stopped; {_summary(runs)}. {advice} with: {again}")
+        command_line = command(bench) + " --launcher slurm" * bool(submit)
+        _say(console, f"stopped; {_summary(runs)}. {advice} with: {command_line}")
         return STOPPED
     return _conclude(bench, runs, console)
 
@@ -357,12 +357,12 @@ def prepare(bench: Bench, run: BenchRun, resume: bool, status: str = "running") 
     if not resume:
         (run.folder / LOG).write_bytes(b"")
     if isinstance(run.config, Launch):
-        what: dict[str, Any] = {"command": run.config.prepare(resume=resume)}
+        order: dict[str, Any] = {"command": run.config.prepare(resume=resume)}
     else:
-        what = {"run": run.config.model_dump(mode="json")}
+        order = {"run": run.config.model_dump(mode="json")}
     keep = bench.file.keep_checkpoints
-    what |= {"resume": resume, "spent": spent, "keep_checkpoints": keep}
-    replace_file(run.folder / ORDER, json.dumps({**what, "cwd": str(Path.cwd()), "env": environment(bench)}))
+    order |= {"resume": resume, "spent": spent, "keep_checkpoints": keep}
+    replace_file(run.folder / ORDER, json.dumps({**order, "cwd": str(Path.cwd()), "env": environment(bench)}))
 
 
 def environment(bench: Bench) -> dict[str, str]:
@@ -387,6 +387,6 @@ def _record(bench: Bench, run: BenchRun, status: str) -> dict[str, Any]:
 
 def gpus() -> list[str]:
     """The GPUs that this process sees, by the names that ``CUDA_VISIBLE_DEVICES`` takes."""
-    count, given = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = list(map(str, range(count))) if given is None else [name.strip() for name in given.split(",")]
+    count, visible = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = list(map(str, range(count))) if visible is None else [name.strip() for name in visible.split(",")]
     return names[:count]
