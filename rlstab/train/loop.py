@@ -213,25 +213,25 @@ class Trainer:
                 if self.main:
                     tell(console, "note", text)
             require_decoding(policy, run.model.name, self.task.example("train", 0), run.rollout)
-        others, self.first_lines = dict[str, Callable[[Rollout], Tensor]](), list[str]()
-        for needed, what in OTHER_MODELS.items():
+        other_models, self.first_lines = dict[str, Callable[[Rollout], Tensor]](), list[str]()
+        for needed, role in OTHER_MODELS.items():
             if needed not in run.composition.needs or needed in signals:
                 continue
-            named = getattr(run.model, what)
-            self.first_lines.append(f"{what} model: {reference_of(run, named)}")
+            named = getattr(run.model, role)
+            self.first_lines.append(f"{role} model: {reference_of(run, named)}")
             gathered = self.engine.gathered_policy  # with the adapter off
             if run.model.adapter is None or named is not None:
                 other = load_policy(named or run.model.name, device=device, precision=precision)
-                if what == "teacher":
+                if role == "teacher":
                     require_same_tokens(self.policy, other, named or run.model.name)
                 gathered = self.engine.frozen(other)
-            hint = run.model.teacher_prompt if what == "teacher" else None
-            others[needed] = partial(reference_logprobs, gathered, run, hint)
+            hint = run.model.teacher_prompt if role == "teacher" else None
+            other_models[needed] = partial(reference_logprobs, gathered, run, hint)
 
         self.sampler = Sampler(run.rollout.precision, run.rollout.weight_noise, run.seed)
         policy_now = partial(self.sampler.refreshed, self.policy)
         self.generator = Generator(
-            run, policy_now, self.task, self.rewards, comm, rank, world, signals, others, partial(tell, console)
+            run, policy_now, self.task, self.rewards, comm, rank, world, signals, other_models, partial(tell, console)
         )
         self.generator.require_blocks()
         self.learner = Learner(self.engine, run, comm, main=self.main)
@@ -248,9 +248,9 @@ class Trainer:
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     def _rollouts(self) -> None:
-        run, total, done = self.run, self.run.optimisation.rollouts, self.progress.rollouts
-        every, saving = run.evaluation.every, run.tracking.checkpoint_every
-        if self.progress.rollouts == 0 and every and run.evaluation.start:
+        run, total, first = self.run, self.run.optimisation.rollouts, self.progress.rollouts
+        interval, saving = run.evaluation.every, run.tracking.checkpoint_every
+        if self.progress.rollouts == 0 and interval and run.evaluation.start:
             self._log(self._evaluate(), 0)
         with ProgressBar(self.console, total, self.progress.rollouts, shown=self.main) as bar:
             while self.progress.rollouts < total:
@@ -260,14 +260,14 @@ class Trainer:
                 self._stop_if_asked()
                 progress, refused = self.learner.learn(rollout, progress, metrics)  # advantages, optimizer steps
                 number = progress.rollouts + 1
-                if self.progress.rollouts == done:  # the first states that user-defined code made from real tokens
+                if self.progress.rollouts == first:  # the first states that user-defined code made from real tokens
                     for name, state in (*progress.objective.items(), *progress.stages.items()):
                         require_storable(name, "advance", state)
                 self.progress = replace(progress, rollouts=number)
                 self._count_refused(refused)
                 self._write_samples(rollout, number)
                 values = metrics.collect() | {"seconds/rollout": time.perf_counter() - start}
-                if every and (number % every == 0 or number == total):
+                if interval and (number % interval == 0 or number == total):
                     values |= self._evaluate()
                 self._log(values, number)
                 bar.show(number, values)
@@ -288,8 +288,8 @@ class Trainer:
         set_seed((run.seed + 7919 * (progress.rollouts + 1) + self.accelerator.process_index) % 2**32)
         while progress.made < min(progress.rollouts + run.rollout.staleness + 1, run.optimisation.rollouts):
             with self.engine.gathered_policy():
-                made, progress = self.generator.make(progress, metrics)
-            progress = replace(progress, queue=(*progress.queue, made))
+                rollout, progress = self.generator.make(progress, metrics)
+            progress = replace(progress, queue=(*progress.queue, rollout))
         return progress.queue[0], replace(progress, queue=progress.queue[1:])
 
     # -- around it ---------------------------------------------------------------------------------------------------
@@ -315,12 +315,12 @@ class Trainer:
 
     def _stop_if_asked(self) -> None:
         """If a signal reached any process: save the rollouts that are learnt, and raise :class:`Stopped`."""
-        number, done = max(gather_object([self.stop()])), self.progress.rollouts
+        number, rollouts = max(gather_object([self.stop()])), self.progress.rollouts
         if not number:
             return
-        if done and (self.latest is None or checkpoint.number(self.latest) != done):
+        if rollouts and (self.latest is None or checkpoint.number(self.latest) != rollouts):
             self._save(planned=False)
-        raise Stopped(number, done, self.run.optimisation.rollouts, self.latest)
+        raise Stopped(number, rollouts, self.run.optimisation.rollouts, self.latest)
 
     def _count_refused(self, refused: Refusals) -> None:
         every_step = refused.steps == self.run.optimisation.optimizer_steps_per_rollout
@@ -328,10 +328,11 @@ class Trainer:
         if refused.why and self.main:
             tell(self.console, "refused", refused.why)
         if self.refused >= MAX_REFUSED:
-            kept = checkpoint.checkpoints(self.out / CHECKPOINTS)
+            checkpoints = checkpoint.checkpoints(self.out / CHECKPOINTS)
             raise NonFinite(
                 f"{self.refused} optimizer steps in a row were refused, the last because: {refused.why} Lower "
-                f"optimisation.lr. {f'{kept[-1]} is the newest checkpoint.' if kept else 'There is no checkpoint yet.'}"
+                "optimisation.lr. "
+                f"{f'{checkpoints[-1]} is the newest checkpoint.' if checkpoints else 'There is no checkpoint yet.'}"
             )
 
     def _evaluate(self) -> dict[str, float]:
@@ -363,12 +364,12 @@ class Trainer:
         return bool(settings.stop_at) and any(gather_object([ends]))
 
     def _write_samples(self, rollout: Rollout, number: int) -> None:
-        most, lines = self.run.tracking.samples, ""
-        if self.folder is None or not most:
+        count, lines = self.run.tracking.samples, ""
+        if self.folder is None or not count:
             return
         late = rollout.responses.evidence("timed_out").nonzero().squeeze(-1).tolist()
         rewards = rollout.rewards_by_name("reward")
-        for index in sorted({*range(min(most, len(rollout))), *late}):
+        for index in sorted({*range(min(count, len(rollout))), *late}):
             sample = {"rollout": number, "prompt": rollout.examples[index].prompt, "text": rollout.texts[index]}
             sample |= {key: float(rollout.responses.evidence(name)[index]) for key, name in rewards.items()}
             lines += line(sample | ({"timed_out": True} if index in late else {}))
@@ -403,9 +404,9 @@ def plain_torch() -> None:
     torch.set_grad_enabled(True)
 
 
-def tell(console: Console, what: str, text: str) -> None:
+def tell(console: Console, topic: str, text: str) -> None:
     """Print a message; it may contain completions and error texts, whose brackets are not markup."""
-    console.print(f"[yellow]{what}:[/] {escape(text)}", highlight=False)
+    console.print(f"[yellow]{topic}:[/] {escape(text)}", highlight=False)
 
 
 def _name(provider: Callable[..., Any]) -> str:
@@ -530,8 +531,8 @@ class Stopped(KeyboardInterrupt):
         self.number, self.checkpoint = number, checkpoint
         name = signal.Signals(number).name
         where = f"after rollout {rollout} of {rollouts}" if rollout else "before the first rollout was complete"
-        kept = f"the checkpoint is {checkpoint}" if checkpoint else "there is no checkpoint yet"
-        super().__init__(f"stopped by {name} {where}; {kept}")
+        state = f"the checkpoint is {checkpoint}" if checkpoint else "there is no checkpoint yet"
+        super().__init__(f"stopped by {name} {where}; {state}")
 
 
 @contextmanager
@@ -552,11 +553,11 @@ def first_signal() -> Iterator[Callable[[], int]]:
 
     usual: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
     in_main = threading.current_thread() is threading.main_thread()
-    mine = [number for number, handler in usual.items() if in_main and signal.getsignal(number) == handler]
+    replaced = [number for number, handler in usual.items() if in_main and signal.getsignal(number) == handler]
     try:
-        for number in mine:
+        for number in replaced:
             signal.signal(number, handle)
         yield lambda: noted[0][0] if noted else 0
     finally:
-        for number in mine:
+        for number in replaced:
             signal.signal(number, usual[number])

@@ -140,11 +140,11 @@ class RunFolder:
 
     def _refuse_strangers(self, run_id: str | None) -> None:
         """Refuse a folder with files that this run would write and that no run of rlstab wrote."""
-        inside = self.path / CHECKPOINTS
-        there = [name for name in FILES if lexists(self.path / name)]
-        taken = [name for name in there if run_id is None or not (self.path / name).is_file()]
-        taken += [CHECKPOINTS] if lexists(inside) and not inside.is_dir() else []
-        for path in checkpoint.checkpoints(inside) if self._fresh else ():
+        checkpoints = self.path / CHECKPOINTS
+        present = [name for name in FILES if lexists(self.path / name)]
+        taken = [name for name in present if run_id is None or not (self.path / name).is_file()]
+        taken += [CHECKPOINTS] if lexists(checkpoints) and not checkpoints.is_dir() else []
+        for path in checkpoint.checkpoints(checkpoints) if self._fresh else ():
             taken += [f"{CHECKPOINTS}/{path.name}"] if checkpoint.owner(path) not in (run_id, None) else []
         if taken:
             raise ConfigError(
@@ -183,16 +183,16 @@ class RunFolder:
 
     def _require_same(self, before: Mapping[str, Any]) -> None:
         """Refuse to continue a run with other settings or user-defined functions than it began with."""
-        now = {"settings": self._run.model_dump(mode="json"), "providers": dict(self._providers)}
-        for key in now.keys() & before.keys():
-            difference = change_in_resume(portable(before[key]), portable(now[key]))
+        after = {"settings": self._run.model_dump(mode="json"), "providers": dict(self._providers)}
+        for key in after.keys() & before.keys():
+            difference = change_in_resume(portable(before[key]), portable(after[key]))
             if difference is not None:
-                path, was, wanted = difference
+                path, old_value, new_value = difference
                 raise CheckpointError(
-                    f"{self.path} was started with {path or key} = {was!r}, which is {wanted!r} now. Resume with "
-                    f"{self.path / CONFIG} and the same functions, or start over in another tracking.out."
+                    f"{self.path} was started with {path or key} = {old_value!r}, which is {new_value!r} now. Resume "
+                    f"with {self.path / CONFIG} and the same functions, or start over in another tracking.out."
                 )
-        for text in changed_files(before.get("code", {}), checksums(now["settings"])):
+        for text in changed_files(before.get("code", {}), checksums(after["settings"])):
             self.say(text)
         self._examples = before.get("examples")
         self._kept = before.get("journals", dict.fromkeys(JOURNALS))  # earlier releases did not record them: keep all
@@ -226,17 +226,17 @@ class RunFolder:
             (self.path / CHECKPOINTS).mkdir(exist_ok=True)
             for name in JOURNALS:
                 _cut(self.path / name, self._kept.get(name, 0))
-            known = self.identity()
-            del known["settings"], known["journals"]
-            self._about = {**known, "saved": self.start is not None, **about}
+            identity = self.identity()
+            del identity["settings"], identity["journals"]
+            self._about = {**identity, "saved": self.start is not None, **about}
             replace_file(self.path / ABOUT, json.dumps(self._about, indent=1))
             replace_file(self.path / CONFIG, dump_run(self._run))
 
     def _make_room(self) -> None:
         """Move the earlier run aside, ``run.json`` last; remove one that has no checkpoint and no record."""
-        aside, inside = self.path / REPLACED, self.path / CHECKPOINTS
+        aside, checkpoints = self.path / REPLACED, self.path / CHECKPOINTS
         if run_id_in(aside) is not None:
-            if not checkpoint.checkpoints(inside):  # the run here replaced the one aside, and has no checkpoint
+            if not checkpoint.checkpoints(checkpoints):  # the run here replaced the one aside, and has no checkpoint
                 clear(self.path)
                 return
             self.forget_replaced()
@@ -244,7 +244,7 @@ class RunFolder:
             clear(self.path)
             return
         aside.mkdir(exist_ok=True)
-        for path in checkpoint.checkpoints(inside):
+        for path in checkpoint.checkpoints(checkpoints):
             if checkpoint.owner(path) is not None:
                 (aside / CHECKPOINTS).mkdir(exist_ok=True)
                 shutil.move(path, aside / CHECKPOINTS / path.name)  # `checkpoints` may be a link to another disk
@@ -334,12 +334,12 @@ def clear(folder: Path) -> None:
     """Remove the files that a run wrote in a folder; without a run, nothing is removed."""
     if run_id_in(folder) is None:
         return
-    inside = folder / CHECKPOINTS
-    for path in checkpoint.checkpoints(inside):
+    checkpoints = folder / CHECKPOINTS
+    for path in checkpoint.checkpoints(checkpoints):
         checkpoint.remove(path)
-    shutil.rmtree(inside / ".writing", ignore_errors=True)
+    shutil.rmtree(checkpoints / ".writing", ignore_errors=True)
     with suppress(OSError):
-        inside.rmdir()
+        checkpoints.rmdir()
     remove_dump(folder / DUMP)
     for name in FILES:  # run.json last: after a kill it marks the rest as removable
         (folder / name).unlink(missing_ok=True)
