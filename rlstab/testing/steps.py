@@ -96,10 +96,10 @@ class Step:
 
     def _fields(self, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
         """Evidence, perhaps changed, and ids in fresh memory, as the fields of a batch."""
-        given: dict[str, Any] = {name: change(values) for name, values in self.evidence.items()}
-        extra = {name: given.pop(name) for name in sorted(given) if name not in {*BASICS, "advantages", *SIGNALS}}
-        given |= {"sequence_ids": self.sequence_ids.clone(), "group_ids": self.group_ids.clone(), "extra": extra}
-        return {**given, "live_ratio": self.live_ratio}
+        columns: dict[str, Any] = {name: change(values) for name, values in self.evidence.items()}
+        extra = {name: columns.pop(name) for name in sorted(columns) if name not in {*BASICS, "advantages", *SIGNALS}}
+        columns |= {"sequence_ids": self.sequence_ids.clone(), "group_ids": self.group_ids.clone(), "extra": extra}
+        return {**columns, "live_ratio": self.live_ratio}
 
     def leaves(self) -> dict[str, Tensor]:
         """Live outputs in fresh memory that require grad."""
@@ -163,8 +163,8 @@ class Step:
 
     def varied(self, name: str) -> tuple[Step, Step]:
         """The step, and with other values of a signal; where the ratio would read it, the live policy is its own."""
-        same = replace(self, live_ratio=name in BASICS)
-        return same, same.given(**{name: other_values(name, self.evidence[name])})
+        unchanged = replace(self, live_ratio=name in BASICS)
+        return unchanged, unchanged.given(**{name: other_values(name, self.evidence[name])})
 
     def rolled(self) -> Step:
         """Each token with nine tenths of the evidence of the previous one: the same shapes, other numbers."""
@@ -176,7 +176,9 @@ class Step:
         return self._each(lambda values: values.to(dtype).to(held_in))
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Step:
-        evidence, live = ({name: change(values) for name, values in of.items()} for of in (self.evidence, self.live))
+        evidence, live = (
+            {name: change(values) for name, values in columns.items()} for columns in (self.evidence, self.live)
+        )
         return replace(self, evidence=evidence, live=live)
 
     def tokens(self) -> list[list[dict[str, float]]]:
@@ -238,9 +240,9 @@ def draw_step(number: int, extra: Sequence[str] = (), *, size: int = 7, extreme:
         extreme: as in :func:`make_step`.
     """
     draw = random.Random(number)
-    kind, most = draw.choice(KINDS), min(8, 1 + size)
-    rows = {"one token": 1, "one row": 1}.get(kind) or draw.randint(1, most)
-    lengths = [1] if kind == "one token" else [draw.randint(1, most) for _ in range(rows)]
+    kind, longest = draw.choice(KINDS), min(8, 1 + size)
+    rows = {"one token": 1, "one row": 1}.get(kind) or draw.randint(1, longest)
+    lengths = [1] if kind == "one token" else [draw.randint(1, longest) for _ in range(rows)]
     if kind == "empty rows":
         lengths = [0 if row % 2 else length for row, length in enumerate(lengths)]
     return make_step(kind, lengths, draw.choice([1, 2, 4]), number, extra, extreme=extreme)
