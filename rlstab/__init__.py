@@ -67,7 +67,7 @@ def __getattr__(name: str) -> Any:
     if name[:1].isupper() and not homes:
         from rlstab.zoo import METHODS
 
-        homes = [home for known, home in METHODS.shipped_classes().items() if known == name]
+        homes = [home for shipped, home in METHODS.shipped_classes().items() if shipped == name]
     for home in homes:
         if name in vars(import_module(home)):
             return globals().setdefault(name, vars(import_module(home))[name])
