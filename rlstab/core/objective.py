@@ -164,7 +164,7 @@ class Member:
     """What one method of a composition asks for on one part of an optimizer step.
 
     Attributes:
-        name: of the method.
+        name: the name of the method.
         terms: over all tokens of the part, even if the method saw only those that another one kept.
     """
 
