@@ -59,7 +59,7 @@ class ResponseBatch:
         sequence_ids: ``(S,)`` int64, unique over the run.
         given: ``(S,)`` int64, tokens of the answer that were not sampled: where a branch starts, else 0.
         pivot: ``(S,)`` float64, ``given`` as a share of the length of the answer that was branched from; else 0.
-        limit: most tokens of an answer, including the given ones.
+        limit: the most tokens of an answer, including the given ones.
         extra: evidence by name, see :data:`EVIDENCE`.
     """
 

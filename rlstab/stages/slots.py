@@ -22,7 +22,7 @@ def pool_of(name: str, pool: int | None, offer: Offer) -> int:
     """The number of prompts, from 0 on, that a selector draws from: ``pool``, or as many as the task has.
 
     Args:
-        name: of the selector.
+        name: the name of the selector.
         pool: its setting.
         offer: from which it chooses.
 

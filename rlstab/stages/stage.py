@@ -62,13 +62,13 @@ class Offer:
     """The offer from which a selector chooses.
 
     Attributes:
-        rollout: its number, from 0.
+        rollout: the number of the rollout, from 0.
         first: number of prompts of this rollout that are already chosen; a refill continues from there.
         count: number of prompts to choose.
         drawn: number of prompts that the run chose before these.
         size: number of different training prompts of the task, numbered from 0; None if unlimited.
-        seed: of the run.
-        features: ``(n,)`` numbers of prompts to ``(n, width)`` float64, for a selector that needs
+        seed: the seed of the run.
+        features: a function from ``(n,)`` numbers of prompts to ``(n, width)`` float64, for a selector that needs
             ``prompt_features``: the mean of the policy's input embeddings over the tokens of a prompt.
     """
 
@@ -146,7 +146,7 @@ class Expansion:
         """Refuse what does not fit the responses.
 
         Args:
-            name: of the stage.
+            name: the name of the stage.
             responses: that it was given.
 
         Raises:
