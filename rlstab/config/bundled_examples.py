@@ -19,7 +19,7 @@ class BundledExample:
     """One file.
 
     Attributes:
-        path: of the file.
+        path: the path of the file.
         kind: what it describes.
         about: the first sentence of the comment at its top.
         data: what it holds.
@@ -44,7 +44,7 @@ def example(name: str, *kinds: Kind) -> BundledExample:
     """The example of a name.
 
     Args:
-        name: of the file, without its ending.
+        name: the name of the file, without its ending.
         kinds: the kinds that are accepted; any if none is given.
 
     Raises:

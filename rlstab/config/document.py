@@ -168,7 +168,7 @@ def misfit(text: str, *keys: str | int) -> PydanticCustomError:
 
     Args:
         text: what is wrong, and what to do.
-        keys: of the mistake, inside the data that is validated.
+        keys: the keys of the mistake, inside the data that is validated.
     """
     # pydantic refuses lone surrogates
     plain = [key if isinstance(key, int) else str(key).encode(errors="backslashreplace").decode() for key in keys]

@@ -67,7 +67,7 @@ def settings_for(drifts: Iterable[str], several_steps: bool) -> dict[str, str]:
     """The cheapest settings with which these policies can differ.
 
     Args:
-        drifts: of :data:`rlstab.core.validate.DRIFT`.
+        drifts: names in :data:`rlstab.core.validate.DRIFT`.
         several_steps: whether a rollout makes several optimizer steps; with one, a refresh at each step changes
             nothing.
     """

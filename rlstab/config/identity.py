@@ -45,7 +45,7 @@ def is_neutral(path: str, values: Mapping[str, Any]) -> bool:
 
     Args:
         path: dotted, such as ``optimisation.micro_batch_size``; an item of a list is named by its index or its name.
-        values: of the run, by dotted path.
+        values: the settings of the run, by dotted path.
     """
     return _holds(_mark(path, Neutral), values)
 

@@ -140,8 +140,10 @@ class ModelSettings(Settings):
 
     name: str = Field("countdown-tiny", description="a folder, a hub name, or a shipped one, such as shift-tiny")
     adapter: Adapter | None = Field(None, description="train only a LoRA adapter: its settings, or one to continue")
-    reference: str | None = Field(None, description="of `kl`; null is the start, and with an adapter the model below")
-    teacher: str | None = Field(None, description="of `opd` and similar methods; null is the start, as for reference")
+    reference: str | None = Field(
+        None, description="reference policy of `kl`; null is the start, or with an adapter the model below"
+    )
+    teacher: str | None = Field(None, description="teacher of `opd` and similar methods; null as for reference")
     teacher_prompt: str | None = Field(None, description="what the teacher reads before each prompt, such as a hint")
 
     @model_validator(mode="after")
@@ -163,10 +165,12 @@ class CountdownSettings(Settings):
     """Reach a target from a few numbers; own generator, exact checker."""
 
     name: Literal["countdown"] = "countdown"
-    numbers: Annotated[int, Field(ge=2, le=6)] = Field(3, description="of which each is used once")
+    numbers: Annotated[int, Field(ge=2, le=6)] = Field(
+        3, description="how many numbers a problem has; each is used once"
+    )
     low: Count = Field(1, description="the least number")
     high: Count = Field(9, description="the largest number")
-    seed: Seed = Field(0, description="of the problems")
+    seed: Seed = Field(0, description="seed of the problem generator")
 
 
 class ChainSettings(Settings):
@@ -174,7 +178,7 @@ class ChainSettings(Settings):
 
     name: Literal["chain"] = "chain"
     terms: Annotated[int, Field(ge=2, le=6)] = Field(4, description="digits to add and subtract")
-    seed: Seed = Field(0, description="of the problems")
+    seed: Seed = Field(0, description="seed of the problem generator")
     largest: Annotated[int, Field(ge=1, le=9)] = Field(9, description="the largest digit after the first")
     modulus: Annotated[int, Field(ge=2, le=10)] | None = Field(None, description="results are remainders by it")
     junk_symbols: Annotated[int, Field(ge=1, le=4096)] = Field(5, description="different characters that mean nothing")
@@ -237,7 +241,7 @@ class ReasoningGymSettings(WorkerSettings):
     answer_pattern: Pattern | None = Field(None, description="regular expression whose group 1 is the answer")
     threshold: float | None = Field(None, description="scores at least this are 1, others 0; null keeps partial credit")
     eval_size: Count = Field(256, description="held-out problems")
-    seed: Seed = Field(0, description="of the problems")
+    seed: Seed = Field(0, description="seed of the problem generator")
 
 
 class TextSettings(WorkerSettings):
@@ -272,7 +276,7 @@ class DatasetSettings(TextSettings):
     split: str = Field("train", description="rows to train on")
     eval_split: str | None = Field(None, description="held-out rows; null holds out the last eval_size of split")
     revision: str | None = Field(None, description="branch, tag or commit on the hub; null is the newest")
-    right_answer_pattern: Pattern | None = Field(None, description="as answer_pattern, for the answer column")
+    right_answer_pattern: Pattern | None = Field(None, description="answer_pattern of the answer column")
 
 
 class UserTaskSettings(Settings):
@@ -370,13 +374,15 @@ class RolloutSettings(Settings):
 
     prompts: Count = Field(16, description="prompts per rollout, over all ranks")
     group: Count = Field(8, description="responses per prompt")
-    max_new_tokens: Annotated[int, Field(ge=1, le=10**6)] = Field(24, description="then a response is cut off")
+    max_new_tokens: Annotated[int, Field(ge=1, le=10**6)] = Field(
+        24, description="length at which a response is cut off"
+    )
     temperature: Annotated[float, Field(ge=1e-3, le=1e3)] = Field(1.0, description="divides logits everywhere")
     batch_size: Annotated[Count, Neutral()] = Field(128, description="responses sampled at a time on one rank")
     staleness: Every = Field(0, description="updates by which the sampler's weights are behind, less at the start")
-    precision: Precision | None = Field(None, description="of the sampler's weights")
+    precision: Precision | None = Field(None, description="precision of the sampler's weights")
     weight_noise: Annotated[float, Field(ge=0, le=1e3)] = Field(
-        0.0, description="on the sampler's matrices, the same throughout a run; a share of each standard deviation"
+        0.0, description="noise on the sampler's matrices for the whole run, as a share of each standard deviation"
     )
     stop: Stops | None = Field(None, description="text that ends a response, as EOS does, or a list of such texts")
     chat: bool = Field(False, description="wrap prompts by the tokenizer's chat template")
@@ -420,7 +426,7 @@ class CosineWithMinLr(_Schedule):
     """To a share of lr."""
 
     name: Literal["cosine_with_min_lr"]
-    min_lr_rate: Share = Field(description="where it ends, as a share of lr")
+    min_lr_rate: Share = Field(description="final learning rate as a share of lr")
 
 
 class WarmupStableDecay(_Schedule):
@@ -429,7 +435,7 @@ class WarmupStableDecay(_Schedule):
     name: Literal["warmup_stable_decay"]
     num_decay_steps: Count = Field(description="optimizer steps of the decay")
     decay_type: Literal["linear", "cosine", "1-sqrt"] | None = None
-    min_lr_ratio: Share | None = Field(None, description="where it ends, as a share of lr")
+    min_lr_ratio: Share | None = Field(None, description="final learning rate as a share of lr")
 
 
 #: How the learning rate changes with the optimizer steps, by transformers; options that are null are its own.
@@ -443,7 +449,7 @@ class OptimisationSettings(Settings):
 
     # with staleness rollouts are made ahead, but not beyond the last: a longer run would differ
     rollouts: Annotated[Count, Resumable(where=("rollout.staleness", 0))] = Field(
-        200, description="of the run; each gives epochs times mini_batches optimizer steps"
+        200, description="rollouts of the run; each gives epochs x mini_batches optimizer steps"
     )
     epochs: Count = Field(1, description="passes over a rollout")
     mini_batches: Count = Field(1, description="optimizer steps per pass; divides the prompts")
@@ -451,11 +457,13 @@ class OptimisationSettings(Settings):
         128, description="responses in one forward and backward; does not change the loss"
     )
     lr: Share = Field(1e-6, description="learning rate")
-    warmup_optimizer_steps: Every = Field(0, description="of linear warm-up; then as `schedule` says")
-    schedule: Schedule | None = Field(None, description="of transformers; null is constant after the warm-up")
-    betas: tuple[Beta, Beta] = Field((0.9, 0.95), strict=False, description="of AdamW")
-    eps: Annotated[float, Field(gt=0, le=1)] = Field(1e-8, description="of AdamW")
-    weight_decay: Annotated[float, Field(ge=0, le=1e3)] = Field(0.0, description="of AdamW")
+    warmup_optimizer_steps: Every = Field(0, description="optimizer steps of linear warm-up before the schedule")
+    schedule: Schedule | None = Field(
+        None, description="learning-rate schedule of transformers; null is constant after the warm-up"
+    )
+    betas: tuple[Beta, Beta] = Field((0.9, 0.95), strict=False, description="decay of AdamW's two moving averages")
+    eps: Annotated[float, Field(gt=0, le=1)] = Field(1e-8, description="term in AdamW's denominator")
+    weight_decay: Annotated[float, Field(ge=0, le=1e3)] = Field(0.0, description="decoupled weight decay of AdamW")
     max_grad_norm: Positive = Field(1.0, description="longer gradients are scaled down to it")
     old_logprobs: OldLogprobs | None = Field(
         None, description="denominator of the ratio; null is the cheapest with which every method acts"
@@ -463,7 +471,9 @@ class OptimisationSettings(Settings):
     refresh: Refresh | None = Field(
         None, description="evidence of old_logprobs, or fresh in each step; null is step where a method needs it"
     )
-    scope: Literal["step", "microbatch"] = Field("step", description="of statistics; microbatch is for comparisons")
+    scope: Literal["step", "microbatch"] = Field(
+        "step", description="what statistics cover; microbatch only reproduces published code"
+    )
     precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16 is autocast over float32 weights")
     gradient_checkpointing: Annotated[bool, Neutral()] = Field(False, description="less memory for more computation")
     deterministic: Annotated[bool, Neutral()] = Field(
@@ -521,8 +531,8 @@ class EvaluationSettings(Settings):
     """Held-out prompts: sampled mean, greedy, pass@k."""
 
     every: Every = Field(50, description="rollouts between evaluations, the end included; 0 is never")
-    start: bool = Field(True, description="also before training")
-    sampler: bool = Field(False, description="also the sampler's policy, where it is another: eval/sampler/...")
+    start: bool = Field(True, description="evaluate before training too")
+    sampler: bool = Field(False, description="evaluate the sampler's policy too, where it differs: eval/sampler/...")
     prompts: Annotated[Count, Neutral(measured=True)] = Field(256, description="held-out prompts")
     samples: Annotated[Count, Neutral(measured=True)] = Field(
         4, description="responses per prompt for the mean and pass@k"
@@ -530,7 +540,7 @@ class EvaluationSettings(Settings):
     pass_at: tuple[Count, ...] | None = Field(
         None, strict=False, description="the k of pass@k, each at most samples; null is 4, or samples where it is less"
     )
-    greedy: bool = Field(True, description="also the greedy responses")
+    greedy: bool = Field(True, description="evaluate greedy responses too")
 
     @model_validator(mode="after")
     def _enough_samples(self) -> EvaluationSettings:
@@ -554,11 +564,11 @@ class TrackingSettings(Settings):
 
     out: str = Field("runs/run", min_length=1, description="folder of the run, `.` for the current one")
     trackers: tuple[Literal["wandb", "tensorboard"], ...] = Field(
-        (), strict=False, description="also written, next to metrics.jsonl"
+        (), strict=False, description="trackers that are written next to metrics.jsonl"
     )
     project: str = Field("rlstab", description="name for the trackers")
     checkpoint_every: Every = Field(50, description="rollouts between checkpoints; 0 is never, but the last has one")
-    keep_checkpoints: Count = Field(2, description="how many of the newest checkpoints are kept")
+    keep_checkpoints: Count = Field(2, description="how many newest checkpoints are kept")
     samples: Every = Field(2, description="responses of each rollout written to samples.jsonl")
     dump_every: Every = Field(0, description="optimizer steps between those recorded in `dump`; 0 is never")
     watch: bool = Field(False, description="print each sign that something goes wrong, as it appears")
@@ -593,7 +603,7 @@ class RunSettings(Settings):
     engine: EngineEntry = EngineSettings()
     evaluation: Annotated[EvaluationSettings, Neutral()] = EvaluationSettings()
     tracking: Annotated[TrackingSettings, Neutral()] = TrackingSettings()
-    seed: Seed = Field(0, description="of the run: prompts, samples, methods that draw")
+    seed: Seed = Field(0, description="seed of the run: prompts, samples, methods that draw")
 
     @model_validator(mode="after")
     def _fit(self) -> RunSettings:

@@ -33,9 +33,9 @@ def load_class(document: Document, text: str, keys: Keys, wanted: str, fix: str)
     """The class that a text names.
 
     Args:
-        document: for the file and line in errors; its paths are :func:`located`.
+        document: gives errors their file and line; its paths are :func:`located`.
         text: ``path/to/file.py:Name``.
-        keys: of the text.
+        keys: the keys of the text in the document.
         wanted: what the class should be, in errors: ``a method``.
         fix: what to do if it is something else.
 

@@ -34,10 +34,10 @@ def validate(document: Document, model: type[Model], data: Any, path: Keys = ())
     """A part of a document as a model; unknown keys, missing keys and values out of range are errors.
 
     Args:
-        document: for files and lines.
+        document: gives errors their file and line.
         model: what the part should be.
         data: the part.
-        path: of the part in the document.
+        path: the keys of the part in the document.
 
     Raises:
         ConfigError: one line per mistake, each with file and line, in the order of the file.
