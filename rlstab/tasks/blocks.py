@@ -59,7 +59,7 @@ def block_evidence(
     - ``block_outcomes``: ``(S, K)`` int64, one more than that of the task, so that 0 means none.
 
     Args:
-        blocks: of each response, by :func:`told_blocks`.
+        blocks: the blocks of each response, by :func:`told_blocks`.
         texts: the whole answers, as the task saw them.
         answers: their tokens, including those that were not sampled.
         given: number of these that were not sampled; they come first, and ``block_ids`` leaves them out.

@@ -76,7 +76,7 @@ def entry_point(group: str, name: str, setting: str, alternative: str) -> EntryP
 
     Args:
         group: to which it belongs.
-        name: of the entry point.
+        name: the name of the entry point.
         setting: the setting that names it, in errors.
         alternative: what may be written instead, in errors.
 

@@ -219,10 +219,10 @@ def without_lost(scores: Scores, rewards: Rewards, share: float, seed: int, sequ
     """The scores that a flaky grader passes on: 0 for a share of them, as if these answers had been wrong.
 
     Args:
-        scores: of responses.
+        scores: the scores of the responses.
         rewards: from which the scores were made; user-defined functions lose nothing.
-        share: of the scores that is lost.
-        seed: of the run.
+        share: the share of the scores that is lost.
+        seed: the seed of the run.
         sequence_ids: ``(R,)`` int64, of the responses.
     """
     is_lost, parts = uniform(seed + STREAM, sequence_ids, torch.tensor(0)) < share, dict(scores.parts)

@@ -37,7 +37,7 @@ class Example:
 
     Attributes:
         prompt: the text; of a chat, its messages :func:`in_words`.
-        answer: for the scorer.
+        answer: what the scorer compares a completion with.
         messages: the chat, if the prompt is one; make such an example with :meth:`chat`.
         where: its source in errors: a file and a line.
     """
@@ -121,10 +121,11 @@ class Block:
     """A range of characters of a completion, its reward, and the outcome after it.
 
     Attributes:
-        start, stop: of the characters, as in ``completion[start:stop]``.
-        reward: of this block.
-        outcome: of the completion up to the end of this block, at least 0. The next block is compared with completions
-            of the same outcome, so it should say what the next reward depends on: whether everything is right so far.
+        start, stop: bounds of its characters, as in ``completion[start:stop]``.
+        reward: the reward of this block.
+        outcome: the outcome of the completion up to the end of this block, at least 0. The next block is compared with
+            completions of the same outcome, so it should say what the next reward depends on: whether everything is
+            right so far.
     """
 
     start: int
