@@ -50,8 +50,8 @@ class Decoder:
     Attributes:
         policy: the model to sample from.
         settings: temperature and stop texts.
-        seed: of the random numbers.
-        names: of the signals, log-probs among them.
+        seed: the seed of the random numbers.
+        names: names of the signals, log-probs among them.
         options: numbers that define signals, such as ``min_p``.
         greedy: take the most probable token instead.
     """

@@ -50,7 +50,7 @@ def load_model(
     The checksum is of the weights that an adapter leaves frozen; without an adapter it is empty.
 
     Args:
-        name: of the model.
+        name: the name of the model.
         adapter: put on the model, so that only the adapter is trained.
         saved: a checkpoint that has the weights: all of them, or those of the adapter.
 

@@ -100,7 +100,7 @@ class Policy:
     Attributes:
         precision: ``bf16`` runs forwards in autocast over the float32 weights. Sampling, evidence and the reference do
             not run through the module that accelerate prepares, so the cast is here and not in accelerate's wrapper.
-        base: of a model with an adapter, a checksum of the frozen weights; empty if all weights are trained.
+        base: a checksum of the frozen weights of a model with an adapter; empty if all weights are trained.
     """
 
     model: PreTrainedModel
@@ -413,8 +413,8 @@ def load_policy(
     Eval mode switches dropout off, because the ratio compares two policies, not two dropout masks.
 
     Args:
-        name: of the model.
-        device: for the weights.
+        name: the name of the model.
+        device: where the weights are.
         precision: see :class:`Policy`.
         adapter: put on the model, so that only the adapter is trained.
         saved: a checkpoint that has the weights: all of them, or those of the adapter.

@@ -56,7 +56,7 @@ class Sampler:
         precision: see :func:`rounded`; None keeps the trainer's weights.
         weight_noise: standard deviation of the noise on each matrix, head and embeddings included and adapters
             excluded, as a share of that of its weights. The noise is the same whenever the weights are refreshed.
-        seed: of the noise.
+        seed: the seed of the noise.
     """
 
     def __init__(self, precision: Precision | None, weight_noise: float = 0.0, seed: int = 0) -> None:

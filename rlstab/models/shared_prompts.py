@@ -83,7 +83,7 @@ def forward_shared(
 
     Args:
         forward: the model, which takes its keyword arguments and gives an output for each token.
-        config: of the model.
+        config: the configuration of the model.
         prompt_ids: ``(R, P)`` int64, padded on the left.
         prompt_mask: ``(R, P)`` bool.
         response_ids: ``(R, T)`` int64, padded on the right.
