@@ -74,16 +74,17 @@ class BenchFile(Settings):
     methods: dict[str, Any] = Field({}, description="objectives by name, or {objective: ..., set: {key: value}}")
     baseline: str | None = Field(None, description="the method that the others are compared with; null is the first")
     settings: dict[str, dict[str, JsonValue]] = Field({}, description="values by dotted key, such as optimisation.lr")
-    seeds: Seeds = Field(5, description="how many, from 0; or a list")
+    seeds: Seeds = Field(5, description="number of seeds, from 0; or a list of them")
     workers: Count | None = Field(
         None, description="runs at a time, one thread each; null is one per CPU, and with a command one"
     )
     stack: list[Any] = Field([], description="methods of which every one is left out, or added to the base, in turn")
     ablate: Literal["leave_one_out", "add_one_in", "both"] | None = Field(
-        None, description="what to make of the stack; null is both"
+        None, description="runs to make of the stack; null makes both kinds"
     )
     slurm: dict[str, JsonValue] = Field(
-        {}, description="of jobs, for --launcher slurm: time in minutes, partition, gpus_per_node, ... as in submitit"
+        {},
+        description="settings of slurm jobs, as in submitit: time in minutes, partition, gpus_per_node and others",
     )
     keep_checkpoints: bool = Field(False, description="keep the final checkpoint of a finished run")
 
@@ -91,7 +92,7 @@ class BenchFile(Settings):
 class MethodEntry(Settings):
     """A method with its objective and further settings of the run."""
 
-    objective: Any = Field(None, description="as in a run file; without it the base's")
+    objective: Any = Field(None, description="objective as in a run file; null is the base's")
     set: dict[str, JsonValue] = Field({}, description="values by dotted key, in place of those of each setting")
     scale: dict[str, float] = Field({}, description="factors by dotted key, on the numbers of each setting")
 

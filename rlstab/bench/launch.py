@@ -59,10 +59,10 @@ def template_of(document: Document, command: str, config: str | None, given: Ite
 
     Args:
         document: the bench file.
-        command: as written there.
+        command: the command as the file has it.
         config: path of a file with placeholders, relative to ``folder``.
         given: names that its methods and settings give values.
-        folder: of the bench file.
+        folder: the folder of the bench file.
 
     Raises:
         ConfigError: it cannot be split, a file cannot be read, a placeholder is unknown, or the runs would write into
@@ -110,10 +110,10 @@ class Launch:
     Attributes:
         arguments: with placeholders, the program first.
         config: name and text of a file that is filled in too; ``{config}`` is its path.
-        objective: of the method, resolved; empty if the command does not take one.
+        objective: the resolved objective of the method; empty if the command does not take one.
         values: by placeholder, from the method and the setting.
-        setting, method, seed: of the run.
-        folder: of the run; the command writes to ``out`` in it.
+        setting, method, seed: what identifies the run in its bench.
+        folder: the folder of the run; the command writes to ``out`` in it.
     """
 
     arguments: tuple[str, ...]
@@ -169,7 +169,7 @@ def launch_of(template: Launch, document: Document, run: Document, setting: str,
     """The launch of a method in a setting, without its seed and folder.
 
     Args:
-        template: of the bench.
+        template: the command of the bench.
         document: the bench file.
         run: its values by placeholder, and ``objective``.
         setting: its name.

@@ -128,7 +128,7 @@ def notes_of(bench: Bench, plan: Mapping[str, Sequence[BenchRun]], others: Seque
 
     Args:
         bench: that makes the runs.
-        plan: of the chosen runs.
+        plan: the plan of the chosen runs.
         others: runs that were not chosen and whose settings differ from the file's.
     """
     notes = list(bench.notes)

@@ -108,7 +108,7 @@ def _make(folder: Path, order: dict[str, Any], *, alone: bool = False) -> NoRetu
     """Train, record how it ended, and end the process.
 
     Args:
-        folder: of the run.
+        folder: the folder of the run.
         order: ``run`` (a resolved run) or ``command``; ``resume``, ``keep_checkpoints`` and ``spent``, the seconds of
             earlier attempts.
         alone: whether standard input does not tell when the parent is gone.
