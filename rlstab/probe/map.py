@@ -177,8 +177,8 @@ def draw_map(
 
     Args:
         suite: the probes.
-        kinds: of the rows other than the fixed ones, see :attr:`rlstab.probe.rows.Row.kinds`.
-        results: of the runs.
+        kinds: the kinds of the rows other than the fixed ones, see :attr:`rlstab.probe.rows.Row.kinds`.
+        results: the results of the runs.
         remarks: what is missing, and why.
     """
     two = {record.probe for record in results if record.sampler is not None}

@@ -45,11 +45,11 @@ class Record:
     """The outcome of one run of a probe.
 
     Attributes:
-        probe, dose, row, seed: of the run.
+        probe, dose, row, seed: what identifies the run in a map.
         identity: see :func:`identity`.
         trainer: held-out mean of the trainer's policy at the end; 0 if the policy was lost to NaN or Inf.
         sampler: the same for the sampler's policy, if that is another one.
-        cpu_seconds: of the run.
+        cpu_seconds: CPU-seconds that the run took.
     """
 
     probe: str

@@ -30,7 +30,7 @@ class Row:
     """A row of the map.
 
     Attributes:
-        name: of the row and of its folders.
+        name: the name of the row and of its folders.
         objective: items of an objective; empty for a stage.
         stages: items of stages.
         whole: whether the objective is complete, as a recipe is; else the base's objective is added.

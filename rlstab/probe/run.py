@@ -54,7 +54,7 @@ def run_probes(
 
     Args:
         asked: see :func:`rlstab.probe.rows.row`; the fixed rows are always added.
-        names: of probes; empty takes all.
+        names: names of probes; empty takes all.
         quick: three doses and three seeds.
         model: a model other than the small one; None is the small one.
         out: folder; finished runs in it are not repeated.
@@ -62,7 +62,7 @@ def run_probes(
         workers: runs at a time; None is one per CPU.
         retry: repeat failed runs.
         dry_run: only say what would be made.
-        console: for all output; None is the terminal, with results on standard output.
+        console: where all output goes; None is the terminal, with results on standard output.
 
     Returns:
         0, 1 if a run failed, 130 after Ctrl-C.

@@ -42,7 +42,7 @@ class Probe:
     """One instability that is provoked by construction, with a dial.
 
     Attributes:
-        name: of its bench file; with the model and a hyphen before it on another model than the small one.
+        name: the name of its bench file; with the model and a hyphen before it on another model than the small one.
     """
 
     name: str
@@ -99,7 +99,7 @@ def probes(names: Sequence[str] = (), model: str | None = None) -> list[Probe]:
     """Probes by name; all if no name is given.
 
     Args:
-        names: of probes.
+        names: names of probes.
         model: on which they run; None is the small one.
 
     Raises:
