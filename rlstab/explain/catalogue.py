@@ -27,7 +27,7 @@ def listing(words: Sequence[str] = ()) -> RenderableType:
     """Each method and stage with its papers; presets and examples.
 
     Args:
-        words: of which each must occur in the name, the text or the heading of an entry.
+        words: words that must all occur in the name, the text or the heading of an entry.
 
     Raises:
         UnknownName: no entry has all of them.

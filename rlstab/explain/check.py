@@ -26,8 +26,8 @@ def check(objective: Composition, run: RunConfig | None, tried: Sequence[str] = 
     """Print what a file means for rlstab's trainer.
 
     Args:
-        objective: of the file.
-        run: of the file, if it has more than an objective.
+        objective: the objective of the file.
+        run: the run of the file, if it has more than an objective.
         tried: findings from trying the run, see :func:`rlstab.preflight.preflight`.
     """
     console = Terminal()
