@@ -60,8 +60,8 @@ class Engine:
 
     Args:
         policy: the same weights in every process.
-        accelerator: of this process.
-        settings: of the optimizer.
+        accelerator: the accelerator of this process.
+        settings: the settings of the optimizer.
 
     Attributes:
         policy: its tokenizer and settings can be used at any time, its model only inside :meth:`gathered_policy`.
@@ -189,8 +189,8 @@ class ShardedEngine(Engine):
     """Weights, gradients and moments in shards over all processes. Every backward reduces gradients.
 
     Args:
-        policy: with all weights, on the CPU or the device. Its model is sharded in place.
-        accelerator: of this process.
+        policy: the policy with all weights, on the CPU or the device. Its model is sharded in place.
+        accelerator: the accelerator of this process.
         run: settings of the optimizer and of the shards.
         comm: over all processes.
     """

@@ -197,7 +197,7 @@ class Generator:
 
         Args:
             policy: the model to sample from.
-            split: of the examples.
+            split: the split of the examples.
             examples: one for each response.
             planned: the responses, with their ids.
             metrics: where the time is noted.

@@ -406,7 +406,7 @@ def squared_gradients(policy: Policy, sequences: Sequences, temperature: float, 
     Args:
         policy: holds the weights; those that do not require a gradient do not count.
         sequences: ``S`` prompts and responses.
-        temperature: of the log-probs.
+        temperature: the temperature of the log-probs.
         where: ``(S,)`` bool, the responses to measure; None for all. In groups with equal rewards the advantage is 0
             under any baseline, so the norm is not needed.
 

@@ -167,8 +167,8 @@ class Trainer:
 
     Args:
         run: the configuration.
-        accelerator: of this process.
-        folder: of the run; None in all processes but the first.
+        accelerator: the accelerator of this process.
+        folder: the folder of the run; None in all processes but the first.
         console: where to print.
         signals, task: see :func:`train`.
         stop: returns the number of the signal that asks the run to end; 0 for none.
@@ -523,7 +523,7 @@ class Stopped(KeyboardInterrupt):
     """A signal ended the run in an orderly way.
 
     Attributes:
-        number: of the signal.
+        number: the number of the signal.
         checkpoint: the one to continue from; None if no rollout was completed.
     """
 

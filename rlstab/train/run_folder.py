@@ -57,7 +57,7 @@ class RunFolder:
     """The folder of a run, locked by this process.
 
     Attributes:
-        path: of the folder.
+        path: the path of the folder.
         run_id: sixteen hexadecimal digits.
         start: the checkpoint to continue from; None for none.
     """
@@ -304,8 +304,8 @@ def describe(run: RunConfig, accelerator: Accelerator, rewards: Rewards, engine:
 
     Args:
         run: the settings.
-        accelerator: of this process.
-        rewards: by which responses are scored.
+        accelerator: the accelerator of this process.
+        rewards: the rewards by which responses are scored.
         engine: the name of the engine and the number of processes.
     """
     return {

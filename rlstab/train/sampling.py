@@ -40,7 +40,7 @@ def sample(
         examples: one per response; repeat an example for a group.
         planned: the responses, with their ids.
         settings: length, temperature, batch size, stop texts.
-        seed: of the run or of the evaluation.
+        seed: the seed of the run or of the evaluation.
         begun: for each response the tokens that its answer begins with, as many as ``planned.given`` says; they become
             part of its prompt. They count towards ``settings.max_new_tokens``.
         needs: signals to return.
