@@ -164,7 +164,7 @@ def check_bounded(sizes: Sequence[int]) -> None:
     """Require that a state does not grow without bound.
 
     Args:
-        sizes: of the state after each of many optimizer steps or rollouts, in order.
+        sizes: the size of the state after each of many optimizer steps or rollouts, in order.
 
     Raises:
         BrokenLaw: it grew in each of the last ten.

@@ -161,7 +161,7 @@ def sharpened(step: Step, seed: int, edges: Sequence[Edge] = (), *, every: bool 
 
     Args:
         step: with continuous random numbers.
-        seed: of all choices.
+        seed: the seed of all choices.
         edges: to put tokens on. Without any, ratios stay moderate too: a threshold and its value may
             fall on different sides in another precision, and what is small vanishes there.
         every: put a token on each edge, as far as there are tokens; otherwise on some edges, or just next to one.

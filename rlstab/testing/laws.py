@@ -65,7 +65,7 @@ class Trial:
 
     Attributes:
         chain: the optimizer steps or rollouts.
-        seed: of cuts, orders and the layout of batches of tokens.
+        seed: the seed of cuts, orders and the layout of batches of tokens.
         pickled: the method for another process, as it was before any law saw it.
     """
 
@@ -102,9 +102,9 @@ class Law:
     """One law, of methods or of stages.
 
     Attributes:
-        name: of the law, by which an exception is declared.
+        name: the name of the law, by which an exception is declared.
         says: one sentence.
-        check: of a method or stage, on a trial.
+        check: the check of a method or stage on a trial.
         draws: the kind of trials. ``sharp`` steps have ties, ratios far from 1, and values on the thresholds of the
             method; ``smooth`` ones lack values on thresholds; ``extreme`` ones go as far as numbers can go.
         once: whether it is checked only once.

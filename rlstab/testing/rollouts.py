@@ -48,7 +48,7 @@ class Rollout:
     Attributes:
         responses: all of them, with all evidence; the prompts are those of a run without a tested selector.
         slots: ``(S,)`` index of the chosen prompt that each response answers.
-        offer: to a selector.
+        offer: the offer to a selector.
     """
 
     responses: ResponseBatch
@@ -177,7 +177,7 @@ def draw_run(
     """Three rollouts of one run in a row, the same for the same number.
 
     Args:
-        number: of the run.
+        number: the number of the run.
         needs: names of token signals of your own, to fill with random numbers.
         groups: most groups in a rollout; never more than 6.
         extreme: rewards that differ by a rounding, and in half of the runs rewards of a million.
@@ -213,12 +213,12 @@ def make_rollout(
 
     Args:
         kind: one of :data:`KINDS`.
-        sizes: of its groups, which some kinds change.
+        sizes: the sizes of its groups, which some kinds change.
         draw: seed of its numbers.
         needs: names of token signals of your own.
-        number: of the rollout.
+        number: the number of the rollout.
         size: number of different prompts of the task; None if unlimited.
-        seed: of the run.
+        seed: the seed of the run.
         extreme: the largest reward, if rewards differ little or much; None for ordinary ones.
         limit: most tokens of an answer.
     """

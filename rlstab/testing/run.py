@@ -38,7 +38,7 @@ class RunOutcome(ABC):
 
     Attributes:
         report: merged over parts.
-        state: for the next one.
+        state: the state for the next one.
     """
 
     report: RunningMeans = field(default_factory=RunningMeans)
@@ -76,7 +76,7 @@ class StepOutcome(RunOutcome):
     Attributes:
         loss: summed over parts and ranks.
         gradients: by live output, in the order of the step's tokens.
-        lr_scale: of the optimizer step.
+        lr_scale: the factor of the learning rate in the optimizer step.
     """
 
     loss: float
@@ -125,7 +125,7 @@ class StageOutcome(RunOutcome):
         rows: the results of each response.
         numbers: by name, results that are the same on every part.
         chosen: the prompts of a selector.
-        stat: of the whole rollout.
+        stat: the statistics of the whole rollout.
     """
 
     rows: RowsByName
@@ -321,7 +321,7 @@ class ThreadComm:
     """Collectives between threads: every rank leaves its values, all wait, all read.
 
     Attributes:
-        rank: of this thread.
+        rank: the rank of this thread.
         meeting: the barrier of the threads, and their values.
     """
 

@@ -53,7 +53,7 @@ class Step:
         position: ``(n,)`` index of the token in its response.
         sequence_ids, group_ids: ``(S,)``.
         layout: seed of a padded layout with which batches are built, see :meth:`laid_out`; None packs the tokens.
-        live_ratio: of its batches.
+        live_ratio: whether the ratio of its batches divides by the live policy itself.
     """
 
     evidence: Mapping[str, Tensor]
@@ -193,7 +193,7 @@ class Step:
         """The optimizer step as ``(S, T)`` tensors, built by ``TokenBatch.from_padded``.
 
         Args:
-            seed: of the amount of padding before, between and after the tokens of a row.
+            seed: the seed of the amount of padding before, between and after the tokens of a row.
             fill: the value of padding.
 
         Returns:
@@ -234,7 +234,7 @@ def draw_step(number: int, extra: Sequence[str] = (), *, size: int = 7, extreme:
     """One of the small optimizer steps, the same for the same number.
 
     Args:
-        number: of the step.
+        number: the number of the step.
         extra: as in :func:`make_step`.
         size: up to one more than this many rows, of up to one more than this many tokens; at most 8 each.
         extreme: as in :func:`make_step`.
@@ -264,7 +264,7 @@ def make_step(
         kind: one of :data:`KINDS`.
         lengths: tokens of each response.
         group: responses of a prompt.
-        seed: of all numbers.
+        seed: the seed of all numbers.
         extra: names of custom signals to fill with random numbers.
         extreme: log-probs down to -80 nats, ratios beyond e^20, entropies of 0 and of ln 2^18.
     """
