@@ -20,7 +20,7 @@ __version__ = "0.2.0"
 
 #: The modules of rlstab in which the names below are defined. Classes of methods are found by the table of the zoo.
 _HOMES = "core.batch core.comm core.compose core.loss core.metadata core.objective core.plan core.policy_outputs"
-_HOMES += " core.settings core.stats core.step core.terms presets signals zoo"
+_HOMES += " core.method_settings core.stats core.step core.terms presets signals zoo"
 
 __all__ = [
     "NOTHING",

@@ -42,9 +42,9 @@ from rlstab.config.validation import require_kind, together, validate
 from rlstab.core.compose import Composition, Observe, Within, compose, observe, walk, within
 from rlstab.core.metadata import docstring
 from rlstab.core.method import Method
+from rlstab.core.method_settings import Setting, settings_of
 from rlstab.core.objective import TokenObjective, check_complete
 from rlstab.core.registry import Registry
-from rlstab.core.settings import Setting, settings_of
 from rlstab.errors import ConfigError, Conflict, did_you_mean
 from rlstab.files import exists
 from rlstab.presets import PRESETS, Preset

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from rlstab.config import settings
 from rlstab.config.identity import models_in
-from rlstab.core.settings import settings_of
+from rlstab.core.method_settings import settings_of
 from rlstab.errors import NEAR, did_you_mean, likeness, plain
 from rlstab.presets import PRESETS
 from rlstab.stages import STAGES

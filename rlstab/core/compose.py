@@ -15,9 +15,9 @@ from torch import Tensor
 
 from rlstab.core.batch import TokenBatch
 from rlstab.core.comm import Rounds, side_by_side
+from rlstab.core.method_settings import settings_of
 from rlstab.core.objective import Leaf, Member, State, TokenObjective, check_fit, check_methods, terms_of
 from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.core.settings import settings_of
 from rlstab.core.stats import Mean, Settled
 from rlstab.core.terms import SLOTS, WRITABLE, Constants, Gate, Terms, merge_terms
 from rlstab.errors import Conflict, OutOfRange, UnknownName, did_you_mean

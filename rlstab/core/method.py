@@ -14,7 +14,7 @@ import torch
 from rlstab.core.batch import BASICS, SIGNALS
 from rlstab.core.comm import Comm, LocalComm, Rounds, carried_out
 from rlstab.core.metadata import About, summary
-from rlstab.core.settings import check_settings, settings_of
+from rlstab.core.method_settings import check_settings, settings_of
 from rlstab.core.stats import NOTHING, Settled, Stat, settling
 from rlstab.core.validate import DECLARED, SETS, check_class, check_mapping, check_same, checked_stat, checked_state
 from rlstab.errors import MethodError, UnknownName, did_you_mean

@@ -8,8 +8,8 @@ from collections import Counter
 from rlstab.config import RunConfig
 from rlstab.config.drift import why_idle
 from rlstab.core.compose import Composition, walk
+from rlstab.core.method_settings import settings_of
 from rlstab.core.objective import TokenObjective, active_methods, unmet
-from rlstab.core.settings import settings_of
 from rlstab.explain import stages
 from rlstab.explain.costs import in_backticks
 from rlstab.stages.pipeline import Pipeline

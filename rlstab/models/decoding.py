@@ -18,14 +18,12 @@ from rlstab.errors import DataError, ModelError
 from rlstab.hub import first_line
 from rlstab.models.policy import Policy, Sequences
 from rlstab.models.shared_prompts import position_ids
+from rlstab.models.stop_texts import completes, window
 from rlstab.signals import token_signals_from_logits
 from rlstab.tasks.task import Example
 
 #: Finished responses leave the batch once at most this share of it is unfinished.
 RETIRE = 0.75
-
-#: To find a stop text, this many more tokens are decoded than it has bytes.
-SPARE = 4
 
 
 @dataclass(frozen=True)
@@ -148,19 +146,13 @@ class Decoder:
         return chosen
 
     def _stops(self, step: int, out: Decoded, rows: Tensor, begun: Sequence[Sequence[int]]) -> Tensor:
-        """Which rows end with the latest token because it completes a stop text.
-
-        A stop text may begin inside a token, or in the tokens that the answer was given, and it may contain special
-        tokens. All but a few tokens have at least one byte; an exception is a space that a decoder strips at the start.
-        """
-        if self.settings.stop is None:
+        """``(len(rows),)`` bool, whether the latest token of a row completes a stop text."""
+        stops = self.settings.stop
+        if stops is None:
             return torch.zeros_like(out.ended[rows])
-        window = max(len(stop.encode()) for stop in self.settings.stop) + SPARE
-        tails = out.sequences.response_ids[rows, max(0, step + 1 - window) : step + 1].tolist()
-        tails = [[*begun[row], *tail][-window:] for row, tail in zip(rows.tolist(), tails, strict=True)]
-        texts = self.policy.tokenizer.batch_decode(tails, skip_special_tokens=False)
-        stopped = [any(stop in text for stop in self.settings.stop) for text in texts]
-        return torch.tensor(stopped, device=rows.device)
+        tails = out.sequences.response_ids[rows, max(0, step + 1 - window(stops)) : step + 1].tolist()
+        answers = [[*begun[row], *tail] for row, tail in zip(rows.tolist(), tails, strict=True)]
+        return torch.tensor(completes(self.policy.tokenizer, stops, answers), device=rows.device)
 
 
 #: How many columns of the vocabulary are summed as a block to draw a token.

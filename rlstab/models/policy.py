@@ -29,6 +29,7 @@ from rlstab.core.devices import on_cpu, sent
 from rlstab.errors import ConfigError, DataError, ModelError
 from rlstab.models.loading import load_model, quiet_transformers, save_adapter, vocabulary_size
 from rlstab.models.shared_prompts import SharedPrompts, can_share, forward_shared, position_ids
+from rlstab.models.stop_texts import require_stop_texts
 from rlstab.signals import TokenSignals, token_signals_from_logits
 from rlstab.signals.vocabulary_head import VocabularyHead, embeds_the_vocabulary, find_head
 from rlstab.tasks.task import Example, Message, Task
@@ -457,7 +458,7 @@ def require_prompts(
         )
     if rollout.chat:
         _require_template(policy.tokenizer, rollout.chat_template or {})
-    notes = _require_stops(policy, rollout.stop or ())
+    notes = require_stop_texts(policy.tokenizer, vocabulary_size(policy.model.config), rollout.stop or ())
     skip = getattr(task, "too_long", "error") == "skip"
     for split, size in task.size.items():
         count = 1 if size is None else size if skip else min(size, TRIED)
@@ -492,27 +493,6 @@ def _require_template(tokenizer: PreTrainedTokenizerBase, variables: Mapping[str
             f"rollout.chat_template: the template of '{tokenizer.name_or_path}' reads no variable '{name}'. Correct "
             f"the name, or leave it out."
         )
-
-
-def _require_stops(policy: Policy, stops: Sequence[str]) -> list[str]:
-    """Refuse stop texts that the tokenizer cannot write; notes name those that only look like special tokens."""
-    notes = []
-    for stop in stops:
-        try:  # twice: a decoder may strip the blank before the first token
-            ids = policy.tokenizer(stop + stop, add_special_tokens=False)["input_ids"]
-            written = policy.decode(ids)
-        except Exception:  # text outside of the vocabulary
-            ids, written = [], ""
-        if stop not in written or max(ids) >= vocabulary_size(policy.model.config):
-            raise ConfigError(
-                f"rollout.stop: the tokenizer of '{policy.tokenizer.name_or_path}' cannot write {stop!r}, so it would "
-                f"end no response. Write it as the model does, or leave it out."
-            )
-        if re.fullmatch(r"<\|[^|]*\|>|\[[A-Z/_]+\]|</?s>", stop) and len(policy.tokenizer.tokenize(stop)) > 1:
-            notes.append(
-                f"rollout.stop: {stop!r} is not a token of the model, which has to spell it out to end a response"
-            )
-    return notes
 
 
 def require_same_tokens(policy: Policy, teacher: Policy, name: str) -> None:

@@ -24,7 +24,7 @@ from rlstab.config.user_classes import name_in_yaml
 from rlstab.config.user_code import checksums, portable
 from rlstab.core.compose import Composition, Observe, Within
 from rlstab.core.method import Method
-from rlstab.core.settings import settings_of
+from rlstab.core.method_settings import settings_of
 from rlstab.errors import ReportError
 from rlstab.files import checksum, from_home
 from rlstab.models.loading import SHIPPED

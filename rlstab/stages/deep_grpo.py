@@ -8,8 +8,8 @@ from torch import Tensor
 
 from rlstab.core.metadata import About
 from rlstab.core.method import State
+from rlstab.core.method_settings import Range
 from rlstab.core.random import uniform
-from rlstab.core.settings import Range
 from rlstab.core.stats import Grouped, Mean, Settled, Stat
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import Expansion, RolloutExpander

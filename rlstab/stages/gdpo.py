@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rlstab.core.method import State
-from rlstab.core.settings import Range
+from rlstab.core.method_settings import Range
 from rlstab.core.stats import Mean, Settled, Stat
 from rlstab.stages.group_relative import grpo
 from rlstab.stages.response_batch import ResponseBatch

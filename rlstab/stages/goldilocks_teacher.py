@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlstab.core.method import State
-from rlstab.core.settings import Range
+from rlstab.core.method_settings import Range
 from rlstab.core.stats import Mean, Settled, Stat
 from rlstab.stages import pass_rates
 from rlstab.stages.half_sigmoid import HalfSigmoid

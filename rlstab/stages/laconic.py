@@ -7,7 +7,7 @@ from typing import Annotated
 from torch import Tensor
 
 from rlstab.core.method import State
-from rlstab.core.settings import Range, check_order
+from rlstab.core.method_settings import Range, check_order
 from rlstab.core.stats import Mean, Settled, Stat
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import RewardShaper

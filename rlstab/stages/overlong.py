@@ -6,7 +6,7 @@ from typing import Annotated
 from torch import Tensor
 
 from rlstab.core.method import State
-from rlstab.core.settings import Range
+from rlstab.core.method_settings import Range
 from rlstab.core.stats import Mean, Settled
 from rlstab.errors import OutOfRange
 from rlstab.stages.response_batch import ResponseBatch

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlstab.core.method import State
-from rlstab.core.settings import Range
+from rlstab.core.method_settings import Range
 from rlstab.core.stats import Grouped, Mean, Settled, Stat
 from rlstab.errors import OutOfRange
 from rlstab.stages.response_batch import ResponseBatch

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rlstab.core.metadata import About
 from rlstab.core.method import State
-from rlstab.core.settings import Range
+from rlstab.core.method_settings import Range
 from rlstab.core.stats import Mean, Pool, Settled, Stat
 from rlstab.stages.group_relative import all_alike
 from rlstab.stages.response_batch import ResponseBatch

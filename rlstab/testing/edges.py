@@ -18,8 +18,8 @@ from torch import Tensor
 
 from rlstab.core.batch import BASICS, MARKS, SIGNALS
 from rlstab.core.method import Method
+from rlstab.core.method_settings import settings_of
 from rlstab.core.objective import TokenObjective
-from rlstab.core.settings import settings_of
 from rlstab.testing.fresh_process import methods_of
 from rlstab.testing.steps import LOGS, Step, in_domain, make_step
 

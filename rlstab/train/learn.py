@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -378,23 +377,6 @@ def _tokens(prompt: Tensor, response: Tensor, group: Tensor, size: int) -> int:
 
 
 # -- evidence and rates ----------------------------------------------------------------------------------------------
-
-
-def reference_logprobs(
-    gathered: Callable[[], AbstractContextManager[Policy]], run: RunConfig, hint: str | None, rollout: Rollout
-) -> Tensor:
-    """The log-probs of another policy, ``(R, T)`` float32; every process calls it.
-
-    Args:
-        gathered: enters the policy with all of its weights; an adapter is switched off meanwhile.
-        run: the configuration.
-        hint: text that it reads before each prompt.
-        rollout: holds the tokens.
-    """
-    with gathered() as policy, policy.without_adapter():
-        sequences = rollout.sequences if hint is None else policy.hinted(rollout.sequences, hint)
-        size, temperature = run.optimisation.micro_batch_size, run.rollout.temperature
-        return policy.evidence(sequences, {"logprobs"}, size, temperature=temperature)["logprobs"]
 
 
 def squared_gradients(policy: Policy, sequences: Sequences, temperature: float, where: Tensor | None = None) -> Tensor:

@@ -33,25 +33,22 @@ from accelerate.utils import (
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import track
-from torch import Tensor
 from torch.utils import deterministic
 
 from rlstab.config.identity import digest
 from rlstab.config.runs import RunConfig
-from rlstab.config.settings import OTHER_MODELS
 from rlstab.config.user_classes import require_storable
 from rlstab.config.user_code import checksums, portable
 from rlstab.console import Terminal, command
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.objective import active_methods, require_signals
 from rlstab.errors import ConfigError, FitWarning, MissingSignal, NonFinite, RlstabError
-from rlstab.explain.costs import reference as reference_of
 from rlstab.explain.stages import lacking
 from rlstab.extras import require_trackers
 from rlstab.logs.watch import Watch, told
 from rlstab.models.decoding import require_decoding
-from rlstab.models.policy import load_policy, require_prompts, require_same_tokens, require_trainable
-from rlstab.models.sampler import Sampler
+from rlstab.models.policy import load_policy, require_prompts, require_trainable
+from rlstab.models.sampler_weights import Sampler
 from rlstab.record.files import dumped
 from rlstab.record.writer import Recorder
 from rlstab.run_files import CHECKPOINTS, DUMP, METRICS, SAMPLES
@@ -65,7 +62,8 @@ from rlstab.train import checkpoint
 from rlstab.train.engine import build_engine, is_sharded, require_launcher
 from rlstab.train.evaluate import evaluate
 from rlstab.train.generate import Generator, SignalProvider, require_provider_names
-from rlstab.train.learn import Learner, Refusals, reference_logprobs
+from rlstab.train.learn import Learner, Refusals
+from rlstab.train.other_models import load_other_models
 from rlstab.train.rollout import Progress, Rollout
 from rlstab.train.run_folder import RunFolder, describe, line, read_records
 from rlstab.train.tracking import Metrics, ProgressBar, start_trackers, summary_table
@@ -213,20 +211,7 @@ class Trainer:
                 if self.main:
                     tell(console, "note", text)
             require_decoding(policy, run.model.name, self.task.example("train", 0), run.rollout)
-        other_models, self.first_lines = dict[str, Callable[[Rollout], Tensor]](), list[str]()
-        for needed, role in OTHER_MODELS.items():
-            if needed not in run.composition.needs or needed in signals:
-                continue
-            named = getattr(run.model, role)
-            self.first_lines.append(f"{role} model: {reference_of(run, named)}")
-            gathered = self.engine.gathered_policy  # with the adapter off
-            if run.model.adapter is None or named is not None:
-                other = load_policy(named or run.model.name, device=device, precision=precision)
-                if role == "teacher":
-                    require_same_tokens(self.policy, other, named or run.model.name)
-                gathered = self.engine.frozen(other)
-            hint = run.model.teacher_prompt if role == "teacher" else None
-            other_models[needed] = partial(reference_logprobs, gathered, run, hint)
+        other_models, self.first_lines = load_other_models(run, self.engine, signals, device)
 
         self.sampler = Sampler(run.rollout.precision, run.rollout.weight_noise, run.seed)
         policy_now = partial(self.sampler.refreshed, self.policy)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from rlstab import Mean, Penalty, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import token_mean
 from rlstab.core.metadata import About, IdleSign, NoOpAt
-from rlstab.core.settings import check_order
+from rlstab.core.method_settings import check_order
 
 
 class AdaptiveEntropy(TokenObjective):

@@ -7,7 +7,7 @@ from torch import Tensor
 from rlstab import Bounds, Mean, PolicyOutputs, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import bounded_exp, token_log_ratio
 from rlstab.core.metadata import About, NoOpAt
-from rlstab.core.settings import check_order, percent
+from rlstab.core.method_settings import check_order, percent
 from rlstab.zoo.covariant import Covariant
 
 #: Added to the seed, so that no other method and no sampler draws the same numbers.

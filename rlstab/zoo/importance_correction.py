@@ -10,7 +10,7 @@ from torch import Tensor
 from rlstab import NOTHING, Mean, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import MAX_LOG_RATIO
 from rlstab.core.metadata import About, NoOpAt
-from rlstab.core.settings import check_order
+from rlstab.core.method_settings import check_order
 
 #: Distance of a token from the sampler, by the log-ratio.
 _DIVERGENCES: Mapping[str, Callable[[Tensor], Tensor]] = {

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from rlstab import Bounds, Mean, Penalty, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.metadata import About, NoOpAt
+from rlstab.core.method_settings import percent
 from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.core.settings import percent
 from rlstab.kl_estimators import k3
 
 

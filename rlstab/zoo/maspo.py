@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rlstab import Constants, Gate, Range, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.metadata import About, NoOpAt
-from rlstab.core.settings import check_order
+from rlstab.core.method_settings import check_order
 
 
 class MASPO(TokenObjective):

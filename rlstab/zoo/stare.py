@@ -7,7 +7,7 @@ import torch
 
 from rlstab import Mean, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.metadata import About, IdleSign, NoOpAt
-from rlstab.core.settings import check_order, percent
+from rlstab.core.method_settings import check_order, percent
 
 
 class STARE(TokenObjective):

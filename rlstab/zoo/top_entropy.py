@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from rlstab import Mean, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.metadata import About, IdleSign, NoOpAt
-from rlstab.core.settings import percent
+from rlstab.core.method_settings import percent
 from rlstab.zoo.divided_mask import DividedMask
 
 

@@ -8,7 +8,7 @@ import yaml
 
 from rlstab.bench.file import load_bench
 from rlstab.config import RunConfig, load_objective, load_run, suggestions
-from rlstab.core.settings import settings_of
+from rlstab.core.method_settings import settings_of
 from rlstab.errors import ConfigError, Conflict
 from rlstab.stages import STAGES
 from rlstab.zoo import METHODS

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from rlstab.core.method import State
+from rlstab.core.method_settings import Range
 from rlstab.core.random import uniform
-from rlstab.core.settings import Range
 from rlstab.core.stats import Settled
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import RewardShaper
