@@ -202,12 +202,8 @@ def load_bench(source: str | Path | Mapping[str, Any], *, out: str | Path | None
         raise document.error(("baseline",), f"no method is called '{baseline}'. {did_you_mean(baseline, methods)}")
     template = None
     if file.command is not None:
-        value_names = {
-            key
-            for values_by_name in (*settings.values(), *(method.set for method in methods.values()))
-            for key in values_by_name
-        }
-        template = template_of(document, file.command, file.config, value_names, folder)
+        keys = set().union(*settings.values(), *(method.set for method in methods.values()))
+        template = template_of(document, file.command, file.config, keys, folder)
     loaded = _load_all(document, base, template, methods, settings)
     out_folder = Path(out or file.out or f"runs/{file.name}")
     runs = tuple(
@@ -340,9 +336,7 @@ def _seeds(document: Document, seeds: int | list[int], runs: int) -> tuple[int, 
     """The seeds of a bench that makes ``runs`` runs with one seed."""
     count = seeds if isinstance(seeds, int) else len(seeds)
     if count > MAX_RUNS // runs:
-        text = (
-            f"{shown(count)} seeds x {runs} runs are too many: a bench has at most {MAX_RUNS} runs. Take fewer seeds."
-        )
+        text = f"{shown(count)} seeds x {runs} runs are too many: a bench has at most {MAX_RUNS}. Take fewer seeds."
         raise document.error(("seeds",), text)
     if isinstance(seeds, int):
         return tuple(range(seeds))

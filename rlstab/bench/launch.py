@@ -80,12 +80,9 @@ def template_of(document: Document, command: str, config: str | None, given: Ite
     for name in sorted(names - fillable):
         text = f"{{{name}}} is not filled in by anything. {did_you_mean(name, fillable)} Double braces that stay."
         raise document.error(("command",), text)
-    for name, consequence in (
-        ("out", "all runs would write into one folder"),
-        ("config", "the file would not be read"),
-    ):
+    for name, effect in (("out", "all runs would write into one folder"), ("config", "the file would not be read")):
         if name in fillable and name not in names:
-            raise document.error(("command",), f"without {{{name}}} {consequence}. Add it to the command.")
+            raise document.error(("command",), f"without {{{name}}} {effect}. Add it to the command.")
     file = None
     if config is not None:
         try:

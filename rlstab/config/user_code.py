@@ -131,16 +131,14 @@ def _imported(path: Path) -> list[Path]:
     They are looked for again where one of the files, or of the folders that hold them, was modified.
     """
     stamps, files = _imports.get(path, ({}, []))
-    if not stamps or stamps != {path_near: _stamp(path_near) for path_near in stamps}:
+    if not stamps or stamps != {near_path: _stamp(near_path) for near_path in stamps}:
         finder = ModuleFinder([str(path.parent)], excludes=["rlstab"])
         with suppress(SyntaxError, ValueError, OSError):  # reported when the file is loaded
             finder.run_script(str(path))
         imported = (getattr(module, "__file__", None) for module in finder.modules.values())
         files = sorted(Path(file) for file in imported if file and Path(file) != path)
-        _imports[path] = (
-            {path_near: _stamp(path_near) for file in (path, *files) for path_near in (file, file.parent)},
-            files,
-        )
+        stamps = {near_path: _stamp(near_path) for file in (path, *files) for near_path in (file, file.parent)}
+        _imports[path] = stamps, files
     return files
 
 

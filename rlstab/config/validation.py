@@ -122,10 +122,8 @@ def _line(document: Document, model: type[BaseModel], mistake: Mapping[str, Any]
     if isinstance(value := mistake["input"], str):
         if kind in ("float_type", "int_type") and _NUMBER.fullmatch(value):
             text += f" Write it without the quotes: {value}."
-        elif kind == "literal_error" and (
-            suggestion := _near(value, re.findall("'([^']*)'", str(context["expected"])))
-        ):
-            text += f" Did you mean {suggestion}?"
+        elif kind == "literal_error" and (guess := _near(value, re.findall("'([^']*)'", str(context["expected"])))):
+            text += f" Did you mean {guess}?"
         elif "a list" in message:
             text += f" Write {last}: {flow([value])}."
     if kind.startswith("model_") and (section := next(models_in(SECTIONS.get(str(last))), None)) is not None:

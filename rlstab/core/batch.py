@@ -325,9 +325,8 @@ class TokenBatch(SequenceArithmetic):
     def _each(self, change: Callable[[str, Tensor], Tensor], here: TokenBatch | None) -> TokenBatch:
         """A batch of changed tensors, by the names of fields, without the cached values of this one or new checks."""
         attributes = {field.name: vars(self)[field.name] for field in fields(self) if field.name in vars(self)}
-        attributes = {
-            name: change(name, value) if isinstance(value, Tensor) else value for name, value in attributes.items()
-        }
+        tensors = {name: value for name, value in attributes.items() if isinstance(value, Tensor)}
+        attributes |= {name: change(name, values) for name, values in tensors.items()}
         attributes["extra"] = {name: change("extra", values) for name, values in self.extra.items()}
         if self._layout is not None:
             attributes["_layout"] = Layout(change("_layout", self._layout.index), self._layout.shape)
@@ -364,9 +363,8 @@ class TokenBatch(SequenceArithmetic):
 
     def __repr__(self) -> str:
         names = [name for name in SIGNALS if getattr(self, name) is not None] + sorted(self.extra)
-        return (
-            f"TokenBatch({self.num_sequences} responses, {len(self)} tokens{'; ' if names else ''}{', '.join(names)})"
-        )
+        signals = "; " * bool(names) + ", ".join(names)
+        return f"TokenBatch({self.num_sequences} responses, {len(self)} tokens{signals})"
 
 
 def layout_of(batch: TokenBatch) -> Layout:

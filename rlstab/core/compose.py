@@ -89,9 +89,9 @@ class Composition(Combinator, combinator=True):
     def _member_terms(self, batch: TokenBatch, stat: Settled, state: State, key: str = "") -> dict[str, Member]:
         return {
             name: member
-            for member_key, method in self.keyed.items()
+            for label, method in self.keyed.items()
             for name, member in method._member_terms(
-                batch, stat.member(member_key), state[member_key], _under(key, member_key)
+                batch, stat.member(label), state[label], _under(key, label)
             ).items()
         }
 

@@ -188,12 +188,11 @@ def loss_of_part(
     batch, terms = part.batch, part.terms
     if not isinstance(policy, PolicyOutputs):
         raise OutOfRange(f"the policy is {kind_of(policy)}. Pass PolicyOutputs.from_padded(batch, logprobs=...).")
-    old_logprobs, live_logprobs = batch.old_logprobs, policy.logprobs
-    if live_logprobs.shape != old_logprobs.shape or live_logprobs.device != old_logprobs.device:
+    old, live = batch.old_logprobs, policy.logprobs
+    if live.shape != old.shape or live.device != old.device:
         raise ShapeError(
-            f"the policy has {live_logprobs.numel()} log-probs on {live_logprobs.device} for a batch of {len(batch)} "
-            f"tokens on {old_logprobs.device}. Build it with PolicyOutputs.from_padded(batch, ...) from the same rows, "
-            "on one device."
+            f"the policy has {live.numel()} log-probs on {live.device} for a batch of {len(batch)} tokens on "
+            f"{old.device}. Build it with PolicyOutputs.from_padded(batch, ...) from the same rows, on one device."
         )
     _require_gradient(part, policy)
     aggregate = terms.aggregate or token_mean
@@ -232,12 +231,10 @@ def loss_of_part(
         if penalty.where is not None:
             value = torch.where(penalty.where, value, 0.0)
         report[f"{name}/value"] = _mean_where(value, penalty.where)
-        scale, reduction = penalty.coefficient, penalty.aggregate or aggregate
-        penalised[reduction] = (
-            torch.add(penalised[reduction], value, alpha=scale) if reduction in penalised else scale * value
-        )
-    for reduction, values in penalised.items():
-        factor = _coefficients(reduction, batch, torch.ones_like(keep), everything, values.dtype)
+        scale, mode = penalty.coefficient, penalty.aggregate or aggregate
+        penalised[mode] = torch.add(penalised[mode], value, alpha=scale) if mode in penalised else scale * value
+    for mode, values in penalised.items():
+        factor = _coefficients(mode, batch, torch.ones_like(keep), everything, values.dtype)
         loss = loss + (values * factor).sum()
         zeros.add_(values.detach(), alpha=0)
 

@@ -42,7 +42,7 @@ class NoOpAt:
     def reached(self, method: object) -> bool:
         """Whether the settings of a method, and not only an optimizer step, make it the identity."""
         return self.settings is not None and all(
-            getattr(method, name) == limit for name, limit in self.settings.items()
+            getattr(method, name) == value for name, value in self.settings.items()
         )
 
 

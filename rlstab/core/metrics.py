@@ -23,8 +23,8 @@ class RunningMeans(dict[str, Mean]):
     def take(self) -> Sums:
         """Sums and counts since the last call; those of a device are copied together, since each read waits for it."""
         values = [
-            float(scalar)
-            for scalar in on_cpu([scalar for mean in self.values() for scalar in (mean.total, mean.count)])
+            float(number)
+            for number in on_cpu([number for mean in self.values() for number in (mean.total, mean.count)])
         ]
         sums = dict(zip(self, zip(values[::2], values[1::2], strict=True), strict=True))
         self.clear()

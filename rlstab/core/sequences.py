@@ -68,9 +68,9 @@ class SequenceArithmetic:
         reach = (1 - q if upper else q) * (self._longest - 1)
         ordered = rows.topk(min(self._longest, math.floor(reach) + 3), largest=upper).values
         position = q * (size - 1).clamp(min=0).double()
-        rounded = position.round()
+        integer = position.round()
         position = torch.where(
-            (position - rounded).abs() <= 4e-15 * rounded.clamp(min=1), rounded, position
+            (position - integer).abs() <= 4e-15 * integer.clamp(min=1), integer, position
         )  # 0.57 * 100
         ends = torch.stack([position.floor(), position.ceil()], 1).long()
         ends = (size[:, None] - 1 - ends if upper else ends).clamp(min=0)

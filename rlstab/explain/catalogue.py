@@ -61,9 +61,7 @@ def blocks(sections: Iterable[tuple[str, Sequence[tuple[str, str]]]]) -> Iterato
             table.add_column(no_wrap=True)
             for name, text in rows:
                 headline, _, facts = text.partition("\n")
-                table.add_row(
-                    escape(name), f"{escape(headline)}\n[dim]{escape(facts)}[/]" if facts else escape(headline)
-                )
+                table.add_row(escape(name), escape(headline) + f"\n[dim]{escape(facts)}[/]" * bool(facts))
             yield f"[bold]{escape(heading)}[/]"
             yield Padding(table, (0, 0, 1, 2))
 

@@ -89,9 +89,7 @@ def _passes(objective: Composition, run: RunConfig) -> str:
     optimisation, extra = run.optimisation, []
     if optimisation.old_logprobs == "recompute":
         extra.append("one per rollout for the old log-probs")
-    extra += [
-        f"one per rollout of the {model} model" for name, model in OTHER_MODELS.items() if name in objective.needs
-    ]
+    extra += [f"one per rollout of the {role} model" for name, role in OTHER_MODELS.items() if name in objective.needs]
     if optimisation.refresh == "step":
         extra.append("one per optimizer step for fresh evidence")
     steps, rollout = optimisation.optimizer_steps_per_rollout, f"{run.rollout.prompts} x {run.rollout.group} responses"

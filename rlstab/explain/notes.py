@@ -59,10 +59,10 @@ def repeated(objective: Composition) -> list[str]:
     for name, count in Counter(method.name for method in objective.members).items():
         if count > 1 and name != "within":
             first, *copies = [method for method in objective.members if method.name == name]
-            settings = (
-                "with the same settings" if all(method == first for method in copies) else "with different settings"
+            kind = "the same" if all(method == first for method in copies) else "different"
+            lines.append(
+                f"{name} is listed {count} times with {kind} settings, and each acts. Remove one if that is not meant."
             )
-            lines.append(f"{name} is listed {count} times {settings}, and each acts. Remove one if that is not meant.")
     return lines
 
 

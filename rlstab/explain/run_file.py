@@ -147,14 +147,12 @@ def _methods(items: Sequence[Mapping[str, Any]], indent: str, sources: Mapping[s
         cls: Any = METHODS.get(name) if name in METHODS.names() else STAGES.get(name)
         yield f"{indent}- name: {name}", summary(cls)
         allowed = {key.name: str(key).replace(" or None", " or null") for key in settings_of(cls)}
-        descriptions = card(cls).parameters
+        texts = card(cls).parameters
         for key in allowed:
             source = sources.get(f"{name}.{key}")
             remark = f" This value: {source}." if source else ""
-            yield (
-                f"{indent}  {key}: {flow(item[key])}",
-                f"{descriptions.get(key, allowed[key])}{remark}".replace("``", "`"),
-            )
+            comment = f"{texts.get(key, allowed[key])}{remark}".replace("``", "`")
+            yield f"{indent}  {key}: {flow(item[key])}", comment
 
 
 def _said(description: str, schema: Mapping[str, Any]) -> str:

@@ -75,12 +75,12 @@ def lacking(run: RunConfig) -> list[str]:
     """Evidence that stages need and the trainer does not have, for which it refuses the run."""
     names, messages = {*COSTS["stages"], *SIGNAL_NAMES, *run.reward_evidence}, list[str]()
     for stage in run.pipeline:
-        available = {name for name in names if not cost(stage, name).startswith(_LACKS)}
-        for name in sorted(stage.needs - available):
+        offered = {name for name in names if not cost(stage, name).startswith(_LACKS)}
+        for name in sorted(stage.needs - offered):
             reason = (
                 f"{cost(stage, name)}. Remove the stage."
                 if name in names
-                else f"{_LACKS}. {did_you_mean(name, available)}"
+                else f"{_LACKS}. {did_you_mean(name, offered)}"
             )
             messages.append(f"the stage '{stage.name}' reads '{name}': {reason}")
     return messages

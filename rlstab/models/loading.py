@@ -103,13 +103,11 @@ def vocabulary_size(config: PretrainedConfig) -> int:
 
 def require_pad_token(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, name: str) -> None:
     """Raises ModelError if the tokenizer has no pad token, or one without an embedding in the model."""
-    pad, vocabulary = tokenizer.pad_token_id, vocabulary_size(config)
-    if pad is None or pad >= vocabulary:
+    pad, size = tokenizer.pad_token_id, vocabulary_size(config)
+    if pad is None or pad >= size:
         lacks = "no pad token"
         if pad is not None:
-            lacks = (
-                f"the pad token {pad} ({tokenizer.pad_token!r}), and the model has embeddings for {vocabulary} tokens"
-            )
+            lacks = f"the pad token {pad} ({tokenizer.pad_token!r}), and the model has embeddings for {size} tokens"
         raise ModelError(
             f"the tokenizer of '{name}' has {lacks}; prompts are padded on the left. Set another one and save it: "
             f"tokenizer.pad_token = tokenizer.eos_token; tokenizer.save_pretrained(folder)."

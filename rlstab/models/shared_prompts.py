@@ -37,13 +37,13 @@ class SharedPrompts:
     def among(cls, prompt_ids: Tensor, prompt_mask: Tensor, length: int) -> SharedPrompts | None:
         """The shared ones of ``(R, P)`` prompts with responses of ``length`` tokens; None if too few would be saved."""
         ids = torch.where(prompt_mask, prompt_ids, -1)
-        different, prompt_index = ids.unique(dim=0, return_inverse=True)
+        different, index = ids.unique(dim=0, return_inverse=True)
         if not worthwhile(len(ids), len(different), ids.shape[1], length):
             return None
         rows = torch.arange(len(ids), device=ids.device)
         return cls(
-            prompt_index.new_full((len(different),), len(ids)).scatter_reduce(0, prompt_index, rows, "amin"),
-            prompt_index,
+            index.new_full((len(different),), len(ids)).scatter_reduce(0, index, rows, "amin"),
+            index,
         )
 
 
@@ -101,10 +101,8 @@ def forward_shared(
         past_key_values=cache,
         use_cache=True,
     )
-    cache_layers: list[Any] = cache.layers  # all of one kind, see can_share
-    layers = [
-        layer for layer in cache_layers if layer.is_initialized
-    ]  # a layer that reads the keys of another stays empty
+    states: list[Any] = cache.layers  # all of one kind, see can_share
+    layers = [layer for layer in states if layer.is_initialized]  # a layer that reads the keys of another stays empty
     *tensors, last = _apart([*(tensors for layer in layers for tensors in (layer.keys, layer.values)), prompts[:, -1:]])
     for layer, keys, values in zip(layers, tensors[::2], tensors[1::2], strict=True):
         layer.keys, layer.values = keys, values

@@ -79,27 +79,16 @@ def run_probes(
         planned, remarks = _plan(suite, lines, quick, out)
     if not dry_run:
         _require_own(out)
-    of_runs, records_by_identity = {run.name: identity(run) for run in planned}, recorded(*map(Path, records))
+    of_runs, archive = {run.name: identity(run) for run in planned}, recorded(*map(Path, records))
     # two rows may need the same run: half the rate at twice the dose, or the true reward at any dose
     first = {of_runs[run.name]: run for run in reversed(planned)}
-    missing = [
-        run for run in planned if of_runs[run.name] not in records_by_identity and first[of_runs[run.name]] is run
-    ]
-    recorded_count, plan = (
-        sum(of_runs[run.name] in records_by_identity for run in planned),
-        plan_of(missing, overwrite=True, retry=retry),
-    )
+    missing = [run for run in planned if of_runs[run.name] not in archive and first[of_runs[run.name]] is run]
+    hits, plan = sum(of_runs[run.name] in archive for run in planned), plan_of(missing, overwrite=True, retry=retry)
     left = len(plan["anew"] + plan["resumed"])
     rest = f"; {len(missing)} runs in {out} give the others, {left} of them still to make" if missing else ""
-    console.print(
-        escape(f"{len(planned)} outcomes: {recorded_count} are recorded{rest}."), highlight=False, soft_wrap=True
-    )
+    console.print(escape(f"{len(planned)} outcomes: {hits} are recorded{rest}."), highlight=False, soft_wrap=True)
     if left:
-        seconds = [
-            records_by_identity[of_runs[run.name]].cpu_seconds
-            for run in planned
-            if of_runs[run.name] in records_by_identity
-        ]
+        seconds = [archive[of_runs[run.name]].cpu_seconds for run in planned if of_runs[run.name] in archive]
         took = [second for second in seconds if second is not None]
         rollouts = sum(run.training.optimisation.rollouts for run in plan["anew"] + plan["resumed"])
         time = f", about {left * sum(took) / len(took) / 60:.0f} CPU-minutes, as recorded runs took" if took else ""
@@ -119,15 +108,11 @@ def run_probes(
     for run in missing:
         result = made(run, of_runs[run.name])
         if isinstance(result, Record):
-            records_by_identity[result.identity] = result
+            archive[result.identity] = result
         elif result is not None:
             failures.setdefault(result, []).append(run.name)
     remarks += [f"{few(runs)}: {reason}" for reason, runs in failures.items()]
-    results = [
-        replace(records_by_identity[of_runs[run.name]], **_cell_of(run))
-        for run in planned
-        if of_runs[run.name] in records_by_identity
-    ]
+    results = [replace(archive[of_runs[run.name]], **_cell_of(run)) for run in planned if of_runs[run.name] in archive]
     drawn = draw_map(suite, {line.name: line.kinds for line in lines}, results, remarks=remarks)
     for name, text in zip(_FILES, (page(drawn), drawn.markdown, drawn.json, as_lines(results)), strict=True):
         replace_file(out / name, text)

@@ -39,9 +39,7 @@ from rlstab.signals.tile import (
 def slow_bf16() -> bool:
     """Whether bfloat16 products are slower than float32 ones on this CPU: x86 with neither AVX512_BF16 nor AMX."""
     fast = [getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile")]
-    return platform.machine() in ("x86_64", "AMD64") and all(
-        supports is not None and not supports() for supports in fast
-    )
+    return platform.machine() in ("x86_64", "AMD64") and all(check is not None and not check() for check in fast)
 
 
 def _multiplied(hidden: Tensor) -> Tensor:

@@ -106,14 +106,14 @@ class Blockwise(AdvantageEstimator):
         rewards, outcomes = responses.evidence("block_rewards").double(), responses.evidence("block_outcomes").long()
         blocks = [torch.zeros_like(responses.rewards)]  # of tokens in no block
         for number in range(rewards.shape[1]):
-            reward, has_block = rewards[:, number], outcomes[:, number] > 0
+            reward, mask = rewards[:, number], outcomes[:, number] > 0
             stratum = _stratum(responses, outcomes, number)
-            baseline, even = _mean(reward, has_block, stratum)
+            baseline, even = _mean(reward, mask, stratum)
             if self.shrink:
-                wide, even = _mean(reward, has_block, responses.group)
-                size = _size(has_block, stratum)
+                wide, even = _mean(reward, mask, responses.group)
+                size = _size(mask, stratum)
                 baseline = (baseline * size + self.shrink * wide) / (size + self.shrink)
-            blocks.append(torch.where(has_block & ~even, reward - baseline, 0.0))
+            blocks.append(torch.where(mask & ~even, reward - baseline, 0.0))
         ids = responses.evidence("block_ids").long()
         return torch.stack(blocks, 1).gather(1, ids.clamp(min=-1) + 1)
 
@@ -122,8 +122,8 @@ class Blockwise(AdvantageEstimator):
         outcomes = responses.evidence("block_outcomes").long()
         lone = Mean.of(torch.zeros(0))
         for number in range(outcomes.shape[1]):
-            has_block = outcomes[:, number] > 0
-            lone = lone.merge(Mean.of(_size(has_block, _stratum(responses, outcomes, number)) == 1, has_block))
+            mask = outcomes[:, number] > 0
+            lone = lone.merge(Mean.of(_size(mask, _stratum(responses, outcomes, number)) == 1, mask))
         return {"alone": lone, "blocks": Mean.of((outcomes > 0).sum(-1).double())}
 
 
@@ -136,15 +136,13 @@ def _stratum(responses: ResponseBatch, outcomes: Tensor, number: int) -> Tensor:
     return numbered
 
 
-def _size(has_block: Tensor, stratum: Tensor) -> Tensor:
+def _size(mask: Tensor, stratum: Tensor) -> Tensor:
     """``(S,)`` number of responses in a response's set that have the block."""
-    return torch.zeros(len(has_block), dtype=torch.float64).index_add(0, stratum, has_block.double())[stratum]
+    return torch.zeros(len(mask), dtype=torch.float64).index_add(0, stratum, mask.double())[stratum]
 
 
-def _mean(values: Tensor, has_block: Tensor, stratum: Tensor) -> tuple[Tensor, Tensor]:
+def _mean(values: Tensor, mask: Tensor, stratum: Tensor) -> tuple[Tensor, Tensor]:
     """``(S,)`` mean over the responses of a response's set that have the block, and whether all are equal."""
     zeros = torch.zeros_like(values)
-    mean = zeros.index_add(0, stratum, torch.where(has_block, values, 0.0))[stratum] / _size(has_block, stratum).clamp(
-        min=1
-    )
-    return mean, equal_within(values, stratum, has_block)
+    mean = zeros.index_add(0, stratum, torch.where(mask, values, 0.0))[stratum] / _size(mask, stratum).clamp(min=1)
+    return mean, equal_within(values, stratum, mask)

@@ -166,18 +166,14 @@ class DeepGRPO(RolloutExpander):
         return Expansion(parents=parents, pivots=torch.tensor(pivots, dtype=torch.int64), branches=self.branches)
 
     def report(self, responses: ResponseBatch, stat: Settled, state: State) -> dict[str, Mean]:
-        branch, all_responses, without = (
-            responses.given > 0,
-            stat.grouped("of_prompt"),
-            stat.grouped("without_branches"),
-        )
+        branch, full, without = responses.given > 0, stat.grouped("of_prompt"), stat.grouped("without_branches")
         fitted, ends, lengths = self.fitted(state), responses.select(branch), responses.lengths
         report = {
             "branches": Mean(Mean.of(branch).total, Mean.of(~branch).total),
             "tokens": Mean(Mean.of(lengths, branch).total, Mean.of(lengths, ~branch).total),
             "pivot": Mean.of(ends.pivot[ends.first]),
             "recovered": Mean.of(self._best(ends)),
-            "both_outcomes": Mean.of(_both(all_responses)),
+            "both_outcomes": Mean.of(_both(full)),
             "both_outcomes_without": Mean.of(_both(without)),
             "fitted": Mean.scalar(float(fitted is not None)),
         }
@@ -231,27 +227,25 @@ def logistic(x: Tensor, y: Tensor) -> tuple[float, float]:
     they do not descend, from the slope 0 and its best intercept. The same numbers give the same bits.
     """
     share = float(y.mean())
-    coefficients = torch.tensor([math.log(share) - math.log1p(-share), 0.0], dtype=torch.float64)
+    beta = torch.tensor([math.log(share) - math.log1p(-share), 0.0], dtype=torch.float64)
     columns = torch.stack([torch.ones_like(x), x], 1)
     ridge = torch.tensor([0.0, RIDGE], dtype=torch.float64)
 
-    def cost(coefficients: Tensor) -> float:
-        scores = columns @ coefficients
-        return float(
-            (torch.nn.functional.softplus(scores) - y * scores).sum() + (ridge * coefficients.square()).sum() / 2
-        )
+    def cost(beta: Tensor) -> float:
+        scores = columns @ beta
+        return float((torch.nn.functional.softplus(scores) - y * scores).sum() + (ridge * beta.square()).sum() / 2)
 
     for _ in range(100):
-        chance = torch.sigmoid(columns @ coefficients)
-        slope = columns.T @ (chance - y) + ridge * coefficients
+        chance = torch.sigmoid(columns @ beta)
+        slope = columns.T @ (chance - y) + ridge * beta
         if float(slope.abs().max()) <= 1e-10 * len(x):
             break
         curve = columns.T @ (columns * (chance * (1 - chance)).unsqueeze(1)) + torch.diag(ridge)
-        step, current = torch.linalg.solve(curve, slope), cost(coefficients)
-        while cost(coefficients - step) > current and float(step.abs().max()) > 1e-14:
+        step, current = torch.linalg.solve(curve, slope), cost(beta)
+        while cost(beta - step) > current and float(step.abs().max()) > 1e-14:
             step = step / 2
-        coefficients = coefficients - step
-    return float(coefficients[0]), float(coefficients[1])
+        beta = beta - step
+    return float(beta[0]), float(beta[1])
 
 
 def _both(outcomes: Grouped) -> Tensor:

@@ -70,15 +70,11 @@ def block_evidence(
     ids = torch.full((len(blocks), width), -1, dtype=torch.int64)
     rewards = torch.zeros((len(blocks), width_of_blocks), dtype=torch.float64)
     outcomes = torch.zeros((len(blocks), width_of_blocks), dtype=torch.int64)
-    for row, response_blocks in enumerate(blocks):
-        sampled = token_blocks(answers[row], texts[row], response_blocks, decode)[given[row] :]
+    for row, row_blocks in enumerate(blocks):
+        sampled = token_blocks(answers[row], texts[row], row_blocks, decode)[given[row] :]
         ids[row, : len(sampled)] = torch.tensor(sampled, dtype=torch.int64)
-        rewards[row, : len(response_blocks)] = torch.tensor(
-            [block.reward for block in response_blocks], dtype=torch.float64
-        )
-        outcomes[row, : len(response_blocks)] = torch.tensor(
-            [block.outcome + 1 for block in response_blocks], dtype=torch.int64
-        )
+        rewards[row, : len(row_blocks)] = torch.tensor([block.reward for block in row_blocks], dtype=torch.float64)
+        outcomes[row, : len(row_blocks)] = torch.tensor([block.outcome + 1 for block in row_blocks], dtype=torch.int64)
     return {"block_ids": ids, "block_rewards": rewards, "block_outcomes": outcomes}
 
 

@@ -83,12 +83,10 @@ class TextScorer:
             _same_mathematics("1", "$1$")  # its parser loads what it needs at the first call
 
     def score(self, prompt: str, completion: str, answer: str) -> float:
-        found_answer = find_answer(self.pattern, completion)
-        if found_answer is None:
+        found_text = find_answer(self.pattern, completion)
+        if found_text is None:
             return 0.0
-        return float(
-            answer.strip() == found_answer if self.compare == "exact" else _same_mathematics(answer, found_answer)
-        )
+        return float(answer.strip() == found_text if self.compare == "exact" else _same_mathematics(answer, found_text))
 
 
 def as_mathematics(answer: str) -> str:

@@ -44,9 +44,9 @@ def same_state(what: str, given: Any, other: Any, tolerance: float) -> None:
         for key in given:
             same_state(f"{what}['{key}']", given[key], other[key], tolerance)
     elif isinstance(given, float | Tensor) and type(given) is type(other):
-        tensor, other_tensor = (torch.as_tensor(value, dtype=torch.float64) for value in (given, other))
-        if tensor.shape != other_tensor.shape or not torch.allclose(
-            tensor, other_tensor, tolerance, tolerance, equal_nan=True
+        one_side, other_side = (torch.as_tensor(value, dtype=torch.float64) for value in (given, other))
+        if one_side.shape != other_side.shape or not torch.allclose(
+            one_side, other_side, tolerance, tolerance, equal_nan=True
         ):
             raise BrokenLaw(f"{what} is {given!r} and {other!r}.")
     elif given != other:

@@ -171,9 +171,7 @@ def sharpened(step: Step, seed: int, edges: Sequence[Edge] = (), *, every: bool 
     draw = random.Random(seed)
     if not every:
         edges = draw.sample(edges, min(len(edges), 100))
-    values, live = (
-        {name: column.tolist() for name, column in signals.items()} for signals in (step.evidence, step.live)
-    )
+    values, live = ({name: column.tolist() for name, column in side.items()} for side in (step.evidence, step.live))
     columns = {**values, **{f"live {name}": column for name, column in live.items()}, "live": live["logprobs"]}
     rows: dict[int, list[int]] = {}
     for token, row in enumerate(step.sequence.tolist()):

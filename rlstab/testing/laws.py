@@ -490,9 +490,7 @@ def precision(method: TokenObjective, trial: Trial) -> None:
         run_whole(method, trial.first)
     for dtype in (torch.float32, torch.bfloat16):
         step = with_small(trial.first).cast(dtype, torch.float64)
-        narrow, wide = (
-            run_whole(method, step.cast(dtype_held, dtype_held)) for dtype_held in (torch.float32, torch.float64)
-        )
+        narrow, wide = (run_whole(method, step.cast(kind, kind)) for kind in (torch.float32, torch.float64))
         for outcome in (narrow, wide):  # it counts gates that are exactly 0, as a small one is in float32
             outcome.report = RunningMeans({k: mean for k, mean in outcome.report.items() if not k.endswith("/stopped")})
         narrow.gradients = {name: gradient.double() for name, gradient in narrow.gradients.items()}

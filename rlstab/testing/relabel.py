@@ -28,10 +28,8 @@ def relabellings(step: Step) -> Iterator[tuple[str, Step]]:
     sequences, groups = (ids.unique(return_inverse=True)[1] for ids in (step.sequence_ids, step.group_ids))
     for description, make in _IDS.items():
         relabelled = make(torch.cat([sequences, groups + len(sequences)]))
-        yield (
-            description,
-            replace(step, sequence_ids=relabelled[: len(sequences)], group_ids=relabelled[len(sequences) :]),
-        )
+        sequence_ids, group_ids = relabelled[: len(sequences)], relabelled[len(sequences) :]
+        yield description, replace(step, sequence_ids=sequence_ids, group_ids=group_ids)
 
 
 @contextmanager
@@ -56,14 +54,12 @@ def same_draws(ids: Tensor, originals: Tensor) -> Iterator[None]:
         "uniform_in": lambda seed, group, *rest, draw=random.uniform_in: draw(seed, original(group), *rest),
     }
     spaces = [module.__dict__ for module in list(sys.modules.values()) if module is not None]
-    originals_by_name = {name: getattr(random, name) for name in drawn}
-    patched = [
-        (space, name) for name, value in originals_by_name.items() for space in spaces if space.get(name) is value
-    ]
+    originals_of = {name: getattr(random, name) for name in drawn}
+    patched = [(space, name) for name, value in originals_of.items() for space in spaces if space.get(name) is value]
     for space, name in patched:
         space[name] = drawn[name]
     try:
         yield
     finally:
         for space, name in patched:
-            space[name] = originals_by_name[name]
+            space[name] = originals_of[name]

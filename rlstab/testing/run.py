@@ -101,10 +101,8 @@ class StepOutcome(RunOutcome):
 
     def summed(self, outcomes: Sequence[StepOutcome]) -> StepOutcome:
         """Losses and gradients add up."""
-        gradients = {
-            name: torch.stack([outcome.gradients[name] for outcome in outcomes]).sum(0) for name in self.gradients
-        }
-        return replace(self, loss=sum(outcome.loss for outcome in outcomes), gradients=gradients, report=RunningMeans())
+        gradients = {name: torch.stack([part.gradients[name] for part in outcomes]).sum(0) for name in self.gradients}
+        return replace(self, loss=sum(part.loss for part in outcomes), gradients=gradients, report=RunningMeans())
 
     def require_same(self, what: str, other: StepOutcome, tolerance: float) -> None:
         """Require that loss and gradients agree, too."""

@@ -177,7 +177,7 @@ class Step:
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Step:
         evidence, live = (
-            {name: change(values) for name, values in columns.items()} for columns in (self.evidence, self.live)
+            {name: change(values) for name, values in side.items()} for side in (self.evidence, self.live)
         )
         return replace(self, evidence=evidence, live=live)
 

@@ -138,18 +138,18 @@ class Generator:
         """
         policy, drawn = self.policy(), self.run.rollout.prompts
         parts = [self._answers(policy, progress, 0, drawn, metrics)]
-        learnable = parts[0].responses  # the responses to learn from so far
-        if not count_nonfinite(learnable.rewards, self.comm):
+        learnt = parts[0].responses  # the responses to learn from so far
+        if not count_nonfinite(learnt.rewards, self.comm):
             for expander in self.stages.expanders:
-                learnable, drawn = self._expand(expander, policy, progress, parts, learnable, drawn, metrics)
+                learnt, drawn = self._expand(expander, policy, progress, parts, learnt, drawn, metrics)
         sampled, states = Rollout.joined(parts, policy.pad_id), dict(progress.stages)
         finite = not count_nonfinite(sampled.rewards, self.comm)
         if finite:
             for stage in (self.stages.selector, *self.stages.shapers, *self.stages.expanders):
                 evidence = sampled.seen_by(stage.needs)
                 _, states[stage.name] = advance(stage, evidence, states[stage.name], self.comm, metrics)
-        self._observe(metrics, sampled, learnable)
-        rows = torch.isin(sampled.sequence_ids, learnable.sequence_ids).nonzero().squeeze(-1)
+        self._observe(metrics, sampled, learnt)
+        rows = torch.isin(sampled.sequence_ids, learnt.sequence_ids).nonzero().squeeze(-1)
         rollout, lag = sampled.rows(rows[sampled.sequence_ids[rows].argsort()]), progress.made - progress.rollouts
         rollout = self._with_signals(rollout, metrics, lag, provide=finite)
         return rollout, replace(progress, made=progress.made + 1, drawn=progress.drawn + drawn, stages=states)
@@ -254,30 +254,30 @@ class Generator:
         policy: Policy,
         progress: Progress,
         rollout: Rollout,
-        learnable: ResponseBatch,
-        expansion: Expansion,
+        learnt: ResponseBatch,
+        request: Expansion,
         metrics: Metrics,
     ) -> Rollout:
         """Branches from the pivots of some responses of this rank, with shaped rewards."""
-        no_ids, branches = torch.zeros(0, dtype=torch.int64), expansion.branches
-        parents = no_ids if expansion.parents is None else expansion.parents
-        pivots = no_ids if expansion.pivots is None else expansion.pivots
+        no_ids, branches = torch.zeros(0, dtype=torch.int64), request.branches
+        parents = no_ids if request.parents is None else request.parents
+        pivots = no_ids if request.pivots is None else request.pivots
         row_of = {sequence: row for row, sequence in enumerate(rollout.sequence_ids.tolist())}
-        rows = [row_of[sequence] for sequence in learnable.sequence_ids[parents].tolist()]
+        rows = [row_of[sequence] for sequence in learnt.sequence_ids[parents].tolist()]
         examples, begun = [], []
         for row, pivot in zip(rows, pivots.tolist(), strict=True):
             tokens = rollout.response_ids[row][rollout.response_mask[row]].tolist()
             examples += [rollout.examples[row]] * branches
             begun += [tokens[:pivot]] * branches
-        parent_ids = learnable.sequence_ids[parents].repeat_interleave(branches)
+        parent_ids = learnt.sequence_ids[parents].repeat_interleave(branches)
         planned = ResponseBatch.of(
             torch.zeros(len(parent_ids)),
             BRANCHES + parent_ids,
             limit=self.run.rollout.max_new_tokens,
             sequence_ids=BRANCHES + parent_ids * branches + torch.arange(branches).repeat(len(rows)),
-            prompt_ids=learnable.prompt_ids[parents].repeat_interleave(branches),
+            prompt_ids=learnt.prompt_ids[parents].repeat_interleave(branches),
             given=pivots.repeat_interleave(branches),
-            pivot=(pivots.double() / learnable.lengths[parents]).repeat_interleave(branches),
+            pivot=(pivots.double() / learnt.lengths[parents]).repeat_interleave(branches),
         )
         return self._scored(policy, examples, planned, begun, progress, metrics)
 
@@ -347,7 +347,7 @@ class Generator:
         policy: Policy,
         progress: Progress,
         parts: list[Rollout],
-        learnable: ResponseBatch,
+        learnt: ResponseBatch,
         drawn: int,
         metrics: Metrics,
     ) -> tuple[ResponseBatch, int]:
@@ -359,29 +359,29 @@ class Generator:
         state = progress.stages[expander.name]
         for number in range(expander.rounds):
             sampled = Rollout.joined(parts, policy.pad_id)
-            evidence = sampled.seen_by(expander.needs).select(torch.isin(sampled.sequence_ids, learnable.sequence_ids))
+            evidence = sampled.seen_by(expander.needs).select(torch.isin(sampled.sequence_ids, learnt.sequence_ids))
             stat, _ = measure_all(expander, [evidence], state, self.comm)
-            expansion = expander.expand(evidence, stat, state, self.run.seed)
-            expansion.require(expander.name, evidence)
-            learnable = evidence if expansion.drop is None else evidence.select(~expansion.drop)
+            request = expander.expand(evidence, stat, state, self.run.seed)
+            request.require(expander.name, evidence)
+            learnt = evidence if request.drop is None else evidence.select(~request.drop)
             fresh: list[Rollout] = []
             branching = torch.tensor(
-                [float(0 if expansion.parents is None else len(expansion.parents))], dtype=torch.float64
+                [float(0 if request.parents is None else len(request.parents))], dtype=torch.float64
             )
             if float(self.comm.sum(branching)):  # if any rank samples, all do: they join the same collectives
-                fresh.append(self._branches(policy, progress, sampled, evidence, expansion, metrics))
-            if expansion.fresh and number + 1 < expander.rounds:
-                fresh.append(self._answers(policy, progress, drawn, expansion.fresh, metrics))
-                drawn += expansion.fresh
+                fresh.append(self._branches(policy, progress, sampled, evidence, request, metrics))
+            if request.fresh and number + 1 < expander.rounds:
+                fresh.append(self._answers(policy, progress, drawn, request.fresh, metrics))
+                drawn += request.fresh
             parts += fresh
-            learnable = ResponseBatch.joined([learnable, *(part.responses for part in fresh)]) if fresh else learnable
-            if not expansion.fresh:
+            learnt = ResponseBatch.joined([learnt, *(part.responses for part in fresh)]) if fresh else learnt
+            if not request.fresh:
                 break
-        return learnable, drawn
+        return learnt, drawn
 
     # -- what comes of it --------------------------------------------------------------------------------------------
 
-    def _observe(self, metrics: Metrics, sampled: Rollout, learnable: ResponseBatch) -> None:
+    def _observe(self, metrics: Metrics, sampled: Rollout, learnt: ResponseBatch) -> None:
         """Metrics of all answers to prompts, and the share of groups with equal rewards among those to learn from."""
         answers = sampled.responses.select(sampled.responses.given == 0)
         count = len(answers)
@@ -393,7 +393,7 @@ class Generator:
         metrics.mean("response/length", float(answers.lengths.sum()), count)
         metrics.mean("response/ended", float(answers.ended.sum()), count)
         metrics.add("response/tokens", float(sampled.response_mask.sum()))
-        prompted = learnable.select(learnable.given == 0)
+        prompted = learnt.select(learnt.given == 0)
         metrics.mean("reward/zero_std_groups", float(prompted.even[prompted.first].sum()), prompted.groups)
 
     def _with_signals(self, rollout: Rollout, metrics: Metrics, lag: int, *, provide: bool) -> Rollout:

@@ -313,11 +313,11 @@ class Trainer:
         if refused.why and self.main:
             tell(self.console, "refused", refused.why)
         if self.refused >= MAX_REFUSED:
-            checkpoints = checkpoint.checkpoints(self.out / CHECKPOINTS)
+            saved = checkpoint.checkpoints(self.out / CHECKPOINTS)
+            newest = f"{saved[-1]} is the newest checkpoint." if saved else "There is no checkpoint yet."
             raise NonFinite(
                 f"{self.refused} optimizer steps in a row were refused, the last because: {refused.why} Lower "
-                "optimisation.lr. "
-                f"{f'{checkpoints[-1]} is the newest checkpoint.' if checkpoints else 'There is no checkpoint yet.'}"
+                f"optimisation.lr. {newest}"
             )
 
     def _evaluate(self) -> dict[str, float]:

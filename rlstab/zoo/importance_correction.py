@@ -235,10 +235,10 @@ class ImportanceCorrection(TokenObjective):
             conditions += [] if self.veto is None else [f"a token of its response has a ratio below {self.veto}"]
             if self.max_divergence is not None:
                 statistic, measure = self.divergence.split("_")
-                adjective = {"max": "largest", "mean": "mean"}[statistic]
-                quantity = _WORDS.get(measure, measure)
+                largest = {"max": "largest", "mean": "mean"}[statistic]
+                measured = _WORDS.get(measure, measure)
                 conditions.append(
-                    f"the {adjective} {quantity} of the tokens of its response is above {self.max_divergence}"
+                    f"the {largest} {measured} of the tokens of its response is above {self.max_divergence}"
                 )
             if self.denominator == "kept":
                 words["keep"] = f"Drop a token when {' or '.join(conditions)}. It leaves the divisor too."

@@ -90,9 +90,7 @@ class Probe:
 
     def prediction(self, row: str, kinds: Sequence[str], policy: str = "trainer") -> Prediction | None:
         """The first prediction for a row, for one of its methods, or for a source that they address."""
-        return next(
-            (prediction for kind, prediction in self.predictions(policy).items() if kind in (row, *kinds)), None
-        )
+        return next((score for kind, score in self.predictions(policy).items() if kind in (row, *kinds)), None)
 
 
 def probes(names: Sequence[str] = (), model: str | None = None) -> list[Probe]:
