@@ -87,13 +87,10 @@ class Composition(Combinator, combinator=True):
         )
 
     def _member_terms(self, batch: TokenBatch, stat: Settled, state: State, key: str = "") -> dict[str, Member]:
-        return {
-            name: member
-            for label, method in self.keyed.items()
-            for name, member in method._member_terms(
-                batch, stat.member(label), state[label], _under(key, label)
-            ).items()
-        }
+        members: dict[str, Member] = {}
+        for label, method in self.keyed.items():
+            members |= method._member_terms(batch, stat.member(label), state[label], _under(key, label))
+        return members
 
     def _leaves(self, around: tuple[Leaf, ...], observed: bool) -> Iterator[Leaf]:
         for method in self.members:

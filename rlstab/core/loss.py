@@ -112,7 +112,7 @@ class Part:
     """One part of a planned optimizer step, and every decision about it.
 
     Attributes:
-        batch: its evidence.
+        batch: the evidence of the part.
         settled: the statistics from which its terms were made.
         terms: merged over all methods.
         advantages: ``(n,)``, bonuses included.
@@ -169,7 +169,7 @@ class Part:
 
 
 def loss_of_part(
-    part: Part, policy: PolicyOutputs, anchor: PolicyOutputs | None, kept: Totals, everything: Totals
+    part: Part, policy: PolicyOutputs, anchor: PolicyOutputs | None, kept_totals: Totals, all_totals: Totals
 ) -> LossOutput:
     """The loss of one part, from its terms and the counts of the whole optimizer step.
 
@@ -177,8 +177,8 @@ def loss_of_part(
         part: with its terms.
         policy: live outputs for its tokens.
         anchor: the values that are held constant; None takes those of the policy.
-        kept: counts over kept tokens, the denominators of the policy term.
-        everything: counts over all tokens, the denominators of penalties.
+        kept_totals: counts over kept tokens, the denominators of the policy term.
+        all_totals: counts over all tokens, the denominators of penalties.
 
     Raises:
         ShapeError: batch and policy differ in their number of tokens or their device.
@@ -204,7 +204,7 @@ def loss_of_part(
     zeros = _without_impossible(0 * policy.logprobs.detach(), "logprobs", policy, part.has_gradient)
     report: dict[str, Mean] = {}
     policy_term = clipped_surrogate(ratio, part.advantages, terms.bounds, terms.unclipped)
-    factor = _coefficients(aggregate, batch, keep, kept, policy_term.dtype)
+    factor = _coefficients(aggregate, batch, keep, kept_totals, policy_term.dtype)
     if terms.weight is not None:
         factor = factor * terms.weight.to(factor.dtype)
     if terms.gates or terms.surrogate is not None:
@@ -234,7 +234,7 @@ def loss_of_part(
         scale, mode = penalty.coefficient, penalty.aggregate or aggregate
         penalised[mode] = torch.add(penalised[mode], value, alpha=scale) if mode in penalised else scale * value
     for mode, values in penalised.items():
-        factor = _coefficients(mode, batch, torch.ones_like(keep), everything, values.dtype)
+        factor = _coefficients(mode, batch, torch.ones_like(keep), all_totals, values.dtype)
         loss = loss + (values * factor).sum()
         zeros.add_(values.detach(), alpha=0)
 

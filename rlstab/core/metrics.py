@@ -22,10 +22,8 @@ class RunningMeans(dict[str, Mean]):
 
     def take(self) -> Sums:
         """Sums and counts since the last call; those of a device are copied together, since each read waits for it."""
-        values = [
-            float(number)
-            for number in on_cpu([number for mean in self.values() for number in (mean.total, mean.count)])
-        ]
+        numbers = on_cpu([number for mean in self.values() for number in (mean.total, mean.count)])
+        values = list(map(float, numbers))
         sums = dict(zip(self, zip(values[::2], values[1::2], strict=True), strict=True))
         self.clear()
         return sums

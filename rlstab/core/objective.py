@@ -201,7 +201,7 @@ def require_signals(
         objective: usually a composition.
         provides: signals of the evidence that the host can give beyond the basic ones.
         live: outputs of the live policy that it can differentiate beyond the log-probs.
-        host: its name in the error.
+        host: what the error calls the host.
         cure: what to do about a missing signal instead of removing the method.
 
     Raises:

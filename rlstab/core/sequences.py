@@ -69,9 +69,8 @@ class SequenceArithmetic:
         ordered = rows.topk(min(self._longest, math.floor(reach) + 3), largest=upper).values
         position = q * (size - 1).clamp(min=0).double()
         integer = position.round()
-        position = torch.where(
-            (position - integer).abs() <= 4e-15 * integer.clamp(min=1), integer, position
-        )  # 0.57 * 100
+        rounds = (position - integer).abs() <= 4e-15 * integer.clamp(min=1)  # 0.57 * 100
+        position = torch.where(rounds, integer, position)
         ends = torch.stack([position.floor(), position.ceil()], 1).long()
         ends = (size[:, None] - 1 - ends if upper else ends).clamp(min=0)
         low, high = ordered.gather(1, ends).unbind(1)

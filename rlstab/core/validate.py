@@ -138,8 +138,8 @@ def check_same(owner: str, method: str, stats: Iterable[Stat], without: Stat) ->
     Args:
         owner: name of the method.
         method: which of its methods measured.
-        stats: those of the parts.
-        without: those of a batch without tokens, which some rank may have as its only one.
+        stats: the summaries of the parts.
+        without: the summaries of a batch without tokens, which some rank may have as its only one.
 
     Raises:
         MethodError: names a summary that is missing in one, or differs between both.
