@@ -88,19 +88,19 @@ def unmet(pipeline: Pipeline, methods: Iterable[str]) -> list[str]:
     ]
 
 
-def check_exclusions(stages: Sequence[Stage], others: Mapping[str, str]) -> None:
+def check_exclusions(stages: Sequence[Stage], nouns: Mapping[str, str]) -> None:
     """Refuse stages and methods that cannot act together.
 
     Args:
         stages: whose ``excludes`` are asked.
-        others: names of the stages and methods that are present, with the kind of each.
+        nouns: names of the stages and methods that are present, with the kind of each.
 
     Raises:
         Conflict: names the two parties and the reason.
     """
     kinds = {stage.name: stage.kind for stage in stages}
     for stage in stages:
-        for name, noun in sorted(others.items()):
+        for name, noun in sorted(nouns.items()):
             reason = stage.excludes.get(name) or stage.excludes.get(kinds.get(name, ""))
             if reason is not None:
                 raise Conflict(

@@ -23,7 +23,7 @@ def pool_of(name: str, pool: int | None, offer: Offer) -> int:
 
     Args:
         name: the name of the selector.
-        pool: its setting.
+        pool: the setting `pool` of the selector.
         offer: from which it chooses.
 
     Raises:
