@@ -31,14 +31,14 @@ class VocabularyHead:
     scale: float
     softcap: float | None
 
-    def signals(self, hidden: Tensor, ids: Tensor, dtype: torch.dtype | None, **asked: Any) -> TokenSignals:
+    def signals(self, hidden: Tensor, ids: Tensor, dtype: torch.dtype | None, **options: Any) -> TokenSignals:
         """Signals of the ``(N, d)`` hidden states; ``dtype`` is that of the products, None leaves it."""
         weight: Tensor = self.linear.weight
         bias: Tensor | None = self.linear.bias
         if dtype is not None:
             hidden, weight = hidden.to(dtype), weight.to(dtype)
             bias = None if bias is None else bias.to(dtype)
-        return token_signals(hidden, weight, ids, bias=bias, logit_scale=self.scale, softcap=self.softcap, **asked)
+        return token_signals(hidden, weight, ids, bias=bias, logit_scale=self.scale, softcap=self.softcap, **options)
 
 
 @torch.no_grad()
