@@ -114,7 +114,7 @@ def require_pad_token(tokenizer: PreTrainedTokenizerBase, config: PretrainedConf
         )
 
 
-def load_part(what: str, name: str, load: Callable[..., Any], **options: Any) -> Any:
+def load_part(role: str, name: str, load: Callable[..., Any], **options: Any) -> Any:
     """A part of a model by one of transformers' loaders; code that comes with a model is never run.
 
     Raises:
@@ -133,7 +133,7 @@ def load_part(what: str, name: str, load: Callable[..., Any], **options: Any) ->
             return load(source, trust_remote_code=False, local_files_only=bool(offline), **options)
     except Exception as error:  # a loader may raise anything
         raise ModelError(
-            f"the {what} of '{name}' cannot be loaded: {offline or hub.first_line(error)}. {_GIVE}"
+            f"the {role} of '{name}' cannot be loaded: {offline or hub.first_line(error)}. {_GIVE}"
         ) from error
 
 
@@ -232,7 +232,7 @@ def _is_adapter(name: str, base: str) -> ModelError:
     )
 
 
-def _inject(model: PreTrainedModel, config: Any, what: str, fix: str) -> None:
+def _inject(model: PreTrainedModel, config: Any, role: str, fix: str) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about a tied head, which is refused
@@ -240,11 +240,11 @@ def _inject(model: PreTrainedModel, config: Any, what: str, fix: str) -> None:
     except Exception as error:  # peft may raise anything
         if "version of PEFT" in str(error):  # transformers refuses this release of peft
             fix = f"Install releases that fit together, such as {FIT}: {how_to_install('train', 'lora')}"
-        raise ModelError(f"{what}: {hub.first_line(error)}. {fix}.") from error
+        raise ModelError(f"{role}: {hub.first_line(error)}. {fix}.") from error
     ends = model.get_output_embeddings(), model.get_input_embeddings()
     if getattr(model.config, "tie_word_embeddings", False) and any(hasattr(end, "base_layer") for end in ends):
         raise ModelError(
-            f"{what}: its vocabulary head is tied to the embeddings, and one adapter on both cannot be merged. "
+            f"{role}: its vocabulary head is tied to the embeddings, and one adapter on both cannot be merged. "
             f"Leave both out of the targets."
         )
 

@@ -280,7 +280,7 @@ class Policy:
 
     @torch.no_grad()
     def evidence(
-        self, sequences: Sequences, needs: Set[str], size: int, *, rows: Tensor | None = None, **asked: Any
+        self, sequences: Sequences, needs: Set[str], size: int, *, rows: Tensor | None = None, **options: Any
     ) -> dict[str, Tensor]:
         """``(R, T)`` float32 signals on the CPU without gradient, 0 where there is no token.
 
@@ -289,7 +289,7 @@ class Policy:
             needs: which signals.
             size: rows in a forward.
             rows: ``(n,)`` int64, the rows to compute; others are 0. None computes all.
-            asked: temperature and options of :meth:`signals`.
+            options: temperature and options of :meth:`signals`.
         """
         rows = torch.arange(len(sequences.response_ids)) if rows is None else rows
         names, cells, columns = sorted(needs), [], list[Tensor]()
@@ -298,7 +298,7 @@ class Policy:
                 continue
             part = sequences.rows(index_of_rows)
             index = part.response_mask.reshape(-1).nonzero().squeeze(-1)
-            signals = self.signals(part, index, needs=needs, shared=self.shared_prompts(part), **asked)
+            signals = self.signals(part, index, needs=needs, shared=self.shared_prompts(part), **options)
             width = part.response_mask.shape[1]
             cells.append((index_of_rows[index // width], index % width))
             columns += [getattr(signals, name) for name in names]

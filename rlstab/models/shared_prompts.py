@@ -41,10 +41,7 @@ class SharedPrompts:
         if not worthwhile(len(ids), len(different), ids.shape[1], length):
             return None
         rows = torch.arange(len(ids), device=ids.device)
-        return cls(
-            index.new_full((len(different),), len(ids)).scatter_reduce(0, index, rows, "amin"),
-            index,
-        )
+        return cls(index.new_full((len(different),), len(ids)).scatter_reduce(0, index, rows, "amin"), index)
 
 
 def worthwhile(rows: int, prompts: int, width: int, length: int) -> bool:
