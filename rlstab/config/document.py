@@ -217,7 +217,7 @@ def dump(data: Any) -> str:
 
 
 def flow(data: Any) -> str:
-    """The same on one line."""
+    """YAML on one line, without document markers."""
     text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=True, width=math.inf)
     return text.removesuffix("...\n").strip()
 

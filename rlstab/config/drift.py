@@ -30,21 +30,21 @@ class _Drift:
 #: By the names of :data:`rlstab.core.validate.DRIFT`.
 _DRIFTS: Mapping[str, _Drift] = {
     "live": _Drift(
-        lambda old, fresh, several: several or old == "rollout",
+        lambda old, fresh, many_steps: many_steps or old == "rollout",
         "the ratio is 1 with one optimizer step per rollout. Set epochs, or old_logprobs: rollout.",
     ),
     "step": _Drift(
-        lambda old, fresh, several: fresh and (several or old == "rollout"),
+        lambda old, fresh, many_steps: fresh and (many_steps or old == "rollout"),
         "it compares old_logprobs with itself. Set refresh: step, and epochs above 1.",
         {"refresh": "step"},
     ),
     "sampler": _Drift(
-        lambda old, fresh, several: old == "recompute",
+        lambda old, fresh, many_steps: old == "recompute",
         "it compares the sampler with itself. Set old_logprobs: recompute.",
         {"old_logprobs": "recompute"},
     ),
     "start": _Drift(
-        lambda old, fresh, several: old == "recompute" or fresh,
+        lambda old, fresh, many_steps: old == "recompute" or fresh,
         "it compares the sampler with itself. Set refresh: step.",
         {"old_logprobs": "recompute", "refresh": "step"},
     ),

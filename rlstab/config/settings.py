@@ -141,7 +141,7 @@ class ModelSettings(Settings):
     name: str = Field("countdown-tiny", description="a folder, a hub name, or a shipped one, such as shift-tiny")
     adapter: Adapter | None = Field(None, description="train only a LoRA adapter: its settings, or one to continue")
     reference: str | None = Field(
-        None, description="reference policy of `kl`; null is the start, or with an adapter the model below"
+        None, description="reference of `kl`; null is the start, or the model below an adapter"
     )
     teacher: str | None = Field(None, description="teacher of `opd` and similar methods; null as for reference")
     teacher_prompt: str | None = Field(None, description="what the teacher reads before each prompt, such as a hint")
@@ -165,9 +165,7 @@ class CountdownSettings(Settings):
     """Reach a target from a few numbers; own generator, exact checker."""
 
     name: Literal["countdown"] = "countdown"
-    numbers: Annotated[int, Field(ge=2, le=6)] = Field(
-        3, description="how many numbers a problem has; each is used once"
-    )
+    numbers: Annotated[int, Field(ge=2, le=6)] = Field(3, description="numbers of a problem, each used once")
     low: Count = Field(1, description="the least number")
     high: Count = Field(9, description="the largest number")
     seed: Seed = Field(0, description="seed of the problem generator")
@@ -375,7 +373,7 @@ class RolloutSettings(Settings):
     prompts: Count = Field(16, description="prompts per rollout, over all ranks")
     group: Count = Field(8, description="responses per prompt")
     max_new_tokens: Annotated[int, Field(ge=1, le=10**6)] = Field(
-        24, description="length at which a response is cut off"
+        24, description="longest response; then it is cut off"
     )
     temperature: Annotated[float, Field(ge=1e-3, le=1e3)] = Field(1.0, description="divides logits everywhere")
     batch_size: Annotated[Count, Neutral()] = Field(128, description="responses sampled at a time on one rank")
@@ -458,9 +456,7 @@ class OptimisationSettings(Settings):
     )
     lr: Share = Field(1e-6, description="learning rate")
     warmup_optimizer_steps: Every = Field(0, description="optimizer steps of linear warm-up before the schedule")
-    schedule: Schedule | None = Field(
-        None, description="learning-rate schedule of transformers; null is constant after the warm-up"
-    )
+    schedule: Schedule | None = Field(None, description="a schedule of transformers; null is constant after warm-up")
     betas: tuple[Beta, Beta] = Field((0.9, 0.95), strict=False, description="decay of AdamW's two moving averages")
     eps: Annotated[float, Field(gt=0, le=1)] = Field(1e-8, description="term in AdamW's denominator")
     weight_decay: Annotated[float, Field(ge=0, le=1e3)] = Field(0.0, description="decoupled weight decay of AdamW")
@@ -471,9 +467,7 @@ class OptimisationSettings(Settings):
     refresh: Refresh | None = Field(
         None, description="evidence of old_logprobs, or fresh in each step; null is step where a method needs it"
     )
-    scope: Literal["step", "microbatch"] = Field(
-        "step", description="what statistics cover; microbatch only reproduces published code"
-    )
+    scope: Literal["step", "microbatch"] = Field("step", description="statistics cover it; microbatch is to compare")
     precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16 is autocast over float32 weights")
     gradient_checkpointing: Annotated[bool, Neutral()] = Field(False, description="less memory for more computation")
     deterministic: Annotated[bool, Neutral()] = Field(

@@ -64,13 +64,13 @@ def unknown_key(key: str, model: type[BaseModel]) -> str:
     return f"It belongs to {' or '.join(homes)}." if is_misplaced else did_you_mean(key, settings_here)
 
 
-def unknown_name(name: str, known: Sequence[str]) -> str:
-    """A hint for an unknown name of a method, a stage or a preset, where the ``known`` names are expected."""
+def unknown_name(name: str, expected: Sequence[str]) -> str:
+    """A hint for an unknown name of a method, a stage or a preset, where the ``expected`` names are expected."""
     word = _table()["methods"].get(plain(name), plain(name))
     # of two equally similar names, the expected one
-    close = max({*known, *_kinds()}, key=lambda other: (likeness(word, other), other in known, other))
-    if close in known or likeness(word, close) < NEAR:
-        return did_you_mean(word, known)
+    close = max({*expected, *_kinds()}, key=lambda other: (likeness(word, other), other in expected, other))
+    if close in expected or likeness(word, close) < NEAR:
+        return did_you_mean(word, expected)
     return f"{'It' if close == name else f'Perhaps {close}, which'} is {_kinds()[close]}."
 
 

@@ -29,14 +29,14 @@ Kind = TypeVar("Kind", bound=Method[Any])
 _files_of: dict[type, str] = {}
 
 
-def load_class(document: Document, text: str, keys: Keys, wanted: str, fix: str) -> type:
+def load_class(document: Document, text: str, keys: Keys, noun: str, fix: str) -> type:
     """The class that a text names.
 
     Args:
         document: gives errors their file and line; its paths are :func:`located`.
         text: ``path/to/file.py:Name``.
         keys: the keys of the text in the document.
-        wanted: what the class should be, in errors: ``a method``.
+        noun: what the class should be, in errors: ``a method``.
         fix: what to do if it is something else.
 
     Raises:
@@ -60,7 +60,7 @@ def load_class(document: Document, text: str, keys: Keys, wanted: str, fix: str)
         hint = did_you_mean(name, public) if public else f"Define it: {fix}"
         raise document.error(keys, f"{path} has no class '{name}'. {hint}") from error
     if not inspect.isclass(cls):
-        raise document.error(keys, f"'{name}' in {path} is {kind_of(cls)}, not {wanted}. {fix}")
+        raise document.error(keys, f"'{name}' in {path} is {kind_of(cls)}, not {noun}. {fix}")
     _files_of[cls] = f"{path}:{name}"
     return cls
 
@@ -91,18 +91,18 @@ def name_in_yaml(method: Method[Any]) -> str:
 
 
 @contextmanager
-def blamed(what: str, fix: str, path: Path | None = None) -> Iterator[None]:
+def blamed(action: str, fix: str, path: Path | None = None) -> Iterator[None]:
     """Run user code, and report whatever it raises in one line; errors of rlstab are not changed.
 
     Raises:
-        ConfigError: says that ``what`` raised, with the last line of the user's file, and the fix.
+        ConfigError: says that ``action`` raised, with the last line of the user's file, and the fix.
     """
     try:
         yield
     except RlstabError:
         raise
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"{what} raised {in_one_line(error, path)}. {fix}.") from error
+        raise ConfigError(f"{action} raised {in_one_line(error, path)}. {fix}.") from error
 
 
 def make(cls: type[Kind], settings: Mapping[str, Any]) -> Kind:

@@ -54,14 +54,14 @@ def validate(document: Document, model: type[Model], data: Any, path: Keys = ())
         raise ConfigError(_by_line(lines.values())) from None
 
 
-def require_kind(document: Document, wanted: Kind) -> None:
+def require_kind(document: Document, expected: Kind) -> None:
     """Refuse a file of another kind; a run file also serves as the file of an objective.
 
     Raises:
         ConfigError: says what the file is, and which command takes it.
     """
     kind = kind_of_file(document.data)
-    if kind != wanted and (kind, wanted) != ("run", "objective"):
+    if kind != expected and (kind, expected) != ("run", "objective"):
         raise document.error((), f"this is {_USE[kind].format(document.name or 'FILE')}.")
 
 
