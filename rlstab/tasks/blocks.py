@@ -48,7 +48,7 @@ def block_evidence(
     blocks: Sequence[Sequence[Block]],
     texts: Sequence[str],
     answers: Sequence[Sequence[int]],
-    given: Sequence[int],
+    prefixes: Sequence[int],
     width: int,
     decode: Callable[[list[int]], str],
 ) -> dict[str, Tensor]:
@@ -61,8 +61,8 @@ def block_evidence(
     Args:
         blocks: the blocks of each response, by :func:`told_blocks`.
         texts: the whole answers, as the task saw them.
-        answers: their tokens, including those that were not sampled.
-        given: number of these that were not sampled; they come first, and ``block_ids`` leaves them out.
+        answers: the tokens of each response, including those that were not sampled.
+        prefixes: number of these that were not sampled; they come first, and ``block_ids`` leaves them out.
         width: T.
         decode: the function from tokens to text by which ``texts`` were made.
     """
@@ -71,7 +71,7 @@ def block_evidence(
     rewards = torch.zeros((len(blocks), width_of_blocks), dtype=torch.float64)
     outcomes = torch.zeros((len(blocks), width_of_blocks), dtype=torch.int64)
     for row, row_blocks in enumerate(blocks):
-        sampled = token_blocks(answers[row], texts[row], row_blocks, decode)[given[row] :]
+        sampled = token_blocks(answers[row], texts[row], row_blocks, decode)[prefixes[row] :]
         ids[row, : len(sampled)] = torch.tensor(sampled, dtype=torch.int64)
         rewards[row, : len(row_blocks)] = torch.tensor([block.reward for block in row_blocks], dtype=torch.float64)
         outcomes[row, : len(row_blocks)] = torch.tensor([block.outcome + 1 for block in row_blocks], dtype=torch.int64)

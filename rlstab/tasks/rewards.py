@@ -35,7 +35,7 @@ class Reward:
 
     Attributes:
         name: in metrics.
-        weight: its factor in the sum.
+        weight: the factor of the reward in the sum.
         workers: the processes that score; None for the scorer of the task.
         special_tokens: whether it gets completions with their special tokens.
     """

@@ -114,8 +114,8 @@ class GymScorer:
         made: a data set of one example, made by :meth:`prepare`.
 
     Args:
-        dataset: its name.
-        options: its settings.
+        dataset: the name of the data set.
+        options: the settings of the data set.
         pattern: finds the answer, see :func:`find_answer`.
         threshold: a score of at least this is 1, any other 0; None leaves scores as they are.
     """
@@ -141,7 +141,7 @@ class RewardFunction:
 
     Args:
         module: absolute path of a .py file, or the name of a module.
-        function: its name in the module, with dots if it is in a class.
+        function: the name of the function in the module, with dots if it is in a class.
     """
 
     def __init__(self, module: str, function: str) -> None:

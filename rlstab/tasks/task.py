@@ -39,7 +39,7 @@ class Example:
         prompt: the text; of a chat, its messages :func:`in_words`.
         answer: what the scorer compares a completion with.
         messages: the chat, if the prompt is one; make such an example with :meth:`chat`.
-        where: its source in errors: a file and a line.
+        where: what errors call the example: a file and a line.
     """
 
     prompt: str
