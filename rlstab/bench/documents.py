@@ -29,7 +29,7 @@ def joined(parts: Sequence[Document]) -> Document:
 
 
 def ablations(
-    document: Document, base: Document | None, how: Literal["leave_one_out", "add_one_in", "both"]
+    document: Document, base: Document | None, mode: Literal["leave_one_out", "add_one_in", "both"]
 ) -> dict[str, Document]:
     """Objectives by name: ``base``, ``all``, ``base-plus-s2t``, ``all-minus-s2t``, ...
 
@@ -40,7 +40,7 @@ def ablations(
     Args:
         document: a bench file; its ``stack`` is a list of methods.
         base: the objective of the base run, or None.
-        how: ``add_one_in`` makes ``base-plus-*``, ``leave_one_out`` makes ``all-minus-*``, always with ``base`` and
+        mode: ``add_one_in`` makes ``base-plus-*``, ``leave_one_out`` makes ``all-minus-*``, always with ``base`` and
             ``all``.
 
     Raises:
@@ -54,9 +54,9 @@ def ablations(
         items[name] = part(document, path)
     all_names = frozenset(items)
     chosen = {"base": frozenset[str](), "all": all_names}
-    if how in ("add_one_in", "both"):
+    if mode in ("add_one_in", "both"):
         chosen |= {f"base-plus-{name}": frozenset({name}) for name in items}
-    if how in ("leave_one_out", "both"):
+    if mode in ("leave_one_out", "both"):
         chosen |= {f"all-minus-{name}": all_names - {name} for name in items}
     objectives: dict[str, Document] = {}
     made_sets: set[frozenset[str]] = set() if base else {frozenset()}

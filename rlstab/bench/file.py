@@ -83,8 +83,7 @@ class BenchFile(Settings):
         None, description="runs to make of the stack; null makes both kinds"
     )
     slurm: dict[str, JsonValue] = Field(
-        {},
-        description="settings of slurm jobs, as in submitit: time in minutes, partition, gpus_per_node and others",
+        {}, description="settings of slurm jobs, as in submitit: time in minutes, partition, gpus_per_node, ..."
     )
     keep_checkpoints: bool = Field(False, description="keep the final checkpoint of a finished run")
 
@@ -148,7 +147,7 @@ class Bench:
 
     Attributes:
         file: its content, with the base in place, the stack expanded, the baseline named and the seeds listed.
-        out: its folder.
+        out: the folder of the bench.
         moved: whether this is another folder than the file names.
         source: path of the file, or empty.
         workers: runs at a time.

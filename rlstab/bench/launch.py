@@ -54,14 +54,16 @@ def filled(text: str, values: Mapping[str, Any]) -> str:
     return _PLACEHOLDER.sub(value, text)
 
 
-def template_of(document: Document, command: str, config: str | None, given: Iterable[str], folder: Path) -> Launch:
+def template_of(
+    document: Document, command: str, config: str | None, value_names: Iterable[str], folder: Path
+) -> Launch:
     """The command of a bench file, before it is filled in for a run.
 
     Args:
         document: the bench file.
         command: the command as the file has it.
         config: path of a file with placeholders, relative to ``folder``.
-        given: names that its methods and settings give values.
+        value_names: names that its methods and settings give values.
         folder: the folder of the bench file.
 
     Raises:
@@ -75,7 +77,7 @@ def template_of(document: Document, command: str, config: str | None, given: Ite
     if not arguments or "=" in arguments[0]:
         text = "a command starts with a program. Write `env NAME=value PROGRAM ...` to set variables."
         raise document.error(("command",), text)
-    fillable = {*RESERVED, *given} - ({"config"} if config is None else set())
+    fillable = {*RESERVED, *value_names} - ({"config"} if config is None else set())
     names = placeholders(" ".join(arguments))
     for name in sorted(names - fillable):
         text = f"{{{name}}} is not filled in by anything. {did_you_mean(name, fillable)} Double braces that stay."
@@ -168,9 +170,9 @@ def launch_of(template: Launch, document: Document, run: Document, setting: str,
     Args:
         template: the command of the bench.
         document: the bench file.
-        run: its values by placeholder, and ``objective``.
-        setting: its name.
-        method: its name.
+        run: the values of the run by placeholder, and ``objective``.
+        setting: the name of the setting.
+        method: the name of the method.
 
     Raises:
         ConfigError: a value is missing, or changes nothing.

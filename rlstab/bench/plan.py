@@ -123,17 +123,17 @@ def with_other_settings(bench: Bench, runs: Sequence[BenchRun]) -> str:
     return f"{sentence} ({changes})" if changes else sentence
 
 
-def notes_of(bench: Bench, plan: Mapping[str, Sequence[BenchRun]], others: Sequence[BenchRun]) -> list[str]:
+def notes_of(bench: Bench, plan: Mapping[str, Sequence[BenchRun]], changed: Sequence[BenchRun]) -> list[str]:
     """Notes before the runs are made.
 
     Args:
         bench: that makes the runs.
         plan: the plan of the chosen runs.
-        others: runs that were not chosen and whose settings differ from the file's.
+        changed: runs that were not chosen and whose settings differ from the file's.
     """
     notes = list(bench.notes)
-    if others:
-        notes.append(f"{bench.out} holds {with_other_settings(bench, others)}. --only leaves them as they are.")
+    if changed:
+        notes.append(f"{bench.out} holds {with_other_settings(bench, changed)}. --only leaves them as they are.")
     if measured := plan["measured"]:
         changes = few(list(differences(measured[0]).values()))
         notes.append(f"{KINDS['measured']}: {few([run.name for run in measured])} ({changes}).")
