@@ -89,32 +89,32 @@ class Row:
         return all_items  # the bench then reports the conflict
 
 
-def row(asked: str) -> Row:
+def row(source: str) -> Row:
     """The row for an argument of the command line.
 
     Args:
-        asked: a preset, a method, a stage, a YAML file with an objective (and stages), or ``path/to/file.py:Class``.
+        source: a preset, a method, a stage, a YAML file with an objective (and stages), or ``path/to/file.py:Class``.
             A name that a preset and a method share means the preset.
 
     Raises:
         UnknownName: it is none of these.
         ConfigError: the file cannot be read, or has no objective.
     """
-    if is_user_code(asked):
-        return _of_class(asked)
-    if asked.endswith((".yaml", ".yml")):
-        return _of_file(asked)
-    if asked in PRESETS:
-        return Row(asked, ({"preset": asked},), whole=True)
-    if asked in METHODS.names():
-        return Row(asked, ({"name": asked},))
-    if asked in STAGES.names():
-        return Row(asked, (), ({"name": asked},))
+    if is_user_code(source):
+        return _of_class(source)
+    if source.endswith((".yaml", ".yml")):
+        return _of_file(source)
+    if source in PRESETS:
+        return Row(source, ({"preset": source},), whole=True)
+    if source in METHODS.names():
+        return Row(source, ({"name": source},))
+    if source in STAGES.names():
+        return Row(source, (), ({"name": source},))
     names = {*PRESETS, *METHODS.names(), *STAGES.names()}
-    raise UnknownName(f"no preset, method or stage is called '{asked}'. {did_you_mean(asked, names)}")
+    raise UnknownName(f"no preset, method or stage is called '{source}'. {did_you_mean(source, names)}")
 
 
-def rows(asked: Sequence[str]) -> list[Row]:
+def rows(sources: Sequence[str]) -> list[Row]:
     """See :func:`row`.
 
     Raises:
@@ -122,7 +122,7 @@ def rows(asked: Sequence[str]) -> list[Row]:
             of a row cannot be made.
     """
     rows_by_name = dict[str, Row]()
-    for text in asked:
+    for text in sources:
         if text in FIXED:
             raise ConfigError(f"'{text}' is a row of every map already. Leave it out.")
         line = row(text)

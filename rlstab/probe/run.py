@@ -178,10 +178,10 @@ def runs_of(probe: Probe, lines: Sequence[Row], quick: bool, out: Path, remarks:
     return sorted(runs, key=lambda run: seeds.index(run.seed))
 
 
-def _merged(missing: Sequence[BenchRun], probe: Probe, out: Path, again: str) -> Bench:
+def _merged(missing: Sequence[BenchRun], probe: Probe, out: Path, command_line: str) -> Bench:
     """The runs of several probes as one bench, whose workers go from one probe to the next."""
     bench = load_bench({**probe.bench, "name": "probe"}, out=out)
-    return replace(bench, runs=tuple(missing), notes=(), again=again)
+    return replace(bench, runs=tuple(missing), notes=(), again=command_line)
 
 
 def _say(console: Console, drawn: Map, out: Path) -> None:
