@@ -141,11 +141,11 @@ class Engine:
         """:meth:`Policy.shared_prompts` for :meth:`forward`; call it before the first of :meth:`micro_batches`."""
         return self.policy.shared_prompts(sequences)
 
-    def forward(self, sequences: Sequences, index: Tensor, **asked: Any) -> TokenSignals:
+    def forward(self, sequences: Sequences, index: Tensor, **options: Any) -> TokenSignals:
         """:meth:`Policy.signals` with a gradient, at most once in each of :meth:`micro_batches`."""
         if self.processes > 1 and self._last:
-            asked["shared"] = None  # shared prompts run a second backward, and DDP sends gradients after the first
-        return _forward(self.module, sequences, index, asked)
+            options["shared"] = None  # shared prompts run a second backward, and DDP sends gradients after the first
+        return _forward(self.module, sequences, index, options)
 
     def backward(self, loss: Tensor | None) -> None:
         """Add the gradient of a loss, None for none. After the last micro-batch gradients are sums over processes."""

@@ -49,9 +49,7 @@ def evaluate(policy: Policy, generator: Generator) -> dict[str, float]:
     examples = [generator.task.example("eval", index) for index in indices]
 
     def scored(repeat: int, *, greedy: bool) -> tuple[Rollout, Scores]:
-        ids = torch.tensor(
-            [index * repeat + number for index in indices for number in range(repeat)], dtype=torch.int64
-        )
+        ids = [index * repeat + number for index in indices for number in range(repeat)]
         repeated = [example for example in examples for _ in range(repeat)]
         planned = ResponseBatch.of(torch.zeros(len(ids)), sequence_ids=ids, limit=run.rollout.max_new_tokens)
         sampled, scores = generator.answered(policy, "eval", repeated, planned, Metrics(), greedy=greedy)

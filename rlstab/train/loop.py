@@ -373,7 +373,7 @@ class Trainer:
         result = RunResult(self.out, read_records(self.out / METRICS))
         if self.folder is not None and self.latest is not None:  # the last rollout has a checkpoint
             self.folder.forget_replaced()  # a kill may have prevented it after the last save
-            self.folder.keep_newest(self.latest)  # likewise
+            self.folder.keep_newest(self.latest)  # a kill may have prevented this, too
             self.console.print(summary_table(result.records))
             self.console.print(f"run: {escape(str(self.out))}", soft_wrap=True, highlight=False)
             if dumped(self.out / DUMP):

@@ -72,7 +72,7 @@ class RunFolder:
             providers: names of user-defined functions.
             say: prints a line about what was found.
             resume: see :func:`rlstab.train.train`.
-            overwrite: likewise.
+            overwrite: see :func:`rlstab.train.train`.
 
         Raises:
             ConfigError: the folder holds another run or files of another origin, is locked, or cannot be written.
