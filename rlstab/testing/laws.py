@@ -121,7 +121,7 @@ class Law:
 
 #: The laws of methods, in the order of the report. If the first is broken, no other one is checked.
 LAWS: list[Law] = []
-#: The laws of stages, likewise.
+#: The laws of stages, in the order of the report. If the first is broken, no other one is checked.
 STAGE_LAWS: list[Law] = []
 
 

@@ -73,7 +73,7 @@ class Rollout:
         """Some of the groups in fresh memory, with token evidence as wide as they need.
 
         Args:
-            groups: their numbers.
+            groups: the numbers of the groups.
             chosen: the prompts that a selector chose.
         """
         responses = self.responses

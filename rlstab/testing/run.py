@@ -58,15 +58,15 @@ class RunOutcome(ABC):
     def summed(self, outcomes: Sequence[Any]) -> Self:
         """The results of parts or ranks as those of the whole; this is the first of them."""
 
-    def require_same(self, what: str, other: Any, tolerance: float) -> None:
+    def require_same(self, label: str, other: Any, tolerance: float) -> None:
         """Require that results, metrics and state agree with those of another run.
 
         Raises:
             BrokenLaw: says what differs.
         """
-        same_state(what, self.shared, other.shared, tolerance)
-        same_report(what, self.report, other.report, tolerance)
-        same_state(f"{what}: the state", self.state, other.state, tolerance)
+        same_state(label, self.shared, other.shared, tolerance)
+        same_report(label, self.report, other.report, tolerance)
+        same_state(f"{label}: the state", self.state, other.state, tolerance)
 
 
 @dataclass
@@ -104,15 +104,15 @@ class StepOutcome(RunOutcome):
         gradients = {name: torch.stack([part.gradients[name] for part in outcomes]).sum(0) for name in self.gradients}
         return replace(self, loss=sum(part.loss for part in outcomes), gradients=gradients, report=RunningMeans())
 
-    def require_same(self, what: str, other: StepOutcome, tolerance: float) -> None:
+    def require_same(self, label: str, other: StepOutcome, tolerance: float) -> None:
         """Require that loss and gradients agree, too."""
         within = tolerance * max(self.scale, other.scale)
-        near(f"{what}: the loss", self.loss, other.loss, within)
+        near(f"{label}: the loss", self.loss, other.loss, within)
         for name, gradient in self.gradients.items():
             worst = float((gradient - other.gradients[name]).abs().max()) if gradient.numel() else 0.0
             if not worst <= within:
-                raise BrokenLaw(f"{what}: the gradient of '{name}' moves by {worst:.3g}.")
-        super().require_same(what, other, tolerance)
+                raise BrokenLaw(f"{label}: the gradient of '{name}' moves by {worst:.3g}.")
+        super().require_same(label, other, tolerance)
 
 
 @dataclass
@@ -152,26 +152,26 @@ class StageOutcome(RunOutcome):
                     raise BrokenLaw(f"'{name}' is {total.numbers[name]} on one part and {number} on another.")
         return total
 
-    def require_same(self, what: str, other: StageOutcome, tolerance: float) -> None:
+    def require_same(self, label: str, other: StageOutcome, tolerance: float) -> None:
         """Require that numbers and the results of each response agree, too."""
-        same_state(f"{what}: what it asks for", self.numbers, other.numbers, 0.0)
-        same_rows(what, self.rows, other.rows, tolerance)
-        super().require_same(what, other, tolerance)
+        same_state(f"{label}: what it asks for", self.numbers, other.numbers, 0.0)
+        same_rows(label, self.rows, other.rows, tolerance)
+        super().require_same(label, other, tolerance)
 
 
-def same_rows(what: str, some: RowsByName, among: RowsByName, tolerance: float) -> None:
+def same_rows(label: str, rows_of_some: RowsByName, among: RowsByName, tolerance: float) -> None:
     """Require that some responses have the results that they have among others, within ``tolerance`` of the largest.
 
     Raises:
         BrokenLaw: says what differs.
     """
-    for name, rows in some.items():
+    for name, rows in rows_of_some.items():
         sizes = [float(row.detach().double().nan_to_num(0.0, 0.0, 0.0).abs().max()) for row in rows.values()]
         within = tolerance * (1 + max(sizes, default=0.0))
         for response, row in rows.items():
             value, other_value = torch.broadcast_tensors(row.double(), among[name][response].double())
             if not torch.allclose(value, other_value, rtol=0.0, atol=within, equal_nan=True):
-                raise BrokenLaw(f"{what}: {name} of a response is {value.tolist()} and {other_value.tolist()}.")
+                raise BrokenLaw(f"{label}: {name} of a response is {value.tolist()} and {other_value.tolist()}.")
 
 
 def joined(outcomes: Sequence[T]) -> T:
@@ -303,13 +303,13 @@ def act(stage: Stage, batch: ResponseBatch, stat: Settled, state: State, offer: 
     return result
 
 
-def _check_tensor(what: str, result: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def _check_tensor(label: str, result: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     if not isinstance(result, Tensor):
-        raise BrokenLaw(f"{what} gave {result!r}, expected a tensor.")
+        raise BrokenLaw(f"{label} gave {result!r}, expected a tensor.")
     if result.requires_grad:
-        raise BrokenLaw(f"{what} gave a tensor that requires grad; nothing outside the loss has a gradient.")
+        raise BrokenLaw(f"{label} gave a tensor that requires grad; nothing outside the loss has a gradient.")
     if result.dtype != dtype or tuple(result.shape) != shape:
-        raise BrokenLaw(f"{what} gave {result.dtype} of shape {tuple(result.shape)}, expected {dtype} of {shape}.")
+        raise BrokenLaw(f"{label} gave {result.dtype} of shape {tuple(result.shape)}, expected {dtype} of {shape}.")
 
 
 # -- ranks as threads --------------------------------------------------------------------------------------------------
