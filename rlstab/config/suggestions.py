@@ -14,25 +14,16 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel
 
-from rlstab.config import settings
 from rlstab.config.identity import models_in
+from rlstab.config.settings import RunSettings
 from rlstab.core.method_settings import settings_of
 from rlstab.errors import NEAR, did_you_mean, likeness, plain
 from rlstab.presets import PRESETS
 from rlstab.stages import STAGES
 from rlstab.zoo import METHODS
 
-#: The headings of a run that have settings, each with the models of its settings.
-SECTIONS: Mapping[str, Any] = {
-    "model": settings.ModelSettings,
-    "task": settings.TaskSettings,
-    "reward": settings.RewardEntries,
-    "rollout": settings.RolloutSettings,
-    "optimisation": settings.OptimisationSettings,
-    "engine": settings.EngineSettings,
-    "evaluation": settings.EvaluationSettings,
-    "tracking": settings.TrackingSettings,
-}
+#: The headings of a run with the types of what is under them; those of plain values and lists have no model in it.
+HEADINGS: Mapping[str, Any] = {name: field.annotation for name, field in RunSettings.model_fields.items()}
 #: A key that occurs under more headings than this could belong to any of them.
 MOST_HOMES = 3
 #: A key unlike every setting of its heading, and at least this like one of another heading or library, is that one.
@@ -104,13 +95,13 @@ def _answers() -> dict[str, str]:
 def _homes() -> dict[str, list[str]]:
     """The headings of each setting of a run or a method, by its name."""
     homes = defaultdict[str, list[str]](list)
-    for section, models in SECTIONS.items():
+    for section, models in HEADINGS.items():
         for key, home in _inside(models, section):
             homes[key] += [home] if home not in homes[key] else []
     for name in METHODS.names():
         for setting in settings_of(METHODS.get(name)):
             homes[setting.name].append(f"the method `{name}`")
-    return homes | {key: ["the top of the run file"] for key in (*SECTIONS, "stages", "objective", "seed")}
+    return homes | {key: ["the top of the run file"] for key in HEADINGS}
 
 
 def _inside(annotation: Any, heading: str) -> Iterator[tuple[str, str]]:

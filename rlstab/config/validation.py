@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from rlstab.config.document import Document, Keys, Kind, flow, kind_of_file, shown
 from rlstab.config.identity import models_in
-from rlstab.config.suggestions import SECTIONS, tag_of, unknown_key
+from rlstab.config.suggestions import HEADINGS, tag_of, unknown_key
 from rlstab.errors import ConfigError, Conflict, RlstabError, did_you_mean
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -122,20 +122,16 @@ def _line(document: Document, model: type[BaseModel], mistake: Mapping[str, Any]
     if isinstance(value := mistake["input"], str):
         if kind in ("float_type", "int_type") and _NUMBER.fullmatch(value):
             text += f" Write it without the quotes: {value}."
-        elif kind == "literal_error" and (guess := _near(value, re.findall("'([^']*)'", str(context["expected"])))):
-            text += f" Did you mean {guess}?"
+        elif kind == "literal_error":
+            choices = re.findall("'([^']*)'", str(context["expected"]))
+            text += "".join(f" Did you mean {guess}?" for guess in get_close_matches(value.lower(), choices, 1))
         elif "a list" in message:
             text += f" Write {last}: {flow([value])}."
-    if kind.startswith("model_") and (section := next(models_in(SECTIONS.get(str(last))), None)) is not None:
+    if kind.startswith("model_") and (section := next(models_in(HEADINGS.get(str(last))), None)) is not None:
         key, field = next(iter(section[0].model_fields.items()))
         value = mistake["input"] if isinstance(mistake["input"], str) else field.get_default()
         text += f" Write for example {last}: {flow({key: value})}."
     return document.text(keys, text)
-
-
-def _near(word: str, choices: Sequence[str]) -> str | None:
-    """The known value that a text is close to, or None."""
-    return next(iter(get_close_matches(word.lower(), choices, 1)), None)
 
 
 def _model_at(model: type[BaseModel], loc: Sequence[str | int]) -> type[BaseModel]:
