@@ -1,8 +1,8 @@
 """`make lint`: local names are nouns of the field, and not words that stand in for one.
 
 A reader of `told`, `there` or `own` has to find the line that assigns it; a reader of `message`, `mask` or `settings`
-does not. Names that are assigned in rlstab/ are checked: targets of assignments, loops, comprehensions, `with`,
-`except` and `:=`. Fields of classes and parameters are not, since other code may name them.
+does not. Names that are assigned in rlstab/, examples/ and .ci/ are checked: targets of assignments, loops,
+comprehensions, `with`, `except` and `:=`. Fields of classes and parameters are not, since other code may name them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ NOUNS = {
 }
 ADVICE = {word: advice for advice, words in NOUNS.items() for word in words.split()}
 
-#: Rooms and files that are still to be converted, from rlstab/.
+#: Folders whose files are checked.
+FOLDERS = ("rlstab", "examples", ".ci")
+
+#: Rooms and files of rlstab/ that are still to be converted.
 PENDING = (
     "adapters",
     "bins.py",
@@ -75,13 +78,12 @@ def findings(path: Path, text: str) -> list[str]:
 
 def is_pending(path: Path) -> bool:
     """Whether a file is one of those still to be converted, or in one of these rooms."""
-    inner = path.relative_to(ROOT / "rlstab")
-    return any(inner.is_relative_to(pending) for pending in PENDING)
+    return any(path.is_relative_to(ROOT / "rlstab" / pending) for pending in PENDING)
 
 
 def main() -> None:
     """Print what was found; exit with 1 if anything was."""
-    paths = [path for path in sorted((ROOT / "rlstab").rglob("*.py")) if not is_pending(path)]
+    paths = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py")) if not is_pending(path)]
     lines = [line for path in paths for line in findings(path.relative_to(ROOT), path.read_text(encoding="utf-8"))]
     print("\n".join(lines) or f"names: {len(paths)} files")
     sys.exit(bool(lines))
