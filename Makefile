@@ -60,6 +60,7 @@ release: $(VENV)/.installed-dev
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python .ci/check_names.py
 	$(BIN)/mypy
 
 # the documentation site, into site/; strict: a broken link or an undocumented public name fails

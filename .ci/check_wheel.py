@@ -61,22 +61,22 @@ def main(keep: Path | None = None) -> None:
         for command in (
             ["--version"],
             ["check", "--example", "countdown"],
-            ["train", "--example", "countdown", *(f"--set={one}" for one in SHORT)],
+            ["train", "--example", "countdown", *(f"--set={setting}" for setting in SHORT)],
             ["look", "runs/countdown"],
         ):
             run(python, "-m", "rlstab", *command, cwd=empty, **path)
         print(f"{sdist.name} ({sdist.stat().st_size:,} bytes), {wheel.name} ({wheel.stat().st_size:,} bytes): good")
         if keep is not None:
             keep.mkdir(exist_ok=True)
-            kept = [shutil.copy2(file, keep) for file in (sdist, wheel)]
+            copies = [shutil.copy2(file, keep) for file in (sdist, wheel)]
             version = sdist.name.removeprefix("rlstab-").removesuffix(".tar.gz")
             print(f"Now, by hand: date the section {version} of CHANGELOG.md, and tag the commit: git tag v{version}")
-            print(f"Then upload: {sys.executable} -m twine upload {' '.join(map(str, kept))}")
+            print(f"Then upload: {sys.executable} -m twine upload {' '.join(map(str, copies))}")
 
 
 def run(*command: str, cwd: Path = ROOT, **environment: str) -> None:
     """Run a command; exit with its output if it fails."""
-    done = subprocess.run(
+    process = subprocess.run(
         command,
         cwd=cwd,
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
@@ -84,8 +84,8 @@ def run(*command: str, cwd: Path = ROOT, **environment: str) -> None:
         stderr=subprocess.STDOUT,
         text=True,
     )
-    if done.returncode:
-        sys.exit(f"{' '.join(command)}\n{done.stdout}")
+    if process.returncode:
+        sys.exit(f"{' '.join(command)}\n{process.stdout}")
 
 
 def require(archive: Path, missing: set[str]) -> None:

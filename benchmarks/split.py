@@ -37,7 +37,7 @@ METHODS: dict[str, TokenObjective] = {
 def rollout() -> tuple[Rollout, torch.Tensor]:
     policy, task = load_policy("countdown-tiny"), Countdown()
     examples = [task.example("train", index) for index in range(16) for _ in range(8)]
-    asked, settings = ResponseBatch.unscored(torch.arange(128), 24), RolloutSettings()
+    asked, settings = ResponseBatch.of(torch.zeros(128), limit=24), RolloutSettings()
     (drawn,) = sample(policy, examples, asked, settings, seed=0, needs={"entropies"})
     rewards = score(task, examples, [policy.decode(answer) for answer in drawn.answers()]).rewards
     return drawn, grpo(rewards, torch.arange(128) // 8)

@@ -13,8 +13,8 @@ from rlstab.tasks.countdown import random_walk
 
 def demonstration(task: Any, example: Example, rng: random.Random, **noise: float) -> str:
     """An answer of countdown, chain or shift; the functions below describe its noise."""
-    of: Any = of_shift if isinstance(task, Shift) else of_chain if isinstance(task, Chain) else of_countdown
-    return str(of(task, example, rng, **noise))
+    demonstrate: Any = of_shift if isinstance(task, Shift) else of_chain if isinstance(task, Chain) else of_countdown
+    return str(demonstrate(task, example, rng, **noise))
 
 
 def of_countdown(
@@ -62,9 +62,9 @@ def of_chain(
     Raises:
         OutOfRange: if the junk would make up the whole answer.
     """
-    everything = len(task.junk) * junk
-    if not 0 <= everything < 1:
-        raise OutOfRange(f"{len(task.junk)} symbols of junk of {junk:g} each are {everything:g} of it. Lower it.")
+    share = len(task.junk) * junk
+    if not 0 <= share < 1:
+        raise OutOfRange(f"{len(task.junk)} symbols of junk of {junk:g} each are {share:g} of it. Lower it.")
     first, *rest = example.answer.terms
     total = task.written(first)
     text = ""
@@ -75,10 +75,10 @@ def of_chain(
         if rng.random() < wrong:
             total = _off(task, total, rng)
         text += f"{left}={total};"
-    # before a character stand k symbols with probability everything^k (1 - everything): a geometric law
+    # before a character stand k symbols with probability share^k (1 - share): a geometric law
     littered = ""
     for character in f"{text}A{total}":
-        while rng.random() < everything:
+        while rng.random() < share:
             littered += rng.choice(task.junk)
         littered += character
     return littered + "$"

@@ -59,13 +59,13 @@ for rollout in range(options.rollouts):
         example = task.example("train", rollout * options.prompts + index)
         prompt = tokenizer.encode(example.prompt, add_special_tokens=False)
         answered = sampler.sample(types.ModelInput.from_ints(prompt), options.group, sampling).result().sequences
-        rewards = torch.tensor([reward(example, tokenizer.decode(one.tokens)) for one in answered])
+        rewards = torch.tensor([reward(example, tokenizer.decode(answer.tokens)) for answer in answered])
         advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
-        data += [datum(prompt, one, float(value)) for one, value in zip(answered, advantages, strict=True)]
+        data += [datum(prompt, answer, float(value)) for answer, value in zip(answered, advantages, strict=True)]
         got += rewards.tolist()
     metrics = trainer.step(data, adam)
     if metrics["steps/refused"]:
         print(trainer.last_refusal)
     shown = {name: metrics.get(name, 0.0) for name in ("loss", "ratio/mean", "tokens/live")}
-    told = ", ".join(f"{name} {value:.4f}" for name, value in shown.items())
-    print(f"rollout {rollout}: reward {sum(got) / len(got):.3f}, {told}", flush=True)
+    line = ", ".join(f"{name} {value:.4f}" for name, value in shown.items())
+    print(f"rollout {rollout}: reward {sum(got) / len(got):.3f}, {line}", flush=True)

@@ -47,13 +47,13 @@ def right(completions: list[str], answer: list[int], **_: object) -> list[float]
 
 def shrink(folder: Path) -> None:
     """Keep of the tokenizer what these tokens need, so that the example stays small."""
-    whole = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     used = {0}
     for file in folder.glob("*.safetensors"):
         tensors = load_file(file)
         used |= {*tensors["ids"].tolist(), *tensors["prompt_ids"].tolist()}
-    small = Tokenizer(models.WordLevel({str(whole.id_to_token(token)): token for token in used}))
-    small.decoder = whole.decoder
+    small = Tokenizer(models.WordLevel({str(tokenizer.id_to_token(token)): token for token in used}))
+    small.decoder = tokenizer.decoder
     (folder / "tokenizer.json").write_text(json.dumps(json.loads(small.to_str())), encoding="utf-8")
 
 

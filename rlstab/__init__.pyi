@@ -13,7 +13,7 @@ from rlstab.core.metadata import About as About, NoOpAt as NoOpAt
 from rlstab.core.objective import State as State, TokenObjective as TokenObjective
 from rlstab.core.plan import Plan as Plan, make_plan as make_plan
 from rlstab.core.policy_outputs import PolicyOutputs as PolicyOutputs
-from rlstab.core.settings import Range as Range
+from rlstab.core.method_settings import Range as Range
 from rlstab.core.stats import (
     NOTHING as NOTHING,
     Grouped as Grouped,

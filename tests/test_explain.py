@@ -13,7 +13,7 @@ import rlstab
 from rlstab import STARE, ClipHigher, KLPenalty, S2TMask, TokenMean, TokenObjective, compose
 from rlstab.cli import main
 from rlstab.config import load_run, objective_hash, run_hash
-from rlstab.core.settings import Setting, percent, settings_of
+from rlstab.core.method_settings import Setting, percent, settings_of
 from rlstab.core.terms import WRITABLE
 from rlstab.errors import MissingSignal
 from rlstab.explain import stages

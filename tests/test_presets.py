@@ -10,7 +10,7 @@ import rlstab
 from rlstab.config import dump_run, load_run
 from rlstab.config.document import Document
 from rlstab.core.compose import walk
-from rlstab.core.settings import settings_of
+from rlstab.core.method_settings import settings_of
 from rlstab.explain.notes import idle_in_run
 from rlstab.presets import PRESETS
 

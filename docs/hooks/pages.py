@@ -19,8 +19,8 @@ from rlstab.core.batch import BASICS, SIGNALS
 from rlstab.core.compose import walk
 from rlstab.core.metadata import SOURCES, NoOpAt
 from rlstab.core.method import Method
+from rlstab.core.method_settings import settings_of
 from rlstab.core.objective import Leaf, TokenObjective
-from rlstab.core.settings import settings_of
 from rlstab.core.terms import SLOTS, WRITABLE
 from rlstab.explain.card import card
 from rlstab.explain.costs import COSTS, YOURS

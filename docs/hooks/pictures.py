@@ -38,8 +38,8 @@ from docs.hooks.measure import (
 )
 from rlstab.core.batch import MARKS, TokenBatch
 from rlstab.core.loss import Part
+from rlstab.core.method_settings import settings_of
 from rlstab.core.objective import TokenObjective
-from rlstab.core.settings import settings_of
 from rlstab.hosts import measures
 
 #: Settings of a picture, for methods that require some, or whose defaults do little or nothing on the cloud.

@@ -8,13 +8,13 @@ from typing import Any, Literal
 from rlstab.config.document import Document, Keys
 
 
-def part(document: Document, place: Keys) -> Document:
+def part(document: Document, path: Keys) -> Document:
     """The value at a position as a separate document."""
     data = document.data
-    for step in place:
+    for step in path:
         data = data[step]
-    depth = len(place)
-    marks = {key[depth:]: mark for key, mark in document.marks.items() if key[:depth] == place}
+    depth = len(path)
+    marks = {key[depth:]: mark for key, mark in document.marks.items() if key[:depth] == path}
     return Document(data, document.name, marks)
 
 
@@ -22,14 +22,14 @@ def joined(parts: Sequence[Document]) -> Document:
     """A list of the parts; a part that is a list contributes its items."""
     items: list[Document] = []
     for document in parts:
-        several = isinstance(document.data, list | tuple)
-        items += [part(document, (index,)) for index in range(len(document.data))] if several else [document]
-    marks = {(index, *place): mark for index, item in enumerate(items) for place, mark in item.marks.items()}
+        is_list = isinstance(document.data, list | tuple)
+        items += [part(document, (index,)) for index in range(len(document.data))] if is_list else [document]
+    marks = {(index, *path): mark for index, item in enumerate(items) for path, mark in item.marks.items()}
     return Document([item.data for item in items], "", marks)
 
 
 def ablations(
-    document: Document, base: Document | None, how: Literal["leave_one_out", "add_one_in", "both"]
+    document: Document, base: Document | None, mode: Literal["leave_one_out", "add_one_in", "both"]
 ) -> dict[str, Document]:
     """Objectives by name: ``base``, ``all``, ``base-plus-s2t``, ``all-minus-s2t``, ...
 
@@ -40,7 +40,7 @@ def ablations(
     Args:
         document: a bench file; its ``stack`` is a list of methods.
         base: the objective of the base run, or None.
-        how: ``add_one_in`` makes ``base-plus-*``, ``leave_one_out`` makes ``all-minus-*``, always with ``base`` and
+        mode: ``add_one_in`` makes ``base-plus-*``, ``leave_one_out`` makes ``all-minus-*``, always with ``base`` and
             ``all``.
 
     Raises:
@@ -48,21 +48,21 @@ def ablations(
     """
     items: dict[str, Document] = {}
     for index, item in enumerate(document.data["stack"]):
-        name, place = _label(item), ("stack", index)
+        name, path = _label(item), ("stack", index)
         if name in items:
-            raise document.error(place, f"two methods of the stack are called '{name}'. Remove one of them.")
-        items[name] = part(document, place)
-    every = frozenset(items)
-    chosen = {"base": frozenset[str](), "all": every}
-    if how in ("add_one_in", "both"):
+            raise document.error(path, f"two methods of the stack are called '{name}'. Remove one of them.")
+        items[name] = part(document, path)
+    all_names = frozenset(items)
+    chosen = {"base": frozenset[str](), "all": all_names}
+    if mode in ("add_one_in", "both"):
         chosen |= {f"base-plus-{name}": frozenset({name}) for name in items}
-    if how in ("leave_one_out", "both"):
-        chosen |= {f"all-minus-{name}": every - {name} for name in items}
+    if mode in ("leave_one_out", "both"):
+        chosen |= {f"all-minus-{name}": all_names - {name} for name in items}
     objectives: dict[str, Document] = {}
-    seen: set[frozenset[str]] = set() if base else {frozenset()}
+    made_sets: set[frozenset[str]] = set() if base else {frozenset()}
     for label, names in chosen.items():
-        if names not in seen:
-            seen.add(names)
+        if names not in made_sets:
+            made_sets.add(names)
             parts = [base] if base else []
             objectives[label] = joined([*parts, *(item for name, item in items.items() if name in names)])
     return objectives

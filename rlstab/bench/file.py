@@ -74,16 +74,16 @@ class BenchFile(Settings):
     methods: dict[str, Any] = Field({}, description="objectives by name, or {objective: ..., set: {key: value}}")
     baseline: str | None = Field(None, description="the method that the others are compared with; null is the first")
     settings: dict[str, dict[str, JsonValue]] = Field({}, description="values by dotted key, such as optimisation.lr")
-    seeds: Seeds = Field(5, description="how many, from 0; or a list")
+    seeds: Seeds = Field(5, description="number of seeds, from 0; or a list of them")
     workers: Count | None = Field(
         None, description="runs at a time, one thread each; null is one per CPU, and with a command one"
     )
     stack: list[Any] = Field([], description="methods of which every one is left out, or added to the base, in turn")
     ablate: Literal["leave_one_out", "add_one_in", "both"] | None = Field(
-        None, description="what to make of the stack; null is both"
+        None, description="runs to make of the stack; null makes both kinds"
     )
     slurm: dict[str, JsonValue] = Field(
-        {}, description="of jobs, for --launcher slurm: time in minutes, partition, gpus_per_node, ... as in submitit"
+        {}, description="settings of slurm jobs, as in submitit: time in minutes, partition, gpus_per_node, ..."
     )
     keep_checkpoints: bool = Field(False, description="keep the final checkpoint of a finished run")
 
@@ -91,7 +91,7 @@ class BenchFile(Settings):
 class MethodEntry(Settings):
     """A method with its objective and further settings of the run."""
 
-    objective: Any = Field(None, description="as in a run file; without it the base's")
+    objective: Any = Field(None, description="objective as in a run file; null is the base's")
     set: dict[str, JsonValue] = Field({}, description="values by dotted key, in place of those of each setting")
     scale: dict[str, float] = Field({}, description="factors by dotted key, on the numbers of each setting")
 
@@ -147,7 +147,7 @@ class Bench:
 
     Attributes:
         file: its content, with the base in place, the stack expanded, the baseline named and the seeds listed.
-        out: its folder.
+        out: the folder of the bench.
         moved: whether this is another folder than the file names.
         source: path of the file, or empty.
         workers: runs at a time.
@@ -201,8 +201,8 @@ def load_bench(source: str | Path | Mapping[str, Any], *, out: str | Path | None
         raise document.error(("baseline",), f"no method is called '{baseline}'. {did_you_mean(baseline, methods)}")
     template = None
     if file.command is not None:
-        given = {key for some in (*settings.values(), *(method.set for method in methods.values())) for key in some}
-        template = template_of(document, file.command, file.config, given, folder)
+        keys = set().union(*settings.values(), *(method.set for method in methods.values()))
+        template = template_of(document, file.command, file.config, keys, folder)
     loaded = _load_all(document, base, template, methods, settings)
     out_folder = Path(out or file.out or f"runs/{file.name}")
     runs = tuple(
@@ -262,13 +262,13 @@ def _base(document: Document, file: BenchFile, folder: Path) -> Document:
 
 
 def _methods(document: Document, file: BenchFile, base: Document) -> dict[str, _Method]:
-    own = part(base, ("objective",)) if "objective" in base.data else None
-    otherwise = own if file.command is None else Document([], document.name, {})  # a command may take none
-    methods = {name: _method(document, name, otherwise) for name in file.methods}
+    base_objective = part(base, ("objective",)) if "objective" in base.data else None
+    default = base_objective if file.command is None else Document([], document.name, {})  # a command may take none
+    methods = {name: _method(document, name, default) for name in file.methods}
     if file.ablate and not file.stack:
         raise document.error(("ablate",), "there is no stack to ablate. List its methods under `stack`.")
     if file.stack:
-        for name, objective in ablations(document, own, file.ablate or "both").items():
+        for name, objective in ablations(document, base_objective, file.ablate or "both").items():
             if name in methods:
                 raise document.error(("methods", name), "the stack makes a method of this name too. Rename this one.")
             methods[name] = _Method(objective, {}, {})
@@ -277,27 +277,27 @@ def _methods(document: Document, file: BenchFile, base: Document) -> dict[str, _
     return methods
 
 
-def _method(document: Document, name: str, own: Document | None) -> _Method:
-    place = ("methods", name)
+def _method(document: Document, name: str, base_objective: Document | None) -> _Method:
+    path = ("methods", name)
     entry = document.data["methods"][name]
     if not isinstance(entry, Mapping) or entry.keys() & {"name", "preset"}:
-        return _Method(part(document, place), {}, {})
-    checked = validate(document, MethodEntry, dict(entry), place)
+        return _Method(part(document, path), {}, {})
+    checked = validate(document, MethodEntry, dict(entry), path)
     if "objective" in entry:
-        objective = part(document, (*place, "objective"))
-    elif own is not None:
-        objective = own
+        objective = part(document, (*path, "objective"))
+    elif base_objective is not None:
+        objective = base_objective
     else:
-        raise document.error(place, "the key `objective` is missing, and the base has none to take instead.")
+        raise document.error(path, "the key `objective` is missing, and the base has none to take instead.")
     for key in checked.scale:
-        _free(document, key, (*place, "scale", key))
-    return _Method(objective, _values(document, (*place, "set")) if checked.set else {}, checked.scale)
+        _free(document, key, (*path, "scale", key))
+    return _Method(objective, _values(document, (*path, "set")) if checked.set else {}, checked.scale)
 
 
-def _values(document: Document, place: Keys) -> dict[str, Document]:
+def _values(document: Document, path: Keys) -> dict[str, Document]:
     """Values by dotted key; keys that the bench sets itself are refused."""
-    here = part(document, place)
-    return {key: part(here, (_free(document, key, (*place, key)),)) for key in here.data}
+    values = part(document, path)
+    return {key: part(values, (_free(document, key, (*path, key)),)) for key in values.data}
 
 
 #: Settings that a bench decides itself, by the first part of a dotted key.
@@ -311,31 +311,31 @@ DECIDED = {
 OTHER_POLICIES = {"model.teacher_prompt", *(f"model.{name}" for name in OTHER_MODELS.values())}
 
 
-def _free(document: Document, key: str, place: Keys) -> str:
+def _free(document: Document, key: str, path: Keys) -> str:
     if document.data.get("command") is not None:
         if key in launch.RESERVED or not launch.NAME.fullmatch(key):
             text = f"{shown(key)} cannot name a value: a name begins with a letter, and the bench gives "
-            raise document.error(place, f"{text}{', '.join(launch.RESERVED)} itself. Call it something else.")
+            raise document.error(path, f"{text}{', '.join(launch.RESERVED)} itself. Call it something else.")
         return key
     head, _, rest = key.partition(".")
     if head in DECIDED and key not in OTHER_POLICIES:
-        raise document.error(place, DECIDED[head])
+        raise document.error(path, DECIDED[head])
     if not rest and head in RunConfig.model_fields.keys() - {"task", "stages"}:
-        raise document.error(place, f"this would replace all of {head}. Write dotted keys, for example {head}.KEY.")
+        raise document.error(path, f"this would replace all of {head}. Write dotted keys, for example {head}.KEY.")
     return key
 
 
-def _check_name(document: Document, place: Keys, name: str) -> None:
+def _check_name(document: Document, path: Keys, name: str) -> None:
     if not NAME.fullmatch(name):
         text = f"{shown(name)} cannot name a folder. Use up to 100 letters, digits and _ . + -, and no dot in front."
-        raise document.error(place, text)
+        raise document.error(path, text)
 
 
-def _seeds(document: Document, seeds: int | list[int], each: int) -> tuple[int, ...]:
-    """The seeds of a bench that makes ``each`` runs with one seed."""
-    many = seeds if isinstance(seeds, int) else len(seeds)
-    if many > MAX_RUNS // each:
-        text = f"{shown(many)} seeds x {each} runs are too many: a bench has at most {MAX_RUNS} runs. Take fewer seeds."
+def _seeds(document: Document, seeds: int | list[int], runs: int) -> tuple[int, ...]:
+    """The seeds of a bench that makes ``runs`` runs with one seed."""
+    count = seeds if isinstance(seeds, int) else len(seeds)
+    if count > MAX_RUNS // runs:
+        text = f"{shown(count)} seeds x {runs} runs are too many: a bench has at most {MAX_RUNS}. Take fewer seeds."
         raise document.error(("seeds",), text)
     if isinstance(seeds, int):
         return tuple(range(seeds))
@@ -369,8 +369,8 @@ def _load_all(
                 for text in mistakes_of(error):
                     problems.setdefault(text, []).append(f"{setting}/{name}")
     if problems:
-        every = len(methods) * len(settings)
-        raise ConfigError("\n".join(_told(text, places, every) for text, places in problems.items()))
+        combinations = len(methods) * len(settings)
+        raise ConfigError("\n".join(_told(text, places, combinations) for text, places in problems.items()))
     return loaded
 
 
@@ -379,16 +379,16 @@ def _document(
 ) -> Document:
     """The run of a method in a setting: the method's values override, and its stages follow the setting's."""
     run = base.replaced("objective", method.objective)
-    both = {**values, **method.set}
-    for key in sorted(both, key=lambda key: key.count(".")):  # a section before its keys
-        several = key == "stages" and key in method.set and key in values
-        run = run.replaced(key, joined([values[key], method.set[key]]) if several else both[key])
+    values_of_run = {**values, **method.set}
+    for key in sorted(values_of_run, key=lambda key: key.count(".")):  # a section before its keys
+        joins_stages = key == "stages" and key in method.set and key in values
+        run = run.replaced(key, joined([values[key], method.set[key]]) if joins_stages else values_of_run[key])
     for key, factor in method.scale.items():
         run = _scaled(document, run, key, factor, ("methods", name, "scale", key))
     return run
 
 
-def _scaled(document: Document, run: Document, key: str, factor: float, place: Keys) -> Document:
+def _scaled(document: Document, run: Document, key: str, factor: float, keys: Keys) -> Document:
     """The run with one of its numbers scaled; a number in the key is an index in a list, such as a stage's."""
     path = tuple(int(step) if step.isdecimal() else step for step in key.split("."))
     value: Any = run.data
@@ -396,13 +396,13 @@ def _scaled(document: Document, run: Document, key: str, factor: float, place: K
         for step in path:
             value = value[step]
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise document.error(place, f"{key} is not a number here, so it cannot be scaled. Set it, or correct the key.")
+        raise document.error(keys, f"{key} is not a number here, so it cannot be scaled. Set it, or correct the key.")
     scaled = factor * value
     data = copy.deepcopy(run.data)
-    inside = data
+    container = data
     for step in path[:-1]:
-        inside = inside[step]
-    inside[path[-1]] = int(scaled) if isinstance(value, int) and scaled.is_integer() else scaled
+        container = container[step]
+    container[path[-1]] = int(scaled) if isinstance(value, int) and scaled.is_integer() else scaled
     return Document(data, run.name, run.marks)
 
 
@@ -425,11 +425,11 @@ def _groups(names: Iterable[str], key: Callable[[str], Any]) -> list[list[str]]:
     groups: dict[Any, list[str]] = {}
     for name in names:
         groups.setdefault(key(name), []).append(name)
-    return [some for some in groups.values() if len(some) > 1]
+    return [group for group in groups.values() if len(group) > 1]
 
 
-def _told(problem: str, runs: list[str], every: int) -> str:
-    return problem if len(runs) == every else f"{problem}\n  in {few(runs)}"
+def _told(problem: str, runs: list[str], combinations: int) -> str:
+    return problem if len(runs) == combinations else f"{problem}\n  in {few(runs)}"
 
 
 def few(names: Sequence[str]) -> str:

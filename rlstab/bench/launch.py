@@ -54,15 +54,17 @@ def filled(text: str, values: Mapping[str, Any]) -> str:
     return _PLACEHOLDER.sub(value, text)
 
 
-def template_of(document: Document, command: str, config: str | None, given: Iterable[str], folder: Path) -> Launch:
+def template_of(
+    document: Document, command: str, config: str | None, value_names: Iterable[str], folder: Path
+) -> Launch:
     """The command of a bench file, before it is filled in for a run.
 
     Args:
         document: the bench file.
-        command: as written there.
+        command: the command as the file has it.
         config: path of a file with placeholders, relative to ``folder``.
-        given: names that its methods and settings give values.
-        folder: of the bench file.
+        value_names: names that its methods and settings give values.
+        folder: the folder of the bench file.
 
     Raises:
         ConfigError: it cannot be split, a file cannot be read, a placeholder is unknown, or the runs would write into
@@ -75,14 +77,14 @@ def template_of(document: Document, command: str, config: str | None, given: Ite
     if not arguments or "=" in arguments[0]:
         text = "a command starts with a program. Write `env NAME=value PROGRAM ...` to set variables."
         raise document.error(("command",), text)
-    known = {*RESERVED, *given} - ({"config"} if config is None else set())
+    fillable = {*RESERVED, *value_names} - ({"config"} if config is None else set())
     names = placeholders(" ".join(arguments))
-    for name in sorted(names - known):
-        text = f"{{{name}}} is not filled in by anything. {did_you_mean(name, known)} Double braces that stay."
+    for name in sorted(names - fillable):
+        text = f"{{{name}}} is not filled in by anything. {did_you_mean(name, fillable)} Double braces that stay."
         raise document.error(("command",), text)
-    for name, why in (("out", "all runs would write into one folder"), ("config", "the file would not be read")):
-        if name in known and name not in names:
-            raise document.error(("command",), f"without {{{name}}} {why}. Add it to the command.")
+    for name, effect in (("out", "all runs would write into one folder"), ("config", "the file would not be read")):
+        if name in fillable and name not in names:
+            raise document.error(("command",), f"without {{{name}}} {effect}. Add it to the command.")
     file = None
     if config is not None:
         try:
@@ -90,8 +92,8 @@ def template_of(document: Document, command: str, config: str | None, given: Ite
         except (OSError, ValueError) as error:
             raise document.error(("config",), f"{config} cannot be read: {error}.") from error
         for number, line in enumerate(text.splitlines(), 1):
-            for name in sorted(placeholders(line) - known | placeholders(line) & {"config"}):
-                hint = did_you_mean(name, known - {"config"})
+            for name in sorted(placeholders(line) - fillable | placeholders(line) & {"config"}):
+                hint = did_you_mean(name, fillable - {"config"})
                 raise ConfigError(f"{folder / config}:{number}: {{{name}}} is not filled in by anything. {hint}")
         file = (Path(config).name, text)
     launch = Launch(tuple(arguments), file)
@@ -107,10 +109,10 @@ class Launch:
     Attributes:
         arguments: with placeholders, the program first.
         config: name and text of a file that is filled in too; ``{config}`` is its path.
-        objective: of the method, resolved; empty if the command does not take one.
+        objective: the resolved objective of the method; empty if the command does not take one.
         values: by placeholder, from the method and the setting.
-        setting, method, seed: of the run.
-        folder: of the run; the command writes to ``out`` in it.
+        setting, method, seed: what identifies the run in its bench.
+        folder: the folder of the run; the command writes to ``out`` in it.
     """
 
     arguments: tuple[str, ...]
@@ -145,14 +147,14 @@ class Launch:
 
         Without ``resume``, files of an earlier command in ``out`` are moved aside.
         """
-        out, given = self.folder / OUT, self.folder / GIVEN
+        out, filled_in = self.folder / OUT, self.folder / GIVEN
         if not resume and out.is_dir():
             number = sum(1 for _ in self.folder.glob(f"{OUT}-before-*"))
             out.rename(self.folder / f"{OUT}-before-{number + 1}")
-        for folder in (out, given):
+        for folder in (out, filled_in):
             folder.mkdir(parents=True, exist_ok=True)
         name, text = self.config or ("", "")
-        paths = {"objective": given / "objective.yaml", "out": out, "config": given / name}
+        paths = {"objective": filled_in / "objective.yaml", "out": out, "config": filled_in / name}
         values = {**self.values, **{key: str(path.absolute()) for key, path in paths.items()}}
         values |= {"seed": self.seed, "method": self.method, "setting": self.setting}
         replace_file(self.folder / CONFIG, dump(self.settings))
@@ -166,11 +168,11 @@ def launch_of(template: Launch, document: Document, run: Document, setting: str,
     """The launch of a method in a setting, without its seed and folder.
 
     Args:
-        template: of the bench.
+        template: the command of the bench.
         document: the bench file.
-        run: its values by placeholder, and ``objective``.
-        setting: its name.
-        method: its name.
+        run: the values of the run by placeholder, and ``objective``.
+        setting: the name of the setting.
+        method: the name of the method.
 
     Raises:
         ConfigError: a value is missing, or changes nothing.

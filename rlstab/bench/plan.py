@@ -66,16 +66,22 @@ def plan_of(runs: Sequence[BenchRun], *, overwrite: bool = False, retry: bool = 
     return plan
 
 
+def changed_beside(bench: Bench, runs: Sequence[BenchRun]) -> list[BenchRun]:
+    """Runs of the bench beside the chosen ones that were begun with settings other than the file's."""
+    names = {run.name for run in runs}
+    return plan_of([run for run in bench.runs if run.name not in names])["changed"]
+
+
 def _kind(run: BenchRun, overwrite: bool, retry: bool) -> str:
     record, records = read_record(run.folder), last_records(run.folder)
     status, resumable = record.get("status"), can_go_on(run.folder, isinstance(run.config, Launch))
-    same = record.get("run_hash") == run.hash
+    same_settings = record.get("run_hash") == run.hash
     if status != "finished" and not records and not resumable:  # it holds nothing to keep
-        return "failed" if status == "failed" and same and not retry else "anew"
-    same = same or _hash(run.folder) == run.hash
-    if not same:
-        again = status == "failed" and retry and not resumable
-        return "anew" if overwrite or again else "changed"
+        return "failed" if status == "failed" and same_settings and not retry else "anew"
+    same_settings = same_settings or _hash(run.folder) == run.hash
+    if not same_settings:
+        retries = status == "failed" and retry and not resumable
+        return "anew" if overwrite or retries else "changed"
     if status is None and records and records[-1]["rollout"] >= run.rollouts:
         status = "finished"  # its record was lost
     if status == "finished":
@@ -103,34 +109,34 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 def differences(run: BenchRun) -> dict[str, str]:
     """Settings that affect training or an evaluation and differ between a run's folder and the file, in words."""
-    before, now = flat(portable(_settings(run.folder))), flat(portable(run.settings))
-    paths = [path for path in now if path in before and before[path] != now[path]]
-    counting = [path for path in paths if is_measured(path) or not is_neutral(path, now)]
-    return {path: f"{path} = {before[path]}, now {now[path]}" for path in counting}
+    before, after = flat(portable(_settings(run.folder))), flat(portable(run.settings))
+    paths = [path for path in after if path in before and before[path] != after[path]]
+    counting = [path for path in paths if is_measured(path) or not is_neutral(path, after)]
+    return {path: f"{path} = {before[path]}, now {after[path]}" for path in counting}
 
 
 def with_other_settings(bench: Bench, runs: Sequence[BenchRun]) -> str:
     """``2 runs with other settings than FILE has now: ... (optimisation.lr = 0.1, now 0.2)``."""
-    names, how = few([run.name for run in runs]), few(list(differences(runs[0]).values()))
+    names, changes = few([run.name for run in runs]), few(list(differences(runs[0]).values()))
     count = f"{len(runs)} run{'s' * (len(runs) > 1)}"
-    what = f"{count} with other settings than {bench.source or 'the bench'} has now: {names}"
-    return f"{what} ({how})" if how else what
+    sentence = f"{count} with other settings than {bench.source or 'the bench'} has now: {names}"
+    return f"{sentence} ({changes})" if changes else sentence
 
 
-def notes_of(bench: Bench, plan: Mapping[str, Sequence[BenchRun]], others: Sequence[BenchRun]) -> list[str]:
+def notes_of(bench: Bench, plan: Mapping[str, Sequence[BenchRun]], changed: Sequence[BenchRun]) -> list[str]:
     """Notes before the runs are made.
 
     Args:
         bench: that makes the runs.
-        plan: of the chosen runs.
-        others: runs that were not chosen and whose settings differ from the file's.
+        plan: the plan of the chosen runs.
+        changed: runs that were not chosen and whose settings differ from the file's.
     """
     notes = list(bench.notes)
-    if others:
-        notes.append(f"{bench.out} holds {with_other_settings(bench, others)}. --only leaves them as they are.")
+    if changed:
+        notes.append(f"{bench.out} holds {with_other_settings(bench, changed)}. --only leaves them as they are.")
     if measured := plan["measured"]:
-        how = few(list(differences(measured[0]).values()))
-        notes.append(f"{KINDS['measured']}: {few([run.name for run in measured])} ({how}).")
+        changes = few(list(differences(measured[0]).values()))
+        notes.append(f"{KINDS['measured']}: {few([run.name for run in measured])} ({changes}).")
     return notes
 
 
@@ -138,9 +144,9 @@ def unnamed(bench: Bench) -> str:
     """A sentence about runs of a method, setting or seed that the file no longer has; may be empty."""
     if bench.again:  # a bench without a file
         return ""
-    known, folder = {run.name for run in bench.runs}, bench.out / "runs"
+    run_names, folder = {run.name for run in bench.runs}, bench.out / "runs"
     names = (path.parent.relative_to(folder).as_posix() for path in sorted(folder.glob(f"*/*/seed-*/{FILE}")))
-    names_left = [name for name in names if name not in known]
+    names_left = [name for name in names if name not in run_names]
     if not names_left:
         return ""
     return (
@@ -158,19 +164,20 @@ def dry_run(bench: Bench, *, only: Sequence[str] = (), console: Console | None =
     console = console or Terminal()
     runs = chosen(bench, only)
     plan = plan_of(runs)
-    asked = {run.name for run in runs}
-    others = plan_of([run for run in bench.runs if run.name not in asked])["changed"]
+    changed = changed_beside(bench, runs)
     finished = {run.name for kind in ("finished", "measured") for run in plan[kind]}
     groups: dict[str, list[BenchRun]] = {}
     for setting, method in product(bench.file.settings, bench.file.methods):
         groups[f"{setting}/{method}"] = [run for run in runs if (run.setting, run.method) == (setting, method)]
-    lines = [f"{name}: {_work(some, finished)}" for name, some in (*groups.items(), ("all", runs)) if some]
+    lines = [f"{name}: {_work(members, finished)}" for name, members in (*groups.items(), ("all", runs)) if members]
     lines += [f"folder: {bench.out}; baseline: {bench.file.baseline}; workers: {bench.workers}"]
-    for kind, what in KINDS.items():
-        if what and plan[kind] and kind != "measured":
-            how = few(list(differences(plan[kind][0]).values())) if kind == "changed" else ""
-            lines.append(f"{what}: {', '.join(run.name for run in plan[kind])}" + (f" ({how})" if how else ""))
-    lines += [f"note: {note}" for note in notes_of(bench, plan, others)]
+    for kind, description in KINDS.items():
+        if description and plan[kind] and kind != "measured":
+            changes = few(list(differences(plan[kind][0]).values())) if kind == "changed" else ""
+            lines.append(
+                f"{description}: {', '.join(run.name for run in plan[kind])}" + (f" ({changes})" if changes else "")
+            )
+    lines += [f"note: {note}" for note in notes_of(bench, plan, changed)]
     for line in [*lines, *filter(None, [unnamed(bench)])]:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 

@@ -45,8 +45,8 @@ class Screen(Progress):
     def look(self, running: Iterable[BenchRun]) -> None:
         """Show the progress of the current runs."""
         if self.console.is_terminal:
-            done = (records[-1]["rollout"] for run in running if (records := last_records(run.folder)))
-            self.update(self._all, completed=self._made + sum(done))
+            rollouts = (records[-1]["rollout"] for run in running if (records := last_records(run.folder)))
+            self.update(self._all, completed=self._made + sum(rollouts))
 
     def say(self, text: str) -> None:
         """A line above the bar."""

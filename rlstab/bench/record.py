@@ -26,10 +26,10 @@ def write_record(folder: Path, values: Mapping[str, Any]) -> None:
     replace_file(folder / FILE, json.dumps(values, indent=1) + "\n")
 
 
-def record_failure(folder: Path, log: Path, how: str) -> None:
+def record_failure(folder: Path, log: Path, ending: str) -> None:
     """Record that a run ended without recording it itself, with the last lines of a log."""
     text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
-    error = last_lines(f"{text.rstrip()}\n{how}")
+    error = last_lines(f"{text.rstrip()}\n{ending}")
     update_record(folder, status="failed", error=error, seconds=None, cpu_seconds=None)
 
 

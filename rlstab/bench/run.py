@@ -26,7 +26,7 @@ from rich.markup import escape
 
 from rlstab.bench.file import Bench, BenchRun
 from rlstab.bench.launch import Launch, placeholders
-from rlstab.bench.plan import chosen, notes_of, plan_of, unnamed, with_other_settings
+from rlstab.bench.plan import changed_beside, chosen, notes_of, plan_of, unnamed, with_other_settings
 from rlstab.bench.progress import Screen
 from rlstab.bench.record import FILE, read_record, record_failure, write_record
 from rlstab.bench.worker import LOG, ORDER, QUEUED, how
@@ -112,34 +112,21 @@ def _run(
     launcher: Launcher,
     console: Console,
 ) -> int:
-    owner = read_record(bench.out).get("name", bench.file.name)
-    if owner != bench.file.name:
-        raise ConfigError(
-            f"{bench.out} holds the bench '{owner}', and {bench.source or 'this'} is '{bench.file.name}': their runs "
-            f"would be mixed. Give another folder with --out, or call this one '{owner}' too."
-        )
-    plan = plan_of(runs, overwrite=overwrite, retry=retry)
-    asked = {run.name for run in runs}
-    others = plan_of([run for run in bench.runs if run.name not in asked])["changed"]
-    if changed := [*plan["changed"], *([] if overwrite else others)]:
+    _require_same_bench(bench)
+    plan, unchosen = plan_of(runs, overwrite=overwrite, retry=retry), changed_beside(bench, runs)
+    if changed := [*plan["changed"], *([] if overwrite else unchosen)]:
         raise ConfigError(
             f"{bench.out} holds {with_other_settings(bench, changed)}. Make them again with --overwrite, or keep them "
             f"and give another folder with --out."
         )
-    to_make = {run.name for kind in ("anew", "resumed") for run in plan[kind]}
-    queue = [run for run in runs if run.name in to_make]
-    for reward in {run.config.reward: None for run in queue if isinstance(run.config, RunConfig)}:
-        require_callable(reward)
-    for program in {run.config.arguments[0]: None for run in queue if isinstance(run.config, Launch)}:
-        if not placeholders(program) and shutil.which(program) is None:
-            raise ConfigError(
-                f"{bench.source}: command: no program is called '{program}' here. Correct its name or path."
-            )
+    startable = {*plan["anew"], *plan["resumed"]}
+    queue = [run for run in runs if run in startable]
+    _require_startable(bench, queue)
     submit: Callable[[Screen], None] | None = None
     if launcher == "slurm" or any("job" in read_record(run.folder) for run in queue):
         submit = _jobs(bench, queue, plan["resumed"], workers, launcher)
     _describe(bench)
-    for note in notes_of(bench, plan, others):
+    for note in notes_of(bench, plan, unchosen):
         console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
     for run in plan["finished"]:
         if "status" not in read_record(run.folder):  # its record was lost
@@ -156,13 +143,40 @@ def _run(
             else:
                 _make(bench, queue, plan["resumed"], workers, screen)
     except KeyboardInterrupt:
-        left = "its jobs continue, and scancel ends them. Follow them again" if submit else "Continue"
-        _say(console, f"stopped; {_summary(runs)}. {left} with: {command(bench)}" + " --launcher slurm" * bool(submit))
+        advice = "its jobs continue, and scancel ends them. Follow them again" if submit else "Continue"
+        command_line = command(bench) + " --launcher slurm" * bool(submit)
+        _say(console, f"stopped; {_summary(runs)}. {advice} with: {command_line}")
         return STOPPED
-    failed = [run for run in runs if read_record(run.folder).get("status") == "failed"]
-    for run in failed:
-        why = str(read_record(run.folder).get("error") or "no reason given").splitlines()[-1]
-        console.print(f"[red]failed[/] {escape(run.name)}: {escape(why)}", highlight=False, soft_wrap=True)
+    return _conclude(bench, runs, console)
+
+
+def _require_same_bench(bench: Bench) -> None:
+    """Refuse a folder that holds the runs of a bench with another name."""
+    owner = read_record(bench.out).get("name", bench.file.name)
+    if owner != bench.file.name:
+        raise ConfigError(
+            f"{bench.out} holds the bench '{owner}', and {bench.source or 'this'} is '{bench.file.name}': their runs "
+            f"would be mixed. Give another folder with --out, or call this one '{owner}' too."
+        )
+
+
+def _require_startable(bench: Bench, queue: Sequence[BenchRun]) -> None:
+    """Load the rewards of the runs that are made, and look for the programs of their commands."""
+    for reward in {run.config.reward: None for run in queue if isinstance(run.config, RunConfig)}:
+        require_callable(reward)
+    for program in {run.config.arguments[0]: None for run in queue if isinstance(run.config, Launch)}:
+        if not placeholders(program) and shutil.which(program) is None:
+            raise ConfigError(
+                f"{bench.source}: command: no program is called '{program}' here. Correct its name or path."
+            )
+
+
+def _conclude(bench: Bench, runs: Sequence[BenchRun], console: Console) -> int:
+    """Say how the runs ended; return the exit code."""
+    failed = {run.name: record for run in runs if (record := read_record(run.folder)).get("status") == "failed"}
+    for name, record in failed.items():
+        reason = str(record.get("error") or "no reason given").splitlines()[-1]
+        console.print(f"[red]failed[/] {escape(name)}: {escape(reason)}", highlight=False, soft_wrap=True)
     if failed:
         reasons = f"The reasons in full are in {bench.out}/runs/.../{FILE}."
         _say(console, f"{reasons} Run them again with: {command(bench)} --retry")
@@ -343,12 +357,12 @@ def prepare(bench: Bench, run: BenchRun, resume: bool, status: str = "running") 
     if not resume:
         (run.folder / LOG).write_bytes(b"")
     if isinstance(run.config, Launch):
-        what: dict[str, Any] = {"command": run.config.prepare(resume=resume)}
+        order: dict[str, Any] = {"command": run.config.prepare(resume=resume)}
     else:
-        what = {"run": run.config.model_dump(mode="json")}
+        order = {"run": run.config.model_dump(mode="json")}
     keep = bench.file.keep_checkpoints
-    what |= {"resume": resume, "spent": spent, "keep_checkpoints": keep}
-    replace_file(run.folder / ORDER, json.dumps({**what, "cwd": str(Path.cwd()), "env": environment(bench)}))
+    order |= {"resume": resume, "spent": spent, "keep_checkpoints": keep}
+    replace_file(run.folder / ORDER, json.dumps({**order, "cwd": str(Path.cwd()), "env": environment(bench)}))
 
 
 def environment(bench: Bench) -> dict[str, str]:
@@ -373,6 +387,6 @@ def _record(bench: Bench, run: BenchRun, status: str) -> dict[str, Any]:
 
 def gpus() -> list[str]:
     """The GPUs that this process sees, by the names that ``CUDA_VISIBLE_DEVICES`` takes."""
-    count, given = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = list(map(str, range(count))) if given is None else [name.strip() for name in given.split(",")]
+    count, visible = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = list(map(str, range(count))) if visible is None else [name.strip() for name in visible.split(",")]
     return names[:count]

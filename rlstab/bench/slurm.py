@@ -58,17 +58,17 @@ def executor_of(bench: Bench, at_once: int) -> submitit.Executor:
     Raises:
         ConfigError: a setting is not one of submitit's, or the time that a job may take is missing.
     """
-    given = dict(bench.file.slurm)
-    shared, own = submitit.AutoExecutor._typed_parameters(), submitit.SlurmExecutor._valid_parameters()
-    for name in given.keys() - shared.keys() - own - {"cluster"}:
-        hint = did_you_mean(name, {*shared, *own, "cluster"})
+    options = dict(bench.file.slurm)
+    shared, slurm_only = submitit.AutoExecutor._typed_parameters(), submitit.SlurmExecutor._valid_parameters()
+    for name in options.keys() - shared.keys() - slurm_only - {"cluster"}:
+        hint = did_you_mean(name, {*shared, *slurm_only, "cluster"})
         raise ConfigError(f"{bench.source}: slurm.{name}: submitit has no such setting. {hint}")
-    if not {"time", "timeout_min"} & given.keys():
+    if not {"time", "timeout_min"} & options.keys():
         text = "slurm: say how many minutes a job may take, such as `time: 240`; after that it is queued again."
         raise ConfigError(f"{bench.source}: {text}")
     try:
-        executor = submitit.AutoExecutor(bench.out / FOLDER, cluster=str(given.pop("cluster", "slurm")))
-        settings = {name if name in shared else f"slurm_{name}": value for name, value in given.items()}
+        executor = submitit.AutoExecutor(bench.out / FOLDER, cluster=str(options.pop("cluster", "slurm")))
+        settings = {name if name in shared else f"slurm_{name}": value for name, value in options.items()}
         executor.update_parameters(**{"name": bench.file.name, "slurm_array_parallelism": at_once, **settings})
     except (AssertionError, NameError, RuntimeError, ValueError) as error:
         raise ConfigError(f"{bench.source}: slurm: {error}") from error
@@ -106,7 +106,7 @@ def submit(executor: submitit.Executor, runs: Sequence[BenchRun]) -> dict[BenchR
 
 def follow(jobs: Mapping[BenchRun, submitit.Job[int]], screen: Screen) -> None:
     """Show the progress of the runs until all have ended."""
-    left, told = dict(jobs), ""
+    left, shown = dict(jobs), ""
     while left:
         for run, job in list(left.items()):
             ended = job.done()  # before the record is read, which may then be complete
@@ -116,8 +116,8 @@ def follow(jobs: Mapping[BenchRun, submitit.Job[int]], screen: Screen) -> None:
                 screen.ended(run)
                 del left[run]
         states = Counter(str(read_record(run.folder).get("status")) for run in left)
-        if left and (now := ", ".join(f"{count} {state}" for state, count in sorted(states.items()))) != told:
-            screen.say(f"jobs: {now}")
-            told = now
+        if left and (summary := ", ".join(f"{count} {state}" for state, count in sorted(states.items()))) != shown:
+            screen.say(f"jobs: {summary}")
+            shown = summary
         screen.look(list(left))
         time.sleep(POLL if left else 0)

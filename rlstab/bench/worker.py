@@ -55,9 +55,9 @@ class _Clock:
         """``seconds`` of wall time and ``cpu_seconds``, user and system, of this process or of its command."""
         children = os.times()  # commands that have ended
         spent = time.process_time() + self._commands * (children.children_user + children.children_system)
-        now = {"seconds": time.perf_counter() - self._start, "cpu_seconds": spent}
+        elapsed = {"seconds": time.perf_counter() - self._start, "cpu_seconds": spent}
         before = self._before
-        return {name: None if (old := before[name]) is None else round(old + new, 3) for name, new in now.items()}
+        return {name: None if (old := before[name]) is None else round(old + new, 3) for name, new in elapsed.items()}
 
 
 def main() -> None:
@@ -108,7 +108,7 @@ def _make(folder: Path, order: dict[str, Any], *, alone: bool = False) -> NoRetu
     """Train, record how it ended, and end the process.
 
     Args:
-        folder: of the run.
+        folder: the folder of the run.
         order: ``run`` (a resolved run) or ``command``; ``resume``, ``keep_checkpoints`` and ``spent``, the seconds of
             earlier attempts.
         alone: whether standard input does not tell when the parent is gone.

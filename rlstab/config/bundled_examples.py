@@ -19,7 +19,7 @@ class BundledExample:
     """One file.
 
     Attributes:
-        path: of the file.
+        path: the path of the file.
         kind: what it describes.
         about: the first sentence of the comment at its top.
         data: what it holds.
@@ -34,8 +34,8 @@ class BundledExample:
 @cache
 def examples() -> Mapping[str, BundledExample]:
     """The examples that run anywhere, because they need neither a file next to them nor a model to download."""
-    inside = _PACKAGE / "data" / "examples"  # where the wheel has them; see pyproject.toml
-    folder = inside if inside.is_dir() else _PACKAGE.parent / "examples"
+    bundled = _PACKAGE / "data" / "examples"  # where the wheel has them; see pyproject.toml
+    folder = bundled if bundled.is_dir() else _PACKAGE.parent / "examples"
     read = {path.stem: _read(path) for path in sorted(folder.glob("*.yaml"))}
     return {name: example for name, example in read.items() if not _needs_more(example.data)}
 
@@ -44,17 +44,17 @@ def example(name: str, *kinds: Kind) -> BundledExample:
     """The example of a name.
 
     Args:
-        name: of the file, without its ending.
+        name: the name of the file, without its ending.
         kinds: the kinds that are accepted; any if none is given.
 
     Raises:
         UnknownName: with the nearest known name.
     """
-    known = {key: value for key, value in examples().items() if not kinds or value.kind in kinds}
-    if name not in known:
-        what = f" ({' or '.join(kinds)})" if kinds else ""
-        raise UnknownName(f"no example{what} is called '{name}'. {did_you_mean(name, known)}")
-    return known[name]
+    candidates = {key: value for key, value in examples().items() if not kinds or value.kind in kinds}
+    if name not in candidates:
+        expected = f" ({' or '.join(kinds)})" if kinds else ""
+        raise UnknownName(f"no example{expected} is called '{name}'. {did_you_mean(name, candidates)}")
+    return candidates[name]
 
 
 def _read(path: Path) -> BundledExample:

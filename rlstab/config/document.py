@@ -125,8 +125,8 @@ class Document:
             ConfigError: the path leads through something that is not a mapping.
         """
         keys = tuple(path.split("."))
-        kept = {known: mark for known, mark in self.marks.items() if known[: len(keys)] != keys}
-        copy = Document(None, self.name, kept | {(*keys, *inside): mark for inside, mark in value.marks.items()})
+        marks = {mark_keys: mark for mark_keys, mark in self.marks.items() if mark_keys[: len(keys)] != keys}
+        copy = Document(None, self.name, marks | {(*keys, *suffix): mark for suffix, mark in value.marks.items()})
 
         def put(data: Any, depth: int) -> dict[Any, Any]:
             if not isinstance(data, Mapping):
@@ -168,12 +168,12 @@ def misfit(text: str, *keys: str | int) -> PydanticCustomError:
 
     Args:
         text: what is wrong, and what to do.
-        keys: of the mistake, inside the data that is validated.
+        keys: the keys of the mistake, inside the data that is validated.
     """
     # pydantic refuses lone surrogates
     plain = [key if isinstance(key, int) else str(key).encode(errors="backslashreplace").decode() for key in keys]
-    told = text.encode(errors="backslashreplace").decode()
-    return PydanticCustomError("misfit", "{text}", {"text": told, "keys": plain})
+    message = text.encode(errors="backslashreplace").decode()
+    return PydanticCustomError("misfit", "{text}", {"text": message, "keys": plain})
 
 
 def refuse(wrong: object, path: str, text: str) -> None:
@@ -217,7 +217,7 @@ def dump(data: Any) -> str:
 
 
 def flow(data: Any) -> str:
-    """The same on one line."""
+    """YAML on one line, without document markers."""
     text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=True, width=math.inf)
     return text.removesuffix("...\n").strip()
 
@@ -246,14 +246,14 @@ def _lines(loader: _Loader, root: yaml.Node, name: str) -> Iterator[tuple[Keys, 
             tag = node.tag.replace(_TAG, "!!")
             raise ConfigError(f"{name}:{line}: the tag {tag} is refused. Write plain values, lists and mappings.")
         if isinstance(node, yaml.MappingNode):
-            seen: set[str] = set()
+            keys_here: set[str] = set()
             for key, value in node.value:
                 line = key.start_mark.line + 1
                 if key.tag not in (f"{_TAG}str", f"{_TAG}merge"):
                     raise ConfigError(f"{name}:{line}: a key is not text. Put it in quotes.")
-                if key.value in seen:
+                if key.value in keys_here:
                     raise ConfigError(f"{name}:{line}: the key '{key.value}' appears twice. Remove one of them.")
-                seen.add(key.value)
+                keys_here.add(key.value)
                 stack.append(((*keys, key.value), value, line))
         elif isinstance(node, yaml.SequenceNode):
             stack.extend(((*keys, index), value, value.start_mark.line + 1) for index, value in enumerate(node.value))

@@ -30,21 +30,21 @@ class _Drift:
 #: By the names of :data:`rlstab.core.validate.DRIFT`.
 _DRIFTS: Mapping[str, _Drift] = {
     "live": _Drift(
-        lambda old, fresh, several: several or old == "rollout",
+        lambda old, fresh, many_steps: many_steps or old == "rollout",
         "the ratio is 1 with one optimizer step per rollout. Set epochs, or old_logprobs: rollout.",
     ),
     "step": _Drift(
-        lambda old, fresh, several: fresh and (several or old == "rollout"),
+        lambda old, fresh, many_steps: fresh and (many_steps or old == "rollout"),
         "it compares old_logprobs with itself. Set refresh: step, and epochs above 1.",
         {"refresh": "step"},
     ),
     "sampler": _Drift(
-        lambda old, fresh, several: old == "recompute",
+        lambda old, fresh, many_steps: old == "recompute",
         "it compares the sampler with itself. Set old_logprobs: recompute.",
         {"old_logprobs": "recompute"},
     ),
     "start": _Drift(
-        lambda old, fresh, several: old == "recompute" or fresh,
+        lambda old, fresh, many_steps: old == "recompute" or fresh,
         "it compares the sampler with itself. Set refresh: step.",
         {"old_logprobs": "recompute", "refresh": "step"},
     ),
@@ -58,19 +58,20 @@ def why_idle(drift: str, optimisation: OptimisationSettings) -> str | None:
         drift: one of :data:`rlstab.core.validate.DRIFT`.
         optimisation: resolved settings.
     """
-    several = optimisation.optimizer_steps_per_rollout > 1
-    differs = _DRIFTS[drift].differs(str(optimisation.old_logprobs), optimisation.refresh == "step", several)
+    several_steps = optimisation.optimizer_steps_per_rollout > 1
+    differs = _DRIFTS[drift].differs(str(optimisation.old_logprobs), optimisation.refresh == "step", several_steps)
     return None if differs else _DRIFTS[drift].why
 
 
-def settings_for(drifts: Iterable[str], several: bool) -> dict[str, str]:
+def settings_for(drifts: Iterable[str], several_steps: bool) -> dict[str, str]:
     """The cheapest settings with which these policies can differ.
 
     Args:
-        drifts: of :data:`rlstab.core.validate.DRIFT`.
-        several: whether a rollout makes several optimizer steps; with one, a refresh at each step changes nothing.
+        drifts: names in :data:`rlstab.core.validate.DRIFT`.
+        several_steps: whether a rollout makes several optimizer steps; with one, a refresh at each step changes
+            nothing.
     """
-    wanted: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for drift in drifts:
-        wanted |= _DRIFTS[drift].settings
-    return wanted if several else {name: value for name, value in wanted.items() if name != "refresh"}
+        settings |= _DRIFTS[drift].settings
+    return settings if several_steps else {name: value for name, value in settings.items() if name != "refresh"}

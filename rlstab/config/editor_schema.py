@@ -48,21 +48,21 @@ def json_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "rlstab run", **schema}
 
 
-def _listed(item: str, **more: Any) -> dict[str, Any]:
+def _listed(item: str, **constraints: Any) -> dict[str, Any]:
     """A list of items, or a single item."""
     reference = {"$ref": f"#/$defs/{item}"}
-    return {"anyOf": [{"type": "array", "items": reference, **more}, reference]}
+    return {"anyOf": [{"type": "array", "items": reference, **constraints}, reference]}
 
 
 def _item(kind: str, registry: Registry[Any], definitions: dict[str, Any]) -> dict[str, Any]:
     """A method or a stage by its name, with or without settings; adds the definition of each to the others."""
-    names, known = registry.names(), []
+    names, options = registry.names(), []
     for name in names:
         cls: Any = registry.get(name)
         definition = definitions[f"{kind}.{name}"] = method_model(cls).model_json_schema()
         # a preset refers to it too, and already has the required settings
-        known.append({"$ref": f"#/$defs/{kind}.{name}", "required": ["name", *definition.pop("required", [])]})
-    return {"anyOf": [{"enum": names}, _USER_NAME, *known, _USER]}
+        options.append({"$ref": f"#/$defs/{kind}.{name}", "required": ["name", *definition.pop("required", [])]})
+    return {"anyOf": [{"enum": names}, _USER_NAME, *options, _USER]}
 
 
 def _with(model: type[BaseModel], **properties: Any) -> dict[str, Any]:

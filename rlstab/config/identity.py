@@ -1,4 +1,4 @@
-"""When two runs are the same: their settings agree, except for those whose field is marked ``Neutral``."""
+"""When two runs are the same, and what a resumed run may change: by the marks on the fields of their settings."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import json
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import cache
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel
 
 from rlstab.config.document import flat
-from rlstab.config.settings import Neutral, RunSettings
+from rlstab.config.settings import Mark, Neutral, Resumable, RunSettings
 from rlstab.config.user_code import checksums, portable
+
+_Kind = TypeVar("_Kind", bound=Mark)
 
 
 def run_hash(run: RunSettings) -> str:
@@ -43,36 +45,50 @@ def is_neutral(path: str, values: Mapping[str, Any]) -> bool:
 
     Args:
         path: dotted, such as ``optimisation.micro_batch_size``; an item of a list is named by its index or its name.
-        values: of the run, by dotted path.
+        values: the settings of the run, by dotted path.
     """
-    mark = _mark(path)
-    return mark is not None and not (mark.unless and values.get(mark.unless[0]) == mark.unless[1])
+    return _holds(_mark(path, Neutral), values)
 
 
 def is_measured(path: str) -> bool:
     """Whether a setting changes only what evaluations measure."""
-    mark = _mark(path)
+    mark = _mark(path, Neutral)
     return mark is not None and mark.measured
 
 
+def change_in_resume(before: Any, after: Any) -> tuple[str, Any, Any] | None:
+    """The first setting of a run that a resume may not change and that differs: its path, and both values."""
+    old_values, new_values = flat(before), flat(after)
+    for path in sorted(old_values.keys() | new_values.keys()):
+        free = is_neutral(path, old_values) or _holds(_mark(path, Resumable), old_values)
+        if old_values.get(path) != new_values.get(path) and not free:
+            return path, old_values.get(path), new_values.get(path)
+    return None
+
+
+def _holds(mark: Mark | None, values: Mapping[str, Any]) -> bool:
+    """Whether a setting has a mark, and the mark holds with the values of the run; a value that is missing fits."""
+    return mark is not None and (not mark.where or values.get(*mark.where) == mark.where[1])
+
+
 @cache
-def _mark(path: str) -> Neutral | None:
+def _mark(path: str, kind: type[_Kind]) -> _Kind | None:
     """The mark of a setting, or of its section."""
-    found = [mark for pattern, mark in _marks() if fnmatchcase(path, pattern) or fnmatchcase(path, f"{pattern}.*")]
-    return found[-1] if found else None
+    marks = [mark for pattern, mark in _marks() if fnmatchcase(path, pattern) or fnmatchcase(path, f"{pattern}.*")]
+    return next((mark for mark in reversed(marks) if isinstance(mark, kind)), None)
 
 
 @cache
-def _marks() -> tuple[tuple[str, Neutral], ...]:
+def _marks() -> tuple[tuple[str, Mark], ...]:
     """Patterns of dotted paths with their marks, sections before their settings."""
     return tuple(_marks_of(RunSettings, ""))
 
 
-def _marks_of(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, Neutral]]:
+def _marks_of(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, Mark]]:
     for name, field in model.model_fields.items():
-        yield from ((prefix + name, mark) for mark in field.metadata if isinstance(mark, Neutral))
-        for inside, depth in models_in(field.annotation):
-            yield from _marks_of(inside, f"{prefix}{name}.{depth}")
+        yield from ((prefix + name, mark) for mark in field.metadata if isinstance(mark, Mark))
+        for inner_model, depth in models_in(field.annotation):
+            yield from _marks_of(inner_model, f"{prefix}{name}.{depth}")
 
 
 def models_in(annotation: Any, depth: str = "") -> Iterator[tuple[type[BaseModel], str]]:

@@ -42,9 +42,9 @@ from rlstab.config.validation import require_kind, together, validate
 from rlstab.core.compose import Composition, Observe, Within, compose, observe, walk, within
 from rlstab.core.metadata import docstring
 from rlstab.core.method import Method
+from rlstab.core.method_settings import Setting, settings_of
 from rlstab.core.objective import TokenObjective, check_complete
 from rlstab.core.registry import Registry
-from rlstab.core.settings import Setting, settings_of
 from rlstab.errors import ConfigError, Conflict, did_you_mean
 from rlstab.files import exists
 from rlstab.presets import PRESETS, Preset
@@ -142,8 +142,8 @@ def settings_as_yaml(method: Method[Any]) -> dict[str, Any]:
 
 def at_defaults(name: str, length: int) -> dict[str, Any]:
     """A shipped method in YAML, with its ``length`` setting if it has one."""
-    told = "length" in {setting.name for setting in settings_of(METHODS.get(name))}
-    return {"name": name} | ({"length": length} if told else {})
+    has_length = "length" in {setting.name for setting in settings_of(METHODS.get(name))}
+    return {"name": name} | ({"length": length} if has_length else {})
 
 
 def _plain(setting: Setting, value: Any) -> Any:
@@ -187,20 +187,20 @@ def presets_of(data: Any) -> list[Preset]:
         return [recipe for item in data for recipe in presets_of(item)]
     if not isinstance(data, Mapping):
         return []
-    inside = [data[key] for key in ("outer", "inner", "method") if key in data]
+    nested = [data[key] for key in ("outer", "inner", "method") if key in data]
     name = data.get("preset")
-    return ([PRESETS[name]] if isinstance(name, str) and name in PRESETS else []) + presets_of(inside)
+    return ([PRESETS[name]] if isinstance(name, str) and name in PRESETS else []) + presets_of(nested)
 
 
 def _composed(document: Document, data: Any, keys: Keys) -> Composition:
     if len(keys) > MAX_DEPTH:
         raise document.error(keys[:4], f"nested deeper than {MAX_DEPTH} levels.")
     items, hint = _listed(data, keys), ""
-    made = together(partial(_methods, document, item, its_keys) for item, its_keys in items)
-    methods = [method for several in made for method in several]
-    for (item, _), several in zip(items, made, strict=True):
-        if several and isinstance(item, Mapping) and "preset" in item:
-            brought = [leaf.name for method in several for leaf in walk(method)]
+    method_lists = together(partial(_methods, document, item, its_keys) for item, its_keys in items)
+    methods = [method for item_methods in method_lists for method in item_methods]
+    for (item, _), item_methods in zip(items, method_lists, strict=True):
+        if item_methods and isinstance(item, Mapping) and "preset" in item:
+            brought = [leaf.name for method in item_methods for leaf in walk(method)]
             cure = f"{{preset: {item['preset']}, drop: [{brought[0]}]}}, or change it by set: {{{brought[0]}: {{...}}}}"
             hint += f"\n  The preset '{item['preset']}' brings {', '.join(brought)}. Leave one out by {cure}."
     if not methods:
@@ -320,15 +320,15 @@ def dump_stages(pipeline: Pipeline) -> list[dict[str, Any]]:
 def _brought(recipes: Sequence[Preset], named: Sequence[Stage]) -> list[Stage]:
     """The stages of the presets, except those that the run names itself and kinds that occur once and that it has."""
     kinds = (PromptSelector, AdvantageEstimator)
-    once = tuple(kind for kind in kinds if any(isinstance(stage, kind) for stage in named))
+    taken = tuple(kind for kind in kinds if any(isinstance(stage, kind) for stage in named))
     estimators = sorted({recipe.estimator for recipe in recipes})
-    if len(estimators) > 1 and AdvantageEstimator not in once:
+    if len(estimators) > 1 and AdvantageEstimator not in taken:
         text = f"the presets use different estimators: {', '.join(estimators)}.\n  List one of them under `stages`."
         raise Conflict(text)
     brought: dict[str, Stage] = {}
     defaults = [STAGES.get(name)() for name in estimators]
     for stage in [*(stage for recipe in recipes for stage in recipe.stages), *defaults]:
-        if isinstance(stage, once) or any(stage.name == other.name for other in named):
+        if isinstance(stage, taken) or any(stage.name == other.name for other in named):
             continue
         if brought.setdefault(stage.name, stage) != stage:
             raise Conflict(f"the presets bring '{stage.name}' with different settings. List it under `stages`.")

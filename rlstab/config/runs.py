@@ -105,10 +105,10 @@ def _resolved(run: RunConfig, composition: Composition) -> parts.OptimisationSet
     """
     # only of methods that act: one that is observed, or only reports, must not change the run
     drift = frozenset[str]().union(*(method.reads_drift for method in active_methods(composition) if method.writes))
-    several = run.optimisation.optimizer_steps_per_rollout > 1
-    old: parts.OldLogprobs = "recompute" if several else "live"
+    several_steps = run.optimisation.optimizer_steps_per_rollout > 1
+    old: parts.OldLogprobs = "recompute" if several_steps else "live"
     if run.rollout.staleness or run.rollout.precision is not None or run.rollout.weight_noise:
         old = "rollout"  # the sampler is another policy on purpose, and the ratio divides by it
-    wanted = {"old_logprobs": old, "refresh": "rollout", **settings_for(drift, several)}
-    given = run.optimisation.model_dump(include={"old_logprobs", "refresh"}, exclude_none=True)
-    return run.optimisation.model_copy(update={**wanted, **given})
+    defaults = {"old_logprobs": old, "refresh": "rollout", **settings_for(drift, several_steps)}
+    explicit = run.optimisation.model_dump(include={"old_logprobs", "refresh"}, exclude_none=True)
+    return run.optimisation.model_copy(update={**defaults, **explicit})

@@ -48,29 +48,42 @@ EngineName: TypeAlias = Literal["auto", "ddp", "fsdp2"]
 
 
 @dataclass(frozen=True)
-class Neutral:
-    """Mark on the field of a setting that cannot change what a run learns beyond the rounding of float32.
+class Mark:
+    """Mark on the field of a setting, or of a section; :mod:`rlstab.config.identity` reads it.
 
-    Everything that asks whether two runs are comparable reads it by :func:`rlstab.config.identity.is_neutral`.
+    Attributes:
+        where: another setting by its dotted path, and the only value of it with which the mark holds; empty if it
+            always does.
+    """
+
+    where: tuple[()] | tuple[str, Any] = ()
+
+
+@dataclass(frozen=True)
+class Neutral(Mark):
+    """The setting cannot change what a run learns beyond the rounding of float32.
 
     Attributes:
         measured: whether it changes what evaluations measure.
-        unless: a setting and the value with which this one counts after all; empty if it never does.
     """
 
     measured: bool = False
-    unless: tuple[()] | tuple[str, Any] = ()
+
+
+@dataclass(frozen=True)
+class Resumable(Mark):
+    """The setting changes what a run learns, and a resumed run may have another value all the same."""
 
 
 def _or(key: str, schema: Any) -> BeforeValidator:
     """A text is accepted in place of a mapping with that text under a key."""
-    return BeforeValidator(lambda given: {key: given} if isinstance(given, str) else given, schema)
+    return BeforeValidator(lambda value: {key: value} if isinstance(value, str) else value, schema)
 
 
 def _or_alone(item: Any) -> BeforeValidator:
     """A single item is accepted where a list is expected."""
     schema = item | Annotated[list[item], Field(min_length=1)]
-    return BeforeValidator(lambda given: [given] if isinstance(given, str | Mapping) else given, schema)
+    return BeforeValidator(lambda value: [value] if isinstance(value, str | Mapping) else value, schema)
 
 
 class Settings(BaseModel):
@@ -78,11 +91,11 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
-    def _leave_out(self, names: Iterable[str], why: str) -> None:
+    def _leave_out(self, names: Iterable[str], reason: str) -> None:
         """Refuse settings that nothing reads if they differ from their defaults."""
         for name in names:
             default = type(self).model_fields[name].default
-            refuse(getattr(self, name) != default, name, f"{why} Leave it out.")
+            refuse(getattr(self, name) != default, name, f"{reason} Leave it out.")
 
 
 #: One name, or several.
@@ -102,10 +115,10 @@ class AdapterSettings(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _new_or_continued(cls, given: Any) -> Any:
-        if isinstance(given, Mapping) and given.get("path") is None:
-            return {"r": 16, "alpha": 32, "targets": "all-linear", **given}
-        return given
+    def _new_or_continued(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and data.get("path") is None:
+            return {"r": 16, "alpha": 32, "targets": "all-linear", **data}
+        return data
 
     @model_validator(mode="after")
     def _of_new(self) -> AdapterSettings:
@@ -127,8 +140,10 @@ class ModelSettings(Settings):
 
     name: str = Field("countdown-tiny", description="a folder, a hub name, or a shipped one, such as shift-tiny")
     adapter: Adapter | None = Field(None, description="train only a LoRA adapter: its settings, or one to continue")
-    reference: str | None = Field(None, description="of `kl`; null is the start, and with an adapter the model below")
-    teacher: str | None = Field(None, description="of `opd` and similar methods; null is the start, as for reference")
+    reference: str | None = Field(
+        None, description="reference of `kl`; null is the start, or the model below an adapter"
+    )
+    teacher: str | None = Field(None, description="teacher of `opd` and similar methods; null as for reference")
     teacher_prompt: str | None = Field(None, description="what the teacher reads before each prompt, such as a hint")
 
     @model_validator(mode="after")
@@ -150,10 +165,10 @@ class CountdownSettings(Settings):
     """Reach a target from a few numbers; own generator, exact checker."""
 
     name: Literal["countdown"] = "countdown"
-    numbers: Annotated[int, Field(ge=2, le=6)] = Field(3, description="of which each is used once")
+    numbers: Annotated[int, Field(ge=2, le=6)] = Field(3, description="numbers of a problem, each used once")
     low: Count = Field(1, description="the least number")
     high: Count = Field(9, description="the largest number")
-    seed: Seed = Field(0, description="of the problems")
+    seed: Seed = Field(0, description="seed of the problem generator")
 
 
 class ChainSettings(Settings):
@@ -161,7 +176,7 @@ class ChainSettings(Settings):
 
     name: Literal["chain"] = "chain"
     terms: Annotated[int, Field(ge=2, le=6)] = Field(4, description="digits to add and subtract")
-    seed: Seed = Field(0, description="of the problems")
+    seed: Seed = Field(0, description="seed of the problem generator")
     largest: Annotated[int, Field(ge=1, le=9)] = Field(9, description="the largest digit after the first")
     modulus: Annotated[int, Field(ge=2, le=10)] | None = Field(None, description="results are remainders by it")
     junk_symbols: Annotated[int, Field(ge=1, le=4096)] = Field(5, description="different characters that mean nothing")
@@ -204,7 +219,9 @@ Variables: TypeAlias = Annotated[
 class WorkerSettings(Settings):
     """A scorer that may hang on a completion."""
 
-    time_limit: Positive = Field(5.0, description="seconds for a completion; then its reward is 0")
+    time_limit: Annotated[Positive, Resumable()] = Field(
+        5.0, description="seconds for a completion; then its reward is 0"
+    )
     workers: Annotated[int, Field(ge=1, le=1024), Neutral()] = Field(
         2, description="processes that score, for each that trains"
     )
@@ -222,7 +239,7 @@ class ReasoningGymSettings(WorkerSettings):
     answer_pattern: Pattern | None = Field(None, description="regular expression whose group 1 is the answer")
     threshold: float | None = Field(None, description="scores at least this are 1, others 0; null keeps partial credit")
     eval_size: Count = Field(256, description="held-out problems")
-    seed: Seed = Field(0, description="of the problems")
+    seed: Seed = Field(0, description="seed of the problem generator")
 
 
 class TextSettings(WorkerSettings):
@@ -257,7 +274,7 @@ class DatasetSettings(TextSettings):
     split: str = Field("train", description="rows to train on")
     eval_split: str | None = Field(None, description="held-out rows; null holds out the last eval_size of split")
     revision: str | None = Field(None, description="branch, tag or commit on the hub; null is the newest")
-    right_answer_pattern: Pattern | None = Field(None, description="as answer_pattern, for the answer column")
+    right_answer_pattern: Pattern | None = Field(None, description="answer_pattern of the answer column")
 
 
 class UserTaskSettings(Settings):
@@ -268,14 +285,14 @@ class UserTaskSettings(Settings):
     options: dict[str, JsonValue] = Field({}, description="passed to the class by name")
 
 
-def _user_task(given: Any) -> Any:
+def _user_task(data: Any) -> Any:
     """The settings of a task; those of a user-defined one are moved into ``options``."""
-    name = given.get("name") if isinstance(given, Mapping) else None
+    name = data.get("name") if isinstance(data, Mapping) else None
     if not isinstance(name, str) or name in _SHIPPED_TASKS:  # which other packages cannot replace
-        return given
+        return data
     if not (is_user_code(name) or name in entry_points(group=TASK_GROUP).names):
-        return given
-    return {"name": "own", "code": name, "options": {key: given[key] for key in given if key != "name"}}
+        return data
+    return {"name": "own", "code": name, "options": {key: data[key] for key in data if key != "name"}}
 
 
 _Task = CountdownSettings | ChainSettings | ReasoningGymSettings | JsonlSettings | DatasetSettings | UserTaskSettings
@@ -299,11 +316,11 @@ class RewardSettings(WorkerSettings):
 
     @model_validator(mode="before")
     @classmethod
-    def _named(cls, given: Any) -> Any:
-        given = {"function": given} if isinstance(given, str) else given
-        if isinstance(given, Mapping) and "name" not in given and isinstance(given.get("function"), str):
-            return {**given, "name": given["function"].rpartition(":")[2]}
-        return given
+    def _named(cls, data: Any) -> Any:
+        data = {"function": data} if isinstance(data, str) else data
+        if isinstance(data, Mapping) and "name" not in data and isinstance(data.get("function"), str):
+            return {**data, "name": data["function"].rpartition(":")[2]}
+        return data
 
     @model_validator(mode="after")
     def _fit(self) -> RewardSettings:
@@ -355,13 +372,15 @@ class RolloutSettings(Settings):
 
     prompts: Count = Field(16, description="prompts per rollout, over all ranks")
     group: Count = Field(8, description="responses per prompt")
-    max_new_tokens: Annotated[int, Field(ge=1, le=10**6)] = Field(24, description="then a response is cut off")
+    max_new_tokens: Annotated[int, Field(ge=1, le=10**6)] = Field(
+        24, description="longest response; then it is cut off"
+    )
     temperature: Annotated[float, Field(ge=1e-3, le=1e3)] = Field(1.0, description="divides logits everywhere")
     batch_size: Annotated[Count, Neutral()] = Field(128, description="responses sampled at a time on one rank")
     staleness: Every = Field(0, description="updates by which the sampler's weights are behind, less at the start")
-    precision: Precision | None = Field(None, description="of the sampler's weights")
+    precision: Precision | None = Field(None, description="precision of the sampler's weights")
     weight_noise: Annotated[float, Field(ge=0, le=1e3)] = Field(
-        0.0, description="on the sampler's matrices, the same throughout a run; a share of each standard deviation"
+        0.0, description="noise on the sampler's matrices for the whole run, as a share of each standard deviation"
     )
     stop: Stops | None = Field(None, description="text that ends a response, as EOS does, or a list of such texts")
     chat: bool = Field(False, description="wrap prompts by the tokenizer's chat template")
@@ -405,7 +424,7 @@ class CosineWithMinLr(_Schedule):
     """To a share of lr."""
 
     name: Literal["cosine_with_min_lr"]
-    min_lr_rate: Share = Field(description="where it ends, as a share of lr")
+    min_lr_rate: Share = Field(description="final learning rate as a share of lr")
 
 
 class WarmupStableDecay(_Schedule):
@@ -414,7 +433,7 @@ class WarmupStableDecay(_Schedule):
     name: Literal["warmup_stable_decay"]
     num_decay_steps: Count = Field(description="optimizer steps of the decay")
     decay_type: Literal["linear", "cosine", "1-sqrt"] | None = None
-    min_lr_ratio: Share | None = Field(None, description="where it ends, as a share of lr")
+    min_lr_ratio: Share | None = Field(None, description="final learning rate as a share of lr")
 
 
 #: How the learning rate changes with the optimizer steps, by transformers; options that are null are its own.
@@ -426,18 +445,21 @@ Schedule: TypeAlias = Annotated[_Schedules, _or("name", str | _Schedules)]
 class OptimisationSettings(Settings):
     """AdamW on float32 weights; statistics and denominators over the whole optimizer step."""
 
-    rollouts: Count = Field(200, description="of the run; each gives epochs times mini_batches optimizer steps")
+    # with staleness rollouts are made ahead, but not beyond the last: a longer run would differ
+    rollouts: Annotated[Count, Resumable(where=("rollout.staleness", 0))] = Field(
+        200, description="rollouts of the run; each gives epochs x mini_batches optimizer steps"
+    )
     epochs: Count = Field(1, description="passes over a rollout")
     mini_batches: Count = Field(1, description="optimizer steps per pass; divides the prompts")
-    micro_batch_size: Annotated[Count, Neutral(unless=("optimisation.scope", "microbatch"))] = Field(
+    micro_batch_size: Annotated[Count, Neutral(where=("optimisation.scope", "step"))] = Field(
         128, description="responses in one forward and backward; does not change the loss"
     )
     lr: Share = Field(1e-6, description="learning rate")
-    warmup_optimizer_steps: Every = Field(0, description="of linear warm-up; then as `schedule` says")
-    schedule: Schedule | None = Field(None, description="of transformers; null is constant after the warm-up")
-    betas: tuple[Beta, Beta] = Field((0.9, 0.95), strict=False, description="of AdamW")
-    eps: Annotated[float, Field(gt=0, le=1)] = Field(1e-8, description="of AdamW")
-    weight_decay: Annotated[float, Field(ge=0, le=1e3)] = Field(0.0, description="of AdamW")
+    warmup_optimizer_steps: Every = Field(0, description="optimizer steps of linear warm-up before the schedule")
+    schedule: Schedule | None = Field(None, description="a schedule of transformers; null is constant after warm-up")
+    betas: tuple[Beta, Beta] = Field((0.9, 0.95), strict=False, description="decay of AdamW's two moving averages")
+    eps: Annotated[float, Field(gt=0, le=1)] = Field(1e-8, description="term in AdamW's denominator")
+    weight_decay: Annotated[float, Field(ge=0, le=1e3)] = Field(0.0, description="decoupled weight decay of AdamW")
     max_grad_norm: Positive = Field(1.0, description="longer gradients are scaled down to it")
     old_logprobs: OldLogprobs | None = Field(
         None, description="denominator of the ratio; null is the cheapest with which every method acts"
@@ -445,7 +467,7 @@ class OptimisationSettings(Settings):
     refresh: Refresh | None = Field(
         None, description="evidence of old_logprobs, or fresh in each step; null is step where a method needs it"
     )
-    scope: Literal["step", "microbatch"] = Field("step", description="of statistics; microbatch is for comparisons")
+    scope: Literal["step", "microbatch"] = Field("step", description="statistics cover it; microbatch is to compare")
     precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16 is autocast over float32 weights")
     gradient_checkpointing: Annotated[bool, Neutral()] = Field(False, description="less memory for more computation")
     deterministic: Annotated[bool, Neutral()] = Field(
@@ -481,7 +503,9 @@ class EngineSettings(Settings):
     """Where the weights are, and how gradients of several processes become one. It does not change what is learnt."""
 
     name: Annotated[EngineName, Neutral()] = Field("auto", description="all weights in each process, or shards")
-    gather: Literal["fp32", "bf16"] = Field("fp32", description="fsdp2: dtype of gathered weights in a step")
+    gather: Annotated[Literal["fp32", "bf16"], Resumable()] = Field(
+        "fp32", description="fsdp2: dtype of gathered weights in a step"
+    )
     offload: Annotated[bool, Neutral()] = Field(
         False, description="fsdp2: shards and the optimizer stay in the host's memory"
     )
@@ -501,8 +525,8 @@ class EvaluationSettings(Settings):
     """Held-out prompts: sampled mean, greedy, pass@k."""
 
     every: Every = Field(50, description="rollouts between evaluations, the end included; 0 is never")
-    start: bool = Field(True, description="also before training")
-    sampler: bool = Field(False, description="also the sampler's policy, where it is another: eval/sampler/...")
+    start: bool = Field(True, description="evaluate before training too")
+    sampler: bool = Field(False, description="evaluate the sampler's policy too, where it differs: eval/sampler/...")
     prompts: Annotated[Count, Neutral(measured=True)] = Field(256, description="held-out prompts")
     samples: Annotated[Count, Neutral(measured=True)] = Field(
         4, description="responses per prompt for the mean and pass@k"
@@ -510,7 +534,7 @@ class EvaluationSettings(Settings):
     pass_at: tuple[Count, ...] | None = Field(
         None, strict=False, description="the k of pass@k, each at most samples; null is 4, or samples where it is less"
     )
-    greedy: bool = Field(True, description="also the greedy responses")
+    greedy: bool = Field(True, description="evaluate greedy responses too")
 
     @model_validator(mode="after")
     def _enough_samples(self) -> EvaluationSettings:
@@ -534,11 +558,11 @@ class TrackingSettings(Settings):
 
     out: str = Field("runs/run", min_length=1, description="folder of the run, `.` for the current one")
     trackers: tuple[Literal["wandb", "tensorboard"], ...] = Field(
-        (), strict=False, description="also written, next to metrics.jsonl"
+        (), strict=False, description="trackers that are written next to metrics.jsonl"
     )
     project: str = Field("rlstab", description="name for the trackers")
     checkpoint_every: Every = Field(50, description="rollouts between checkpoints; 0 is never, but the last has one")
-    keep_checkpoints: Count = Field(2, description="how many of the newest checkpoints are kept")
+    keep_checkpoints: Count = Field(2, description="how many newest checkpoints are kept")
     samples: Every = Field(2, description="responses of each rollout written to samples.jsonl")
     dump_every: Every = Field(0, description="optimizer steps between those recorded in `dump`; 0 is never")
     watch: bool = Field(False, description="print each sign that something goes wrong, as it appears")
@@ -548,11 +572,11 @@ class TrackingSettings(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_trace(cls, given: Any) -> Any:
+    def _without_trace(cls, data: Any) -> Any:
         """Without the `trace_every: 0` of files for rlstab 0.1, which asks for nothing."""
-        if isinstance(given, Mapping) and given.get("trace_every", 1) == 0:
-            return {key: value for key, value in given.items() if key != "trace_every"}
-        return given
+        if isinstance(data, Mapping) and data.get("trace_every", 1) == 0:
+            return {key: value for key, value in data.items() if key != "trace_every"}
+        return data
 
 
 # -- all of them ------------------------------------------------------------------------------------------------------
@@ -573,7 +597,7 @@ class RunSettings(Settings):
     engine: EngineEntry = EngineSettings()
     evaluation: Annotated[EvaluationSettings, Neutral()] = EvaluationSettings()
     tracking: Annotated[TrackingSettings, Neutral()] = TrackingSettings()
-    seed: Seed = Field(0, description="of the run: prompts, samples, methods that draw")
+    seed: Seed = Field(0, description="seed of the run: prompts, samples, methods that draw")
 
     @model_validator(mode="after")
     def _fit(self) -> RunSettings:
@@ -587,12 +611,12 @@ class RunSettings(Settings):
         text = f"bf16 needs optimisation.precision bf16, which is {optimisation.precision}. Change either."
         refuse(rounded, "engine.gather", text)
         # a rollout is held in memory
-        for part, prompts, setting, each in (
+        for part, prompts, setting, number in (
             ("rollout", rollout.prompts, "group", rollout.group),
             ("evaluation", evaluation.prompts if evaluation.every else 0, "samples", evaluation.samples),
         ):
-            text = f"with {part}.{setting} = {each} it is more than {LARGEST_COUNT} responses at once. Lower one."
-            refuse(prompts * each > LARGEST_COUNT, f"{part}.prompts", text)
+            text = f"with {part}.{setting} = {number} it is more than {LARGEST_COUNT} responses at once. Lower one."
+            refuse(prompts * number > LARGEST_COUNT, f"{part}.prompts", text)
         scored = self.reward is None or any(reward.function == TASK for reward in self.reward)
         text = f"it loses scores of the task, but `reward` does not list `{TASK}`. Add it there, or set this to 0."
         refuse(getattr(task, "flaky", 0) and not scored, "task.flaky", text)

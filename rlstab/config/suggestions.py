@@ -14,25 +14,16 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel
 
-from rlstab.config import settings
 from rlstab.config.identity import models_in
-from rlstab.core.settings import settings_of
+from rlstab.config.settings import RunSettings
+from rlstab.core.method_settings import settings_of
 from rlstab.errors import NEAR, did_you_mean, likeness, plain
 from rlstab.presets import PRESETS
 from rlstab.stages import STAGES
 from rlstab.zoo import METHODS
 
-#: The headings of a run that have settings, each with the models of its settings.
-SECTIONS: Mapping[str, Any] = {
-    "model": settings.ModelSettings,
-    "task": settings.TaskSettings,
-    "reward": settings.RewardEntries,
-    "rollout": settings.RolloutSettings,
-    "optimisation": settings.OptimisationSettings,
-    "engine": settings.EngineSettings,
-    "evaluation": settings.EvaluationSettings,
-    "tracking": settings.TrackingSettings,
-}
+#: The headings of a run with the types of what is under them; those of plain values and lists have no model in it.
+HEADINGS: Mapping[str, Any] = {name: field.annotation for name, field in RunSettings.model_fields.items()}
 #: A key that occurs under more headings than this could belong to any of them.
 MOST_HOMES = 3
 #: A key unlike every setting of its heading, and at least this like one of another heading or library, is that one.
@@ -43,34 +34,34 @@ LONG = 6
 
 def unknown_key(key: str, model: type[BaseModel]) -> str:
     """A hint for a key that ``model``, a part of a file, does not have."""
-    known, others = list(model.model_fields), {**_homes(), **_answers()}
-    wanted, near = plain(key), max(likeness(key, name) for name in known)
-    if "preset" in known and near < MISSPELT:
+    settings_here, table = list(model.model_fields), {**_homes(), **_answers()}
+    word, closeness = plain(key), max(likeness(key, name) for name in settings_here)
+    if "preset" in settings_here and closeness < MISSPELT:
         return (
             f"Settings of its methods go under `set`, as in set: {{METHOD: {{{key}: ...}}}}; other methods are items."
         )
-    if len(wanted) >= LONG and wanted not in {*others, *_kinds()} and near < NEAR:
-        wanted = max((name for name in others if likeness(key, name) >= MISSPELT), default=wanted)
-    if wanted in known:
-        return did_you_mean(key, known)
-    if wanted in _answers():
-        method = tag_of(model) in METHODS.names() and f"name: {tag_of(model)}," not in _answers()[wanted]
-        return f"{_answers()[wanted]} Known here: {', '.join(known)}." if method else _answers()[wanted]
-    if wanted in _kinds():
-        return f"'{wanted}' is {_kinds()[wanted]}."
-    beyond = "{name:" if tag_of(model) in METHODS.names() else "the method"  # at another level
-    homes = [home for home in _homes().get(wanted, ()) if beyond not in home]
-    elsewhere = near < MISSPELT and 0 < len(homes) <= MOST_HOMES
-    return f"It belongs to {' or '.join(homes)}." if elsewhere else did_you_mean(key, known)
+    if len(word) >= LONG and word not in {*table, *_kinds()} and closeness < NEAR:
+        word = max((name for name in table if likeness(key, name) >= MISSPELT), default=word)
+    if word in settings_here:
+        return did_you_mean(key, settings_here)
+    if word in _answers():
+        method = tag_of(model) in METHODS.names() and f"name: {tag_of(model)}," not in _answers()[word]
+        return f"{_answers()[word]} Known here: {', '.join(settings_here)}." if method else _answers()[word]
+    if word in _kinds():
+        return f"'{word}' is {_kinds()[word]}."
+    other_level = "{name:" if tag_of(model) in METHODS.names() else "the method"  # at another level
+    homes = [home for home in _homes().get(word, ()) if other_level not in home]
+    is_misplaced = closeness < MISSPELT and 0 < len(homes) <= MOST_HOMES
+    return f"It belongs to {' or '.join(homes)}." if is_misplaced else did_you_mean(key, settings_here)
 
 
-def unknown_name(name: str, known: Sequence[str]) -> str:
-    """A hint for an unknown name of a method, a stage or a preset, where the ``known`` names are expected."""
-    meant = _table()["methods"].get(plain(name), plain(name))
+def unknown_name(name: str, expected: Sequence[str]) -> str:
+    """A hint for an unknown name of a method, a stage or a preset, where the ``expected`` names are expected."""
+    word = _table()["methods"].get(plain(name), plain(name))
     # of two equally similar names, the expected one
-    close = max({*known, *_kinds()}, key=lambda other: (likeness(meant, other), other in known, other))
-    if close in known or likeness(meant, close) < NEAR:
-        return did_you_mean(meant, known)
+    close = max({*expected, *_kinds()}, key=lambda other: (likeness(word, other), other in expected, other))
+    if close in expected or likeness(word, close) < NEAR:
+        return did_you_mean(word, expected)
     return f"{'It' if close == name else f'Perhaps {close}, which'} is {_kinds()[close]}."
 
 
@@ -104,13 +95,13 @@ def _answers() -> dict[str, str]:
 def _homes() -> dict[str, list[str]]:
     """The headings of each setting of a run or a method, by its name."""
     homes = defaultdict[str, list[str]](list)
-    for section, models in SECTIONS.items():
+    for section, models in HEADINGS.items():
         for key, home in _inside(models, section):
             homes[key] += [home] if home not in homes[key] else []
     for name in METHODS.names():
         for setting in settings_of(METHODS.get(name)):
             homes[setting.name].append(f"the method `{name}`")
-    return homes | {key: ["the top of the run file"] for key in (*SECTIONS, "stages", "objective", "seed")}
+    return homes | {key: ["the top of the run file"] for key in HEADINGS}
 
 
 def _inside(annotation: Any, heading: str) -> Iterator[tuple[str, str]]:

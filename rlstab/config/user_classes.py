@@ -29,14 +29,14 @@ Kind = TypeVar("Kind", bound=Method[Any])
 _files_of: dict[type, str] = {}
 
 
-def load_class(document: Document, text: str, keys: Keys, wanted: str, fix: str) -> type:
+def load_class(document: Document, text: str, keys: Keys, noun: str, fix: str) -> type:
     """The class that a text names.
 
     Args:
-        document: for the file and line in errors; its paths are :func:`located`.
+        document: gives errors their file and line; its paths are :func:`located`.
         text: ``path/to/file.py:Name``.
-        keys: of the text.
-        wanted: what the class should be, in errors: ``a method``.
+        keys: the keys of the text in the document.
+        noun: what the class should be, in errors: ``a method``.
         fix: what to do if it is something else.
 
     Raises:
@@ -56,11 +56,11 @@ def load_class(document: Document, text: str, keys: Keys, wanted: str, fix: str)
     except AttributeError as error:
         classes = [value for value in vars(module).values() if inspect.isclass(value)]
         defined = [cls.__name__ for cls in classes if cls.__module__ == module.__name__]
-        known = [name for name in defined if not name.startswith("_")]
-        hint = did_you_mean(name, known) if known else f"Define it: {fix}"
+        public = [name for name in defined if not name.startswith("_")]
+        hint = did_you_mean(name, public) if public else f"Define it: {fix}"
         raise document.error(keys, f"{path} has no class '{name}'. {hint}") from error
     if not inspect.isclass(cls):
-        raise document.error(keys, f"'{name}' in {path} is {kind_of(cls)}, not {wanted}. {fix}")
+        raise document.error(keys, f"'{name}' in {path} is {kind_of(cls)}, not {noun}. {fix}")
     _files_of[cls] = f"{path}:{name}"
     return cls
 
@@ -91,18 +91,18 @@ def name_in_yaml(method: Method[Any]) -> str:
 
 
 @contextmanager
-def blamed(what: str, fix: str, path: Path | None = None) -> Iterator[None]:
+def blamed(action: str, fix: str, path: Path | None = None) -> Iterator[None]:
     """Run user code, and report whatever it raises in one line; errors of rlstab are not changed.
 
     Raises:
-        ConfigError: says that ``what`` raised, with the last line of the user's file, and the fix.
+        ConfigError: says that ``action`` raised, with the last line of the user's file, and the fix.
     """
     try:
         yield
     except RlstabError:
         raise
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"{what} raised {in_one_line(error, path)}. {fix}.") from error
+        raise ConfigError(f"{action} raised {in_one_line(error, path)}. {fix}.") from error
 
 
 def make(cls: type[Kind], settings: Mapping[str, Any]) -> Kind:
@@ -131,7 +131,7 @@ def make(cls: type[Kind], settings: Mapping[str, Any]) -> Kind:
     return method
 
 
-def require_storable(who: str, method: str, state: State) -> None:
+def require_storable(owner: str, method: str, state: State) -> None:
     """Refuse a state that JSON and safetensors do not restore exactly.
 
     Raises:
@@ -140,13 +140,13 @@ def require_storable(who: str, method: str, state: State) -> None:
     for key, value in state.items():
         try:
             plain = dump_state({key: value})[0]
-            back = json.loads(json.dumps(plain))
-            same = back == plain or repr(back) == repr(plain)  # NaN is not equal to itself
-            why = "" if same else "JSON gives it back as something else"
+            restored = json.loads(json.dumps(plain))
+            survives = restored == plain or repr(restored) == repr(plain)  # NaN is not equal to itself
+            reason = "" if survives else "JSON gives it back as something else"
         except Exception as error:  # objects of any kind
-            why = in_one_line(error)
-        if why:
+            reason = in_one_line(error)
+        if reason:
             raise MethodError(
-                f"'{who}': {method} returned a state whose {key!r} is {kind_of(value)}, which a checkpoint cannot "
-                f"hold: {why}. Make it a number, a bool, a text, a tensor, or a dict of them with texts as keys."
+                f"'{owner}': {method} returned a state whose {key!r} is {kind_of(value)}, which a checkpoint cannot "
+                f"hold: {reason}. Make it a number, a bool, a text, a tensor, or a dict of them with texts as keys."
             )

@@ -82,9 +82,9 @@ def find(document: Document, path: str, keys: Keys) -> Path | None:
 def candidates(document: Document, path: str, keys: Keys) -> list[Path]:
     """Where to look for a path: next to the YAML file first, then in the current folder."""
     mark, _, line = document.where(keys).rpartition(":")
-    given = from_home(path)
-    next_to_file = [Path(mark).absolute().parent / given] if line.isdigit() else []
-    return list(dict.fromkeys(Path(*candidate.parts) for candidate in (*next_to_file, given.absolute())))
+    relative = from_home(path)
+    next_to_file = [Path(mark).absolute().parent / relative] if line.isdigit() else []
+    return list(dict.fromkeys(Path(*candidate.parts) for candidate in (*next_to_file, relative.absolute())))
 
 
 # -- what a run says of them -------------------------------------------------------------------------------------------
@@ -112,9 +112,9 @@ def checksums(run: Any) -> dict[str, str]:
 
 def _sum_of_folder(folder: Path) -> str:
     files = {path.relative_to(folder): path for path in folder.rglob("*") if is_file(path)}
-    kept = {name: files[name] for name in files if not any(part.startswith((".", "cache-")) for part in name.parts)}
-    stats = {name: path.stat() for name, path in sorted(kept.items())}
-    sums = [f"{name} {_sum_of_file(kept[name], stat.st_size, stat.st_mtime_ns)}" for name, stat in stats.items()]
+    counted = {name: files[name] for name in files if not any(part.startswith((".", "cache-")) for part in name.parts)}
+    stats = {name: path.stat() for name, path in sorted(counted.items())}
+    sums = [f"{name} {_sum_of_file(counted[name], stat.st_size, stat.st_mtime_ns)}" for name, stat in stats.items()]
     return checksum("\n".join(sums).encode())
 
 
@@ -131,13 +131,14 @@ def _imported(path: Path) -> list[Path]:
     They are looked for again where one of the files, or of the folders that hold them, was modified.
     """
     stamps, files = _imports.get(path, ({}, []))
-    if not stamps or stamps != {near: _stamp(near) for near in stamps}:
+    if not stamps or stamps != {near_path: _stamp(near_path) for near_path in stamps}:
         finder = ModuleFinder([str(path.parent)], excludes=["rlstab"])
         with suppress(SyntaxError, ValueError, OSError):  # reported when the file is loaded
             finder.run_script(str(path))
-        found = (getattr(module, "__file__", None) for module in finder.modules.values())
-        files = sorted(Path(file) for file in found if file and Path(file) != path)
-        _imports[path] = {near: _stamp(near) for file in (path, *files) for near in (file, file.parent)}, files
+        imported = (getattr(module, "__file__", None) for module in finder.modules.values())
+        files = sorted(Path(file) for file in imported if file and Path(file) != path)
+        stamps = {near_path: _stamp(near_path) for file in (path, *files) for near_path in (file, file.parent)}
+        _imports[path] = stamps, files
     return files
 
 
@@ -156,8 +157,8 @@ def portable(data: Any) -> Any:
     return _changed(data, lambda file, name, keys: f"{Path(file).name}:{name}", path)
 
 
-def changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+def changed_files(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
     """A sentence for each file that has changed since a run was started."""
-    for name in sorted(before.keys() & now.keys()):
-        if before[name] != now[name]:
+    for name in sorted(before.keys() & after.keys()):
+        if before[name] != after[name]:
             yield f"{name} has changed since the run was last started"

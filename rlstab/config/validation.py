@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from rlstab.config.document import Document, Keys, Kind, flow, kind_of_file, shown
 from rlstab.config.identity import models_in
-from rlstab.config.suggestions import SECTIONS, tag_of, unknown_key
+from rlstab.config.suggestions import HEADINGS, tag_of, unknown_key
 from rlstab.errors import ConfigError, Conflict, RlstabError, did_you_mean
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -34,10 +34,10 @@ def validate(document: Document, model: type[Model], data: Any, path: Keys = ())
     """A part of a document as a model; unknown keys, missing keys and values out of range are errors.
 
     Args:
-        document: for files and lines.
+        document: gives errors their file and line.
         model: what the part should be.
         data: the part.
-        path: of the part in the document.
+        path: the keys of the part in the document.
 
     Raises:
         ConfigError: one line per mistake, each with file and line, in the order of the file.
@@ -54,14 +54,14 @@ def validate(document: Document, model: type[Model], data: Any, path: Keys = ())
         raise ConfigError(_by_line(lines.values())) from None
 
 
-def require_kind(document: Document, wanted: Kind) -> None:
+def require_kind(document: Document, expected: Kind) -> None:
     """Refuse a file of another kind; a run file also serves as the file of an objective.
 
     Raises:
         ConfigError: says what the file is, and which command takes it.
     """
     kind = kind_of_file(document.data)
-    if kind != wanted and (kind, wanted) != ("run", "objective"):
+    if kind != expected and (kind, expected) != ("run", "objective"):
         raise document.error((), f"this is {_USE[kind].format(document.name or 'FILE')}.")
 
 
@@ -90,59 +90,57 @@ def mistakes_of(error: RlstabError) -> list[str]:
 
 
 def _by_line(lines: Iterable[str]) -> str:
-    found = {line: re.match(r"(.*?):(\d+): ", line) for line in lines}
-    return "\n".join(sorted(found, key=lambda line: (at[1], int(at[2])) if (at := found[line]) else ("", 0)))
+    positions = {line: re.match(r"(.*?):(\d+): ", line) for line in lines}
+    return "\n".join(
+        sorted(positions, key=lambda line: (match[1], int(match[2])) if (match := positions[line]) else ("", 0))
+    )
 
 
 def _line(document: Document, model: type[BaseModel], mistake: Mapping[str, Any], data: Any, path: Keys) -> str:
     """A mistake that pydantic found, in the words of a YAML file."""
     kind, loc, context = mistake["type"], mistake["loc"], mistake.get("ctx", {})
-    inside = (*path, *_steps_in(data, loc))
+    keys = (*path, *_steps_in(data, loc))
     last = loc[-1] if loc else ""
     if kind == "misfit":
-        return document.text((*inside, *context["keys"]), context["text"])
+        return document.text((*keys, *context["keys"]), context["text"])
     if kind == "extra_forbidden":
-        return document.text(inside, f"unknown key '{last}'. {unknown_key(str(last), _model_at(model, loc))}")
+        return document.text(keys, f"unknown key '{last}'. {unknown_key(str(last), _model_at(model, loc))}")
     if kind == "missing":
-        what = f"the setting `{last}` is missing; it has no default" if isinstance(last, str) else "too few values"
-        return document.text(inside, f"{what}.")
+        problem = f"the setting `{last}` is missing; it has no default" if isinstance(last, str) else "too few values"
+        return document.text(keys, f"{problem}.")
     if kind == "union_tag_invalid":
         tags = [tag.strip(" '") for tag in str(context["expected_tags"]).split(",")]
         hint = did_you_mean(str(context["tag"]), tags)
-        return document.text((*inside, "name"), f"no {last} is called '{context['tag']}'. {hint}")
+        return document.text((*keys, "name"), f"no {last} is called '{context['tag']}'. {hint}")
     if kind == "union_tag_not_found":
-        return document.text(inside, f"a {last} needs its `name`.")
-    said = re.sub("a valid (dictionary|list|tuple).*", lambda kind: _KINDS[kind[1]], mistake["msg"])
-    said = re.sub("^(List|Tuple) (should .*) after validation", r"a list \2", said)
-    if not said.startswith("Input should"):
-        return document.text(inside, f"{said[:1].lower()}{said[1:]}.")
-    text = f"{said.removeprefix('Input ')}, not {shown(mistake['input'])}."
-    if isinstance(given := mistake["input"], str):
-        if kind in ("float_type", "int_type") and _NUMBER.fullmatch(given):
-            text += f" Write it without the quotes: {given}."
-        elif kind == "literal_error" and (near := _near(given, re.findall("'([^']*)'", str(context["expected"])))):
-            text += f" Did you mean {near}?"
-        elif "a list" in said:
-            text += f" Write {last}: {flow([given])}."
-    if kind.startswith("model_") and (section := next(models_in(SECTIONS.get(str(last))), None)) is not None:
+        return document.text(keys, f"a {last} needs its `name`.")
+    message = re.sub("a valid (dictionary|list|tuple).*", lambda kind: _KINDS[kind[1]], mistake["msg"])
+    message = re.sub("^(List|Tuple) (should .*) after validation", r"a list \2", message)
+    if not message.startswith("Input should"):
+        return document.text(keys, f"{message[:1].lower()}{message[1:]}.")
+    text = f"{message.removeprefix('Input ')}, not {shown(mistake['input'])}."
+    if isinstance(value := mistake["input"], str):
+        if kind in ("float_type", "int_type") and _NUMBER.fullmatch(value):
+            text += f" Write it without the quotes: {value}."
+        elif kind == "literal_error":
+            choices = re.findall("'([^']*)'", str(context["expected"]))
+            text += "".join(f" Did you mean {guess}?" for guess in get_close_matches(value.lower(), choices, 1))
+        elif "a list" in message:
+            text += f" Write {last}: {flow([value])}."
+    if kind.startswith("model_") and (section := next(models_in(HEADINGS.get(str(last))), None)) is not None:
         key, field = next(iter(section[0].model_fields.items()))
-        given = mistake["input"] if isinstance(mistake["input"], str) else field.get_default()
-        text += f" Write for example {last}: {flow({key: given})}."
-    return document.text(inside, text)
-
-
-def _near(given: str, known: Sequence[str]) -> str | None:
-    """The known value that a text is close to, or None."""
-    return next(iter(get_close_matches(given.lower(), known, 1)), None)
+        value = mistake["input"] if isinstance(mistake["input"], str) else field.get_default()
+        text += f" Write for example {last}: {flow({key: value})}."
+    return document.text(keys, text)
 
 
 def _model_at(model: type[BaseModel], loc: Sequence[str | int]) -> type[BaseModel]:
     """The model in which an unknown key is, by its ``loc`` in pydantic: keys, indices and tags of unions."""
     models = [model]
     for step in loc[:-1]:
-        fields = [one.model_fields[str(step)] for one in models if step in one.model_fields]
-        inside = [inner for field in fields for inner, _ in models_in(field.annotation)]
-        models = inside or [one for one in models if tag_of(one) == step] or models
+        fields = [candidate.model_fields[str(step)] for candidate in models if step in candidate.model_fields]
+        inner_models = [inner for field in fields for inner, _ in models_in(field.annotation)]
+        models = inner_models or [candidate for candidate in models if tag_of(candidate) == step] or models
     return models[0]
 
 

@@ -213,9 +213,9 @@ class TokenBatch(SequenceArithmetic):
                 raise OutOfRange(
                     f"TokenBatch.from_padded: 'response_mask' holds {odd[0]:g}, not 0 or 1. Write labels != -100."
                 )
-        there = mask.cpu()  # one wait for the device; later shapes are then known without one
+        cpu_mask = mask.cpu()  # one wait for the device; later shapes are then known without one
         device = advantages.device if mask.device.type == "cpu" else mask.device
-        cells = there.reshape(-1).nonzero().squeeze(-1)
+        cells = cpu_mask.reshape(-1).nonzero().squeeze(-1)
         index = sent(cells, device)
 
         def pack(name: str, values: Tensor) -> Tensor:
@@ -247,7 +247,7 @@ class TokenBatch(SequenceArithmetic):
             logprobs=old if logprobs is None else pack("logprobs", logprobs),
             advantages=pack("advantages", advantages),
             sequence=sequence,
-            position=sent((there.cumsum(-1) - 1).reshape(-1)[cells], device),
+            position=sent((cpu_mask.cumsum(-1) - 1).reshape(-1)[cells], device),
             sequence_ids=ids("sequence_ids", sequence_ids),
             group_ids=ids("group_ids", group_ids),
             extra={name: pack(name, values) for name, values in (extra or {}).items()},
@@ -256,7 +256,7 @@ class TokenBatch(SequenceArithmetic):
             _grouped=group_ids is not None,
             **packed,
         )
-        longest = int(there.sum(-1).max()) if there.numel() else 0
+        longest = int(cpu_mask.sum(-1).max()) if cpu_mask.numel() else 0
         vars(batch).update(_longest=longest, _cell=longest * sequence + batch.position)  # packed in this order
         return batch
 
@@ -265,9 +265,9 @@ class TokenBatch(SequenceArithmetic):
         """A batch without tokens that has every signal of ``needs``: what a rank without sequences measures."""
         empty, no_ids = torch.zeros(0), torch.zeros(0, dtype=torch.int64)
         needs = frozenset(needs) - BASICS
-        given: dict[str, Any] = dict.fromkeys(needs & SIGNALS.keys(), empty)
-        given["extra"] = dict.fromkeys(needs - SIGNALS.keys(), empty)
-        return cls(empty, empty, empty, no_ids, no_ids, no_ids, no_ids, **given)
+        signals: dict[str, Any] = dict.fromkeys(needs & SIGNALS.keys(), empty)
+        signals["extra"] = dict.fromkeys(needs - SIGNALS.keys(), empty)
+        return cls(empty, empty, empty, no_ids, no_ids, no_ids, no_ids, **signals)
 
     # -- reading it ------------------------------------------------------------------------------------------------
 
@@ -282,12 +282,13 @@ class TokenBatch(SequenceArithmetic):
         """
         values = getattr(self, name, None) if name in SIGNALS or name in BASICS else self.extra.get(name)
         if values is None:
-            have = [known for known in SIGNALS if getattr(self, known) is not None] + sorted(self.extra)
-            what = f" ({SIGNALS[name]})" if name in SIGNALS else ""
-            how = f"{name}=" if name in SIGNALS else f"extra={{'{name}': values}}"
+            names = [signal for signal in SIGNALS if getattr(self, signal) is not None] + sorted(self.extra)
+            description = f" ({SIGNALS[name]})" if name in SIGNALS else ""
+            keyword = f"{name}=" if name in SIGNALS else f"extra={{'{name}': values}}"
             raise MissingSignal(
-                f"signal '{name}'{what} was read, and the batch has: {', '.join(have) or 'the basic ones'}. Pass {how} "
-                f"to TokenBatch.from_padded, or name it in the method's `needs` so that a trainer provides it."
+                f"signal '{name}'{description} was read, and the batch has: {', '.join(names) or 'the basic ones'}. "
+                f"Pass {keyword} to TokenBatch.from_padded, or name it in the method's `needs` so that a trainer "
+                "provides it."
             )
         return values
 
@@ -323,14 +324,15 @@ class TokenBatch(SequenceArithmetic):
 
     def _each(self, change: Callable[[str, Tensor], Tensor], here: TokenBatch | None) -> TokenBatch:
         """A batch of changed tensors, by the names of fields, without the cached values of this one or new checks."""
-        given = {field.name: vars(self)[field.name] for field in fields(self) if field.name in vars(self)}
-        given = {name: change(name, each) if isinstance(each, Tensor) else each for name, each in given.items()}
-        given["extra"] = {name: change("extra", values) for name, values in self.extra.items()}
+        attributes = {field.name: vars(self)[field.name] for field in fields(self) if field.name in vars(self)}
+        tensors = {name: value for name, value in attributes.items() if isinstance(value, Tensor)}
+        attributes |= {name: change(name, values) for name, values in tensors.items()}
+        attributes["extra"] = {name: change("extra", values) for name, values in self.extra.items()}
         if self._layout is not None:
-            given["_layout"] = Layout(change("_layout", self._layout.index), self._layout.shape)
-        made = object.__new__(type(self))
-        vars(made).update(given | {"_here": here})
-        return made
+            attributes["_layout"] = Layout(change("_layout", self._layout.index), self._layout.shape)
+        batch = object.__new__(type(self))
+        vars(batch).update(attributes | {"_here": here})
+        return batch
 
     @property
     def here(self) -> TokenBatch:
@@ -360,8 +362,9 @@ class TokenBatch(SequenceArithmetic):
             raise AttributeError(f"'TokenBatch' object has no attribute '{name}'")
 
     def __repr__(self) -> str:
-        have = [name for name in SIGNALS if getattr(self, name) is not None] + sorted(self.extra)
-        return f"TokenBatch({self.num_sequences} responses, {len(self)} tokens{'; ' if have else ''}{', '.join(have)})"
+        names = [name for name in SIGNALS if getattr(self, name) is not None] + sorted(self.extra)
+        signals = "; " * bool(names) + ", ".join(names)
+        return f"TokenBatch({self.num_sequences} responses, {len(self)} tokens{signals})"
 
 
 def layout_of(batch: TokenBatch) -> Layout:

@@ -22,7 +22,7 @@ BITS, MANTISSA, HALF, DIGIT = 63, 52, 26, 11
 UNIT = 2**1074
 
 
-def beyond_budget(values: Tensor, budget: float, alone: bool) -> Rounds[tuple[float | None, int, int]]:
+def beyond_budget(values: Tensor, budget: float, local: bool) -> Rounds[tuple[float | None, int, int]]:
     """The smallest value to remove, largest first, so that the mean of the rest is at most ``budget``.
 
     Equal values are removed together, and the smallest value stays.
@@ -30,7 +30,7 @@ def beyond_budget(values: Tensor, budget: float, alone: bool) -> Rounds[tuple[fl
     Args:
         values: ``(n,)`` numbers of at least 0 on this rank, on the CPU.
         budget: a finite number.
-        alone: nothing travels.
+        local: nothing travels.
 
     Returns:
         In rounds, the value, or None if nothing is removed; the number of values over all ranks; how many are removed.
@@ -48,17 +48,17 @@ def beyond_budget(values: Tensor, budget: float, alone: bool) -> Rounds[tuple[fl
         size = size or sum(counts)
         for digit, count in enumerate(counts):
             exponent = (first << width | digit) << left >> MANTISSA
-            more = (highs[digit] << HALF) + lows[digit] << max(exponent, 1) - 1
-            if count and total + more > limit * (stay + count):
+            added = (highs[digit] << HALF) + lows[digit] << max(exponent, 1) - 1
+            if count and total + added > limit * (stay + count):
                 break
-            stay, total = stay + count, total + more
+            stay, total = stay + count, total + added
         else:
             return None, size, 0
         first, keys = first << width | digit, keys[digits == digit]
     if stay:
         return float(torch.tensor(first).view(torch.float64)), size, size - stay
     # even the smallest value is beyond the budget; it stays, and the next larger one is removed
-    selected = yield from selection({"": (values.double(), lambda size: [count + 1] if size > count else [])}, alone)
+    selected = yield from selection({"": (values.double(), lambda size: [count + 1] if size > count else [])}, local)
     after = selected[""].values
     return (after[0], size, size - count) if after else (None, size, 0)
 

@@ -101,52 +101,50 @@ class TorchComm:
 def carried_out(rounds: Rounds[Result], comm: Comm) -> Result:
     """The result; the ranks do what it asks for."""
     try:
-        asked = next(rounds)
+        request = next(rounds)
         while True:
-            if isinstance(asked, Read):
-                asked = rounds.send(on_cpu(asked.tensors))
+            if isinstance(request, Read):
+                request = rounds.send(on_cpu(request.tensors))
             else:
-                asked = rounds.send((comm.sum if isinstance(asked, Sum) else comm.gather)(asked.values))
+                request = rounds.send((comm.sum if isinstance(request, Sum) else comm.gather)(request.values))
     except StopIteration as end:
         result: Result = end.value
         return result
 
 
-def side_by_side(several: Mapping[Key, Rounds[Result]], alone: bool) -> Rounds[dict[Key, Result]]:
+def side_by_side(computations: Mapping[Key, Rounds[Result]], local: bool) -> Rounds[dict[Key, Result]]:
     """The results of several: what they read in a round is one copy, and what they sum is one sum.
 
-    Every rank has the same ones, and all ranks know what each round asks for. Where nothing travels (``alone``), sums
+    Every rank has the same ones, and all ranks know what each round asks for. Where nothing travels (``local``), sums
     are free, and a read waits until the others have to read as well.
     """
     results: dict[Key, Result] = {}
-    asked: dict[Key, Sum | Gather | Read] = {}
+    requests: dict[Key, Sum | Gather | Read] = {}
 
-    def go_on(key: Key, answer: Tensor | Sequence[Tensor] | None) -> None:
-        asked.pop(key, None)
+    def resume(key: Key, answer: Tensor | Sequence[Tensor] | None) -> None:
+        """Send an answer to one of them, or start it, and take its next request or its result."""
+        requests.pop(key, None)
         try:
-            asked[key] = next(several[key]) if answer is None else several[key].send(answer)
+            requests[key] = next(computations[key]) if answer is None else computations[key].send(answer)
         except StopIteration as end:
             results[key] = end.value
 
-    def due() -> dict[Key, Sequence[Tensor]]:
-        reads = {key: request.tensors for key, request in asked.items() if isinstance(request, Read)}
-        return {} if alone and len(reads) < len(asked) else reads
-
-    for key in several:
-        go_on(key, None)
-    while asked:
-        while reads := due():
-            read = iter((yield Read([tensor for tensors in reads.values() for tensor in tensors])))
+    for key in computations:
+        resume(key, None)
+    while requests:
+        reads = {key: request.tensors for key, request in requests.items() if isinstance(request, Read)}
+        sums = {key: request.values for key, request in requests.items() if isinstance(request, Sum)}
+        gathers = {key: request for key, request in requests.items() if isinstance(request, Gather)}
+        if reads and not (local and (sums or gathers)):
+            copies = iter((yield Read([tensor for tensors in reads.values() for tensor in tensors])))
             for key, tensors in reads.items():
-                go_on(key, [next(read) for _ in tensors])
-        round_of = dict(asked)
-        sums = {key: request.values for key, request in round_of.items() if isinstance(request, Sum)}
+                resume(key, [next(copies) for _ in tensors])
+            continue  # they may read again
         if sums:
-            whole = yield Sum(torch.cat([values.reshape(-1) for values in sums.values()]))
-            parts = whole.split([values.numel() for values in sums.values()])
-            for (key, values), part in zip(sums.items(), parts, strict=True):
-                go_on(key, part.view(values.shape))
-        for key, request in round_of.items():
-            if isinstance(request, Gather):
-                go_on(key, (yield request))
-    return {key: results[key] for key in several}
+            total = yield Sum(torch.cat([values.reshape(-1) for values in sums.values()]))
+            pieces = total.split([values.numel() for values in sums.values()])
+            for (key, values), piece in zip(sums.items(), pieces, strict=True):
+                resume(key, piece.view(values.shape))
+        for key, gather in gathers.items():
+            resume(key, (yield gather))
+    return {key: results[key] for key in computations}

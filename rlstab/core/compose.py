@@ -15,9 +15,9 @@ from torch import Tensor
 
 from rlstab.core.batch import TokenBatch
 from rlstab.core.comm import Rounds, side_by_side
+from rlstab.core.method_settings import settings_of
 from rlstab.core.objective import Leaf, Member, State, TokenObjective, check_fit, check_methods, terms_of
 from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.core.settings import settings_of
 from rlstab.core.stats import Mean, Settled
 from rlstab.core.terms import SLOTS, WRITABLE, Constants, Gate, Terms, merge_terms
 from rlstab.errors import Conflict, OutOfRange, UnknownName, did_you_mean
@@ -75,9 +75,9 @@ class Composition(Combinator, combinator=True):
     def init_state(self) -> State:
         return {key: method.init_state() for key, method in self.keyed.items()}
 
-    def _settling(self, parts: Sequence[TokenBatch], state: State, alone: bool) -> Rounds[tuple[Settled, State]]:
-        members = {key: method._settling(parts, state[key], alone) for key, method in self.keyed.items()}
-        settled = yield from side_by_side(members, alone)
+    def _settling(self, parts: Sequence[TokenBatch], state: State, local: bool) -> Rounds[tuple[Settled, State]]:
+        members = {key: method._settling(parts, state[key], local) for key, method in self.keyed.items()}
+        settled = yield from side_by_side(members, local)
         stats = Settled({key: stat for key, (stat, _) in settled.items()})
         return stats, {key: new for key, (_, new) in settled.items()}
 
@@ -87,11 +87,10 @@ class Composition(Combinator, combinator=True):
         )
 
     def _member_terms(self, batch: TokenBatch, stat: Settled, state: State, key: str = "") -> dict[str, Member]:
-        return {
-            name: member
-            for own, method in self.keyed.items()
-            for name, member in method._member_terms(batch, stat.member(own), state[own], _under(key, own)).items()
-        }
+        members: dict[str, Member] = {}
+        for label, method in self.keyed.items():
+            members |= method._member_terms(batch, stat.member(label), state[label], _under(key, label))
+        return members
 
     def _leaves(self, around: tuple[Leaf, ...], observed: bool) -> Iterator[Leaf]:
         for method in self.members:
@@ -102,9 +101,9 @@ class Composition(Combinator, combinator=True):
         for key, method in self.keyed.items():
             stateful = _has_leaf(method.init_state())
             if stateful or "lr_scale" in method.writes:
-                why = "has state" if stateful else "scales the learning rate"
+                reason = "has state" if stateful else "scales the learning rate"
                 raise OutOfRange(
-                    f"'{key}' {why}, and the objective was called without state=. Give objective.init_state() at "
+                    f"'{key}' {reason}, and the objective was called without state=. Give objective.init_state() at "
                     f"first, then out.state of the last output, and multiply the learning rate by out.lr_scale."
                 )
 
@@ -146,25 +145,25 @@ class Within(Combinator, combinator=True):
     def init_state(self) -> State:
         return {"outer": self.outer.init_state(), "inner": self.inner.init_state()}
 
-    def _settling(self, parts: Sequence[TokenBatch], state: State, alone: bool) -> Rounds[tuple[Settled, State]]:
-        outer_stat, outer_state = yield from self.outer._settling(parts, state["outer"], alone)
+    def _settling(self, parts: Sequence[TokenBatch], state: State, local: bool) -> Rounds[tuple[Settled, State]]:
+        outer_stat, outer_state = yield from self.outer._settling(parts, state["outer"], local)
         left = [part.select(_kept(part, terms_of(self.outer, part, outer_stat, outer_state))) for part in parts]
-        inner_stat, inner_state = yield from self.inner._settling(left, state["inner"], alone)
+        inner_stat, inner_state = yield from self.inner._settling(left, state["inner"], local)
         stats = Settled({"outer": outer_stat, "inner": inner_stat})
         return stats, {"outer": outer_state, "inner": inner_state}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         outer = terms_of(self.outer, batch, stat.member("outer"), state["outer"])
-        kept = _kept(batch, outer)
-        inner = terms_of(self.inner, batch.select(kept), stat.member("inner"), state["inner"])
-        return merge_terms({"outer": outer, "inner": _spread(inner, kept)})
+        keep = _kept(batch, outer)
+        inner = terms_of(self.inner, batch.select(keep), stat.member("inner"), state["inner"])
+        return merge_terms({"outer": outer, "inner": _spread(inner, keep)})
 
     def _member_terms(self, batch: TokenBatch, stat: Settled, state: State, key: str = "") -> dict[str, Member]:
         outer = self.outer._member_terms(batch, stat.member("outer"), state["outer"], _under(key, "outer"))
-        kept = _kept(batch, merge_terms({name: member.terms for name, member in outer.items()}))
-        seen = batch.select(kept)
-        inner = self.inner._member_terms(seen, stat.member("inner"), state["inner"], _under(key, "inner"))
-        return outer | {name: replace(member, terms=_spread(member.terms, kept)) for name, member in inner.items()}
+        keep = _kept(batch, merge_terms({name: member.terms for name, member in outer.items()}))
+        inner_batch = batch.select(keep)
+        inner = self.inner._member_terms(inner_batch, stat.member("inner"), state["inner"], _under(key, "inner"))
+        return outer | {name: replace(member, terms=_spread(member.terms, keep)) for name, member in inner.items()}
 
     def _leaves(self, around: tuple[Leaf, ...], observed: bool) -> Iterator[Leaf]:
         outer = tuple(self.outer._leaves(around, observed))
@@ -188,8 +187,8 @@ def compose(*methods: TokenObjective, **settings: object) -> Composition:
     """
     composition = Composition(methods)
     for name in settings:
-        known = [field.name for method in composition.members for field in settings_of(type(method))]
-        hint = did_you_mean(name, [*known, *WRITABLE])
+        names = [field.name for method in composition.members for field in settings_of(type(method))]
+        hint = did_you_mean(name, [*names, *WRITABLE])
         raise UnknownName(f"compose takes methods and no '{name}': settings and terms belong to a method. {hint}")
     return composition
 
@@ -248,8 +247,8 @@ class Observe(Combinator, combinator=True):
     def init_state(self) -> State:
         return self.method.init_state()
 
-    def _settling(self, parts: Sequence[TokenBatch], state: State, alone: bool) -> Rounds[tuple[Settled, State]]:
-        return self.method._settling(parts, state, alone)
+    def _settling(self, parts: Sequence[TokenBatch], state: State, local: bool) -> Rounds[tuple[Settled, State]]:
+        return self.method._settling(parts, state, local)
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         would = terms_of(self.method, batch, stat, state)
@@ -307,23 +306,23 @@ def _kept(batch: TokenBatch, terms: Terms) -> Tensor:
     return torch.ones_like(batch.sequence, dtype=torch.bool) if terms.keep is None else terms.keep
 
 
-def _spread(terms: Terms, kept: Tensor) -> Terms:
+def _spread(terms: Terms, keep: Tensor) -> Terms:
     """Terms of the kept tokens as terms of all tokens, with the identity for the others."""
 
     def over(values: Tensor | None, identity: float | bool) -> Tensor | None:
         if values is None:
             return None
-        return torch.full_like(kept, identity, dtype=values.dtype).masked_scatter(kept, values)
+        return torch.full_like(keep, identity, dtype=values.dtype).masked_scatter(keep, values)
 
-    def per_token(given: Any, identity: float) -> Any:
+    def per_token(term: Any, identity: float) -> Any:
         """A gate or a penalty for all tokens; both take what they differentiate or weigh, and constants."""
 
         def fn(live: Tensor | PolicyOutputs, constants: Any) -> Tensor:
-            seen = live[kept] if isinstance(live, Tensor) else live.select(kept)
-            values = given.fn(seen, constants.select(kept))
-            return torch.full_like(kept, identity, dtype=values.dtype).masked_scatter(kept, values)
+            selected = live[keep] if isinstance(live, Tensor) else live.select(keep)
+            values = term.fn(selected, constants.select(keep))
+            return torch.full_like(keep, identity, dtype=values.dtype).masked_scatter(keep, values)
 
-        return replace(given, fn=fn, where=kept if given.where is None else over(given.where, False))
+        return replace(term, fn=fn, where=keep if term.where is None else over(term.where, False))
 
     return replace(
         terms,

@@ -30,12 +30,12 @@ def sent(values: Tensor, device: torch.device) -> Tensor:
 
 def on_cpu(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The tensors on the CPU, without gradient; those of a device are copied together, as bytes."""
-    here = [tensor.detach() for tensor in tensors]
-    for device in {tensor.device for tensor in here if tensor.device.type != "cpu"}:
-        there = [index for index, tensor in enumerate(here) if tensor.device == device]
-        there.sort(key=lambda index: -here[index].element_size())  # keeps each tensor aligned
-        flat = [here[index].reshape(-1).view(torch.uint8) for index in there]
+    copies = [tensor.detach() for tensor in tensors]
+    for device in {tensor.device for tensor in copies if tensor.device.type != "cpu"}:
+        indices = [index for index, tensor in enumerate(copies) if tensor.device == device]
+        indices.sort(key=lambda index: -copies[index].element_size())  # keeps each tensor aligned
+        flat = [copies[index].reshape(-1).view(torch.uint8) for index in indices]
         pieces = torch.cat(flat).cpu().split([values.numel() for values in flat])
-        for index, piece in zip(there, pieces, strict=True):
-            here[index] = piece.view(here[index].dtype).view(here[index].shape)
-    return here
+        for index, piece in zip(indices, pieces, strict=True):
+            copies[index] = piece.view(copies[index].dtype).view(copies[index].shape)
+    return copies

@@ -70,25 +70,25 @@ def clipped_surrogate(ratio: Tensor, advantages: Tensor, bounds: Bounds | None, 
     """
     if bounds is None:
         return -advantages * ratio
-    held = ratio.detach()
-    rising = torch.clamp(held, max=1 + bounds.high)
-    falling = torch.clamp(held, min=1 - bounds.low)
+    constant = ratio.detach()
+    rising = torch.clamp(constant, max=1 + bounds.high)
+    falling = torch.clamp(constant, min=1 - bounds.low)
     if bounds.dual is not None:
         falling = torch.clamp(falling, max=bounds.dual)
-    inside = torch.where(advantages < 0, falling, rising)
+    bounded = torch.where(advantages < 0, falling, rising)
     if unclipped is not None:
-        inside = torch.where(unclipped, held, inside)
+        bounded = torch.where(unclipped, constant, bounded)
     push = -advantages
-    value = push * inside
-    return with_slope(ratio, value, inside.eq_(held).mul_(push))
+    value = push * bounded
+    return with_slope(ratio, value, bounded.eq_(constant).mul_(push))
 
 
 def bounded_exp(log_ratio: Tensor) -> Tensor:
     """``(n,)`` exponential of a log-ratio that is clamped; the gradient beyond the clamp is zero."""
     free = log_ratio.detach()
-    held = free.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    ratio = held.exp()
-    return with_slope(log_ratio, ratio, held.eq_(free).mul_(ratio))
+    bounded = free.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    ratio = bounded.exp()
+    return with_slope(log_ratio, ratio, bounded.eq_(free).mul_(ratio))
 
 
 def token_mean(sequence: Tensor, counted: Tensor, num_sequences: int, totals: Totals) -> Tensor:
@@ -103,8 +103,8 @@ def counts(batch: TokenBatch, where: Tensor | None) -> Tensor:
         tokens = torch.full((), len(batch), dtype=torch.float64, device=batch.sequence.device)
         return torch.stack([tokens, batch.lengths.count_nonzero().double()])
     marks = where.float()
-    seen = torch.zeros(batch.num_sequences, device=marks.device).scatter_reduce_(0, batch.sequence, marks, "amax")
-    return torch.stack([where.count_nonzero(), seen.count_nonzero()]).double()
+    marked = torch.zeros(batch.num_sequences, device=marks.device).scatter_reduce_(0, batch.sequence, marks, "amax")
+    return torch.stack([where.count_nonzero(), marked.count_nonzero()]).double()
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +112,7 @@ class Part:
     """One part of a planned optimizer step, and every decision about it.
 
     Attributes:
-        batch: its evidence.
+        batch: the evidence of the part.
         settled: the statistics from which its terms were made.
         terms: merged over all methods.
         advantages: ``(n,)``, bonuses included.
@@ -157,8 +157,8 @@ class Part:
     def live_rows(self) -> dict[str, Tensor]:
         """``(n,)`` bool for each live output: the tokens on which the loss differentiates or reads it."""
         read, surrogate = self.has_gradient, self.terms.surrogate
-        whole = any(gate.whole_sequences for gate in self.terms.gates.values())
-        if whole or self.terms.ratio is not None or (surrogate is not None and surrogate.whole_sequences):
+        whole_sequences = any(gate.whole_sequences for gate in self.terms.gates.values())
+        if whole_sequences or self.terms.ratio is not None or (surrogate is not None and surrogate.whole_sequences):
             read = self.batch.spread(self.batch.sequence_total(read) > 0)
         rows = {"logprobs": read}
         for penalty in self.terms.penalties.values():
@@ -169,7 +169,7 @@ class Part:
 
 
 def loss_of_part(
-    part: Part, policy: PolicyOutputs, anchor: PolicyOutputs | None, kept: Totals, everything: Totals
+    part: Part, policy: PolicyOutputs, anchor: PolicyOutputs | None, kept_totals: Totals, all_totals: Totals
 ) -> LossOutput:
     """The loss of one part, from its terms and the counts of the whole optimizer step.
 
@@ -177,8 +177,8 @@ def loss_of_part(
         part: with its terms.
         policy: live outputs for its tokens.
         anchor: the values that are held constant; None takes those of the policy.
-        kept: counts over kept tokens, the denominators of the policy term.
-        everything: counts over all tokens, the denominators of penalties.
+        kept_totals: counts over kept tokens, the denominators of the policy term.
+        all_totals: counts over all tokens, the denominators of penalties.
 
     Raises:
         ShapeError: batch and policy differ in their number of tokens or their device.
@@ -188,11 +188,11 @@ def loss_of_part(
     batch, terms = part.batch, part.terms
     if not isinstance(policy, PolicyOutputs):
         raise OutOfRange(f"the policy is {kind_of(policy)}. Pass PolicyOutputs.from_padded(batch, logprobs=...).")
-    mine, given = batch.old_logprobs, policy.logprobs
-    if given.shape != mine.shape or given.device != mine.device:
+    old, live = batch.old_logprobs, policy.logprobs
+    if live.shape != old.shape or live.device != old.device:
         raise ShapeError(
-            f"the policy has {given.numel()} log-probs on {given.device} for a batch of {len(batch)} tokens on "
-            f"{mine.device}. Build it with PolicyOutputs.from_padded(batch, ...) from the same rows, on one device."
+            f"the policy has {live.numel()} log-probs on {live.device} for a batch of {len(batch)} tokens on "
+            f"{old.device}. Build it with PolicyOutputs.from_padded(batch, ...) from the same rows, on one device."
         )
     _require_gradient(part, policy)
     aggregate = terms.aggregate or token_mean
@@ -201,17 +201,17 @@ def loss_of_part(
 
     ratio = _ratio(policy, constants, part)
     # NaN where a live value is NaN or Inf, or impossible where it is read; else 0
-    known = _without_impossible(0 * policy.logprobs.detach(), "logprobs", policy, part.has_gradient)
+    zeros = _without_impossible(0 * policy.logprobs.detach(), "logprobs", policy, part.has_gradient)
     report: dict[str, Mean] = {}
     policy_term = clipped_surrogate(ratio, part.advantages, terms.bounds, terms.unclipped)
-    factor = _coefficients(aggregate, batch, keep, kept, policy_term.dtype)
+    factor = _coefficients(aggregate, batch, keep, kept_totals, policy_term.dtype)
     if terms.weight is not None:
         factor = factor * terms.weight.to(factor.dtype)
     if terms.gates or terms.surrogate is not None:
         with torch.no_grad():
             constant = ratio.detach() if anchor is None else _ratio(constants.anchor, constants, part)
             gate = _gates(part, constant, constants, report)
-            known.add_(gate, alpha=0)
+            zeros.add_(gate, alpha=0)
         factor = factor * gate
     if terms.keep is not None:
         factor = factor * keep
@@ -227,16 +227,16 @@ def loss_of_part(
                 f"`anchor`, and pass live {' and '.join(sorted(penalty.reads)) or 'log-probs'} that were not detached."
             )
         for read in penalty.reads:
-            known = _without_impossible(known, read, policy, penalty.where)
+            zeros = _without_impossible(zeros, read, policy, penalty.where)
         if penalty.where is not None:
             value = torch.where(penalty.where, value, 0.0)
         report[f"{name}/value"] = _mean_where(value, penalty.where)
-        scale, by = penalty.coefficient, penalty.aggregate or aggregate
-        penalised[by] = torch.add(penalised[by], value, alpha=scale) if by in penalised else scale * value
-    for by, values in penalised.items():
-        factor = _coefficients(by, batch, torch.ones_like(keep), everything, values.dtype)
+        scale, mode = penalty.coefficient, penalty.aggregate or aggregate
+        penalised[mode] = torch.add(penalised[mode], value, alpha=scale) if mode in penalised else scale * value
+    for mode, values in penalised.items():
+        factor = _coefficients(mode, batch, torch.ones_like(keep), all_totals, values.dtype)
         loss = loss + (values * factor).sum()
-        known.add_(values.detach(), alpha=0)
+        zeros.add_(values.detach(), alpha=0)
 
     report |= _ratio_report(ratio.detach(), part, keep)
     if batch.entropies is not None:
@@ -244,16 +244,16 @@ def loss_of_part(
         report["tokens/entropy"] = mean = Mean.of(batch.entropies, finite)
         report["tokens/entropy_nonfinite"] = Mean(len(batch) - mean.count, mean.count.new_full((), len(batch)))
     # a sum of finite values may overflow, such as advantages of 3e38 in float32
-    nonfinite = torch.maximum(known.count_nonzero(), (0 * loss.detach()).count_nonzero())
+    nonfinite = torch.maximum(zeros.count_nonzero(), (0 * loss.detach()).count_nonzero())
     # clamping would hide a NaN or Inf log-prob behind a finite loss
     loss = torch.where(nonfinite == 0, loss, torch.nan)
     return LossOutput(loss, report, nonfinite)
 
 
-def _without_impossible(known: Tensor, name: str, policy: PolicyOutputs, where: Tensor | None) -> Tensor:
-    """``known`` with NaN where a live output has an impossible value; other finite values are allowed."""
-    beyond = impossible(name, policy.signal(name).detach())
-    return known.masked_fill_(beyond if where is None else beyond & where, torch.nan)
+def _without_impossible(zeros: Tensor, name: str, policy: PolicyOutputs, where: Tensor | None) -> Tensor:
+    """``zeros`` with NaN where a live output has an impossible value; other finite values are allowed."""
+    invalid = impossible(name, policy.signal(name).detach())
+    return zeros.masked_fill_(invalid if where is None else invalid & where, torch.nan)
 
 
 def _require_gradient(part: Part, policy: PolicyOutputs) -> None:
@@ -317,12 +317,12 @@ def _mean_where(values: Tensor, where: Tensor | None) -> Mean:
 
 def _ratio_report(ratio: Tensor, part: Part, keep: Tensor) -> dict[str, Mean]:
     # other tokens are not read: their live log-probs need not be computed
-    pulls, kept = part.has_gradient, Mean.of(keep)
-    report = {"ratio/mean": _mean_where(ratio * pulls, pulls), "tokens/kept": kept}
+    pulls, mean_kept = part.has_gradient, Mean.of(keep)
+    report = {"ratio/mean": _mean_where(ratio * pulls, pulls), "tokens/kept": mean_kept}
     if part.terms.bounds is not None:
         bound = part.bound
         for side, stopped in part.terms.bounds.stops(ratio, part.advantages).items():
-            report[f"ratio/clipped_{side}"] = Mean((stopped & bound).count_nonzero().double(), kept.total)
+            report[f"ratio/clipped_{side}"] = Mean((stopped & bound).count_nonzero().double(), mean_kept.total)
     return report
 
 

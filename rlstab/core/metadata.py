@@ -41,7 +41,9 @@ class NoOpAt:
 
     def reached(self, method: object) -> bool:
         """Whether the settings of a method, and not only an optimizer step, make it the identity."""
-        return self.settings is not None and all(getattr(method, name) == at for name, at in self.settings.items())
+        return self.settings is not None and all(
+            getattr(method, name) == value for name, value in self.settings.items()
+        )
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class IdleSign:
     """A metric by which a run shows that a method never acted.
 
     Attributes:
-        metric: its name, without that of the method.
+        metric: the name of the metric, without that of the method.
         why: what it shows, with settings in braces.
         at: 0, above which it never rose, or 1, below which it never fell.
     """
@@ -87,7 +89,7 @@ class IdleEvidence:
     Attributes:
         identities: settings with which the method is the identity; see :class:`NoOpAt`.
         bounds: whether it bounds the ratio, whatever its settings are.
-        signs: its metrics that tell.
+        signs: the metrics of the method that tell.
     """
 
     identities: tuple[Mapping[str, Any], ...] = ()

@@ -14,7 +14,7 @@ import torch
 from rlstab.core.batch import BASICS, SIGNALS
 from rlstab.core.comm import Comm, LocalComm, Rounds, carried_out
 from rlstab.core.metadata import About, summary
-from rlstab.core.settings import check_settings, settings_of
+from rlstab.core.method_settings import check_settings, settings_of
 from rlstab.core.stats import NOTHING, Settled, Stat, settling
 from rlstab.core.validate import DECLARED, SETS, check_class, check_mapping, check_same, checked_stat, checked_state
 from rlstab.errors import MethodError, UnknownName, did_you_mean
@@ -71,10 +71,10 @@ class Method(ABC, Generic[Batch]):
         Raises:
             UnknownName: with the nearest setting.
         """
-        known = [field.name for field in fields(cls)]  # type: ignore[arg-type]  # each subclass is one
-        for name in sorted(named.keys() - known):
+        names = [field.name for field in fields(cls)]  # type: ignore[arg-type]  # each subclass is one
+        for name in sorted(named.keys() - names):
             raise UnknownName(
-                f"'{cls.name}' has no setting '{name}'. {did_you_mean(name, known) if known else 'It has none.'}"
+                f"'{cls.name}' has no setting '{name}'. {did_you_mean(name, names) if names else 'It has none.'}"
             )
         return super().__new__(cls)
 
@@ -136,15 +136,15 @@ class Method(ABC, Generic[Batch]):
     def _empty_part(self) -> Batch:
         """An empty part."""
 
-    def _settling(self, parts: Sequence[Batch], state: State, alone: bool) -> Rounds[tuple[Settled, State]]:
+    def _settling(self, parts: Sequence[Batch], state: State, local: bool) -> Rounds[tuple[Settled, State]]:
         """See :func:`measure_all`; combinators override it, so that what they contain shares its rounds."""
-        stat = yield from self._measured("measure", parts, alone)
-        again = yield from self._measured("measure_again", parts, alone, stat)
-        stat = Settled({**stat, **again})
+        stat = yield from self._measured("measure", parts, local)
+        second_stat = yield from self._measured("measure_again", parts, local, stat)
+        stat = Settled({**stat, **second_stat})
         check_mapping(self.name, "init_state", state)
         return stat, checked_state(self.name, state, self.advance(state, stat))
 
-    def _measured(self, method: str, parts: Sequence[Batch], alone: bool, *first: Settled) -> Rounds[Settled]:
+    def _measured(self, method: str, parts: Sequence[Batch], local: bool, *first: Settled) -> Rounds[Settled]:
         """What ``measure`` or ``measure_again`` found over the whole; nothing if the class does not define it.
 
         An empty part is measured on every rank, because some rank may have no other.
@@ -166,7 +166,7 @@ class Method(ABC, Generic[Batch]):
             raise MethodError(
                 f"'{self.name}': measure and measure_again both returned '{name}', of which one is lost. Rename it."
             )
-        return (yield from settling(stats or [without], alone))
+        return (yield from settling(stats or [without], local))
 
 
 def measure_all(method: Method[Batch], parts: Sequence[Batch], state: State, comm: Comm) -> tuple[Settled, State]:
@@ -180,12 +180,12 @@ def measure_all(method: Method[Batch], parts: Sequence[Batch], state: State, com
 
 def _check_settings_first(cls: type[Method[Any]]) -> None:
     """Check settings even if a ``__post_init__`` does not call that of its base, and before it reads them."""
-    own = cls.__dict__.get("__post_init__")
-    if own is not None:
+    post_init = cls.__dict__.get("__post_init__")
+    if post_init is not None:
 
-        @functools.wraps(own)
+        @functools.wraps(post_init)
         def checked(self: Method[Any]) -> None:
             check_settings(self, self.name)
-            own(self)
+            post_init(self)
 
         cls.__post_init__ = checked  # type: ignore[method-assign]  # the class is still being made

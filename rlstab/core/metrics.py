@@ -22,7 +22,8 @@ class RunningMeans(dict[str, Mean]):
 
     def take(self) -> Sums:
         """Sums and counts since the last call; those of a device are copied together, since each read waits for it."""
-        values = [float(each) for each in on_cpu([each for mean in self.values() for each in (mean.total, mean.count)])]
+        numbers = on_cpu([number for mean in self.values() for number in (mean.total, mean.count)])
+        values = list(map(float, numbers))
         sums = dict(zip(self, zip(values[::2], values[1::2], strict=True), strict=True))
         self.clear()
         return sums
@@ -34,9 +35,9 @@ def means_over_ranks(ranks: Iterable[Sums]) -> dict[str, float]:
     Args:
         ranks: what each rank's :meth:`RunningMeans.take` returned, in rank order.
     """
-    whole: Sums = {}
+    merged: Sums = {}
     for sums in ranks:
         for name, (total, count) in sums.items():
-            before = whole.get(name, (0.0, 0.0))
-            whole[name] = before[0] + total, before[1] + count
-    return {name: total / count for name, (total, count) in sorted(whole.items()) if count}
+            before = merged.get(name, (0.0, 0.0))
+            merged[name] = before[0] + total, before[1] + count
+    return {name: total / count for name, (total, count) in sorted(merged.items()) if count}

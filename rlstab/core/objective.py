@@ -112,19 +112,19 @@ class TokenObjective(Method[TokenBatch]):
         """
         from rlstab import compose, make_plan  # these import this module
 
-        whole = compose(self)
-        alone = whole != self  # a composition composes to itself
+        composition = compose(self)
+        wrapped = composition != self  # a composition composes to itself
         if state is None:
-            whole.require_no_state()
-        elif alone:
+            composition.require_no_state()
+        elif wrapped:
             state = {self._label: state}
-        out = make_plan(whole, [batch], state).loss(batch, policy)
+        out = make_plan(composition, [batch], state).loss(batch, policy)
         if int(out.nonfinite):
             raise NonFinite(
                 f"live outputs, or a gate or a loss made of them, are NaN, Inf or impossible (a log-prob above 0) on "
                 f"{int(out.nonfinite)} tokens. Look at weights, learning rate, and how log-probs are made."
             )
-        return replace(out, state=out.state[self._label]) if alone else out
+        return replace(out, state=out.state[self._label]) if wrapped else out
 
     def _leaves(self, around: tuple[Leaf, ...], observed: bool) -> Iterator[Leaf]:
         """See :func:`rlstab.core.compose.walk`; combinators override it to give the methods that they contain."""
@@ -164,7 +164,7 @@ class Member:
     """What one method of a composition asks for on one part of an optimizer step.
 
     Attributes:
-        name: of the method.
+        name: the name of the method.
         terms: over all tokens of the part, even if the method saw only those that another one kept.
     """
 
@@ -201,7 +201,7 @@ def require_signals(
         objective: usually a composition.
         provides: signals of the evidence that the host can give beyond the basic ones.
         live: outputs of the live policy that it can differentiate beyond the log-probs.
-        host: its name in the error.
+        host: what the error calls the host.
         cure: what to do about a missing signal instead of removing the method.
 
     Raises:
@@ -209,37 +209,37 @@ def require_signals(
     """
     members: Mapping[str, TokenObjective] = getattr(objective, "keyed", {objective.name: objective})
     for key, method in members.items():
-        for kind, wanted, given in (("", method.needs, provides), ("the live ", method.live_needs, live)):
-            for missing in sorted(wanted - given - BASICS):
+        for kind, needs, provided in (("", method.needs, provides), ("the live ", method.live_needs, live)):
+            for missing in sorted(needs - provided - BASICS):
                 raise MissingSignal(
                     f"'{key}' reads {kind}'{missing}', which {host} does not provide. It provides: "
-                    f"{', '.join(sorted(given))}. Remove '{key}', or {cure(missing)}."
+                    f"{', '.join(sorted(provided))}. Remove '{key}', or {cure(missing)}."
                 )
 
 
-def check_methods(caller: str, given: Sequence[object]) -> None:
+def check_methods(caller: str, items: Sequence[object]) -> None:
     """Refuse what is not a method.
 
     Raises:
         MethodError: with what to write instead.
     """
-    for item in given:
+    for item in items:
         if isinstance(item, TokenObjective):
             for attribute in SETS:
                 check_declared(type(item).__qualname__, attribute, getattr(item, attribute), item.known_needs)
             continue
-        what = kind_of(item)
+        description = kind_of(item)
         if isinstance(item, type) and issubclass(item, TokenObjective):
-            what, fix = f"the class {item.__name__}", f"Make a method of it: {item.__name__}()"
+            description, fix = f"the class {item.__name__}", f"Make a method of it: {item.__name__}()"
         elif isinstance(item, str):
-            what, fix = f"the name '{item}'", f"Write load_objective('{item}'), or make the method"
+            description, fix = f"the name '{item}'", f"Write load_objective('{item}'), or make the method"
         elif isinstance(item, Iterable) and not isinstance(item, Mapping):
             fix = "Spread it: compose(*methods)" if caller == "compose" else "Compose it first: compose(*methods)"
         elif isinstance(getattr(item, "objective", None), TokenObjective):
             fix = "Pass its objective: preset('...').objective"
         else:
             fix = "Derive its class from TokenObjective"
-        raise MethodError(f"{caller} was given {what}, expected a method. {fix}.")
+        raise MethodError(f"{caller} was given {description}, expected a method. {fix}.")
 
 
 def check_fit(keyed: Mapping[str, TokenObjective]) -> None:
@@ -265,7 +265,7 @@ def check_fit(keyed: Mapping[str, TokenObjective]) -> None:
                     f"'{first}' and '{key}' read one signal by {name} = {before} and {value}.\n  Give both the same."
                 )
     for method, other in permutations([leaf for member in keyed.values() for leaf in active_methods(member)], 2):
-        reasons = [why for named, why in method.excludes.items() if named == other.name or named in other.writes]
+        reasons = [reason for named, reason in method.excludes.items() if named == other.name or named in other.writes]
         if "surrogate" in method.writes and "bounds" in other.writes:
             reasons.append("the first replaces the ratio of a token in the gradient, and a trust region bounds it.")
         if reasons:
@@ -288,11 +288,11 @@ def no_fit_warnings() -> warnings.catch_warnings[None]:
 def unmet(objective: TokenObjective) -> list[str]:
     """A sentence for each method that lacks what it was published with."""
     acting = list(active_methods(objective))
-    there = {method.name for method in acting}.union(*(method.writes for method in acting))
+    names = {method.name for method in acting}.union(*(method.writes for method in acting))
     return [
-        f"'{method.name}' expects {f'a method that writes {wanted!r}' if wanted in WRITABLE else repr(wanted)} in the "
-        f"composition, which is missing: {why}"
+        f"'{method.name}' expects {f'a method that writes {expected!r}' if expected in WRITABLE else repr(expected)} "
+        f"in the composition, which is missing: {reason}"
         for method in acting
-        for wanted, why in method.about.expects.items()
-        if wanted not in there
+        for expected, reason in method.about.expects.items()
+        if expected not in names
     ]

@@ -86,9 +86,9 @@ class Plan:
         for part in self.parts:
             if part.batch is which:
                 return part
-        what = "this batch" if isinstance(which, TokenBatch) else kind_of(which)
+        description = "this batch" if isinstance(which, TokenBatch) else kind_of(which)
         raise OutOfRange(
-            f"{what} is not one of the parts that the plan was made from. Pass the same object, or its number."
+            f"{description} is not one of the parts that the plan was made from. Pass the same object, or its number."
         )
 
     def piece(self, batch: TokenBatch) -> Part:
@@ -186,58 +186,37 @@ def make_plan(
     if scope not in get_args(Scope):
         raise OutOfRange(f"make_plan: scope = {scope!r}, expected 'step' (the optimizer step) or 'microbatch'.")
     comm = LocalComm() if comm is None else comm
-    parts = _checked_parts(parts)
-    check_methods("make_plan", (objective,))
-    check_complete(objective)
+    batches = _checked_batches(objective, parts)
     initial = objective.init_state()
     if state is not None:
         check_state("the state", state, initial)
-    for part in parts:
-        for name in sorted(objective.needs):
-            part.signal(name)
-    _refuse_impossible(objective, parts, comm)
+    _refuse_impossible(objective, batches, comm)
     with torch.no_grad():
-        seen = [part.evidence() for part in parts]
-        stat, state = measure_all(objective, seen, initial if state is None else state, comm)
+        evidence = [batch.evidence() for batch in batches]
+        stat, state = measure_all(objective, evidence, initial if state is None else state, comm)
         if scope == "microbatch":
             warnings.warn(
                 "scope: microbatch takes statistics from each micro-batch of each rank alone, so the loss depends on "
                 "how the optimizer step is cut. Use it only to reproduce published code.",
                 stacklevel=2,
             )
-        planned = []
-        for part, evidence in zip(parts, seen, strict=True):
-            settled = stat if scope == "step" else measure_all(objective, [evidence], state, LocalComm())[0]
-            planned.append(Part.of(part, settled, terms_of(objective, evidence, settled, state)))
-        lr_scale = _lr_scale(objective, planned if scope == "step" else [], stat, state)
-        # values of a batch on a device are read together with the counts: one wait
-        live = [{} if part.advantages.device.type == "cpu" else part.live_rows() for part in planned]
-        counts = torch.cat([*map(_counts_of, planned), _repeated(parts)])
-        flat, *read = on_cpu([counts, *(tokens for rows in live for tokens in rows.values())])
-        rest = iter(read)
-        live = [{name: next(rest) for name in rows} for rows in live]
-        by_part = flat[:-1].view(len(planned), len(_Counts._fields))
-        *sums, repeated = comm.sum(torch.cat([by_part.sum(0), flat[-1:]])).tolist()
-    counted = _Counts(*sums)
-    if repeated:
-        raise OutOfRange(
-            f"{int(repeated)} sequences of this optimizer step have the id of one in another part, so that random "
-            f"numbers would repeat. Give every response of all parts its own id: from_padded(sequence_ids=...)."
-        )
-    if counted.invalid:
-        raise _misfit(objective, planned, state, int(counted.invalid))
+        decided = []
+        for batch, batch_evidence in zip(batches, evidence, strict=True):
+            settled = stat if scope == "step" else measure_all(objective, [batch_evidence], state, LocalComm())[0]
+            decided.append(Part.of(batch, settled, terms_of(objective, batch_evidence, settled, state)))
+        lr_scale = _lr_scale(objective, decided if scope == "step" else [], stat, state)
+        decided, total = _counted_parts(decided, batches, comm)
+    if total.invalid:
+        raise _misfit(objective, decided, state, int(total.invalid))
     return Plan(
         objective=objective,
         state=state,
         settled=stat,
-        parts=tuple(
-            replace(_counted(part, _Counts(*row)), live_here=rows)
-            for part, row, rows in zip(planned, by_part.tolist(), live, strict=True)
-        ),
-        kept=Totals(counted.kept_tokens, counted.kept_sequences),
-        everything=Totals(counted.tokens, counted.sequences),
-        live_tokens=int(counted.live),
-        penalised=int(counted.penalised),
+        parts=tuple(decided),
+        kept=Totals(total.kept_tokens, total.kept_sequences),
+        everything=Totals(total.tokens, total.sequences),
+        live_tokens=int(total.live),
+        penalised=int(total.penalised),
         lr_scale=lr_scale,
     )
 
@@ -259,14 +238,20 @@ def _lengths(batch: TokenBatch) -> dict[int, int]:
     return {sequence: int(length) for sequence, length in pairs if length}
 
 
-def _checked_parts(parts: Sequence[TokenBatch]) -> list[TokenBatch]:
+def _checked_batches(objective: TokenObjective, parts: Sequence[TokenBatch]) -> list[TokenBatch]:
+    """The parts as a list; refuses what is no batch, or lacks a signal, and methods that do not fit."""
     if isinstance(parts, TokenBatch):
         raise OutOfRange("make_plan: the parts are one TokenBatch, expected a list of them. Write [batch].")
-    parts = list(parts)
-    for part in parts:
-        if not isinstance(part, TokenBatch):
-            raise OutOfRange(f"make_plan: a part is {kind_of(part)}, expected a TokenBatch. Build it by from_padded.")
-    return parts
+    batches = list(parts)
+    for batch in batches:
+        if not isinstance(batch, TokenBatch):
+            raise OutOfRange(f"make_plan: a part is {kind_of(batch)}, expected a TokenBatch. Build it by from_padded.")
+    check_methods("make_plan", (objective,))
+    check_complete(objective)
+    for batch in batches:
+        for name in sorted(objective.needs):
+            batch.signal(name)
+    return batches
 
 
 def _lr_scale(objective: TokenObjective, parts: Sequence[Part], stat: Settled, state: State) -> float:
@@ -280,10 +265,10 @@ def _lr_scale(objective: TokenObjective, parts: Sequence[Part], stat: Settled, s
     lr_scale = terms_of(objective, objective._empty_part(), stat, state).lr_scale
     for part in parts:
         if part.terms.lr_scale != lr_scale:
-            who = ", ".join(f"'{method.name}'" for method in active_methods(objective) if "lr_scale" in method.writes)
+            names = ", ".join(f"'{method.name}'" for method in active_methods(objective) if "lr_scale" in method.writes)
             raise MethodError(
-                f"{who}: Terms.lr_scale is {part.terms.lr_scale} on a part of the optimizer step and {lr_scale} on one "
-                f"without tokens, but all ranks share it. Make it from the statistics or the state, not the batch."
+                f"{names}: Terms.lr_scale is {part.terms.lr_scale} on a part of the optimizer step and {lr_scale} on "
+                f"one without tokens, but all ranks share it. Make it from the statistics or the state, not the batch."
             )
     return 1.0 if lr_scale is None else lr_scale
 
@@ -310,18 +295,45 @@ class _Counts(NamedTuple):
 
 def _counts_of(part: Part) -> Tensor:
     """``(7,)`` float64 on the device of the tokens, in the order of :class:`_Counts`."""
-    whole, zero = counts(part.batch, None), torch.zeros((), dtype=torch.float64, device=part.advantages.device)
-    kept = whole if part.terms.keep is None else counts(part.batch, part.terms.keep)
+    all_counts, zero = counts(part.batch, None), torch.zeros((), dtype=torch.float64, device=part.advantages.device)
+    kept_counts = all_counts if part.terms.keep is None else counts(part.batch, part.terms.keep)
     active = [penalty for penalty in part.terms.penalties.values() if penalty.coefficient != 0]
     penalised = zero + sum(
         len(part.batch) if penalty.where is None else penalty.where.count_nonzero() for penalty in active
     )
     invalid = zero if part.terms.invalid_count is None else part.terms.invalid_count.double()
-    return torch.cat([kept, whole, torch.stack([part.has_gradient.count_nonzero().double(), penalised, invalid])])
+    return torch.cat(
+        [kept_counts, all_counts, torch.stack([part.has_gradient.count_nonzero().double(), penalised, invalid])]
+    )
 
 
-def _counted(part: Part, counted: _Counts) -> Part:
-    return replace(part, trains=bool(counted.live), penalised=bool(counted.penalised))
+def _counted_parts(parts: Sequence[Part], batches: Sequence[TokenBatch], comm: Comm) -> tuple[list[Part], _Counts]:
+    """The parts of this rank with what their counts say, and the counts over all parts and ranks.
+
+    Raises:
+        OutOfRange: two parts share a sequence id.
+    """
+    # the live rows of a batch on a device are read together with the counts: one wait
+    live_rows = [{} if part.advantages.device.type == "cpu" else part.live_rows() for part in parts]
+    flat = torch.cat([*map(_counts_of, parts), _repeated(batches)])
+    flat, *columns = on_cpu([flat, *(tokens for rows in live_rows for tokens in rows.values())])
+    by_part = flat[:-1].view(len(parts), len(_Counts._fields))
+    *total, repeated = comm.sum(torch.cat([by_part.sum(0), flat[-1:]])).tolist()
+    if repeated:
+        raise OutOfRange(
+            f"{int(repeated)} sequences of this optimizer step have the id of one in another part, so that random "
+            f"numbers would repeat. Give every response of all parts its own id: from_padded(sequence_ids=...)."
+        )
+    copies = iter(columns)
+    counted = [
+        replace(_counted(part, _Counts(*row)), live_here={name: next(copies) for name in rows})
+        for part, row, rows in zip(parts, by_part.tolist(), live_rows, strict=True)
+    ]
+    return counted, _Counts(*total)
+
+
+def _counted(part: Part, counts: _Counts) -> Part:
+    return replace(part, trains=bool(counts.live), penalised=bool(counts.penalised))
 
 
 def _repeated(parts: Sequence[TokenBatch]) -> Tensor:
@@ -345,9 +357,9 @@ def _misfit(objective: TokenObjective, parts: Sequence[Part], state: State, coun
         for key, member in objective._member_terms(part.batch.evidence(), part.settled, state).items()
         if member.terms.invalid_count is not None
     ]
-    who, count = next((pair for pair in invalid if pair[1]), ("on another rank a method", count))
+    name, count = next((pair for pair in invalid if pair[1]), ("on another rank a method", count))
     return MethodError(
-        f"{who} gave {count} weights, bonuses or bounds that are NaN, infinite or negative. A weight is finite and at "
+        f"{name} gave {count} weights, bonuses or bounds that are NaN, infinite or negative. A weight is finite and at "
         f"least 0 (to turn a token around, use bonus), a bonus is finite, and a bound is at least 0."
     )
 
@@ -365,10 +377,10 @@ def _refuse_impossible(objective: TokenObjective, parts: Sequence[TokenBatch], c
         worst = [(present[name].amax() if name in MOST else present[name].amin()).double() for name in limited]
         return torch.stack(sums + worst)
 
-    for present, seen in zip(filled, on_cpu([*map(seen_of, filled)]), strict=True):  # one wait for the device
-        furthest = zip(limited, seen[len(names) :].tolist(), strict=True)
+    for present, extremes in zip(filled, on_cpu([*map(seen_of, filled)]), strict=True):  # one wait for the device
+        furthest = zip(limited, extremes[len(names) :].tolist(), strict=True)
         possible = all(value <= MOST[name] if name in MOST else value >= LEAST[name] for name, value in furthest)
-        if not (possible and seen.isfinite().all()):
+        if not (possible and extremes.isfinite().all()):
             wrong = [~present[name].isfinite() for name in names] + [
                 impossible(name, present[name]) for name in limited
             ]

@@ -70,8 +70,8 @@ class PolicyOutputs:
         return values
 
     def __repr__(self) -> str:
-        have = ", ".join(name for name, values in vars(self).items() if values is not None and name != "logprobs")
-        return f"PolicyOutputs({self.logprobs.numel()} tokens{'; ' if have else ''}{have})"
+        names = ", ".join(name for name, values in vars(self).items() if values is not None and name != "logprobs")
+        return f"PolicyOutputs({self.logprobs.numel()} tokens{'; ' if names else ''}{names})"
 
     def present(self) -> list[Tensor]:
         """The outputs that are present, by name."""
@@ -86,5 +86,5 @@ class PolicyOutputs:
         return self._each(lambda values: values[where])
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> PolicyOutputs:
-        changed: dict[str, Any] = {name: change(given) for name, given in vars(self).items() if given is not None}
+        changed: dict[str, Any] = {name: change(values) for name, values in vars(self).items() if values is not None}
         return PolicyOutputs(**changed)

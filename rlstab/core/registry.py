@@ -77,12 +77,12 @@ class Registry(Generic[Kind]):
             raise MethodError(
                 f"register was given {kind_of(cls)}. Pass the class of a {self.noun}: register({example})."
             )
-        known = self._classes.get(cls.name)
+        registered = self._classes.get(cls.name)
         # a class may be decorated and named by an entry point as well
         where = self._where.get(cls.name, f"{cls.__module__}:{cls.__qualname__}")
-        if where != f"{cls.__module__}:{cls.__qualname__}" or (known is not None and known is not cls):
+        if where != f"{cls.__module__}:{cls.__qualname__}" or (registered is not None and registered is not cls):
             raise Conflict(
-                f"'{cls.name}' is the name of {self._where.get(cls.name, known)}. Give {cls.__qualname__} another."
+                f"'{cls.name}' is the name of {self._where.get(cls.name, registered)}. Give {cls.__qualname__} another."
             )
         self._classes[cls.name] = cls
         return cls

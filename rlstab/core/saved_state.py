@@ -25,7 +25,7 @@ def dump_state(state: State) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
     def plain(value: Any, path: list[str]) -> Any:
         if isinstance(value, Mapping):
-            return {key: plain(inside, [*path, key]) for key, inside in value.items()}
+            return {key: plain(entry, [*path, key]) for key, entry in value.items()}
         if not isinstance(value, Tensor):
             return value
         tensors[f"state/{len(paths)}"] = value.detach().contiguous()
@@ -43,6 +43,6 @@ def load_state(record: Mapping[str, Any], tensors: Mapping[str, Tensor | None]) 
     """
     state: dict[str, Any] = json.loads(json.dumps(record["state"]))  # a copy, into which tensors are put
     for index, (*around, key) in enumerate(record["tensors"]):
-        inside: Any = functools.reduce(operator.getitem, around, state)
-        inside[key] = tensors[f"state/{index}"]
+        entries: Any = functools.reduce(operator.getitem, around, state)
+        entries[key] = tensors[f"state/{index}"]
     return state

@@ -38,17 +38,17 @@ class OrderStatistics:
     values: Sequence[float]
 
 
-def selection(asked: Mapping[str, tuple[Tensor, Ranks]], alone: bool) -> Rounds[dict[str, OrderStatistics]]:
+def selection(sets: Mapping[str, tuple[Tensor, Ranks]], local: bool) -> Rounds[dict[str, OrderStatistics]]:
     """Order statistics of several sets of values, which share their sums over ranks.
 
     Args:
-        asked: for each set its ``(n,)`` values on this rank, float32 or float64, on the CPU, perhaps empty; and
+        sets: for each set its ``(n,)`` values on this rank, float32 or float64, on the CPU, perhaps empty; and
             which order statistics are wanted. The names are those of every rank. -0.0 equals 0.0, and NaN is above
             every number. Where some ranks hold float32 and others float64, all go on in float64, after one discarded
             reduction.
-        alone: nothing travels.
+        local: nothing travels.
     """
-    searches = {name: _Search(values, ranks, alone) for name, (values, ranks) in sorted(asked.items())}
+    searches = {name: _Search(values, ranks, local) for name, (values, ranks) in sorted(sets.items())}
     while running := [search for search in searches.values() if search.running]:
         histograms = [search.histograms() for search in running]
         total = yield Sum(torch.cat(histograms))
@@ -63,9 +63,9 @@ def selection(asked: Mapping[str, tuple[Tensor, Ranks]], alone: bool) -> Rounds[
 class _Search:
     """One set of values: the keys that are still candidates, by their first bits."""
 
-    def __init__(self, values: Tensor, ranks: Ranks, alone: bool) -> None:
-        self.ranks, self.alone = ranks, alone
-        self.size = values.numel() if alone else None  # over all ranks
+    def __init__(self, values: Tensor, ranks: Ranks, local: bool) -> None:
+        self.ranks, self.local = ranks, local
+        self.size = values.numel() if local else None  # over all ranks
         self.wanted: list[tuple[int, int]] | None = None  # first bits, and rank among the values with these
         self._start(values)
 
@@ -101,30 +101,40 @@ class _Search:
         return torch.cat(counts)
 
     def narrow(self, counts: Tensor) -> None:
-        """Take the counts of all ranks, which give the wanted bins, and keep only their keys."""
+        """Take the counts of all ranks; the first time, they also say how many values there are."""
         if self.wanted is None:
-            self.size, wide, counts = int(counts[:-1].sum()), int(counts[-1]), counts[:-1]
-            if self.few:
-                return
-            if wide and not self.wide:
-                self._start(self.values.double())
-            if 0 < wide < self.size:
-                return  # this histogram mixed two kinds of keys
-            self.wanted = [(0, rank) for rank in self.ranks(self.size)]
-        digit = self._digit
-        ends = dict(zip(sorted(self.groups), counts.view(len(self.groups), -1).cumsum(1), strict=True))
-        kept: dict[int, list[Tensor]] = {}
-        wanted = []
-        for first, rank in self.wanted:
-            found_bin = int(torch.searchsorted(ends[first], float(rank)))
-            longer = first << digit | found_bin
-            wanted.append((longer, rank - (int(ends[first][found_bin - 1]) if found_bin else 0)))
-            if longer not in kept and self.left > digit:
-                kept[longer] = [self._with(found_bin, keys) for keys in self.groups[first]]
-        self.wanted, self.groups = wanted, kept
-        self.left -= digit
-        if self.alone and self.left:  # nothing travels: the remaining keys, of one sign, are sorted at once
-            keys = [torch.cat(kept[first]).kthvalue(rank).values for first, rank in wanted]
+            self._learn_size(int(counts[:-1].sum()), int(counts[-1]))
+            counts = counts[:-1]
+        if self.wanted is not None:
+            self._descend(counts, self.wanted)
+
+    def _learn_size(self, size: int, doubles: int) -> None:
+        """Set the wanted ranks, unless the values are gathered, or a histogram mixed keys of float32 and float64."""
+        self.size = size
+        if self.few:
+            return
+        if doubles and not self.wide:
+            self._start(self.values.double())
+        if doubles in (0, size):
+            self.wanted = [(0, rank) for rank in self.ranks(size)]
+
+    def _descend(self, counts: Tensor, order_statistics: Sequence[tuple[int, int]]) -> None:
+        """Lengthen the first bits of each order statistic by one digit, and keep only the keys that begin with them."""
+        bits = self._digit
+        cumulative = dict(zip(sorted(self.groups), counts.view(len(self.groups), -1).cumsum(1), strict=True))
+        narrowed: list[tuple[int, int]] = []
+        groups: dict[int, list[Tensor]] = {}
+        for prefix, rank in order_statistics:
+            digit = int(torch.searchsorted(cumulative[prefix], float(rank)))
+            below = int(cumulative[prefix][digit - 1]) if digit else 0
+            longer = prefix << bits | digit
+            narrowed.append((longer, rank - below))
+            if longer not in groups and self.left > bits:
+                groups[longer] = [self._with(digit, keys) for keys in self.groups[prefix]]
+        self.wanted, self.groups = narrowed, groups
+        self.left -= bits
+        if self.local and self.left:  # nothing travels: the remaining keys, of one sign, are sorted at once
+            keys = [torch.cat(groups[prefix]).kthvalue(rank).values for prefix, rank in narrowed]
             self.wanted, self.left = [(int(key) % (1 << 32 + 32 * self.wide), 1) for key in keys], 0
 
     @property
@@ -134,9 +144,9 @@ class _Search:
     def _digits(self, keys: Tensor) -> Tensor:
         return (keys >> (self.left - self._digit)).bitwise_and_((1 << self._digit) - 1)
 
-    def _with(self, found_bin: int, keys: Tensor) -> Tensor:
+    def _with(self, digit: int, keys: Tensor) -> Tensor:
         # torch compares integers in place, and selects by index, in a fraction of the time
-        return keys.index_select(0, indices(self._digits(keys).eq_(found_bin).bool()))
+        return keys.index_select(0, indices(self._digits(keys).eq_(digit).bool()))
 
     def _histogram(self, pieces: list[Tensor]) -> Tensor:
         total = torch.zeros(1 << self._digit, dtype=torch.int64)

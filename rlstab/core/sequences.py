@@ -68,8 +68,9 @@ class SequenceArithmetic:
         reach = (1 - q if upper else q) * (self._longest - 1)
         ordered = rows.topk(min(self._longest, math.floor(reach) + 3), largest=upper).values
         position = q * (size - 1).clamp(min=0).double()
-        whole = position.round()
-        position = torch.where((position - whole).abs() <= 4e-15 * whole.clamp(min=1), whole, position)  # 0.57 * 100
+        integer = position.round()
+        rounds = (position - integer).abs() <= 4e-15 * integer.clamp(min=1)  # 0.57 * 100
+        position = torch.where(rounds, integer, position)
         ends = torch.stack([position.floor(), position.ceil()], 1).long()
         ends = (size[:, None] - 1 - ends if upper else ends).clamp(min=0)
         low, high = ordered.gather(1, ends).unbind(1)

@@ -67,10 +67,10 @@ class Mean:
         return float(self.total) / float(self.count) if float(self.count) else math.nan
 
 
-def _plus(mine: Tensor, theirs: Tensor) -> Tensor:
+def _plus(first: Tensor, second: Tensor) -> Tensor:
     """The sum of two scalars, on the device if one is there, without waiting for it."""
-    device = mine.device if mine.device.type != "cpu" else theirs.device
-    return mine.to(device) + theirs.to(device)
+    device = first.device if first.device.type != "cpu" else second.device
+    return first.to(device) + second.to(device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +120,7 @@ class Grouped:
     def merge(self, other: Grouped) -> Grouped:
         """The summary of both parts."""
         pairs = zip(self._summed._tensors(), other._summed._tensors(), strict=True)
-        return Grouped(*(torch.cat([mine, theirs.to(mine.device)]) for mine, theirs in pairs))
+        return Grouped(*(torch.cat([first, second.to(first.device)]) for first, second in pairs))
 
     def mean(self, keys: Tensor) -> Tensor:
         """``(m,)`` float64 means under ``(m,)`` keys; NaN under a key without a count."""
@@ -135,20 +135,20 @@ class Grouped:
         return self._look_up(keys, self._summed.counts)
 
     def _look_up(self, keys: Tensor, column: Tensor) -> Tensor:
-        known, column = (sent(values, keys.device) for values in (self._summed.keys, column))
-        if not known.numel():
+        known_keys, column = (sent(values, keys.device) for values in (self._summed.keys, column))
+        if not known_keys.numel():
             return torch.zeros(keys.shape, dtype=torch.float64, device=keys.device)
-        index = torch.searchsorted(known, keys).clamp(max=known.numel() - 1)
-        return torch.where(known[index] == keys, column[index], 0.0)
+        index = torch.searchsorted(known_keys, keys).clamp(max=known_keys.numel() - 1)
+        return torch.where(known_keys[index] == keys, column[index], 0.0)
 
-    def _gathered(self, alone: bool) -> Rounds[Grouped]:
+    def _gathered(self, local: bool) -> Rounds[Grouped]:
         """Over all ranks. Keys travel in two halves: a float64 does not hold every int64."""
-        mine = self._summed
-        if alone:
-            return mine
-        rows = [mine.keys >> 32, mine.keys & 0xFFFFFFFF, mine.totals, mine.counts]
-        every = yield Gather(torch.stack([row.double() for row in rows], 1).reshape(-1))
-        high, low, totals, counts = every.view(-1, 4).unbind(1)
+        summed = self._summed
+        if local:
+            return summed
+        rows = [summed.keys >> 32, summed.keys & 0xFFFFFFFF, summed.totals, summed.counts]
+        gathered = yield Gather(torch.stack([row.double() for row in rows], 1).reshape(-1))
+        high, low, totals, counts = gathered.view(-1, 4).unbind(1)
         return Grouped((high.long() << 32) | low.long(), totals, counts)._summed
 
 
@@ -279,13 +279,13 @@ def _wide(values: Tensor, where: Tensor | None) -> Tensor:
     return values.to(kind)
 
 
-def _thresholds(pools: Mapping[str, Pool], alone: bool) -> Rounds[dict[str, Threshold]]:
+def _thresholds(pools: Mapping[str, Pool], local: bool) -> Rounds[dict[str, Threshold]]:
     """What the pools settle to; their values stay on their rank, and the pools share each sum over ranks."""
     ranked = {name: pool for name, pool in pools.items() if pool.rule != "budget"}
-    selected = yield from selection({name: (pool._joined(), pool._ranks) for name, pool in ranked.items()}, alone)
+    selected = yield from selection({name: (pool._joined(), pool._ranks) for name, pool in ranked.items()}, local)
     settled = {name: pool._settled(selected[name]) for name, pool in ranked.items()}
     for name in sorted(pools.keys() - ranked.keys()):
-        settled[name] = Threshold(*(yield from beyond_budget(pools[name]._joined(), pools[name].level, alone)))
+        settled[name] = Threshold(*(yield from beyond_budget(pools[name]._joined(), pools[name].level, local)))
     return settled
 
 
@@ -388,14 +388,14 @@ def settle(parts: Iterable[Stat], comm: Comm) -> Settled:
     return carried_out(settling(parts, isinstance(comm, LocalComm)), comm)
 
 
-def settling(parts: Iterable[Stat], alone: bool) -> Rounds[Settled]:
-    """As :func:`settle`, in rounds; ``alone`` where nothing travels."""
-    given = list(parts)
-    summaries = [summary for part in given for summary in part.values()]
+def settling(parts: Iterable[Stat], local: bool) -> Rounds[Settled]:
+    """As :func:`settle`, in rounds; ``local`` where nothing travels."""
+    stats = list(parts)
+    summaries = [summary for part in stats for summary in part.values()]
     if summaries:  # everything that was measured on a device is copied from there at once
         read = iter((yield Read([tensor for summary in summaries for tensor in summary._tensors()])))
-        given = [{name: summary._read(read) for name, summary in part.items()} for part in given]
-    total: Stat = dict(sorted(functools.reduce(merge, given).items())) if given else NOTHING
+        stats = [{name: summary._read(read) for name, summary in part.items()} for part in stats]
+    total: Stat = dict(sorted(functools.reduce(merge, stats).items())) if stats else NOTHING
     settled = Settled()
     means = {name: summary for name, summary in total.items() if isinstance(summary, Mean)}
     if means:
@@ -404,6 +404,6 @@ def settling(parts: Iterable[Stat], alone: bool) -> Rounds[Settled]:
             settled[name] = Mean(row[0], row[1])
     for name, summary in total.items():
         if isinstance(summary, Grouped):
-            settled[name] = yield from summary._gathered(alone)
-    settled.update((yield from _thresholds({name: p for name, p in total.items() if isinstance(p, Pool)}, alone)))
+            settled[name] = yield from summary._gathered(local)
+    settled.update((yield from _thresholds({name: p for name, p in total.items() if isinstance(p, Pool)}, local)))
     return settled

@@ -53,7 +53,7 @@ class OptimizerStep:
         reports: metrics of the micro-batches so far, and metrics that the host adds.
         losses: the number of micro-batches whose loss was taken.
         total_loss: the loss of the whole optimizer step over all ranks, after :meth:`finish`.
-        norm: of the gradient, as :meth:`finish` was given it.
+        norm: the norm of the gradient, as :meth:`finish` was given it.
     """
 
     objective: TokenObjective
@@ -105,12 +105,12 @@ class OptimizerStep:
         """After the last backward pass, refuse the step if a live value on any rank, or the gradient, is NaN or Inf.
 
         Args:
-            norm: of the gradient over all ranks, the same on each; omit it if the host checks it.
+            norm: the norm of the gradient over all ranks, the same on each; omit it if the host checks it.
         """
         comm = LocalComm() if self.comm is None else self.comm
         sums = (torch.zeros(()), torch.zeros(())) if self._sums is None else self._sums
         *read, size = on_cpu([*sums, torch.as_tensor(norm)])  # one wait for the device
-        self.total_loss, count = comm.sum(torch.stack([each.double() for each in read])).tolist()
+        self.total_loss, count = comm.sum(torch.stack([value.double() for value in read])).tolist()
         self.norm = norm = norm if isinstance(norm, float) else float(size)
         wrong = [f"{int(count)} live values of the policy or of gates are NaN or Inf"] if count else []
         wrong += [] if math.isfinite(norm) else [f"the gradient norm is {norm}"]

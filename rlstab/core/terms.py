@@ -178,9 +178,9 @@ class Terms:
 
     def filled(self) -> frozenset[str]:
         """Names of the fields, ``report`` and ``invalid_count`` aside, that are not the identity."""
-        given = ((name, getattr(self, name)) for name in WRITABLE)
+        fields = ((name, getattr(self, name)) for name in WRITABLE)
         # `not in (None, {})` compares every tensor with a dict, which costs more than the rest of this call
-        return frozenset(name for name, value in given if (value if isinstance(value, Mapping) else value is not None))
+        return frozenset(name for name, value in fields if (value if isinstance(value, Mapping) else value is not None))
 
 
 #: Fields of Terms that a method may name in ``writes``.

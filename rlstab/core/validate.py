@@ -42,14 +42,14 @@ RESERVED = ("ratio", "tokens")
 _OBSERVED = {"clip", "surrogate"}
 
 
-def _require(value: object, kind: type, who: str, fix: str) -> None:
+def _require(value: object, kind: type, owner: str, fix: str) -> None:
     if not isinstance(value, kind):
-        raise MethodError(f"{who} {kind_of(value)}. {fix}")
+        raise MethodError(f"{owner} {kind_of(value)}. {fix}")
 
 
-def _require_known(who: str, names: Set[str], known: Collection[str]) -> None:
-    for name in sorted(names - set(known)):
-        raise MethodError(f"{who} '{name}', which does not exist. {did_you_mean(name, known)}")
+def _require_known(owner: str, names: Set[str], allowed: Collection[str]) -> None:
+    for name in sorted(names - set(allowed)):
+        raise MethodError(f"{owner} '{name}', which does not exist. {did_you_mean(name, allowed)}")
 
 
 def check_class(cls: type) -> None:
@@ -58,32 +58,37 @@ def check_class(cls: type) -> None:
     Raises:
         MethodError: it has no name, or a declaration is not a set of known names.
     """
-    who, name = cls.__qualname__, getattr(cls, "name", None)
+    owner, name = cls.__qualname__, getattr(cls, "name", None)
     if not (isinstance(name, str) and name.isidentifier()):
         raise MethodError(
-            f"{who} is named {name!r}, expected letters, digits and underscores. Write for example name = 'my_method'."
+            f"{owner} is named {name!r}, expected letters, digits and underscores. Write for example name = "
+            "'my_method'."
         )
     if name in (*COMBINATORS, *RESERVED):
-        raise MethodError(f"{who} is named '{name}', as a combinator or metrics of rlstab are. Give it another `name`.")
+        raise MethodError(
+            f"{owner} is named '{name}', as a combinator or metrics of rlstab are. Give it another `name`."
+        )
     for attribute in SETS:
         value: object = getattr(cls, attribute, frozenset())  # a stage writes no terms
         if not isinstance(value, property):
-            check_declared(who, attribute, value, cls.known_needs)  # type: ignore[attr-defined]  # of a Method
+            check_declared(owner, attribute, value, cls.known_needs)  # type: ignore[attr-defined]  # of a Method
     excludes = getattr(cls, "excludes", {})
     reasons = isinstance(excludes, Mapping) and all(isinstance(text, str) for item in excludes.items() for text in item)
     if not reasons and not isinstance(excludes, property):
-        raise MethodError(f"{who}: excludes = {excludes!r}, expected reasons by name, such as {{'name': 'why'}}.")
+        raise MethodError(f"{owner}: excludes = {excludes!r}, expected reasons by name, such as {{'name': 'why'}}.")
     about = getattr(cls, "about", None)
     if not isinstance(about, About):
-        raise MethodError(f"{who}: about = {about!r}, expected About. Write about = About(addresses={{'token'}}, ...).")
-    _require_known(f"{who}: about addresses", about.addresses, SOURCES)
+        raise MethodError(
+            f"{owner}: about = {about!r}, expected About. Write about = About(addresses={{'token'}}, ...)."
+        )
+    _require_known(f"{owner}: about addresses", about.addresses, SOURCES)
 
 
-def check_declared(who: str, attribute: str, value: object, signals: Collection[str]) -> None:
+def check_declared(owner: str, attribute: str, value: object, signals: Collection[str]) -> None:
     """Refuse a declaration that is not a set of names, or that names something unknown.
 
     Args:
-        who: the class.
+        owner: the class.
         attribute: one of :data:`SETS`.
         value: what is declared.
         signals: what ``needs`` may name in addition to user-defined signals.
@@ -91,22 +96,23 @@ def check_declared(who: str, attribute: str, value: object, signals: Collection[
     Raises:
         MethodError: with the nearest known name.
     """
-    known = SETS[attribute]
+    allowed = SETS[attribute]
     if not isinstance(value, Set) or not all(isinstance(name, str) for name in value):
-        example = known[0] if known else "entropies"
+        example = allowed[0] if allowed else "entropies"
         raise MethodError(
-            f"{who}: {attribute} = {value!r}, expected a set of names. Write for example {attribute} = {{'{example}'}}."
+            f"{owner}: {attribute} = {value!r}, expected a set of names. Write for example {attribute} = "
+            f"{{'{example}'}}."
         )
-    if known:
-        _require_known(f"{who}: {attribute} names", value, known)
+    if allowed:
+        _require_known(f"{owner}: {attribute} names", value, allowed)
     for name in sorted(value) if attribute == "needs" else ():
-        if (meant := misspelt(name, signals)) is not None:
+        if (suggestion := misspelt(name, signals)) is not None:
             raise MethodError(
-                f"{who}: needs names '{name}'. Did you mean '{meant}'? Give your own signal a name less like it."
+                f"{owner}: needs names '{name}'. Did you mean '{suggestion}'? Give your own signal a name less like it."
             )
 
 
-def checked_stat(who: str, method: str, stat: object) -> Stat:
+def checked_stat(owner: str, method: str, stat: object) -> Stat:
     """Return what ``measure`` or ``measure_again`` returned if it is summaries by name.
 
     Raises:
@@ -114,63 +120,64 @@ def checked_stat(who: str, method: str, stat: object) -> Stat:
     """
     if not isinstance(stat, Mapping) or not all(isinstance(name, str) for name in stat):
         raise MethodError(
-            f"'{who}': {method} returned {kind_of(stat)}, expected summaries by name. Return for example "
+            f"'{owner}': {method} returned {kind_of(stat)}, expected summaries by name. Return for example "
             f"{{'entropy': Mean.of(values)}}, or NOTHING."
         )
     for name, summary in stat.items():
         if not isinstance(summary, get_args(Summary)):
             raise MethodError(
-                f"'{who}': {method} returned {kind_of(summary)} under '{name}', which cannot be merged over parts. "
+                f"'{owner}': {method} returned {kind_of(summary)} under '{name}', which cannot be merged over parts. "
                 f"Wrap it: Mean.of, Pool.top, Pool.quantile or Grouped.of."
             )
     return stat
 
 
-def check_same(who: str, method: str, stats: Iterable[Stat], without: Stat) -> None:
+def check_same(owner: str, method: str, stats: Iterable[Stat], without: Stat) -> None:
     """Refuse summaries that differ in name or kind: ranks would wait for each other, or merge different things.
 
     Args:
-        who: name of the method.
+        owner: name of the method.
         method: which of its methods measured.
-        stats: those of the parts.
-        without: those of a batch without tokens, which some rank may have as its only one.
+        stats: the summaries of the parts.
+        without: the summaries of a batch without tokens, which some rank may have as its only one.
 
     Raises:
         MethodError: names a summary that is missing in one, or differs between both.
     """
     for stat in stats:
         for name in sorted(stat.keys() | without.keys()):
-            some, none = _sort(stat.get(name)), _sort(without.get(name))
-            if some != none:
+            part_kind, empty_kind = _sort(stat.get(name)), _sort(without.get(name))
+            if part_kind != empty_kind:
                 raise MethodError(
-                    f"'{who}': {method} returned {some} for '{name}' on a part of the optimizer step, and {none} on "
-                    f"one without tokens, which a rank may have. Return the same summaries on both, perhaps empty ones."
+                    f"'{owner}': {method} returned {part_kind} for '{name}' on a part of the optimizer step, and "
+                    f"{empty_kind} on one without tokens, which a rank may have. Return the same summaries on both, "
+                    "perhaps empty ones."
                 )
 
 
-def check_mapping(who: str, method: str, state: object) -> None:
+def check_mapping(owner: str, method: str, state: object) -> None:
     """Refuse a state that is not a mapping.
 
     Raises:
         MethodError: names the method that returned it.
     """
-    _require(state, Mapping, f"'{who}': {method} returned", "Return the state, a dict, perhaps empty.")
+    _require(state, Mapping, f"'{owner}': {method} returned", "Return the state, a dict, perhaps empty.")
 
 
-def checked_state(who: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Mapping[str, Any]:
+def checked_state(owner: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what ``advance`` returned if it can be the state of the next optimizer step.
 
     Raises:
         MethodError: it is not a mapping, or has other keys than the state that it was given.
     """
-    check_mapping(who, "advance", after)
+    check_mapping(owner, "advance", after)
     for key in sorted(before.keys() ^ after.keys(), key=str):
-        what, fix = ("dropped", "Return {**state, ...}") if key in before else ("added", "Add it to init_state")
-        raise MethodError(f"'{who}': advance {what} '{key}', and a state keeps the keys of init_state. {fix}.")
+        change, fix = ("dropped", "Return {**state, ...}") if key in before else ("added", "Add it to init_state")
+        raise MethodError(f"'{owner}': advance {change} '{key}', and a state keeps the keys of init_state. {fix}.")
     return after
 
 
-def check_state(who: str, state: object, initial: object) -> None:
+def check_state(owner: str, state: object, initial: object) -> None:
     """Refuse a state that another objective made.
 
     Raises:
@@ -179,14 +186,15 @@ def check_state(who: str, state: object, initial: object) -> None:
     if not isinstance(initial, Mapping):
         return  # reported when the method is called
     if not isinstance(state, Mapping):
-        raise OutOfRange(f"{who} is {kind_of(state)}, expected a mapping. Begin with objective.init_state().")
+        raise OutOfRange(f"{owner} is {kind_of(state)}, expected a mapping. Begin with objective.init_state().")
     for key in [*initial, *state]:
         if key not in state or key not in initial:
             raise OutOfRange(
-                f"{who} {'lacks' if key in initial else 'has'} '{key}': it is of another objective or other settings. "
-                f"Expected: {', '.join(sorted(map(str, initial))) or 'nothing'}. Begin with objective.init_state()."
+                f"{owner} {'lacks' if key in initial else 'has'} '{key}': it is of another objective or other "
+                f"settings. Expected: {', '.join(sorted(map(str, initial))) or 'nothing'}. Begin with "
+                "objective.init_state()."
             )
-        check_state(f"{who}['{key}']", state[key], initial[key])
+        check_state(f"{owner}['{key}']", state[key], initial[key])
 
 
 def _sort(summary: Summary | None) -> str:
@@ -194,7 +202,7 @@ def _sort(summary: Summary | None) -> str:
     return f"a Pool({summary.rule}, {summary.level})" if isinstance(summary, Pool) else kind_of(summary)
 
 
-def checked_terms(who: str, terms: Terms, batch: TokenBatch, writes: Set[str]) -> Terms:
+def checked_terms(owner: str, terms: Terms, batch: TokenBatch, writes: Set[str]) -> Terms:
     """Return what ``terms`` returned if a loss can be made of it, with its invalid_count on the device.
 
     Its functions are checked too, whenever the loss calls them. The terms of a combinator are made of checked
@@ -203,88 +211,93 @@ def checked_terms(who: str, terms: Terms, batch: TokenBatch, writes: Set[str]) -
     Raises:
         MethodError: a value has the wrong type, shape or dtype for its field, or is not declared.
     """
-    _require(terms, Terms, f"'{who}': terms returned", "Return Terms(...), or Terms() to ask for nothing.")
+    _require(terms, Terms, f"'{owner}': terms returned", "Return Terms(...), or Terms() to ask for nothing.")
     for name, example in (("gates", "Gate(function)"), ("penalties", "Penalty(...)"), ("report", "Mean.of(values)")):
-        _require(getattr(terms, name), Mapping, f"'{who}': Terms.{name} is", f"Write {{'name': {example}}}.")
-    _check_names(who, terms)
+        _require(getattr(terms, name), Mapping, f"'{owner}': Terms.{name} is", f"Write {{'name': {example}}}.")
+    _check_names(owner, terms)
     surplus = sorted(terms.filled() - writes)
     if surplus:
         raise MethodError(
-            f"'{who}' fills {', '.join(surplus)}, and `writes` names {', '.join(sorted(writes)) or 'nothing'}. Add it."
+            f"'{owner}' fills {', '.join(surplus)}, and `writes` names {', '.join(sorted(writes)) or 'nothing'}. Add "
+            "it."
         )
     for name, kind in (("keep", "bool"), ("unclipped", "bool"), ("weight", "float"), ("bonus", "float")):
-        _check_tokens(f"'{who}': Terms.{name}", getattr(terms, name), batch, kind)
+        _check_tokens(f"'{owner}': Terms.{name}", getattr(terms, name), batch, kind)
     for name, metric in terms.report.items():
-        _require(metric, Mean, f"'{who}': the metric '{name}' is", "Write Mean.scalar(number), or Mean.of(values).")
+        _require(metric, Mean, f"'{owner}': the metric '{name}' is", "Write Mean.scalar(number), or Mean.of(values).")
     if terms.bounds is not None:
-        _check_bounds(f"'{who}': Terms.bounds", terms.bounds, batch)
+        _check_bounds(f"'{owner}': Terms.bounds", terms.bounds, batch)
     if terms.lr_scale is not None and not (_is_number(terms.lr_scale) and 0 <= terms.lr_scale < math.inf):
-        raise MethodError(f"'{who}': Terms.lr_scale is {terms.lr_scale!r}, expected a number of at least 0.")
-    named = f"'{who}': the {{}} '{{}}'".format
+        raise MethodError(f"'{owner}': Terms.lr_scale is {terms.lr_scale!r}, expected a number of at least 0.")
+    named = f"'{owner}': the {{}} '{{}}'".format
     return replace(
         terms,
         gates={name: _checked(named("gate", name), gate, Gate, batch) for name, gate in terms.gates.items()},
         penalties={
             name: _checked_penalty(named("penalty", name), penalty, batch) for name, penalty in terms.penalties.items()
         },
-        ratio=_per_token(f"'{who}': Terms.ratio", terms.ratio),
-        surrogate=terms.surrogate and _checked(f"'{who}': Terms.surrogate", terms.surrogate, Surrogate, batch),
-        aggregate=_per_token(f"'{who}': Terms.aggregate", terms.aggregate),
+        ratio=_per_token(f"'{owner}': Terms.ratio", terms.ratio),
+        surrogate=terms.surrogate and _checked(f"'{owner}': Terms.surrogate", terms.surrogate, Surrogate, batch),
+        aggregate=_per_token(f"'{owner}': Terms.aggregate", terms.aggregate),
         invalid_count=_invalid_count(terms),
     )
 
 
-def _check_names(who: str, terms: Terms) -> None:
+def _check_names(owner: str, terms: Terms) -> None:
     """Refuse names that could give two metrics the same name: each becomes a part of the name of a metric."""
-    for field, what in (("gates", "gate"), ("penalties", "penalty"), ("report", "metric")):
+    for field, noun in (("gates", "gate"), ("penalties", "penalty"), ("report", "metric")):
         for name in getattr(terms, field):
             if not (isinstance(name, str) and (name.isidentifier() or (name == "" and field != "report"))):
                 raise MethodError(
-                    f"'{who}': a {what} is named {name!r}, expected letters, digits and underscores. Rename it."
+                    f"'{owner}': a {noun} is named {name!r}, expected letters, digits and underscores. Rename it."
                 )
     taken = {"gate", "stopped"} if "" in terms.gates else set()
     taken |= {"value"} if "" in terms.penalties else set()
     taken |= {name for name in terms.report if name.startswith("would_")}
-    for what, names in ("the gate", _OBSERVED & terms.gates.keys()), ("the metric", taken & terms.report.keys()):
+    for noun, names in ("the gate", _OBSERVED & terms.gates.keys()), ("the metric", taken & terms.report.keys()):
         if names:
-            raise MethodError(f"'{who}': {what} '{min(names)}' has a name that rlstab reserves. Give it another name.")
+            raise MethodError(
+                f"'{owner}': {noun} '{min(names)}' has a name that rlstab reserves. Give it another name."
+            )
 
 
-def _per_token(who: str, fn: Any) -> Any:
+def _per_token(owner: str, fn: Any) -> Any:
     """A function of a method, checked to return one value per token."""
     if fn is None:
         return None
     if not callable(fn):
-        raise MethodError(f"{who} is {kind_of(fn)}, expected a function that returns one value per token, shape (n,).")
+        raise MethodError(
+            f"{owner} is {kind_of(fn)}, expected a function that returns one value per token, shape (n,)."
+        )
 
     def held(first: Any, *rest: Any) -> Tensor:
         values = fn(first, *rest)
         shape = (first if isinstance(first, Tensor) else first.logprobs).shape
         if not isinstance(values, Tensor) or values.shape != shape:
             raise MethodError(
-                f"{who} returned {described(values)} for {shape[0]} tokens. Return one value per token, shape (n,)."
+                f"{owner} returned {described(values)} for {shape[0]} tokens. Return one value per token, shape (n,)."
             )
         return values
 
     return held
 
 
-def _checked(who: str, given: Any, kind: type, batch: TokenBatch) -> Any:
+def _checked(owner: str, term: Any, kind: type, batch: TokenBatch) -> Any:
     """A gate, a penalty or a surrogate, whose function is checked to return one value per token."""
-    _require(given, kind, f"{who} is", f"Write {kind.__name__}(...) with its function.")
-    _check_tokens(f"{who} has a `where` that", getattr(given, "where", None), batch, "bool")
-    return replace(given, fn=_per_token(who, given.fn))
+    _require(term, kind, f"{owner} is", f"Write {kind.__name__}(...) with its function.")
+    _check_tokens(f"{owner} has a `where` that", getattr(term, "where", None), batch, "bool")
+    return replace(term, fn=_per_token(owner, term.fn))
 
 
-def _checked_penalty(who: str, given: Any, batch: TokenBatch) -> Penalty:
-    penalty: Penalty = _checked(who, given, Penalty, batch)
+def _checked_penalty(owner: str, result: Any, batch: TokenBatch) -> Penalty:
+    penalty: Penalty = _checked(owner, result, Penalty, batch)
     if not (_is_number(penalty.coefficient) and math.isfinite(penalty.coefficient)):
-        raise MethodError(f"{who} has the coefficient {penalty.coefficient!r}, expected a finite number.")
-    _require(penalty.reads, Set, f"{who} has `reads` that is", "Write a set of names, such as {'entropies'}.")
-    _require_known(f"{who} reads the live", penalty.reads, ("logprobs", *LIVE))
+        raise MethodError(f"{owner} has the coefficient {penalty.coefficient!r}, expected a finite number.")
+    _require(penalty.reads, Set, f"{owner} has `reads` that is", "Write a set of names, such as {'entropies'}.")
+    _require_known(f"{owner} reads the live", penalty.reads, ("logprobs", *LIVE))
     if penalty.aggregate is None:
         return penalty
-    return replace(penalty, aggregate=_per_token(f"{who}: its `aggregate`", penalty.aggregate))
+    return replace(penalty, aggregate=_per_token(f"{owner}: its `aggregate`", penalty.aggregate))
 
 
 def _invalid_count(terms: Terms) -> Tensor | None:
@@ -300,7 +313,7 @@ def _invalid_count(terms: Terms) -> Tensor | None:
     return torch.stack(counts).sum() if counts else None
 
 
-def _check_tokens(who: str, values: object, batch: TokenBatch, kind: str) -> None:
+def _check_tokens(owner: str, values: object, batch: TokenBatch, kind: str) -> None:
     if values is None:
         return
     like = batch.logprobs
@@ -309,21 +322,21 @@ def _check_tokens(who: str, values: object, batch: TokenBatch, kind: str) -> Non
         if fits and not values.requires_grad:
             return
     raise MethodError(
-        f"{who} is {described(values)}, expected {kind} of shape ({len(batch)},) on {like.device} without grad. Make "
+        f"{owner} is {described(values)}, expected {kind} of shape ({len(batch)},) on {like.device} without grad. Make "
         f"one value per token from the tensors of the batch."
     )
 
 
-def _check_bounds(who: str, bounds: Bounds, batch: TokenBatch) -> None:
-    _require(bounds, Bounds, f"{who} is", "Write Bounds(low, high).")
+def _check_bounds(owner: str, bounds: Bounds, batch: TokenBatch) -> None:
+    _require(bounds, Bounds, f"{owner} is", "Write Bounds(low, high).")
     for name in ("low", "high"):
         value = getattr(bounds, name)
         if isinstance(value, Tensor):
-            _check_tokens(f"{who}.{name}", value, batch, "float")
+            _check_tokens(f"{owner}.{name}", value, batch, "float")
         elif not (_is_number(value) and value >= 0):
-            raise MethodError(f"{who}.{name} is {value!r}, expected a number of at least 0, or one per token.")
+            raise MethodError(f"{owner}.{name} is {value!r}, expected a number of at least 0, or one per token.")
     if bounds.dual is not None and not (_is_number(bounds.dual) and bounds.dual > 1):
-        raise MethodError(f"{who}.dual is {bounds.dual!r}, expected a number above 1, or None.")
+        raise MethodError(f"{owner}.dual is {bounds.dual!r}, expected a number above 1, or None.")
 
 
 def _is_number(value: object) -> bool:

@@ -27,7 +27,7 @@ def listing(words: Sequence[str] = ()) -> RenderableType:
     """Each method and stage with its papers; presets and examples.
 
     Args:
-        words: of which each must occur in the name, the text or the heading of an entry.
+        words: words that must all occur in the name, the text or the heading of an entry.
 
     Raises:
         UnknownName: no entry has all of them.
@@ -60,8 +60,8 @@ def blocks(sections: Iterable[tuple[str, Sequence[tuple[str, str]]]]) -> Iterato
             table = Table.grid(padding=(0, 2))
             table.add_column(no_wrap=True)
             for name, text in rows:
-                said, _, facts = text.partition("\n")
-                table.add_row(escape(name), f"{escape(said)}\n[dim]{escape(facts)}[/]" if facts else escape(said))
+                headline, _, facts = text.partition("\n")
+                table.add_row(escape(name), escape(headline) + f"\n[dim]{escape(facts)}[/]" * bool(facts))
             yield f"[bold]{escape(heading)}[/]"
             yield Padding(table, (0, 0, 1, 2))
 
@@ -73,8 +73,8 @@ def _of_preset(name: str, preset: Preset) -> tuple[str, str]:
 
 def _told(cls: type[Method[Any]], also: Sequence[str] = ()) -> tuple[str, str]:
     """The name; what the class does, and a second line with the other sources that it addresses and its papers."""
-    told = [f"also {', '.join(also)}"] * bool(also) + [f"arXiv {', '.join(card(cls).arxiv)}"] * bool(card(cls).arxiv)
-    return cls.name, f"{summary(cls)}\n{' · '.join(told)}"
+    facts = [f"also {', '.join(also)}"] * bool(also) + [f"arXiv {', '.join(card(cls).arxiv)}"] * bool(card(cls).arxiv)
+    return cls.name, f"{summary(cls)}\n{' · '.join(facts)}"
 
 
 def _sources(cls: type[TokenObjective]) -> list[str]:

@@ -26,8 +26,8 @@ def check(objective: Composition, run: RunConfig | None, tried: Sequence[str] = 
     """Print what a file means for rlstab's trainer.
 
     Args:
-        objective: of the file.
-        run: of the file, if it has more than an objective.
+        objective: the objective of the file.
+        run: the run of the file, if it has more than an objective.
         tried: findings from trying the run, see :func:`rlstab.preflight.preflight`.
     """
     console = Terminal()
@@ -57,7 +57,7 @@ def check_host(objective: Composition, name: str) -> None:
     console, host = Terminal(), adapted(name)
     console.print(host_table(objective, host))
     host.require(objective)
-    settings = ", ".join(f"{name}={wanted.value!r}" for name, wanted in host.settings(objective).items())
+    settings = ", ".join(f"{name}={value.value!r}" for name, value in host.settings(objective).items())
     if settings:
         console.print(escape(f"{host.section}: {settings}"), soft_wrap=True)  # to be copied
     if host.deterministic:
@@ -84,10 +84,10 @@ def host_table(objective: Composition, host: Host) -> RenderableType:
     for column in ("method", "reads", "decides by the whole step", f"from {host.name}"):
         table.add_column(column, overflow="fold")
     for key, method in objective.keyed.items():
-        whole = any(measures(leaf.method) or "keep" in leaf.method.writes for leaf in walk(method, observed=True))
+        by_step = any(measures(leaf.method) or "keep" in leaf.method.writes for leaf in walk(method, observed=True))
         live = [f"live {name}" for name in sorted(method.live_needs)]
         evidence = [*sorted(method.needs & BASICS), *sorted(method.needs - BASICS), *live]
-        row = key, ", ".join(evidence) or "only the ratio", "yes" if whole else "no", _from(method, host)
+        row = key, ", ".join(evidence) or "only the ratio", "yes" if by_step else "no", _from(method, host)
         table.add_row(*map(escape, row))
     return Group(table, *map(escape, _forwards(objective, host)))
 
@@ -95,24 +95,24 @@ def host_table(objective: Composition, host: Host) -> RenderableType:
 def _from(method: TokenObjective, host: Host) -> str:
     if host.data_level and (asks := refusal(method)) is not None:
         return f"refused: {asks}"
-    told = []
+    sources = []
     for name in [*sorted(method.needs - BASICS), *sorted(method.live_needs)]:
         if name not in host.gives | host.live:
-            told.append(f"{name}: missing; {host.cure(name)}")
+            sources.append(f"{name}: missing; {host.cure(name)}")
         elif name in host.how:
-            told.append(f"{name}: {host.how[name]}")
-    return "; ".join(dict.fromkeys(told)) or "all of it"
+            sources.append(f"{name}: {host.how[name]}")
+    return "; ".join(dict.fromkeys(sources)) or "all of it"
 
 
 def _forwards(objective: Composition, host: Host) -> list[str]:
     """What the objective sees in the host, and whether evidence costs a separate forward pass."""
     if host.data_level:
         return ["sees: the whole optimizer step, once its rollout is scored: refresh is rollout"]
-    wanted = [key for key, method in objective.keyed.items() if method.needs & SIGNAL_NAMES]
-    told = (
-        f"evidence: one more forward pass without gradient per micro-batch, for {', '.join(wanted)}"
+    readers = [key for key, method in objective.keyed.items() if method.needs & SIGNAL_NAMES]
+    forward = (
+        f"evidence: one more forward pass without gradient per micro-batch, for {', '.join(readers)}"
         + (f"; none {host.spared}" if host.spared else "")
-        if wanted
+        if readers
         else "evidence: no separate forward pass"
     )
-    return ["sees: the whole optimizer step, before its first backward pass", told]
+    return ["sees: the whole optimizer step, before its first backward pass", forward]

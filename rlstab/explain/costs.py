@@ -86,25 +86,25 @@ def _readers(objective: Composition, attribute: str, name: str) -> str:
 
 
 def _passes(objective: Composition, run: RunConfig) -> str:
-    optimisation, beyond = run.optimisation, []
+    optimisation, extra = run.optimisation, []
     if optimisation.old_logprobs == "recompute":
-        beyond.append("one per rollout for the old log-probs")
-    beyond += [f"one per rollout of the {what} model" for name, what in OTHER_MODELS.items() if name in objective.needs]
+        extra.append("one per rollout for the old log-probs")
+    extra += [f"one per rollout of the {role} model" for name, role in OTHER_MODELS.items() if name in objective.needs]
     if optimisation.refresh == "step":
-        beyond.append("one per optimizer step for fresh evidence")
+        extra.append("one per optimizer step for fresh evidence")
     steps, rollout = optimisation.optimizer_steps_per_rollout, f"{run.rollout.prompts} x {run.rollout.group} responses"
     taken = f"{steps} optimizer step{'s' * (steps != 1)} per rollout of {rollout}"
-    return f"- {taken}. Forward passes beyond sampling and the loss: {'; '.join(beyond) or 'none'}."
+    return f"- {taken}. Forward passes beyond sampling and the loss: {'; '.join(extra) or 'none'}."
 
 
 def _evidence_of(run: RunConfig | None) -> str:
     """The policy of the evidence, and the tokens over which statistics are taken."""
     if run is None:
         return "The run decides which policy the evidence is of (`refresh`) and what statistics cover (`scope`)."
-    alone = " With `scope: microbatch` they cover a micro-batch." if run.optimisation.scope == "microbatch" else ""
+    remark = " With `scope: microbatch` they cover a micro-batch." if run.optimisation.scope == "microbatch" else ""
     if run.optimisation.refresh == "step":
-        return f"With `refresh: step` they are those of the policy at the start of each optimizer step.{alone}"
+        return f"With `refresh: step` they are those of the policy at the start of each optimizer step.{remark}"
     later = ", which is the policy that learns"
     if run.optimisation.optimizer_steps_per_rollout > 1:
         later = ", also in the later optimizer steps, when it is older"
-    return f"With `refresh: rollout` they are those of the policy that sampled{later}.{alone}"
+    return f"With `refresh: rollout` they are those of the policy that sampled{later}.{remark}"

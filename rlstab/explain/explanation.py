@@ -70,9 +70,9 @@ def explain(source: str, overrides: Mapping[str, Any]) -> str:
     if exists(source) or not all(re.fullmatch(r"\w+", name) or is_user_code(name) for name in names):
         return page(source, *read(source, overrides))
     # a name that a method and a preset share means the method; a note says how to name the preset
-    both = [name for name in names if name in PRESETS and name in METHODS.names()]
-    items = [{"preset" if name in PRESETS and name not in both else "name": name} for name in names]
-    notes = (f"This is the method `{name}`; the preset is `rlstab explain --preset {name}`. " for name in both)
+    ambiguous = [name for name in names if name in PRESETS and name in METHODS.names()]
+    items = [{"preset" if name in PRESETS and name not in ambiguous else "name": name} for name in names]
+    notes = (f"This is the method `{name}`; the preset is `rlstab explain --preset {name}`. " for name in ambiguous)
     return page(source, *_with(items, overrides), note="".join(notes))
 
 
@@ -121,12 +121,12 @@ def story(objective: Composition, run: RunConfig | None, pipeline: Pipeline | No
         lines.append(f"**Ratio.** Against {_RATIOS[str(run.optimisation.old_logprobs)]}.")
     stated = {leaf.name for leaf in walk(objective)}
     for field, head in STORY.items():
-        told = [
+        texts = [
             f"`{name}`{_among(leaf)}{'' if leaf.name in stated else ', the default'}: {text}"
             for name, leaf in parts(objective).items()
             if (text := leaf.method.in_words().get(field))
         ]
-        lines += [f"**{head}.** {text}" for text in told or [_otherwise(field, objective)] if text]
+        lines += [f"**{head}.** {text}" for text in texts or [_otherwise(field, objective)] if text]
     return [f"{number}. {line}" for number, line in enumerate(lines, 1)]
 
 
@@ -138,11 +138,11 @@ def parts(objective: TokenObjective) -> dict[str, Leaf]:
     leaves = list(walk(objective))
     if "aggregate" not in objective.writes:
         leaves.append(Leaf(TokenMean()))
-    several, seen = Counter(leaf.name for leaf in leaves), Counter[str]()
+    totals, counts = Counter(leaf.name for leaf in leaves), Counter[str]()
     named = {}
     for leaf in leaves:
-        seen[leaf.name] += 1
-        named[f"{leaf.name}_{seen[leaf.name]}" if several[leaf.name] > 1 else leaf.name] = leaf
+        counts[leaf.name] += 1
+        named[f"{leaf.name}_{counts[leaf.name]}" if totals[leaf.name] > 1 else leaf.name] = leaf
     return named
 
 
@@ -162,8 +162,8 @@ def _otherwise(field: str, objective: Composition) -> str:
 
 
 def _among(leaf: Leaf) -> str:
-    kept = "` and `".join(outer.name for outer in leaf.around)
-    return f", among the tokens that `{kept}` keeps" if kept else ""
+    outer_names = "` and `".join(outer.name for outer in leaf.around)
+    return f", among the tokens that `{outer_names}` keeps" if outer_names else ""
 
 
 def _where(objective: Composition) -> list[str]:

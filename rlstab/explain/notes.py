@@ -8,8 +8,8 @@ from collections import Counter
 from rlstab.config import RunConfig
 from rlstab.config.drift import why_idle
 from rlstab.core.compose import Composition, walk
+from rlstab.core.method_settings import settings_of
 from rlstab.core.objective import TokenObjective, active_methods, unmet
-from rlstab.core.settings import settings_of
 from rlstab.explain import stages
 from rlstab.explain.costs import in_backticks
 from rlstab.stages.pipeline import Pipeline
@@ -42,9 +42,9 @@ def pairs(objective: Composition, pipeline: Pipeline | None = None) -> list[str]
     missing = (re.sub(r"'(\w+)'", r"`\1`", text) for text in _not_as_published(objective, pipeline))
     lines = [f"- **Not as published:** {text}" for text in missing]
     for stage in pipeline or ():
-        for why in dict.fromkeys(stage.excludes.values()):
-            others = in_backticks(sorted(name for name, reason in stage.excludes.items() if reason == why))
-            lines.append(f"- **Excluded:** `{stage.name}` cannot be combined with {others}: {why}")
+        for sentence in dict.fromkeys(stage.excludes.values()):
+            excluded = in_backticks(sorted(name for name, reason in stage.excludes.items() if reason == sentence))
+            lines.append(f"- **Excluded:** `{stage.name}` cannot be combined with {excluded}: {sentence}")
     return lines or ["No interactions are known."]
 
 
@@ -58,9 +58,11 @@ def repeated(objective: Composition) -> list[str]:
     lines = []
     for name, count in Counter(method.name for method in objective.members).items():
         if count > 1 and name != "within":
-            first, *others = [method for method in objective.members if method.name == name]
-            same = "with the same settings" if all(method == first for method in others) else "with different settings"
-            lines.append(f"{name} is listed {count} times {same}, and each acts. Remove one if that is not meant.")
+            first, *copies = [method for method in objective.members if method.name == name]
+            kind = "the same" if all(method == first for method in copies) else "different"
+            lines.append(
+                f"{name} is listed {count} times with {kind} settings, and each acts. Remove one if that is not meant."
+            )
     return lines
 
 
@@ -80,10 +82,10 @@ def idle_in_run(objective: Composition, run: RunConfig) -> list[str]:
     """Methods and settings that cannot act in a run, each with the reason."""
     optimisation = run.optimisation
     lines = [
-        f"{_compares(key, method) if drift == 'live' else key} cannot act: {why}"
+        f"{_compares(key, method) if drift == 'live' else key} cannot act: {reason}"
         for key, method in objective.keyed.items()
         for drift in sorted(method.reads_drift)
-        if (why := why_idle(drift, optimisation)) is not None
+        if (reason := why_idle(drift, optimisation)) is not None
     ]
     one_step = optimisation.optimizer_steps_per_rollout == 1
     if one_step and optimisation.refresh == "step" and optimisation.old_logprobs != "rollout":
@@ -92,10 +94,10 @@ def idle_in_run(objective: Composition, run: RunConfig) -> list[str]:
             "forward makes the same evidence again."
         )
     lines += [
-        f"{stage.name}.{setting.name}: {why}"
+        f"{stage.name}.{setting.name}: {reason}"
         for stage in run.pipeline
         for setting in settings_of(type(stage))
-        if (why := stage.unread_settings().get(setting.name)) and getattr(stage, setting.name) != setting.default
+        if (reason := stage.unread_settings().get(setting.name)) and getattr(stage, setting.name) != setting.default
     ]
     return lines
 

@@ -17,7 +17,7 @@ from rlstab.config.objectives import dump_objective, dump_stages
 from rlstab.config.runs import RunConfig
 from rlstab.config.settings import TaskSettings
 from rlstab.core.metadata import summary
-from rlstab.core.settings import settings_of
+from rlstab.core.method_settings import settings_of
 from rlstab.errors import UnknownName, did_you_mean
 from rlstab.explain.card import card
 from rlstab.explain.catalogue import blocks
@@ -75,10 +75,10 @@ def run_file(recipe: str, name: str = "FILE") -> str:
     Raises:
         UnknownName: no recipe has this name.
     """
-    known = recipes()
-    if recipe not in known:
-        raise UnknownName(f"no recipe is called '{recipe}'. {did_you_mean(recipe, known)}")
-    head, sources = [f"{recipe}: {known[recipe]}"], dict[str, str]()
+    recipe_titles = recipes()
+    if recipe not in recipe_titles:
+        raise UnknownName(f"no recipe is called '{recipe}'. {did_you_mean(recipe, recipe_titles)}")
+    head, sources = [f"{recipe}: {recipe_titles[recipe]}"], dict[str, str]()
     if recipe in examples() and examples()[recipe].kind == "run":
         data = dict(examples()[recipe].data)
     else:
@@ -122,16 +122,16 @@ def _run(run: RunConfig, data: Mapping[str, Any], sources: Mapping[str, str]) ->
         yield "", ""
 
 
-def _section(cls: type[BaseModel], given: Mapping[str, Any]) -> Iterator[Line]:
+def _section(cls: type[BaseModel], values: Mapping[str, Any]) -> Iterator[Line]:
     properties = cls.model_json_schema()["properties"]
     tasks = get_args(get_args(TaskSettings)[0])
     for key, field in cls.model_fields.items():
-        value = given.get(key, field.get_default(call_default_factory=True))
-        said = _said(field.description or "", properties[key])
+        value = values.get(key, field.get_default(call_default_factory=True))
+        comment = _said(field.description or "", properties[key])
         if cls in tasks and key == "name":
-            others = [task.model_fields["name"].default for task in tasks if task is not cls]
-            said = f"or {', '.join(map(str, others))}, with settings of their own"
-        yield f"  {key}: {flow(value)}", said
+            other_tasks = [task.model_fields["name"].default for task in tasks if task is not cls]
+            comment = f"or {', '.join(map(str, other_tasks))}, with settings of their own"
+        yield f"  {key}: {flow(value)}", comment
 
 
 def _methods(items: Sequence[Mapping[str, Any]], indent: str, sources: Mapping[str, str]) -> Iterator[Line]:
@@ -147,11 +147,12 @@ def _methods(items: Sequence[Mapping[str, Any]], indent: str, sources: Mapping[s
         cls: Any = METHODS.get(name) if name in METHODS.names() else STAGES.get(name)
         yield f"{indent}- name: {name}", summary(cls)
         allowed = {key.name: str(key).replace(" or None", " or null") for key in settings_of(cls)}
-        told = card(cls).parameters
+        texts = card(cls).parameters
         for key in allowed:
             source = sources.get(f"{name}.{key}")
-            here = f" This value: {source}." if source else ""
-            yield f"{indent}  {key}: {flow(item[key])}", f"{told.get(key, allowed[key])}{here}".replace("``", "`")
+            remark = f" This value: {source}." if source else ""
+            comment = f"{texts.get(key, allowed[key])}{remark}".replace("``", "`")
+            yield f"{indent}  {key}: {flow(item[key])}", comment
 
 
 def _said(description: str, schema: Mapping[str, Any]) -> str:

@@ -55,10 +55,10 @@ def needs(pipeline: Pipeline) -> list[str]:
     lines = []
     for name in sorted(pipeline.needs):
         readers = [stage for stage in pipeline if name in stage.needs]
-        what = SIGNALS.get(name) or EVIDENCE.get(name, (2, "a user-defined signal"))[1]
-        told = "; ".join(dict.fromkeys(cost(stage, name) for stage in readers))
+        meaning = SIGNALS.get(name) or EVIDENCE.get(name, (2, "a user-defined signal"))[1]
+        costs = "; ".join(dict.fromkeys(cost(stage, name) for stage in readers))
         names = in_backticks(stage.name for stage in readers)
-        lines.append(f"- `{name}`, for the stage{'s' * (len(readers) > 1)} {names}: {what}. {capital(told)}.")
+        lines.append(f"- `{name}`, for the stage{'s' * (len(readers) > 1)} {names}: {meaning}. {capital(costs)}.")
     states = [f"`{stage.name}` ({', '.join(keys)})" for stage in pipeline if (keys := stage.init_state())]
     return lines + ([f"- State of stages, saved with the checkpoint: {'; '.join(states)}."] if states else [])
 
@@ -73,12 +73,14 @@ def cost(stage: Stage, name: str) -> str:
 
 def lacking(run: RunConfig) -> list[str]:
     """Evidence that stages need and the trainer does not have, for which it refuses the run."""
-    known, told = {*COSTS["stages"], *SIGNAL_NAMES, *run.reward_evidence}, list[str]()
+    names, messages = {*COSTS["stages"], *SIGNAL_NAMES, *run.reward_evidence}, list[str]()
     for stage in run.pipeline:
-        given = {name for name in known if not cost(stage, name).startswith(_LACKS)}
-        for name in sorted(stage.needs - given):
-            why = (
-                f"{cost(stage, name)}. Remove the stage." if name in known else f"{_LACKS}. {did_you_mean(name, given)}"
+        offered = {name for name in names if not cost(stage, name).startswith(_LACKS)}
+        for name in sorted(stage.needs - offered):
+            reason = (
+                f"{cost(stage, name)}. Remove the stage."
+                if name in names
+                else f"{_LACKS}. {did_you_mean(name, offered)}"
             )
-            told.append(f"the stage '{stage.name}' reads '{name}': {why}")
-    return told
+            messages.append(f"the stage '{stage.name}' reads '{name}': {reason}")
+    return messages

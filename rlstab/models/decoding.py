@@ -18,14 +18,12 @@ from rlstab.errors import DataError, ModelError
 from rlstab.hub import first_line
 from rlstab.models.policy import Policy, Sequences
 from rlstab.models.shared_prompts import position_ids
+from rlstab.models.stop_texts import completes, window
 from rlstab.signals import token_signals_from_logits
 from rlstab.tasks.task import Example
 
 #: Finished responses leave the batch once at most this share of it is unfinished.
 RETIRE = 0.75
-
-#: To find a stop text, this many more tokens are decoded than it has bytes.
-SPARE = 4
 
 
 @dataclass(frozen=True)
@@ -50,8 +48,8 @@ class Decoder:
     Attributes:
         policy: the model to sample from.
         settings: temperature and stop texts.
-        seed: of the random numbers.
-        names: of the signals, log-probs among them.
+        seed: the seed of the random numbers.
+        names: names of the signals, log-probs among them.
         options: numbers that define signals, such as ``min_p``.
         greedy: take the most probable token instead.
     """
@@ -148,19 +146,13 @@ class Decoder:
         return chosen
 
     def _stops(self, step: int, out: Decoded, rows: Tensor, begun: Sequence[Sequence[int]]) -> Tensor:
-        """Which rows end with the latest token because it completes a stop text.
-
-        A stop text may begin inside a token, or in the tokens that the answer was given, and it may contain special
-        tokens. All but a few tokens have at least one byte; an exception is a space that a decoder strips at the start.
-        """
-        if self.settings.stop is None:
+        """``(len(rows),)`` bool, whether the latest token of a row completes a stop text."""
+        stops = self.settings.stop
+        if stops is None:
             return torch.zeros_like(out.ended[rows])
-        window = max(len(stop.encode()) for stop in self.settings.stop) + SPARE
-        tails = out.sequences.response_ids[rows, max(0, step + 1 - window) : step + 1].tolist()
-        tails = [[*begun[row], *tail][-window:] for row, tail in zip(rows.tolist(), tails, strict=True)]
-        texts = self.policy.tokenizer.batch_decode(tails, skip_special_tokens=False)
-        stopped = [any(stop in text for stop in self.settings.stop) for text in texts]
-        return torch.tensor(stopped, device=rows.device)
+        tails = out.sequences.response_ids[rows, max(0, step + 1 - window(stops)) : step + 1].tolist()
+        answers = [[*begun[row], *tail] for row, tail in zip(rows.tolist(), tails, strict=True)]
+        return torch.tensor(completes(self.policy.tokenizer, stops, answers), device=rows.device)
 
 
 #: How many columns of the vocabulary are summed as a block to draw a token.
@@ -180,10 +172,10 @@ def _invert(probabilities: Tensor, draw: Tensor) -> Tensor:
     target = draw.unsqueeze(-1) * edges[:, -1:]
     block = torch.searchsorted(edges, target, right=True).clamp(max=edges.shape[-1] - 1)
     before = torch.where(block > 0, edges.gather(1, (block - 1).clamp(min=0)), 0.0)
-    inside = blocks[torch.arange(len(blocks), device=block.device), block.squeeze(-1)].double().cumsum(-1) + before
+    cumulative = blocks[torch.arange(len(blocks), device=block.device), block.squeeze(-1)].double().cumsum(-1) + before
     # rounding may put the sum of a block below its edge: then take its last token of positive probability
-    last = (inside < inside[:, -1:]).sum(-1, keepdim=True)
-    token = torch.minimum(torch.searchsorted(inside, target, right=True), last)
+    last = (cumulative < cumulative[:, -1:]).sum(-1, keepdim=True)
+    token = torch.minimum(torch.searchsorted(cumulative, target, right=True), last)
     return (block * width + token).squeeze(-1).clamp(max=vocab - 1).to(device)
 
 
@@ -208,12 +200,12 @@ def require_decoding(policy: Policy, name: str, example: Example, settings: Roll
     """
     policy, length = replace(policy, precision="fp32"), min(4, settings.max_new_tokens)
     begun, prompt = [[], list(range(1, 1 + length // 2))], torch.tensor([0, 0, 1])
-    few = settings.model_copy(update={"max_new_tokens": length, "stop": None})
+    short = settings.model_copy(update={"max_new_tokens": length, "stop": None})
     try:
-        ids, mask = policy.encode([example] * 2, few, begun)
-        decoder, given = Decoder(policy, few, 0, ["logprobs"], {}, False), [begun[row] for row in prompt.tolist()]
-        room = torch.tensor([length - len(tokens) for tokens in given])
-        out = decoder.batch(ids, mask, prompt, torch.arange(len(room)), room, given)
+        ids, mask = policy.encode([example] * 2, short, begun)
+        decoder, prefixes = Decoder(policy, short, 0, ["logprobs"], {}, False), [begun[row] for row in prompt.tolist()]
+        room = torch.tensor([length - len(tokens) for tokens in prefixes])
+        out = decoder.batch(ids, mask, prompt, torch.arange(len(room)), room, prefixes)
         forward = policy.evidence(out.sequences, {"logprobs"}, 1, temperature=settings.temperature)
         last = sent(out.sequences.prompt_ids[-1:], policy.device)
         largest = float(policy.model(input_ids=last, use_cache=False).logits.abs().max())

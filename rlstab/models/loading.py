@@ -50,7 +50,7 @@ def load_model(
     The checksum is of the weights that an adapter leaves frozen; without an adapter it is empty.
 
     Args:
-        name: of the model.
+        name: the name of the model.
         adapter: put on the model, so that only the adapter is trained.
         saved: a checkpoint that has the weights: all of them, or those of the adapter.
 
@@ -103,18 +103,18 @@ def vocabulary_size(config: PretrainedConfig) -> int:
 
 def require_pad_token(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, name: str) -> None:
     """Raises ModelError if the tokenizer has no pad token, or one without an embedding in the model."""
-    pad, known = tokenizer.pad_token_id, vocabulary_size(config)
-    if pad is None or pad >= known:
+    pad, size = tokenizer.pad_token_id, vocabulary_size(config)
+    if pad is None or pad >= size:
         lacks = "no pad token"
         if pad is not None:
-            lacks = f"the pad token {pad} ({tokenizer.pad_token!r}), and the model has embeddings for {known} tokens"
+            lacks = f"the pad token {pad} ({tokenizer.pad_token!r}), and the model has embeddings for {size} tokens"
         raise ModelError(
             f"the tokenizer of '{name}' has {lacks}; prompts are padded on the left. Set another one and save it: "
             f"tokenizer.pad_token = tokenizer.eos_token; tokenizer.save_pretrained(folder)."
         )
 
 
-def load_part(what: str, name: str, load: Callable[..., Any], **options: Any) -> Any:
+def load_part(role: str, name: str, load: Callable[..., Any], **options: Any) -> Any:
     """A part of a model by one of transformers' loaders; code that comes with a model is never run.
 
     Raises:
@@ -125,15 +125,15 @@ def load_part(what: str, name: str, load: Callable[..., Any], **options: Any) ->
         raise ModelError(f"there is no folder '{source}'. {_GIVE}")
     if (Path(source) / ADAPTER_CONFIG).is_file():
         base = read_json(Path(source) / ADAPTER_CONFIG).get("base_model_name_or_path")
-        whole = (Path(source) / "config.json").is_file()
-        raise _is_adapter(name, base if isinstance(base, str) and not whole else "")
+        has_config = (Path(source) / "config.json").is_file()
+        raise _is_adapter(name, base if isinstance(base, str) and not has_config else "")
     offline = "" if Path(source).is_dir() else hub.why_offline()
     try:
         with quiet_transformers():
             return load(source, trust_remote_code=False, local_files_only=bool(offline), **options)
     except Exception as error:  # a loader may raise anything
         raise ModelError(
-            f"the {what} of '{name}' cannot be loaded: {offline or hub.first_line(error)}. {_GIVE}"
+            f"the {role} of '{name}' cannot be loaded: {offline or hub.first_line(error)}. {_GIVE}"
         ) from error
 
 
@@ -224,15 +224,15 @@ def put_adapter(model: PreTrainedModel, name: str, settings: AdapterSettings) ->
 
 
 def _is_adapter(name: str, base: str) -> ModelError:
-    of, model = (f" of '{base}'", f"'{base}'") if base else ("", "the model that it was trained on")
+    origin, model = (f" of '{base}'", f"'{base}'") if base else ("", "the model that it was trained on")
     return ModelError(
-        f"'{name}' is an adapter{of}, not a model; as a model, none of its weights would be trained. Set "
+        f"'{name}' is an adapter{origin}, not a model; as a model, none of its weights would be trained. Set "
         f"model.name to {model} and model.adapter to '{name}'; for model.reference, merge the two and give the folder "
         f"of the result."
     )
 
 
-def _inject(model: PreTrainedModel, config: Any, what: str, fix: str) -> None:
+def _inject(model: PreTrainedModel, config: Any, role: str, fix: str) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about a tied head, which is refused
@@ -240,11 +240,11 @@ def _inject(model: PreTrainedModel, config: Any, what: str, fix: str) -> None:
     except Exception as error:  # peft may raise anything
         if "version of PEFT" in str(error):  # transformers refuses this release of peft
             fix = f"Install releases that fit together, such as {FIT}: {how_to_install('train', 'lora')}"
-        raise ModelError(f"{what}: {hub.first_line(error)}. {fix}.") from error
+        raise ModelError(f"{role}: {hub.first_line(error)}. {fix}.") from error
     ends = model.get_output_embeddings(), model.get_input_embeddings()
     if getattr(model.config, "tie_word_embeddings", False) and any(hasattr(end, "base_layer") for end in ends):
         raise ModelError(
-            f"{what}: its vocabulary head is tied to the embeddings, and one adapter on both cannot be merged. "
+            f"{role}: its vocabulary head is tied to the embeddings, and one adapter on both cannot be merged. "
             f"Leave both out of the targets."
         )
 
@@ -281,14 +281,14 @@ def _fill(model: PreTrainedModel, weights: Mapping[str, Tensor], path: str, name
     """Load the matrices of an adapter, all of them and nothing else."""
     from peft import set_peft_model_state_dict
 
-    given, wanted = {key.removeprefix(_WRAPPED): value for key, value in weights.items()}, _matrices(model)
-    for key in sorted(given.keys() | wanted.keys()):
-        if key not in given or key not in wanted or given[key].shape != wanted[key].shape:
+    saved, matrices = {key.removeprefix(_WRAPPED): value for key, value in weights.items()}, _matrices(model)
+    for key in sorted(saved.keys() | matrices.keys()):
+        if key not in saved or key not in matrices or saved[key].shape != matrices[key].shape:
             raise ModelError(
                 f"the adapter '{path}' does not fit '{name}': {key} is missing from the adapter or the model, or has "
                 f"another shape. {_FIX}"
             )
-    set_peft_model_state_dict(model, dict(given))
+    set_peft_model_state_dict(model, dict(saved))
 
 
 def _require_modules(model: PreTrainedModel, targets: list[str]) -> None:
@@ -306,10 +306,10 @@ def _require_modules(model: PreTrainedModel, targets: list[str]) -> None:
 def _require_plain_lora(config: Any, path: str) -> None:
     """Refuse to train anything but LoRA matrices: the rest would stay on when the adapter is off for the reference."""
     kind = getattr(config.peft_type, "value", config.peft_type)
-    more = [key for key in ("modules_to_save", "trainable_token_indices") if getattr(config, key, None)]
-    more += ["bias"] if getattr(config, "bias", "none") != "none" else []
-    if kind != "LORA" or more:
+    extras = [key for key in ("modules_to_save", "trainable_token_indices") if getattr(config, key, None)]
+    extras += ["bias"] if getattr(config, "bias", "none") != "none" else []
+    if kind != "LORA" or extras:
         raise ModelError(
-            f"the adapter '{path}' is of the kind {kind}{' with ' if more else ''}{', '.join(more)}; only the matrices "
-            f"of LoRA can be trained. Merge it into its model, and put a new adapter on the result."
+            f"the adapter '{path}' is of the kind {kind}{' with ' if extras else ''}{', '.join(extras)}; only the "
+            f"matrices of LoRA can be trained. Merge it into its model, and put a new adapter on the result."
         )

@@ -29,6 +29,7 @@ from rlstab.core.devices import on_cpu, sent
 from rlstab.errors import ConfigError, DataError, ModelError
 from rlstab.models.loading import load_model, quiet_transformers, save_adapter, vocabulary_size
 from rlstab.models.shared_prompts import SharedPrompts, can_share, forward_shared, position_ids
+from rlstab.models.stop_texts import require_stop_texts
 from rlstab.signals import TokenSignals, token_signals_from_logits
 from rlstab.signals.vocabulary_head import VocabularyHead, embeds_the_vocabulary, find_head
 from rlstab.tasks.task import Example, Message, Task
@@ -100,7 +101,7 @@ class Policy:
     Attributes:
         precision: ``bf16`` runs forwards in autocast over the float32 weights. Sampling, evidence and the reference do
             not run through the module that accelerate prepares, so the cast is here and not in accelerate's wrapper.
-        base: of a model with an adapter, a checksum of the frozen weights; empty if all weights are trained.
+        base: a checksum of the frozen weights of a model with an adapter; empty if all weights are trained.
     """
 
     model: PreTrainedModel
@@ -162,7 +163,7 @@ class Policy:
         """
         rows = [self.tokens(example, settings) for example in examples]
         if given is not None:  # they are tokens of the answer, for which there is room
-            rows = [[*tokens, *more] for tokens, more in zip(rows, given, strict=True)]
+            rows = [[*tokens, *begun] for tokens, begun in zip(rows, given, strict=True)]
         width = max(map(len, rows), default=0)
         ids = torch.full((len(rows), width), self.pad_id, dtype=torch.int64)
         mask = torch.zeros((len(rows), width), dtype=torch.bool)
@@ -179,19 +180,19 @@ class Policy:
                 response.
         """
         tokens, room = self._tokens(example, settings), settings.max_new_tokens
-        known = vocabulary_size(self.model.config)
-        who = f"{example.where or 'the prompt'}: {example.prompt[:60]!r}"
+        vocabulary = vocabulary_size(self.model.config)
+        label = f"{example.where or 'the prompt'}: {example.prompt[:60]!r}"
         if not tokens:
-            raise DataError(f"{who} has no token. Give the task a prompt_template with text.")
-        if max(tokens) >= known:
+            raise DataError(f"{label} has no token. Give the task a prompt_template with text.")
+        if max(tokens) >= vocabulary:
             number = max(tokens)
             raise DataError(
-                f"{who} has the token {number} ({self.decode([number])!r}), and the model has embeddings for "
-                f"{known}. Resize its embeddings, or take the tokenizer that it was trained with."
+                f"{label} has the token {number} ({self.decode([number])!r}), and the model has embeddings for "
+                f"{vocabulary}. Resize its embeddings, or take the tokenizer that it was trained with."
             )
         if self.context_length is not None and len(tokens) + room > self.context_length:
             raise DataError(
-                f"{who}... has {len(tokens)} tokens, which with {room} new tokens exceed the model's context of "
+                f"{label}... has {len(tokens)} tokens, which with {room} new tokens exceed the model's context of "
                 f"{self.context_length}. Lower rollout.max_new_tokens, shorten the prompts, or take a model with a "
                 f"longer context."
             )
@@ -204,9 +205,9 @@ class Policy:
         return text
 
     def _tokens(self, example: Example, settings: RolloutSettings) -> list[int]:
-        who = f"{example.where or 'the prompt'}: {example.prompt[:60]!r}"
+        label = f"{example.where or 'the prompt'}: {example.prompt[:60]!r}"
         if example.messages and not settings.chat:
-            raise DataError(f"{who} is a list of messages, which need a chat template. Set rollout.chat to true.")
+            raise DataError(f"{label} is a list of messages, which need a chat template. Set rollout.chat to true.")
         try:
             if not settings.chat:
                 return list(self.tokenizer(example.prompt)["input_ids"])
@@ -220,7 +221,7 @@ class Policy:
         except Exception as error:  # tokenizers raise a bare Exception for text outside of their vocabulary
             cure = "Set rollout.chat to false" if settings.chat and not example.messages else "Change the prompts"
             raise DataError(
-                f"{who} cannot be encoded by the tokenizer of '{self.tokenizer.name_or_path}': "
+                f"{label} cannot be encoded by the tokenizer of '{self.tokenizer.name_or_path}': "
                 f"{str(error).split('!')[0]}. {cure}, or take another model."
             ) from error
 
@@ -263,7 +264,7 @@ class Policy:
         once each; see :meth:`shared_prompts`.
         """
         ids, index = (sent(values, self.device) for values in (sequences.response_ids.reshape(-1)[index], index))
-        asked: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "temperature": temperature,
             "needs": needs,
             "min_p": options.get("min_p"),
@@ -274,12 +275,12 @@ class Policy:
             output = self._before_each_token(sequences, shared)
         output = output.reshape(-1, output.shape[-1])[index]
         if self.head is None:
-            return token_signals_from_logits(output, ids, **asked)
-        return self.head.signals(output, ids, torch.bfloat16 if self.precision == "bf16" else None, **asked)
+            return token_signals_from_logits(output, ids, **arguments)
+        return self.head.signals(output, ids, torch.bfloat16 if self.precision == "bf16" else None, **arguments)
 
     @torch.no_grad()
     def evidence(
-        self, sequences: Sequences, needs: Set[str], size: int, *, rows: Tensor | None = None, **asked: Any
+        self, sequences: Sequences, needs: Set[str], size: int, *, rows: Tensor | None = None, **options: Any
     ) -> dict[str, Tensor]:
         """``(R, T)`` float32 signals on the CPU without gradient, 0 where there is no token.
 
@@ -288,21 +289,21 @@ class Policy:
             needs: which signals.
             size: rows in a forward.
             rows: ``(n,)`` int64, the rows to compute; others are 0. None computes all.
-            asked: temperature and options of :meth:`signals`.
+            options: temperature and options of :meth:`signals`.
         """
         rows = torch.arange(len(sequences.response_ids)) if rows is None else rows
-        names, cells, found = sorted(needs), [], list[Tensor]()
+        names, cells, columns = sorted(needs), [], list[Tensor]()
         for index_of_rows in rows.split(size):
             if not len(index_of_rows):
                 continue
             part = sequences.rows(index_of_rows)
             index = part.response_mask.reshape(-1).nonzero().squeeze(-1)
-            signals = self.signals(part, index, needs=needs, shared=self.shared_prompts(part), **asked)
+            signals = self.signals(part, index, needs=needs, shared=self.shared_prompts(part), **options)
             width = part.response_mask.shape[1]
             cells.append((index_of_rows[index // width], index % width))
-            found += [getattr(signals, name) for name in names]
+            columns += [getattr(signals, name) for name in names]
         evidence = {name: torch.zeros(sequences.response_ids.shape) for name in needs}
-        for number, values in enumerate(on_cpu(found)):  # one wait for the device
+        for number, values in enumerate(on_cpu(columns)):  # one wait for the device
             evidence[names[number % len(names)]][cells[number // len(names)]] = values.float()
         return evidence
 
@@ -318,7 +319,7 @@ class Policy:
             logits: Tensor = self.model(**inputs, **self._plain, **self._keep(length + 1)).logits
             return logits
 
-        tensors = (getattr(sequences, each.name) for each in fields(sequences))
+        tensors = (getattr(sequences, field.name) for field in fields(sequences))
         prompt_ids, prompt_mask, response_ids, response_mask = (sent(values, self.device) for values in tensors)
         if shared is not None:
             shared = SharedPrompts(sent(shared.rows, self.device), sent(shared.of, self.device))
@@ -413,8 +414,8 @@ def load_policy(
     Eval mode switches dropout off, because the ratio compares two policies, not two dropout masks.
 
     Args:
-        name: of the model.
-        device: for the weights.
+        name: the name of the model.
+        device: where the weights are.
         precision: see :class:`Policy`.
         adapter: put on the model, so that only the adapter is trained.
         saved: a checkpoint that has the weights: all of them, or those of the adapter.
@@ -457,7 +458,7 @@ def require_prompts(
         )
     if rollout.chat:
         _require_template(policy.tokenizer, rollout.chat_template or {})
-    told = _require_stops(policy, rollout.stop or ())
+    notes = require_stop_texts(policy.tokenizer, vocabulary_size(policy.model.config), rollout.stop or ())
     skip = getattr(task, "too_long", "error") == "skip"
     for split, size in task.size.items():
         count = 1 if size is None else size if skip else min(size, TRIED)
@@ -471,12 +472,12 @@ def require_prompts(
             continue
         first = next(iter(unfit.values()))
         if not skip or len(unfit) == size:
-            more = f" {len(unfit) - 1} more of {count} do not fit." if len(unfit) > 1 else ""
+            rest = f" {len(unfit) - 1} more of {count} do not fit." if len(unfit) > 1 else ""
             cure = " Or leave such rows out by task.too_long: skip." if hasattr(task, "too_long") and not skip else ""
-            raise DataError(f"{first}{more}{cure}")
+            raise DataError(f"{first}{rest}{cure}")
         task.leave_out(split, unfit)  # type: ignore[attr-defined]  # tasks with `too_long` have it
-        told.append(f"{len(unfit)} of {size} prompts in `{split}` are left out (task.too_long), the first as {first}")
-    return told
+        notes.append(f"{len(unfit)} of {size} prompts in `{split}` are left out (task.too_long), the first as {first}")
+    return notes
 
 
 def _require_template(tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, Any]) -> None:
@@ -492,27 +493,6 @@ def _require_template(tokenizer: PreTrainedTokenizerBase, variables: Mapping[str
             f"rollout.chat_template: the template of '{tokenizer.name_or_path}' reads no variable '{name}'. Correct "
             f"the name, or leave it out."
         )
-
-
-def _require_stops(policy: Policy, stops: Sequence[str]) -> list[str]:
-    """Refuse stop texts that the tokenizer cannot write; notes name those that only look like special tokens."""
-    told = []
-    for stop in stops:
-        try:  # twice: a decoder may strip the blank before the first token
-            ids = policy.tokenizer(stop + stop, add_special_tokens=False)["input_ids"]
-            written = policy.decode(ids)
-        except Exception:  # text outside of the vocabulary
-            ids, written = [], ""
-        if stop not in written or max(ids) >= vocabulary_size(policy.model.config):
-            raise ConfigError(
-                f"rollout.stop: the tokenizer of '{policy.tokenizer.name_or_path}' cannot write {stop!r}, so it would "
-                f"end no response. Write it as the model does, or leave it out."
-            )
-        if re.fullmatch(r"<\|[^|]*\|>|\[[A-Z/_]+\]|</?s>", stop) and len(policy.tokenizer.tokenize(stop)) > 1:
-            told.append(
-                f"rollout.stop: {stop!r} is not a token of the model, which has to spell it out to end a response"
-            )
-    return told
 
 
 def require_same_tokens(policy: Policy, teacher: Policy, name: str) -> None:

@@ -37,11 +37,11 @@ class SharedPrompts:
     def among(cls, prompt_ids: Tensor, prompt_mask: Tensor, length: int) -> SharedPrompts | None:
         """The shared ones of ``(R, P)`` prompts with responses of ``length`` tokens; None if too few would be saved."""
         ids = torch.where(prompt_mask, prompt_ids, -1)
-        different, of = ids.unique(dim=0, return_inverse=True)
+        different, index = ids.unique(dim=0, return_inverse=True)
         if not worthwhile(len(ids), len(different), ids.shape[1], length):
             return None
         rows = torch.arange(len(ids), device=ids.device)
-        return cls(of.new_full((len(different),), len(ids)).scatter_reduce(0, of, rows, "amin"), of)
+        return cls(index.new_full((len(different),), len(ids)).scatter_reduce(0, index, rows, "amin"), index)
 
 
 def worthwhile(rows: int, prompts: int, width: int, length: int) -> bool:
@@ -80,7 +80,7 @@ def forward_shared(
 
     Args:
         forward: the model, which takes its keyword arguments and gives an output for each token.
-        config: of the model.
+        config: the configuration of the model.
         prompt_ids: ``(R, P)`` int64, padded on the left.
         prompt_mask: ``(R, P)`` bool.
         response_ids: ``(R, T)`` int64, padded on the right.
@@ -90,18 +90,18 @@ def forward_shared(
     from transformers import DynamicCache
 
     cache = DynamicCache(config=config)
-    once = prompt_mask[shared.rows]
+    masks = prompt_mask[shared.rows]
     prompts = forward(
         input_ids=prompt_ids[shared.rows],
-        attention_mask=once.long(),
-        position_ids=position_ids(once),
+        attention_mask=masks.long(),
+        position_ids=position_ids(masks),
         past_key_values=cache,
         use_cache=True,
     )
-    every: list[Any] = cache.layers  # all of one kind, see can_share
-    layers = [layer for layer in every if layer.is_initialized]  # a layer that reads the keys of another stays empty
-    *kept, last = _apart([*(kept for layer in layers for kept in (layer.keys, layer.values)), prompts[:, -1:]])
-    for layer, keys, values in zip(layers, kept[::2], kept[1::2], strict=True):
+    states: list[Any] = cache.layers  # all of one kind, see can_share
+    layers = [layer for layer in states if layer.is_initialized]  # a layer that reads the keys of another stays empty
+    *tensors, last = _apart([*(tensors for layer in layers for tensors in (layer.keys, layer.values)), prompts[:, -1:]])
+    for layer, keys, values in zip(layers, tensors[::2], tensors[1::2], strict=True):
         layer.keys, layer.values = keys, values
     cache.reorder_cache(shared.of)  # type: ignore[arg-type]  # it asks for the LongTensor of old
     mask = torch.cat([prompt_mask, response_mask], dim=1)
@@ -115,26 +115,26 @@ def forward_shared(
     return torch.cat([last[shared.of], responses[:, :-1]], dim=1)
 
 
-def _apart(made: list[Tensor]) -> list[Tensor]:
+def _apart(outputs: list[Tensor]) -> list[Tensor]:
     """The tensors of the prompts, with a separate backward that runs after that of the responses.
 
     In one graph, autograd would keep the gradient of the responses for each weight until that of the prompts arrives,
     which takes 4 more bytes for each trained parameter.
     """
-    if not any(tensor.requires_grad for tensor in made):
-        return made
-    start = torch.ones((), device=made[0].device, requires_grad=True)  # one input must require a gradient
-    return list(_Apart.apply(start, made))  # type: ignore[no-untyped-call]  # torch's apply has no types
+    if not any(tensor.requires_grad for tensor in outputs):
+        return outputs
+    start = torch.ones((), device=outputs[0].device, requires_grad=True)  # one input must require a gradient
+    return list(_Apart.apply(start, outputs))  # type: ignore[no-untyped-call]  # torch's apply has no types
 
 
 class _Apart(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, start: Tensor, made: list[Tensor]) -> tuple[Tensor, ...]:
-        ctx.made = made
-        return tuple(tensor.detach() for tensor in made)
+    def forward(ctx: Any, start: Tensor, outputs: list[Tensor]) -> tuple[Tensor, ...]:
+        ctx.made = outputs
+        return tuple(tensor.detach() for tensor in outputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
-        wanted = [tensor.requires_grad for tensor in ctx.made]
-        torch.autograd.backward(list(compress(ctx.made, wanted)), list(compress(gradients, wanted)))
+        differentiable = [tensor.requires_grad for tensor in ctx.made]
+        torch.autograd.backward(list(compress(ctx.made, differentiable)), list(compress(gradients, differentiable)))
         return None, None

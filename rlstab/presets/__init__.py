@@ -24,7 +24,7 @@ class Preset:
     """One recipe.
 
     Attributes:
-        objective: its loss.
+        objective: the loss of the recipe.
         estimator: the stage that makes the advantages, with its defaults.
         about: what it is, one sentence.
         sources: ``method.setting`` to where the value comes from, for every setting of the objective and the stages.

@@ -102,7 +102,7 @@ class Map:
         number, limit = cell.score.relative, cell.score.limit
         if number.low is None or number.high is None:
             return told(number.value, limit)
-        value, low, high = (told(each, limit) for each in (number.value, number.low, number.high))
+        value, low, high = (told(bound, limit) for bound in (number.value, number.low, number.high))
         return value if value == low == high else f"{value} [{low}, {high}]"
 
     def acted(self, row: str) -> str:
@@ -140,8 +140,8 @@ class Map:
         return "\n".join([*lines, *(f"- {text}" for text in (*self.sentences, *self.remarks))]) + "\n"
 
     def _predicted(self, cell: MapCell) -> str:
-        held = {True: "", False: ", did not hold", None: ", no score"}[self.held(cell)]
-        return f"{cell.prediction}{held}" if cell.prediction else NOTHING
+        verdict = {True: "", False: ", did not hold", None: ", no score"}[self.held(cell)]
+        return f"{cell.prediction}{verdict}" if cell.prediction else NOTHING
 
     def _table(self, title: str, shown: Any) -> list[str]:
         head = [title, *(column.title for column in self.columns)]
@@ -177,16 +177,16 @@ def draw_map(
 
     Args:
         suite: the probes.
-        kinds: of the rows other than the fixed ones, see :attr:`rlstab.probe.rows.Row.kinds`.
-        results: of the runs.
+        kinds: the kinds of the rows other than the fixed ones, see :attr:`rlstab.probe.rows.Row.kinds`.
+        results: the results of the runs.
         remarks: what is missing, and why.
     """
     two = {record.probe for record in results if record.sampler is not None}
     columns = [
         Column(probe, policy) for probe in suite for policy in (("trainer", "sampler") if probe.name in two else ("",))
     ]
-    there = {row for probe in suite for row in probe.bench["methods"]}  # not all of them on another model
-    names = {row: title for row, title in FIXED.items() if row in there} | {row: row for row in kinds}
+    rows_of_suite = {row for probe in suite for row in probe.bench["methods"]}  # not all of them on another model
+    names = {row: title for row, title in FIXED.items() if row in rows_of_suite} | {row: row for row in kinds}
     cells: dict[tuple[str, int], MapCell] = {}
     starts: dict[int, float] = {}
     for index, column in enumerate(columns):

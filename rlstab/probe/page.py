@@ -65,12 +65,12 @@ def _cell(drawn: Map, row: str, index: int) -> dict[str, Any]:
 
 def _colour(drawn: Map, cell: MapCell) -> str:
     """A CSS class: how many factors of two more or less than the base, which three seeds do not resolve; or grey."""
-    seen = drawn.seen(cell)
-    if isinstance(cell.score, str) or seen in (None, "same"):
+    difference = drawn.seen(cell)
+    if isinstance(cell.score, str) or difference in (None, "same"):
         return "grey"
     relative = cell.score.relative.value
     steps = STEPS if relative in (0, math.inf) else abs(math.log2(relative))
-    return f"{seen}{2 if cell.score.quick else min(STEPS, max(1, round(steps)))}"
+    return f"{difference}{2 if cell.score.quick else min(STEPS, max(1, round(steps)))}"
 
 
 def _about(score: Score) -> list[tuple[str, str]]:
@@ -90,17 +90,17 @@ def _figure(drawn: Map, row: str, index: int) -> dict[str, Any]:
     base, cell, start = drawn.cells["base", index], drawn.cells[row, index], drawn.starts[index]
     doses = sorted(base.outcomes.keys() | cell.outcomes.keys())
     x = {dose: LEFT + (WIDTH - LEFT - RIGHT) * (k + 0.5) / len(doses) for k, dose in enumerate(doses)}
-    top = max([0.1, *(value for some in (base, cell) for _, value in _points(some))])
+    top = max([0.1, *(value for map_cell in (base, cell) for _, value in _points(map_cell))])
 
     def y(value: float) -> float:
         return round(TOP + (HEIGHT - TOP - BOTTOM) * (1 - value / top), 1)
 
-    def drawn_of(kind: str, some: MapCell, aside: float) -> dict[str, Any]:
-        means = [(dose, sum(seeds.values()) / len(seeds)) for dose, seeds in sorted(some.outcomes.items())]
+    def drawn_of(kind: str, map_cell: MapCell, aside: float) -> dict[str, Any]:
+        means = [(dose, sum(seeds.values()) / len(seeds)) for dose, seeds in sorted(map_cell.outcomes.items())]
         return {
             "kind": kind,
             "line": " ".join(f"{x[dose]:.1f},{y(mean)}" for dose, mean in means),
-            "points": [(round(x[dose] + aside, 1), y(value)) for dose, value in _points(some)],
+            "points": [(round(x[dose] + aside, 1), y(value)) for dose, value in _points(map_cell)],
         }
 
     levels = []
@@ -110,7 +110,7 @@ def _figure(drawn: Map, row: str, index: int) -> dict[str, Any]:
         levels = [("survival", y(survival)), ("start", y(start))]
     curves = [drawn_of("base", base, -4)] + ([drawn_of("own", cell, 4)] if row != "base" else [])
     ticks = [(y(value), f"{value:.2f}") for value in (0, top / 2, top)]
-    labels = [(round(at, 1), setting(dose)) for dose, at in x.items()]
+    labels = [(round(position, 1), setting(dose)) for dose, position in x.items()]
     return {"curves": curves, "doses": labels, "levels": levels, "ticks": ticks}
 
 

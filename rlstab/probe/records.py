@@ -24,7 +24,7 @@ from rlstab.config.user_classes import name_in_yaml
 from rlstab.config.user_code import checksums, portable
 from rlstab.core.compose import Composition, Observe, Within
 from rlstab.core.method import Method
-from rlstab.core.settings import settings_of
+from rlstab.core.method_settings import settings_of
 from rlstab.errors import ReportError
 from rlstab.files import checksum, from_home
 from rlstab.models.loading import SHIPPED
@@ -45,11 +45,11 @@ class Record:
     """The outcome of one run of a probe.
 
     Attributes:
-        probe, dose, row, seed: of the run.
+        probe, dose, row, seed: what identifies the run in a map.
         identity: see :func:`identity`.
         trainer: held-out mean of the trainer's policy at the end; 0 if the policy was lost to NaN or Inf.
         sampler: the same for the sampler's policy, if that is another one.
-        cpu_seconds: of the run.
+        cpu_seconds: CPU-seconds that the run took.
     """
 
     probe: str
@@ -70,8 +70,8 @@ def identity(run: BenchRun) -> str:
     float32 is rounded, which changes an outcome only as another seed does.
     """
     config = run.training
-    apart = dict.fromkeys(("tracking", "engine", "model", "task", "stages", "objective"), True)
-    exclude: dict[str, Any] = {**apart, "evaluation": {"pass_at"}, "rollout": {"stop"}}
+    sections = dict.fromkeys(("tracking", "engine", "model", "task", "stages", "objective"), True)
+    exclude: dict[str, Any] = {**sections, "evaluation": {"pass_at"}, "rollout": {"stop"}}
     data = config.model_dump(mode="json", exclude_defaults=True, exclude=exclude)
     if config.rollout.stop is not None:  # a single text was recorded as a text
         data["rollout"]["stop"] = config.rollout.stop[0] if len(config.rollout.stop) == 1 else config.rollout.stop
@@ -96,8 +96,8 @@ def _changed(method: Method[Any]) -> dict[str, Any]:
     if isinstance(method, Composition):
         return {"all": [_changed(member) for member in method.members]}
     defaults = {setting.name: setting.default for setting in settings_of(type(method))}
-    kept = {key: value for key, value in settings_as_yaml(method).items() if value != defaults[key]}
-    return {"name": name_in_yaml(method), **kept}
+    changed = {key: value for key, value in settings_as_yaml(method).items() if value != defaults[key]}
+    return {"name": name_in_yaml(method), **changed}
 
 
 def _whole(data: Any) -> Any:
@@ -141,23 +141,25 @@ def recorded(*files: Path) -> dict[str, Record]:
                 record = _ADAPTER.validate_json(line, strict=True)
                 records[record.identity] = record
         except (OSError, ValueError) as error:
-            why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
-            raise ReportError(f"{path}{where}: not a recorded run: {why}. Give a file that `probe` wrote.") from error
+            reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+            raise ReportError(
+                f"{path}{where}: not a recorded run: {reason}. Give a file that `probe` wrote."
+            ) from error
     return records
 
 
 def as_lines(records: Iterable[Record]) -> str:
     """Records as sorted lines: a second run with the same seeds gives the same lines, except for the times."""
     ordered = sorted(records, key=lambda record: (record.probe, float(record.dose), record.row, record.seed))
-    kept = ({key: value for key, value in asdict(record).items() if value is not None} for record in ordered)
-    return "".join(f"{json.dumps(record)}\n" for record in kept)
+    entries = ({key: value for key, value in asdict(record).items() if value is not None} for record in ordered)
+    return "".join(f"{json.dumps(record)}\n" for record in entries)
 
 
 def made(run: BenchRun, identity: str) -> Record | str | None:
     """The record of a run from its folder; the reason if it failed; None if it is not finished."""
-    kept, (probe, _, dose) = read_record(run.folder), run.setting.rpartition("-")
-    status, error = kept.get("status"), str(kept.get("error") or "")
-    if kept.get("run_hash") != run.hash or status not in ("finished", "failed"):
+    record, (probe, _, dose) = read_record(run.folder), run.setting.rpartition("-")
+    status, error = record.get("status"), str(record.get("error") or "")
+    if record.get("run_hash") != run.hash or status not in ("finished", "failed"):
         return None
     trainer, sampler = 0.0, None
     if status == "finished":
@@ -168,4 +170,4 @@ def made(run: BenchRun, identity: str) -> Record | str | None:
         trainer, sampler = last["eval/mean"], last.get("eval/sampler/mean")
     elif not error.startswith("NonFinite"):
         return (error.splitlines() or ["no reason given"])[-1]
-    return Record(probe, dose, run.method, run.seed, identity, trainer, sampler, kept.get("cpu_seconds"))
+    return Record(probe, dose, run.method, run.seed, identity, trainer, sampler, record.get("cpu_seconds"))

@@ -30,7 +30,7 @@ class Row:
     """A row of the map.
 
     Attributes:
-        name: of the row and of its folders.
+        name: the name of the row and of its folders.
         objective: items of an objective; empty for a stage.
         stages: items of stages.
         whole: whether the objective is complete, as a recipe is; else the base's objective is added.
@@ -43,8 +43,8 @@ class Row:
 
     def _items(self, length: int) -> list[Any]:
         """The items of its objective, for responses of that length, which a single method may need as a setting."""
-        alone = self.name in METHODS.names() and self.objective == ({"name": self.name},)
-        return [at_defaults(self.name, length)] if alone else list(self.objective)
+        is_method = self.name in METHODS.names() and self.objective == ({"name": self.name},)
+        return [at_defaults(self.name, length)] if is_method else list(self.objective)
 
     def methods(self) -> list[TokenObjective]:
         """The methods of its objective."""
@@ -81,52 +81,52 @@ class Row:
     def _joined(self, base: list[Any], items: list[Any]) -> list[Any]:
         if self.whole:
             return items
-        together = [*base, *items]
-        for tried in (together, ["token_mean", *items], items):
+        all_items = [*base, *items]
+        for tried in (all_items, ["token_mean", *items], items):
             with suppress(Conflict):
                 load_objective({"objective": tried})
                 return tried
-        return together  # the bench then reports the conflict
+        return all_items  # the bench then reports the conflict
 
 
-def row(asked: str) -> Row:
+def row(source: str) -> Row:
     """The row for an argument of the command line.
 
     Args:
-        asked: a preset, a method, a stage, a YAML file with an objective (and stages), or ``path/to/file.py:Class``.
+        source: a preset, a method, a stage, a YAML file with an objective (and stages), or ``path/to/file.py:Class``.
             A name that a preset and a method share means the preset.
 
     Raises:
         UnknownName: it is none of these.
         ConfigError: the file cannot be read, or has no objective.
     """
-    if is_user_code(asked):
-        return _of_class(asked)
-    if asked.endswith((".yaml", ".yml")):
-        return _of_file(asked)
-    if asked in PRESETS:
-        return Row(asked, ({"preset": asked},), whole=True)
-    if asked in METHODS.names():
-        return Row(asked, ({"name": asked},))
-    if asked in STAGES.names():
-        return Row(asked, (), ({"name": asked},))
-    known = {*PRESETS, *METHODS.names(), *STAGES.names()}
-    raise UnknownName(f"no preset, method or stage is called '{asked}'. {did_you_mean(asked, known)}")
+    if is_user_code(source):
+        return _of_class(source)
+    if source.endswith((".yaml", ".yml")):
+        return _of_file(source)
+    if source in PRESETS:
+        return Row(source, ({"preset": source},), whole=True)
+    if source in METHODS.names():
+        return Row(source, ({"name": source},))
+    if source in STAGES.names():
+        return Row(source, (), ({"name": source},))
+    names = {*PRESETS, *METHODS.names(), *STAGES.names()}
+    raise UnknownName(f"no preset, method or stage is called '{source}'. {did_you_mean(source, names)}")
 
 
-def rows(asked: Sequence[str]) -> list[Row]:
+def rows(sources: Sequence[str]) -> list[Row]:
     """See :func:`row`.
 
     Raises:
         ConfigError: two rows have the same name, a name is that of a fixed row or cannot name a folder, or the methods
             of a row cannot be made.
     """
-    made = dict[str, Row]()
-    for text in asked:
+    rows_by_name = dict[str, Row]()
+    for text in sources:
         if text in FIXED:
             raise ConfigError(f"'{text}' is a row of every map already. Leave it out.")
         line = row(text)
-        if line.name in made or line.name in {*FIXED, START}:
+        if line.name in rows_by_name or line.name in {*FIXED, START}:
             raise ConfigError(f"{text}: another row is called '{line.name}'. Leave one out, or rename this one.")
         if not NAME.fullmatch(line.name):
             raise ConfigError(f"{text}: its name names a folder too. Use letters, digits and _ . + -.")
@@ -134,22 +134,22 @@ def rows(asked: Sequence[str]) -> list[Row]:
             line.methods()  # mistakes in them are reported here, before any run
         except RlstabError as error:
             raise ConfigError(f"{text}: {error}") from error
-        made[line.name] = line
-    return list(made.values())
+        rows_by_name[line.name] = line
+    return list(rows_by_name.values())
 
 
-def _of_class(asked: str) -> Row:
-    document = located(Document.of({"class": asked}))
+def _of_class(source: str) -> Row:
+    document = located(Document.of({"class": source}))
     text: str = document.data["class"]
     cls = load_class(document, text, ("class",), "a method or a stage", "Name a class of either.")
     if not issubclass(cls, Method):
-        raise ConfigError(f"{asked} is neither a method nor a stage. Name a class of either.")
+        raise ConfigError(f"{source} is neither a method nor a stage. Name a class of either.")
     stage, item = issubclass(cls, Stage), ({"name": text},)
     return Row(cls.__name__, () if stage else item, item if stage else ())
 
 
-def _of_file(asked: str) -> Row:
-    document = located(Document.read(asked))
+def _of_file(source: str) -> Row:
+    document = located(Document.read(source))
     data = document.data if isinstance(document.data, Mapping) else {"objective": document.data}
     data = {"objective": data} if data.keys() & {"name", "preset"} else data
     for key in data:
@@ -159,4 +159,4 @@ def _of_file(asked: str) -> Row:
     objective, stages = (tuple(part) if isinstance(part, list | tuple) else (part,) for part in parts)
     if not objective and not stages:
         raise document.error((), "the key `objective` is missing. List the methods to probe there.")
-    return Row(Path(asked).stem, objective, stages, whole=bool(objective))
+    return Row(Path(source).stem, objective, stages, whole=bool(objective))

@@ -54,7 +54,7 @@ def run_probes(
 
     Args:
         asked: see :func:`rlstab.probe.rows.row`; the fixed rows are always added.
-        names: of probes; empty takes all.
+        names: names of probes; empty takes all.
         quick: three doses and three seeds.
         model: a model other than the small one; None is the small one.
         out: folder; finished runs in it are not repeated.
@@ -62,7 +62,7 @@ def run_probes(
         workers: runs at a time; None is one per CPU.
         retry: repeat failed runs.
         dry_run: only say what would be made.
-        console: for all output; None is the terminal, with results on standard output.
+        console: where all output goes; None is the terminal, with results on standard output.
 
     Returns:
         0, 1 if a run failed, 130 after Ctrl-C.
@@ -73,22 +73,22 @@ def run_probes(
         ModelError: the model is not on this machine.
         ReportError: a file of recorded runs cannot be read.
     """
-    said, console, out = console or Terminal(), console or Terminal(stderr=True), Path(out)
+    stdout, console, out = console or Terminal(), console or Terminal(stderr=True), Path(out)
     with no_fit_warnings():
         suite, lines = probes(names, model), rows(asked)
         planned, remarks = _plan(suite, lines, quick, out)
     if not dry_run:
         _require_own(out)
-    of_runs, known = {run.name: identity(run) for run in planned}, recorded(*map(Path, records))
+    of_runs, archive = {run.name: identity(run) for run in planned}, recorded(*map(Path, records))
     # two rows may need the same run: half the rate at twice the dose, or the true reward at any dose
     first = {of_runs[run.name]: run for run in reversed(planned)}
-    missing = [run for run in planned if of_runs[run.name] not in known and first[of_runs[run.name]] is run]
-    there, plan = sum(of_runs[run.name] in known for run in planned), plan_of(missing, overwrite=True, retry=retry)
+    missing = [run for run in planned if of_runs[run.name] not in archive and first[of_runs[run.name]] is run]
+    hits, plan = sum(of_runs[run.name] in archive for run in planned), plan_of(missing, overwrite=True, retry=retry)
     left = len(plan["anew"] + plan["resumed"])
-    others = f"; {len(missing)} runs in {out} give the others, {left} of them still to make" if missing else ""
-    console.print(escape(f"{len(planned)} outcomes: {there} are recorded{others}."), highlight=False, soft_wrap=True)
+    rest = f"; {len(missing)} runs in {out} give the others, {left} of them still to make" if missing else ""
+    console.print(escape(f"{len(planned)} outcomes: {hits} are recorded{rest}."), highlight=False, soft_wrap=True)
     if left:
-        seconds = [known[of_runs[run.name]].cpu_seconds for run in planned if of_runs[run.name] in known]
+        seconds = [archive[of_runs[run.name]].cpu_seconds for run in planned if of_runs[run.name] in archive]
         took = [second for second in seconds if second is not None]
         rollouts = sum(run.training.optimisation.rollouts for run in plan["anew"] + plan["resumed"])
         time = f", about {left * sum(took) / len(took) / 60:.0f} CPU-minutes, as recorded runs took" if took else ""
@@ -100,23 +100,23 @@ def run_probes(
     if left and model is not None and not is_dir(folder := from_home(missing[0].training.model.name)):
         raise ModelError(f"there is no model in {folder}. Make it with `python examples/{model}_model.py` in a clone.")
     if missing:
-        given = {"--probe": names, "--records": records, "--model": [model], "--out": [out], "--workers": [workers]}
-        pairs = [(option, str(value)) for option, values in given.items() for value in values if value is not None]
-        again = shlex.join(["rlstab", "probe", *asked, *["--quick"] * quick, *chain.from_iterable(pairs)])
-        bench = _merged(missing, suite[0], out, again)
+        options = {"--probe": names, "--records": records, "--model": [model], "--out": [out], "--workers": [workers]}
+        pairs = [(option, str(value)) for option, values in options.items() for value in values if value is not None]
+        command_line = shlex.join(["rlstab", "probe", *asked, *["--quick"] * quick, *chain.from_iterable(pairs)])
+        bench = _merged(missing, suite[0], out, command_line)
         code = run_bench(bench, workers=workers, overwrite=True, retry=retry, console=console)
     for run in missing:
         result = made(run, of_runs[run.name])
         if isinstance(result, Record):
-            known[result.identity] = result
+            archive[result.identity] = result
         elif result is not None:
             failures.setdefault(result, []).append(run.name)
-    remarks += [f"{few(runs)}: {why}" for why, runs in failures.items()]
-    results = [replace(known[of_runs[run.name]], **_cell_of(run)) for run in planned if of_runs[run.name] in known]
+    remarks += [f"{few(runs)}: {reason}" for reason, runs in failures.items()]
+    results = [replace(archive[of_runs[run.name]], **_cell_of(run)) for run in planned if of_runs[run.name] in archive]
     drawn = draw_map(suite, {line.name: line.kinds for line in lines}, results, remarks=remarks)
     for name, text in zip(_FILES, (page(drawn), drawn.markdown, drawn.json, as_lines(results)), strict=True):
         replace_file(out / name, text)
-    _say(said, drawn, out)
+    _say(stdout, drawn, out)
     return STOPPED if code == STOPPED else int(bool(failures))  # a lost policy is an outcome
 
 
@@ -128,9 +128,9 @@ def _plan(suite: Sequence[Probe], lines: Sequence[Row], quick: bool, out: Path) 
     """
     remarks: list[str] = []
     planned = [run for probe in suite for run in runs_of(probe, lines, quick, out, remarks)]
-    there = {run.method for run in planned}
+    methods = {run.method for run in planned}
     for line in lines:
-        if line.name not in there:
+        if line.name not in methods:
             raise ConfigError(next(remark for remark in remarks if remark.startswith(f"{line.name} cannot")))
     base = {run.setting: run.training.optimisation.old_logprobs for run in planned if run.method == "base"}
     unlike = {run.method for run in planned if run.training.optimisation.old_logprobs != base[run.setting]}
@@ -147,8 +147,8 @@ def _require_own(out: Path) -> None:
         raise ConfigError(f"{out} cannot be written: {reason(error)}. Give another folder with --out.") from error
     foreign = [name for name, mark in _FILES.items() if is_foreign(out / name, mark)]
     if foreign or read_record(out).get("name", "probe") != "probe":
-        what = f"another {foreign[0]}" if foreign else "another bench"
-        raise ConfigError(f"{out} holds {what}, which is not replaced. Give another folder with --out.")
+        content = f"another {foreign[0]}" if foreign else "another bench"
+        raise ConfigError(f"{out} holds {content}, which is not replaced. Give another folder with --out.")
 
 
 def _cell_of(run: BenchRun) -> dict[str, Any]:
@@ -178,10 +178,10 @@ def runs_of(probe: Probe, lines: Sequence[Row], quick: bool, out: Path, remarks:
     return sorted(runs, key=lambda run: seeds.index(run.seed))
 
 
-def _merged(missing: Sequence[BenchRun], probe: Probe, out: Path, again: str) -> Bench:
+def _merged(missing: Sequence[BenchRun], probe: Probe, out: Path, command_line: str) -> Bench:
     """The runs of several probes as one bench, whose workers go from one probe to the next."""
     bench = load_bench({**probe.bench, "name": "probe"}, out=out)
-    return replace(bench, runs=tuple(missing), notes=(), again=again)
+    return replace(bench, runs=tuple(missing), notes=(), again=command_line)
 
 
 def _say(console: Console, drawn: Map, out: Path) -> None:

@@ -111,17 +111,17 @@ def score(row: Outcomes, base: Outcomes, start: float) -> Score | str:
     if not seeds:
         return "no seed has finished at every dose"
     x = np.array(doses)
-    both = np.array([[[outcomes[dose][seed] for dose in doses] for seed in seeds] for outcomes in (row, base)])
-    if not both[1, :, 0].mean() > start:
+    rewards = np.array([[[outcomes[dose][seed] for dose in doses] for seed in seeds] for outcomes in (row, base)])
+    if not rewards[1, :, 0].mean() > start:
         return "the base gains nothing at the first dose"
-    gains = both - start
+    gains = rewards - start
     healthy = gains[1, :, 0]
     means = gains.mean(1) / healthy.mean()
-    tolerated, others = (crossing(x, left, SURVIVAL) for left in means)
+    tolerated, base_limit = (crossing(x, left, SURVIVAL) for left in means)
     return Score(
         tolerated=tolerated,
-        relative=_relative(gains, x, tolerated, others),
-        limit=float(x[-1]) / min(others, float(x[-1])) if others else math.nan,
+        relative=_relative(gains, x, tolerated, base_limit),
+        limit=float(x[-1]) / min(base_limit, float(x[-1])) if base_limit else math.nan,
         price=_price(gains[0, :, 0], healthy),
         harm=crossing(x, means[0], 0.0),
         doses=doses,
@@ -166,18 +166,18 @@ def _relative(gains: NDArray[np.float64], doses: NDArray[np.float64], row: float
         return Interval(value)
     if np.array_equal(*gains):  # the same runs
         return Interval(value, value, value)
-    of_row, of_base = (_fitted(some) - SURVIVAL * gains[1, :, :1] for some in gains)
+    of_row, of_base = (_fitted(values) - SURVIVAL * gains[1, :, :1] for values in gains)
     dose = min(base, last)
     tried = np.linspace(float(doses[0]), last, TRIED)
-    at = np.array([np.interp(tried, doses, seed) for seed in of_row])
+    rewards = np.array([np.interp(tried, doses, seed) for seed in of_row])
     if base <= last:  # the base's dose varies with its seeds, and so does a ratio
-        there = np.array([np.interp(dose, doses, seed) for seed in of_base])
+        base_rewards = np.array([np.interp(dose, doses, seed) for seed in of_base])
         step = (last - float(doses[0])) / TRIED
-        slope = np.gradient(at.mean(0), step)
+        slope = np.gradient(rewards.mean(0), step)
         steepness = np.diff(np.interp([dose - step, dose + step], doses, of_base.mean(0)))[0] / (2 * step)
         if steepness < 0:
-            at = at - there[:, None] * (slope * tried / dose / steepness)
-    scores = student_t(at)
+            rewards = rewards - base_rewards[:, None] * (slope * tried / dose / steepness)
+    scores = student_t(rewards)
     first = np.logical_and.accumulate(scores > 1).sum()
     end = len(scores) - np.logical_and.accumulate(scores[::-1] < -1).sum()
     low, high = (_fall(scores, tried, int(right), side) / dose for right, side in ((first, 1), (end, -1)))
@@ -195,7 +195,7 @@ def _fall(scores: NDArray[np.float64], tried: NDArray[np.float64], right: int, b
 def _fitted(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Seeds, ``(seeds, doses)``, averaged over the doses that the decreasing fit of their mean joins."""
     blocks = isotonic_regression(values.mean(0), increasing=False).blocks
-    joined = [np.repeat(some.mean(1, keepdims=True), some.shape[1], 1) for some in np.split(values, blocks[1:-1], 1)]
+    joined = [np.repeat(block.mean(1, keepdims=True), block.shape[1], 1) for block in np.split(values, blocks[1:-1], 1)]
     return np.concatenate(joined, 1)
 
 

@@ -88,7 +88,7 @@ def token_signals(
     if softcap is not None and not softcap > 0:
         raise OutOfRange(f"softcap = {softcap!r}, expected a number above 0, or None.")
     hidden, head_weight, bias = _autocast(hidden, head_weight, bias)
-    if {hidden.dtype} != {given.dtype for given in (hidden, head_weight, bias) if given is not None}:
+    if {hidden.dtype} != {tensor.dtype for tensor in (hidden, head_weight, bias) if tensor is not None}:
         raise ShapeError(
             f"token_signals: hidden is {hidden.dtype}, head_weight {head_weight.dtype}"
             f"{'' if bias is None else f' and bias {bias.dtype}'}; expected one dtype. Cast them, or run in autocast."
@@ -124,7 +124,7 @@ def _autocast(*inputs: Any) -> tuple[Any, ...]:
     if not torch.is_autocast_enabled(kind):
         return inputs
     narrow = torch.get_autocast_dtype(kind)
-    return tuple(given if given is None or given.dtype == torch.float64 else given.to(narrow) for given in inputs)
+    return tuple(tensor if tensor is None or tensor.dtype == torch.float64 else tensor.to(narrow) for tensor in inputs)
 
 
 def _ask(

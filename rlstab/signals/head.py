@@ -39,7 +39,7 @@ from rlstab.signals.tile import (
 def slow_bf16() -> bool:
     """Whether bfloat16 products are slower than float32 ones on this CPU: x86 with neither AVX512_BF16 nor AMX."""
     fast = [getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile")]
-    return platform.machine() in ("x86_64", "AMD64") and all(has is not None and not has() for has in fast)
+    return platform.machine() in ("x86_64", "AMD64") and all(check is not None and not check() for check in fast)
 
 
 def _multiplied(hidden: Tensor) -> Tensor:
@@ -180,8 +180,8 @@ def _running_pass(head: Head, hidden: Tensor, ids: Tensor, ask: Ask, buffers: Bu
         for span in spans(hidden.shape[0], ask.rows):
             x = head.logits(hidden, span, columns, buffers)
             if "logprobs" in ask.needs:
-                column, inside = within(ids[span], columns.start, x.shape[1])
-                logit[span] = torch.where(inside, x.gather(1, column).squeeze(1), logit[span])
+                column, in_tile = within(ids[span], columns.start, x.shape[1])
+                logit[span] = torch.where(in_tile, x.gather(1, column).squeeze(1), logit[span])
             new = torch.maximum(top[span], x.amax(1))
             grown = top[span] - new
             carry = grown.exp()
@@ -202,21 +202,21 @@ def _running_pass(head: Head, hidden: Tensor, ids: Tensor, ask: Ask, buffers: Bu
 
 def _kept_pass(head: Head, hidden: Tensor, rows: Rows, ask: Ask, buffers: Buffers) -> None:
     """The kept set is relative to the final maximum, so it takes a second look: at the rows that need it."""
-    everywhere = torch.ones(rows.top.shape, dtype=torch.bool)
-    index = sent((everywhere if ask.kept_rows is None else ask.kept_rows).nonzero().squeeze(1), hidden.device)
-    some, few, top = head.pick(index), hidden[index], rows.top[index]
+    all_rows = torch.ones(rows.top.shape, dtype=torch.bool)
+    index = sent((all_rows if ask.kept_rows is None else ask.kept_rows).nonzero().squeeze(1), hidden.device)
+    picked_head, picked_hidden, top = head.pick(index), hidden[index], rows.top[index]
     mass = torch.zeros_like(top)
     for columns in head.tiles(ask.columns):
         for span in spans(index.numel(), ask.rows):
-            shifted = some.logits(few, span, columns, buffers).sub_(top[span].unsqueeze(1))
-            near = kept(shifted, top[span], ask.min_p or 1.0)
-            mass[span] += shifted.exp_().mul_(near).sum(1)
+            shifted = picked_head.logits(picked_hidden, span, columns, buffers).sub_(top[span].unsqueeze(1))
+            likely = kept(shifted, top[span], ask.min_p or 1.0)
+            mass[span] += shifted.exp_().mul_(likely).sum(1)
     # the likeliest token is kept by definition, and its own share of the sum is 1
     rows.values["log_kept_mass"][index] = mass.clamp_(min=1.0).log() - rows.log_sum[index]
 
 
 def _backward(
-    wanted: tuple[bool, bool, bool],
+    needs_gradient: tuple[bool, bool, bool],
     head: Head,
     hidden: Tensor,
     ids: Tensor,
@@ -227,23 +227,23 @@ def _backward(
     count, live = hidden.shape[0], live_rows(grads, hidden.shape[0], hidden.device)
     dense = live.numel() == count
     if not dense:  # rows without gradient leave here, and with them their share of every product below
-        head, few, ids = head.pick(live), hidden[live], ids[live]
+        head, live_hidden, ids = head.pick(live), hidden[live], ids[live]
         rows = Rows({name: values[live] for name, values in rows.values.items()}, rows.top[live], rows.log_sum[live])
         grads = {name: grad[live] for name, grad in grads.items()}
     else:
-        few = hidden
-    few = _multiplied(few)
+        live_hidden = hidden
+    live_hidden = _multiplied(live_hidden)
     grads = {name: grad.to(rows.top.dtype) for name, grad in grads.items()}
     slope = Slope.of(grads, rows.values, rows, head.factor, ask.min_p or 1.0)
-    buffers = Buffers(hidden, min(ask.rows, few.shape[0]) * min(ask.columns, head.weight.shape[0]))
+    buffers = Buffers(hidden, min(ask.rows, live_hidden.shape[0]) * min(ask.columns, head.weight.shape[0]))
     # zeros, not None, where no row is live: each rank of a data-parallel group must have something to reduce
-    by_hidden = torch.zeros_like(few, dtype=rows.top.dtype) if wanted[0] else None
-    by_weight = torch.zeros_like(head.weight) if wanted[1] else None
-    by_bias = torch.zeros_like(head.bias, dtype=rows.top.dtype) if wanted[2] and head.bias is not None else None
-    for columns in head.tiles(ask.columns) if few.shape[0] else ():
+    by_hidden = torch.zeros_like(live_hidden, dtype=rows.top.dtype) if needs_gradient[0] else None
+    by_weight = torch.zeros_like(head.weight) if needs_gradient[1] else None
+    by_bias = torch.zeros_like(head.bias, dtype=rows.top.dtype) if needs_gradient[2] and head.bias is not None else None
+    for columns in head.tiles(ask.columns) if live_hidden.shape[0] else ():
         share = None if by_weight is None else _Sum(by_weight[columns])
-        for span in spans(few.shape[0], ask.rows):
-            x = head.logits(few, span, columns, buffers)
+        for span in spans(live_hidden.shape[0], ask.rows):
+            x = head.logits(live_hidden, span, columns, buffers)
             g = slope[span].of_tile(x, ids[span], columns.start, buffers.take("e", *x.shape))
             if head.softcap is not None:
                 g.mul_(buffers.take("bend", *x.shape))
@@ -252,7 +252,7 @@ def _backward(
             if by_hidden is not None:
                 _add_product(by_hidden[span], g, head.weight[columns])
             if share is not None:
-                share.add(g.to(few.dtype).t(), few[span])
+                share.add(g.to(live_hidden.dtype).t(), live_hidden[span])
         if share is not None:
             share.write()
     if by_hidden is not None:
@@ -280,8 +280,8 @@ class _Sum:
 
     def add(self, left: Tensor, right: Tensor) -> None:
         if self.total is None:
-            same = left.dtype == self.into.dtype
-            self.total = torch.mm(left, right, out=self.into) if same else left @ right
+            same_dtype = left.dtype == self.into.dtype
+            self.total = torch.mm(left, right, out=self.into) if same_dtype else left @ right
         elif self.total.dtype == left.dtype == wide(left.dtype):
             self.total.addmm_(left, right)
         else:

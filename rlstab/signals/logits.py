@@ -60,9 +60,9 @@ def _gradient(
             ask.min_p or 1.0,
         )
         # indexing copies, so the caller's logits are safe from what is done in place
-        again = _divided(logits[index].to(wide(logits.dtype)), by_row, slice(None), inplace=True)
-        out = buffers.take("gradient", *again.shape)
-        gradient.index_copy_(0, index, slope.of_tile(again, ids[index], 0, out).to(gradient.dtype))
+        divided = _divided(logits[index].to(wide(logits.dtype)), by_row, slice(None), inplace=True)
+        out = buffers.take("gradient", *divided.shape)
+        gradient.index_copy_(0, index, slope.of_tile(divided, ids[index], 0, out).to(gradient.dtype))
     return gradient
 
 
@@ -72,7 +72,7 @@ def _height(logits: Tensor, ask: Ask) -> int:
 
 
 def _divided(logits: Tensor, temperature: float | Tensor, span: slice, inplace: bool = False) -> Tensor:
-    by = temperature[span].unsqueeze(1) if isinstance(temperature, Tensor) else temperature
-    if not isinstance(by, Tensor) and by == 1.0:
+    divisor = temperature[span].unsqueeze(1) if isinstance(temperature, Tensor) else temperature
+    if not isinstance(divisor, Tensor) and divisor == 1.0:
         return logits
-    return logits.div_(by) if inplace else logits / by
+    return logits.div_(divisor) if inplace else logits / divisor

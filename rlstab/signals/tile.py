@@ -131,8 +131,8 @@ def _entropy(logprobs: Tensor) -> Tensor:
 
 
 def _kept_mass(logprobs: Tensor, best: Tensor, min_p: float) -> Tensor:
-    kept = logprobs >= best.unsqueeze(-1) + math.log(min_p)
-    return logprobs.masked_fill(~kept, -torch.inf).logsumexp(-1)
+    likely = logprobs >= best.unsqueeze(-1) + math.log(min_p)
+    return logprobs.masked_fill(~likely, -torch.inf).logsumexp(-1)
 
 
 def kept(shifted: Tensor, top: Tensor, min_p: float) -> Tensor:
@@ -193,7 +193,7 @@ class Slope:
     def of_tile(self, logits: Tensor, ids: Tensor, first: int, out: Tensor) -> Tensor:
         """Write the gradient of a tile whose vocabulary starts at ``first`` into ``out``; spoils ``logits``."""
         shifted = logits.sub_(self.top.unsqueeze(1))
-        near = None if self.kept is None else kept(shifted, self.top, self.min_p)
+        likely = None if self.kept is None else kept(shifted, self.top, self.min_p)
         e = torch.exp(shifted, out=out)
         weight = self.const.unsqueeze(1)
         if self.linear is not None:
@@ -202,12 +202,12 @@ class Slope:
             weight = shifted.copy_(weight.expand_as(shifted))
         if self.square is not None:
             weight.addcmul_(e, self.square.unsqueeze(1))
-        if self.kept is not None and near is not None:
-            weight.add_(near * self.kept.unsqueeze(1))
+        if self.kept is not None and likely is not None:
+            weight.add_(likely * self.kept.unsqueeze(1))
         e.mul_(weight)
         if self.target is not None:
-            column, inside = within(ids, first, logits.shape[1])
-            e.scatter_add_(1, column, torch.where(inside, self.target, 0.0).unsqueeze(1))
+            column, in_tile = within(ids, first, logits.shape[1])
+            e.scatter_add_(1, column, torch.where(in_tile, self.target, 0.0).unsqueeze(1))
         return e
 
 

@@ -31,14 +31,14 @@ class VocabularyHead:
     scale: float
     softcap: float | None
 
-    def signals(self, hidden: Tensor, ids: Tensor, dtype: torch.dtype | None, **asked: Any) -> TokenSignals:
+    def signals(self, hidden: Tensor, ids: Tensor, dtype: torch.dtype | None, **options: Any) -> TokenSignals:
         """Signals of the ``(N, d)`` hidden states; ``dtype`` is that of the products, None leaves it."""
         weight: Tensor = self.linear.weight
         bias: Tensor | None = self.linear.bias
         if dtype is not None:
             hidden, weight = hidden.to(dtype), weight.to(dtype)
             bias = None if bias is None else bias.to(dtype)
-        return token_signals(hidden, weight, ids, bias=bias, logit_scale=self.scale, softcap=self.softcap, **asked)
+        return token_signals(hidden, weight, ids, bias=bias, logit_scale=self.scale, softcap=self.softcap, **options)
 
 
 @torch.no_grad()
@@ -75,8 +75,8 @@ def _confirmed(model: PreTrainedModel) -> VocabularyHead | None:
     logits = scale * nn.functional.linear(hidden, linear.weight, linear.bias).float()
     if head.softcap is not None:
         logits = head.softcap * torch.tanh(logits / head.softcap)
-    wanted = model(input_ids=ids, use_cache=False).logits.float()
-    agrees = (logits - wanted).abs().max() <= AGREEMENT * wanted.abs().max()
+    expected = model(input_ids=ids, use_cache=False).logits.float()
+    agrees = (logits - expected).abs().max() <= AGREEMENT * expected.abs().max()
     return head if bool(agrees) else None
 
 

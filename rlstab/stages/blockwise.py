@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rlstab.core.metadata import About
 from rlstab.core.method import State
-from rlstab.core.settings import Range
+from rlstab.core.method_settings import Range
 from rlstab.core.stats import Mean, Settled
 from rlstab.stages.group_relative import equal_within
 from rlstab.stages.response_batch import ResponseBatch
@@ -72,23 +72,12 @@ class Blockwise(AdvantageEstimator):
 
         >>> import torch
         >>> from rlstab.stages.response_batch import ResponseBatch
-        >>> zeros = torch.zeros(4, dtype=torch.float64)
-        >>> batch = ResponseBatch(
-        ...     rewards=torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64),
-        ...     lengths=zeros + 3,
-        ...     ended=zeros == 0,
-        ...     prompt_ids=zeros.long(),
-        ...     group_ids=zeros.long(),
-        ...     sequence_ids=torch.arange(4),
-        ...     given=zeros.long(),
-        ...     pivot=zeros,
-        ...     limit=8,
-        ...     extra={
-        ...         "block_rewards": torch.tensor([[1.0, 1.0], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]),
-        ...         "block_outcomes": torch.tensor([[2, 2], [2, 1], [2, 1], [1, 1]]),
-        ...         "block_ids": torch.tensor([[0, 1, -1]]).expand(4, 3),
-        ...     },
-        ... )
+        >>> evidence = {
+        ...     "block_rewards": torch.tensor([[1.0, 1.0], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]),
+        ...     "block_outcomes": torch.tensor([[2, 2], [2, 1], [2, 1], [1, 1]]),
+        ...     "block_ids": torch.tensor([[0, 1, -1]]).expand(4, 3),
+        ... }
+        >>> batch = ResponseBatch.of([1.0, 0.0, 0.0, 0.0], lengths=3.0, extra=evidence)
         >>> for row in Blockwise().advantages(batch, Settled(), {}).tolist():
         ...     print([round(value, 4) for value in row])
         [0.25, 0.6667, 0.0]
@@ -117,25 +106,25 @@ class Blockwise(AdvantageEstimator):
         rewards, outcomes = responses.evidence("block_rewards").double(), responses.evidence("block_outcomes").long()
         blocks = [torch.zeros_like(responses.rewards)]  # of tokens in no block
         for number in range(rewards.shape[1]):
-            reward, there = rewards[:, number], outcomes[:, number] > 0
+            reward, mask = rewards[:, number], outcomes[:, number] > 0
             stratum = _stratum(responses, outcomes, number)
-            baseline, even = _mean(reward, there, stratum)
+            baseline, even = _mean(reward, mask, stratum)
             if self.shrink:
-                wide, even = _mean(reward, there, responses.group)
-                size = _size(there, stratum)
+                wide, even = _mean(reward, mask, responses.group)
+                size = _size(mask, stratum)
                 baseline = (baseline * size + self.shrink * wide) / (size + self.shrink)
-            blocks.append(torch.where(there & ~even, reward - baseline, 0.0))
+            blocks.append(torch.where(mask & ~even, reward - baseline, 0.0))
         ids = responses.evidence("block_ids").long()
         return torch.stack(blocks, 1).gather(1, ids.clamp(min=-1) + 1)
 
     def report(self, responses: ResponseBatch, stat: Settled, state: State) -> Mapping[str, Mean]:
         """The share of blocks without a comparable sibling, and the number of blocks of a response."""
         outcomes = responses.evidence("block_outcomes").long()
-        alone = Mean.of(torch.zeros(0))
+        lone = Mean.of(torch.zeros(0))
         for number in range(outcomes.shape[1]):
-            there = outcomes[:, number] > 0
-            alone = alone.merge(Mean.of(_size(there, _stratum(responses, outcomes, number)) == 1, there))
-        return {"alone": alone, "blocks": Mean.of((outcomes > 0).sum(-1).double())}
+            mask = outcomes[:, number] > 0
+            lone = lone.merge(Mean.of(_size(mask, _stratum(responses, outcomes, number)) == 1, mask))
+        return {"alone": lone, "blocks": Mean.of((outcomes > 0).sum(-1).double())}
 
 
 def _stratum(responses: ResponseBatch, outcomes: Tensor, number: int) -> Tensor:
@@ -147,13 +136,13 @@ def _stratum(responses: ResponseBatch, outcomes: Tensor, number: int) -> Tensor:
     return numbered
 
 
-def _size(there: Tensor, stratum: Tensor) -> Tensor:
+def _size(mask: Tensor, stratum: Tensor) -> Tensor:
     """``(S,)`` number of responses in a response's set that have the block."""
-    return torch.zeros(len(there), dtype=torch.float64).index_add(0, stratum, there.double())[stratum]
+    return torch.zeros(len(mask), dtype=torch.float64).index_add(0, stratum, mask.double())[stratum]
 
 
-def _mean(values: Tensor, there: Tensor, stratum: Tensor) -> tuple[Tensor, Tensor]:
+def _mean(values: Tensor, mask: Tensor, stratum: Tensor) -> tuple[Tensor, Tensor]:
     """``(S,)`` mean over the responses of a response's set that have the block, and whether all are equal."""
     zeros = torch.zeros_like(values)
-    mean = zeros.index_add(0, stratum, torch.where(there, values, 0.0))[stratum] / _size(there, stratum).clamp(min=1)
-    return mean, equal_within(values, stratum, there)
+    mean = zeros.index_add(0, stratum, torch.where(mask, values, 0.0))[stratum] / _size(mask, stratum).clamp(min=1)
+    return mean, equal_within(values, stratum, mask)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rlstab.core.method import State
-from rlstab.core.settings import Range
+from rlstab.core.method_settings import Range
 from rlstab.core.stats import Mean, Pool, Settled, Stat
 from rlstab.errors import OutOfRange
 from rlstab.stages.group_relative import all_alike
@@ -77,23 +77,10 @@ class BNPO(AdvantageEstimator):
         Pass rates 1 / 4 and 3 / 4: mu = 1 / 2, var = 1 / 8, k = 1, a = b = 1 / 2, alpha = beta = 7 / 6.
         The density is 1.047 at both, so the right answer to the first prompt gets 0.75 / 1.047.
 
-        >>> import torch
         >>> from rlstab.core.comm import LocalComm
         >>> from rlstab.core.method import measure_all
         >>> from rlstab.stages.response_batch import ResponseBatch
-        >>> zeros = torch.zeros(8, dtype=torch.float64)
-        >>> groups = torch.arange(8) // 4
-        >>> batch = ResponseBatch(
-        ...     rewards=torch.tensor([1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0], dtype=torch.float64),
-        ...     lengths=zeros + 8,
-        ...     ended=zeros == 0,
-        ...     prompt_ids=groups,
-        ...     group_ids=groups,
-        ...     sequence_ids=torch.arange(8),
-        ...     given=zeros.long(),
-        ...     pivot=zeros,
-        ...     limit=8,
-        ... )
+        >>> batch = ResponseBatch.of([1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0], [0, 0, 0, 0, 1, 1, 1, 1])
         >>> stage = BNPO()
         >>> stat, state = measure_all(stage, [batch], stage.init_state(), LocalComm())
         >>> advantages = stage.advantages(batch, stat, state)

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from rlstab.core.metadata import About
 from rlstab.core.method import State
+from rlstab.core.method_settings import Range
 from rlstab.core.random import uniform
-from rlstab.core.settings import Range
 from rlstab.core.stats import Grouped, Mean, Settled, Stat
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import Expansion, RolloutExpander
@@ -100,20 +100,8 @@ class DeepGRPO(RolloutExpander):
         >>> import torch
         >>> from rlstab.core.comm import LocalComm
         >>> from rlstab.core.method import measure_all
-        >>> zeros, ids = torch.zeros(2), torch.tensor([0, 0])
         >>> rewards = torch.tensor([1.0, 0.0]).double()
-        >>> batch = ResponseBatch(
-        ...     rewards=rewards,
-        ...     lengths=zeros.double() + 4,
-        ...     ended=zeros == 0,
-        ...     prompt_ids=ids,
-        ...     group_ids=ids,
-        ...     sequence_ids=torch.tensor([0, 1]),
-        ...     given=ids,
-        ...     pivot=zeros.double(),
-        ...     limit=8,
-        ...     extra={"raw_rewards": rewards},
-        ... )
+        >>> batch = ResponseBatch.of(rewards, lengths=4.0, limit=8, extra={"raw_rewards": rewards})
         >>> stage = DeepGRPO(branches=2)
         >>> stat, state = measure_all(stage, [batch], stage.init_state(), LocalComm())
         >>> asked = stage.expand(batch, stat, state, seed=0)
@@ -160,13 +148,13 @@ class DeepGRPO(RolloutExpander):
 
     def advance(self, state: State, stat: Settled) -> State:
         position, success = stat.grouped("place").totals, stat.grouped("success").totals
-        new, seen = len(position), int(state["seen"])
-        kept = torch.arange(max(0, new - self.window), new)
-        at = (seen + kept) % self.window
+        new, count = len(position), int(state["seen"])
+        latest = torch.arange(max(0, new - self.window), new)
+        slots = (count + latest) % self.window
         return {
-            "place": state["place"].index_copy(0, at, position[kept]),
-            "success": state["success"].index_copy(0, at, success[kept]),
-            "seen": seen + new,
+            "place": state["place"].index_copy(0, slots, position[latest]),
+            "success": state["success"].index_copy(0, slots, success[latest]),
+            "seen": count + new,
         }
 
     def expand(self, responses: ResponseBatch, stat: Settled, state: State, seed: int) -> Expansion:
@@ -178,14 +166,14 @@ class DeepGRPO(RolloutExpander):
         return Expansion(parents=parents, pivots=torch.tensor(pivots, dtype=torch.int64), branches=self.branches)
 
     def report(self, responses: ResponseBatch, stat: Settled, state: State) -> dict[str, Mean]:
-        branch, both, without = responses.given > 0, stat.grouped("of_prompt"), stat.grouped("without_branches")
+        branch, full, without = responses.given > 0, stat.grouped("of_prompt"), stat.grouped("without_branches")
         fitted, ends, lengths = self.fitted(state), responses.select(branch), responses.lengths
         report = {
             "branches": Mean(Mean.of(branch).total, Mean.of(~branch).total),
             "tokens": Mean(Mean.of(lengths, branch).total, Mean.of(lengths, ~branch).total),
             "pivot": Mean.of(ends.pivot[ends.first]),
             "recovered": Mean.of(self._best(ends)),
-            "both_outcomes": Mean.of(_both(both)),
+            "both_outcomes": Mean.of(_both(full)),
             "both_outcomes_without": Mean.of(_both(without)),
             "fitted": Mean.scalar(float(fitted is not None)),
         }
@@ -239,25 +227,25 @@ def logistic(x: Tensor, y: Tensor) -> tuple[float, float]:
     they do not descend, from the slope 0 and its best intercept. The same numbers give the same bits.
     """
     share = float(y.mean())
-    at = torch.tensor([math.log(share) - math.log1p(-share), 0.0], dtype=torch.float64)
+    beta = torch.tensor([math.log(share) - math.log1p(-share), 0.0], dtype=torch.float64)
     columns = torch.stack([torch.ones_like(x), x], 1)
     ridge = torch.tensor([0.0, RIDGE], dtype=torch.float64)
 
-    def cost(at: Tensor) -> float:
-        scores = columns @ at
-        return float((torch.nn.functional.softplus(scores) - y * scores).sum() + (ridge * at.square()).sum() / 2)
+    def cost(beta: Tensor) -> float:
+        scores = columns @ beta
+        return float((torch.nn.functional.softplus(scores) - y * scores).sum() + (ridge * beta.square()).sum() / 2)
 
     for _ in range(100):
-        chance = torch.sigmoid(columns @ at)
-        slope = columns.T @ (chance - y) + ridge * at
+        chance = torch.sigmoid(columns @ beta)
+        slope = columns.T @ (chance - y) + ridge * beta
         if float(slope.abs().max()) <= 1e-10 * len(x):
             break
         curve = columns.T @ (columns * (chance * (1 - chance)).unsqueeze(1)) + torch.diag(ridge)
-        step, here = torch.linalg.solve(curve, slope), cost(at)
-        while cost(at - step) > here and float(step.abs().max()) > 1e-14:
+        step, current = torch.linalg.solve(curve, slope), cost(beta)
+        while cost(beta - step) > current and float(step.abs().max()) > 1e-14:
             step = step / 2
-        at = at - step
-    return float(at[0]), float(at[1])
+        beta = beta - step
+    return float(beta[0]), float(beta[1])
 
 
 def _both(outcomes: Grouped) -> Tensor:

@@ -52,20 +52,8 @@ class DrGRPO(AdvantageEstimator):
     Example:
         One right answer of four.
 
-        >>> import torch
         >>> from rlstab.stages.response_batch import ResponseBatch
-        >>> zeros = torch.zeros(4, dtype=torch.float64)
-        >>> batch = ResponseBatch(
-        ...     rewards=torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64),
-        ...     lengths=zeros + 8,
-        ...     ended=zeros == 0,
-        ...     prompt_ids=zeros.long(),
-        ...     group_ids=zeros.long(),
-        ...     sequence_ids=torch.arange(4),
-        ...     given=zeros.long(),
-        ...     pivot=zeros,
-        ...     limit=8,
-        ... )
+        >>> batch = ResponseBatch.of([1.0, 0.0, 0.0, 0.0])
         >>> DrGRPO().advantages(batch, Settled(), {}).tolist()
         [0.75, -0.25, -0.25, -0.25]
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from torch import Tensor
 
 from rlstab.core.method import State
-from rlstab.core.settings import Range
+from rlstab.core.method_settings import Range
 from rlstab.core.stats import Mean, Settled, Stat
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import Expansion, RolloutExpander
@@ -77,21 +77,10 @@ class DynamicSampling(RolloutExpander):
         Three groups of two. The first is all right and the third, a branch, all wrong: both are dropped, and one fresh
         prompt is asked for.
 
-        >>> import torch
         >>> from rlstab.core.comm import LocalComm
         >>> from rlstab.core.method import measure_all
-        >>> ids, zeros = torch.tensor([0, 0, 1, 1, 2, 2]), torch.zeros(6)
-        >>> batch = ResponseBatch(
-        ...     rewards=torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0, 0.0]).double(),
-        ...     lengths=zeros.double() + 8,
-        ...     ended=zeros == 0,
-        ...     prompt_ids=ids,
-        ...     group_ids=ids,
-        ...     sequence_ids=torch.arange(6),
-        ...     given=torch.tensor([0, 0, 0, 0, 4, 4]),
-        ...     pivot=torch.tensor([0, 0, 0, 0, 0.5, 0.5]).double(),
-        ...     limit=8,
-        ... )
+        >>> rewards, groups = [1.0, 1.0, 0.0, 1.0, 0.0, 0.0], [0, 0, 1, 1, 2, 2]
+        >>> batch = ResponseBatch.of(rewards, groups, given=[0, 0, 0, 0, 4, 4], pivot=[0.0, 0.0, 0.0, 0.0, 0.5, 0.5])
         >>> stage = DynamicSampling()
         >>> stat, state = measure_all(stage, [batch], stage.init_state(), LocalComm())
         >>> asked = stage.expand(batch, stat, state, seed=0)

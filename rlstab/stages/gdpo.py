@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rlstab.core.method import State
-from rlstab.core.settings import Range
+from rlstab.core.method_settings import Range
 from rlstab.core.stats import Mean, Settled, Stat
 from rlstab.stages.group_relative import grpo
 from rlstab.stages.response_batch import ResponseBatch
@@ -77,22 +77,11 @@ class GDPO(AdvantageEstimator):
 
         >>> import torch
         >>> from rlstab.stages.response_batch import ResponseBatch
-        >>> zeros = torch.zeros(3, dtype=torch.float64)
-        >>> batch = ResponseBatch(
-        ...     rewards=torch.tensor([1.0, 0.5, 0.0], dtype=torch.float64),
-        ...     lengths=zeros + 8,
-        ...     ended=zeros == 0,
-        ...     prompt_ids=zeros.long(),
-        ...     group_ids=zeros.long(),
-        ...     sequence_ids=torch.arange(3),
-        ...     given=zeros.long(),
-        ...     pivot=zeros,
-        ...     limit=8,
-        ...     extra={
-        ...         "reward_parts": torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]], dtype=torch.float64),
-        ...         "reward_weights": torch.tensor([[1.0, 0.5]], dtype=torch.float64).expand(3, 2),
-        ...     },
-        ... )
+        >>> evidence = {
+        ...     "reward_parts": torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]], dtype=torch.float64),
+        ...     "reward_weights": torch.tensor([[1.0, 0.5]], dtype=torch.float64).expand(3, 2),
+        ... }
+        >>> batch = ResponseBatch.of([1.0, 0.5, 0.0], extra=evidence)
         >>> [round(value, 3) for value in GDPO(whiten=False).advantages(batch, Settled(), {}).tolist()]
         [0.866, 0.0, -0.866]
 

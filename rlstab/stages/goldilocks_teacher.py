@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlstab.core.method import State
-from rlstab.core.settings import Range
+from rlstab.core.method_settings import Range
 from rlstab.core.stats import Mean, Settled, Stat
 from rlstab.stages import pass_rates
 from rlstab.stages.half_sigmoid import HalfSigmoid
@@ -144,9 +144,9 @@ class GoldilocksTeacher(PromptSelector):
         return {"seen": pass_rates.observed(part)}
 
     def advance(self, state: State, stat: Settled) -> State:
-        seen, old = stat.grouped("seen"), state["filled"]
-        prompts = torch.cat([state["prompts"][:old], seen.keys])[-self.window :]
-        worth = torch.cat([state["worth"][:old], pass_rates.spread(seen.totals / seen.counts)])[-self.window :]
+        answered, old = stat.grouped("seen"), state["filled"]
+        prompts = torch.cat([state["prompts"][:old], answered.keys])[-self.window :]
+        worth = torch.cat([state["worth"][:old], pass_rates.spread(answered.totals / answered.counts)])[-self.window :]
         rest = (0, self.window - len(prompts))
         return {"prompts": pad(prompts, rest), "worth": pad(worth, rest), "filled": len(prompts)}
 
@@ -185,7 +185,7 @@ class _Dealer:
         if not (hand := list(islice(self._deck, self._candidates))):
             if len(self.taken) == self._pool:
                 self.taken.clear()
-            again = shuffled(self._offer, self._pool, next(self._turns)).tolist()
-            self._deck = iter([prompt for prompt in again if prompt not in self.taken])
+            deck = shuffled(self._offer, self._pool, next(self._turns)).tolist()
+            self._deck = iter([prompt for prompt in deck if prompt not in self.taken])
             hand = list(islice(self._deck, self._candidates))
         return hand

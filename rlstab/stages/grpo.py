@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from torch import Tensor
 
 from rlstab.core.method import State
-from rlstab.core.settings import Range
+from rlstab.core.method_settings import Range
 from rlstab.core.stats import Settled
 from rlstab.stages.group_relative import grpo
 from rlstab.stages.response_batch import ResponseBatch
@@ -64,20 +64,8 @@ class GRPO(AdvantageEstimator):
     Example:
         One right answer of four: m = 1 / 4, s = sqrt((9 + 1 + 1 + 1) / 16 / 3) = 1 / 2.
 
-        >>> import torch
         >>> from rlstab.stages.response_batch import ResponseBatch
-        >>> zeros = torch.zeros(4, dtype=torch.float64)
-        >>> batch = ResponseBatch(
-        ...     rewards=torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64),
-        ...     lengths=zeros + 8,
-        ...     ended=zeros == 0,
-        ...     prompt_ids=zeros.long(),
-        ...     group_ids=zeros.long(),
-        ...     sequence_ids=torch.arange(4),
-        ...     given=zeros.long(),
-        ...     pivot=zeros,
-        ...     limit=8,
-        ... )
+        >>> batch = ResponseBatch.of([1.0, 0.0, 0.0, 0.0])
         >>> stage = GRPO()
         >>> [round(value, 3) for value in stage.advantages(batch, Settled(), {}).tolist()]
         [1.5, -0.5, -0.5, -0.5]
@@ -96,8 +84,8 @@ class GRPO(AdvantageEstimator):
     ddof: Literal[0, 1] = 1
 
     def unread_settings(self) -> dict[str, str]:
-        why = "nothing is divided by a standard deviation, so it is not read."
-        return {} if self.std else dict.fromkeys(("epsilon", "ddof"), why)
+        reason = "nothing is divided by a standard deviation, so it is not read."
+        return {} if self.std else dict.fromkeys(("epsilon", "ddof"), reason)
 
     def advantages(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
         return grpo(responses.rewards, responses.group_ids, std=self.std, epsilon=self.epsilon, ddof=self.ddof)

@@ -71,7 +71,7 @@ def _minimum(examples: Tensor, targets: Tensor, ridge: float) -> Tensor:
         slopes = (value * (1 - 2 * value)).unsqueeze(1) * examples
         step = torch.linalg.solve(slopes.T @ slopes + penalty, slopes.T @ (targets - value) - ridge * weights)
         lower = (weights + step / 2**halving for halving in range(HALVINGS))
-        better = next((some for some in lower if loss(some) < best), None)
+        better = next((candidate for candidate in lower if loss(candidate) < best), None)
         if better is None:
             break
         weights, before, best = better, best, loss(better)

@@ -7,7 +7,7 @@ from typing import Annotated
 from torch import Tensor
 
 from rlstab.core.method import State
-from rlstab.core.settings import Range, check_order
+from rlstab.core.method_settings import Range, check_order
 from rlstab.core.stats import Mean, Settled, Stat
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import RewardShaper
@@ -79,18 +79,12 @@ class Laconic(RewardShaper):
         would lose 0.6 and loses no more than 0.4, and another 0.1 because it was cut off. The mean length of 30 is
         three budgets, so the multiplier rises by 0.002 * (3 - 1).
 
-        >>> import torch
         >>> from rlstab.core.comm import LocalComm
         >>> from rlstab.core.method import measure_all
         >>> from rlstab.stages.laconic import Laconic
         >>> from rlstab.stages.response_batch import ResponseBatch
-        >>> ids, none = torch.zeros(4, dtype=torch.int64), torch.zeros(4, dtype=torch.float64)
-        >>> batch = ResponseBatch(
-        ...     rewards=torch.ones(4, dtype=torch.float64),
-        ...     lengths=torch.tensor([10.0, 20.0, 20.0, 70.0], dtype=torch.float64),
-        ...     ended=torch.tensor([True, True, True, False]),
-        ...     prompt_ids=ids, group_ids=ids, sequence_ids=torch.arange(4), given=ids, pivot=none, limit=70,
-        ... )
+        >>> lengths, ended = [10.0, 20.0, 20.0, 70.0], [True, True, True, False]
+        >>> batch = ResponseBatch.of([1.0, 1.0, 1.0, 1.0], lengths=lengths, ended=ended)
         >>> stage = Laconic(budget=10.0, floor=0.1, ceiling=0.2)
         >>> state = stage.init_state()
         >>> stat, after = measure_all(stage, [batch], state, LocalComm())
@@ -123,16 +117,16 @@ class Laconic(RewardShaper):
         return {"length": Mean.of(_lengths(responses))}
 
     def advance(self, state: State, stat: Settled) -> State:
-        over = stat.mean("length").value / self.budget - 1
-        if math.isnan(over):  # no response on any rank
+        excess = stat.mean("length").value / self.budget - 1
+        if math.isnan(excess):  # no response on any rank
             return state
-        moved = state["multiplier"] + self.step * over
+        moved = state["multiplier"] + self.step * excess
         return {"multiplier": min(max(moved, float(self.floor)), float(self.ceiling))}
 
     def shape(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
         # not -x: that makes -0.0 of an answer that loses nothing
-        beyond = ((_lengths(responses) - self.budget) / self.budget).clamp(min=0)
-        price: Tensor = (state["multiplier"] * beyond).clamp(max=self.most)
+        excess = ((_lengths(responses) - self.budget) / self.budget).clamp(min=0)
+        price: Tensor = (state["multiplier"] * excess).clamp(max=self.most)
         return 0.0 - price - self.cut * (~responses.ended).double()
 
     def report(self, responses: ResponseBatch, stat: Settled, state: State) -> Mapping[str, Mean]:

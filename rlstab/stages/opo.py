@@ -60,20 +60,8 @@ class OPO(AdvantageEstimator):
     Example:
         Two right answers of 10 and 40 tokens among five: b = (10 + 40) / 200 = 1 / 4, where the plain mean is 2 / 5.
 
-        >>> import torch
         >>> from rlstab.stages.response_batch import ResponseBatch
-        >>> zeros = torch.zeros(5, dtype=torch.float64)
-        >>> batch = ResponseBatch(
-        ...     rewards=torch.tensor([1.0, 0.0, 0.0, 1.0, 0.0], dtype=torch.float64),
-        ...     lengths=torch.tensor([10.0, 20.0, 30.0, 40.0, 100.0], dtype=torch.float64),
-        ...     ended=zeros == 0,
-        ...     prompt_ids=zeros.long(),
-        ...     group_ids=zeros.long(),
-        ...     sequence_ids=torch.arange(5),
-        ...     given=zeros.long(),
-        ...     pivot=zeros,
-        ...     limit=100,
-        ... )
+        >>> batch = ResponseBatch.of([1.0, 0.0, 0.0, 1.0, 0.0], lengths=[10.0, 20.0, 30.0, 40.0, 100.0])
         >>> OPO().advantages(batch, Settled(), {}).tolist()
         [0.75, -0.25, -0.25, 0.75, -0.25]
 
@@ -88,8 +76,8 @@ class OPO(AdvantageEstimator):
 
     def advantages(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
         baseline = responses.group_mean(responses.rewards, responses.lengths)
-        nothing = responses.even | baseline.isnan()  # a group without a token has nothing to learn
-        return torch.where(nothing, 0.0, responses.rewards - baseline)
+        idle = responses.even | baseline.isnan()  # a group without a token has nothing to learn
+        return torch.where(idle, 0.0, responses.rewards - baseline)
 
     def report(self, responses: ResponseBatch, stat: Settled, state: State) -> Mapping[str, Mean]:
         """How far the baseline lies above the mean of the group, over responses of groups that differ."""

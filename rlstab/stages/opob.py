@@ -85,24 +85,13 @@ class OPOB(AdvantageEstimator):
 
         >>> import torch
         >>> from rlstab.stages.response_batch import ResponseBatch
-        >>> zeros = torch.zeros(3, dtype=torch.float64)
-        >>> same = torch.tensor([[-1.0, -2.0]] * 3)
-        >>> batch = ResponseBatch(
-        ...     rewards=torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64),
-        ...     lengths=zeros + 2,
-        ...     ended=zeros == 0,
-        ...     prompt_ids=zeros.long(),
-        ...     group_ids=zeros.long(),
-        ...     sequence_ids=torch.arange(3),
-        ...     given=zeros.long(),
-        ...     pivot=zeros,
-        ...     limit=8,
-        ...     extra={
-        ...         "logprobs": same,
-        ...         "rollout_logprobs": same,
-        ...         "squared_gradient": torch.tensor([4.0, 1.0, 1.0]),
-        ...     },
-        ... )
+        >>> logprobs = torch.tensor([[-1.0, -2.0]] * 3)
+        >>> evidence = {
+        ...     "logprobs": logprobs,
+        ...     "rollout_logprobs": logprobs,
+        ...     "squared_gradient": torch.tensor([4.0, 1.0, 1.0]),
+        ... }
+        >>> batch = ResponseBatch.of([1.0, 0.0, 0.0], lengths=2.0, extra=evidence)
         >>> [round(value, 4) for value in OPOB(norm_by_std=False).advantages(batch, Settled(), {}).tolist()]
         [0.3333, -0.6667, -0.6667]
 
@@ -151,14 +140,14 @@ class OPOB(AdvantageEstimator):
 
 def over_tokens(responses: ResponseBatch, values: Tensor) -> Tensor:
     """``(S,)`` sum of ``(S, T)`` values over the tokens of each response; values after its end are not read."""
-    there = torch.arange(values.shape[-1]) < responses.lengths.unsqueeze(-1)
-    return torch.where(there, values, 0.0).sum(-1)
+    mask = torch.arange(values.shape[-1]) < responses.lengths.unsqueeze(-1)
+    return torch.where(mask, values, 0.0).sum(-1)
 
 
 def log_ratios(responses: ResponseBatch) -> Tensor:
     """``(S,)`` float64, nats: log of the ratio of a response's probability now to that when it was sampled."""
-    now, then = responses.evidence("logprobs"), responses.evidence("rollout_logprobs")
-    return over_tokens(responses, now.double() - then.double())
+    learner, sampler = responses.evidence("logprobs"), responses.evidence("rollout_logprobs")
+    return over_tokens(responses, learner.double() - sampler.double())
 
 
 def optimal_baseline(responses: ResponseBatch, log_weights: Tensor) -> Tensor:
@@ -172,8 +161,8 @@ def optimal_baseline(responses: ResponseBatch, log_weights: Tensor) -> Tensor:
     is divided out before the exponential, and none overflows.
     """
     weights = _shares(responses, log_weights)
-    none = responses.group_sum(weights) == 0
-    return responses.group_mean(responses.rewards, torch.where(none, 1.0, weights))
+    weightless = responses.group_sum(weights) == 0
+    return responses.group_mean(responses.rewards, torch.where(weightless, 1.0, weights))
 
 
 def _shares(responses: ResponseBatch, log_weights: Tensor) -> Tensor:

@@ -64,20 +64,9 @@ class OPOBProxy(OPOB):
         >>> import torch
         >>> from rlstab.core.stats import Settled
         >>> from rlstab.stages.response_batch import ResponseBatch
-        >>> zeros = torch.zeros(2, dtype=torch.float64)
         >>> drawn = torch.tensor([[0.5], [0.25]], dtype=torch.float64)
-        >>> batch = ResponseBatch(
-        ...     rewards=torch.tensor([1.0, 0.0], dtype=torch.float64),
-        ...     lengths=zeros + 1,
-        ...     ended=zeros == 0,
-        ...     prompt_ids=zeros.long(),
-        ...     group_ids=zeros.long(),
-        ...     sequence_ids=torch.arange(2),
-        ...     given=zeros.long(),
-        ...     pivot=zeros,
-        ...     limit=8,
-        ...     extra={"logprobs": drawn.log(), "rollout_logprobs": drawn.log(), "sum_p_sq": drawn},
-        ... )
+        >>> evidence = {"logprobs": drawn.log(), "rollout_logprobs": drawn.log(), "sum_p_sq": drawn}
+        >>> batch = ResponseBatch.of([1.0, 0.0], extra=evidence)
         >>> [round(value, 4) for value in OPOBProxy(norm_by_std=False).advantages(batch, Settled(), {}).tolist()]
         [0.6, -0.4]
 

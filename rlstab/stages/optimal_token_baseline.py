@@ -75,20 +75,9 @@ class OptimalTokenBaseline(AdvantageEstimator):
 
         >>> import torch
         >>> from rlstab.stages.response_batch import ResponseBatch
-        >>> zeros = torch.zeros(2, dtype=torch.float64)
         >>> drawn = torch.tensor([[0.5, 0.5], [0.25, 1.0]], dtype=torch.float64)
-        >>> batch = ResponseBatch(
-        ...     rewards=torch.tensor([1.0, 0.0], dtype=torch.float64),
-        ...     lengths=torch.tensor([2.0, 1.0], dtype=torch.float64),
-        ...     ended=zeros == 0,
-        ...     prompt_ids=zeros.long(),
-        ...     group_ids=zeros.long(),
-        ...     sequence_ids=torch.arange(2),
-        ...     given=zeros.long(),
-        ...     pivot=zeros,
-        ...     limit=8,
-        ...     extra={"logprobs": drawn.log(), "sum_p_sq": drawn},
-        ... )
+        >>> evidence = {"logprobs": drawn.log(), "sum_p_sq": drawn}
+        >>> batch = ResponseBatch.of([1.0, 0.0], lengths=[2.0, 1.0], extra=evidence)
         >>> for row in OptimalTokenBaseline().advantages(batch, Settled(), {}).tolist():
         ...     print([round(value, 4) for value in row])
         [0.6, 1.0]
@@ -108,30 +97,30 @@ class OptimalTokenBaseline(AdvantageEstimator):
     zero_tail: bool = True
 
     def advantages(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
-        there, baseline, _ = self._baseline(responses)
-        return torch.where(there & ~responses.even.unsqueeze(-1), responses.rewards.unsqueeze(-1) - baseline, 0.0)
+        mask, baseline, _ = self._baseline(responses)
+        return torch.where(mask & ~responses.even.unsqueeze(-1), responses.rewards.unsqueeze(-1) - baseline, 0.0)
 
     def report(self, responses: ResponseBatch, stat: Settled, state: State) -> Mapping[str, Mean]:
         """How far the baseline lies above the mean of the group, and the share of tokens of the only response left.
 
         Over tokens of groups whose rewards differ; the baseline where there are several.
         """
-        there, baseline, alone = self._baseline(responses)
-        there = there & ~responses.even.unsqueeze(-1)
+        mask, baseline, lone = self._baseline(responses)
+        mask = mask & ~responses.even.unsqueeze(-1)
         shift = baseline - responses.group_mean(responses.rewards).unsqueeze(-1)
-        return {"baseline_shift": Mean.of(shift, there & ~alone), "alone": Mean.of(alone, there)}
+        return {"baseline_shift": Mean.of(shift, mask & ~lone), "alone": Mean.of(lone, mask)}
 
     def _baseline(self, responses: ResponseBatch) -> tuple[Tensor, Tensor, Tensor]:
         """``(S, T)``: whether there is a token, its baseline, and whether it is the only one of its group there."""
         squares = logit_squares(responses.evidence("logprobs"), responses.evidence("sum_p_sq"))
-        there = torch.arange(squares.shape[-1]) < responses.lengths.unsqueeze(-1)
+        mask = torch.arange(squares.shape[-1]) < responses.lengths.unsqueeze(-1)
 
         def over_group(values: Tensor) -> Tensor:
-            return responses.group_sum(torch.where(there, values, 0.0))
+            return responses.group_sum(torch.where(mask, values, 0.0))
 
-        energy, ones = torch.where(there, squares, 0.0).cumsum(-1), torch.ones_like(squares)
-        alone = over_group(ones) == 1
+        energy, ones = torch.where(mask, squares, 0.0).cumsum(-1), torch.ones_like(squares)
+        lone = over_group(ones) == 1
         weight = torch.where(over_group(energy) == 0, ones, energy)
         baseline = over_group(weight * responses.rewards.unsqueeze(-1)) / over_group(weight)
-        baseline = torch.where(alone, 0.0 if self.zero_tail else responses.rewards.unsqueeze(-1), baseline)
-        return there, baseline, alone
+        baseline = torch.where(lone, 0.0 if self.zero_tail else responses.rewards.unsqueeze(-1), baseline)
+        return mask, baseline, lone

@@ -6,7 +6,7 @@ from typing import Annotated
 from torch import Tensor
 
 from rlstab.core.method import State
-from rlstab.core.settings import Range
+from rlstab.core.method_settings import Range
 from rlstab.core.stats import Mean, Settled
 from rlstab.errors import OutOfRange
 from rlstab.stages.response_batch import ResponseBatch
@@ -64,17 +64,11 @@ class Overlong(RewardShaper):
         A limit of 20 tokens and a buffer of 8: the penalty begins beyond 12 tokens. An answer of 14 loses 2/8, one of
         20 loses 1.
 
-        >>> import torch
         >>> from rlstab.stages.overlong import Overlong
         >>> from rlstab.stages.response_batch import ResponseBatch
         >>> from rlstab.core.stats import Settled
-        >>> ids, none = torch.zeros(4, dtype=torch.int64), torch.zeros(4, dtype=torch.float64)
-        >>> batch = ResponseBatch(
-        ...     rewards=torch.ones(4, dtype=torch.float64),
-        ...     lengths=torch.tensor([5.0, 12.0, 14.0, 20.0], dtype=torch.float64),
-        ...     ended=torch.tensor([True, True, True, False]),
-        ...     prompt_ids=ids, group_ids=ids, sequence_ids=torch.arange(4), given=ids, pivot=none, limit=20,
-        ... )
+        >>> lengths, ended = [5.0, 12.0, 14.0, 20.0], [True, True, True, False]
+        >>> batch = ResponseBatch.of([1.0, 1.0, 1.0, 1.0], lengths=lengths, ended=ended)
         >>> Overlong(buffer=8).shape(batch, Settled(), {}).tolist()
         [0.0, 0.0, -0.25, -1.0]
 
@@ -95,9 +89,9 @@ class Overlong(RewardShaper):
                 f"have, so that even an empty answer would be punished. Set it to at most rollout.max_new_tokens; a "
                 f"fifth of that is {max(1, responses.limit // 5)}."
             )
-        over = responses.lengths + responses.given - (responses.limit - self.buffer)
+        excess = responses.lengths + responses.given - (responses.limit - self.buffer)
         # not -x: that makes -0.0 of an answer that loses nothing
-        return 0.0 - self.penalty * (over / self.buffer).clamp(0, 1)
+        return 0.0 - self.penalty * (excess / self.buffer).clamp(0, 1)
 
     def report(self, responses: ResponseBatch, stat: Settled, state: State) -> Mapping[str, Mean]:
         shaped = self.shape(responses, stat, state)

@@ -5,7 +5,7 @@ from typing import Annotated
 from torch import Tensor
 
 from rlstab.core.method import State
-from rlstab.core.settings import Range
+from rlstab.core.method_settings import Range
 from rlstab.stages.pass_rates import PassRateSelector, expected_rate
 from rlstab.stages.stage import Offer
 

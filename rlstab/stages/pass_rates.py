@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlstab.core.method import State
-from rlstab.core.settings import Range
+from rlstab.core.method_settings import Range
 from rlstab.core.stats import Grouped, Mean, Settled, Stat
 from rlstab.errors import OutOfRange
 from rlstab.stages.response_batch import ResponseBatch
@@ -63,24 +63,24 @@ class PassRateSelector(PromptSelector):
         Raises:
             OutOfRange: a prompt outside of the pool was answered.
         """
-        seen = stat.grouped("seen")
-        if seen.keys.numel() and not 0 <= int(seen.keys[0]) <= int(seen.keys[-1]) < self.pool:
+        answered = stat.grouped("seen")
+        if answered.keys.numel() and not 0 <= int(answered.keys[0]) <= int(answered.keys[-1]) < self.pool:
             raise OutOfRange(
-                f"'{self.name}': pool = {self.pool}, and the prompt {int(seen.keys[-1])} was answered. Raise `pool`, "
-                f"or answer the prompts that the stage selects."
+                f"'{self.name}': pool = {self.pool}, and the prompt {int(answered.keys[-1])} was answered. Raise "
+                f"`pool`, or answer the prompts that the stage selects."
             )
-        fresh = {"right": seen.totals, "wrong": seen.counts - seen.totals}
-        kept = {name: state[name][seen.keys] * self.discount for name in fresh}
-        return {name: state[name].index_copy(0, seen.keys, kept[name] + fresh[name]) for name in fresh}
+        fresh = {"right": answered.totals, "wrong": answered.counts - answered.totals}
+        discounted = {name: state[name][answered.keys] * self.discount for name in fresh}
+        return {name: state[name].index_copy(0, answered.keys, discounted[name] + fresh[name]) for name in fresh}
 
     def report(self, responses: ResponseBatch, stat: Settled, state: State) -> Mapping[str, Mean]:
         """The known share of the pool, and the mean pass rate of the chosen prompts, expected and observed."""
         rewards = responses.evidence("raw_rewards").double().clamp(0, 1)
         rates = responses.group_mean(rewards, weight=responses.given == 0)
         first = responses.first[~rates[responses.first].isnan()]
-        known = (state["right"] + state["wrong"] > 0).double().mean()
+        known_share = (state["right"] + state["wrong"] > 0).double().mean()
         return {
-            "known": Mean.scalar(float(known)),
+            "known": Mean.scalar(float(known_share)),
             "expected_pass_rate": Mean.of(expected_rate(state)[responses.prompt_ids[first]]),
             "pass_rate": Mean.of(rates[first]),
         }

@@ -45,9 +45,9 @@ class Pipeline:
         check_exclusions(stages, {name: "stage" for name in names})
         selectors = [stage for stage in stages if isinstance(stage, PromptSelector)]
         estimators = [stage for stage in stages if isinstance(stage, AdvantageEstimator)]
-        for several, does in ((selectors, "choose the prompts"), (estimators, "estimate the advantages")):
-            if len(several) > 1:
-                first, second = several[:2]
+        for named, does in ((selectors, "choose the prompts"), (estimators, "estimate the advantages")):
+            if len(named) > 1:
+                first, second = named[:2]
                 raise Conflict(
                     f"'{first.name}' and '{second.name}' both {does}; a run has exactly one stage that does. Remove "
                     f"one of them."
@@ -79,30 +79,30 @@ def unmet(pipeline: Pipeline, methods: Iterable[str]) -> list[str]:
         pipeline: the stages of a run.
         methods: names of the methods in its objective.
     """
-    there = {stage.name for stage in pipeline} | set(methods)
+    names = {stage.name for stage in pipeline} | set(methods)
     return [
-        f"'{stage.name}' expects '{name}' with it, which is missing: {why}"
+        f"'{stage.name}' expects '{name}' with it, which is missing: {reason}"
         for stage in pipeline
-        for name, why in stage.about.expects.items()
-        if name not in there
+        for name, reason in stage.about.expects.items()
+        if name not in names
     ]
 
 
-def check_exclusions(stages: Sequence[Stage], others: Mapping[str, str]) -> None:
+def check_exclusions(stages: Sequence[Stage], nouns: Mapping[str, str]) -> None:
     """Refuse stages and methods that cannot act together.
 
     Args:
         stages: whose ``excludes`` are asked.
-        others: names of the stages and methods that are present, with the kind of each.
+        nouns: names of the stages and methods that are present, with the kind of each.
 
     Raises:
         Conflict: names the two parties and the reason.
     """
     kinds = {stage.name: stage.kind for stage in stages}
     for stage in stages:
-        for name, what in sorted(others.items()):
-            why = stage.excludes.get(name) or stage.excludes.get(kinds.get(name, ""))
-            if why is not None:
+        for name, noun in sorted(nouns.items()):
+            reason = stage.excludes.get(name) or stage.excludes.get(kinds.get(name, ""))
+            if reason is not None:
                 raise Conflict(
-                    f"the stage '{stage.name}' and the {what} '{name}' exclude each other: {why} Remove one of them."
+                    f"the stage '{stage.name}' and the {noun} '{name}' exclude each other: {reason} Remove one of them."
                 )

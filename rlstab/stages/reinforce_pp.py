@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rlstab.core.metadata import About
 from rlstab.core.method import State
-from rlstab.core.settings import Range
+from rlstab.core.method_settings import Range
 from rlstab.core.stats import Mean, Pool, Settled, Stat
 from rlstab.stages.group_relative import all_alike
 from rlstab.stages.response_batch import ResponseBatch
@@ -73,22 +73,10 @@ class ReinforcePP(AdvantageEstimator):
         A wrong response of one token and a right one of three: m = 3 / 4, v = (9 + 3) / 16 / 3 = 1 / 4. The short one
         is farther from the mean.
 
-        >>> import torch
         >>> from rlstab.core.comm import LocalComm
         >>> from rlstab.core.method import measure_all
         >>> from rlstab.stages.response_batch import ResponseBatch
-        >>> zeros = torch.zeros(2, dtype=torch.float64)
-        >>> batch = ResponseBatch(
-        ...     rewards=torch.tensor([0.0, 1.0], dtype=torch.float64),
-        ...     lengths=torch.tensor([1.0, 3.0], dtype=torch.float64),
-        ...     ended=zeros == 0,
-        ...     prompt_ids=torch.arange(2),
-        ...     group_ids=torch.arange(2),
-        ...     sequence_ids=torch.arange(2),
-        ...     given=zeros.long(),
-        ...     pivot=zeros,
-        ...     limit=8,
-        ... )
+        >>> batch = ResponseBatch.of([0.0, 1.0], [0, 1], lengths=[1.0, 3.0])
         >>> stage = ReinforcePP()
         >>> stat, state = measure_all(stage, [batch], stage.init_state(), LocalComm())
         >>> [round(value, 4) for value in stage.advantages(batch, stat, state).tolist()]

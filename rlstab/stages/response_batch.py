@@ -39,6 +39,9 @@ ONLY_FOR: Mapping[str, str] = {
     "prompt_features": "prompts",
 }
 
+#: The dtypes of the fields of a response; int64 for the others.
+DTYPES = {"lengths": torch.float64, "ended": torch.bool, "pivot": torch.float64}
+
 #: The fill value where a response has no token, by the name in :meth:`ResponseBatch.tensors`; 0 for the others.
 PADDING = {"extra/block_ids": -1}
 
@@ -56,7 +59,7 @@ class ResponseBatch:
         sequence_ids: ``(S,)`` int64, unique over the run.
         given: ``(S,)`` int64, tokens of the answer that were not sampled: where a branch starts, else 0.
         pivot: ``(S,)`` float64, ``given`` as a share of the length of the answer that was branched from; else 0.
-        limit: most tokens of an answer, including the given ones.
+        limit: the most tokens of an answer, including the given ones.
         extra: evidence by name, see :data:`EVIDENCE`.
     """
 
@@ -75,24 +78,56 @@ class ResponseBatch:
         count = self.rewards.shape[0]
         for name, values in self.tensors().items():
             if values.shape[:1] != (count,):
-                what = f"{name.removeprefix('extra/')} is {tuple(values.shape)}"
-                raise ShapeError(f"ResponseBatch: {what}, expected {count} responses as rewards.")
+                description = f"{name.removeprefix('extra/')} is {tuple(values.shape)}"
+                raise ShapeError(f"ResponseBatch: {description}, expected {count} responses as rewards.")
 
     def __len__(self) -> int:
         return self.rewards.shape[0]
 
     @classmethod
-    def empty(cls, needs: Iterable[str] = (), limit: int = 1) -> ResponseBatch:
-        """No responses, with all evidence of ``needs``: what a rank without responses measures."""
-        dims = {name: EVIDENCE.get(name, (1 if name.startswith("reward/") else 2, ""))[0] for name in needs}
-        extra = {name: torch.zeros((0,) * count, dtype=torch.float64) for name, count in dims.items()}
-        return cls.unscored(torch.zeros(0, dtype=torch.int64), limit).knowing(extra)
+    def of(
+        cls,
+        rewards: Any,
+        group_ids: Any = 0,
+        *,
+        limit: int | None = None,
+        extra: Mapping[str, Tensor] | None = None,
+        **fields: Any,
+    ) -> ResponseBatch:
+        """Responses by their rewards and groups; every field is a sequence, or one value for all responses.
+
+        Args:
+            rewards: ``(S,)`` numbers.
+            group_ids: ``(S,)`` ids of groups.
+            limit: most tokens of an answer; None is the length of the longest.
+            extra: evidence by name.
+            fields: other fields. Without them a response has one token and ended, answers the prompt with the number of
+                its group, is no branch, and has its index as id.
+        """
+        values = torch.as_tensor(rewards, dtype=torch.float64)
+        fields = {
+            "lengths": 1.0,
+            "ended": True,
+            "prompt_ids": group_ids,
+            "sequence_ids": range(len(values)),
+            "given": 0,
+            "pivot": 0.0,
+            **fields,
+            "group_ids": group_ids,
+        }
+        columns = {
+            name: torch.as_tensor(field, dtype=DTYPES.get(name, torch.int64)).expand(len(values)).clone()
+            for name, field in fields.items()
+        }
+        if limit is None:
+            limit = int((columns["given"] + columns["lengths"]).max()) if len(values) else 1
+        return cls(rewards=values, limit=limit, extra=extra or {}, **columns)
 
     @classmethod
-    def unscored(cls, sequence_ids: Tensor, limit: int, **known: Any) -> ResponseBatch:
-        """Responses that are still to be sampled and scored: fields that are not given are 0."""
-        floats, ids = torch.zeros(len(sequence_ids), dtype=torch.float64), torch.zeros_like(sequence_ids)
-        return replace(cls(floats, floats, floats.bool(), ids, ids, sequence_ids, ids, floats, limit), **known)
+    def empty(cls, needs: Iterable[str] = ()) -> ResponseBatch:
+        """No responses, with all evidence of ``needs``: what a rank without responses measures."""
+        dims = {name: EVIDENCE.get(name, (1 if name.startswith("reward/") else 2, ""))[0] for name in needs}
+        return cls.of([], extra={name: torch.zeros((0,) * count, dtype=torch.float64) for name, count in dims.items()})
 
     def evidence(self, name: str) -> Tensor:
         """The evidence of this name.
@@ -159,24 +194,24 @@ class ResponseBatch:
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by name; evidence under ``extra/<name>``."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        given = {name: values for name, values in given.items() if isinstance(values, Tensor)}
-        return given | {f"extra/{name}": values for name, values in self.extra.items()}
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        columns = {name: values for name, values in columns.items() if isinstance(values, Tensor)}
+        return columns | {f"extra/{name}": values for name, values in self.extra.items()}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], limit: int) -> ResponseBatch:
         """The batch from the result of :meth:`tensors`."""
         extra = {name.removeprefix("extra/"): values for name, values in tensors.items() if name.startswith("extra/")}
-        known: dict[str, Any] = {name: values for name, values in tensors.items() if not name.startswith("extra/")}
-        return cls(**known, limit=limit, extra=extra)
+        columns: dict[str, Any] = {name: values for name, values in tensors.items() if not name.startswith("extra/")}
+        return cls(**columns, limit=limit, extra=extra)
 
     @classmethod
     def joined(cls, batches: Sequence[ResponseBatch]) -> ResponseBatch:
         """The responses of all batches; evidence that some of them lack is left out."""
-        several = [batch.tensors() for batch in batches]
+        tensors_of_batches = [batch.tensors() for batch in batches]
         joined: dict[str, Tensor] = {}
-        for name in set[str].intersection(*map(set, several)):
-            values = [tensors[name] for tensors in several]
+        for name in set[str].intersection(*map(set, tensors_of_batches)):
+            values = [tensors[name] for tensors in tensors_of_batches]
             if values[0].ndim == 2:
                 width = max(rows.shape[1] for rows in values)
                 values = [pad(rows, (0, width - rows.shape[1]), value=PADDING.get(name, 0)) for rows in values]

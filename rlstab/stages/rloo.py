@@ -52,20 +52,8 @@ class RLOO(AdvantageEstimator):
     Example:
         One right answer of four: 1 - 0, and 0 - 1 / 3.
 
-        >>> import torch
         >>> from rlstab.stages.response_batch import ResponseBatch
-        >>> zeros = torch.zeros(4, dtype=torch.float64)
-        >>> batch = ResponseBatch(
-        ...     rewards=torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64),
-        ...     lengths=zeros + 8,
-        ...     ended=zeros == 0,
-        ...     prompt_ids=zeros.long(),
-        ...     group_ids=zeros.long(),
-        ...     sequence_ids=torch.arange(4),
-        ...     given=zeros.long(),
-        ...     pivot=zeros,
-        ...     limit=8,
-        ... )
+        >>> batch = ResponseBatch.of([1.0, 0.0, 0.0, 0.0])
         >>> [round(value, 4) for value in RLOO().advantages(batch, Settled(), {}).tolist()]
         [1.0, -0.3333, -0.3333, -0.3333]
 

@@ -22,8 +22,8 @@ def pool_of(name: str, pool: int | None, offer: Offer) -> int:
     """The number of prompts, from 0 on, that a selector draws from: ``pool``, or as many as the task has.
 
     Args:
-        name: of the selector.
-        pool: its setting.
+        name: the name of the selector.
+        pool: the setting `pool` of the selector.
         offer: from which it chooses.
 
     Raises:
@@ -42,9 +42,9 @@ def pool_of(name: str, pool: int | None, offer: Offer) -> int:
     size = offer.size if pool is None else pool
     assert size is not None
     if offer.first == 0 and offer.count > size:
-        has, cure = ("the task has", "") if pool is None else ("its pool has", "Raise `pool`, or lower")
+        subject, cure = ("the task has", "") if pool is None else ("its pool has", "Raise `pool`, or lower")
         raise OutOfRange(
-            f"'{name}' was asked for {offer.count} different prompts, and {has} {size}. {cure or 'Lower'} "
+            f"'{name}' was asked for {offer.count} different prompts, and {subject} {size}. {cure or 'Lower'} "
             f"rollout.prompts to at most {size}."
         )
     return size

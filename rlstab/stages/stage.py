@@ -62,13 +62,13 @@ class Offer:
     """The offer from which a selector chooses.
 
     Attributes:
-        rollout: its number, from 0.
+        rollout: the number of the rollout, from 0.
         first: number of prompts of this rollout that are already chosen; a refill continues from there.
         count: number of prompts to choose.
         drawn: number of prompts that the run chose before these.
         size: number of different training prompts of the task, numbered from 0; None if unlimited.
-        seed: of the run.
-        features: ``(n,)`` numbers of prompts to ``(n, width)`` float64, for a selector that needs
+        seed: the seed of the run.
+        features: a function from ``(n,)`` numbers of prompts to ``(n, width)`` float64, for a selector that needs
             ``prompt_features``: the mean of the policy's input embeddings over the tokens of a prompt.
     """
 
@@ -146,7 +146,7 @@ class Expansion:
         """Refuse what does not fit the responses.
 
         Args:
-            name: of the stage.
+            name: the name of the stage.
             responses: that it was given.
 
         Raises:
@@ -163,8 +163,8 @@ class Expansion:
                 f"'{name}': expand returned parents, pivots and branches of which some are missing. Return all three."
             )
         if self.parents is not None and self.pivots is not None and self.parents.numel():
-            inside = int(self.parents.min()) >= 0 and int(self.parents.max()) < count
-            fits = inside and bool(((self.pivots >= 1) & (self.pivots < responses.lengths[self.parents])).all())
+            in_range = int(self.parents.min()) >= 0 and int(self.parents.max()) < count
+            fits = in_range and bool(((self.pivots >= 1) & (self.pivots < responses.lengths[self.parents])).all())
             if self.parents.shape != self.pivots.shape or not fits or bool((responses.given[self.parents] > 0).any()):
                 raise MethodError(
                     f"'{name}': expand returned parents or pivots that do not fit: a pivot is at least 1 and below the "

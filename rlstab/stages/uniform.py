@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rlstab.core.method import State
-from rlstab.core.settings import Range
+from rlstab.core.method_settings import Range
 from rlstab.stages.slots import filled, pool_of
 from rlstab.stages.stage import Offer, PromptSelector
 

@@ -16,7 +16,7 @@ from rlstab.errors import DataError, MissingSignal
 from rlstab.tasks import Block, Example
 
 
-def require_blocks(task: Any, who: str) -> None:
+def require_blocks(task: Any, reader: str) -> None:
     """Refuse a task without blocks.
 
     Raises:
@@ -24,7 +24,7 @@ def require_blocks(task: Any, who: str) -> None:
     """
     if not callable(getattr(task, "blocks", None)):
         raise MissingSignal(
-            f"{who} needs blocks, and the task '{task.name}' has none. Give it `blocks`, see rlstab.tasks.HasBlocks."
+            f"{reader} needs blocks, and the task '{task.name}' has none. Give it `blocks`, see rlstab.tasks.HasBlocks."
         )
 
 
@@ -48,7 +48,7 @@ def block_evidence(
     blocks: Sequence[Sequence[Block]],
     texts: Sequence[str],
     answers: Sequence[Sequence[int]],
-    given: Sequence[int],
+    prefixes: Sequence[int],
     width: int,
     decode: Callable[[list[int]], str],
 ) -> dict[str, Tensor]:
@@ -59,22 +59,22 @@ def block_evidence(
     - ``block_outcomes``: ``(S, K)`` int64, one more than that of the task, so that 0 means none.
 
     Args:
-        blocks: of each response, by :func:`told_blocks`.
+        blocks: the blocks of each response, by :func:`told_blocks`.
         texts: the whole answers, as the task saw them.
-        answers: their tokens, including those that were not sampled.
-        given: number of these that were not sampled; they come first, and ``block_ids`` leaves them out.
+        answers: the tokens of each response, including those that were not sampled.
+        prefixes: number of these that were not sampled; they come first, and ``block_ids`` leaves them out.
         width: T.
         decode: the function from tokens to text by which ``texts`` were made.
     """
-    most = max(map(len, blocks), default=0)
+    width_of_blocks = max(map(len, blocks), default=0)
     ids = torch.full((len(blocks), width), -1, dtype=torch.int64)
-    rewards = torch.zeros((len(blocks), most), dtype=torch.float64)
-    outcomes = torch.zeros((len(blocks), most), dtype=torch.int64)
-    for row, told in enumerate(blocks):
-        sampled = token_blocks(answers[row], texts[row], told, decode)[given[row] :]
+    rewards = torch.zeros((len(blocks), width_of_blocks), dtype=torch.float64)
+    outcomes = torch.zeros((len(blocks), width_of_blocks), dtype=torch.int64)
+    for row, row_blocks in enumerate(blocks):
+        sampled = token_blocks(answers[row], texts[row], row_blocks, decode)[prefixes[row] :]
         ids[row, : len(sampled)] = torch.tensor(sampled, dtype=torch.int64)
-        rewards[row, : len(told)] = torch.tensor([block.reward for block in told], dtype=torch.float64)
-        outcomes[row, : len(told)] = torch.tensor([block.outcome + 1 for block in told], dtype=torch.int64)
+        rewards[row, : len(row_blocks)] = torch.tensor([block.reward for block in row_blocks], dtype=torch.float64)
+        outcomes[row, : len(row_blocks)] = torch.tensor([block.outcome + 1 for block in row_blocks], dtype=torch.int64)
     return {"block_ids": ids, "block_rewards": rewards, "block_outcomes": outcomes}
 
 
@@ -104,9 +104,9 @@ def token_blocks(
     numbers = [-1] * len(tokens)
     for number, block in enumerate(blocks):
         # a token that reaches beyond the start, or the first part of a character that begins there
-        beyond, begun = (side(counts, block.start, key=reached) for side in (bisect_right, bisect_left))
+        past, begun = (side(counts, block.start, key=reached) for side in (bisect_right, bisect_left))
         last = len(tokens) if block.stop == len(text) else bisect_left(counts, block.stop, key=reached)
-        for index in range(min(beyond - 1, begun), min(last, len(tokens))):
+        for index in range(min(past - 1, begun), min(last, len(tokens))):
             if numbers[index] < 0:
                 numbers[index] = number
     return numbers

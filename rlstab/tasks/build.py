@@ -38,8 +38,8 @@ def build_task(settings: TaskSettings) -> Task:
     except OutOfRange as error:
         raise ConfigError(f"task: {error}") from error
     cls = load_task(settings)
-    given = ", ".join(f"{name}={value!r}" for name, value in settings.options.items())
-    with blamed(f"task: {cls.__qualname__}({given})", "Change task.options, or the class"):
+    options = ", ".join(f"{name}={value!r}" for name, value in settings.options.items())
+    with blamed(f"task: {cls.__qualname__}({options})", "Change task.options, or the class"):
         return require_task(cls(**settings.options))
 
 
@@ -71,14 +71,14 @@ def load_task(settings: UserTaskSettings) -> type:
     return cls
 
 
-def entry_point(group: str, name: str, who: str, otherwise: str) -> EntryPoint:
+def entry_point(group: str, name: str, setting: str, alternative: str) -> EntryPoint:
     """The entry point of an installed package.
 
     Args:
         group: to which it belongs.
-        name: of the entry point.
-        who: the setting that names it, in errors.
-        otherwise: what may be written instead, in errors.
+        name: the name of the entry point.
+        setting: the setting that names it, in errors.
+        alternative: what may be written instead, in errors.
 
     Raises:
         UnknownName: no installed package has it.
@@ -86,7 +86,9 @@ def entry_point(group: str, name: str, who: str, otherwise: str) -> EntryPoint:
     points = {point.name: point for point in entry_points(group=group)}
     if name not in points:
         hint = f"{did_you_mean(name, points)} Or write" if points else "Write"
-        raise UnknownName(f"{who}: no installed package has an entry point '{name}' in {group}. {hint} {otherwise}.")
+        raise UnknownName(
+            f"{setting}: no installed package has an entry point '{name}' in {group}. {hint} {alternative}."
+        )
     return points[name]
 
 
@@ -96,7 +98,7 @@ def require_task(task: object) -> Task:
     Raises:
         ConfigError: it lacks an attribute, or what it makes is not an example.
     """
-    wanted: dict[str, tuple[Any, str]] = {
+    attributes: dict[str, tuple[Any, str]] = {
         "name": (str, "a short text for logs"),
         "keeps_special_tokens": (bool, "whether completions are scored with special tokens, such as EOS, in them"),
         "size": (Mapping, "the number of examples of 'train' and of 'eval', None where prompts are unlimited"),
@@ -104,23 +106,27 @@ def require_task(task: object) -> Task:
         "example": (Callable, "a method with the arguments (self, split, index)"),
         "score": (Callable, "a method with the arguments (self, example, completion)"),
     }
-    who, nothing = f"the task {type(task).__qualname__}", object()
-    for name, (kind, what) in wanted.items():
-        with blamed(f"{who}: `{name}`", "Correct the class"):
-            value = getattr(task, name, nothing)
+    owner, absent = f"the task {type(task).__qualname__}", object()
+    for name, (kind, description) in attributes.items():
+        with blamed(f"{owner}: `{name}`", "Correct the class"):
+            value = getattr(task, name, absent)
         if not isinstance(value, kind):
-            has = "nothing" if value is nothing else kind_of(value)
-            raise ConfigError(f"{who} needs `{name}`, {what}; it has {has}. Add it to the class.")
+            actual = "nothing" if value is absent else kind_of(value)
+            raise ConfigError(f"{owner} needs `{name}`, {description}; it has {actual}. Add it to the class.")
     flaky = getattr(task, "flaky", 0.0)
     if isinstance(flaky, bool) or not isinstance(flaky, int | float) or not 0 <= flaky < 1:
-        raise ConfigError(f"{who} has flaky = {flaky!r}, expected a share from 0 to below 1. Change it, or remove it.")
+        raise ConfigError(
+            f"{owner} has flaky = {flaky!r}, expected a share from 0 to below 1. Change it, or remove it."
+        )
     checked = cast(Task, task)
     for split in get_args(Split):
         size = checked.size.get(split, 0)
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-            raise ConfigError(f"{who} has size['{split}'] = {size!r}, expected an int of at least 1, or None. Set it.")
-        with blamed(f"{who}: example('{split}', 0)", "Correct its method `example`"):
+            raise ConfigError(
+                f"{owner} has size['{split}'] = {size!r}, expected an int of at least 1, or None. Set it."
+            )
+        with blamed(f"{owner}: example('{split}', 0)", "Correct its method `example`"):
             example = checked.example(split, 0)
         if not isinstance(example, Example) or not isinstance(example.prompt, str):
-            raise ConfigError(f"{who}: example 0 of '{split}' is {kind_of(example)}. Return rlstab.tasks.Example.")
+            raise ConfigError(f"{owner}: example 0 of '{split}' is {kind_of(example)}. Return rlstab.tasks.Example.")
     return checked

@@ -56,7 +56,7 @@ class Generated:
 
     def require(self, **ranges: tuple[float, float]) -> None:
         """Raise OutOfRange for a setting that is neither None nor within its range, ends included."""
-        for name, (least, most) in ranges.items():
+        for name, (lowest, highest) in ranges.items():
             value = getattr(self, name)
-            if value is not None and not least <= value <= most:
-                raise OutOfRange(f"{self} takes as `{name}` {least} to {most}. Set it within that range.")
+            if value is not None and not lowest <= value <= highest:
+                raise OutOfRange(f"{self} takes as `{name}` {lowest} to {highest}. Set it within that range.")

@@ -95,10 +95,10 @@ class ReasoningGym:
             raise OutOfRange(
                 f"task.dataset: the scorer of {self.name!r} executes completions as Python. Choose another data set."
             )
-        known = self._factory.DATASETS
-        if self.name not in known:
-            raise UnknownName(f"reasoning-gym has no data set {self.name!r}. {did_you_mean(self.name, known)}")
-        options = {option.name for option in dataclasses.fields(known[self.name][1])} - {"seed", "size"}
+        data_sets = self._factory.DATASETS
+        if self.name not in data_sets:
+            raise UnknownName(f"reasoning-gym has no data set {self.name!r}. {did_you_mean(self.name, data_sets)}")
+        options = {option.name for option in dataclasses.fields(data_sets[self.name][1])} - {"seed", "size"}
         for name in self._settings.options.keys() - options:
             raise UnknownName(
                 f"task.options: reasoning-gym's {self.name!r} has no setting {name!r} (its seed and size follow from "

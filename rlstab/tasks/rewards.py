@@ -35,7 +35,7 @@ class Reward:
 
     Attributes:
         name: in metrics.
-        weight: its factor in the sum.
+        weight: the factor of the reward in the sum.
         workers: the processes that score; None for the scorer of the task.
         special_tokens: whether it gets completions with their special tokens.
     """
@@ -130,19 +130,19 @@ def _workers(settings: RewardSettings, environment: Sequence[str] = ()) -> Worke
     if settings.function == TASK:
         return None
     file, colon, function = settings.function.rpartition(":")
-    who = f"reward '{settings.name}'"
+    label = f"reward '{settings.name}'"
     if colon:
         path = Path(file).absolute()
         if not path.is_file():
-            raise ConfigError(f"{who}: there is no file {path}. Correct `function`.")
+            raise ConfigError(f"{label}: there is no file {path}. Correct `function`.")
         scorer = RewardFunction(str(path), function)
     else:
-        point = entry_point(GROUP, function, who, f"`{TASK}`, or path/to/file.py:function")
+        point = entry_point(GROUP, function, label, f"`{TASK}`, or path/to/file.py:function")
         scorer = RewardFunction(point.module, point.attr)
     try:
         return Workers.of(scorer, settings, environment)
     except ConfigError as error:
-        raise ConfigError(f"{who}: {error}") from None
+        raise ConfigError(f"{label}: {error}") from None
 
 
 # -- scores ------------------------------------------------------------------------------------------------------------
@@ -167,12 +167,12 @@ class Scores:
     @classmethod
     def joined(cls, lists: Sequence[Scores], rewards: Rewards) -> Scores:
         """The scores of several lists of responses, one after another; there may be none."""
-        none = torch.zeros(0, dtype=torch.float64)
+        empty = torch.zeros(0, dtype=torch.float64)
         return cls(
-            torch.cat([none, *(scores.rewards for scores in lists)]),
+            torch.cat([empty, *(scores.rewards for scores in lists)]),
             [text for scores in lists for text in scores.errors],
-            torch.cat([none.bool(), *(scores.timed_out for scores in lists)]),
-            {reward.name: torch.cat([none, *(scores.parts[reward.name] for scores in lists)]) for reward in rewards},
+            torch.cat([empty.bool(), *(scores.timed_out for scores in lists)]),
+            {reward.name: torch.cat([empty, *(scores.parts[reward.name] for scores in lists)]) for reward in rewards},
         )
 
 
@@ -202,16 +202,16 @@ def score(
         outcomes[reward.name] = _outcomes(reward.workers or task.workers, task, pairs, stop)
     count = min(map(len, outcomes.values()))  # fewer than texts once `stop` is set
     parts = {
-        name: torch.tensor([outcome.score for outcome in each[:count]], dtype=torch.float64)
-        for name, each in outcomes.items()
+        name: torch.tensor([outcome.score for outcome in scored[:count]], dtype=torch.float64)
+        for name, scored in outcomes.items()
     }
     errors = [
         visible(f"{f'{name}: ' if rewards.names else ''}{outcome.error} (completion {text[:80]!r})", spaces=False)
-        for name, each in outcomes.items()
-        for outcome, text in zip(each, texts, strict=False)
+        for name, scored in outcomes.items()
+        for outcome, text in zip(scored, texts, strict=False)
         if outcome.error is not None
     ]
-    late = torch.tensor([[outcome.timed_out for outcome in each[:count]] for each in outcomes.values()]).any(0)
+    late = torch.tensor([[outcome.timed_out for outcome in scored[:count]] for scored in outcomes.values()]).any(0)
     return Scores(_weighted(rewards, parts), errors, late, parts)
 
 
@@ -219,22 +219,22 @@ def without_lost(scores: Scores, rewards: Rewards, share: float, seed: int, sequ
     """The scores that a flaky grader passes on: 0 for a share of them, as if these answers had been wrong.
 
     Args:
-        scores: of responses.
+        scores: the scores of the responses.
         rewards: from which the scores were made; user-defined functions lose nothing.
-        share: of the scores that is lost.
-        seed: of the run.
+        share: the share of the scores that is lost.
+        seed: the seed of the run.
         sequence_ids: ``(R,)`` int64, of the responses.
     """
-    lost, parts = uniform(seed + STREAM, sequence_ids, torch.tensor(0)) < share, dict(scores.parts)
+    is_lost, parts = uniform(seed + STREAM, sequence_ids, torch.tensor(0)) < share, dict(scores.parts)
     for reward in rewards:
         if reward.workers is None:
-            parts[reward.name] = parts[reward.name].masked_fill(lost, 0.0)
+            parts[reward.name] = parts[reward.name].masked_fill(is_lost, 0.0)
     return replace(scores, rewards=_weighted(rewards, parts), parts=parts)
 
 
 def _weighted(rewards: Rewards, parts: Mapping[str, Tensor]) -> Tensor:
-    none = torch.zeros((), dtype=torch.float64)
-    return sum((reward.weight * parts[reward.name] for reward in rewards), none)
+    zero = torch.zeros((), dtype=torch.float64)
+    return sum((reward.weight * parts[reward.name] for reward in rewards), zero)
 
 
 def _outcomes(

@@ -79,41 +79,41 @@ def _data_set_rows(settings: DatasetSettings) -> tuple[Rows, Rows]:
     import datasets
 
     folder = from_home(settings.path)
-    local, who = folder.is_dir(), f"the data set '{settings.path}'"
+    local, label = folder.is_dir(), f"the data set '{settings.path}'"
     if not local and settings.path.startswith((".", "/", "~")):
         raise DataError(f"there is no folder '{folder}'. Set task.path to one, or to a name on the hub.")
     offline = "" if local else hub.why_offline()
-    wanted = [split for split in (settings.split, settings.eval_split) if split is not None]
+    requested = [split for split in (settings.split, settings.eval_split) if split is not None]
     with _quiet(bool(offline)):
         try:
             if local and any((folder / name).is_file() for name in ("state.json", "dataset_dict.json")):
                 saved = datasets.load_from_disk(str(folder))
                 splits = dict(saved) if isinstance(saved, datasets.DatasetDict) else {"train": saved}
-                known = [*splits]
+                available = [*splits]
             else:
                 source = str(folder) if local else settings.path, settings.subset
-                known = datasets.get_dataset_split_names(*source, revision=settings.revision)
+                available = datasets.get_dataset_split_names(*source, revision=settings.revision)
                 splits = {
                     name: datasets.load_dataset(*source, split=name, revision=settings.revision)
-                    for name in {*wanted} & {*known}
+                    for name in {*requested} & {*available}
                 }
         except Exception as error:  # the package may raise anything
             raise DataError(
-                f"{who} cannot be loaded: {offline or hub.first_line(error)}. Give a folder, or a name on the hub or "
+                f"{label} cannot be loaded: {offline or hub.first_line(error)}. Give a folder, or a name on the hub or "
                 f"in the cache, with task.subset where it has several."
             ) from error
-    for name in wanted:
+    for name in requested:
         if name not in splits:
-            raise DataError(f"{who} has no split '{name}'. {did_you_mean(name, known)}")
-    train, *held_out = (_named(f"{who}, split '{name}'", splits[name], settings) for name in wanted)
+            raise DataError(f"{label} has no split '{name}'. {did_you_mean(name, available)}")
+    train, *held_out = (_named(f"{label}, split '{name}'", splits[name], settings) for name in requested)
     return train, held_out[0] if held_out else ()
 
 
 def _named(where: str, table: Any, settings: DatasetSettings) -> Rows:
     """The rows with only the columns that are read, since others may be large; with all columns if one is missing."""
-    fields, known = (settings.prompt_field, settings.answer_field), {*table.column_names}
-    columns = {field if field in known else field.partition(".")[0] for field in fields}
-    for number, row in enumerate(table.select_columns(sorted(columns)) if columns <= known else table):
+    fields, column_names = (settings.prompt_field, settings.answer_field), {*table.column_names}
+    columns = {field if field in column_names else field.partition(".")[0] for field in fields}
+    for number, row in enumerate(table.select_columns(sorted(columns)) if columns <= column_names else table):
         yield f"{where}, row {number}", row
 
 

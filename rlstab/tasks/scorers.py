@@ -83,10 +83,10 @@ class TextScorer:
             _same_mathematics("1", "$1$")  # its parser loads what it needs at the first call
 
     def score(self, prompt: str, completion: str, answer: str) -> float:
-        given = find_answer(self.pattern, completion)
-        if given is None:
+        found_text = find_answer(self.pattern, completion)
+        if found_text is None:
             return 0.0
-        return float(answer.strip() == given if self.compare == "exact" else _same_mathematics(answer, given))
+        return float(answer.strip() == found_text if self.compare == "exact" else _same_mathematics(answer, found_text))
 
 
 def as_mathematics(answer: str) -> str:
@@ -114,8 +114,8 @@ class GymScorer:
         made: a data set of one example, made by :meth:`prepare`.
 
     Args:
-        dataset: its name.
-        options: its settings.
+        dataset: the name of the data set.
+        options: the settings of the data set.
         pattern: finds the answer, see :func:`find_answer`.
         threshold: a score of at least this is 1, any other 0; None leaves scores as they are.
     """
@@ -129,10 +129,10 @@ class GymScorer:
         self.made = factory.create_dataset(self.dataset, seed=0, size=1, **self.options)
 
     def score(self, prompt: str, completion: str, answer: Mapping[str, Any]) -> float:
-        given = find_answer(self.pattern, completion)
-        if given is None:
+        found_answer = find_answer(self.pattern, completion)
+        if found_answer is None:
             return 0.0
-        score = float(self.made.score_answer(answer=given, entry=answer))
+        score = float(self.made.score_answer(answer=found_answer, entry=answer))
         return score if self.threshold is None else float(score >= self.threshold)
 
 
@@ -141,7 +141,7 @@ class RewardFunction:
 
     Args:
         module: absolute path of a .py file, or the name of a module.
-        function: its name in the module, with dots if it is in a class.
+        function: the name of the function in the module, with dots if it is in a class.
     """
 
     def __init__(self, module: str, function: str) -> None:
@@ -162,16 +162,16 @@ class RewardFunction:
             module = load_module(path) if path.suffix == ".py" else importlib.import_module(self.module)
         except Exception as error:
             raise ScorerError(f"{self.module} cannot be loaded: {in_one_line(error, path)}. Correct it.") from error
-        who = f"'{self.function}' in {self.module}"
+        label = f"'{self.function}' in {self.module}"
         try:
             self._call = attrgetter(self.function)(module)
             inspect.signature(self._call).bind(*ARGUMENTS)
         except AttributeError:
-            known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
-            hint = did_you_mean(self.function, known) if known else "Define it."
-            raise ScorerError(f"there is no {who}: def {self.function}({', '.join(ARGUMENTS)}). {hint}") from None
+            functions = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+            hint = did_you_mean(self.function, functions) if functions else "Define it."
+            raise ScorerError(f"there is no {label}: def {self.function}({', '.join(ARGUMENTS)}). {hint}") from None
         except TypeError as error:
-            raise ScorerError(f"{who} must take ({', '.join(ARGUMENTS)}): {error}. Change it.") from error
+            raise ScorerError(f"{label} must take ({', '.join(ARGUMENTS)}): {error}. Change it.") from error
         except ValueError:  # a C function without a signature
             pass
 

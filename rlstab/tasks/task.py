@@ -37,9 +37,9 @@ class Example:
 
     Attributes:
         prompt: the text; of a chat, its messages :func:`in_words`.
-        answer: for the scorer.
+        answer: what the scorer compares a completion with.
         messages: the chat, if the prompt is one; make such an example with :meth:`chat`.
-        where: its source in errors: a file and a line.
+        where: what errors call the example: a file and a line.
     """
 
     prompt: str
@@ -100,15 +100,15 @@ def checksum_of_examples(task: Task) -> str:
 
     Of an unlimited split the first ones are used; of a very large one, some from all over it.
     """
-    seen = hashlib.sha256()
+    digest = hashlib.sha256()
     for split, size in sorted(task.size.items()):
         count = min(TOLD_BY_ENDLESS if size is None else size, TOLD_BY)
-        seen.update(f"{split} {size}".encode())
+        digest.update(f"{split} {size}".encode())
         for index in range(count):
             example = task.example(split, index if size is None else index * size // count)
             answer = example.answer if isinstance(example.answer, str | int | float) else None  # others have no text
-            seen.update(repr((example.prompt, answer)).encode())
-    return seen.hexdigest()
+            digest.update(repr((example.prompt, answer)).encode())
+    return digest.hexdigest()
 
 
 def flaky_share(task: object) -> float:
@@ -121,10 +121,11 @@ class Block:
     """A range of characters of a completion, its reward, and the outcome after it.
 
     Attributes:
-        start, stop: of the characters, as in ``completion[start:stop]``.
-        reward: of this block.
-        outcome: of the completion up to the end of this block, at least 0. The next block is compared with completions
-            of the same outcome, so it should say what the next reward depends on: whether everything is right so far.
+        start, stop: bounds of its characters, as in ``completion[start:stop]``.
+        reward: the reward of this block.
+        outcome: the outcome of the completion up to the end of this block, at least 0. The next block is compared with
+            completions of the same outcome, so it should say what the next reward depends on: whether everything is
+            right so far.
     """
 
     start: int

@@ -101,16 +101,16 @@ def _read(where: str, row: Mapping[str, Any], settings: TextSettings) -> tuple[s
 
 def in_digits(answer: str | float) -> str:
     """An answer as a text; a whole float has no decimals, since a column of integers may hold floats."""
-    whole = isinstance(answer, float) and answer.is_integer() and abs(answer) < 2**53
-    return str(int(answer) if whole else answer)
+    is_integer = isinstance(answer, float) and answer.is_integer() and abs(answer) < 2**53
+    return str(int(answer) if is_integer else answer)
 
 
 def _value(where: str, row: Mapping[str, Any], settings: TextSettings, setting: str) -> Any:
     field, value = getattr(settings, setting), row
     for key in [field] if field in row else field.split("."):
         if not isinstance(value, Mapping) or key not in value:
-            has = ", ".join(map(repr, value if isinstance(value, Mapping) else ())) or "none"
-            raise DataError(f"{where}: has no field {key!r}; its fields: {has}. Add it, or set task.{setting}.")
+            fields = ", ".join(map(repr, value if isinstance(value, Mapping) else ())) or "none"
+            raise DataError(f"{where}: has no field {key!r}; its fields: {fields}. Add it, or set task.{setting}.")
         value = value[key]
     return value
 
@@ -137,11 +137,11 @@ def _messages(where: str, prompt: Iterable[Any]) -> list[Message]:
     turns = []
     for number, turn in enumerate(prompt, start=1):
         # in a data set all messages have the same fields, which may be None
-        given = {key: text for key, text in turn.items() if text is not None} if isinstance(turn, Mapping) else {}
-        if {*given} != {"role", "content"} or not all(isinstance(text, str) for text in given.values()):
-            wanted = f"an object with only the texts `role` and `content`. Write it like {MESSAGE}"
-            raise DataError(f"{where}: message {number} is not {wanted}.")
-        turns.append(Message(**given))
+        fields = {key: text for key, text in turn.items() if text is not None} if isinstance(turn, Mapping) else {}
+        if {*fields} != {"role", "content"} or not all(isinstance(text, str) for text in fields.values()):
+            expected = f"an object with only the texts `role` and `content`. Write it like {MESSAGE}"
+            raise DataError(f"{where}: message {number} is not {expected}.")
+        turns.append(Message(**fields))
     if not turns or turns[-1].role == "assistant":
         raise DataError(f"{where} leaves the policy nothing to answer. End it with a message such as {MESSAGE}.")
     return turns

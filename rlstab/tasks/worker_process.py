@@ -86,9 +86,9 @@ def _limit_cpu(seconds: float) -> None:
     _lower(resource.RLIMIT_CPU, int(usage.ru_utime + usage.ru_stime + seconds) + 1, for_good=False)
 
 
-def _lower(which: int, most: int, *, for_good: bool) -> None:
+def _lower(which: int, limit: int, *, for_good: bool) -> None:
     _, hard = resource.getrlimit(which)
-    soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    soft = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
     resource.setrlimit(which, (soft, soft if for_good else hard))
 
 

@@ -178,24 +178,26 @@ class Workers:
             started = worker.ask(order, START, cancelled)
             if started not in (Scored(), None):
                 worker.end()
-                why = (started and self._explained(started.error)) or f"it was not ready after {START:g} s"
-                raise ScorerError(f"No process that scores can be started: {visible(why, spaces=False)}")
+                reason = (started and self._explained(started.error)) or f"it was not ready after {START:g} s"
+                raise ScorerError(f"No process that scores can be started: {visible(reason, spaces=False)}")
         return worker
 
-    def _explained(self, why: str | None) -> str | None:
+    def _explained(self, error: str | None) -> str | None:
         """An error, with what to do if the scoring process reached one of its limits."""
-        if why is None:
+        if error is None:
             return None
-        if _LIMITS.search(why):
+        if _LIMITS.search(error):
             return (
-                f"{why.rstrip('.')}. Once it is loaded, a scorer has {self.memory:g} GiB of address space and cannot "
+                f"{error.rstrip('.')}. Once it is loaded, a scorer has {self.memory:g} GiB of address space and cannot "
                 f"write files: import what it needs at the top of its file, and raise `memory` if it needs more."
             )
-        hidden = [name for name in _VARIABLE.findall(why) if name in os.environ] + _NO_VARIABLE.findall(why)
+        hidden = [name for name in _VARIABLE.findall(error) if name in os.environ] + _NO_VARIABLE.findall(error)
         hidden = [name for name in hidden if name not in self.environment]
         if hidden:
-            why = f"{why.rstrip('.')}. A process that scores does not inherit {hidden[0]}. Name it under `environment`."
-        return why
+            error = (
+                f"{error.rstrip('.')}. A process that scores does not inherit {hidden[0]}. Name it under `environment`."
+            )
+        return error
 
 
 class _Worker:
@@ -233,9 +235,9 @@ class _Worker:
                     return _how_ended(self.process.returncode)
                 line += piece
         with suppress(ValueError, TypeError, RecursionError):
-            score, why = json.loads(line)
-            if isinstance(score, float) and math.isfinite(score) and isinstance(why, str | None):
-                return Scored(score, why)
+            score, reason = json.loads(line)
+            if isinstance(score, float) and math.isfinite(score) and isinstance(reason, str | None):
+                return Scored(score, reason)
         self.end()
         return Scored(error="the process gave no answer that can be read")
 
@@ -250,20 +252,20 @@ def _how_ended(code: int) -> Scored:
     """The result of a process that ended before it answered, by its exit code."""
     if code == -signal.SIGXCPU:
         return Scored(timed_out=True)
-    how = f"ended with code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
-    return Scored(error=f"the process that scored it {how}")
+    ending = f"ended with code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
+    return Scored(error=f"the process that scored it {ending}")
 
 
 def _popen(environment: Sequence[str]) -> subprocess.Popen[bytes]:
     package = str(Path(rlstab.__file__).parents[1])
     path = os.pathsep.join([*(folder or str(Path.cwd()) for folder in sys.path), package])
-    kept = {name: os.environ[name] for name in environment if name in os.environ}
+    variables = {name: os.environ[name] for name in environment if name in os.environ}
     return subprocess.Popen(
         [sys.executable, "-P", "-c", "from rlstab.tasks.worker_process import main; main()"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env={**kept, **_SET, "PYTHONPATH": path},
+        env={**variables, **_SET, "PYTHONPATH": path},
         start_new_session=True,  # Ctrl-C is for the trainer
     )
 

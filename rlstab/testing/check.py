@@ -78,8 +78,8 @@ class Report:
         for column in ("law", "", "what it says, what was seen"):
             table.add_column(column, overflow="fold")
         for result in self.results:
-            says = f"{result.says}\n{result.detail}" if result.detail else result.says
-            table.add_row(result.law, result.outcome, escape(says))
+            cell = f"{result.says}\n{result.detail}" if result.detail else result.says
+            table.add_row(result.law, result.outcome, escape(cell))
         screen = Console(width=110, color_system=None)
         with screen.capture() as text:
             screen.print(table)
@@ -180,10 +180,10 @@ class _Check:
 
     def report(self, caller: str, names: Collection[str] | None) -> Report:
         """Check the laws of these names, or all."""
-        known = [law.name for law in self.laws]
+        law_names = [law.name for law in self.laws]
         for name in names or ():
-            if name not in known:
-                raise UnknownName(f"{caller}: no law is called '{name}'. {did_you_mean(name, known)}")
+            if name not in law_names:
+                raise UnknownName(f"{caller}: no law is called '{name}'. {did_you_mean(name, law_names)}")
         chosen = [law for law in self.laws if names is None or law.name in {RUNS, *names}]
         if any(law.name == "process" for law in chosen):
             with suppress(fresh_process.Unreachable):
@@ -197,10 +197,10 @@ class _Check:
 
     def trials(self, law: Law) -> Iterator[Trial]:
         """The trials of a law, small ones first."""
-        many = self.examples >= 4
-        for number in range(many if law.once else self.examples):
+        has_large = self.examples >= 4
+        for number in range(has_large if law.once else self.examples):
             yield self.trial(law.draws, number)
-        if law.large and many:
+        if law.large and has_large:
             yield self.trial("large", 1)
 
     def draw(self, draws: str, number: int) -> Trial:
@@ -217,11 +217,11 @@ class _Check:
 
     def check(self, law: Law) -> Result:
         """Check one law; if the first is broken, the others are not checked."""
-        said = partial(Result, law.name, law.says)
+        result = partial(Result, law.name, law.says)
         if law is not self.laws[0] and self.result(self.laws[0]).outcome == "failed":
-            return said("skipped", f"not checked: '{RUNS}' is broken, fix that first")
+            return result("skipped", f"not checked: '{RUNS}' is broken, fix that first")
         if reason := self.excepted(law):
-            return said("excepted", reason)
+            return result("excepted", reason)
         silent = ["it is checked from 4 examples on"] if law.once and self.examples < 4 else []
         checked = len(silent)
         for trial in self.trials(law):
@@ -231,16 +231,16 @@ class _Check:
                     no_fit_warnings()
                 ):  # alone or with the partners of the laws, it may lack methods that it was published with
                     law.check(self.method, trial)
-            except NotApplicable as nothing:
-                silent.append(str(nothing))
+            except NotApplicable as inapplicable:
+                silent.append(str(inapplicable))
             except ProcessError:
                 raise
             except BrokenLaw as error:
-                return said("failed", f"On {trial}: {error}")
+                return result("failed", f"On {trial}: {error}")
             except Exception as error:  # user code may raise anything, which breaks the law that ran it
                 if not (isinstance(error, OutOfRange) and self.may_refuse(trial)):
-                    return said("failed", f"On {trial}: it raised {type(error).__name__}: {error}")
-        return said("silent", silent[0]) if len(silent) == checked else said("passed", "")
+                    return result("failed", f"On {trial}: it raised {type(error).__name__}: {error}")
+        return result("silent", silent[0]) if len(silent) == checked else result("passed", "")
 
 
 class _MethodCheck(_Check):
@@ -273,9 +273,9 @@ class _MethodCheck(_Check):
                 "not checked: no oracle was given. Only one can say what is meant, such as on which side of a "
                 "threshold a token exactly on it is"
             )
-        ours, theirs = trial.whole(method), self.oracle(trial.first.tokens())
-        if not abs(ours.loss - theirs) <= tolerances.ORACLE * ours.scale:
-            raise BrokenLaw(f"the loss is {ours.loss!r}, the oracle's {theirs!r}.")
+        outcome, expected = trial.whole(method), self.oracle(trial.first.tokens())
+        if not abs(outcome.loss - expected) <= tolerances.ORACLE * outcome.scale:
+            raise BrokenLaw(f"the loss is {outcome.loss!r}, the oracle's {expected!r}.")
 
 
 class _StageCheck(_Check):
@@ -292,5 +292,5 @@ class _StageCheck(_Check):
         """For unlimited prompts, more than the pool of a small rollout has to hold, or rewards outside of [0, 1]."""
         if isinstance(self.method, PromptSelector):
             return any(rollout.offer.size is None or rollout.offer.count > 6 for rollout in trial.chain)
-        several = [(rollout.responses.rewards, rollout.evidence["raw_rewards"]) for rollout in trial.chain]
-        return any(bool(((rewards < 0) | (rewards > 1)).any()) for pair in several for rewards in pair)
+        reward_pairs = [(rollout.responses.rewards, rollout.evidence["raw_rewards"]) for rollout in trial.chain]
+        return any(bool(((rewards < 0) | (rewards > 1)).any()) for pair in reward_pairs for rewards in pair)

@@ -26,8 +26,10 @@ class BrokenLaw(AssertionError):
 
 def same_report(what: str, given: Mapping[str, Mean], other: Mapping[str, Mean], tolerance: float) -> None:
     """Require that two reports agree; a missing metric is one that counted nothing."""
-    mine, theirs = ({name: mean.value for name, mean in of.items() if float(mean.count)} for of in (given, other))
-    same_state(f"{what}: the report", mine, theirs, tolerance)
+    values, other_values = (
+        {name: mean.value for name, mean in report.items() if float(mean.count)} for report in (given, other)
+    )
+    same_state(f"{what}: the report", values, other_values, tolerance)
 
 
 def near(what: str, given: float, other: float, within: float) -> None:
@@ -42,8 +44,10 @@ def same_state(what: str, given: Any, other: Any, tolerance: float) -> None:
         for key in given:
             same_state(f"{what}['{key}']", given[key], other[key], tolerance)
     elif isinstance(given, float | Tensor) and type(given) is type(other):
-        mine, theirs = (torch.as_tensor(value, dtype=torch.float64) for value in (given, other))
-        if mine.shape != theirs.shape or not torch.allclose(mine, theirs, tolerance, tolerance, equal_nan=True):
+        one_side, other_side = (torch.as_tensor(value, dtype=torch.float64) for value in (given, other))
+        if one_side.shape != other_side.shape or not torch.allclose(
+            one_side, other_side, tolerance, tolerance, equal_nan=True
+        ):
             raise BrokenLaw(f"{what} is {given!r} and {other!r}.")
     elif given != other:
         raise BrokenLaw(f"{what} is {given!r} and {other!r}.")
@@ -65,8 +69,8 @@ def check_slopes(loss: Callable[[Mapping[str, Tensor]], Tensor], live: Mapping[s
         within = tolerances.GRADCHECK_ABSOLUTE * (1 + abs(middle))
         draw = random.Random(seed)
         moving = [(name, token) for name, leaf in leaves.items() if leaf.grad is not None for token in range(len(leaf))]
-        still = [(name, token) for name, leaf in leaves.items() if leaf.grad is None for token in range(len(leaf))]
-        tokens = draw.sample(moving, min(MOVED, len(moving))) + draw.sample(still, min(2, len(still)))
+        unmoved = [(name, token) for name, leaf in leaves.items() if leaf.grad is None for token in range(len(leaf))]
+        tokens = draw.sample(moving, min(MOVED, len(moving))) + draw.sample(unmoved, min(2, len(unmoved)))
         for name, token in tokens:
             gradient = leaves[name].grad
             slope = 0.0 if gradient is None else float(gradient[token])
@@ -76,13 +80,13 @@ def check_slopes(loss: Callable[[Mapping[str, Tensor]], Tensor], live: Mapping[s
                 moved = live[name].clone()
                 moved[token] += step
                 quotient = (float(loss({**live, name: moved})) - middle) / step
-                off = abs(quotient - slope) - within - tolerances.GRADCHECK_RELATIVE * abs(quotient)
-                return quotient, max(0.0, off)
+                error = abs(quotient - slope) - within - tolerances.GRADCHECK_RELATIVE * abs(quotient)
+                return quotient, max(0.0, error)
 
             step = tolerances.GRADCHECK_STEP
             (left, off_left), (right, off_right) = side(-step), side(step)
-            for quotient, off, towards in ((left, off_left, -step), (right, off_right, step)):
-                if off and abs(side(towards / 4)[0] - slope) > 2 * abs(quotient - slope):
+            for quotient, error, towards in ((left, off_left, -step), (right, off_right, step)):
+                if error and abs(side(towards / 4)[0] - slope) > 2 * abs(quotient - slope):
                     raise BrokenLaw(
                         f"the loss jumps where the live '{name}' of token {token} moves. A decision that reads the "
                         f"live policy does that; make it from the evidence."
@@ -160,7 +164,7 @@ def check_bounded(sizes: Sequence[int]) -> None:
     """Require that a state does not grow without bound.
 
     Args:
-        sizes: of the state after each of many optimizer steps or rollouts, in order.
+        sizes: the size of the state after each of many optimizer steps or rollouts, in order.
 
     Raises:
         BrokenLaw: it grew in each of the last ten.

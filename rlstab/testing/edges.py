@@ -18,8 +18,8 @@ from torch import Tensor
 
 from rlstab.core.batch import BASICS, MARKS, SIGNALS
 from rlstab.core.method import Method
+from rlstab.core.method_settings import settings_of
 from rlstab.core.objective import TokenObjective
-from rlstab.core.settings import settings_of
 from rlstab.testing.fresh_process import methods_of
 from rlstab.testing.steps import LOGS, Step, in_domain, make_step
 
@@ -71,17 +71,19 @@ def _code_of(method: Method[Any]) -> Iterator[tuple[CodeType, dict[str, Any]]]:
     classes = [cls for cls in type(method).__mro__ if not cls.__module__.startswith(("rlstab.core.", "abc", "typing"))]
     members = [member for cls in classes for member in vars(cls).values()]
     functions = [getattr(member, "__func__", getattr(member, "fget", member)) for member in members]
-    pending = [(each.__code__, each.__globals__) for each in functions if isinstance(each, FunctionType)]
-    seen: set[CodeType] = set()
+    pending = [
+        (function.__code__, function.__globals__) for function in functions if isinstance(function, FunctionType)
+    ]
+    visited: set[CodeType] = set()
     while pending:
         code, named = pending.pop()
-        if code in seen:
+        if code in visited:
             continue
-        seen.add(code)
+        visited.add(code)
         yield code, named
         pending += [(inner, named) for inner in code.co_consts if isinstance(inner, CodeType)]
-        called = [each for each in map(named.get, code.co_names) if isinstance(each, FunctionType)]
-        pending += [(each.__code__, each.__globals__) for each in called]
+        callees = [function for function in map(named.get, code.co_names) if isinstance(function, FunctionType)]
+        pending += [(function.__code__, function.__globals__) for function in callees]
 
 
 def _plain_numbers(value: object) -> Iterator[float]:
@@ -159,7 +161,7 @@ def sharpened(step: Step, seed: int, edges: Sequence[Edge] = (), *, every: bool 
 
     Args:
         step: with continuous random numbers.
-        seed: of all choices.
+        seed: the seed of all choices.
         edges: to put tokens on. Without any, ratios stay moderate too: a threshold and its value may
             fall on different sides in another precision, and what is small vanishes there.
         every: put a token on each edge, as far as there are tokens; otherwise on some edges, or just next to one.
@@ -169,7 +171,7 @@ def sharpened(step: Step, seed: int, edges: Sequence[Edge] = (), *, every: bool 
     draw = random.Random(seed)
     if not every:
         edges = draw.sample(edges, min(len(edges), 100))
-    values, live = ({name: column.tolist() for name, column in of.items()} for of in (step.evidence, step.live))
+    values, live = ({name: column.tolist() for name, column in side.items()} for side in (step.evidence, step.live))
     columns = {**values, **{f"live {name}": column for name, column in live.items()}, "live": live["logprobs"]}
     rows: dict[int, list[int]] = {}
     for token, row in enumerate(step.sequence.tolist()):
@@ -193,8 +195,8 @@ def sharpened(step: Step, seed: int, edges: Sequence[Edge] = (), *, every: bool 
         if every:
             edge.put(columns, token)
         elif draw.random() < 0.4:
-            near = 1 + draw.choice([0.0, 0.0, -1e-4, -1e-9, 1e-9, 1e-4])
-            replace(edge, value=edge.value * near).put(columns, token)
+            factor = 1 + draw.choice([0.0, 0.0, -1e-4, -1e-9, 1e-9, 1e-4])
+            replace(edge, value=edge.value * factor).put(columns, token)
     values["max_logprobs"] = list(map(max, values["max_logprobs"], values["logprobs"]))
 
     def back(columns: Columns) -> dict[str, Tensor]:
@@ -211,20 +213,20 @@ def _twins(draw: random.Random, columns: Columns, rows: dict[int, list[int]], sh
     """Make most tokens copies of a few, in all compared quantities; some differ by a ten-thousandth."""
     count = len(columns["live"])
     models = [draw.randrange(count) for _ in range(draw.randint(2, 4))]
-    kept = {name: [column[model] for model in models] for name, column in columns.items()}
-    few = [draw.choice([-1.0, -0.5, 0.5, 1.0]) for _ in range(2)]
+    model_values = {name: [column[model] for model in models] for name, column in columns.items()}
+    advantages = [draw.choice([-1.0, -0.5, 0.5, 1.0]) for _ in range(2)]
     for tokens in rows.values():
         if draw.random() < 0.7:
-            advantage = draw.choice(few)
+            advantage = draw.choice(advantages)
             for token in tokens:
                 columns["advantages"][token] = advantage
     for token in range(count):
         if draw.random() < share:
-            model, also_live, near = draw.randrange(len(models)), draw.random() < 0.5, draw.random() < 0.2
-            factor = 1 + 1e-4 * draw.choice([-1, 1]) if near else 1.0
+            model, also_live, differs = draw.randrange(len(models)), draw.random() < 0.5, draw.random() < 0.2
+            factor = 1 + 1e-4 * draw.choice([-1, 1]) if differs else 1.0
             for name, column in columns.items():
                 if name not in _OF_THE_ROW and (also_live or not name.startswith("live")):
-                    column[token] = kept[name][model] * factor
+                    column[token] = model_values[name][model] * factor
 
 
 def _log(number: float) -> float:
@@ -238,10 +240,12 @@ def _log(number: float) -> float:
 
 def with_small(step: Step) -> Step:
     """The step with signals and log-ratios of some tokens so close to 0 that float32 rounding matters."""
-    some, small = torch.arange(len(step)) % 5 == 1, 2.0**-20
-    near = {name: -small for name in ("logprobs", "max_logprobs") if name in step.evidence}
-    near |= {
+    selected, small = torch.arange(len(step)) % 5 == 1, 2.0**-20
+    small_values = {name: -small for name in ("logprobs", "max_logprobs") if name in step.evidence}
+    small_values |= {
         "old_logprobs": -2 * small,
         **{name: small for name in step.evidence.keys() - LOGS - _OF_THE_ROW - set(MARKS)},
     }
-    return step.given(**{name: torch.where(some, value, step.evidence[name]) for name, value in near.items()})
+    return step.given(
+        **{name: torch.where(selected, value, step.evidence[name]) for name, value in small_values.items()}
+    )

@@ -77,7 +77,7 @@ class PickledMethod:
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             return cls(f"{error}. Define the class at the top of a module", files)
 
-    def run(self, work: Callable[[Any, Any], Any], given: object) -> Any:
+    def run(self, work: Callable[[Any, Any], Any], argument: object) -> Any:
         """The result of ``work(method, given)`` in the other process.
 
         Raises:
@@ -88,7 +88,7 @@ class PickledMethod:
         if isinstance(self.pickled, str):
             raise Unreachable(self.pickled)
         path = [folder or str(Path.cwd()) for folder in sys.path]
-        answer = start().ask((path, dict(self.modules), self.pickled, pickle.dumps((work, given))))
+        answer = start().ask((path, dict(self.modules), self.pickled, pickle.dumps((work, argument))))
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -100,30 +100,30 @@ class PickledMethod:
 class _Server:
     def __init__(self) -> None:
         self.owner = os.getpid()
-        self.line, there = Pipe()
+        self.line, server_line = Pipe()
         seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
         code = f"import sys; sys.path[:0] = {sys.path!r}; from rlstab.testing import fresh_process; "
         self.process = subprocess.Popen(
-            [sys.executable, "-c", f"{code}fresh_process.serve({there.fileno()})"],
+            [sys.executable, "-c", f"{code}fresh_process.serve({server_line.fileno()})"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
             env={**os.environ, **_RANK, "PYTHONHASHSEED": seed},
-            pass_fds=[there.fileno()],
+            pass_fds=[server_line.fileno()],
         )
-        there.close()
+        server_line.close()
 
     def ask(self, job: object) -> Any:
         try:
             self.line.send(job)
             if self.line.poll(TIMEOUT):
                 return self.line.recv()
-            what = f"did not answer within {TIMEOUT:g} s. Look for code that hangs there"
+            failure = f"did not answer within {TIMEOUT:g} s. Look for code that hangs there"
         except (EOFError, OSError):
-            what = "died. Its output says why"
+            failure = "died. Its output says why"
         self.close()
         start.cache_clear()
-        raise ProcessError(f"the fresh process in which a method is run {what}.")
+        raise ProcessError(f"the fresh process in which a method is run {failure}.")
 
     def close(self) -> None:
         if self.owner == os.getpid():
@@ -183,12 +183,12 @@ def _answer(line: Connection, pickled: bytes, job: bytes) -> None:
     failure: type[Exception] = Unreachable
     where = ""
     try:
-        method, (work, given) = pickle.loads(pickled), pickle.loads(job)
+        method, (work, argument) = pickle.loads(pickled), pickle.loads(job)
         failure, where = RuntimeError, "in another process it raised "
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the other side has shown them
             shared = Shared()
-            answer = pickle.dumps(work(method, given))
+            answer = pickle.dumps(work(method, argument))
             shared.check()
     except Exception as error:
         answer = pickle.dumps(failure(f"{where}{type(error).__name__}: {error}"))

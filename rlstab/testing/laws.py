@@ -65,7 +65,7 @@ class Trial:
 
     Attributes:
         chain: the optimizer steps or rollouts.
-        seed: of cuts, orders and the layout of batches of tokens.
+        seed: the seed of cuts, orders and the layout of batches of tokens.
         pickled: the method for another process, as it was before any law saw it.
     """
 
@@ -102,9 +102,9 @@ class Law:
     """One law, of methods or of stages.
 
     Attributes:
-        name: of the law, by which an exception is declared.
+        name: the name of the law, by which an exception is declared.
         says: one sentence.
-        check: of a method or stage, on a trial.
+        check: the check of a method or stage on a trial.
         draws: the kind of trials. ``sharp`` steps have ties, ratios far from 1, and values on the thresholds of the
             method; ``smooth`` ones lack values on thresholds; ``extreme`` ones go as far as numbers can go.
         once: whether it is checked only once.
@@ -121,7 +121,7 @@ class Law:
 
 #: The laws of methods, in the order of the report. If the first is broken, no other one is checked.
 LAWS: list[Law] = []
-#: The laws of stages, likewise.
+#: The laws of stages, in the order of the report. If the first is broken, no other one is checked.
 STAGE_LAWS: list[Law] = []
 
 
@@ -129,9 +129,9 @@ def law(*sets: list[Law], **options: Any) -> Callable[[Any], Any]:
     """A decorator that makes a check the next law of these sets, with the name and docstring of the function."""
 
     def add(check: Any) -> Any:
-        made = Law(check.__name__.replace("_", " "), str(check.__doc__).rstrip("."), check, **options)
+        new_law = Law(check.__name__.replace("_", " "), str(check.__doc__).rstrip("."), check, **options)
         for laws in sets:
-            laws.append(made)
+            laws.append(new_law)
         return check
 
     return add
@@ -250,7 +250,7 @@ def untouched_state(state: State) -> Iterator[None]:
 @contextmanager
 def untouched(state: State, batch: Any, live: Mapping[str, Tensor] | None = None) -> Iterator[ReadOnly]:
     """A context in which nothing may write to a batch or live outputs, add to it, or use what the process shares."""
-    guard, known = ReadOnly(), _attributes(batch)
+    guard, attributes = ReadOnly(), _attributes(batch)
     guard.guard((f"'{name}' of the batch", value) for name, value in {**vars(batch), **batch.extra}.items())
     guard.guard((f"the live '{name}'", value) for name, value in (live or {}).items())
     guard.guard(leaves_of(state))
@@ -261,7 +261,7 @@ def untouched(state: State, batch: Any, live: Mapping[str, Tensor] | None = None
             yield guard
         guard.check()
         shared.check()
-    if _attributes(batch) != known:
+    if _attributes(batch) != attributes:
         raise BrokenLaw("it put something on the batch, which belongs to others. What lasts belongs in the state.")
 
 
@@ -294,14 +294,14 @@ def process(method: Method[Any], trial: Trial) -> None:
     first, *later = trial.chain
     chain = (*reversed(later), first.laid_out(trial.seed))  # in an order that other laws do not use
     run_whole(method, first.rolled())  # other numbers of the same shapes, which a cache by shape would keep
-    here = run_chain(method, chain)
+    outcomes = run_chain(method, chain)
     try:
-        there = trial.pickled.run(run_chain, chain)
+        other_outcomes = trial.pickled.run(run_chain, chain)
     except Unreachable as reason:
         raise NotApplicable(f"not checked, since another process cannot run it: {reason}.") from reason
-    for number, (mine, theirs) in enumerate(zip(here, there, strict=True), start=1):
+    for number, (outcome, other) in enumerate(zip(outcomes, other_outcomes, strict=True), start=1):
         try:
-            mine.require_same(f"number {number} here, and as the first that another process sees", theirs, 0.0)
+            outcome.require_same(f"number {number} here, and as the first that another process sees", other, 0.0)
         except BrokenLaw as error:
             raise BrokenLaw(
                 f"{error} Something outlives a call, or belongs to the process: a variable, a cache, hash() of a text, "
@@ -327,8 +327,8 @@ def split(method: Method[Any], trial: Trial) -> None:
     """Any split into 1 to 12 parts over 1 to 3 ranks, some of them empty, gives the same, with state too."""
     rng = random.Random(trial.seed)
     world = rng.randint(1, 3)
-    for number, (given, state, whole) in enumerate(trial.run(method), start=1):
-        units = list(given.units)
+    for number, (item, state, outcome_whole) in enumerate(trial.run(method), start=1):
+        units = list(item.units)
         rng.shuffle(units)
         parts: list[list[int]] = [[] for _ in range(rng.randint(1, 12))]
         for unit in units:
@@ -337,8 +337,8 @@ def split(method: Method[Any], trial: Trial) -> None:
         for part in parts:  # after the first time, one of several ranks gets nothing
             rng.choice((ranks[1:] if number > 1 else ranks) or ranks).append(part)
         rng.shuffle(ranks)
-        outcome = joined(run_ranks(method, given.laid_out(trial.seed), ranks, state))
-        whole.require_same(f"number {number} in {len(parts)} parts over {world} ranks", outcome, REORDERED)
+        outcome = joined(run_ranks(method, item.laid_out(trial.seed), ranks, state))
+        outcome_whole.require_same(f"number {number} in {len(parts)} parts over {world} ranks", outcome, REORDERED)
 
 
 # -- purity ------------------------------------------------------------------------------------------------------------
@@ -403,9 +403,9 @@ def used(method: TokenObjective, trial: Trial) -> None:
 @law(LAWS)
 def ids(method: TokenObjective, trial: Trial) -> None:
     """Ids are only names: small, odd, even and very large ones give the same outcome with the same draws."""
-    for what, other in relabellings(trial.first):
+    for description, other in relabellings(trial.first):
         with same_draws(other.ids, trial.first.ids):
-            trial.whole(method).require_same(f"under {what}", run_whole(method, other), REORDERED)
+            trial.whole(method).require_same(f"under {description}", run_whole(method, other), REORDERED)
 
 
 @law(LAWS, once=True)
@@ -422,17 +422,17 @@ def later_steps(method: TokenObjective, trial: Trial) -> None:
 def permutation(method: TokenObjective, trial: Trial) -> None:
     """Tokens and sequences in another order: the same loss, gradients permuted."""
     moved, order = trial.first.laid_out(trial.seed).shuffled(trial.seed)
-    whole, other = trial.whole(method), run_whole(method, moved)
-    whole = replace(whole, gradients={name: gradient[order] for name, gradient in whole.gradients.items()})
-    whole.require_same("in another order of tokens and sequences", other, REORDERED)
+    outcome, other = trial.whole(method), run_whole(method, moved)
+    outcome = replace(outcome, gradients={name: gradient[order] for name, gradient in outcome.gradients.items()})
+    outcome.require_same("in another order of tokens and sequences", other, REORDERED)
 
 
 @law(LAWS)
 def replication(method: TokenObjective, trial: Trial) -> None:
     """Every sequence twice: the same loss and metrics, half the gradient each."""
     double_step = trial.first.twice()
-    once, twice = (make_plan(method, [step.batch()]).settled for step in (trial.first, double_step))
-    if list(_order_statistics(once)) != list(_order_statistics(twice)):
+    settled, doubled = (make_plan(method, [step.batch()]).settled for step in (trial.first, double_step))
+    if list(_order_statistics(settled)) != list(_order_statistics(doubled)):
         raise NotApplicable("the order statistics of these optimizer steps change if every value occurs twice")
     double = run_whole(method, double_step)
     for name, gradient in double.gradients.items():
@@ -457,12 +457,12 @@ def live_rows(method: TokenObjective, trial: Trial) -> None:
     rows, outcomes = plan.live_rows(0), []
     for noise in (None, 0.7, -1.9):
         leaves = step.leaves()
-        given = {
+        live_values = {
             name: leaf if noise is None or name not in rows else torch.where(rows[name], leaf, leaf.detach() + noise)
             for name, leaf in leaves.items()
         }
         # a new plan, since a plan gives each of its losses once
-        out = make_plan(plan.objective, [step.batch()]).loss(0, PolicyOutputs(**given))
+        out = make_plan(plan.objective, [step.batch()]).loss(0, PolicyOutputs(**live_values))
         out.loss.backward()
         gradients = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
         for name, gradient in gradients.items():
@@ -490,7 +490,7 @@ def precision(method: TokenObjective, trial: Trial) -> None:
         run_whole(method, trial.first)
     for dtype in (torch.float32, torch.bfloat16):
         step = with_small(trial.first).cast(dtype, torch.float64)
-        narrow, wide = (run_whole(method, step.cast(held, held)) for held in (torch.float32, torch.float64))
+        narrow, wide = (run_whole(method, step.cast(kind, kind)) for kind in (torch.float32, torch.float64))
         for outcome in (narrow, wide):  # it counts gates that are exactly 0, as a small one is in float32
             outcome.report = RunningMeans({k: mean for k, mean in outcome.report.items() if not k.endswith("/stopped")})
         narrow.gradients = {name: gradient.double() for name, gradient in narrow.gradients.items()}
@@ -528,8 +528,8 @@ def zero_advantage(method: TokenObjective, trial: Trial) -> None:
 @law(LAWS)
 def limits(method: TokenObjective, trial: Trial) -> None:
     """Each method is the identity at the settings of its ``no_op_at``, whatever its other settings are."""
-    every = ((limit, leaf.method) for leaf in walk(method) for limit in leaf.method.about.no_op_at)
-    limited = [limit.at(inside) for limit, inside in every if limit.settings is not None]
+    pairs = ((limit, leaf.method) for leaf in walk(method) for limit in leaf.method.about.no_op_at)
+    limited = [limit.at(method_inside) for limit, method_inside in pairs if limit.settings is not None]
     if not limited:
         raise NotApplicable("it declares no settings at which it is the identity")
     base = run_whole(compose(), trial.first)

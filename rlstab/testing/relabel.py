@@ -26,9 +26,10 @@ _IDS: dict[str, Callable[[Tensor], Tensor]] = {
 def relabellings(step: Step) -> Iterator[tuple[str, Step]]:
     """The optimizer step under other ids of sequences and groups, each with a description of the ids."""
     sequences, groups = (ids.unique(return_inverse=True)[1] for ids in (step.sequence_ids, step.group_ids))
-    for what, make in _IDS.items():
-        others = make(torch.cat([sequences, groups + len(sequences)]))
-        yield what, replace(step, sequence_ids=others[: len(sequences)], group_ids=others[len(sequences) :])
+    for description, make in _IDS.items():
+        relabelled = make(torch.cat([sequences, groups + len(sequences)]))
+        sequence_ids, group_ids = relabelled[: len(sequences)], relabelled[len(sequences) :]
+        yield description, replace(step, sequence_ids=sequence_ids, group_ids=group_ids)
 
 
 @contextmanager
@@ -39,26 +40,26 @@ def same_draws(ids: Tensor, originals: Tensor) -> Iterator[None]:
         ids: ``(k,)`` int64, those in use.
         originals: ``(k,)`` int64, whose numbers are drawn.
     """
-    known, index = ids.unique(return_inverse=True)
-    first = torch.empty_like(known).index_copy(0, index, originals)
+    distinct, index = ids.unique(return_inverse=True)
+    first = torch.empty_like(distinct).index_copy(0, index, originals)
 
     def original(part: Any) -> Any:
-        if not isinstance(part, Tensor) or part.dtype != torch.int64 or not known.numel():
+        if not isinstance(part, Tensor) or part.dtype != torch.int64 or not distinct.numel():
             return part
-        found = torch.searchsorted(known, part).clamp(max=known.numel() - 1)
-        return torch.where(known[found] == part, first[found], part)
+        index_of_part = torch.searchsorted(distinct, part).clamp(max=distinct.numel() - 1)
+        return torch.where(distinct[index_of_part] == part, first[index_of_part], part)
 
     drawn: dict[str, Any] = {
         "uniform": lambda seed, *identity, draw=random.uniform: draw(seed, *map(original, identity)),
         "uniform_in": lambda seed, group, *rest, draw=random.uniform_in: draw(seed, original(group), *rest),
     }
     spaces = [module.__dict__ for module in list(sys.modules.values()) if module is not None]
-    kept = {name: getattr(random, name) for name in drawn}
-    patched = [(space, name) for name, value in kept.items() for space in spaces if space.get(name) is value]
+    originals_of = {name: getattr(random, name) for name in drawn}
+    patched = [(space, name) for name, value in originals_of.items() for space in spaces if space.get(name) is value]
     for space, name in patched:
         space[name] = drawn[name]
     try:
         yield
     finally:
         for space, name in patched:
-            space[name] = kept[name]
+            space[name] = originals_of[name]

@@ -48,7 +48,7 @@ class Rollout:
     Attributes:
         responses: all of them, with all evidence; the prompts are those of a run without a tested selector.
         slots: ``(S,)`` index of the chosen prompt that each response answers.
-        offer: to a selector.
+        offer: the offer to a selector.
     """
 
     responses: ResponseBatch
@@ -56,10 +56,12 @@ class Rollout:
     offer: Offer
 
     def __repr__(self) -> str:
-        whole = self.responses
-        if len(whole) > 100:
-            return f"Rollout({self.offer.rollout}, {len(whole)} responses in {whole.groups} groups)"
-        rewards = [whole.rewards[whole.group == group].mul(1e3).round().div(1e3).tolist() for group in self.units]
+        responses = self.responses
+        if len(responses) > 100:
+            return f"Rollout({self.offer.rollout}, {len(responses)} responses in {responses.groups} groups)"
+        rewards = [
+            responses.rewards[responses.group == group].mul(1e3).round().div(1e3).tolist() for group in self.units
+        ]
         return f"Rollout({self.offer.rollout}, rewards by group {rewards})"
 
     @property
@@ -71,12 +73,12 @@ class Rollout:
         """Some of the groups in fresh memory, with token evidence as wide as they need.
 
         Args:
-            groups: their numbers.
+            groups: the numbers of the groups.
             chosen: the prompts that a selector chose.
         """
-        whole = self.responses
-        where = torch.isin(whole.group, torch.tensor(list(groups), dtype=torch.int64))
-        picked = whole.select(where)  # in fresh memory
+        responses = self.responses
+        where = torch.isin(responses.group, torch.tensor(list(groups), dtype=torch.int64))
+        picked = responses.select(where)  # in fresh memory
         width = int(picked.lengths.max()) if len(picked) else 0
         extra = {name: rows[:, :width].clone() if of_tokens(name) else rows for name, rows in picked.extra.items()}
         if chosen is not None:
@@ -107,28 +109,28 @@ class Rollout:
 
         Ids of groups and sequences are even and odd, and so large that they collide as float32 and as int32.
         """
-        whole = self.responses
-        noise = uniform(3, whole.group_ids).mul(10).long()
+        responses = self.responses
+        noise = uniform(3, responses.group_ids).mul(10).long()
         return self._with(
-            prompt_ids=PROMPTS - 1 - whole.prompt_ids,
-            group_ids=2**40 - 11 * whole.group_ids - noise,
-            sequence_ids=2**45 - 11 * (whole.sequence_ids // 6) - 2**32 * (whole.sequence_ids % 6 // 3),
+            prompt_ids=PROMPTS - 1 - responses.prompt_ids,
+            group_ids=2**40 - 11 * responses.group_ids - noise,
+            sequence_ids=2**45 - 11 * (responses.sequence_ids // 6) - 2**32 * (responses.sequence_ids % 6 // 3),
         )
 
     def evened(self) -> Rollout:
         """Every second group with one reward for all members, and without evidence that distinguishes them."""
-        whole = self.responses
-        first, even = whole.first[whole.group], whole.group % 2 == 0
-        alike = torch.where(even, first, torch.arange(len(whole)))
-        extra = {name: values[alike] for name, values in whole.extra.items()}
-        return self._with(rewards=whole.rewards[alike], extra=extra)
+        responses = self.responses
+        first, even = responses.first[responses.group], responses.group % 2 == 0
+        alike = torch.where(even, first, torch.arange(len(responses)))
+        extra = {name: values[alike] for name, values in responses.extra.items()}
+        return self._with(rewards=responses.rewards[alike], extra=extra)
 
     def padded(self, fill: float) -> Rollout:
         """The same responses with other numbers in the padding after their ends."""
-        whole = self.responses
-        sampled = torch.arange(whole.limit) < whole.lengths.unsqueeze(-1)
+        responses = self.responses
+        sampled = torch.arange(responses.limit) < responses.lengths.unsqueeze(-1)
         extra = {}
-        for name, values in whole.extra.items():
+        for name, values in responses.extra.items():
             other = torch.full_like(values, fill % BLOCKS if name == "block_ids" else fill)
             extra[name] = torch.where(sampled, values, other) if of_tokens(name) else values
         return self._with(extra=extra)
@@ -175,14 +177,14 @@ def draw_run(
     """Three rollouts of one run in a row, the same for the same number.
 
     Args:
-        number: of the run.
+        number: the number of the run.
         needs: names of token signals of your own, to fill with random numbers.
         groups: most groups in a rollout; never more than 6.
         extreme: rewards that differ by a rounding, and in half of the runs rewards of a million.
         large: 20 groups of up to 6 responses of up to 1,000 tokens, instead of up to 5 responses of up to 12.
     """
     draw = random.Random(number)
-    most, limit = (6, 1000) if large else (5, LIMIT)
+    largest, limit = (6, 1000) if large else (5, LIMIT)
     run: dict[str, Any] = {"size": draw.choice([PROMPTS, None]), "seed": draw.randrange(2**31), "limit": limit}
     run["extreme"] = draw.choice([1.0, 1e6]) if extreme else None
     rollouts = []
@@ -190,7 +192,7 @@ def draw_run(
         kind = "mixed" if large else draw.choice(KINDS)
         drawn = 20 if large else draw.randint(2, min(6, groups))
         # a group of two is enough to break most laws
-        sizes = [2, *(draw.randint(1, most) for _ in range(drawn - 1))]
+        sizes = [2, *(draw.randint(1, largest) for _ in range(drawn - 1))]
         rollouts.append(make_rollout(kind, sizes, draw.randrange(2**32), needs, number=which, **run))
     return tuple(rollouts)
 
@@ -211,12 +213,12 @@ def make_rollout(
 
     Args:
         kind: one of :data:`KINDS`.
-        sizes: of its groups, which some kinds change.
+        sizes: the sizes of its groups, which some kinds change.
         draw: seed of its numbers.
         needs: names of token signals of your own.
-        number: of the rollout.
+        number: the number of the rollout.
         size: number of different prompts of the task; None if unlimited.
-        seed: of the run.
+        seed: the seed of the run.
         extreme: the largest reward, if rewards differ little or much; None for ordinary ones.
         limit: most tokens of an answer.
     """
@@ -226,7 +228,7 @@ def make_rollout(
     slots = torch.arange(len(sizes)) // (2 if kind == "prompt twice" else 1)
     count = max(1, int(slots.max()) + 1 if sizes else 1)
     prompts = torch.cat([torch.randperm(PROMPTS, generator=rng), torch.randint(PROMPTS, (count,), generator=rng)])
-    given, pivot, lengths, ended = _lengths(kind, group, len(sizes), rng, limit)
+    prefixes, pivot, lengths, ended = _lengths(kind, group, len(sizes), rng, limit)
     rows = len(group)
     raw = _rewards(kind, group, len(sizes), rng, extreme)
     penalty = torch.rand(rows, generator=rng, dtype=torch.float64)
@@ -237,7 +239,7 @@ def make_rollout(
         prompt_ids=prompts[slots[group]],
         group_ids=1000 * number + torch.randperm(200, generator=rng)[: len(sizes)][group],
         sequence_ids=10_000 * number + 3 * torch.arange(rows),
-        given=given,
+        given=prefixes,
         pivot=pivot,
         limit=limit,
         extra={"raw_rewards": raw.clone(), **_evidence(lengths, ended, needs, rng, limit)},
@@ -252,12 +254,12 @@ def _rewards(kind: str, group: Tensor, groups: int, rng: torch.Generator, extrem
     def numbers(count: int) -> Tensor:
         return torch.rand(count, generator=rng, dtype=torch.float64)
 
-    own, shared, even = numbers(len(group)), numbers(groups)[group], (numbers(groups) < 0.25)[group]
-    binary = torch.where(even, (shared < 0.5).double(), (own < 0.5).double())
-    rewards = _REWARDS[kind](own, shared) if kind in _REWARDS else binary
+    by_response, shared, even = numbers(len(group)), numbers(groups)[group], (numbers(groups) < 0.25)[group]
+    binary = torch.where(even, (shared < 0.5).double(), (by_response < 0.5).double())
+    rewards = _REWARDS[kind](by_response, shared) if kind in _REWARDS else binary
     if extreme is not None:
-        far = own if extreme <= 1 else extreme * (own - 0.5)
-        rewards = torch.where(shared < 0.3, far, torch.where(shared < 0.6, 0.1 + 1e-13 * own, rewards))
+        far = by_response if extreme <= 1 else extreme * (by_response - 0.5)
+        rewards = torch.where(shared < 0.3, far, torch.where(shared < 0.6, 0.1 + 1e-13 * by_response, rewards))
     return rewards
 
 
@@ -272,14 +274,14 @@ def _lengths(
 
     branch = torch.rand(groups, generator=rng) < {"branches": 0.6, "mixed": 0.1}.get(kind, 0.0)
     parent = whole(2, torch.full((groups,), limit))
-    given = torch.where(branch, whole(1, parent - 1), 0)
-    pivot = given.double() / parent
-    given, pivot = given[group], pivot[group]
-    lengths = whole(1, limit - given)
+    prefixes = torch.where(branch, whole(1, parent - 1), 0)
+    pivot = prefixes.double() / parent
+    prefixes, pivot = prefixes[group], pivot[group]
+    lengths = whole(1, limit - prefixes)
     full = torch.rand(len(group), generator=rng) < (0.6 if kind == "cut off" else 0.15)
-    lengths = torch.where(full, limit - given, lengths)
+    lengths = torch.where(full, limit - prefixes, lengths)
     ended = ~full | (torch.rand(len(group), generator=rng) < 0.2)  # some end with their last token
-    return given, pivot, lengths, ended
+    return prefixes, pivot, lengths, ended
 
 
 def _evidence(

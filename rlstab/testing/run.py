@@ -38,7 +38,7 @@ class RunOutcome(ABC):
 
     Attributes:
         report: merged over parts.
-        state: for the next one.
+        state: the state for the next one.
     """
 
     report: RunningMeans = field(default_factory=RunningMeans)
@@ -58,15 +58,15 @@ class RunOutcome(ABC):
     def summed(self, outcomes: Sequence[Any]) -> Self:
         """The results of parts or ranks as those of the whole; this is the first of them."""
 
-    def require_same(self, what: str, other: Any, tolerance: float) -> None:
+    def require_same(self, label: str, other: Any, tolerance: float) -> None:
         """Require that results, metrics and state agree with those of another run.
 
         Raises:
             BrokenLaw: says what differs.
         """
-        same_state(what, self.shared, other.shared, tolerance)
-        same_report(what, self.report, other.report, tolerance)
-        same_state(f"{what}: the state", self.state, other.state, tolerance)
+        same_state(label, self.shared, other.shared, tolerance)
+        same_report(label, self.report, other.report, tolerance)
+        same_state(f"{label}: the state", self.state, other.state, tolerance)
 
 
 @dataclass
@@ -76,7 +76,7 @@ class StepOutcome(RunOutcome):
     Attributes:
         loss: summed over parts and ranks.
         gradients: by live output, in the order of the step's tokens.
-        lr_scale: of the optimizer step.
+        lr_scale: the factor of the learning rate in the optimizer step.
     """
 
     loss: float
@@ -101,18 +101,18 @@ class StepOutcome(RunOutcome):
 
     def summed(self, outcomes: Sequence[StepOutcome]) -> StepOutcome:
         """Losses and gradients add up."""
-        gradients = {name: torch.stack([each.gradients[name] for each in outcomes]).sum(0) for name in self.gradients}
-        return replace(self, loss=sum(each.loss for each in outcomes), gradients=gradients, report=RunningMeans())
+        gradients = {name: torch.stack([part.gradients[name] for part in outcomes]).sum(0) for name in self.gradients}
+        return replace(self, loss=sum(part.loss for part in outcomes), gradients=gradients, report=RunningMeans())
 
-    def require_same(self, what: str, other: StepOutcome, tolerance: float) -> None:
+    def require_same(self, label: str, other: StepOutcome, tolerance: float) -> None:
         """Require that loss and gradients agree, too."""
         within = tolerance * max(self.scale, other.scale)
-        near(f"{what}: the loss", self.loss, other.loss, within)
+        near(f"{label}: the loss", self.loss, other.loss, within)
         for name, gradient in self.gradients.items():
             worst = float((gradient - other.gradients[name]).abs().max()) if gradient.numel() else 0.0
             if not worst <= within:
-                raise BrokenLaw(f"{what}: the gradient of '{name}' moves by {worst:.3g}.")
-        super().require_same(what, other, tolerance)
+                raise BrokenLaw(f"{label}: the gradient of '{name}' moves by {worst:.3g}.")
+        super().require_same(label, other, tolerance)
 
 
 @dataclass
@@ -123,7 +123,7 @@ class StageOutcome(RunOutcome):
         rows: the results of each response.
         numbers: by name, results that are the same on every part.
         chosen: the prompts of a selector.
-        stat: of the whole rollout.
+        stat: the statistics of the whole rollout.
     """
 
     rows: RowsByName
@@ -152,26 +152,26 @@ class StageOutcome(RunOutcome):
                     raise BrokenLaw(f"'{name}' is {total.numbers[name]} on one part and {number} on another.")
         return total
 
-    def require_same(self, what: str, other: StageOutcome, tolerance: float) -> None:
+    def require_same(self, label: str, other: StageOutcome, tolerance: float) -> None:
         """Require that numbers and the results of each response agree, too."""
-        same_state(f"{what}: what it asks for", self.numbers, other.numbers, 0.0)
-        same_rows(what, self.rows, other.rows, tolerance)
-        super().require_same(what, other, tolerance)
+        same_state(f"{label}: what it asks for", self.numbers, other.numbers, 0.0)
+        same_rows(label, self.rows, other.rows, tolerance)
+        super().require_same(label, other, tolerance)
 
 
-def same_rows(what: str, some: RowsByName, among: RowsByName, tolerance: float) -> None:
+def same_rows(label: str, rows_of_some: RowsByName, among: RowsByName, tolerance: float) -> None:
     """Require that some responses have the results that they have among others, within ``tolerance`` of the largest.
 
     Raises:
         BrokenLaw: says what differs.
     """
-    for name, rows in some.items():
+    for name, rows in rows_of_some.items():
         sizes = [float(row.detach().double().nan_to_num(0.0, 0.0, 0.0).abs().max()) for row in rows.values()]
         within = tolerance * (1 + max(sizes, default=0.0))
         for response, row in rows.items():
-            mine, theirs = torch.broadcast_tensors(row.double(), among[name][response].double())
-            if not torch.allclose(mine, theirs, rtol=0.0, atol=within, equal_nan=True):
-                raise BrokenLaw(f"{what}: {name} of a response is {mine.tolist()} and {theirs.tolist()}.")
+            value, other_value = torch.broadcast_tensors(row.double(), among[name][response].double())
+            if not torch.allclose(value, other_value, rtol=0.0, atol=within, equal_nan=True):
+                raise BrokenLaw(f"{label}: {name} of a response is {value.tolist()} and {other_value.tolist()}.")
 
 
 def joined(outcomes: Sequence[T]) -> T:
@@ -193,30 +193,30 @@ def joined(outcomes: Sequence[T]) -> T:
 # -- running -----------------------------------------------------------------------------------------------------------
 
 
-def run_whole(method: Method[Any], given: Any, state: State | None = None) -> Any:
+def run_whole(method: Method[Any], item: Any, state: State | None = None) -> Any:
     """The outcome of an optimizer step, or of a rollout of a stage, in one part."""
-    return run_parts(method, given, [given.units], state)
+    return run_parts(method, item, [item.units], state)
 
 
 def run_chain(method: Method[Any], chain: Sequence[Any]) -> list[Any]:
     """The outcomes of consecutive optimizer steps, or rollouts of a stage, from the initial state."""
     outcomes: list[Any] = []
-    for given in chain:
-        outcomes.append(run_whole(method, given, outcomes[-1].state if outcomes else None))
+    for item in chain:
+        outcomes.append(run_whole(method, item, outcomes[-1].state if outcomes else None))
     return outcomes
 
 
 def run_parts(
-    method: Method[Any], given: Any, parts: Parts, state: State | None = None, comm: Comm | None = None
+    method: Method[Any], item: Any, parts: Parts, state: State | None = None, comm: Comm | None = None
 ) -> Any:
     """The outcome of an optimizer step, or of a rollout of a stage, in parts; without a state, from the initial one."""
     run: Callable[..., RunOutcome] = _run_stage if isinstance(method, Stage) else _run_step
-    return run(method, given, parts, method.init_state() if state is None else state, comm or LocalComm())
+    return run(method, item, parts, method.init_state() if state is None else state, comm or LocalComm())
 
 
-def run_ranks(method: Method[Any], given: Any, ranks: Sequence[Parts], state: State | None = None) -> list[Any]:
+def run_ranks(method: Method[Any], item: Any, ranks: Sequence[Parts], state: State | None = None) -> list[Any]:
     """The outcome of each rank on its parts, one thread each; a rank may be empty."""
-    return in_threads(len(ranks), lambda rank, comm: run_parts(method, given, ranks[rank], state, comm))
+    return in_threads(len(ranks), lambda rank, comm: run_parts(method, item, ranks[rank], state, comm))
 
 
 def _run_step(objective: TokenObjective, step: Step, parts: Parts, state: State, comm: Comm) -> StepOutcome:
@@ -242,22 +242,22 @@ def _run_stage(stage: Stage, rollout: Rollout, parts: Parts, state: State, comm:
     chosen = choose(stage, rollout.offer, state)
     batches = [rollout.part(part, chosen) for part in parts]
     stat, after = measure_all(stage, batches, state, comm)
-    empty, *outcomes = [_outcome(stage, each, stat, state, rollout.offer) for each in (stage._empty_part(), *batches)]
+    empty, *outcomes = [_outcome(stage, batch, stat, state, rollout.offer) for batch in (stage._empty_part(), *batches)]
     return replace(joined(outcomes or [empty]), chosen=chosen, state=after)
 
 
 def _outcome(stage: Stage, batch: ResponseBatch, stat: Settled, state: State, offer: Offer) -> StageOutcome:
     values: dict[str, Tensor] = {}
     numbers: dict[str, int] = {}
-    given = act(stage, batch, stat, state, offer)
+    result = act(stage, batch, stat, state, offer)
     if isinstance(stage, RolloutExpander):
-        none, nothing = torch.zeros(len(batch), dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
-        parents = nothing if given.parents is None else given.parents
-        values["drop"] = none if given.drop is None else given.drop
-        values["the pivot"] = none.index_add(0, parents, nothing if given.pivots is None else given.pivots)
-        numbers = {"fresh": given.fresh, **({"branches": given.branches} if len(parents) else {})}
+        zeros, no_ids = torch.zeros(len(batch), dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
+        parents = no_ids if result.parents is None else result.parents
+        values["drop"] = zeros if result.drop is None else result.drop
+        values["the pivot"] = zeros.index_add(0, parents, no_ids if result.pivots is None else result.pivots)
+        numbers = {"fresh": result.fresh, **({"branches": result.branches} if len(parents) else {})}
     elif isinstance(stage, RewardShaper | AdvantageEstimator):
-        values["the reward" if isinstance(stage, RewardShaper) else "the advantage"] = given
+        values["the reward" if isinstance(stage, RewardShaper) else "the advantage"] = result
     ids, lengths = batch.sequence_ids.tolist(), batch.lengths.long().tolist()
     rows = {
         name: {owner: row.reshape(-1)[:length] for owner, row, length in zip(ids, of_all, lengths, strict=True)}
@@ -284,32 +284,32 @@ def act(stage: Stage, batch: ResponseBatch, stat: Settled, state: State, offer: 
     if isinstance(stage, PromptSelector):
         return choose(stage, offer, state)
     if isinstance(stage, RolloutExpander):
-        asked = stage.expand(batch, stat, state, offer.seed)
-        asked.require(stage.name, batch)
-        if asked.drop is not None and bool((batch.group_mean(asked.drop) % 1 != 0).any()):
+        expansion = stage.expand(batch, stat, state, offer.seed)
+        expansion.require(stage.name, batch)
+        if expansion.drop is not None and bool((batch.group_mean(expansion.drop) % 1 != 0).any()):
             raise BrokenLaw("drop takes a part of a group; groups are dropped whole.")
-        for what, number, least in (("fresh", asked.fresh, 0), ("rounds", stage.rounds, 1)):
+        for name, number, least in (("fresh", expansion.fresh, 0), ("rounds", stage.rounds, 1)):
             if type(number) is not int or number < least:
-                raise BrokenLaw(f"{what} is {number!r}, expected an int of at least {least}.")
-        if asked.parents is not None and len(asked.parents.unique()) < len(asked.parents):
-            raise BrokenLaw(f"parents are {asked.parents.tolist()}, expected different indices.")
-        return asked
-    given = getattr(stage, stage._acts_by)(batch, stat, state)
+                raise BrokenLaw(f"{name} is {number!r}, expected an int of at least {least}.")
+        if expansion.parents is not None and len(expansion.parents.unique()) < len(expansion.parents):
+            raise BrokenLaw(f"parents are {expansion.parents.tolist()}, expected different indices.")
+        return expansion
+    result = getattr(stage, stage._acts_by)(batch, stat, state)
     size, longest = len(batch), int(batch.lengths.max()) if len(batch) else 0
-    wide = isinstance(stage, AdvantageEstimator) and isinstance(given, Tensor) and given.ndim == 2
-    if wide and given.shape[1] < longest:
-        raise BrokenLaw(f"advantages gave {given.shape[1]} columns, and a response has {longest} tokens.")
-    _check_tensor(stage._acts_by, given, torch.float64, (size, given.shape[1]) if wide else (size,))
-    return given
+    wide = isinstance(stage, AdvantageEstimator) and isinstance(result, Tensor) and result.ndim == 2
+    if wide and result.shape[1] < longest:
+        raise BrokenLaw(f"advantages gave {result.shape[1]} columns, and a response has {longest} tokens.")
+    _check_tensor(stage._acts_by, result, torch.float64, (size, result.shape[1]) if wide else (size,))
+    return result
 
 
-def _check_tensor(what: str, given: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    if not isinstance(given, Tensor):
-        raise BrokenLaw(f"{what} gave {given!r}, expected a tensor.")
-    if given.requires_grad:
-        raise BrokenLaw(f"{what} gave a tensor that requires grad; nothing outside the loss has a gradient.")
-    if given.dtype != dtype or tuple(given.shape) != shape:
-        raise BrokenLaw(f"{what} gave {given.dtype} of shape {tuple(given.shape)}, expected {dtype} of {shape}.")
+def _check_tensor(label: str, result: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    if not isinstance(result, Tensor):
+        raise BrokenLaw(f"{label} gave {result!r}, expected a tensor.")
+    if result.requires_grad:
+        raise BrokenLaw(f"{label} gave a tensor that requires grad; nothing outside the loss has a gradient.")
+    if result.dtype != dtype or tuple(result.shape) != shape:
+        raise BrokenLaw(f"{label} gave {result.dtype} of shape {tuple(result.shape)}, expected {dtype} of {shape}.")
 
 
 # -- ranks as threads --------------------------------------------------------------------------------------------------
@@ -319,7 +319,7 @@ class ThreadComm:
     """Collectives between threads: every rank leaves its values, all wait, all read.
 
     Attributes:
-        rank: of this thread.
+        rank: the rank of this thread.
         meeting: the barrier of the threads, and their values.
     """
 
@@ -338,9 +338,9 @@ class ThreadComm:
         barrier, left = self.meeting
         left[self.rank] = values.clone()
         barrier.wait()
-        seen = list(left)
+        values_of_ranks = list(left)
         barrier.wait()
-        return seen
+        return values_of_ranks
 
 
 def in_threads(count: int, work: Callable[[int, Comm], T]) -> list[T]:

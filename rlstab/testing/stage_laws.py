@@ -73,14 +73,14 @@ def identity(stage: Stage, trial: Trial) -> None:
         raise NotApplicable("what it does depends on the numbers of prompts")
     for rollout, state, outcome in trial.run(stage):
         for group in () if measures else rollout.units:
-            alone = run_parts(stage, rollout, [[group]], state)
-            same_rows("without other groups and with them", alone.rows, outcome.rows, REORDERED)
+            outcome_of_group = run_parts(stage, rollout, [[group]], state)
+            same_rows("without other groups and with them", outcome_of_group.rows, outcome.rows, REORDERED)
         relabelled = rollout.relabelled()
         with same_draws(relabelled.ids, rollout.ids):
             other = run_whole(stage, relabelled, state)
         ids = (side.responses.sequence_ids.tolist() for side in (rollout, relabelled))
         names = dict(zip(*ids, strict=True))
-        under = {name: {names[own]: row for own, row in rows.items()} for name, rows in outcome.rows.items()}
+        under = {name: {names[sequence]: row for sequence, row in rows.items()} for name, rows in outcome.rows.items()}
         same_rows("under other ids", under, other.rows, REORDERED)
 
 
@@ -92,10 +92,10 @@ def even_group(stage: Stage, trial: Trial) -> None:
     evened = replace(trial, chain=[rollout.evened() for rollout in trial.chain])
     for rollout, state, outcome in evened.run(stage):
         batch = rollout.batch(outcome.chosen)
-        alone = batch.group_sum(torch.ones_like(batch.rewards)) == 1
-        given = stage.advantages(batch, outcome.stat, state)[(batch.group % 2 == 0) | alone]
-        if bool((given != 0).any()):
-            worst = given.reshape(-1).abs().max()
+        lone = batch.group_sum(torch.ones_like(batch.rewards)) == 1
+        advantages = stage.advantages(batch, outcome.stat, state)[(batch.group % 2 == 0) | lone]
+        if bool((advantages != 0).any()):
+            worst = advantages.reshape(-1).abs().max()
             raise BrokenLaw(f"a group whose rewards are all equal has an advantage of {float(worst):.3g}.")
 
 
@@ -106,17 +106,17 @@ def selection(stage: Stage, trial: Trial) -> None:
         raise NotApplicable("it chooses no prompts")
     for rollout, state, _ in trial.run(stage):
         offer = rollout.offer
-        more = replace(offer, count=offer.count + 2)
+        larger = replace(offer, count=offer.count + 2)
         refill = replace(offer, first=offer.first + offer.count, drawn=offer.drawn + offer.count, count=2)
-        first, at_once, then = (choose(stage, asked, state) for asked in (offer, more, refill))
-        for chosen in (at_once, then):
+        first, at_once, refilled = (choose(stage, offered, state) for offered in (offer, larger, refill))
+        for chosen in (at_once, refilled):
             if bool((chosen < 0).any()) or (offer.size is not None and bool((chosen >= offer.size).any())):
                 raise BrokenLaw(f"it chooses {chosen.tolist()}, and the prompts are 0 to {offer.size or 'any'}.")
-        together = torch.cat([first, then])
-        if not torch.equal(at_once, together):
+        joined_choices = torch.cat([first, refilled])
+        if not torch.equal(at_once, joined_choices):
             raise BrokenLaw(
-                f"{more.count} prompts at once are {at_once.tolist()}, {offer.count} and a refill of 2 are "
-                f"{together.tolist()}; a refill continues where the first choice ended."
+                f"{larger.count} prompts at once are {at_once.tolist()}, {offer.count} and a refill of 2 are "
+                f"{joined_choices.tolist()}; a refill continues where the first choice ended."
             )
 
 

@@ -53,7 +53,7 @@ class Step:
         position: ``(n,)`` index of the token in its response.
         sequence_ids, group_ids: ``(S,)``.
         layout: seed of a padded layout with which batches are built, see :meth:`laid_out`; None packs the tokens.
-        live_ratio: of its batches.
+        live_ratio: whether the ratio of its batches divides by the live policy itself.
     """
 
     evidence: Mapping[str, Tensor]
@@ -96,10 +96,10 @@ class Step:
 
     def _fields(self, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
         """Evidence, perhaps changed, and ids in fresh memory, as the fields of a batch."""
-        given: dict[str, Any] = {name: change(values) for name, values in self.evidence.items()}
-        extra = {name: given.pop(name) for name in sorted(given) if name not in {*BASICS, "advantages", *SIGNALS}}
-        given |= {"sequence_ids": self.sequence_ids.clone(), "group_ids": self.group_ids.clone(), "extra": extra}
-        return {**given, "live_ratio": self.live_ratio}
+        columns: dict[str, Any] = {name: change(values) for name, values in self.evidence.items()}
+        extra = {name: columns.pop(name) for name in sorted(columns) if name not in {*BASICS, "advantages", *SIGNALS}}
+        columns |= {"sequence_ids": self.sequence_ids.clone(), "group_ids": self.group_ids.clone(), "extra": extra}
+        return {**columns, "live_ratio": self.live_ratio}
 
     def leaves(self) -> dict[str, Tensor]:
         """Live outputs in fresh memory that require grad."""
@@ -163,8 +163,8 @@ class Step:
 
     def varied(self, name: str) -> tuple[Step, Step]:
         """The step, and with other values of a signal; where the ratio would read it, the live policy is its own."""
-        same = replace(self, live_ratio=name in BASICS)
-        return same, same.given(**{name: other_values(name, self.evidence[name])})
+        unchanged = replace(self, live_ratio=name in BASICS)
+        return unchanged, unchanged.given(**{name: other_values(name, self.evidence[name])})
 
     def rolled(self) -> Step:
         """Each token with nine tenths of the evidence of the previous one: the same shapes, other numbers."""
@@ -176,7 +176,9 @@ class Step:
         return self._each(lambda values: values.to(dtype).to(held_in))
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Step:
-        evidence, live = ({name: change(values) for name, values in of.items()} for of in (self.evidence, self.live))
+        evidence, live = (
+            {name: change(values) for name, values in side.items()} for side in (self.evidence, self.live)
+        )
         return replace(self, evidence=evidence, live=live)
 
     def tokens(self) -> list[list[dict[str, float]]]:
@@ -191,7 +193,7 @@ class Step:
         """The optimizer step as ``(S, T)`` tensors, built by ``TokenBatch.from_padded``.
 
         Args:
-            seed: of the amount of padding before, between and after the tokens of a row.
+            seed: the seed of the amount of padding before, between and after the tokens of a row.
             fill: the value of padding.
 
         Returns:
@@ -232,15 +234,15 @@ def draw_step(number: int, extra: Sequence[str] = (), *, size: int = 7, extreme:
     """One of the small optimizer steps, the same for the same number.
 
     Args:
-        number: of the step.
+        number: the number of the step.
         extra: as in :func:`make_step`.
         size: up to one more than this many rows, of up to one more than this many tokens; at most 8 each.
         extreme: as in :func:`make_step`.
     """
     draw = random.Random(number)
-    kind, most = draw.choice(KINDS), min(8, 1 + size)
-    rows = {"one token": 1, "one row": 1}.get(kind) or draw.randint(1, most)
-    lengths = [1] if kind == "one token" else [draw.randint(1, most) for _ in range(rows)]
+    kind, longest = draw.choice(KINDS), min(8, 1 + size)
+    rows = {"one token": 1, "one row": 1}.get(kind) or draw.randint(1, longest)
+    lengths = [1] if kind == "one token" else [draw.randint(1, longest) for _ in range(rows)]
     if kind == "empty rows":
         lengths = [0 if row % 2 else length for row, length in enumerate(lengths)]
     return make_step(kind, lengths, draw.choice([1, 2, 4]), number, extra, extreme=extreme)
@@ -262,7 +264,7 @@ def make_step(
         kind: one of :data:`KINDS`.
         lengths: tokens of each response.
         group: responses of a prompt.
-        seed: of all numbers.
+        seed: the seed of all numbers.
         extra: names of custom signals to fill with random numbers.
         extreme: log-probs down to -80 nats, ratios beyond e^20, entropies of 0 and of ln 2^18.
     """

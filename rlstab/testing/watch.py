@@ -37,8 +37,8 @@ class ReadOnly:
             BrokenLaw: names the tensor.
         """
         for name, tensor, version, before in self._guarded:
-            now = tensor.detach()
-            if tensor._version != version or bool(((now != before) & (before == before)).any()):
+            current = tensor.detach()
+            if tensor._version != version or bool(((current != before) & (before == before)).any()):
                 raise BrokenLaw(
                     f"it wrote to {name} in place, which belongs to others. Make a new tensor: clamp, not clamp_; "
                     f"torch.where, not x[i] = ..."
@@ -81,8 +81,8 @@ class Shared:
         Raises:
             BrokenLaw: names it.
         """
-        for name, now in _shared().items():
-            if now != self.before[name]:
+        for name, current in _shared().items():
+            if current != self.before[name]:
                 raise BrokenLaw(
                     f"it used or changed {name}, which the whole process shares. Leave it alone; random numbers come "
                     f"from batch.uniform(seed)."

@@ -47,9 +47,9 @@ class PolicyModule(nn.Module):
         self.model = policy.model
         self._policy = (policy,)  # in a tuple, so that torch does not search it for modules
 
-    def forward(self, sequences: tuple[Tensor, ...], index: Tensor, asked: Mapping[str, Any]) -> dict[str, Tensor]:
+    def forward(self, sequences: tuple[Tensor, ...], index: Tensor, options: Mapping[str, Any]) -> dict[str, Tensor]:
         """The requested signals by name, in a dictionary: engines look for tensors only in tuples and dictionaries."""
-        signals = self._policy[0].signals(Sequences(*sequences), index, **asked)
+        signals = self._policy[0].signals(Sequences(*sequences), index, **options)
         return {
             signal.name: value for signal in fields(signals) if (value := getattr(signals, signal.name)) is not None
         }
@@ -60,8 +60,8 @@ class Engine:
 
     Args:
         policy: the same weights in every process.
-        accelerator: of this process.
-        settings: of the optimizer.
+        accelerator: the accelerator of this process.
+        settings: the settings of the optimizer.
 
     Attributes:
         policy: its tokenizer and settings can be used at any time, its model only inside :meth:`gathered_policy`.
@@ -141,11 +141,11 @@ class Engine:
         """:meth:`Policy.shared_prompts` for :meth:`forward`; call it before the first of :meth:`micro_batches`."""
         return self.policy.shared_prompts(sequences)
 
-    def forward(self, sequences: Sequences, index: Tensor, **asked: Any) -> TokenSignals:
+    def forward(self, sequences: Sequences, index: Tensor, **options: Any) -> TokenSignals:
         """:meth:`Policy.signals` with a gradient, at most once in each of :meth:`micro_batches`."""
         if self.processes > 1 and self._last:
-            asked["shared"] = None  # shared prompts run a second backward, and DDP sends gradients after the first
-        return _forward(self.module, sequences, index, asked)
+            options["shared"] = None  # shared prompts run a second backward, and DDP sends gradients after the first
+        return _forward(self.module, sequences, index, options)
 
     def backward(self, loss: Tensor | None) -> None:
         """Add the gradient of a loss, None for none. After the last micro-batch gradients are sums over processes."""
@@ -159,8 +159,8 @@ class Engine:
         token = torch.full((1, 1), self.policy.pad_id, device=self.policy.device)
         mask = torch.ones_like(token, dtype=torch.bool)
         index = torch.zeros(1, dtype=torch.int64, device=self.policy.device)
-        asked = {"temperature": 1.0, "needs": {"logprobs"}}
-        logprobs = _forward(module, Sequences(token, mask, token, mask), index, asked).logprobs
+        options = {"temperature": 1.0, "needs": {"logprobs"}}
+        logprobs = _forward(module, Sequences(token, mask, token, mask), index, options).logprobs
         assert logprobs is not None
         return 0.0 * logprobs.sum()
 
@@ -189,8 +189,8 @@ class ShardedEngine(Engine):
     """Weights, gradients and moments in shards over all processes. Every backward reduces gradients.
 
     Args:
-        policy: with all weights, on the CPU or the device. Its model is sharded in place.
-        accelerator: of this process.
+        policy: the policy with all weights, on the CPU or the device. Its model is sharded in place.
+        accelerator: the accelerator of this process.
         run: settings of the optimizer and of the shards.
         comm: over all processes.
     """
@@ -235,9 +235,9 @@ class ShardedEngine(Engine):
     def micro_batches(self, micro_batches: Sequence[Item]) -> Iterator[Item | None]:
         # each forward gathers weights, so all processes run the same number of forwards
         count = len(micro_batches)
-        most = int(self.comm.gather(torch.tensor([float(count)], dtype=torch.float64)).max())
+        longest = int(self.comm.gather(torch.tensor([float(count)], dtype=torch.float64)).max())
         yield from micro_batches
-        yield from [None] * (most - count)
+        yield from [None] * (longest - count)
 
     def shared_prompts(self, sequences: Sequences) -> SharedPrompts | None:
         """None: a second forward would gather the weights of each layer, and reduce their gradients, once more."""
@@ -287,9 +287,9 @@ class _Shards:
         names = set(getattr(policy.model, "_no_split_modules", None) or ())
         layers = [layer for layer in policy.model.modules() if type(layer).__name__ in names]
         precision = MixedPrecisionPolicy(param_dtype=gather, reduce_dtype=torch.float32)  # gradients are sums
-        kept = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if offload else OffloadPolicy()
+        offload_policy = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if offload else OffloadPolicy()
         for module in [*reversed(layers), self.module]:  # a module shards what its submodules have not
-            fully_shard(module, mesh=mesh, mp_policy=precision, offload_policy=kept)
+            fully_shard(module, mesh=mesh, mp_policy=precision, offload_policy=offload_policy)
             assert isinstance(module, FSDPModule)
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo has no other reduction
@@ -299,8 +299,8 @@ class _Shards:
         """Gather the weights, unless they are gathered already; release them when the outermost block ends."""
         if not self._depth:
             with torch.no_grad():
-                for mine, shard in zip(self.policy.model.parameters(), self.live.parameters(), strict=True):
-                    mine.data = gathered(shard, self.device)
+                for gathered_weight, shard in zip(self.policy.model.parameters(), self.live.parameters(), strict=True):
+                    gathered_weight.data = gathered(shard, self.device)
         self._depth += 1
         try:
             yield self.policy
@@ -311,19 +311,21 @@ class _Shards:
                     weight.data = weight.data.new_empty(0)
 
 
-def _forward(module: Callable[..., Any], sequences: Sequences, index: Tensor, asked: Mapping[str, Any]) -> TokenSignals:
+def _forward(
+    module: Callable[..., Any], sequences: Sequences, index: Tensor, options: Mapping[str, Any]
+) -> TokenSignals:
     """The signals of a :class:`PolicyModule`, called through what an engine wrapped around it."""
     tensors = tuple(getattr(sequences, part.name) for part in fields(sequences))
-    return TokenSignals(**module(tensors, index, dict(asked)))
+    return TokenSignals(**module(tensors, index, dict(options)))
 
 
 def gathered(shard: Tensor, device: torch.device) -> Tensor:
     """The whole tensor of which this process has a shard; every process calls it. A plain tensor is already whole."""
     if not isinstance(shard, DTensor):
         return shard.detach()
-    there = shard.detach().to(device)
-    assert isinstance(there, DTensor)
-    return there.full_tensor()
+    on_device = shard.detach().to(device)
+    assert isinstance(on_device, DTensor)
+    return on_device.full_tensor()
 
 
 @torch.no_grad()
@@ -371,10 +373,10 @@ def require_launcher(environment: Mapping[str, str], run: RunConfig) -> None:
         "FSDP_ACTIVATION_CHECKPOINTING": ("false", str(settings.gradient_checkpointing).lower()),
     }
     for variable, values in allowed.items():
-        asked = environment.get(variable, "")
-        if asked and asked.lower() not in values and (fsdp or not variable.startswith("FSDP_")):
+        value = environment.get(variable, "")
+        if value and value.lower() not in values and (fsdp or not variable.startswith("FSDP_")):
             raise ConfigError(
-                f"the launcher asks for {variable} = {asked}, which the run does not do. {_INSTEAD}; precision, "
+                f"the launcher asks for {variable} = {value}, which the run does not do. {_INSTEAD}; precision, "
                 f"gradient_checkpointing and micro_batch_size are in `optimisation`, offload is in `engine`."
             )
 

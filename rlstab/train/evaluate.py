@@ -45,14 +45,14 @@ def evaluate(policy: Policy, generator: Generator) -> dict[str, float]:
     run, rewards = generator.run, generator.rewards
     settings, size, metrics = run.evaluation, generator.task.size["eval"], Metrics()
     samples = settings.samples
-    mine = range(generator.rank, settings.prompts if size is None else min(settings.prompts, size), generator.world)
-    examples = [generator.task.example("eval", index) for index in mine]
+    indices = range(generator.rank, settings.prompts if size is None else min(settings.prompts, size), generator.world)
+    examples = [generator.task.example("eval", index) for index in indices]
 
     def scored(repeat: int, *, greedy: bool) -> tuple[Rollout, Scores]:
-        ids = torch.tensor([index * repeat + number for index in mine for number in range(repeat)], dtype=torch.int64)
+        ids = [index * repeat + number for index in indices for number in range(repeat)]
         repeated = [example for example in examples for _ in range(repeat)]
-        asked = ResponseBatch.unscored(ids, run.rollout.max_new_tokens)
-        sampled, scores = generator.answered(policy, "eval", repeated, asked, Metrics(), greedy=greedy)
+        planned = ResponseBatch.of(torch.zeros(len(ids)), sequence_ids=ids, limit=run.rollout.max_new_tokens)
+        sampled, scores = generator.answered(policy, "eval", repeated, planned, Metrics(), greedy=greedy)
         metrics.add("eval/scorer_errors", float(len(scores.errors)))
         metrics.add("eval/scorer_timeouts", float(scores.timed_out.sum()))
         return sampled, scores

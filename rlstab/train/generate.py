@@ -108,11 +108,11 @@ class Generator:
         """
         if not self.blocks:
             return
-        who = next((f"the stage '{stage.name}'" for stage in self.stages if stage.needs & BLOCKS), None)
-        require_blocks(self.task, who or "the method that reads 'block_ids'")
-        if who and flaky_share(self.task):
+        reader = next((f"the stage '{stage.name}'" for stage in self.stages if stage.needs & BLOCKS), None)
+        require_blocks(self.task, reader or "the method that reads 'block_ids'")
+        if reader and flaky_share(self.task):
             raise ConfigError(
-                f"{who} reads the rewards of blocks, of which '{self.task.name}' loses none. Set task.flaky to 0."
+                f"{reader} reads the rewards of blocks, of which '{self.task.name}' loses none. Set task.flaky to 0."
             )
 
     def start(self) -> Progress:
@@ -122,11 +122,11 @@ class Generator:
     def restored(self, policy: Policy, saved: Mapping[str, Tensor]) -> Rollout:
         """This rank's part of a rollout that was saved: groups whose prompts this rank would have answered."""
         example = partial(self.task.example, "train")
-        whole = Rollout.from_tensors(saved, self.run.rollout.max_new_tokens, example)
-        whole, ids = replace(whole, texts=self._texts(policy, whole.answers())), whole.group_ids
+        rollout = Rollout.from_tensors(saved, self.run.rollout.max_new_tokens, example)
+        rollout, ids = replace(rollout, texts=self._texts(policy, rollout.answers())), rollout.group_ids
         prompted = torch.where(ids < BRANCHES, ids, (ids - BRANCHES) // self.run.rollout.group)
-        order = whole.sequence_ids.argsort()
-        return whole.rows(order[prompted[order] % self.slots % self.world == self.rank])
+        order = rollout.sequence_ids.argsort()
+        return rollout.rows(order[prompted[order] % self.slots % self.world == self.rank])
 
     # -- a rollout ---------------------------------------------------------------------------------------------------
 
@@ -138,19 +138,19 @@ class Generator:
         """
         policy, drawn = self.policy(), self.run.rollout.prompts
         parts = [self._answers(policy, progress, 0, drawn, metrics)]
-        kept = parts[0].responses  # the responses to learn from so far
-        if not count_nonfinite(kept.rewards, self.comm):
+        learnt = parts[0].responses  # the responses to learn from so far
+        if not count_nonfinite(learnt.rewards, self.comm):
             for expander in self.stages.expanders:
-                kept, drawn = self._expand(expander, policy, progress, parts, kept, drawn, metrics)
-        whole, states = Rollout.joined(parts, policy.pad_id), dict(progress.stages)
-        finite = not count_nonfinite(whole.rewards, self.comm)
+                learnt, drawn = self._expand(expander, policy, progress, parts, learnt, drawn, metrics)
+        sampled, states = Rollout.joined(parts, policy.pad_id), dict(progress.stages)
+        finite = not count_nonfinite(sampled.rewards, self.comm)
         if finite:
             for stage in (self.stages.selector, *self.stages.shapers, *self.stages.expanders):
-                seen = whole.seen_by(stage.needs)
-                _, states[stage.name] = advance(stage, seen, states[stage.name], self.comm, metrics)
-        self._observe(metrics, whole, kept)
-        rows = torch.isin(whole.sequence_ids, kept.sequence_ids).nonzero().squeeze(-1)
-        rollout, lag = whole.rows(rows[whole.sequence_ids[rows].argsort()]), progress.made - progress.rollouts
+                evidence = sampled.seen_by(stage.needs)
+                _, states[stage.name] = advance(stage, evidence, states[stage.name], self.comm, metrics)
+        self._observe(metrics, sampled, learnt)
+        rows = torch.isin(sampled.sequence_ids, learnt.sequence_ids).nonzero().squeeze(-1)
+        rollout, lag = sampled.rows(rows[sampled.sequence_ids[rows].argsort()]), progress.made - progress.rollouts
         rollout = self._with_signals(rollout, metrics, lag, provide=finite)
         return rollout, replace(progress, made=progress.made + 1, drawn=progress.drawn + drawn, stages=states)
 
@@ -187,7 +187,7 @@ class Generator:
         policy: Policy,
         split: Split,
         examples: Sequence[Example],
-        asked: ResponseBatch,
+        planned: ResponseBatch,
         metrics: Metrics,
         *,
         begun: Sequence[Sequence[int]] | None = None,
@@ -197,9 +197,9 @@ class Generator:
 
         Args:
             policy: the model to sample from.
-            split: of the examples.
+            split: the split of the examples.
             examples: one for each response.
-            asked: the responses, with their ids.
+            planned: the responses, with their ids.
             metrics: where the time is noted.
             begun: for each response the tokens that its answer begins with; None if no answer begins with any.
             greedy: take the most probable token instead of sampling.
@@ -212,7 +212,7 @@ class Generator:
             for part in sample(
                 policy,
                 examples,
-                asked,
+                planned,
                 run.rollout,
                 seed=run.seed if split == "train" else EVALUATION_SEED,
                 begun=begun,
@@ -221,8 +221,8 @@ class Generator:
                 greedy=greedy,
             ):
                 answers = part.answers()
-                texts, whole = self._texts(policy, answers), [policy.decode(answer) for answer in answers]
-                ask = partial(score, rewards=self.rewards, stop=self.leaving, whole=whole)
+                texts, full_texts = self._texts(policy, answers), [policy.decode(answer) for answer in answers]
+                ask = partial(score, rewards=self.rewards, stop=self.leaving, whole=full_texts)
                 jobs.append(self.scoring.submit(ask, self.task, part.examples, texts))
                 parts.append(replace(part, texts=texts))
         with metrics.phase("score"):
@@ -240,58 +240,66 @@ class Generator:
         repeats = torch.arange(len(indices)).repeat_interleave(group)
         group_ids = (progress.made * self.slots + first + indices)[repeats]
         examples, within = self._draw(chosen[indices].tolist()), torch.arange(group).repeat(len(indices))
-        asked = ResponseBatch.unscored(
-            group_ids * group + within,
-            self.run.rollout.max_new_tokens,
-            group_ids=group_ids,
+        planned = ResponseBatch.of(
+            torch.zeros(len(repeats)),
+            group_ids,
+            limit=self.run.rollout.max_new_tokens,
+            sequence_ids=group_ids * group + within,
             prompt_ids=chosen[indices][repeats],
         )
-        return self._scored(policy, [examples[index] for index in repeats.tolist()], asked, None, progress, metrics)
+        return self._scored(policy, [examples[index] for index in repeats.tolist()], planned, None, progress, metrics)
 
     def _branches(
-        self, policy: Policy, progress: Progress, whole: Rollout, kept: ResponseBatch, more: Expansion, metrics: Metrics
+        self,
+        policy: Policy,
+        progress: Progress,
+        rollout: Rollout,
+        learnt: ResponseBatch,
+        request: Expansion,
+        metrics: Metrics,
     ) -> Rollout:
         """Branches from the pivots of some responses of this rank, with shaped rewards."""
-        none, branches = torch.zeros(0, dtype=torch.int64), more.branches
-        parents = none if more.parents is None else more.parents
-        pivots = none if more.pivots is None else more.pivots
-        row_of = {sequence: row for row, sequence in enumerate(whole.sequence_ids.tolist())}
-        rows = [row_of[sequence] for sequence in kept.sequence_ids[parents].tolist()]
+        no_ids, branches = torch.zeros(0, dtype=torch.int64), request.branches
+        parents = no_ids if request.parents is None else request.parents
+        pivots = no_ids if request.pivots is None else request.pivots
+        row_of = {sequence: row for row, sequence in enumerate(rollout.sequence_ids.tolist())}
+        rows = [row_of[sequence] for sequence in learnt.sequence_ids[parents].tolist()]
         examples, begun = [], []
         for row, pivot in zip(rows, pivots.tolist(), strict=True):
-            tokens = whole.response_ids[row][whole.response_mask[row]].tolist()
-            examples += [whole.examples[row]] * branches
+            tokens = rollout.response_ids[row][rollout.response_mask[row]].tolist()
+            examples += [rollout.examples[row]] * branches
             begun += [tokens[:pivot]] * branches
-        parent_ids = kept.sequence_ids[parents].repeat_interleave(branches)
-        asked = ResponseBatch.unscored(
-            BRANCHES + parent_ids * branches + torch.arange(branches).repeat(len(rows)),
-            self.run.rollout.max_new_tokens,
-            group_ids=BRANCHES + parent_ids,
-            prompt_ids=kept.prompt_ids[parents].repeat_interleave(branches),
+        parent_ids = learnt.sequence_ids[parents].repeat_interleave(branches)
+        planned = ResponseBatch.of(
+            torch.zeros(len(parent_ids)),
+            BRANCHES + parent_ids,
+            limit=self.run.rollout.max_new_tokens,
+            sequence_ids=BRANCHES + parent_ids * branches + torch.arange(branches).repeat(len(rows)),
+            prompt_ids=learnt.prompt_ids[parents].repeat_interleave(branches),
             given=pivots.repeat_interleave(branches),
-            pivot=(pivots.double() / kept.lengths[parents]).repeat_interleave(branches),
+            pivot=(pivots.double() / learnt.lengths[parents]).repeat_interleave(branches),
         )
-        return self._scored(policy, examples, asked, begun, progress, metrics)
+        return self._scored(policy, examples, planned, begun, progress, metrics)
 
     def _scored(
         self,
         policy: Policy,
         examples: Sequence[Example],
-        asked: ResponseBatch,
+        planned: ResponseBatch,
         begun: Sequence[Sequence[int]] | None,
         progress: Progress,
         metrics: Metrics,
     ) -> Rollout:
         """:meth:`answered` with the evidence of rewards, and shaped rewards."""
-        rollout, scores = self.answered(policy, "train", examples, asked, metrics, begun=begun)
+        rollout, scores = self.answered(policy, "train", examples, planned, metrics, begun=begun)
         self._report_scorer(scores, rollout.texts, metrics)
         signals = dict(rollout.signals)
         signals["rollout_logprobs"] = signals.pop("logprobs")
-        extra, flaky, whole = {"timed_out": scores.timed_out}, flaky_share(self.task), scores.rewards
+        extra, flaky, true_rewards = {"timed_out": scores.timed_out}, flaky_share(self.task), scores.rewards
         if flaky:
-            scores = without_lost(scores, self.rewards, flaky, self.run.seed, asked.sequence_ids)
+            scores = without_lost(scores, self.rewards, flaky, self.run.seed, planned.sequence_ids)
         extra |= {f"reward/{name}": scores.parts[name] for name in self.rewards.names}
-        extra |= {"raw_rewards": scores.rewards} | ({"reward/true": whole} if flaky else {})
+        extra |= {"raw_rewards": scores.rewards} | ({"reward/true": true_rewards} if flaky else {})
         if self.stages.needs & REWARDS:
             weights = torch.tensor([reward.weight for reward in self.rewards], dtype=torch.float64)
             extra["reward_parts"] = torch.stack([scores.parts[reward.name] for reward in self.rewards], 1)
@@ -307,9 +315,9 @@ class Generator:
         metrics.add("blocks/errors", len(errors))
         if errors:
             self.say("blocks raised, none for the response", errors[0])
-        given, width = rollout.responses.given.tolist(), rollout.response_ids.shape[1]
+        given_counts, width = rollout.responses.given.tolist(), rollout.response_ids.shape[1]
         decode = partial(policy.decode, skip_special_tokens=not self.task.keeps_special_tokens)
-        return block_evidence(blocks, rollout.texts, rollout.answers(), given, width, decode)
+        return block_evidence(blocks, rollout.texts, rollout.answers(), given_counts, width, decode)
 
     def _report_scorer(self, scores: Scores, texts: Sequence[str], metrics: Metrics) -> None:
         metrics.add("scorer/errors", len(scores.errors))
@@ -327,10 +335,10 @@ class Generator:
         rewards = rollout.rewards
         if self.stages.shapers and not count_nonfinite(rewards, self.comm):
             for shaper in self.stages.shapers:
-                seen, state = rollout.seen_by(shaper.needs), progress.stages[shaper.name]
-                stat, _ = measure_all(shaper, [seen], state, self.comm)
-                who, added = f"'{shaper.name}': shape", shaper.shape(seen, stat, state)
-                rewards = rewards + checked_output(added, who, [(len(seen),)], MethodError).double()
+                evidence, state = rollout.seen_by(shaper.needs), progress.stages[shaper.name]
+                stat, _ = measure_all(shaper, [evidence], state, self.comm)
+                caller, added = f"'{shaper.name}': shape", shaper.shape(evidence, stat, state)
+                rewards = rewards + checked_output(added, caller, [(len(evidence),)], MethodError).double()
         return replace(rollout, responses=rollout.responses.reshaped(rewards))
 
     def _expand(
@@ -339,7 +347,7 @@ class Generator:
         policy: Policy,
         progress: Progress,
         parts: list[Rollout],
-        kept: ResponseBatch,
+        learnt: ResponseBatch,
         drawn: int,
         metrics: Metrics,
     ) -> tuple[ResponseBatch, int]:
@@ -350,40 +358,42 @@ class Generator:
         """
         state = progress.stages[expander.name]
         for number in range(expander.rounds):
-            whole = Rollout.joined(parts, policy.pad_id)
-            seen = whole.seen_by(expander.needs).select(torch.isin(whole.sequence_ids, kept.sequence_ids))
-            stat, _ = measure_all(expander, [seen], state, self.comm)
-            more = expander.expand(seen, stat, state, self.run.seed)
-            more.require(expander.name, seen)
-            kept = seen if more.drop is None else seen.select(~more.drop)
+            sampled = Rollout.joined(parts, policy.pad_id)
+            evidence = sampled.seen_by(expander.needs).select(torch.isin(sampled.sequence_ids, learnt.sequence_ids))
+            stat, _ = measure_all(expander, [evidence], state, self.comm)
+            request = expander.expand(evidence, stat, state, self.run.seed)
+            request.require(expander.name, evidence)
+            learnt = evidence if request.drop is None else evidence.select(~request.drop)
             fresh: list[Rollout] = []
-            branching = torch.tensor([float(0 if more.parents is None else len(more.parents))], dtype=torch.float64)
+            branching = torch.tensor(
+                [float(0 if request.parents is None else len(request.parents))], dtype=torch.float64
+            )
             if float(self.comm.sum(branching)):  # if any rank samples, all do: they join the same collectives
-                fresh.append(self._branches(policy, progress, whole, seen, more, metrics))
-            if more.fresh and number + 1 < expander.rounds:
-                fresh.append(self._answers(policy, progress, drawn, more.fresh, metrics))
-                drawn += more.fresh
+                fresh.append(self._branches(policy, progress, sampled, evidence, request, metrics))
+            if request.fresh and number + 1 < expander.rounds:
+                fresh.append(self._answers(policy, progress, drawn, request.fresh, metrics))
+                drawn += request.fresh
             parts += fresh
-            kept = ResponseBatch.joined([kept, *(part.responses for part in fresh)]) if fresh else kept
-            if not more.fresh:
+            learnt = ResponseBatch.joined([learnt, *(part.responses for part in fresh)]) if fresh else learnt
+            if not request.fresh:
                 break
-        return kept, drawn
+        return learnt, drawn
 
     # -- what comes of it --------------------------------------------------------------------------------------------
 
-    def _observe(self, metrics: Metrics, whole: Rollout, kept: ResponseBatch) -> None:
+    def _observe(self, metrics: Metrics, sampled: Rollout, learnt: ResponseBatch) -> None:
         """Metrics of all answers to prompts, and the share of groups with equal rewards among those to learn from."""
-        answers = whole.responses.select(whole.responses.given == 0)
+        answers = sampled.responses.select(sampled.responses.given == 0)
         count = len(answers)
-        means = whole.rewards_by_name("reward/mean")
+        means = sampled.rewards_by_name("reward/mean")
         if self.stages.shapers:
             means["reward/shaped_mean"] = "rewards"
         for metric, name in means.items():
             metrics.mean(metric, float(answers.evidence(name).sum()), count)
         metrics.mean("response/length", float(answers.lengths.sum()), count)
         metrics.mean("response/ended", float(answers.ended.sum()), count)
-        metrics.add("response/tokens", float(whole.response_mask.sum()))
-        prompted = kept.select(kept.given == 0)
+        metrics.add("response/tokens", float(sampled.response_mask.sum()))
+        prompted = learnt.select(learnt.given == 0)
         metrics.mean("reward/zero_std_groups", float(prompted.even[prompted.first].sum()), prompted.groups)
 
     def _with_signals(self, rollout: Rollout, metrics: Metrics, lag: int, *, provide: bool) -> Rollout:
@@ -433,7 +443,7 @@ def advance(
 
 
 def checked_output(
-    values: object, who: str, allowed: Sequence[tuple[int, ...]], error: type[MethodError | ShapeError]
+    values: object, caller: str, allowed: Sequence[tuple[int, ...]], error: type[MethodError | ShapeError]
 ) -> Tensor:
     """The detached values that a stage or a user-defined function returned.
 
@@ -442,17 +452,17 @@ def checked_output(
     """
     if isinstance(values, Tensor) and values.is_floating_point() and tuple(values.shape) in allowed:
         return values.detach()
-    what = f"{values.dtype} of {tuple(values.shape)}" if isinstance(values, Tensor) else repr(values)
-    wanted = " or ".join(map(str, allowed))
-    raise error(f"{who} returned {what}, expected a floating point tensor of {wanted}. Change its function.")
+    description = f"{values.dtype} of {tuple(values.shape)}" if isinstance(values, Tensor) else repr(values)
+    shapes = " or ".join(map(str, allowed))
+    raise error(f"{caller} returned {description}, expected a floating point tensor of {shapes}. Change its function.")
 
 
-def provided(provider: SignalProvider, who: str, rollout: Rollout) -> Tensor:
+def provided(provider: SignalProvider, caller: str, rollout: Rollout) -> Tensor:
     """``(R, T)`` values of a user-defined signal, 0 in the padding.
 
     Args:
         provider: the user-defined function.
-        who: names the function in errors.
+        caller: names the function in errors.
         rollout: is passed to the function as a copy.
 
     Raises:
@@ -464,11 +474,11 @@ def provided(provider: SignalProvider, who: str, rollout: Rollout) -> Tensor:
         return torch.zeros(mask.shape)
     # a function that changes tensors in place must not change the rollout
     separate = copy.deepcopy(rollout, {id(rollout.examples): rollout.examples})
-    values = checked_output(provider(separate), who, [tuple(mask.shape)], ShapeError).cpu()
+    values = checked_output(provider(separate), caller, [tuple(mask.shape)], ShapeError).cpu()
     values = torch.where(mask, values, 0.0)
     bad = int((~torch.isfinite(values)).sum())
     if bad:
-        raise NonFinite(f"{who} returned {bad} values that are NaN or Inf on response tokens. Change its function.")
+        raise NonFinite(f"{caller} returned {bad} values that are NaN or Inf on response tokens. Change its function.")
     return values
 
 

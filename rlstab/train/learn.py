@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -103,8 +102,8 @@ class Learner:
         if nonfinite:
             steps = self.settings.optimizer_steps_per_rollout
             metrics.count("optimizer_steps/refused", steps)
-            why = f"{nonfinite} rewards are NaN or Inf. The rollout was refused. Let the scorer return a number."
-            return replace(progress, optimizer_steps=progress.optimizer_steps + steps), Refusals(steps, why)
+            reason = f"{nonfinite} rewards are NaN or Inf. The rollout was refused. Let the scorer return a number."
+            return replace(progress, optimizer_steps=progress.optimizer_steps + steps), Refusals(steps, reason)
         rollout, progress = self._estimated(rollout, progress, metrics)
         rollout = self._with_old_logprobs(rollout, metrics)
         with metrics.phase("train"):
@@ -124,10 +123,10 @@ class Learner:
         """The rollout with the denominator of the ratio: from one more forward, or from the sampler."""
         rollout = replace(rollout, signals={**rollout.signals, "logprobs": rollout.signals["rollout_logprobs"]})
         if self.settings.old_logprobs == "recompute":
-            everything = torch.arange(len(rollout))
+            all_rows = torch.arange(len(rollout))
             with metrics.phase("recompute"):
-                rollout = self._refreshed(rollout, everything)
-            _compare_sampler(rollout, everything, metrics)
+                rollout = self._refreshed(rollout, all_rows)
+            _compare_sampler(rollout, all_rows, metrics)
         return replace(rollout, signals={**rollout.signals, "old_logprobs": rollout.signals["logprobs"]})
 
     def _mini_batches(self, group_ids: Tensor) -> Iterator[tuple[bool, Tensor]]:
@@ -135,12 +134,12 @@ class Learner:
 
         Groups stay whole and are ordered by random numbers of their ids, so that the ranks agree.
         """
-        several, groups = self.settings.mini_batches > 1, group_ids.unique()
-        if several:  # ranks exchange float64, which holds ids below 2**53 exactly
+        shuffles, groups = self.settings.mini_batches > 1, group_ids.unique()
+        if shuffles:  # ranks exchange float64, which holds ids below 2**53 exactly
             groups = self.comm.gather(groups.double()).unique().long()
         for epoch in range(self.settings.epochs):
             drawn = uniform(self.run.seed + 1, groups, torch.tensor(epoch))
-            order = groups[drawn.argsort()] if several else groups
+            order = groups[drawn.argsort()] if shuffles else groups
             for number, chosen in enumerate(order.tensor_split(self.settings.mini_batches)):
                 yield epoch == number == 0, torch.isin(group_ids, chosen).nonzero().squeeze(-1)
 
@@ -159,8 +158,8 @@ class Learner:
         rows = forward_order(rollout, rows, settings.micro_batch_size)
         cuts = [cut for cut in rows.split(settings.micro_batch_size) if len(cut)]
         home, live_ratio = counting_device(self.engine.policy.device), settings.old_logprobs == "live"
-        made = [rollout.token_batch(cut, live_ratio=live_ratio) for cut in cuts]
-        evidence = [(sequences, batch.to(home)) for sequences, batch in made]
+        pairs = [rollout.token_batch(cut, live_ratio=live_ratio) for cut in cuts]
+        evidence = [(sequences, batch.to(home)) for sequences, batch in pairs]
         step = OptimizerStep(self.objective, progress.objective, self.comm)
         step.make_plan([batch for _, batch in evidence], settings.scope)
         if step.plan is None or not step.moves_weights:
@@ -309,8 +308,8 @@ class _MicroBatch:
     def of(cls, plan: Plan, batch: TokenBatch, sequences: Sequences, engine: Engine) -> _MicroBatch:
         """Find out what the plan reads of a micro-batch."""
         where = plan.part(batch).live_here or plan.live_rows(batch)
-        wanted = torch.stack(list(where.values())).any(0)
-        index = wanted.nonzero().squeeze(-1)
+        needed_rows = torch.stack(list(where.values())).any(0)
+        index = needed_rows.nonzero().squeeze(-1)
         if not index.numel():
             return cls(batch, sequences, where, index, None, index)
         chosen, row = batch.here.sequence[index].unique(return_inverse=True)
@@ -380,23 +379,6 @@ def _tokens(prompt: Tensor, response: Tensor, group: Tensor, size: int) -> int:
 # -- evidence and rates ----------------------------------------------------------------------------------------------
 
 
-def reference_logprobs(
-    gathered: Callable[[], AbstractContextManager[Policy]], run: RunConfig, hint: str | None, rollout: Rollout
-) -> Tensor:
-    """The log-probs of another policy, ``(R, T)`` float32; every process calls it.
-
-    Args:
-        gathered: enters the policy with all of its weights; an adapter is switched off meanwhile.
-        run: the configuration.
-        hint: text that it reads before each prompt.
-        rollout: holds the tokens.
-    """
-    with gathered() as policy, policy.without_adapter():
-        sequences = rollout.sequences if hint is None else policy.hinted(rollout.sequences, hint)
-        size, temperature = run.optimisation.micro_batch_size, run.rollout.temperature
-        return policy.evidence(sequences, {"logprobs"}, size, temperature=temperature)["logprobs"]
-
-
 def squared_gradients(policy: Policy, sequences: Sequences, temperature: float, where: Tensor | None = None) -> Tensor:
     """Squared norm, over all trainable weights, of the gradient of each response's log-prob, the sum over its tokens.
 
@@ -406,7 +388,7 @@ def squared_gradients(policy: Policy, sequences: Sequences, temperature: float, 
     Args:
         policy: holds the weights; those that do not require a gradient do not count.
         sequences: ``S`` prompts and responses.
-        temperature: of the log-probs.
+        temperature: the temperature of the log-probs.
         where: ``(S,)`` bool, the responses to measure; None for all. In groups with equal rewards the advantage is 0
             under any baseline, so the norm is not needed.
 
@@ -424,7 +406,9 @@ def squared_gradients(policy: Policy, sequences: Sequences, temperature: float, 
             signals = policy.signals(response, index, temperature=temperature, needs={"logprobs"})
             assert signals.logprobs is not None
             gradients = torch.autograd.grad(signals.logprobs.sum(), weights, allow_unused=True)
-        norms = [torch.linalg.vector_norm(each, dtype=torch.float64) for each in gradients if each is not None]
+        norms = [
+            torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients if gradient is not None
+        ]
         squares[row] = torch.stack(norms).square().sum().cpu()
     return squares
 
@@ -443,9 +427,9 @@ def learning_rate(settings: OptimisationSettings) -> Callable[[int], float]:
         return lambda step: lr * (min(1.0, step / ramp) if ramp else 1.0)
     options = settings.schedule.model_dump(exclude_none=True)
     name = options.pop("name")
-    nothing, steps = torch.optim.SGD([torch.zeros(1)], lr=lr), settings.optimizer_steps
+    dummy, steps = torch.optim.SGD([torch.zeros(1)], lr=lr), settings.optimizer_steps
     try:
-        scheduler = get_scheduler(name, nothing, ramp, steps, scheduler_specific_kwargs=options)
+        scheduler = get_scheduler(name, dummy, ramp, steps, scheduler_specific_kwargs=options)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"optimisation.schedule: {error}. Change it, or optimisation.lr.") from error
     assert isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR)

@@ -33,25 +33,22 @@ from accelerate.utils import (
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import track
-from torch import Tensor
 from torch.utils import deterministic
 
 from rlstab.config.identity import digest
 from rlstab.config.runs import RunConfig
-from rlstab.config.settings import OTHER_MODELS
 from rlstab.config.user_classes import require_storable
 from rlstab.config.user_code import checksums, portable
 from rlstab.console import Terminal, command
 from rlstab.core.comm import Comm, LocalComm, TorchComm
 from rlstab.core.objective import active_methods, require_signals
 from rlstab.errors import ConfigError, FitWarning, MissingSignal, NonFinite, RlstabError
-from rlstab.explain.costs import reference as reference_of
 from rlstab.explain.stages import lacking
 from rlstab.extras import require_trackers
 from rlstab.logs.watch import Watch, told
 from rlstab.models.decoding import require_decoding
-from rlstab.models.policy import load_policy, require_prompts, require_same_tokens, require_trainable
-from rlstab.models.sampler import Sampler
+from rlstab.models.policy import load_policy, require_prompts, require_trainable
+from rlstab.models.sampler_weights import Sampler
 from rlstab.record.files import dumped
 from rlstab.record.writer import Recorder
 from rlstab.run_files import CHECKPOINTS, DUMP, METRICS, SAMPLES
@@ -65,7 +62,8 @@ from rlstab.train import checkpoint
 from rlstab.train.engine import build_engine, is_sharded, require_launcher
 from rlstab.train.evaluate import evaluate
 from rlstab.train.generate import Generator, SignalProvider, require_provider_names
-from rlstab.train.learn import Learner, Refusals, reference_logprobs
+from rlstab.train.learn import Learner, Refusals
+from rlstab.train.other_models import load_other_models
 from rlstab.train.rollout import Progress, Rollout
 from rlstab.train.run_folder import RunFolder, describe, line, read_records
 from rlstab.train.tracking import Metrics, ProgressBar, start_trackers, summary_table
@@ -167,8 +165,8 @@ class Trainer:
 
     Args:
         run: the configuration.
-        accelerator: of this process.
-        folder: of the run; None in all processes but the first.
+        accelerator: the accelerator of this process.
+        folder: the folder of the run; None in all processes but the first.
         console: where to print.
         signals, task: see :func:`train`.
         stop: returns the number of the signal that asks the run to end; 0 for none.
@@ -213,25 +211,12 @@ class Trainer:
                 if self.main:
                     tell(console, "note", text)
             require_decoding(policy, run.model.name, self.task.example("train", 0), run.rollout)
-        others, self.first_lines = dict[str, Callable[[Rollout], Tensor]](), list[str]()
-        for needed, what in OTHER_MODELS.items():
-            if needed not in run.composition.needs or needed in signals:
-                continue
-            named = getattr(run.model, what)
-            self.first_lines.append(f"{what} model: {reference_of(run, named)}")
-            gathered = self.engine.gathered_policy  # with the adapter off
-            if run.model.adapter is None or named is not None:
-                other = load_policy(named or run.model.name, device=device, precision=precision)
-                if what == "teacher":
-                    require_same_tokens(self.policy, other, named or run.model.name)
-                gathered = self.engine.frozen(other)
-            hint = run.model.teacher_prompt if what == "teacher" else None
-            others[needed] = partial(reference_logprobs, gathered, run, hint)
+        other_models, self.first_lines = load_other_models(run, self.engine, signals, device)
 
         self.sampler = Sampler(run.rollout.precision, run.rollout.weight_noise, run.seed)
         policy_now = partial(self.sampler.refreshed, self.policy)
         self.generator = Generator(
-            run, policy_now, self.task, self.rewards, comm, rank, world, signals, others, partial(tell, console)
+            run, policy_now, self.task, self.rewards, comm, rank, world, signals, other_models, partial(tell, console)
         )
         self.generator.require_blocks()
         self.learner = Learner(self.engine, run, comm, main=self.main)
@@ -248,9 +233,9 @@ class Trainer:
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     def _rollouts(self) -> None:
-        run, total, done = self.run, self.run.optimisation.rollouts, self.progress.rollouts
-        every, saving = run.evaluation.every, run.tracking.checkpoint_every
-        if self.progress.rollouts == 0 and every and run.evaluation.start:
+        run, total, first = self.run, self.run.optimisation.rollouts, self.progress.rollouts
+        interval, saving = run.evaluation.every, run.tracking.checkpoint_every
+        if self.progress.rollouts == 0 and interval and run.evaluation.start:
             self._log(self._evaluate(), 0)
         with ProgressBar(self.console, total, self.progress.rollouts, shown=self.main) as bar:
             while self.progress.rollouts < total:
@@ -260,14 +245,14 @@ class Trainer:
                 self._stop_if_asked()
                 progress, refused = self.learner.learn(rollout, progress, metrics)  # advantages, optimizer steps
                 number = progress.rollouts + 1
-                if self.progress.rollouts == done:  # the first states that user-defined code made from real tokens
+                if self.progress.rollouts == first:  # the first states that user-defined code made from real tokens
                     for name, state in (*progress.objective.items(), *progress.stages.items()):
                         require_storable(name, "advance", state)
                 self.progress = replace(progress, rollouts=number)
                 self._count_refused(refused)
                 self._write_samples(rollout, number)
                 values = metrics.collect() | {"seconds/rollout": time.perf_counter() - start}
-                if every and (number % every == 0 or number == total):
+                if interval and (number % interval == 0 or number == total):
                     values |= self._evaluate()
                 self._log(values, number)
                 bar.show(number, values)
@@ -288,8 +273,8 @@ class Trainer:
         set_seed((run.seed + 7919 * (progress.rollouts + 1) + self.accelerator.process_index) % 2**32)
         while progress.made < min(progress.rollouts + run.rollout.staleness + 1, run.optimisation.rollouts):
             with self.engine.gathered_policy():
-                made, progress = self.generator.make(progress, metrics)
-            progress = replace(progress, queue=(*progress.queue, made))
+                rollout, progress = self.generator.make(progress, metrics)
+            progress = replace(progress, queue=(*progress.queue, rollout))
         return progress.queue[0], replace(progress, queue=progress.queue[1:])
 
     # -- around it ---------------------------------------------------------------------------------------------------
@@ -315,12 +300,12 @@ class Trainer:
 
     def _stop_if_asked(self) -> None:
         """If a signal reached any process: save the rollouts that are learnt, and raise :class:`Stopped`."""
-        number, done = max(gather_object([self.stop()])), self.progress.rollouts
+        number, rollouts = max(gather_object([self.stop()])), self.progress.rollouts
         if not number:
             return
-        if done and (self.latest is None or checkpoint.number(self.latest) != done):
+        if rollouts and (self.latest is None or checkpoint.number(self.latest) != rollouts):
             self._save(planned=False)
-        raise Stopped(number, done, self.run.optimisation.rollouts, self.latest)
+        raise Stopped(number, rollouts, self.run.optimisation.rollouts, self.latest)
 
     def _count_refused(self, refused: Refusals) -> None:
         every_step = refused.steps == self.run.optimisation.optimizer_steps_per_rollout
@@ -328,10 +313,11 @@ class Trainer:
         if refused.why and self.main:
             tell(self.console, "refused", refused.why)
         if self.refused >= MAX_REFUSED:
-            kept = checkpoint.checkpoints(self.out / CHECKPOINTS)
+            saved = checkpoint.checkpoints(self.out / CHECKPOINTS)
+            newest = f"{saved[-1]} is the newest checkpoint." if saved else "There is no checkpoint yet."
             raise NonFinite(
                 f"{self.refused} optimizer steps in a row were refused, the last because: {refused.why} Lower "
-                f"optimisation.lr. {f'{kept[-1]} is the newest checkpoint.' if kept else 'There is no checkpoint yet.'}"
+                f"optimisation.lr. {newest}"
             )
 
     def _evaluate(self) -> dict[str, float]:
@@ -363,12 +349,12 @@ class Trainer:
         return bool(settings.stop_at) and any(gather_object([ends]))
 
     def _write_samples(self, rollout: Rollout, number: int) -> None:
-        most, lines = self.run.tracking.samples, ""
-        if self.folder is None or not most:
+        count, lines = self.run.tracking.samples, ""
+        if self.folder is None or not count:
             return
         late = rollout.responses.evidence("timed_out").nonzero().squeeze(-1).tolist()
         rewards = rollout.rewards_by_name("reward")
-        for index in sorted({*range(min(most, len(rollout))), *late}):
+        for index in sorted({*range(min(count, len(rollout))), *late}):
             sample = {"rollout": number, "prompt": rollout.examples[index].prompt, "text": rollout.texts[index]}
             sample |= {key: float(rollout.responses.evidence(name)[index]) for key, name in rewards.items()}
             lines += line(sample | ({"timed_out": True} if index in late else {}))
@@ -387,7 +373,7 @@ class Trainer:
         result = RunResult(self.out, read_records(self.out / METRICS))
         if self.folder is not None and self.latest is not None:  # the last rollout has a checkpoint
             self.folder.forget_replaced()  # a kill may have prevented it after the last save
-            self.folder.keep_newest(self.latest)  # likewise
+            self.folder.keep_newest(self.latest)  # a kill may have prevented this, too
             self.console.print(summary_table(result.records))
             self.console.print(f"run: {escape(str(self.out))}", soft_wrap=True, highlight=False)
             if dumped(self.out / DUMP):
@@ -403,9 +389,9 @@ def plain_torch() -> None:
     torch.set_grad_enabled(True)
 
 
-def tell(console: Console, what: str, text: str) -> None:
+def tell(console: Console, topic: str, text: str) -> None:
     """Print a message; it may contain completions and error texts, whose brackets are not markup."""
-    console.print(f"[yellow]{what}:[/] {escape(text)}", highlight=False)
+    console.print(f"[yellow]{topic}:[/] {escape(text)}", highlight=False)
 
 
 def _name(provider: Callable[..., Any]) -> str:
@@ -522,7 +508,7 @@ class Stopped(KeyboardInterrupt):
     """A signal ended the run in an orderly way.
 
     Attributes:
-        number: of the signal.
+        number: the number of the signal.
         checkpoint: the one to continue from; None if no rollout was completed.
     """
 
@@ -530,8 +516,8 @@ class Stopped(KeyboardInterrupt):
         self.number, self.checkpoint = number, checkpoint
         name = signal.Signals(number).name
         where = f"after rollout {rollout} of {rollouts}" if rollout else "before the first rollout was complete"
-        kept = f"the checkpoint is {checkpoint}" if checkpoint else "there is no checkpoint yet"
-        super().__init__(f"stopped by {name} {where}; {kept}")
+        state = f"the checkpoint is {checkpoint}" if checkpoint else "there is no checkpoint yet"
+        super().__init__(f"stopped by {name} {where}; {state}")
 
 
 @contextmanager
@@ -552,11 +538,11 @@ def first_signal() -> Iterator[Callable[[], int]]:
 
     usual: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
     in_main = threading.current_thread() is threading.main_thread()
-    mine = [number for number, handler in usual.items() if in_main and signal.getsignal(number) == handler]
+    replaced = [number for number, handler in usual.items() if in_main and signal.getsignal(number) == handler]
     try:
-        for number in mine:
+        for number in replaced:
             signal.signal(number, handle)
         yield lambda: noted[0][0] if noted else 0
     finally:
-        for number in mine:
+        for number in replaced:
             signal.signal(number, usual[number])

@@ -118,10 +118,10 @@ class Rollout:
     def answers(self) -> list[list[int]]:
         """The tokens of each answer, including those that a branch was given."""
         answers = []
-        for row, given in enumerate(self.responses.given.tolist()):
+        for row, prefix_length in enumerate(self.responses.given.tolist()):
             prompt = self.sequences.prompt_ids[row][self.sequences.prompt_mask[row]].tolist()
             sampled = self.response_ids[row][self.response_mask[row]].tolist()
-            answers.append(prompt[len(prompt) - given :] + sampled)
+            answers.append(prompt[len(prompt) - prefix_length :] + sampled)
         return answers
 
     @classmethod

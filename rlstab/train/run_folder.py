@@ -14,10 +14,9 @@ import secrets
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from fnmatch import fnmatchcase
 from importlib.metadata import version
 from os.path import lexists
 from pathlib import Path
@@ -28,8 +27,8 @@ import torch
 from accelerate import Accelerator
 
 import rlstab
-from rlstab.config.document import Document, flat
-from rlstab.config.identity import is_neutral, run_hash
+from rlstab.config.document import Document
+from rlstab.config.identity import change_in_resume, run_hash
 from rlstab.config.objectives import objective_hash
 from rlstab.config.runs import RunConfig, dump_run
 from rlstab.config.user_code import changed_files, checksums, portable
@@ -53,15 +52,12 @@ FILES = (CONFIG, *JOURNALS, ABOUT)
 #: Where a replaced run is kept until the new run has a checkpoint.
 REPLACED = ".replaced"
 
-#: Settings that a resumed run may change although they affect the result: patterns of dotted paths.
-MAY_CHANGE = {"optimisation.rollouts", "engine.gather", "task.time_limit", "reward.*.time_limit"}
-
 
 class RunFolder:
     """The folder of a run, locked by this process.
 
     Attributes:
-        path: of the folder.
+        path: the path of the folder.
         run_id: sixteen hexadecimal digits.
         start: the checkpoint to continue from; None for none.
     """
@@ -76,7 +72,7 @@ class RunFolder:
             providers: names of user-defined functions.
             say: prints a line about what was found.
             resume: see :func:`rlstab.train.train`.
-            overwrite: likewise.
+            overwrite: see :func:`rlstab.train.train`.
 
         Raises:
             ConfigError: the folder holds another run or files of another origin, is locked, or cannot be written.
@@ -144,11 +140,11 @@ class RunFolder:
 
     def _refuse_strangers(self, run_id: str | None) -> None:
         """Refuse a folder with files that this run would write and that no run of rlstab wrote."""
-        inside = self.path / CHECKPOINTS
-        there = [name for name in FILES if lexists(self.path / name)]
-        taken = [name for name in there if run_id is None or not (self.path / name).is_file()]
-        taken += [CHECKPOINTS] if lexists(inside) and not inside.is_dir() else []
-        for path in checkpoint.checkpoints(inside) if self._fresh else ():
+        checkpoints = self.path / CHECKPOINTS
+        present = [name for name in FILES if lexists(self.path / name)]
+        taken = [name for name in present if run_id is None or not (self.path / name).is_file()]
+        taken += [CHECKPOINTS] if lexists(checkpoints) and not checkpoints.is_dir() else []
+        for path in checkpoint.checkpoints(checkpoints) if self._fresh else ():
             taken += [f"{CHECKPOINTS}/{path.name}"] if checkpoint.owner(path) not in (run_id, None) else []
         if taken:
             raise ConfigError(
@@ -187,18 +183,16 @@ class RunFolder:
 
     def _require_same(self, before: Mapping[str, Any]) -> None:
         """Refuse to continue a run with other settings or user-defined functions than it began with."""
-        now = {"settings": self._run.model_dump(mode="json"), "providers": dict(self._providers)}
-        # with staleness rollouts are made ahead, but not beyond the last: a longer run would differ
-        fixed = {"optimisation.rollouts"} if self._run.rollout.staleness else set()
-        for key in now.keys() & before.keys():
-            difference = _difference(portable(before[key]), portable(now[key]), MAY_CHANGE - fixed)
+        after = {"settings": self._run.model_dump(mode="json"), "providers": dict(self._providers)}
+        for key in after.keys() & before.keys():
+            difference = change_in_resume(portable(before[key]), portable(after[key]))
             if difference is not None:
-                path, was, wanted = difference
+                path, old_value, new_value = difference
                 raise CheckpointError(
-                    f"{self.path} was started with {path or key} = {was!r}, which is {wanted!r} now. Resume with "
-                    f"{self.path / CONFIG} and the same functions, or start over in another tracking.out."
+                    f"{self.path} was started with {path or key} = {old_value!r}, which is {new_value!r} now. Resume "
+                    f"with {self.path / CONFIG} and the same functions, or start over in another tracking.out."
                 )
-        for text in changed_files(before.get("code", {}), checksums(now["settings"])):
+        for text in changed_files(before.get("code", {}), checksums(after["settings"])):
             self.say(text)
         self._examples = before.get("examples")
         self._kept = before.get("journals", dict.fromkeys(JOURNALS))  # earlier releases did not record them: keep all
@@ -232,17 +226,17 @@ class RunFolder:
             (self.path / CHECKPOINTS).mkdir(exist_ok=True)
             for name in JOURNALS:
                 _cut(self.path / name, self._kept.get(name, 0))
-            known = self.identity()
-            del known["settings"], known["journals"]
-            self._about = {**known, "saved": self.start is not None, **about}
+            identity = self.identity()
+            del identity["settings"], identity["journals"]
+            self._about = {**identity, "saved": self.start is not None, **about}
             replace_file(self.path / ABOUT, json.dumps(self._about, indent=1))
             replace_file(self.path / CONFIG, dump_run(self._run))
 
     def _make_room(self) -> None:
         """Move the earlier run aside, ``run.json`` last; remove one that has no checkpoint and no record."""
-        aside, inside = self.path / REPLACED, self.path / CHECKPOINTS
+        aside, checkpoints = self.path / REPLACED, self.path / CHECKPOINTS
         if run_id_in(aside) is not None:
-            if not checkpoint.checkpoints(inside):  # the run here replaced the one aside, and has no checkpoint
+            if not checkpoint.checkpoints(checkpoints):  # the run here replaced the one aside, and has no checkpoint
                 clear(self.path)
                 return
             self.forget_replaced()
@@ -250,7 +244,7 @@ class RunFolder:
             clear(self.path)
             return
         aside.mkdir(exist_ok=True)
-        for path in checkpoint.checkpoints(inside):
+        for path in checkpoint.checkpoints(checkpoints):
             if checkpoint.owner(path) is not None:
                 (aside / CHECKPOINTS).mkdir(exist_ok=True)
                 shutil.move(path, aside / CHECKPOINTS / path.name)  # `checkpoints` may be a link to another disk
@@ -310,8 +304,8 @@ def describe(run: RunConfig, accelerator: Accelerator, rewards: Rewards, engine:
 
     Args:
         run: the settings.
-        accelerator: of this process.
-        rewards: by which responses are scored.
+        accelerator: the accelerator of this process.
+        rewards: the rewards by which responses are scored.
         engine: the name of the engine and the number of processes.
     """
     return {
@@ -340,12 +334,12 @@ def clear(folder: Path) -> None:
     """Remove the files that a run wrote in a folder; without a run, nothing is removed."""
     if run_id_in(folder) is None:
         return
-    inside = folder / CHECKPOINTS
-    for path in checkpoint.checkpoints(inside):
+    checkpoints = folder / CHECKPOINTS
+    for path in checkpoint.checkpoints(checkpoints):
         checkpoint.remove(path)
-    shutil.rmtree(inside / ".writing", ignore_errors=True)
+    shutil.rmtree(checkpoints / ".writing", ignore_errors=True)
     with suppress(OSError):
-        inside.rmdir()
+        checkpoints.rmdir()
     remove_dump(folder / DUMP)
     for name in FILES:  # run.json last: after a kill it marks the rest as removable
         (folder / name).unlink(missing_ok=True)
@@ -356,16 +350,6 @@ def _came_far(folder: Path) -> bool:
     records = folder / JOURNALS[0]
     started = bool(checkpoint.checkpoints(folder / CHECKPOINTS)) or (records.is_file() and records.stat().st_size > 0)
     return started and run_id_in(folder) is not None
-
-
-def _difference(before: Any, now: Any, free: Set[str]) -> tuple[str, Any, Any] | None:
-    """The first difference in a setting that must not change: its path, the earlier and the present value."""
-    was, wanted = flat(before), flat(now)
-    for path in sorted(was.keys() | wanted.keys()):
-        may_change = is_neutral(path, was) or any(fnmatchcase(path, pattern) for pattern in free)
-        if was.get(path) != wanted.get(path) and not may_change:
-            return path, was.get(path), wanted.get(path)
-    return None
 
 
 # -- journals --------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from rlstab.train.rollout import Rollout
 def sample(
     policy: Policy,
     examples: Sequence[Example],
-    asked: ResponseBatch,
+    planned: ResponseBatch,
     settings: RolloutSettings,
     *,
     seed: int,
@@ -38,10 +38,10 @@ def sample(
     Args:
         policy: the model to sample from.
         examples: one per response; repeat an example for a group.
-        asked: the responses, with their ids.
+        planned: the responses, with their ids.
         settings: length, temperature, batch size, stop texts.
-        seed: of the run or of the evaluation.
-        begun: for each response the tokens that its answer begins with, as many as ``asked.given`` says; they become
+        seed: the seed of the run or of the evaluation.
+        begun: for each response the tokens that its answer begins with, as many as ``planned.given`` says; they become
             part of its prompt. They count towards ``settings.max_new_tokens``.
         needs: signals to return.
         options: numbers that define signals, such as ``min_p``.
@@ -64,11 +64,11 @@ def sample(
         [examples[row] for row in first.values()], settings, [begun[row] for row in first.values()]
     )
     prompt = torch.tensor([number[key] for key in keys], dtype=torch.int64)
-    room = settings.max_new_tokens - asked.given
+    room = settings.max_new_tokens - planned.given
     decoder = Decoder(policy, settings, seed, sorted(needs | {"logprobs"}), options or {}, greedy)
     for start in range(0, max(1, len(examples)), settings.batch_size):  # a rank may have no example
         span = slice(start, start + settings.batch_size)
-        part = asked.select(span)
+        part = planned.select(span)
         out = decoder.batch(ids, mask, prompt[span], part.sequence_ids, room[span], begun[span])
         responses = replace(part, lengths=out.sequences.response_mask.sum(-1).double(), ended=out.ended)
         yield Rollout(out.sequences, out.signals, examples[span], responses)

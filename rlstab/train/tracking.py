@@ -78,16 +78,16 @@ class Metrics:
     def collect(self) -> dict[str, float]:
         """The metrics over all ranks, without means whose count is 0. Every rank calls it."""
         largest_here = {name: float(value) for name, value in self.largest.items()}
-        ranks, whole = gather_object([(self.means.take(), self.sums, largest_here)]), Metrics()
+        ranks, merged = gather_object([(self.means.take(), self.sums, largest_here)]), Metrics()
         for _, sums, largest in ranks:
             for name, value in sums.items():
-                whole.add(name, value)
+                merged.add(name, value)
             for name, value in largest.items():
-                whole.highest(name, value)
+                merged.highest(name, value)
         return {
             **means_over_ranks(means for means, _, _ in ranks),
-            **whole.sums,
-            **{name: float(value) for name, value in whole.largest.items()},
+            **merged.sums,
+            **{name: float(value) for name, value in merged.largest.items()},
             **self.counts,
             **{f"seconds/{name}": value for name, value in self.seconds.items()},
         }
@@ -144,12 +144,12 @@ class ProgressBar(bars.Progress):
         shown: False on all ranks but one.
     """
 
-    def __init__(self, console: Console, total: int, done: int, *, shown: bool) -> None:
+    def __init__(self, console: Console, total: int, learnt: int, *, shown: bool) -> None:
         self._shown, self._total, self._last, self._evaluated = shown, total, -INTERVAL, ""
         columns = bars.MofNCompleteColumn(), bars.BarColumn(bar_width=20), bars.TextColumn("{task.description}")
         hidden = not (shown and console.is_terminal)
         super().__init__(*columns, bars.TimeRemainingColumn(compact=True), console=console, disable=hidden)
-        self._task = self.add_task("", total=total, completed=done)
+        self._task = self.add_task("", total=total, completed=learnt)
 
     def show(self, rollout: int, values: Values) -> None:
         """Move to ``rollout`` and show its metrics and the latest evaluation."""

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from rlstab import Mean, Penalty, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import token_mean
 from rlstab.core.metadata import About, IdleSign, NoOpAt
-from rlstab.core.settings import check_order
+from rlstab.core.method_settings import check_order
 
 
 class AdaptiveEntropy(TokenObjective):
@@ -142,12 +142,12 @@ class AdaptiveEntropy(TokenObjective):
     def advance(self, state: State, stat: Settled) -> State:
         """This optimizer step's entropy decides whether its price is paid; it moves the price of the next one."""
         mean = stat.mean("entropy")
-        now = state["next_coefficient"]
+        coefficient = state["next_coefficient"]
         if math.isnan(mean.value):
-            return {**state, "coefficient": now}
+            return {**state, "coefficient": coefficient}
         active = mean.value < self.target_entropy
-        moved = now + (self.increment if active else -self.increment)
-        return {"active": active, "coefficient": now, "next_coefficient": min(max(moved, self.low), self.high)}
+        moved = coefficient + (self.increment if active else -self.increment)
+        return {"active": active, "coefficient": coefficient, "next_coefficient": min(max(moved, self.low), self.high)}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         price = state["coefficient"] if state["active"] else 0.0

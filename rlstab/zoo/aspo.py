@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rlstab import Constants, Mean, Range, Settled, State, Surrogate, Terms, TokenBatch, TokenObjective
 from rlstab.core.metadata import About
-from rlstab.core.settings import percent
+from rlstab.core.method_settings import percent
 
 
 class ASPO(TokenObjective):

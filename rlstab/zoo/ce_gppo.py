@@ -111,12 +111,12 @@ class CEGPPO(TokenObjective):
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         region = Bounds(self.low, self.high, self.dual_clip)
-        beyond = {"high": self.pull_high * (1 + self.high), "low": self.pull_low * (1 - self.low), "dual": 0.0}
+        pulls = {"high": self.pull_high * (1 + self.high), "low": self.pull_low * (1 - self.low), "dual": 0.0}
 
         def pull(ratio: Tensor, constants: Constants) -> Tensor:
             value = ratio
             for side, stopped in region.stops(ratio, constants.advantages).items():
-                value = torch.where(stopped, beyond[side], value)
+                value = torch.where(stopped, pulls[side], value)
             return value
 
         return Terms(surrogate=Surrogate(pull))

@@ -125,8 +125,10 @@ class CISPO(TokenObjective):
             return f"at most {cap}" + ("" if floor is None else f" and at least {floor}")
 
         rewarded, punished = limits(self.floor, self.cap), limits(*self._punished)
-        apart = "" if rewarded == punished else f" (a punished token {punished})"
-        return {"surrogate": f"Every token pulls with its ratio, but {rewarded}{apart}. None is stopped, all count."}
+        exception = "" if rewarded == punished else f" (a punished token {punished})"
+        return {
+            "surrogate": f"Every token pulls with its ratio, but {rewarded}{exception}. None is stopped, all count."
+        }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         rewarded, punished = (self.floor, self.cap), self._punished

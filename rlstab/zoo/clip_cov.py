@@ -7,7 +7,7 @@ from torch import Tensor
 from rlstab import Bounds, Mean, PolicyOutputs, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import bounded_exp, token_log_ratio
 from rlstab.core.metadata import About, NoOpAt
-from rlstab.core.settings import check_order, percent
+from rlstab.core.method_settings import check_order, percent
 from rlstab.zoo.covariant import Covariant
 
 #: Added to the seed, so that no other method and no sampler draws the same numbers.
@@ -153,7 +153,7 @@ class ClipCov(Covariant, TokenObjective):
     def _candidates(self, batch: TokenBatch, stat: Settled) -> Tensor:
         covariance = self.covariances(batch, stat)
         within = (covariance > self.low) & (covariance < self.high)
-        now = PolicyOutputs(batch.logprobs.double())
-        ratio = bounded_exp(token_log_ratio(now, now, batch))
+        current = PolicyOutputs(batch.logprobs.double())
+        ratio = bounded_exp(token_log_ratio(current, current, batch))
         stopped = Bounds(self.clip_low, self.clip_high).stops(ratio, batch.advantages)
         return within & ~(stopped["high"] | stopped["low"])

@@ -155,8 +155,8 @@ class DPPO(Anchored, TokenObjective):
         def pull(ratio: Tensor, constants: Constants) -> Tensor:
             live, other = compared(constants)
             gap, moved = live - other, self._divergence(live, other)
-            beyond = torch.where(constants.advantages > 0, moved > self.high, moved > self.low)
-            stopped = beyond if self.stops == "all" else beyond & (constants.advantages.sign() * gap > 0)
+            exceeds = torch.where(constants.advantages > 0, moved > self.high, moved > self.low)
+            stopped = exceeds if self.stops == "all" else exceeds & (constants.advantages.sign() * gap > 0)
             return torch.where(stopped, 0.0, gap.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().clamp(max=self.cap))
 
         return Terms(surrogate=Surrogate(pull))

@@ -107,10 +107,10 @@ class DRPO(Anchored, TokenObjective):
     anchor: Literal["rollout", "old"] = "rollout"
 
     def in_words(self) -> dict[str, str]:
-        back = f" Beyond m = {self.delta} it pulls back." if self.delta < 1 else " No probability moves that far."
+        pull = f" Beyond m = {self.delta} it pulls back." if self.delta < 1 else " No probability moves that far."
         return {
             "gates": f"Multiply the pull of a token by 1 - m / {self.delta}, m being the probability that it has moved "
-            f"from {self.anchored_at} in the direction of its advantage, negative where it moved the other way.{back}"
+            f"from {self.anchored_at} in the direction of its advantage, negative where it moved the other way.{pull}"
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:

@@ -116,10 +116,10 @@ class ESSScale(TokenObjective):
         return {"logprobs", f"{self.anchor}_logprobs"}
 
     def in_words(self) -> dict[str, str]:
-        over = {"rollout": "the sampler", "old": "the old policy"}[self.anchor]
+        anchor = {"rollout": "the sampler", "old": "the old policy"}[self.anchor]
         return {
             "lr_scale": f"Multiply the learning rate by (ess / {self.base}) ** {self.power}, at most 1, where ess is "
-            f"the effective sample size of the responses of the optimizer step, weighed by their ratios to {over}."
+            f"the effective sample size of the responses of the optimizer step, weighed by their ratios to {anchor}."
         }
 
     def measure(self, batch: TokenBatch) -> Stat:

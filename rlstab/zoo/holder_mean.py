@@ -124,8 +124,8 @@ class HolderMean(TokenObjective):
         return {"step": state["step"] + 1}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
-        done = min((state["step"] - 1) / self.steps, 1.0)
-        power = (1 - done) * self.power + done * self.final_power
+        progress = min((state["step"] - 1) / self.steps, 1.0)
+        power = (1 - progress) * self.power + progress * self.final_power
 
         def ratio(policy: PolicyOutputs, constants: Constants) -> Tensor:
             gaps = token_log_ratio(constants.anchor, constants.anchor, batch)

@@ -10,7 +10,7 @@ from torch import Tensor
 from rlstab import NOTHING, Mean, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import MAX_LOG_RATIO
 from rlstab.core.metadata import About, NoOpAt
-from rlstab.core.settings import check_order
+from rlstab.core.method_settings import check_order
 
 #: Distance of a token from the sampler, by the log-ratio.
 _DIVERGENCES: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -213,7 +213,7 @@ class ImportanceCorrection(TokenObjective):
         return any(getattr(self, name) is not None for name in _REJECTS)
 
     def in_words(self) -> dict[str, str]:
-        whose = {
+        ratio = {
             "token": "its ratio",
             "sequence": "the product of the ratios of its response",
             "geometric": "the geometric mean of the ratios of its response",
@@ -224,24 +224,26 @@ class ImportanceCorrection(TokenObjective):
         units = "tokens" if self.level == "token" else "responses"
         mean = f", divided by the mean over the {units} of the optimizer step" if self.normalize else ""
         words = {
-            "weight": f"Weigh a token by {whose} (old policy to sampler)"
+            "weight": f"Weigh a token by {ratio} (old policy to sampler)"
             f"{''.join(f', {bound}' for bound in ends)}{mean}."
         }
         if self._rejects:
             sides = [
                 f"{side} {bound}" for side, bound in (("below", self.keep_low), ("above", self.keep_high)) if bound
             ]
-            when = [f"{whose} is {' or '.join(sides)}"] if sides else []
-            when += [] if self.veto is None else [f"a token of its response has a ratio below {self.veto}"]
+            conditions = [f"{ratio} is {' or '.join(sides)}"] if sides else []
+            conditions += [] if self.veto is None else [f"a token of its response has a ratio below {self.veto}"]
             if self.max_divergence is not None:
-                over, measure = self.divergence.split("_")
-                whole = {"max": "largest", "mean": "mean"}[over]
-                what = _WORDS.get(measure, measure)
-                when.append(f"the {whole} {what} of the tokens of its response is above {self.max_divergence}")
+                statistic, measure = self.divergence.split("_")
+                largest = {"max": "largest", "mean": "mean"}[statistic]
+                measured = _WORDS.get(measure, measure)
+                conditions.append(
+                    f"the {largest} {measured} of the tokens of its response is above {self.max_divergence}"
+                )
             if self.denominator == "kept":
-                words["keep"] = f"Drop a token when {' or '.join(when)}. It leaves the divisor too."
+                words["keep"] = f"Drop a token when {' or '.join(conditions)}. It leaves the divisor too."
             else:
-                words["weight"] += f" The weight is 0 when {' or '.join(when)}; the token still counts."
+                words["weight"] += f" The weight is 0 when {' or '.join(conditions)}; the token still counts."
         return words
 
     def measure(self, batch: TokenBatch) -> Stat:
@@ -266,8 +268,8 @@ class ImportanceCorrection(TokenObjective):
     def _decided(self, batch: TokenBatch) -> tuple[Tensor, Tensor]:
         """``(n,)`` float64 weights before division by their mean, and bools of the tokens that are not rejected."""
         gap = batch.old_logprobs.double() - batch.signal("rollout_logprobs").double()
-        over = {"sequence": batch.sequence_total, "geometric": batch.sequence_mean}.get(self.level)
-        shift = gap if over is None else batch.spread(over(gap))
+        reduce = {"sequence": batch.sequence_total, "geometric": batch.sequence_mean}.get(self.level)
+        shift = gap if reduce is None else batch.spread(reduce(gap))
         low = -math.inf if self.keep_low is None else math.log(self.keep_low)
         high = math.inf if self.keep_high is None else math.log(self.keep_high)
         keep = (low <= shift) & (shift <= high)
@@ -280,7 +282,7 @@ class ImportanceCorrection(TokenObjective):
 
     def _within(self, batch: TokenBatch, gap: Tensor, bound: float) -> Tensor:
         """``(S,)`` bool: the responses whose divergence is at most ``bound``."""
-        over, measure = self.divergence.split("_")
+        statistic, measure = self.divergence.split("_")
         if measure in _DIVERGENCES:
             divergence = _DIVERGENCES[measure](gap.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
         else:
@@ -290,6 +292,6 @@ class ImportanceCorrection(TokenObjective):
                 divergence = (p - q).abs()
             else:
                 divergence = q * (q / p).log() + (1 - q) * ((1 - q) / (1 - p)).log()
-        if over == "mean":
+        if statistic == "mean":
             return batch.sequence_mean(divergence) <= bound
         return batch.sequence_total(divergence > bound) == 0

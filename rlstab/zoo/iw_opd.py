@@ -96,8 +96,8 @@ class IWOPD(TokenObjective):
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         gap = teacher_gap(batch)
         size = gap.double().abs()
-        before, whole = batch.running_total(size) - size, batch.spread(batch.sequence_total(size))
+        before, total = batch.running_total(size) - size, batch.spread(batch.sequence_total(size))
         # without any disagreement in the response every gap is 0, whatever its weight is
-        weight = 1 + self.gain * (1 - before / whole.clamp(min=1e-300))
+        weight = 1 + self.gain * (1 - before / total.clamp(min=1e-300))
         bonus = weight.to(gap.dtype) * gap - batch.advantages
         return Terms(bonus=bonus, report={"gap": Mean.of(gap), "weight": Mean.of(weight)})

@@ -158,8 +158,8 @@ class KLPenalty(Anchored, TokenObjective):
             if self.estimator == "k3":
                 return k3(d, self.cap)
             # value of k3, gradient of k2: the two k2 cancel in value
-            held = target - anchor.logprobs
-            straight = k3(held, self.cap) + (k2(d) - k2(held))
+            constant = target - anchor.logprobs
+            straight = k3(constant, self.cap) + (k2(d) - k2(constant))
             if self.estimator == "k3_straight_through":
                 return straight
             # d/dlive of r k3 = r k3 + r (1 - e^d) = -r d: the ratio of the same k2, and no e^d that cancels

@@ -7,7 +7,7 @@ from torch import Tensor
 from rlstab import Mean, Penalty, PolicyOutputs, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.loss import token_log_ratio
 from rlstab.core.metadata import About, NoOpAt
-from rlstab.core.settings import percent
+from rlstab.core.method_settings import percent
 from rlstab.zoo.covariant import Covariant
 
 

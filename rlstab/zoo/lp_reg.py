@@ -8,8 +8,8 @@ from torch import Tensor
 
 from rlstab import Bounds, Mean, Penalty, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.metadata import About, NoOpAt
+from rlstab.core.method_settings import percent
 from rlstab.core.policy_outputs import PolicyOutputs
-from rlstab.core.settings import percent
 from rlstab.kl_estimators import k3
 
 
@@ -176,16 +176,16 @@ class LpReg(TokenObjective):
     def in_words(self) -> dict[str, str]:
         lowest = f"in the lowest {percent(self.share)} of"
         if self.form == "paper":
-            what = f"-ln of the mass that a min-p filter at {self.min_p} keeps of the live policy"
+            divergence = f"-ln of the mass that a min-p filter at {self.min_p} keeps of the live policy"
             pool = f"{lowest} all tokens of the optimizer step"
         else:
-            what = (
+            divergence = (
                 f"the k3 estimate (at most 10) of the divergence from the policy of the evidence, min-p filtered at "
                 f"{self.min_p}, where the live policy is below it"
             )
             pool = f"{lowest} those of its sign in the optimizer step (rounded down; none if that is one or fewer)"
         words = {
-            "penalties": f"Add {self.coefficient} times {what}; on a token when its advantage is negative, its "
+            "penalties": f"Add {self.coefficient} times {divergence}; on a token when its advantage is negative, its "
             f"probability is {pool} and at least {self.min_p} times that of the likeliest token."
         }
         if self.form == "code":
@@ -203,8 +203,8 @@ class LpReg(TokenObjective):
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         threshold = stat.threshold("surprisal")
-        near = batch.logprobs.double() >= batch.signal("max_logprobs").double() + math.log(self.min_p)
-        selected = threshold.reached(-batch.logprobs) & batch.punished & near
+        probable = batch.logprobs.double() >= batch.signal("max_logprobs").double() + math.log(self.min_p)
+        selected = threshold.reached(-batch.logprobs) & batch.punished & probable
         if self.form == "code" and threshold.nominal <= 1:
             selected = torch.zeros_like(selected)
         report = {"threshold": threshold.report(), "selected": Mean.of(selected)}

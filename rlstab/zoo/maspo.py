@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rlstab import Constants, Gate, Range, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.metadata import About, NoOpAt
-from rlstab.core.settings import check_order
+from rlstab.core.method_settings import check_order
 
 
 class MASPO(TokenObjective):
@@ -136,10 +136,10 @@ class MASPO(TokenObjective):
             size = constants.advantages.abs()
             trust = torch.where(constants.advantages > 0, 1 + self.positive * size, 1 / (1 + self.negative * size))
             far = (ratio - 1) / (base * trust.clamp(self.min_scale, self.max_scale))
-            back = torch.ones_like(ratio)
+            returning = torch.ones_like(ratio)
             if self.cap is not None:
-                back = torch.where(constants.advantages < 0, (self.cap / ratio).clamp(max=1), back)
+                returning = torch.where(constants.advantages < 0, (self.cap / ratio).clamp(max=1), returning)
             away = constants.advantages.sign() * (ratio - 1) > 0
-            return torch.where(away, (far.square() / -2).exp(), back)
+            return torch.where(away, (far.square() / -2).exp(), returning)
 
         return Terms(gates={"": Gate(gate)})

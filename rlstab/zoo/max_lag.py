@@ -91,8 +91,8 @@ class MaxLag(DividedMask, TokenObjective):
     denominator: Literal["kept", "all"] = "kept"
 
     def in_words(self) -> dict[str, str]:
-        when = f"when weights more than {self.updates} updates old have sampled it"
-        return self.dropping(when)
+        condition = f"when weights more than {self.updates} updates old have sampled it"
+        return self.dropping(condition)
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         old = batch.signal("lag") > self.updates

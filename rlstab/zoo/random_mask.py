@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from rlstab import Mean, Range, Settled, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.metadata import About, NoOpAt
-from rlstab.core.settings import percent
+from rlstab.core.method_settings import percent
 
 #: Added to the seed. A sampler may draw tokens by (seed, sequence, position) too, with the seed of a run, which is
 #: below 2^32: with equal numbers, the tokens dropped would be those at one end of the distribution function.
@@ -104,9 +104,9 @@ class RandomMask(TokenObjective):
     seed: Annotated[int, Range(ge=0, lt=2**32)] = 0
 
     def in_words(self) -> dict[str, str]:
-        whose = "a token whose advantage is positive" if self.sign == "positive" else "a token"
+        noun = "a token whose advantage is positive" if self.sign == "positive" else "a token"
         return {
-            "keep": f"Drop {whose} with chance {percent(self.share)}, drawn by seed {self.seed}. It leaves the divisor."
+            "keep": f"Drop {noun} with chance {percent(self.share)}, drawn by seed {self.seed}. It leaves the divisor."
         }
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:

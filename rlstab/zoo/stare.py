@@ -7,7 +7,7 @@ import torch
 
 from rlstab import Mean, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.metadata import About, IdleSign, NoOpAt
-from rlstab.core.settings import check_order, percent
+from rlstab.core.method_settings import check_order, percent
 
 
 class STARE(TokenObjective):
@@ -155,13 +155,13 @@ class STARE(TokenObjective):
             check_order(self, self.name, "min_damp", "damp")
 
     def in_words(self) -> dict[str, str]:
-        rarest, both = f"the rarest {percent(self.share)} of the", self.variant == "C2"
-        damp = f", and on {rarest} tokens with negative advantage by {self.damp}" if both else ""
+        rarest, damps = f"the rarest {percent(self.share)} of the", self.variant == "C2"
+        damp = f", and on {rarest} tokens with negative advantage by {self.damp}" if damps else ""
         moves = ""
         if self.increment:
-            other = f", the second the other way within [{self.min_damp}, 1]" if both else ""
+            other = f", the second the other way within [{self.min_damp}, 1]" if damps else ""
             moves = (
-                f" For the next optimizer step the {'first ' if both else ''}factor rises by {self.increment} after "
+                f" For the next optimizer step the {'first ' if damps else ''}factor rises by {self.increment} after "
                 f"one below the target and falls by as much after one above it, within [1, {self.max_boost}]{other}."
             )
         return {
@@ -182,14 +182,14 @@ class STARE(TokenObjective):
     def advance(self, state: State, stat: Settled) -> State:
         """This optimizer step's entropy decides its gate; the gains that it moves act in the next one."""
         gap = self.target_entropy - stat.mean("entropy").value
-        now = {**state, "boost": state["next_boost"], "damp": state["next_damp"]}
+        current = {**state, "boost": state["next_boost"], "damp": state["next_damp"]}
         if math.isnan(gap):  # a step without tokens decides nothing
-            return now
+            return current
         move = math.copysign(self.increment, gap) if gap else 0.0
-        boost, damp = now["boost"] + move, now["damp"] - move
+        boost, damp = current["boost"] + move, current["damp"] - move
         if self.increment:
             boost, damp = min(max(boost, 1.0), self.max_boost), min(max(damp, self.min_damp), 1.0)
-        return {**now, "gate": gap > 0, "next_boost": boost, "next_damp": damp}
+        return {**current, "gate": gap > 0, "next_boost": boost, "next_damp": damp}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
         report = {"gate": Mean.scalar(float(state["gate"])), "boost": Mean.scalar(state["boost"])}

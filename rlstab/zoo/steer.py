@@ -132,8 +132,8 @@ class STEER(TokenObjective):
 
     def measure(self, batch: TokenBatch) -> Stat:
         change = _entropy_change(batch)
-        some = min(1, len(batch))  # the extreme of each part is enough, and cheap
-        smallest, largest = (change.topk(some, largest=largest).values for largest in (False, True))
+        count = min(1, len(batch))  # the extreme of each part is enough, and cheap
+        smallest, largest = (change.topk(count, largest=largest).values for largest in (False, True))
         return {"smallest": Pool.quantile(smallest, 0.0), "largest": Pool.quantile(largest, 1.0)}
 
     def terms(self, batch: TokenBatch, stat: Settled, state: State) -> Terms:
@@ -150,7 +150,7 @@ class STEER(TokenObjective):
 
 def _entropy_change(batch: TokenBatch) -> Tensor:
     """``(n,)`` float64 estimates |A (p / q) (1 - p) (ln p + H)|."""
-    now = PolicyOutputs(batch.logprobs.double())
-    ratio = bounded_exp(token_log_ratio(now, now, batch))
-    rest = now.logprobs.expm1() * (now.logprobs + batch.signal("entropies"))
+    current = PolicyOutputs(batch.logprobs.double())
+    ratio = bounded_exp(token_log_ratio(current, current, batch))
+    rest = current.logprobs.expm1() * (current.logprobs + batch.signal("entropies"))
     return (batch.advantages * ratio * rest).abs()

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from rlstab import Mean, Pool, Range, Settled, Stat, State, Terms, TokenBatch, TokenObjective
 from rlstab.core.metadata import About, IdleSign, NoOpAt
-from rlstab.core.settings import percent
+from rlstab.core.method_settings import percent
 from rlstab.zoo.divided_mask import DividedMask
 
 
@@ -112,8 +112,8 @@ class TopEntropyMask(DividedMask, TokenObjective):
     denominator: Literal["kept", "all"] = "kept"
 
     def in_words(self) -> dict[str, str]:
-        when = f"when its entropy is below the (1 - {self.share})-quantile over all tokens of the optimizer step"
-        return self.dropping(when, f" About {percent(self.share)} are left, more by ties.")
+        condition = f"when its entropy is below the (1 - {self.share})-quantile over all tokens of the optimizer step"
+        return self.dropping(condition, f" About {percent(self.share)} are left, more by ties.")
 
     def measure(self, batch: TokenBatch) -> Stat:
         return {"entropy": Pool.quantile(batch.signal("entropies"), 1 - self.share)}

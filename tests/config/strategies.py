@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import rlstab
 from rlstab import TokenObjective, compose, within
 from rlstab.config.objectives import settings_as_yaml
-from rlstab.core.settings import Setting, settings_of
+from rlstab.core.method_settings import Setting, settings_of
 from rlstab.errors import Conflict, OutOfRange
 from rlstab.stages.stage import Stage
 from rlstab.zoo import METHODS

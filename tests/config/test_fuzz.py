@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 import rlstab
 from rlstab.config import RunConfig, dump_objective, dump_run, load_objective, load_run, objective_hash, run_hash
-from rlstab.core.settings import settings_of
+from rlstab.core.method_settings import settings_of
 from rlstab.errors import RlstabError
 from rlstab.presets import PRESETS
 from rlstab.zoo import METHODS

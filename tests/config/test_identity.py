@@ -2,14 +2,14 @@
 
 import io
 import json
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from rich.console import Console
 
 from rlstab.config import Document, dump_run, load_run, run_hash
 from rlstab.config.document import flat
-from rlstab.config.identity import _marks, is_measured, is_neutral, settings_hash
+from rlstab.config.identity import _marks, change_in_resume, is_measured, is_neutral, settings_hash
 from rlstab.config.runs import RunConfig
 from rlstab.config.settings import Neutral, TaskSettings
 from rlstab.config.user_code import checksums
@@ -94,7 +94,7 @@ def before(tmp_path_factory):
 
 
 def test_every_mark_has_a_change_here():
-    paths = {path for path, _ in _marks()}
+    paths = {path for path, mark in _marks() if isinstance(mark, Neutral)}
     for task in get_args(get_args(TaskSettings)[0]):  # a path has one meaning in all of them
         for name, field in task.model_fields.items():
             assert is_neutral(f"task.{name}", {}) is any(isinstance(mark, Neutral) for mark in field.metadata)
@@ -159,3 +159,24 @@ def test_the_hash_of_stored_settings_is_that_of_the_run(tmp_path):
     run = base(tmp_path)
     stored = Document.parse(dump_run(run), "config.yaml").data
     assert settings_hash(stored, checksums(stored)) == run_hash(run)
+
+
+def test_a_resume_may_change_what_is_marked_and_nothing_else(tmp_path):
+    settings = base(tmp_path, rollout__staleness=0).model_dump(mode="json")
+    stale = base(tmp_path, rollout__staleness=1).model_dump(mode="json")
+
+    def change(settings: Any, section: str, **values: Any) -> Any:
+        return change_in_resume(settings, {**settings, section: {**settings[section], **values}})
+
+    assert change(settings, "optimisation", rollouts=99) is None
+    assert change(stale, "optimisation", rollouts=99) == ("optimisation.rollouts", 2, 99)
+    assert change(settings, "engine", gather="bf16") is None
+    assert change(settings, "engine", name="ddp") is None
+    assert change(settings, "optimisation", epochs=7)[0] == "optimisation.epochs"
+    assert change(settings, "optimisation", micro_batch_size=1) is None
+    scoped = {**settings, "optimisation": {**settings["optimisation"], "scope": "microbatch"}}
+    assert change(scoped, "optimisation", micro_batch_size=1)[0] == "optimisation.micro_batch_size"
+    worker = {"task": {"name": "jsonl", "time_limit": 5.0, "memory": 2.0}, "reward": [{"time_limit": 5.0}]}
+    assert change(worker, "task", time_limit=1.0) is None
+    assert change_in_resume(worker, {**worker, "reward": [{"time_limit": 1.0}]}) is None
+    assert change(worker, "task", memory=1.0) == ("task.memory", 2.0, 1.0)

@@ -257,8 +257,7 @@ def by_reward(source: str, case: str) -> float:
 
 
 def responses_of(rewards: Tensor, ids: Tensor, lengths: Tensor, extra: Mapping[str, Tensor]) -> ResponseBatch:
-    count = torch.arange(len(ids))
-    return ResponseBatch(rewards, lengths, count >= 0, ids, ids, count, 0 * count, 0.0 * lengths, 64, extra)
+    return ResponseBatch.of(rewards, ids, lengths=lengths, limit=64, extra=extra)
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from rlstab import STARE, Range, S2TMask, Settled, Terms, TokenObjective, compos
 from rlstab.core.batch import layout_of
 from rlstab.core.compose import Composition, Within
 from rlstab.core.metadata import docstring, summary
-from rlstab.core.settings import Setting, settings_of
+from rlstab.core.method_settings import Setting, settings_of
 from rlstab.core.terms import Totals
 from rlstab.errors import ShapeError
 from rlstab.zoo import METHODS

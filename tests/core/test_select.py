@@ -26,7 +26,7 @@ def nothing_is_few(monkeypatch):
 
 def over_ranks(asked_by_rank):
     """What each rank selects, the bytes of each sum, and those that each rank gathered."""
-    rounds, results = [selection(asked, alone=False) for asked in asked_by_rank], [None] * len(asked_by_rank)
+    rounds, results = [selection(asked, local=False) for asked in asked_by_rank], [None] * len(asked_by_rank)
     answers, sums, gathered = [None] * len(rounds), [], []
     while None in results:
         requests = []
@@ -72,7 +72,7 @@ def check(values, *ranks, few=False):
     assert max(sums) <= 32 * KB
     assert gathered == ([8 * share.numel() for share in shares] if few else [])
     by_one = over_ranks([of(values, *ranks)])[0]
-    alone = carried_out(selection(of(values, *ranks), alone=True), LocalComm())
+    alone = carried_out(selection(of(values, *ranks), local=True), LocalComm())
     for selected in (*by_three, *by_one, alone):
         assert selected["set"].size == values.numel()
         assert bits(selected["set"].values) == bits(expected(values, *ranks))

@@ -13,7 +13,7 @@ from rlstab.bench.run import run_bench
 from rlstab.config.identity import digest
 from rlstab.config.objectives import settings_as_yaml
 from rlstab.core.metadata import SOURCES
-from rlstab.core.settings import settings_of
+from rlstab.core.method_settings import settings_of
 from rlstab.core.stats import Settled
 from rlstab.errors import ConfigError, Conflict, UnknownName
 from rlstab.models import SHIPPED

@@ -33,21 +33,17 @@ def batch(
     limit: int = 64,
 ) -> ResponseBatch:
     """Responses with these rewards; every other field is a list, or one value for all."""
-
-    def column(values: Any, dtype: torch.dtype = torch.float64) -> Tensor:
-        return torch.tensor(values if isinstance(values, Sequence) else [values] * len(rewards), dtype=dtype)
-
-    return ResponseBatch(
-        rewards=column(rewards),
-        lengths=column(lengths),
-        ended=column(ended, torch.bool),
-        prompt_ids=column(groups if prompts is None else prompts, torch.int64),
-        group_ids=column(groups, torch.int64),
-        sequence_ids=column(range(len(rewards)) if ids is None else ids, torch.int64),
-        given=column(given, torch.int64),
-        pivot=column(pivot),
+    return ResponseBatch.of(
+        rewards,
+        groups,
         limit=limit,
         extra={name: torch.as_tensor(np.asarray(values)) for name, values in (extra or {}).items()},
+        lengths=lengths,
+        ended=ended,
+        given=given,
+        pivot=pivot,
+        prompt_ids=groups if prompts is None else prompts,
+        sequence_ids=range(len(rewards)) if ids is None else ids,
     )
 
 

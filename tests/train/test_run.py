@@ -26,7 +26,7 @@ from rlstab.errors import MissingSignal, ModelError, NonFinite
 from rlstab.explain.costs import costs
 from rlstab.look.gradient import traces_of
 from rlstab.models.policy import load_policy
-from rlstab.models.sampler import Sampler
+from rlstab.models.sampler_weights import Sampler
 from rlstab.preflight import preflight
 from rlstab.presets import PRESETS
 from rlstab.record import read_dump

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from rlstab.config.settings import JsonlSettings, RolloutSettings
 from rlstab.errors import ConfigError, DataError, ModelError
@@ -47,7 +46,7 @@ def test_a_response_ends_with_the_token_that_completes_a_stop_text(tmp_path: Pat
         given = policy.tokenizer(begun)["input_ids"][: 1 if begun == "a" else 2] if begun else []
         settings = RolloutSettings.model_validate({"stop": stop, "max_new_tokens": most, "batch_size": 5})
         require_prompts(policy, Countdown(), settings, watch)
-        asked = ResponseBatch.unscored(torch.arange(6), most, given=torch.full((6,), len(given)))
+        asked = ResponseBatch.of([0.0] * 6, limit=most, given=len(given))
         parts = [*sample(policy, [Example("?", "")] * 6, asked, settings, begun=[given] * 6, seed=1)]
         rollout, ended = Rollout.joined(parts, policy.pad_id), 0
         assert len(parts) == 2

@@ -6,7 +6,7 @@ import pytest
 
 import rlstab as r
 from rlstab import PolicyOutputs
-from rlstab.core.settings import settings_of
+from rlstab.core.method_settings import settings_of
 from rlstab.errors import Conflict, OutOfRange
 from rlstab.explain.card import card
 from tests.examples import EXAMPLES

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from rlstab import PolicyOutputs, available, compose, make_plan
+from rlstab.core.method_settings import settings_of
 from rlstab.core.plan import member_terms
-from rlstab.core.settings import settings_of
 from rlstab.testing.tolerances import REORDERED
 from rlstab.zoo import METHODS
 from tests.core.steps import LIVE, batch_of, number, random_rows, token

@@ -5,8 +5,8 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 
+from rlstab.core.method_settings import Setting, settings_of
 from rlstab.core.objective import TokenObjective
-from rlstab.core.settings import Setting, settings_of
 from rlstab.errors import OutOfRange
 from rlstab.testing.steps import make_step
 from tests.examples import EXAMPLES

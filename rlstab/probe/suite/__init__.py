@@ -42,7 +42,7 @@ class Probe:
     """One instability that is provoked by construction, with a dial.
 
     Attributes:
-        name: of its bench file; with the model and a hyphen before it on another model than the small one.
+        name: the name of its bench file; with the model and a hyphen before it on another model than the small one.
     """
 
     name: str
@@ -86,18 +86,18 @@ class Probe:
         """Predictions by row, method, or the source that methods address; those for the sampler's policy come first."""
         head = self._page[0]
         first: Mapping[str, Prediction] = head.get("sampler", {}) if policy == "sampler" else {}
-        return {**first, **{kind: told for kind, told in head["predictions"].items() if kind not in first}}
+        return {**first, **{kind: prediction for kind, prediction in head["predictions"].items() if kind not in first}}
 
     def prediction(self, row: str, kinds: Sequence[str], policy: str = "trainer") -> Prediction | None:
         """The first prediction for a row, for one of its methods, or for a source that they address."""
-        return next((told for kind, told in self.predictions(policy).items() if kind in (row, *kinds)), None)
+        return next((score for kind, score in self.predictions(policy).items() if kind in (row, *kinds)), None)
 
 
 def probes(names: Sequence[str] = (), model: str | None = None) -> list[Probe]:
     """Probes by name; all if no name is given.
 
     Args:
-        names: of probes.
+        names: names of probes.
         model: on which they run; None is the small one.
 
     Raises:
@@ -107,8 +107,8 @@ def probes(names: Sequence[str] = (), model: str | None = None) -> list[Probe]:
     models = sorted({path.stem.partition("-")[0] for path in HERE.glob("*-*.yaml")})
     if model is not None and model not in models:
         raise UnknownName(f"--model {model}: no probe runs on it. {did_you_mean(model, models)}")
-    known = [name for name in NAMES if (HERE / f"{before}{name}.yaml").is_file()]
+    available = [name for name in NAMES if (HERE / f"{before}{name}.yaml").is_file()]
     for name in names:
-        if name not in known:
-            raise UnknownName(f"--probe {name}: there is no such probe. {did_you_mean(name, known)}")
-    return [Probe(f"{before}{name}") for name in dict.fromkeys(names) or known]
+        if name not in available:
+            raise UnknownName(f"--probe {name}: there is no such probe. {did_you_mean(name, available)}")
+    return [Probe(f"{before}{name}") for name in dict.fromkeys(names) or available]

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from rlstab.core.method import State
+from rlstab.core.method_settings import Range
 from rlstab.core.random import uniform
-from rlstab.core.settings import Range
 from rlstab.core.stats import Settled
 from rlstab.stages.response_batch import ResponseBatch
 from rlstab.stages.stage import RewardShaper
@@ -29,5 +29,5 @@ class FalseRewards(RewardShaper):
     def shape(self, responses: ResponseBatch, stat: Settled, state: State) -> Tensor:
         """``(R,)`` float64: what makes a score false, added to it."""
         drawn, right = uniform(self.seed + STREAM, responses.sequence_ids), responses.rewards >= 0.5
-        lost, given = right & (drawn < self.negative), ~right & (drawn < self.positive)
-        return torch.where(lost, -responses.rewards, torch.where(given, 1 - responses.rewards, 0.0)).double()
+        loses, gains = right & (drawn < self.negative), ~right & (drawn < self.positive)
+        return torch.where(loses, -responses.rewards, torch.where(gains, 1 - responses.rewards, 0.0)).double()

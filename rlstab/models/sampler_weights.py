@@ -56,7 +56,7 @@ class Sampler:
         precision: see :func:`rounded`; None keeps the trainer's weights.
         weight_noise: standard deviation of the noise on each matrix, head and embeddings included and adapters
             excluded, as a share of that of its weights. The noise is the same whenever the weights are refreshed.
-        seed: of the noise.
+        seed: the seed of the noise.
     """
 
     def __init__(self, precision: Precision | None, weight_noise: float = 0.0, seed: int = 0) -> None:
@@ -86,8 +86,8 @@ class Sampler:
                 weight.copy_(rounded(weights[name], self.precision if name in narrow else "bf16"))
             if self.weight_noise and weight.ndim >= 2 and not is_of_adapter(name):
                 weight.add_(self.weight_noise * weights[name].std() * self._noise(name, weight))
-        for mine, buffer in zip(self._copy.model.buffers(), policy.model.buffers(), strict=True):
-            mine.copy_(buffer)
+        for copied, buffer in zip(self._copy.model.buffers(), policy.model.buffers(), strict=True):
+            copied.copy_(buffer)
         return self._copy
 
     def _noise(self, name: str, weight: Tensor) -> Tensor:
@@ -98,8 +98,8 @@ class Sampler:
 
 def _narrow(model: PreTrainedModel) -> set[str]:
     """Names of the matrices that engines quantise: those of layers. A tied head counts as an embedding."""
-    kept: list[nn.Module] = [module for module in model.modules() if isinstance(module, nn.Embedding | nn.Conv1d)]
+    unrounded: list[nn.Module] = [module for module in model.modules() if isinstance(module, nn.Embedding | nn.Conv1d)]
     head = model.get_output_embeddings()
-    wide = {id(weight) for module in [*kept, *([] if head is None else [head])] for weight in module.parameters()}
+    wide = {id(weight) for module in [*unrounded, *([] if head is None else [head])] for weight in module.parameters()}
     matrices = {name for name, weight in model.named_parameters() if weight.ndim >= 2 and id(weight) not in wide}
     return {name for name in matrices if not is_of_adapter(name)}

@@ -28,8 +28,8 @@ class Range:
 
     def __contains__(self, value: float) -> bool:
         bounds = (self.gt, operator.gt), (self.ge, operator.ge), (self.lt, operator.lt), (self.le, operator.le)
-        inside = all(bound is None or holds(value, bound) for bound, holds in bounds)
-        return inside and -math.inf < value < math.inf
+        within_bounds = all(bound is None or holds(value, bound) for bound, holds in bounds)
+        return within_bounds and -math.inf < value < math.inf
 
     def __str__(self) -> str:
         low = "(-inf" if self.gt is self.ge is None else f"({self.gt}" if self.gt is not None else f"[{self.ge}"
@@ -148,8 +148,8 @@ def check_order(owner: object, name: str, *settings: str) -> None:
     values = [getattr(owner, setting) for setting in settings]
     bounds = [value for value in values if value is not None]
     if any(low > high for low, high in pairwise(bounds)):
-        given = ", ".join(f"{setting} = {value}" for setting, value in zip(settings, values, strict=True))
-        raise OutOfRange(f"'{name}': {given}, expected {' <= '.join(settings)}.")
+        assignments = ", ".join(f"{setting} = {value}" for setting, value in zip(settings, values, strict=True))
+        raise OutOfRange(f"'{name}': {assignments}, expected {' <= '.join(settings)}.")
 
 
 def percent(share: float) -> str:
