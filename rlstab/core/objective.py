@@ -226,7 +226,7 @@ def check_methods(caller: str, given: Sequence[object]) -> None:
     for item in given:
         if isinstance(item, TokenObjective):
             for attribute in SETS:
-                check_declared(type(item).__qualname__, attribute, getattr(item, attribute), item.known_needs)
+                check_declared(type(item).__qualname__, attribute, getattr(item, attribute), item)
             continue
         what = kind_of(item)
         if isinstance(item, type) and issubclass(item, TokenObjective):

@@ -68,7 +68,7 @@ def check_class(cls: type) -> None:
     for attribute in SETS:
         value: object = getattr(cls, attribute, frozenset())  # a stage writes no terms
         if not isinstance(value, property):
-            check_declared(who, attribute, value, cls.known_needs)  # type: ignore[attr-defined]  # of a Method
+            check_declared(who, attribute, value, cls)
     excludes = getattr(cls, "excludes", {})
     reasons = isinstance(excludes, Mapping) and all(isinstance(text, str) for item in excludes.items() for text in item)
     if not reasons and not isinstance(excludes, property):
@@ -79,14 +79,14 @@ def check_class(cls: type) -> None:
     _require_known(f"{who}: about addresses", about.addresses, SOURCES)
 
 
-def check_declared(who: str, attribute: str, value: object, signals: Collection[str]) -> None:
+def check_declared(who: str, attribute: str, value: object, cls: Any) -> None:
     """Refuse a declaration that is not a set of names, or that names something unknown.
 
     Args:
         who: the class.
         attribute: one of :data:`SETS`.
         value: what is declared.
-        signals: what ``needs`` may name in addition to user-defined signals.
+        cls: of the method, which knows signals and what is none.
 
     Raises:
         MethodError: with the nearest known name.
@@ -100,7 +100,12 @@ def check_declared(who: str, attribute: str, value: object, signals: Collection[
     if known:
         _require_known(f"{who}: {attribute} names", value, known)
     for name in sorted(value) if attribute == "needs" else ():
-        if (meant := misspelt(name, signals)) is not None:
+        if name in cls.always:
+            raise MethodError(
+                f"{who}: needs names '{name}', which is no signal: every batch has it. Read batch.{name}, and leave it "
+                f"out of `needs`."
+            )
+        if (meant := misspelt(name, cls.known_needs)) is not None:
             raise MethodError(
                 f"{who}: needs names '{name}'. Did you mean '{meant}'? Give your own signal a name less like it."
             )
