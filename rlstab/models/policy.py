@@ -430,7 +430,7 @@ def load_policy(
 
 def require_prompts(
     policy: Policy, task: Task, rollout: RolloutSettings, watch: Callable[[range, str], Iterable[int]]
-) -> list[str]:
+) -> tuple[list[str], list[Example]]:
     """Try the prompts of a task before a run begins; of an unlimited split, the first.
 
     Rows that do not fit are left out if the task allows it by ``too_long``.
@@ -442,7 +442,7 @@ def require_prompts(
         watch: iterates over a range under a title, and may show the progress.
 
     Returns:
-        notes for the user, such as on rows that were left out.
+        notes for the user, such as on rows that were left out; and the shortest and the longest prompt in tokens.
 
     Raises:
         ConfigError: prompts are lists of messages, and ``rollout.chat`` is false; or a stop text cannot be written.
@@ -457,14 +457,15 @@ def require_prompts(
         )
     if rollout.chat:
         _require_template(policy.tokenizer, rollout.chat_template or {})
-    told = _require_stops(policy, rollout.stop or ())
+    told, sizes = _require_stops(policy, rollout.stop or ()), dict[int, Example]()
     skip = getattr(task, "too_long", "error") == "skip"
     for split, size in task.size.items():
         count = 1 if size is None else size if skip else min(size, TRIED)
         unfit: dict[int, DataError] = {}
         for index in watch(range(count), f"prompts in {split}"):
             try:
-                policy.tokens(task.example(split, index), rollout)
+                example = task.example(split, index)
+                sizes.setdefault(len(policy.tokens(example, rollout)), example)
             except DataError as error:
                 unfit[index] = error
         if not unfit:
@@ -472,11 +473,12 @@ def require_prompts(
         first = next(iter(unfit.values()))
         if not skip or len(unfit) == size:
             more = f" {len(unfit) - 1} more of {count} do not fit." if len(unfit) > 1 else ""
-            cure = " Or leave such rows out by task.too_long: skip." if hasattr(task, "too_long") and not skip else ""
+            some_fit = hasattr(task, "too_long") and len(unfit) < count
+            cure = " Or leave such rows out by task.too_long: skip." if some_fit else ""
             raise DataError(f"{first}{more}{cure}")
         task.leave_out(split, unfit)  # type: ignore[attr-defined]  # tasks with `too_long` have it
         told.append(f"{len(unfit)} of {size} prompts in `{split}` are left out (task.too_long), the first as {first}")
-    return told
+    return told, [sizes[min(sizes)], sizes[max(sizes)]]
 
 
 def _require_template(tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, Any]) -> None:

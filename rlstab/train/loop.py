@@ -49,7 +49,7 @@ from rlstab.explain.costs import reference as reference_of
 from rlstab.explain.stages import lacking
 from rlstab.extras import require_trackers
 from rlstab.logs.watch import Watch, told
-from rlstab.models.decoding import require_decoding
+from rlstab.models.decoding import require_batches, require_decoding
 from rlstab.models.policy import load_policy, require_prompts, require_same_tokens, require_trainable
 from rlstab.models.sampler import Sampler
 from rlstab.record.files import dumped
@@ -209,10 +209,10 @@ class Trainer:
         self.policy = self.engine.policy
         with self.engine.gathered_policy() as policy:
             watch = partial(track, console=console, transient=True, disable=not (self.main and console.is_terminal))
-            for text in require_prompts(policy, self.task, run.rollout, watch):
-                if self.main:
-                    tell(console, "note", text)
-            require_decoding(policy, run.model.name, self.task.example("train", 0), run.rollout)
+            notes, extremes = require_prompts(policy, self.task, run.rollout, watch)
+            for text in notes if self.main else ():
+                tell(console, "note", text)
+            trial = require_decoding(policy, run.model.name, extremes, run.rollout)
         others, self.first_lines = dict[str, Callable[[Rollout], Tensor]](), list[str]()
         for needed, what in OTHER_MODELS.items():
             if needed not in run.composition.needs or needed in signals:
@@ -224,6 +224,8 @@ class Trainer:
                 other = load_policy(named or run.model.name, device=device, precision=precision)
                 if what == "teacher":
                     require_same_tokens(self.policy, other, named or run.model.name)
+                if named is not None:
+                    require_batches(other, named, trial, run.rollout.temperature)
                 gathered = self.engine.frozen(other)
             hint = run.model.teacher_prompt if what == "teacher" else None
             others[needed] = partial(reference_logprobs, gathered, run, hint)
