@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,8 @@ from torch.nn.functional import pad
 from rlstab.config.settings import AdapterSettings, RolloutSettings
 from rlstab.core.devices import on_cpu, sent
 from rlstab.errors import ConfigError, DataError, ModelError
-from rlstab.models.loading import load_model, quiet_transformers, save_adapter, vocabulary_size
+from rlstab.hub import first_line
+from rlstab.models.loading import adapter_content, load_model, quiet_transformers, save_adapter, vocabulary_size
 from rlstab.models.shared_prompts import SharedPrompts, can_share, forward_shared, position_ids
 from rlstab.signals import TokenSignals, token_signals_from_logits
 from rlstab.signals.vocabulary_head import VocabularyHead, embeds_the_vocabulary, find_head
@@ -127,13 +129,16 @@ class Policy:
             return torch.autocast(self.device.type, dtype=torch.bfloat16)
         return nullcontext()
 
-    def save(self, folder: Path) -> None:
-        """Write the weights, or only the adapter, as safetensors, and the tokenizer, for :func:`load_policy`."""
+    def save(self, folder: Path, *, weights: bool = True) -> None:
+        """Write the weights, or only the adapter, as safetensors, and the tokenizer, for :func:`load_policy`.
+
+        Without ``weights``, those of a whole model are left out.
+        """
         with quiet_transformers():
             if self.base:
                 save_adapter(self.model, folder, self.base)
             else:
-                self.model.save_pretrained(folder)
+                self.model.save_pretrained(folder, state_dict=None if weights else {})
             self.tokenizer.save_pretrained(folder)
 
     @contextmanager
@@ -515,6 +520,47 @@ def _require_stops(policy: Policy, stops: Sequence[str]) -> list[str]:
                 f"rollout.stop: {stop!r} is not a token of the model, which has to spell it out to end a response"
             )
     return told
+
+
+def require_saved(policy: Policy, name: str, examples: Sequence[Example], settings: RolloutSettings) -> None:
+    """Write what a checkpoint has beside whole weights once before a run begins, read it back, and compare.
+
+    Args:
+        policy: tokenizer, and configuration or adapter.
+        name: of the model.
+        examples: prompts that both tokenizers encode.
+        settings: how.
+
+    Raises:
+        ModelError: it cannot be written or read, or differs.
+    """
+    from transformers import AutoConfig, AutoTokenizer
+
+    def content(tokenizer: Any, folder: str = "") -> dict[str, Any]:
+        config = AutoConfig.from_pretrained(folder) if folder and not policy.base else policy.model.config
+        text = re.sub('"_name_or_path": .*', "", config.to_json_string(use_diff=False))  # which has no tuples
+        return {
+            "vocabulary": tokenizer.get_vocab(),
+            "special tokens": tokenizer.special_tokens_map,
+            "chat template": tokenizer.chat_template,
+            "tokens of a prompt": [replace(policy, tokenizer=tokenizer).tokens(each, settings) for each in examples],
+            "configuration": text,
+            "adapter": adapter_content(policy.model, folder) if policy.base else None,
+        }
+
+    try:
+        with TemporaryDirectory(prefix="rlstab-") as folder:
+            policy.save(Path(folder), weights=False)
+            after = content(AutoTokenizer.from_pretrained(folder), folder)
+        before = content(policy.tokenizer)
+        changed = [f"another {what} would be read" for what in before if before[what] != after[what]]
+    except Exception as error:  # of transformers and of tokenizers, of any kind
+        changed = [first_line(error)]
+    if changed:
+        raise ModelError(
+            f"a checkpoint of '{name}' could not be used: {changed[0]}. Correct that with the installed transformers, "
+            f"save the model and its tokenizer again, or take another model."
+        )
 
 
 def require_same_tokens(policy: Policy, teacher: Policy, name: str) -> None:

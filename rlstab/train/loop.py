@@ -50,7 +50,7 @@ from rlstab.explain.stages import lacking
 from rlstab.extras import require_trackers
 from rlstab.logs.watch import Watch, told
 from rlstab.models.decoding import require_batches, require_decoding
-from rlstab.models.policy import load_policy, require_prompts, require_same_tokens, require_trainable
+from rlstab.models.policy import load_policy, require_prompts, require_same_tokens, require_saved, require_trainable
 from rlstab.models.sampler import Sampler
 from rlstab.record.files import dumped
 from rlstab.record.writer import Recorder
@@ -213,6 +213,7 @@ class Trainer:
             for text in notes if self.main else ():
                 tell(console, "note", text)
             trial = require_decoding(policy, run.model.name, extremes, run.rollout)
+            on_main_process(accelerator, partial(require_saved, policy, run.model.name, extremes, run.rollout))
         others, self.first_lines = dict[str, Callable[[Rollout], Tensor]](), list[str]()
         for needed, what in OTHER_MODELS.items():
             if needed not in run.composition.needs or needed in signals:

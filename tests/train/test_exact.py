@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, Phi3Config, Phi3ForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer, Phi3Config, Phi3ForCausalLM
 
 from rlstab.config.settings import RolloutSettings
 from rlstab.errors import ModelError
 from rlstab.models.decoding import require_batches, require_decoding
-from rlstab.models.policy import Policy, Sequences, load_policy
+from rlstab.models.policy import Policy, Sequences, load_policy, require_saved
 from rlstab.tasks import Example
 from tests.train.runs import go, small
 from tests.train.texts import byte_tokenizer
@@ -85,12 +85,15 @@ def drawn(prompts: list[int], responses: list[int]) -> Sequences:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ARCHITECTURES)
-def test_an_architecture_is_the_same_alone_and_in_a_batch(kind: str) -> None:
+def test_an_architecture_is_the_same_alone_in_a_batch_and_in_a_checkpoint(tmp_path: Path, kind: str) -> None:
     policy, rows = policy_of(kind), drawn([3, 20, 9, 30], [12, 4, 25, 8])
     alone, together = (policy.evidence(rows, {"logprobs"}, size, temperature=1.0)["logprobs"] for size in (1, 4))
     assert alone[rows.response_mask].std() > 0.01
     assert float((alone - together).abs().max()) < 5e-6
     require_batches(policy, kind, (drawn([3, 30], [4, 4]), drawn([3, 30], [4, 40])), 1.0)
+    policy.save(tmp_path, weights=False)  # some have a class of tokenizers, which reads any in its own way
+    loaded = replace(policy, tokenizer=AutoTokenizer.from_pretrained(tmp_path))
+    require_saved(loaded, kind, [SHORT, LONG], RolloutSettings())
 
 
 def longrope(folder: Path, original: int, scale: float = 8.0) -> Path:
