@@ -103,9 +103,8 @@ def idle_in_run(objective: Composition, run: RunConfig) -> list[str]:
 
 def crossed(run: RunConfig) -> list[str]:
     """Options that another one leaves without effect, or makes read something else, each with the cure."""
-    shapers, expanders = (
-        " and ".join(stage.name for stage in of) for of in (run.pipeline.shapers, run.pipeline.expanders)
-    )
+    shapers = " and ".join(stage.name for stage in run.pipeline.shapers)
+    expanders = " ".join(stage.name for stage in run.pipeline.expanders)
     lines = [
         f"model.{key}: no method reads {signal}, so it has no effect. Add one that does, or leave it out."
         for signal, key in (*OTHER_MODELS.items(), ("teacher_logprobs", "teacher_prompt"))
