@@ -26,7 +26,8 @@ class Spelled:
 
     def __new__(cls, *values: object, **named: object) -> Self:
         known = [field.name for field in dataclasses.fields(cls) if field.init]  # type: ignore[arg-type]  # each is one
-        who, what = (f"'{cls.name}'", "setting") if hasattr(cls, "name") else (cls.__name__, "field")
+        name_of = getattr(cls, "name", None)
+        who, what = (cls.__name__, "field") if name_of is None else (f"'{name_of}'", "setting")
         for name in sorted(named.keys() - known):
             raise UnknownName(f"{who} has no {what} '{name}'. {did_you_mean(name, known) if known else 'It has none.'}")
         return super().__new__(cls)

@@ -278,7 +278,8 @@ def save_adapter(model: PreTrainedModel, folder: Path, base: str) -> None:
 def adapter_content(model: PreTrainedModel, folder: str = "") -> dict[str, Any]:
     """The configuration of an adapter and the bytes of its matrices by name: of that on a model, or in a folder."""
     (name,) = model.active_adapters()
-    config, weights = _read_adapter(folder) if folder else (model.peft_config[name], _matrices(model))
+    live: tuple[Any, Mapping[str, Tensor]] = model.peft_config[name], _matrices(model)
+    config, weights = _read_adapter(folder) if folder else live
     matrices = {key.removeprefix(_WRAPPED): value.detach().cpu().numpy().tobytes() for key, value in weights.items()}
     return {**config.to_dict(), **matrices}
 
