@@ -187,7 +187,7 @@ def _try_model(run: RunConfig, task: Task | None) -> list[str]:
     policy = Policy(described, tokenizer, 0, frozenset(), "fp32")
     terminal = Terminal(stderr=True)
     watch = partial(track, console=terminal, transient=True, disable=not terminal.is_terminal)
-    told = [f"note: {text}" for text in require_prompts(policy, task, run.rollout, watch)]
+    told = [f"note: {text}" for text in require_prompts(policy, task, run.rollout, watch)[0]]
     example = task.example("train", 0)
     last = tokenizer.decode(policy.tokens(example, run.rollout)[-1:])
     if not run.rollout.chat and last in tokenizer.all_special_tokens and not example.prompt.endswith(last):

@@ -19,7 +19,7 @@ from rlstab.errors import MissingSignal
 from rlstab.explain import stages
 from rlstab.explain.costs import costs
 from rlstab.explain.explanation import STORY, page, story
-from rlstab.explain.notes import idle, idle_in_run, pairs, unsafe
+from rlstab.explain.notes import crossed, idle, idle_in_run, notes, pairs, unsafe
 from rlstab.presets import PRESETS
 from rlstab.stages.pipeline import Pipeline
 from rlstab.stages.rloo import RLOO
@@ -103,6 +103,39 @@ def test_what_is_idle_in_a_run() -> None:
         run = run_of([objective], **parts)
         lines = idle_in_run(run.composition, run)
         assert [line.startswith(str(beginning)) for line in lines] == [True] * (beginning is not None)
+
+
+OVERLONG, PATTERN = {"name": "overlong", "buffer": 4}, {"name": "jsonl", "path": "x.jsonl", "answer_pattern": "a(b)"}
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ({"stages": [OVERLONG, "dynamic_sampling"]}, "dynamic_sampling.rewards: after overlong, .*`rewards: raw`"),
+        ({"stages": [OVERLONG, {"name": "laconic", "budget": 9}, "dynamic_sampling"]}, ".*after overlong and laconic"),
+        ({"stages": [OVERLONG, {"name": "dynamic_sampling", "rewards": "raw"}]}, None),
+        ({"stages": ["dynamic_sampling"]}, None),
+        ({"stages": ["dynamic_sampling", "deep_grpo"]}, "deep_grpo: .*List it first"),
+        ({"stages": ["deep_grpo", "dynamic_sampling"]}, None),
+        ({"model": {"reference": "chain-tiny"}}, "model.reference: no method reads ref_logprobs"),
+        ({"model": {"reference": "chain-tiny"}, "objective": ["kl"]}, None),
+        ({"model": {"teacher": "chain-tiny"}}, "model.teacher: no method reads teacher_logprobs"),
+        ({"model": {"teacher_prompt": "a hint"}}, "model.teacher_prompt: no method reads teacher_logprobs"),
+        ({"model": {"teacher_prompt": "a hint"}, "objective": ["opd"]}, None),
+        ({"evaluation": {"sampler": True}}, "evaluation.sampler: the policy itself samples"),
+        ({"evaluation": {"sampler": True}, "rollout": {"precision": "int8"}}, None),
+        ({"task": PATTERN, "reward": "own.py:f"}, "task.answer_pattern: only the task's scorer reads it"),
+        ({"task": {**PATTERN, "scorer": "math_verify", "answer_pattern": None}, "reward": "own.py:f"}, "task.scorer:"),
+        ({"task": PATTERN, "reward": ["own.py:f", "task"]}, None),
+        ({"task": PATTERN}, None),
+    ],
+)
+def test_an_option_that_another_one_crosses_is_told(parts: dict[str, Any], told: str | None) -> None:
+    run = load_run({"objective": ["s2t"], **parts})
+    lines = crossed(run)
+    assert len(lines) == (told is not None), lines
+    assert all(re.match(str(told), line) for line in lines)
+    assert set(lines) <= {*notes(run.composition, run)}
 
 
 def test_what_is_unsafe_in_a_run() -> None:

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
+from rlstab.core.method_settings import Spelled
+
 #: Sources of instability by name; a method names those that it is meant to counter.
 SOURCES: Mapping[str, str] = {
     "token": "single tokens whose gradient is out of proportion: rare, spurious or already certain",
@@ -23,7 +25,7 @@ Owner = TypeVar("Owner")
 
 
 @dataclass(frozen=True)
-class NoOpAt:
+class NoOpAt(Spelled):
     """Where a method is the identity: it changes no loss and no gradient.
 
     Attributes:
@@ -47,7 +49,7 @@ class NoOpAt:
 
 
 @dataclass(frozen=True)
-class IdleSign:
+class IdleSign(Spelled):
     """A metric by which a run shows that a method never acted.
 
     Attributes:
@@ -62,7 +64,7 @@ class IdleSign:
 
 
 @dataclass(frozen=True)
-class About:
+class About(Spelled):
     """What a method or a stage says about itself; none of it changes the loss.
 
     Attributes:

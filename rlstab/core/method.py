@@ -7,17 +7,17 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import FrozenInstanceError, dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeAlias, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar, dataclass_transform
 
 import torch
 
-from rlstab.core.batch import BASICS, SIGNALS
+from rlstab.core.batch import BASICS, SIGNALS, TokenBatch
 from rlstab.core.comm import Comm, LocalComm, Rounds, carried_out
 from rlstab.core.metadata import About, summary
-from rlstab.core.method_settings import check_settings, settings_of
+from rlstab.core.method_settings import Spelled, check_settings, settings_of
 from rlstab.core.stats import NOTHING, Settled, Stat, settling
 from rlstab.core.validate import DECLARED, SETS, check_class, check_mapping, check_same, checked_stat, checked_state
-from rlstab.errors import MethodError, UnknownName, did_you_mean
+from rlstab.errors import MethodError
 
 #: A plain dict of numbers, bools and tensors (and, in a composition, of such dicts), saved in the checkpoint.
 State: TypeAlias = Mapping[str, Any]
@@ -27,7 +27,7 @@ Batch = TypeVar("Batch")
 
 
 @dataclass_transform(frozen_default=True)
-class Method(ABC, Generic[Batch]):
+class Method(Spelled, ABC, Generic[Batch]):
     """A subclass is a frozen dataclass whose annotated fields are its settings. It runs without gradient.
 
     Attributes:
@@ -39,6 +39,8 @@ class Method(ABC, Generic[Batch]):
     about: ClassVar[About] = About()
     #: Names in `needs` that rlstab knows; others are user-defined signals.
     known_needs: ClassVar[Set[str]] = frozenset({*SIGNALS, *BASICS})
+    #: What every batch has; it is no signal.
+    always: ClassVar[Set[str]] = {field.name for field in fields(TokenBatch)} - {*SIGNALS, *BASICS}
     #: The abstract method that every subclass has to define.
     _acts_by: ClassVar[str] = ""
 
@@ -64,19 +66,6 @@ class Method(ABC, Generic[Batch]):
         acts = getattr(cls, cls._acts_by, None)
         if not combinator and acts is not None and not getattr(acts, "__isabstractmethod__", False):
             check_class(cls)
-
-    def __new__(cls, *settings: object, **named: object) -> Self:
-        """Refuse a misspelt setting.
-
-        Raises:
-            UnknownName: with the nearest setting.
-        """
-        names = [field.name for field in fields(cls)]  # type: ignore[arg-type]  # each subclass is one
-        for name in sorted(named.keys() - names):
-            raise UnknownName(
-                f"'{cls.name}' has no setting '{name}'. {did_you_mean(name, names) if names else 'It has none.'}"
-            )
-        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         check_settings(self, self.name)

@@ -12,13 +12,29 @@ import typing
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
-from rlstab.errors import MethodError, OutOfRange
+from rlstab.errors import MethodError, OutOfRange, UnknownName, did_you_mean
+
+
+class Spelled:
+    """A dataclass that authors of methods make by hand: a misspelt argument is refused with the nearest one.
+
+    Raises:
+        UnknownName: no field has such a name.
+    """
+
+    def __new__(cls, *values: object, **named: object) -> Self:
+        known = [field.name for field in dataclasses.fields(cls) if field.init]  # type: ignore[arg-type]  # each is one
+        name_of = getattr(cls, "name", None)
+        who, what = (cls.__name__, "field") if name_of is None else (f"'{name_of}'", "setting")
+        for name in sorted(named.keys() - known):
+            raise UnknownName(f"{who} has no {what} '{name}'. {did_you_mean(name, known) if known else 'It has none.'}")
+        return super().__new__(cls)
 
 
 @dataclass(frozen=True)
-class Range:
+class Range(Spelled):
     """Bounds of a number: ``Annotated[float, Range(gt=0, le=1)]``."""
 
     gt: float | None = None

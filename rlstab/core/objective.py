@@ -226,7 +226,7 @@ def check_methods(caller: str, items: Sequence[object]) -> None:
     for item in items:
         if isinstance(item, TokenObjective):
             for attribute in SETS:
-                check_declared(type(item).__qualname__, attribute, getattr(item, attribute), item.known_needs)
+                check_declared(type(item).__qualname__, attribute, getattr(item, attribute), item)
             continue
         description = kind_of(item)
         if isinstance(item, type) and issubclass(item, TokenObjective):

@@ -9,11 +9,12 @@ from typing import Any
 from torch import Tensor
 
 from rlstab.core.batch import TokenBatch, layout_of, widened
+from rlstab.core.method_settings import Spelled
 from rlstab.errors import MissingSignal, ShapeError
 
 
 @dataclass(frozen=True, eq=False)
-class PolicyOutputs:
+class PolicyOutputs(Spelled):
     """Outputs of the live policy that are differentiated, ``(n,)`` for the tokens of one batch.
 
     Attributes:

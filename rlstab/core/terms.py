@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+from rlstab.core.method_settings import Spelled
 from rlstab.core.policy_outputs import PolicyOutputs
 from rlstab.core.stats import Mean
 
@@ -17,7 +18,7 @@ TokenFunction: TypeAlias = Callable[[PolicyOutputs, PolicyOutputs], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class Penalty:
+class Penalty(Spelled):
     """``coefficient * fn(policy, anchor)`` on some tokens, aggregated over all tokens.
 
     Attributes:
@@ -41,7 +42,7 @@ class Penalty:
 
 
 @dataclass(frozen=True, eq=False)
-class Bounds:
+class Bounds(Spelled):
     """The trust region of the ratio: inside ``[1 - low, 1 + high]`` a token pulls, beyond it cannot pull further.
 
     Attributes:
@@ -84,7 +85,7 @@ Ratio: TypeAlias = Callable[[PolicyOutputs, Constants], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class Gate:
+class Gate(Spelled):
     """A factor on the gradient of a token: with gates ``g`` it is ``g * ratio * advantage`` times that of its log-prob.
 
     SAPO, MASPO, CPPO and DRPO each are such a factor, so they compose. Their gradients are those of the published
@@ -105,7 +106,7 @@ class Gate:
 
 
 @dataclass(frozen=True, eq=False)
-class Surrogate:
+class Surrogate(Spelled):
     """Replaces the ratio in the gradient: a token pulls with ``fn(ratio, constants) * advantage``.
 
     CISPO's capped ratio, VESPO's kernel of the whole sequence, and the surrogates of DPPO, CE-GPPO and ASPO each are
@@ -146,7 +147,7 @@ SLOTS = ("ratio", "bounds", "surrogate", "aggregate")
 
 
 @dataclass(frozen=True, eq=False)
-class Terms:
+class Terms(Spelled):
     """What one method asks for; None is the identity.
 
     Attributes:

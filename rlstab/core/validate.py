@@ -71,7 +71,7 @@ def check_class(cls: type) -> None:
     for attribute in SETS:
         value: object = getattr(cls, attribute, frozenset())  # a stage writes no terms
         if not isinstance(value, property):
-            check_declared(owner, attribute, value, cls.known_needs)  # type: ignore[attr-defined]  # of a Method
+            check_declared(owner, attribute, value, cls)
     excludes = getattr(cls, "excludes", {})
     reasons = isinstance(excludes, Mapping) and all(isinstance(text, str) for item in excludes.items() for text in item)
     if not reasons and not isinstance(excludes, property):
@@ -84,14 +84,14 @@ def check_class(cls: type) -> None:
     _require_known(f"{owner}: about addresses", about.addresses, SOURCES)
 
 
-def check_declared(owner: str, attribute: str, value: object, signals: Collection[str]) -> None:
+def check_declared(owner: str, attribute: str, value: object, cls: Any) -> None:
     """Refuse a declaration that is not a set of names, or that names something unknown.
 
     Args:
         owner: the class.
         attribute: one of :data:`SETS`.
         value: what is declared.
-        signals: what ``needs`` may name in addition to user-defined signals.
+        cls: of the method, which knows signals and what is none.
 
     Raises:
         MethodError: with the nearest known name.
@@ -106,7 +106,12 @@ def check_declared(owner: str, attribute: str, value: object, signals: Collectio
     if allowed:
         _require_known(f"{owner}: {attribute} names", value, allowed)
     for name in sorted(value) if attribute == "needs" else ():
-        if (suggestion := misspelt(name, signals)) is not None:
+        if name in cls.always:
+            raise MethodError(
+                f"{owner}: needs names '{name}', which is not a signal: every batch has it. Read batch.{name}, and "
+                f"leave it out of `needs`."
+            )
+        if (suggestion := misspelt(name, cls.known_needs)) is not None:
             raise MethodError(
                 f"{owner}: needs names '{name}'. Did you mean '{suggestion}'? Give your own signal a name less like it."
             )

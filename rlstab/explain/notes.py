@@ -7,6 +7,7 @@ from collections import Counter
 
 from rlstab.config import RunConfig
 from rlstab.config.drift import why_idle
+from rlstab.config.settings import OTHER_MODELS, TASK
 from rlstab.core.compose import Composition, walk
 from rlstab.core.method_settings import settings_of
 from rlstab.core.objective import TokenObjective, active_methods, unmet
@@ -21,7 +22,7 @@ _REGION = frozenset({"bounds", "gates", "surrogate", "ratio"})
 
 def notes(objective: Composition, run: RunConfig | None) -> list[str]:
     """For ``rlstab check``: methods that cannot act, and missing parts that they were published with."""
-    of_run = [*unsafe(objective, run), *idle_in_run(objective, run), *stages.lacking(run)] if run else []
+    of_run = [*unsafe(objective, run), *idle_in_run(objective, run), *crossed(run), *stages.lacking(run)] if run else []
     return of_run + repeated(objective) + _not_as_published(objective, run.pipeline if run else None)
 
 
@@ -29,7 +30,7 @@ def idle(objective: Composition, run: RunConfig | None) -> list[str]:
     """For ``rlstab explain``: methods that do nothing at their settings or in the run, and unsafe settings."""
     warnings = unsafe(objective, run) + stages.lacking(run) if run else []
     lines = [f"**Warning:** {text}" for text in warnings]
-    lines += idle_in_run(objective, run) if run else _with_several_steps(objective)
+    lines += [*idle_in_run(objective, run), *crossed(run)] if run else _with_several_steps(objective)
     lines += repeated(objective)
     for leaf in walk(objective):
         reached = [limit for limit in leaf.method.about.no_op_at if limit.settings and limit.reached(leaf.method)]
@@ -99,6 +100,33 @@ def idle_in_run(objective: Composition, run: RunConfig) -> list[str]:
         for setting in settings_of(type(stage))
         if (reason := stage.unread_settings().get(setting.name)) and getattr(stage, setting.name) != setting.default
     ]
+    return lines
+
+
+def crossed(run: RunConfig) -> list[str]:
+    """Options that another one leaves without effect, or makes read something else, each with the cure."""
+    shapers = " and ".join(stage.name for stage in run.pipeline.shapers)
+    expanders = " ".join(stage.name for stage in run.pipeline.expanders)
+    lines = [
+        f"model.{key}: no method reads {signal}, so it has no effect. Add one that does, or leave it out."
+        for signal, key in (*OTHER_MODELS.items(), ("teacher_logprobs", "teacher_prompt"))
+        if getattr(run.model, key) is not None and signal not in run.composition.needs
+    ]
+    lines += [
+        f"task.{key}: only the task's scorer reads it, and `reward` does not list `{TASK}`. Add that, or leave it out."
+        for key in ("scorer", "answer_pattern", "threshold")
+        if run.reward and all(part.function != TASK for part in run.reward)
+        if getattr(run.task, key, None) not in (None, "exact")
+    ]
+    if run.evaluation.sampler and run.rollout.precision is None and not run.rollout.weight_noise:
+        lines.append("evaluation.sampler: the policy itself samples. Set rollout.precision or rollout.weight_noise.")
+    if shapers and any(getattr(stage, "rewards", "") == "shaped" for stage in run.pipeline.expanders):
+        lines.append(
+            f"dynamic_sampling.rewards: after {shapers}, rewards differ in groups that are all right or all wrong, so "
+            f"that hardly any is dropped. Set `rewards: raw`."
+        )
+    if re.search("dynamic_sampling.*deep_grpo", expanders):
+        lines.append("deep_grpo: it branches where every answer failed, which dynamic_sampling drops. List it first.")
     return lines
 
 

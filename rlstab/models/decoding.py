@@ -179,45 +179,115 @@ def _invert(probabilities: Tensor, draw: Tensor) -> Tensor:
     return (block * width + token).squeeze(-1).clamp(max=vocab - 1).to(device)
 
 
-# -- whether the log-probs of decoding are those of a forward --------------------------------------------------------
+# -- whether log-probs depend on how they are computed ----------------------------------------------------------------
 
-#: Log-probs must agree to this share of the largest logit. A correct cache differs by rounding error; a wrong one by
-#: about the size of the logits.
+#: Log-probs of decoding must agree to this share of the largest logit. A correct cache differs by rounding error; a
+#: wrong one by about the size of the logits.
 AGREEMENT = 0.003
 
 _TAKE = "Use a model with attention over a cache that transformers' DynamicCache holds, such as Llama, Qwen or Gemma."
 
 
 @torch.no_grad()
-def require_decoding(policy: Policy, name: str, example: Example, settings: RolloutSettings) -> None:
+def require_decoding(
+    policy: Policy, name: str, examples: Sequence[Example], settings: RolloutSettings
+) -> tuple[Sequences, Sequences]:
     """Sample a few tokens before a run begins, and compare their log-probs with a forward over each response.
 
     The batch has prompts of two lengths, one of them shared by two responses, and a response that leaves early. A model
     that keeps state outside the cache, or reads padding, would sample from another policy than the one that learns.
 
+    Args:
+        policy: that samples and learns.
+        name: of the model.
+        examples: the shortest prompt and the longest.
+        settings: how responses are sampled.
+
+    Returns:
+        what :func:`require_batches` compares, which the policy has passed: a response to each of the two prompts, and
+        the same with the second one as long as the longest that the run may sample.
+
     Raises:
-        ModelError: the model cannot decode with a cache, or its log-probs differ.
+        ModelError: the model cannot decode with a cache, or its log-probs differ, or see :func:`require_batches`.
     """
     policy, length = replace(policy, precision="fp32"), min(4, settings.max_new_tokens)
     begun, prompt = [[], list(range(1, 1 + length // 2))], torch.tensor([0, 0, 1])
     short = settings.model_copy(update={"max_new_tokens": length, "stop": None})
     try:
-        ids, mask = policy.encode([example] * 2, short, begun)
+        ids, mask = policy.encode(examples, short, begun)
         decoder, prefixes = Decoder(policy, short, 0, ["logprobs"], {}, False), [begun[row] for row in prompt.tolist()]
         room = torch.tensor([length - len(tokens) for tokens in prefixes])
         out = decoder.batch(ids, mask, prompt, torch.arange(len(room)), room, prefixes)
         forward = policy.evidence(out.sequences, {"logprobs"}, 1, temperature=settings.temperature)
-        last = sent(out.sequences.prompt_ids[-1:], policy.device)
-        largest = float(policy.model(input_ids=last, use_cache=False).logits.abs().max())
     except DataError:
         raise
     except Exception as error:  # models raise errors of many types for unknown arguments
         raise ModelError(
             f"'{name}' cannot decode with a cache of keys and values: {first_line(error)}. {_TAKE}"
         ) from error
+    pair, longest = out.sequences.rows(torch.tensor([0, 2])), settings.max_new_tokens - length // 2
+    more = 0, max(0, longest - pair.response_ids.shape[1])
+    tokens, mask = pad(pair.response_ids, more, value=int(pair.prompt_ids[1, -1])), pad(pair.response_mask, more)
+    mask[1, :longest] = True
+    trial = pair, replace(pair, response_ids=tokens, response_mask=mask)
+    largest = require_batches(policy, name, trial, settings.temperature)
     gap = float((out.signals["logprobs"] - forward["logprobs"]).abs().max())
     if gap * settings.temperature > AGREEMENT * largest:  # NaN weights pass: the first step names them
         raise ModelError(
             f"'{name}' gives other log-probs when it decodes with a cache and padded prompts than in one forward, by "
             f"up to {gap:.3g} nats: it would sample from a policy other than the one that learns. {_TAKE}"
         )
+    return trial
+
+
+@torch.no_grad()
+def require_batches(policy: Policy, name: str, trial: tuple[Sequences, Sequences], temperature: float) -> float:
+    """Compare the log-probs of two responses alone with those in one batch, and beside the end of a longer response.
+
+    A model that reads the length of other rows, or of what follows, would learn from another policy than the one that
+    sampled, and batch sizes would change the result. This takes four forwards without gradient, one of them at the
+    full length, in float32: the rounding of bfloat16 is 65,536 times as large, and hides such differences.
+
+    The tolerance is of rounding alone: after n roundings to 24 bits on the way to a logit of size m, two computations
+    differ by less than ``4 sqrt(n) 2^-24 m``, five standard deviations. A layer has about 8 sums over its width and
+    one over the length. The bits are fewer where torch's precision of float32 products is below "highest".
+
+    Args:
+        policy: any, such as a reference.
+        name: of the model.
+        trial: see :func:`require_decoding`.
+        temperature: of the log-probs.
+
+    Returns:
+        the largest logit.
+
+    Raises:
+        ModelError: the log-probs differ; names the settings of the model that may be why.
+    """
+    policy, (pair, full) = replace(policy, precision="fp32"), trial
+    alone, together, beside = (
+        policy.evidence(sequences, {"logprobs"}, size, temperature=temperature)["logprobs"]
+        for sequences, size in ((pair, 1), (pair, 2), (full, 2))
+    )
+    last, config = sent(pair.prompt_ids[-1:, -8:], policy.device), policy.model.config.get_text_config()
+    largest = float(policy.model(input_ids=last, use_cache=False).logits.abs().max())
+    gaps = torch.stack([together, beside[:, : pair.response_ids.shape[1]]]) - alone
+    gap = float((gaps * pair.response_mask).abs().max())
+    length = sum(part.shape[1] for part in (full.prompt_ids, full.response_ids))
+    roundings = config.num_hidden_layers * (8 * config.hidden_size + length)
+    bits = {"highest": 24, "high": 11}.get(torch.get_float32_matmul_precision(), 8)
+    tolerance = 4 * roundings**0.5 * 2.0**-bits * largest / temperature
+    if gap > tolerance:
+        rope, fix = getattr(config, "rope_parameters", None) or {}, "Take another model."
+        if rope.get("rope_type") == "longrope":
+            most = rope["original_max_position_embeddings"]
+            fix = (
+                f"By its rope_type 'longrope' and original_max_position_embeddings {most}, the longest row decides for "
+                f"all: keep each prompt with rollout.max_new_tokens, now {length} together, within {most}."
+            )
+        raise ModelError(
+            f"'{name}' (model_type {config.model_type!r}) gives a response other log-probs beside a longer one than "
+            f"alone, by up to {gap:.3g} nats, where rounding explains {tolerance:.1g}: batch sizes would change the "
+            f"result. {fix}"
+        )
+    return largest

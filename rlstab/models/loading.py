@@ -179,7 +179,7 @@ def put_adapter(model: PreTrainedModel, name: str, settings: AdapterSettings) ->
     Raises:
         ModelError: the adapter does not fit the model, or is of a kind that cannot be trained.
     """
-    from peft import LoraConfig, PeftConfig, load_peft_weights
+    from peft import LoraConfig
 
     base = _checksum(model)
     config: Any
@@ -206,10 +206,8 @@ def put_adapter(model: PreTrainedModel, name: str, settings: AdapterSettings) ->
                 f"the adapter '{settings.path}' was trained on other weights than '{name}' has now (then "
                 f"'{before.get('name')}'). Give the model as it was, or start a new adapter."
             )
-        path = str(from_home(settings.path))
-        try:  # a folder, or on the hub; safetensors, or torch.load with weights_only
-            config = PeftConfig.from_pretrained(path)
-            weights = load_peft_weights(path, device="cpu")
+        try:  # a folder, or on the hub
+            config, weights = _read_adapter(str(from_home(settings.path)))
         except Exception as error:  # a loader may raise anything
             reason = hub.why_offline() or hub.first_line(error)
             raise ModelError(f"the adapter '{settings.path}' cannot be read: {reason}. {_FIX}") from error
@@ -275,6 +273,22 @@ def save_adapter(model: PreTrainedModel, folder: Path, base: str) -> None:
     model.peft_config[name].save_pretrained(str(folder))
     about = {"name": str(model.name_or_path), "checksum": base}
     (folder / _BASE).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+
+
+def adapter_content(model: PreTrainedModel, folder: str = "") -> dict[str, Any]:
+    """The configuration of an adapter and the bytes of its matrices by name: of that on a model, or in a folder."""
+    (name,) = model.active_adapters()
+    live: tuple[Any, Mapping[str, Tensor]] = model.peft_config[name], _matrices(model)
+    config, weights = _read_adapter(folder) if folder else live
+    matrices = {key.removeprefix(_WRAPPED): value.detach().cpu().numpy().tobytes() for key, value in weights.items()}
+    return {**config.to_dict(), **matrices}
+
+
+def _read_adapter(path: str) -> tuple[Any, Mapping[str, Tensor]]:
+    """The configuration and the matrices of an adapter, from safetensors, or by torch.load with weights_only."""
+    from peft import PeftConfig, load_peft_weights
+
+    return PeftConfig.from_pretrained(path), load_peft_weights(path, device="cpu")
 
 
 def _fill(model: PreTrainedModel, weights: Mapping[str, Tensor], path: str, name: str) -> None:

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,8 @@ from torch.nn.functional import pad
 from rlstab.config.settings import AdapterSettings, RolloutSettings
 from rlstab.core.devices import on_cpu, sent
 from rlstab.errors import ConfigError, DataError, ModelError
-from rlstab.models.loading import load_model, quiet_transformers, save_adapter, vocabulary_size
+from rlstab.hub import first_line
+from rlstab.models.loading import adapter_content, load_model, quiet_transformers, save_adapter, vocabulary_size
 from rlstab.models.shared_prompts import SharedPrompts, can_share, forward_shared, position_ids
 from rlstab.models.stop_texts import require_stop_texts
 from rlstab.signals import TokenSignals, token_signals_from_logits
@@ -128,13 +130,16 @@ class Policy:
             return torch.autocast(self.device.type, dtype=torch.bfloat16)
         return nullcontext()
 
-    def save(self, folder: Path) -> None:
-        """Write the weights, or only the adapter, as safetensors, and the tokenizer, for :func:`load_policy`."""
+    def save(self, folder: Path, *, weights: bool = True) -> None:
+        """Write the weights, or only the adapter, as safetensors, and the tokenizer, for :func:`load_policy`.
+
+        Without ``weights``, those of a whole model are left out.
+        """
         with quiet_transformers():
             if self.base:
                 save_adapter(self.model, folder, self.base)
             else:
-                self.model.save_pretrained(folder)
+                self.model.save_pretrained(folder, state_dict=None if weights else {})
             self.tokenizer.save_pretrained(folder)
 
     @contextmanager
@@ -431,7 +436,7 @@ def load_policy(
 
 def require_prompts(
     policy: Policy, task: Task, rollout: RolloutSettings, watch: Callable[[range, str], Iterable[int]]
-) -> list[str]:
+) -> tuple[list[str], list[Example]]:
     """Try the prompts of a task before a run begins; of an unlimited split, the first.
 
     Rows that do not fit are left out if the task allows it by ``too_long``.
@@ -443,7 +448,7 @@ def require_prompts(
         watch: iterates over a range under a title, and may show the progress.
 
     Returns:
-        notes for the user, such as on rows that were left out.
+        notes for the user, such as on rows that were left out; and the shortest and the longest prompt in tokens.
 
     Raises:
         ConfigError: prompts are lists of messages, and ``rollout.chat`` is false; or a stop text cannot be written.
@@ -459,13 +464,15 @@ def require_prompts(
     if rollout.chat:
         _require_template(policy.tokenizer, rollout.chat_template or {})
     notes = require_stop_texts(policy.tokenizer, vocabulary_size(policy.model.config), rollout.stop or ())
+    sizes = dict[int, Example]()
     skip = getattr(task, "too_long", "error") == "skip"
     for split, size in task.size.items():
         count = 1 if size is None else size if skip else min(size, TRIED)
         unfit: dict[int, DataError] = {}
         for index in watch(range(count), f"prompts in {split}"):
             try:
-                policy.tokens(task.example(split, index), rollout)
+                example = task.example(split, index)
+                sizes.setdefault(len(policy.tokens(example, rollout)), example)
             except DataError as error:
                 unfit[index] = error
         if not unfit:
@@ -473,11 +480,12 @@ def require_prompts(
         first = next(iter(unfit.values()))
         if not skip or len(unfit) == size:
             rest = f" {len(unfit) - 1} more of {count} do not fit." if len(unfit) > 1 else ""
-            cure = " Or leave such rows out by task.too_long: skip." if hasattr(task, "too_long") and not skip else ""
+            some_fit = hasattr(task, "too_long") and len(unfit) < count
+            cure = " Or leave such rows out by task.too_long: skip." if some_fit else ""
             raise DataError(f"{first}{rest}{cure}")
         task.leave_out(split, unfit)  # type: ignore[attr-defined]  # tasks with `too_long` have it
         notes.append(f"{len(unfit)} of {size} prompts in `{split}` are left out (task.too_long), the first as {first}")
-    return notes
+    return notes, [sizes[min(sizes)], sizes[max(sizes)]]
 
 
 def _require_template(tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, Any]) -> None:
@@ -492,6 +500,47 @@ def _require_template(tokenizer: PreTrainedTokenizerBase, variables: Mapping[str
         raise ModelError(
             f"rollout.chat_template: the template of '{tokenizer.name_or_path}' reads no variable '{name}'. Correct "
             f"the name, or leave it out."
+        )
+
+
+def require_saved(policy: Policy, name: str, examples: Sequence[Example], settings: RolloutSettings) -> None:
+    """Write what a checkpoint has beside whole weights once before a run begins, read it back, and compare.
+
+    Args:
+        policy: tokenizer, and configuration or adapter.
+        name: of the model.
+        examples: prompts that both tokenizers encode.
+        settings: how.
+
+    Raises:
+        ModelError: it cannot be written or read, or differs.
+    """
+    from transformers import AutoConfig, AutoTokenizer
+
+    def content(tokenizer: Any, folder: str = "") -> dict[str, Any]:
+        config = AutoConfig.from_pretrained(folder) if folder and not policy.base else policy.model.config
+        text = re.sub('"_name_or_path": .*', "", config.to_json_string(use_diff=False))  # which has no tuples
+        return {
+            "vocabulary": tokenizer.get_vocab(),
+            "special tokens": tokenizer.special_tokens_map,
+            "chat template": tokenizer.chat_template,
+            "tokens of a prompt": [replace(policy, tokenizer=tokenizer).tokens(each, settings) for each in examples],
+            "configuration": text,
+            "adapter": adapter_content(policy.model, folder) if policy.base else None,
+        }
+
+    try:
+        with TemporaryDirectory(prefix="rlstab-") as folder:
+            policy.save(Path(folder), weights=False)
+            after = content(AutoTokenizer.from_pretrained(folder), folder)
+        before = content(policy.tokenizer)
+        changed = [f"another {what} would be read" for what in before if before[what] != after[what]]
+    except Exception as error:  # of transformers and of tokenizers, of any kind
+        changed = [first_line(error)]
+    if changed:
+        raise ModelError(
+            f"a checkpoint of '{name}' could not be used: {changed[0]}. Correct that with the installed transformers, "
+            f"save the model and its tokenizer again, or take another model."
         )
 
 

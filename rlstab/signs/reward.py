@@ -237,7 +237,7 @@ def difficulty(curves: Curves, metric: Metric) -> Sign:
     if grown and growth.is_real:
         step = metric.begins(growth.before + EQUAL_GROWTH, rises=True)
         if not rises(reward, after=step):
-            text = f"{metric.end:.2f} of the groups have equal rewards, {growth.before:.2f} before, and the reward does not rise"
+            text = f"{metric.end:.2f} of the groups have equal rewards, {growth.before:.2f} before; the reward does not rise"
             return present(step, text)
     return absent(text)
 

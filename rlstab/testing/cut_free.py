@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 from unittest import mock
 
@@ -40,7 +41,7 @@ ARGUMENTS: Mapping[str, str] = {
 KINDS: Mapping[str, str] = {
     "again": "Under another random seed, a step gives the same gradient.",
     "micro-batches": "A step in micro-batches gives the gradient of the whole step.",
-    "padding": "Neither the amount of padding nor what it holds changes the gradient.",
+    "padding": "Neither the amount of padding nor what it holds changes the gradient, and padding has none itself.",
     "order": "The order of the responses does not change the gradient.",
     "packed": "All responses end to end in one row give the gradient of padded rows.",
     "ranks": "A step over ranks gives the gradient of the whole step.",
@@ -53,6 +54,7 @@ _FACTOR = {
     "": "divide by counts of the step, such as `tokens`, or pass accumulate='mean'",
 }
 _HELD = "the values in padding enter it, for example through a value that is read at the first position"
+_FORGOTTEN = "padding has a gradient by `{}` of its own, as in a mean without the mask: multiply every term by `mask`"
 _CHOICE = {
     "": "a mean, a threshold, a quantile or a selection is taken over the tokens of one micro-batch",
     "padding": "padding is part of a mean, a threshold or a selection",
@@ -62,6 +64,8 @@ _CHOICE = {
 #: Responses of a random step, tokens of the longest, and the distance of other log-probs from the old ones, nats.
 _ROWS, _LONGEST = 16, 24
 _SPREAD = {"logprobs": 0.3, "ref_logprobs": 0.5, "rollout_logprobs": 0.1}
+#: The arguments with a gradient.
+_LIVE = ("logprobs", "entropies")
 _ROW = torch.arange(_ROWS).unsqueeze(1).expand(_ROWS, _LONGEST)
 
 
@@ -78,12 +82,12 @@ class CutResult(Result):
 
 @dataclass(frozen=True)
 class _Cut:
-    """Rows of each micro-batch of each rank, columns of padding before and after, and what the padding holds."""
+    """Rows of each micro-batch of each rank, columns of padding before and after, and whether padding is filled."""
 
     ranks: Sequence[Sequence[Sequence[int]]]
     before: int = 0
     after: int = 0
-    fill: float = 0.0
+    filled: bool = False
     packed: bool = False
 
 
@@ -129,14 +133,17 @@ def check_cut_free(
     moved, causes = dict.fromkeys(KINDS, 0.0), dict.fromkeys(KINDS, "")
     for seed in range(steps):
         step = _draw(seed)
-        whole = _gradients(loss, names, step, _Cut([[range(_ROWS)]]), accumulate)
+        whole, _ = _gradients(loss, names, step, _Cut([[range(_ROWS)]]), accumulate)
         if not whole.isfinite().all() or not whole.any():
             raise OutOfRange("assert_cut_free: the gradient of a whole step is zero or not finite. Check the loss.")
         for kind, cut in _cuts(step["mask"].sum(1), seed, even, "sequence" in names):
-            given = _gradients(loss, names, step, cut, accumulate, seed=kind == "again")
-            by = float(((given - whole).norm() / whole.norm()).nan_to_num(torch.inf))
-            if by > tolerance:
-                moved[kind], causes[kind] = max(moved[kind], by), causes[kind] or _cause(given, whole, step, cut, kind)
+            given, padding = _gradients(loss, names, step, cut, accumulate, seed=kind == "again")
+            moves = [(given - whole).norm(), padding.norm() if cut.filled else torch.zeros(())]
+            by, by_padding = (float((move / whole.norm()).nan_to_num(torch.inf)) for move in moves)
+            if max(by, by_padding) > tolerance:
+                forgotten = _FORGOTTEN.format(_LIVE[int(padding.argmax())])
+                cause = _cause(given, whole, step, cut, kind) if by > tolerance else forgotten
+                moved[kind], causes[kind] = max(moved[kind], by, by_padding), causes[kind] or cause
     results = []
     for kind, says in KINDS.items():
         silent = kind == "packed" and "sequence" not in names
@@ -159,18 +166,27 @@ def _names(loss: Callable[..., Any]) -> list[str]:
     return [one.name for one in named if one.name in ARGUMENTS]
 
 
-def _draw(seed: int) -> dict[str, Tensor]:
+def _draw(seed: int, longest: int = _LONGEST) -> dict[str, Tensor]:
     """A step of ragged responses of both signs, with ratios on both sides of any clip range."""
     draw = torch.Generator().manual_seed(seed)
 
-    def normal(columns: int = _LONGEST) -> Tensor:
+    def normal(columns: int = longest) -> Tensor:
         return torch.randn(_ROWS, columns, generator=draw, dtype=torch.float64)
 
     old = -0.05 - 1.5 * normal().abs()
     step = {name: (old + scale * normal()).clamp(max=-1e-3) for name, scale in _SPREAD.items()}
-    step |= {"old_logprobs": old, "entropies": normal().abs(), "advantages": normal(1).expand(_ROWS, _LONGEST)}
+    step |= {"old_logprobs": old, "entropies": normal().abs(), "advantages": normal(1).expand(_ROWS, longest)}
     lengths = torch.randint(1, _LONGEST + 1, (_ROWS, 1), generator=draw)
     return {**step, "mask": (torch.arange(_LONGEST) < lengths).double(), "sequence": _ROW}
+
+
+@cache
+def _padding(filled: bool) -> dict[str, Tensor]:
+    """What padding holds, more columns than any cut has: numbers as a model gives them to each column, or zeros."""
+    drawn = _draw(-1, 2 * _LONGEST)
+    drawn["advantages"] = drawn["logprobs"] - drawn["old_logprobs"]  # of both signs, and not one number for a response
+    held = {name: values * filled for name, values in drawn.items()}
+    return {**held, "mask": torch.zeros(_ROWS, 2 * _LONGEST), "sequence": -torch.ones_like(_ROW).repeat(1, 2)}
 
 
 def _cuts(lengths: Tensor, seed: int, even: bool, packs: bool) -> Iterator[tuple[str, _Cut]]:
@@ -187,8 +203,8 @@ def _cuts(lengths: Tensor, seed: int, even: bool, packs: bool) -> Iterator[tuple
     for first, size in ((8, 4), (8, 8)) if even else ((4, 4), (8, 4), (8, 8)):
         yield "ranks", _Cut([dealt(by_length[:first], size), dealt(by_length[first:], size)])
     yield "again", _Cut([[range(_ROWS)]])
-    for before, after, fill in ((0, 7, 0.0), (5, 0, 0.0), (3, 4, -2.5)):
-        yield "padding", _Cut([[range(_ROWS)]], before, after, fill)
+    for before, after in ((0, 7), (5, 0), (3, 4)):
+        yield "padding", _Cut([[range(_ROWS)]], before, after, filled=True)
     yield "order", _Cut([[shuffled]])
     if packs:
         yield "packed", _Cut([[range(_ROWS)]], packed=True)
@@ -196,9 +212,13 @@ def _cuts(lengths: Tensor, seed: int, even: bool, packs: bool) -> Iterator[tuple
 
 def _gradients(
     loss: Callable[..., Any], names: list[str], step: Mapping[str, Tensor], cut: _Cut, accumulate: str, seed: int = 0
-) -> Tensor:
-    """``(N, 2)``, by the log-prob and by the entropy of each token of the step; random numbers start at a seed."""
-    live = {name: step[name].clone().requires_grad_() for name in ("logprobs", "entropies")}
+) -> tuple[Tensor, Tensor]:
+    """``(N, 2)``, by the log-prob and by the entropy of each token of the step, and ``(2,)``, the norms on padding.
+
+    Random numbers start at a seed.
+    """
+    filling = _padding(cut.filled)
+    live, padding = ({name: of[name].clone().requires_grad_() for name in _LIVE} for of in (step, filling))
     counted = step["mask"] > 0
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -210,21 +230,22 @@ def _gradients(
                 here = counted[rows]
                 longest = int(here.sum(1).max())
                 for name, values in {**step, **live}.items():
+                    held = {**filling, **padding}[name]
                     if name not in names:
                         continue
                     if cut.packed:
                         given[name] = values[rows][here].unsqueeze(0)
                     else:
-                        fill = {"mask": 0.0, "sequence": -1}.get(name, cut.fill)
-                        held = torch.where(here, values[rows], fill)[:, :longest]
-                        given[name] = pad(held, (cut.before, cut.after), value=fill)
+                        cells, seen = (pad(of[:, :longest], (cut.before, cut.after)) for of in (values[rows], here))
+                        given[name] = torch.where(seen, cells, held[rows, : cells.shape[1]])
                 value = loss(**{name: given[name] for name in names})
                 value = value[0] if isinstance(value, tuple) else value
                 if not (isinstance(value, Tensor) and value.requires_grad):
                     raise OutOfRange("assert_cut_free: the loss has no grad. Do not detach `logprobs`.")
                 (value / (len(parts) if accumulate == "mean" else 1) / len(cut.ranks)).backward()
-    grads = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in live.values()]
-    return torch.stack([grad[counted] for grad in grads], dim=-1)
+    leaves = [*live.values(), *padding.values()]
+    grads = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+    return torch.stack([grad[counted] for grad in grads[:2]], dim=-1), torch.stack([grad.norm() for grad in grads[2:]])
 
 
 def _cause(given: Tensor, whole: Tensor, step: Mapping[str, Tensor], cut: _Cut, kind: str) -> str:
@@ -295,7 +316,7 @@ def trl_loss(trainer: Any) -> Callable[..., Tensor]:
             "old_per_token_logps": given["old_logprobs"],
             "ref_per_token_logps": given["ref_logprobs"],
             "sampling_per_token_logps": given["rollout_logprobs"],
-            "importance_sampling_ratio": (given["old_logprobs"] - given["rollout_logprobs"]).exp(),
+            "importance_sampling_ratio": (mask * (given["old_logprobs"] - given["rollout_logprobs"])).exp(),
             "num_items_in_batch": torch.tensor(given["tokens"]),
         }
         instead = (

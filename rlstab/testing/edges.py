@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from rlstab.core.batch import BASICS, MARKS, SIGNALS
+from rlstab.core.batch import MARKS
 from rlstab.core.method import Method
 from rlstab.core.method_settings import settings_of
 from rlstab.core.objective import TokenObjective
@@ -116,7 +116,7 @@ def edges_of(method: TokenObjective) -> Iterator[Edge]:
     """The quantities that a method may compare, with all numbers that it may compare them with."""
     needs = method.needs
     read = {"live", "old_logprobs", "logprobs", *needs}
-    extra = needs - SIGNALS.keys() - BASICS
+    extra = needs - method.known_needs - method.always
     plain = [name for name in ("entropies", *sorted(extra)) if name in needs]
     plain += [f"live {name}" for name in sorted(method.live_needs)]
     for number in dict.fromkeys([*numbers_of(method), *ROUND]):

@@ -40,7 +40,7 @@ from rlstab.testing.compare import (
 from rlstab.testing.edges import edges_of, rich_step, with_small, words_of
 from rlstab.testing.fresh_process import PickledMethod, Unreachable, methods_of, own_signals
 from rlstab.testing.relabel import relabellings, same_draws
-from rlstab.testing.run import RunOutcome, StepOutcome, joined, run_chain, run_ranks, run_whole
+from rlstab.testing.run import Parts, RunOutcome, StepOutcome, joined, run_chain, run_ranks, run_whole
 from rlstab.testing.steps import Step, large_step, make_step
 from rlstab.testing.tolerances import REORDERED, SINGLE
 from rlstab.testing.watch import ReadOnly, Shared, Wide
@@ -53,6 +53,8 @@ LawCheck: TypeAlias = Callable[[Any, Any], None]
 
 #: Numbers of optimizer steps or rollouts in a long run, and after it with only the state advancing.
 LONG, LONGER = 30, 100
+#: How the sequences or groups of a long run are cut into parts and ranks, in turn.
+CUTS: Sequence[Sequence[Parts]] = ([[[0], [2]], [[1]]], [[[1, 2], [0]]], [[], [[2], [0, 1]]], [[[1]], [[0, 2]], []])
 
 
 class NotApplicable(Exception):
@@ -213,21 +215,24 @@ def _depends(method: Method[Any], given: Any, state: State, name: str) -> bool:
 def check_long_run(method: Method[Any], chain: Sequence[Any]) -> None:
     """Require that each step or rollout is the same whole and in parts, with a new state of the same kind and size.
 
+    The cut changes from one to the next, and each of the two runs follows its own state.
+
     Raises:
         BrokenLaw: it does not.
         NotApplicable: the method has no state.
     """
     if not method.init_state():
         raise NotApplicable("it has no state")
-    state = initial = method.init_state()
+    state = state_of_parts = initial = method.init_state()
     sizes = []
     for number, given in enumerate(chain, start=1):
-        with untouched_state(state):
+        ranks = CUTS[number % len(CUTS)]
+        with untouched_state(state), untouched_state(state_of_parts):
             whole = run_whole(method, given, state)
-            parts = joined(run_ranks(method, given.laid_out(number), [[[0], [2]], [[1]]], state))
-        whole.require_same(f"number {number} of a long run, whole and in parts over 2 ranks", parts, REORDERED)
+            parts = joined(run_ranks(method, given.laid_out(number), ranks, state_of_parts))
+        whole.require_same(f"number {number} of a long run, whole and over {len(ranks)} ranks", parts, REORDERED)
         check_state(whole.state, initial)
-        state = whole.state
+        state, state_of_parts = whole.state, parts.state
         sizes.append(size_of(state))
     for number in range(LONGER):
         state = measure_all(method, [chain[number % len(chain)].batch()], state, LocalComm())[1]
@@ -410,7 +415,7 @@ def ids(method: TokenObjective, trial: Trial) -> None:
 
 @law(LAWS, once=True)
 def later_steps(method: TokenObjective, trial: Trial) -> None:
-    """Thirty optimizer steps with state: each the same in parts; the state stays of its kind, finite and bounded."""
+    """Thirty optimizer steps with state: the same in parts under changing cuts; the state stays finite and bounded."""
     extra = own_signals(method)
     check_long_run(method, [make_step("mixed", (2, 1, 3), 1, 900 + number, extra) for number in range(LONG)])
 

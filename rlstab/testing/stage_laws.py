@@ -53,7 +53,7 @@ def pure(stage: Stage, trial: Trial) -> None:
 
 @law(STAGE_LAWS, once=True)
 def later_rollouts(stage: Stage, trial: Trial) -> None:
-    """Thirty rollouts with state: each the same in parts; the state stays of its kind, finite, bounded, untouched."""
+    """Thirty rollouts with state: the same in parts under changing cuts; the state stays finite and bounded."""
     check_long_run(stage, [_rollout(stage, "mixed", (2, 3, 1), number, trial) for number in range(LONG)])
 
 

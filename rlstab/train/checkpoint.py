@@ -72,11 +72,12 @@ def save(folder: Path, progress: Progress, engine: Engine, about: Mapping[str, A
             if main:
                 plain, tensors = dump_state(saved)
                 save_file(tensors, writing / _TENSORS)
-                sums = {path.name: _sum_of(path) for path in writing.iterdir()}
+                paths = sorted(writing.rglob("*"))  # a tokenizer may write folders
+                sums = {path.relative_to(writing).as_posix(): _sum_of(path) for path in paths if path.is_file()}
                 record = {"rollout": progress.rollouts, "run": dict(about), "files": sums, **plain}
                 text = json.dumps({**record, "sha256": _sum(record)}, indent=1)
                 (writing / INDEX).write_text(text, encoding="utf-8")
-                for path in (*writing.iterdir(), writing):
+                for path in (*paths, writing / INDEX, writing):
                     _flush(path)
                 remove(final)
                 writing.rename(final)
@@ -160,11 +161,13 @@ def owner(path: Path) -> str | None:
 def remove(path: Path) -> None:
     """Remove the files of a checkpoint, the index last; a folder that holds other files stays, with these files."""
     files = read_json(path / INDEX).get("files", {})
-    for name in (*files, INDEX) if isinstance(files, dict) else ():
-        if Path(name).name == name:
-            (path / name).unlink(missing_ok=True)
-    if path.is_dir() and not path.is_symlink() and not any(path.iterdir()):
-        path.rmdir()
+    names = [*files, INDEX] if isinstance(files, dict) else []
+    inside = [name for name in names if (path / name).parent.resolve().is_relative_to(path.resolve())]
+    for name in inside:
+        (path / name).unlink(missing_ok=True)
+    for folder in sorted({path, *(path / parent for name in inside for parent in Path(name).parents)}, reverse=True):
+        if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
+            folder.rmdir()
 
 
 @contextmanager

@@ -47,7 +47,7 @@ from rlstab.explain.stages import lacking
 from rlstab.extras import require_trackers
 from rlstab.logs.watch import Watch, told
 from rlstab.models.decoding import require_decoding
-from rlstab.models.policy import load_policy, require_prompts, require_trainable
+from rlstab.models.policy import load_policy, require_prompts, require_saved, require_trainable
 from rlstab.models.sampler_weights import Sampler
 from rlstab.record.files import dumped
 from rlstab.record.writer import Recorder
@@ -207,11 +207,12 @@ class Trainer:
         self.policy = self.engine.policy
         with self.engine.gathered_policy() as policy:
             watch = partial(track, console=console, transient=True, disable=not (self.main and console.is_terminal))
-            for text in require_prompts(policy, self.task, run.rollout, watch):
-                if self.main:
-                    tell(console, "note", text)
-            require_decoding(policy, run.model.name, self.task.example("train", 0), run.rollout)
-        other_models, self.first_lines = load_other_models(run, self.engine, signals, device)
+            notes, extremes = require_prompts(policy, self.task, run.rollout, watch)
+            for text in notes if self.main else ():
+                tell(console, "note", text)
+            trial = require_decoding(policy, run.model.name, extremes, run.rollout)
+            on_main_process(accelerator, partial(require_saved, policy, run.model.name, extremes, run.rollout))
+        other_models, self.first_lines = load_other_models(run, self.engine, signals, device, trial)
 
         self.sampler = Sampler(run.rollout.precision, run.rollout.weight_noise, run.seed)
         policy_now = partial(self.sampler.refreshed, self.policy)

@@ -16,13 +16,14 @@ from torch import Tensor
 from rlstab.config.runs import RunConfig
 from rlstab.config.settings import OTHER_MODELS
 from rlstab.explain.costs import reference
-from rlstab.models.policy import Policy, load_policy, require_same_tokens
+from rlstab.models.decoding import require_batches
+from rlstab.models.policy import Policy, Sequences, load_policy, require_same_tokens
 from rlstab.train.engine import Engine
 from rlstab.train.rollout import Rollout
 
 
 def load_other_models(
-    run: RunConfig, engine: Engine, signals: Collection[str], device: torch.device
+    run: RunConfig, engine: Engine, signals: Collection[str], device: torch.device, trial: tuple[Sequences, Sequences]
 ) -> tuple[dict[str, Callable[[Rollout], Tensor]], list[str]]:
     """Load the reference and the teacher, as far as the objective reads them; every process calls it.
 
@@ -31,6 +32,7 @@ def load_other_models(
         engine: holds the policy.
         signals: names of the signals that user-defined functions make, for which no model is loaded.
         device: where other weights are loaded.
+        trial: batches by which :func:`rlstab.models.decoding.require_batches` tries a model that is named.
 
     Returns:
         functions that compute the log-probs of each, by the name of the signal; and a line on each for the user.
@@ -49,6 +51,8 @@ def load_other_models(
             policy = load_policy(name or run.model.name, device=device, precision=run.optimisation.precision)
             if role == "teacher":
                 require_same_tokens(engine.policy, policy, name or run.model.name)
+            if name is not None:
+                require_batches(policy, name, trial, run.rollout.temperature)
             gathered = engine.frozen(policy)
         hint = run.model.teacher_prompt if role == "teacher" else None
         logprobs[signal] = partial(_logprobs, gathered, run, hint)

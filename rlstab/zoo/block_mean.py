@@ -24,7 +24,8 @@ class BlockMean(TokenObjective):
         With S the number of responses that have a kept token, and n_ik the kept tokens of block k of response i:
 
             policy term: c_t = 1 / (S n_ik) for the tokens of block k,  0 for tokens without a block
-            penalties:   the same with all tokens counted, the tokens of a response without a block being one more block
+            penalties:   the same with all tokens counted;
+                         the tokens without a block, in each response, are one more block
 
         The block of a token is ``block_ids``, any whole number of at least 0; below 0 it has none.
 

@@ -49,6 +49,7 @@ from rlstab import (
     within,
 )
 from rlstab.core.batch import layout_of
+from rlstab.core.metadata import About
 from rlstab.core.method import measure_all
 from rlstab.core.objective import require_signals
 from rlstab.core.terms import WRITABLE
@@ -376,6 +377,13 @@ MISTAKES: dict[type, dict] = {
     UnknownName: {
         "a signal misspelt": padded(entropy=torch.ones(2, 3)),
         "a setting misspelt": lambda: S2TMask(max_probs=0.1),
+        "a field of Terms misspelt": planned(lambda b: Terms(weights=like(b, 1))),
+        "a field of Bounds misspelt": planned(lambda b: Terms(bounds=Bounds(0.2, hgih=0.28))),
+        "a field of Penalty misspelt": planned(lambda b: Terms(penalties={"": Penalty(coefficent=0.1, fn=same)})),
+        "a field of Gate misspelt": planned(lambda b: Terms(gates={"": Gate(same, were=b.rewarded)})),
+        "a field of PolicyOutputs misspelt": lambda: PolicyOutputs(logprob=torch.zeros(5)),
+        "a field of About misspelt": lambda: a_class(about=About(address={"token"})),
+        "a bound of Range misspelt": lambda: Range(ge=0, let=1),
         "compose with a misspelt setting": lambda: compose(S2TMask(), quantle=0.5),
         "a method misspelt": lambda: METHODS.get("s2tt"),
     },

@@ -87,6 +87,22 @@ def test_a_misspelt_signal_is_an_error_with_the_near_name(name: str, meant: str)
         type("typo", (RewardShaper,), {"name": "typo", "needs": {"raw_reward"}, "shape": lambda self, r, *_: r.rewards})
 
 
+@pytest.mark.parametrize("name", ["group_ids", "sequence_ids", "sequence", "position", "advantages", "extra"])
+def test_what_every_batch_has_is_no_signal(name: str) -> None:
+    body = {"name": "typo", "terms": lambda self, *_: rlstab.Terms()}
+    told = f"needs names '{name}', which is not a signal: every batch has it. Read batch.{name}"
+    with pytest.raises(MethodError, match=told):
+        type("typo", (TokenObjective,), {**body, "needs": {name}})
+    method = type("typo", (TokenObjective,), {**body, "needs": property(lambda self: {name})})()
+    assert "no signal" in str(check_objective(method, examples=1, laws=["runs"]))
+
+
+@pytest.mark.parametrize("name", ["group_ids", "sequence_ids", "lengths", "ended", "prompt_ids", "given"])
+def test_what_every_batch_of_responses_has_is_no_signal(name: str) -> None:
+    with pytest.raises(MethodError, match=f"needs names '{name}', which is not a signal"):
+        type("typo", (RewardShaper,), {"name": "typo", "needs": {name}, "shape": lambda self, r, *_: r.rewards})
+
+
 @pytest.mark.parametrize("name", ["my_signal", "teacher_logprobs", "top_logprobs", "logits", "critic_values"])
 def test_a_signal_of_a_name_of_its_own_is_none(name: str) -> None:
     type("own", (TokenObjective,), {"name": "own", "needs": {name}, "terms": lambda self, *_: rlstab.Terms()})

@@ -198,6 +198,17 @@ rows("later steps", init_state=lambda self: {"n": 0}, advance=counting)(
 rows("later steps", init_state=lambda self: {"n": 0}, advance=counts_in_place_later)(
     in_place_from_step_four=lambda b, s, t: 1 / (1 + t["n"])
 )
+# Right for one sequence and for three, and so under any one cut of three into single sequences.
+rows("later steps", needs=(), init_state=lambda self: {"n": 0}, advance=counting)(
+    pairs_after_four_steps=lambda b, s, t: 0.5 if t["n"] >= 4 and b.num_sequences == 2 else 1.0
+)
+# Each step is right to the last bit of the state before it, which it multiplies.
+rows(
+    "later steps",
+    measure=entropies_of,
+    init_state=lambda self: {"seen": 0.3},
+    advance=lambda self, state, stat: {"seen": 16 * (state["seen"] + mean_of(stat)) % 1.0},
+)(multiplies_the_last_bit=nothing)
 # Its state holds what no checkpoint can hold, once it has seen some steps.
 rows(
     "later steps",

@@ -101,6 +101,35 @@ BROKEN: dict[str, tuple[Callable[..., Any], set[str], str, str]] = {
 }
 
 
+#: A term without the mask beside a right policy gradient, and the argument through which padding has a gradient.
+FORGOTTEN: dict[str, tuple[Callable[..., Any], str]] = {
+    "entropy": (lambda **g: -g["entropies"], "entropies"),
+    "k1": (lambda **g: g["logprobs"] - g["ref_logprobs"], "logprobs"),
+    "k2": (lambda **g: (g["ref_logprobs"] - g["logprobs"]) ** 2 / 2, "logprobs"),
+    "k3": (lambda **g: (d := g["ref_logprobs"] - g["logprobs"]).exp() - d - 1, "logprobs"),
+    "k2 of the step": (lambda **g: (g["old_logprobs"] - g["logprobs"]) ** 2 / 2, "logprobs"),
+    "clipped ratio": (lambda **g: -(g["logprobs"] - g["old_logprobs"]).exp().clamp(0.5, 1.5), "logprobs"),
+    "policy gradient": (lambda **g: -g["advantages"] * (g["logprobs"] - g["old_logprobs"]).exp(), "logprobs"),
+    "weighted entropy": (lambda **g: g["advantages"].abs() * g["entropies"], "entropies"),
+}
+
+
+@pytest.mark.parametrize("term", FORGOTTEN)
+def test_a_forgotten_mask_is_a_gradient_on_padding(term: str) -> None:
+    loss, argument = FORGOTTEN[term]
+
+    def forgotten(**given: Any) -> Any:
+        return (pull(given) + 0.1 * loss(**given).sum() * given["ranks"]) / given["tokens"]
+
+    def masked(**given: Any) -> Any:
+        return (pull(given) + 0.1 * (loss(**given) * given["mask"]).sum() * given["ranks"]) / given["tokens"]
+
+    report = check_cut_free(forgotten, steps=1)
+    assert report.failed == {"padding"}, report
+    assert f"padding has a gradient by `{argument}` of its own" in report["padding"].detail
+    assert check_cut_free(masked, steps=1).ok
+
+
 @pytest.mark.parametrize("mistake", BROKEN)
 def test_what_broke_is_named(mistake: str) -> None:
     loss, broken, kind, cause = BROKEN[mistake]

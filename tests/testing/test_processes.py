@@ -13,6 +13,7 @@ from rlstab.testing.tolerances import REORDERED
 from tests.core.methods import CappedGate, CentredGate, PassRate
 from tests.examples import EXAMPLES, random_compositions
 from tests.processes import Processes
+from tests.zoo.test_states import METHODS, follow
 
 COMPOSED = compose(ClipHigher(), S2TMask(), STARE(target_entropy=0.8))
 # groups are gathered, covariances take a second round, and a gate reads whole sequences
@@ -44,9 +45,11 @@ def same_over(processes: Processes, objective: TokenObjective) -> None:
 
 def test_two_processes_are_one_and_find_what_threads_cannot() -> None:
     with Processes(2) as two:
+        assert two.counted == 2
         for objective in (COMPOSED, ROUNDS):
             same_over(two, objective)
-        assert two.counted == 2
+        for methods in {tuple(methods): methods for methods in METHODS}.values():  # with a state, as oracles follow it
+            follow(methods, two)
         with pytest.raises(BrokenLaw):
             same_over(two, SeededByProcess())
         empty = make_step("mixed", [0, 0], 1, 0)

@@ -76,12 +76,12 @@ def test_a_stop_text_that_the_tokenizer_cannot_write_is_refused(tmp_path: Path) 
     ]:
         settings = RolloutSettings.model_validate({"stop": stops})
         if refused is None:
-            assert require_prompts(policy, Countdown(), settings, watch) == []
+            assert require_prompts(policy, Countdown(), settings, watch)[0] == []
         else:
             with pytest.raises(ConfigError, match=r"rollout\.stop") as caught:
                 require_prompts(policy, Countdown(), settings, watch)
             assert refused in str(caught.value)
-    (told,) = require_prompts(plain, Countdown(), RolloutSettings.model_validate({"stop": "<|eot_id|>"}), watch)
+    ((told,), _) = require_prompts(plain, Countdown(), RolloutSettings.model_validate({"stop": "<|eot_id|>"}), watch)
     assert "<|eot_id|>" in told
 
 
@@ -111,14 +111,16 @@ def test_every_row_that_does_not_fit_is_named_before_a_run_or_left_out(tmp_path:
         with pytest.raises(DataError, match=rf"rows\.jsonl, line {index + 1}: .*{reason}.*task\.too_long: skip"):
             require_prompts(policy, rows(file, *prompts), settings, watch)
         task = rows(file, *prompts, too_long="skip")
-        (told,) = require_prompts(policy, task, settings, watch)
+        ((told,), _) = require_prompts(policy, task, settings, watch)
         assert f"line {index + 1}" in told
         assert sorted(task.size.values()) == ([1, 5] if index == 6 else [2, 4])
         left = [task.example(split, i).prompt for split, size in task.size.items() for i in range(size or 0)]
         assert left == [fits] * 6
-    assert require_prompts(policy, rows(file, *[fits] * 7), settings, watch) == []
-    with pytest.raises(DataError, match="2 more of 3"):
-        require_prompts(policy, rows(file, *[long] * 3, "a", "a"), settings, watch)
+    assert require_prompts(policy, rows(file, *[fits] * 7), settings, watch)[0] == []
+    for many, total in ((2, 3), (3, 3)):  # which leaves one row, or none
+        with pytest.raises(DataError, match=f"{many - 1} more of {total}") as caught:
+            require_prompts(policy, rows(file, *[long] * many, *["a"] * (5 - many)), settings, watch)
+        assert ("task.too_long: skip" in str(caught.value)) == (many < total)
     for prompts in ([long] * 2 + ["a"] * 2, ["a"] * 2 + [""] * 2):  # nothing would be left of a split
         with pytest.raises(DataError, match=r"line"):
             require_prompts(policy, rows(file, *prompts, too_long="skip"), settings, watch)
