@@ -50,7 +50,6 @@ PENDING = (
     "record",
     "report",
     "safe_read.py",
-    "signs.py",
     "testing/compare.py",
     "testing/cut_free.py",
     "testing/laws.py",

@@ -7,8 +7,8 @@
 
 Both packages ship generators of logs, healthy and broken on purpose, each with the kind that it stands for. What they
 log is read under TRL's names; nothing else of a run reaches the signs. A generator breaks one metric and leaves the
-reward, so most of its runs have an observation and no cause: either counts. Thresholds were chosen on seeds 0 to 4. A kind
-whose metrics no trainer logs, or that is not about learning, is left out. With ``--ours`` what
+reward, so most of its runs have an observation and no cause: either counts. Thresholds were chosen on seeds 0 to 4. A
+kind whose metrics no trainer logs, or that is not about learning, is left out. With ``--ours`` what
 ``python -m benchmarks diagnose --out`` or ``--data`` left is judged by all four. ``--page`` puts what sums the tables
 up into docs/how-to/diagnose.md.
 """

@@ -25,11 +25,13 @@ class Spelled:
     """
 
     def __new__(cls, *values: object, **named: object) -> Self:
-        known = [field.name for field in dataclasses.fields(cls) if field.init]  # type: ignore[arg-type]  # each is one
+        names = [field.name for field in dataclasses.fields(cls) if field.init]  # type: ignore[arg-type]  # each is one
         name_of = getattr(cls, "name", None)
-        who, what = (cls.__name__, "field") if name_of is None else (f"'{name_of}'", "setting")
-        for name in sorted(named.keys() - known):
-            raise UnknownName(f"{who} has no {what} '{name}'. {did_you_mean(name, known) if known else 'It has none.'}")
+        owner, kind = (cls.__name__, "field") if name_of is None else (f"'{name_of}'", "setting")
+        for name in sorted(named.keys() - names):
+            raise UnknownName(
+                f"{owner} has no {kind} '{name}'. {did_you_mean(name, names) if names else 'It has none.'}"
+            )
         return super().__new__(cls)
 
 

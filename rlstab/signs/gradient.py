@@ -65,11 +65,11 @@ def gradient_spikes(curves: Curves, metric: Metric) -> Sign:
     medians = running_medians(norms.values)
     # so far: in a run that dies, later norms are near 0, and the ordinary ones before would look like spikes
     deviations = 1.4826 * running_medians(np.abs(np.log(norms.values / medians)))
-    beyond = np.log(norms.values / medians) > np.maximum(np.log(SPIKE), DEVIATIONS * deviations)
-    beyond[: SHORTEST - 1] = False
+    spikes = np.log(norms.values / medians) > np.maximum(np.log(SPIKE), DEVIATIONS * deviations)
+    spikes[: SHORTEST - 1] = False
     largest_multiple = (norms.values / medians).max()
     text = f"the largest norm is {largest_multiple:.3g} x the median of the earlier steps with a gradient"
-    return present(int(norms.steps[beyond.argmax()]), text) if beyond.sum() >= SPIKES else absent(text)
+    return present(int(norms.steps[spikes.argmax()]), text) if spikes.sum() >= SPIKES else absent(text)
 
 
 def _largest(curves: Curves, metric: Metric) -> Metric:
@@ -92,25 +92,27 @@ def no_gradient(curves: Curves, metric: Metric) -> Sign:
     """A log that rounds may have zeros all along: then the reward must not rise."""
     reward = curves["reward/mean"]
     names = ("gradient/norm", "advantage/std", "lr")
-    seen = [metric for name in names if len((metric := curves[name]).steps) >= SHORTEST]
-    for metric in seen:
+    logged = [metric for name in names if len((metric := curves[name]).steps) >= SHORTEST]
+    for metric in logged:
         if not metric.values.any():
             if len(reward.steps) >= SHORTEST and reward.end < SOLVED and not rises(reward):
                 return present(int(metric.steps[0]), f"{metric.name} is 0 throughout", harm=True)
             continue
-        some = metric.where(metric.values > 0)
-        ends = metric.where(metric.steps > some.steps[-1])
+        positive = metric.where(metric.values > 0)
+        ends = metric.where(metric.steps > positive.steps[-1])
         vanished = shift((metric.values > 0).astype(np.float64), rises=False)
         if len(ends.steps) >= SHORTEST and vanished.after == 0 and vanished.is_real:
             return present(int(ends.steps[0]), f"{metric.name} is 0 from there on")
-        if metric.name == "lr" or len(some.steps) < SHORTEST:
+        if metric.name == "lr" or len(positive.steps) < SHORTEST:
             continue
-        fall = shift(np.log(some.values), rises=False)
+        fall = shift(np.log(positive.values), rises=False)
         level = NO_GRADIENT * np.exp(fall.before)
-        if some.end < level and fall.is_real and not (len(reward.steps) and reward.end >= SOLVED):
-            text = f"{metric.name} is {some.end:.3g} at the end, {np.exp(fall.before):.3g} before, where there is any"
-            return present(some.begins(level, rises=False), text)
-    return absent(", ".join(f"{metric.name} is {metric.end:.3g}" for metric in seen))
+        if positive.end < level and fall.is_real and not (len(reward.steps) and reward.end >= SOLVED):
+            text = (
+                f"{metric.name} is {positive.end:.3g} at the end, {np.exp(fall.before):.3g} before, where there is any"
+            )
+            return present(positive.begins(level, rises=False), text)
+    return absent(", ".join(f"{metric.name} is {metric.end:.3g}" for metric in logged))
 
 
 @detector(

@@ -126,10 +126,10 @@ def held_out(curves: Curves, metric: Metric) -> Sign:
     means = np.convolve(metric.values, np.ones(FEW) / FEW, "valid")
     best = int(means.argmax())
     deviation = np.sqrt(np.mean(np.diff(metric.values, n=2) ** 2) / 6 * 2 / FEW)
-    lost = max((1 - HELD_OUT_KEPT) * abs(means[best]), NOISE * deviation)
+    limit = max((1 - HELD_OUT_KEPT) * abs(means[best]), NOISE * deviation)
     earned = float(reward.at(metric.steps[best : best + FEW]).mean())
-    if means[best] - means[-1] > lost and reward.end >= earned - (1 - HELD_OUT_KEPT) * abs(earned):
-        step = int(metric.steps[best + FEW - 1 + int((means[best:] < means[best] - lost).argmax())])
+    if means[best] - means[-1] > limit and reward.end >= earned - (1 - HELD_OUT_KEPT) * abs(earned):
+        step = int(metric.steps[best + FEW - 1 + int((means[best:] < means[best] - limit).argmax())])
         return present(step, f"{means[-1]:.3g} after {means[best]:.3g}, training reward {reward.end:.3g}", harm=True)
     gain, gained = metric.end - metric.start, reward.end - reward.start
     if gained < TRAINED or not rises(reward) or abs(metric.start - reward.start) > LEVEL:
@@ -157,9 +157,9 @@ def components(curves: Curves, metric: Metric) -> Sign:
     tasks = [part for part in parts if not FORMS.search(part.name)]
     for task in tasks:
         for other in forms or tasks:
-            if other is not task and (found := _part(task, other, other in forms)):
+            if other is not task and (parting := _part(task, other, other in forms)):
                 text = f"{task.name} is {task.end:.3g} at the end, {other.name} {other.end:.3g}"
-                return present(found[0], text, harm=found[1])
+                return present(parting[0], text, harm=parting[1])
     taught = any(task.smooth.min() < -UNTAUGHT or task.end > UNTAUGHT for task in tasks)
     for form in () if taught or not tasks else forms:
         if form.where(form.steps > form.steps[-1] // 2).values.mean() > SOLVED:
@@ -175,10 +175,10 @@ def _part(task: Metric, other: Metric, form: bool) -> tuple[int, bool] | None:
     if fall.before > 0 and task.end < level and fall.is_real:
         step = task.begins(level, rises=False)
         earned = other.where(other.steps < step).values
-        held = form and len(earned) and other.end >= HELD * earned.mean()
-        if held and task.end < PART_KEPT * fall.before:
+        holds = form and len(earned) and other.end >= HELD * earned.mean()
+        if holds and task.end < PART_KEPT * fall.before:
             return step, True
-        if held or rises(other, after=step):
+        if holds or rises(other, after=step):
             return step, False
     if not form or task.end >= SOLVED:
         return None
@@ -237,7 +237,7 @@ def difficulty(curves: Curves, metric: Metric) -> Sign:
     if grown and growth.is_real:
         step = metric.begins(growth.before + EQUAL_GROWTH, rises=True)
         if not rises(reward, after=step):
-            text = f"{metric.end:.2f} of the groups have equal rewards, {growth.before:.2f} before; the reward does not rise"
+            text = f"{metric.end:.2f} of the groups have equal rewards, {growth.before:.2f} before; the reward is level"
             return present(step, text)
     return absent(text)
 
@@ -287,17 +287,17 @@ def reward_in_words(curves: Curves) -> str:
 
 def _slope(metric: Metric, after: float = 0, until: float = np.inf) -> tuple[float, float]:
     """The rise per step within some steps, and its standard error, which is infinite if there are too few."""
-    inside = metric.where((metric.steps > after) & (metric.steps <= until))
-    if len(inside.steps) < FEWEST:
+    part = metric.where((metric.steps > after) & (metric.steps <= until))
+    if len(part.steps) < FEWEST:
         return 0.0, np.inf
-    return slope(inside.steps.astype(np.float64), inside.values, noise(metric.values))
+    return slope(part.steps.astype(np.float64), part.values, noise(metric.values))
 
 
 def rises(metric: Metric, after: int = 0) -> bool:
     """Whether it rises from a step to the end, beyond doubt and by a tenth of itself."""
-    inside = metric.where(metric.steps > after)
+    part = metric.where(metric.steps > after)
     rise, error = _slope(metric, after)
-    return rise > DOUBT * error and rise * (metric.steps[-1] - after) > 0.1 * float(np.abs(inside.values).mean())
+    return rise > DOUBT * error and rise * (metric.steps[-1] - after) > 0.1 * float(np.abs(part.values).mean())
 
 
 def stalls(metric: Metric, step: int) -> bool:

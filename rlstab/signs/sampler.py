@@ -20,18 +20,18 @@ SHRUNK = 0.8
 
 @detector(
     "sampler and trainer differ from the start",
-    "in the first line of the log, " + ", or ".join(f"`{name}` above {most:g}" for name, most in MISMATCH.items()),
+    "in the first line of the log, " + ", or ".join(f"`{name}` above {limit:g}" for name, limit in MISMATCH.items()),
     "whether the sampler is the policy",
     *MISMATCH,
     lines=1,
 )
 def sampler_mismatch(curves: Curves, metric: Metric) -> Sign:
     """Both have the same weights in the first line of the log."""
-    step, first, most = int(metric.steps[0]), float(metric.values[0]), MISMATCH[metric.name]
-    text = f"{metric.name} is {first:.3g} in the first line of the log, at most {most:g} is normal"
+    step, first, limit = int(metric.steps[0]), float(metric.values[0]), MISMATCH[metric.name]
+    text = f"{metric.name} is {first:.3g} in the first line of the log, at limit {limit:g} is normal"
     if step > 1:
         text += f"; that is step {step}, where a sampler may also be behind"
-    return replace(present(step, text), from_start=True) if first > most else absent(text)
+    return replace(present(step, text), from_start=True) if first > limit else absent(text)
 
 
 @detector(

@@ -151,6 +151,6 @@ def _noise(residuals: NDArray[np.float64]) -> tuple[float, float]:
 
     Both are taken from differences, neighbours against those three lines apart, so that a trend does not count.
     """
-    near = float(np.mean(np.diff(residuals) ** 2)) / 2
-    far = max(near, float(np.mean((residuals[3:] - residuals[:-3]) ** 2)) / 2)
-    return math.sqrt(far), min(1 - near / far, 0.9) if far else 0.0
+    neighbours = float(np.mean(np.diff(residuals) ** 2)) / 2
+    variance = max(neighbours, float(np.mean((residuals[3:] - residuals[:-3]) ** 2)) / 2)
+    return math.sqrt(variance), min(1 - neighbours / variance, 0.9) if variance else 0.0

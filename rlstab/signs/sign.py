@@ -67,12 +67,12 @@ def detector(
     """
 
     def register(judge: Callable[[Curves, Metric], Sign]) -> Detector:
-        found = Detector(judge.__name__, title, definition, unseen, reads, lines, judge)
+        registered = Detector(judge.__name__, title, definition, unseen, reads, lines, judge)
         if counted:
-            COUNTED[judge.__name__.removeprefix("growing_")] = found
+            COUNTED[judge.__name__.removeprefix("growing_")] = registered
         if by_itself:
-            SIGNS[judge.__name__] = found
-        return found
+            SIGNS[judge.__name__] = registered
+        return registered
 
     return register
 

@@ -94,7 +94,7 @@ def test_what_every_batch_has_is_no_signal(name: str) -> None:
     with pytest.raises(MethodError, match=told):
         type("typo", (TokenObjective,), {**body, "needs": {name}})
     method = type("typo", (TokenObjective,), {**body, "needs": property(lambda self: {name})})()
-    assert "no signal" in str(check_objective(method, examples=1, laws=["runs"]))
+    assert "not a signal" in str(check_objective(method, examples=1, laws=["runs"]))
 
 
 @pytest.mark.parametrize("name", ["group_ids", "sequence_ids", "lengths", "ended", "prompt_ids", "given"])
