@@ -1,7 +1,8 @@
 """Reads the logs of other trainers and trackers.
 
-``trainer_state.json`` of transformers (TRL, ms-swift), verl's file logger and its console, other JSON lines, a CSV
-exported from wandb, and what wandb and TensorBoard keep in a folder. Damaged lines are left out and counted.
+``trainer_state.json`` of transformers (TRL, ms-swift), verl's file logger, other JSON lines, what trainers print (in a
+notebook too), a CSV exported from wandb, and what wandb and TensorBoard keep in a folder. Damaged lines are left out
+and counted.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import io
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from rlstab.console import counted, ranges
 from rlstab.errors import ReportError, reason
 from rlstab.files import exists, leads_away
 from rlstab.logs import trackers
+from rlstab.logs.console import printed
 from rlstab.logs.log import Log, Rows
 from rlstab.logs.metric_aliases import known
 from rlstab.safe_read import as_number, as_step, parse_json, read_bytes, read_object, text_of
@@ -27,14 +30,19 @@ from rlstab.safe_read import as_number, as_step, parse_json, read_bytes, read_ob
 STATE = "trainer_state.json"
 #: The readable formats, for errors.
 READABLE = (
-    f"a run folder or results file of rlstab, {STATE} or an output folder of TRL, verl's console log or the file of "
-    f"its file logger (.jsonl), a CSV exported from wandb, a folder with files of wandb or TensorBoard, a "
+    f"a run folder or results file of rlstab, {STATE} or an output folder of TRL, what a trainer printed, the file of "
+    f"verl's file logger (.jsonl), a CSV exported from wandb, a folder with files of wandb or TensorBoard, a "
     f"database (.db) of Trackio or MLflow, or token exports of prime-rl"
+)
+#: What is wrong with a file of another kind.
+NO_LINE = (
+    "no line in it has a step and a known metric. Give a file whose lines are those of a trainer's console or of "
+    "verl's file logger, or objects with a step and metrics named as in TRL, verl or rlstab."
 )
 #: Names of the number of a step, the likeliest first: wandb's own count is of calls to its log.
 STEPS = (
     *("rollout", "train/global_step", "global_step", "training/global_step", "global_step/max_steps"),
-    *("step", "Step", "_step"),
+    *("trainer/global_step", "iteration", "step", "Step", "_step"),
 )
 #: Number of lines that are searched for one that identifies the writer: the first may be damaged.
 SNIFFED = 20
@@ -48,9 +56,54 @@ def read_file(path: Path, text: str) -> list[Log]:
     Raises:
         ReportError: it is not a log with a known metric.
     """
-    if path.suffix.lower() in (".csv", ".tsv"):
+    suffix = path.suffix.lower()
+    if suffix in (".csv", ".tsv"):
         return _table(path, text)
-    return [_trainer_state(path, text) if path.suffix.lower() == ".json" else _lines(path, text)]
+    data, why = None, "has no log_history. Give a trainer_state.json that TRL's trainer has written."
+    if text.lstrip().startswith(("{", "[")):
+        try:
+            data = parse_json(text)
+        except ValueError as error:
+            why = f"is not JSON: {reason(error)}. Give that of a whole checkpoint."
+    if (history := _history(data)) is not None:
+        return [_trainer_state(path, history, as_step(data.get("max_steps")) if isinstance(data, dict) else None)]
+    if isinstance(data, dict) and "cells" in data:  # a notebook
+        data, text = None, "\n".join(_outputs(data))
+    found = _lines(path, text)
+    if not found and data is None and not read_object(text.lstrip().partition("\n")[0]):
+        found = _console(path, text)
+        with suppress(ReportError):
+            found = max(found, _table(path, _table_in(text)), key=lambda logs: sum(len(log.rows) for log in logs))
+    if not found:
+        raise ReportError(f"{path}: {why if suffix == '.json' else NO_LINE}")
+    return found
+
+
+def _history(data: Any) -> list[Any] | None:
+    """The records in a JSON file: of transformers, or the most in one list that have a step and a known metric."""
+    if isinstance(data, dict) and "log_history" in data:
+        return data["log_history"] if isinstance(data["log_history"], list) else None
+    lists = [inside for inside in _inside(data) if isinstance(inside, list)]
+    return max(lists, key=_recorded, default=None) if any(_recorded(inside) > 1 for inside in lists) else None
+
+
+def _recorded(records: list[Any]) -> int:
+    return sum(isinstance(record, dict) and _step(record) is not None and known(record) for record in records)
+
+
+def _inside(data: Any) -> Iterator[Any]:
+    """Every value in JSON."""
+    yield data
+    for inside in data.values() if isinstance(data, dict) else data if isinstance(data, list) else ():
+        yield from _inside(inside)
+
+
+def _outputs(notebook: Any) -> Iterator[str]:
+    """What the cells of a notebook have printed."""
+    for output in _inside(notebook):
+        for name in ("text", "text/html") if isinstance(output, dict) else ():
+            if isinstance(output.get(name), str | list):
+                yield "".join(map(str, output[name]))
 
 
 def log_files(folder: Path) -> dict[str, list[Path]]:
@@ -180,23 +233,14 @@ def _left_out(numbers: list[int], what: str) -> tuple[str, ...]:
 
 # -- lines -------------------------------------------------------------------------------------------------------------
 
-#: A step on verl's console, after the prefixes of Ray and progress bars.
-_CONSOLE = re.compile(r"(?<![\w/])step:(\d{1,18}) - (.*)")
-#: A number as numpy prints it: ``np.float64(0.2)``.
-_NUMPY = re.compile(r"(?:np|numpy)\.\w+\((.*)\)")
 
-
-def _lines(path: Path, text: str) -> Log:
-    """JSON objects with values next to the step or, as in verl's file logger, under ``data``; or a console."""
+def _lines(path: Path, text: str) -> list[Log]:
+    """JSON objects with values next to the step or, as in verl's file logger, under ``data``; empty without any."""
     rows = Rows()
     damaged: list[int] = []
     writers: set[str] = set()
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
-            continue
-        if told := _CONSOLE.search(line):
-            writers.add("verl")
-            rows.log(int(told[1]), dict(_console(told[2])))
             continue
         data = read_object(line)
         step = _step(data)
@@ -207,25 +251,23 @@ def _lines(path: Path, text: str) -> Log:
         writers.add("verl" if isinstance(inside, dict) else "rlstab" if "rollout" in data else "JSON lines")
         rows.log(step, _values(inside if isinstance(inside, dict) else data))
     if not any(known(row) for row in rows.values()):
-        raise ReportError(
-            f"{path}: no line in it has a step and a known metric. Give a file whose lines are those of "
-            f"verl's console or file logger, or objects with a step and metrics named as in TRL, verl or rlstab."
-        )
-    if _CONSOLE.search(text):  # a console has other lines, which are not damaged
-        damaged = []
+        return []
     writer = next(name for name in ("verl", "rlstab", "JSON lines") if name in writers)
     unit = "rollout" if writer == "rlstab" else "step"
     remarks = (*_left_out(damaged, "damaged line"), *rows.remarks)
-    return Log(str(path), writer, rows, remarks, unit)
+    return [Log(str(path), writer, rows, remarks, unit)]
 
 
-def _console(text: str) -> Iterator[tuple[str, float]]:
-    """The ``name:value`` of a line of verl's console."""
-    for item in text.strip().split(" - "):
-        name, _, value = item.rpartition(":")
-        number = as_number(wrapped[1] if (wrapped := _NUMPY.fullmatch(value.strip())) else value)
-        if number is not None:
-            yield name, number
+def _console(path: Path, text: str) -> list[Log]:
+    """What a trainer printed. Other lines are normal there, not damaged."""
+    rows, remarks = Rows(), list[str]()
+    writer, steps = printed(text, _step, remarks)
+    for step, values in steps:
+        rows.log(step, _values(values))
+    if path.suffix.lower() == ".json":
+        remarks.append("it is not whole JSON, and is read as text")
+    known_rows = any(known(row) for row in rows.values())
+    return [Log(str(path), writer, rows, (*remarks, *rows.remarks))] if known_rows else []
 
 
 # -- transformers ------------------------------------------------------------------------------------------------------
@@ -237,16 +279,7 @@ def _number_of(checkpoint: str) -> int:
     return int(digits) if digits.isdecimal() else 0
 
 
-def _trainer_state(path: Path, text: str) -> Log:
-    try:
-        state = parse_json(text)
-    except ValueError as error:
-        if any(_step(read_object(line)) is not None for line in text.split("\n", SNIFFED)[:SNIFFED]):
-            return _lines(path, text)
-        raise ReportError(f"{path}: is not JSON: {reason(error)}. Give that of a whole checkpoint.") from error
-    history = state.get("log_history") if isinstance(state, dict) else state
-    if not isinstance(history, list):
-        raise ReportError(f"{path}: has no log_history. Give a trainer_state.json that TRL's trainer has written.")
+def _trainer_state(path: Path, history: Sequence[Any], planned: int | None) -> Log:
     rows = Rows()
     damaged = 0
     for entry in history:
@@ -257,7 +290,6 @@ def _trainer_state(path: Path, text: str) -> Log:
             # metrics of an evaluation begin with eval_, and the last entry sums up: neither has known names
             rows.log(step, _values(entry))
     left_out = (f"log_history: left out {counted(damaged, 'record')} without a step",) if damaged else ()
-    planned = as_step(state.get("max_steps")) if isinstance(state, dict) else None
     return Log(str(path), "TRL", rows, (*left_out, *rows.remarks), planned=planned or None)
 
 
@@ -267,6 +299,8 @@ def _trainer_state(path: Path, text: str) -> Log:
 BETWEEN = " - "
 #: A chart writes each curve three times, twice with these ends.
 ENVELOPE = ("__MIN", "__MAX")
+#: Between the cells of a table.
+DELIMITERS = ",\t;|"
 #: Characters of the longest cell: a column may hold a table of samples.
 _CELL = 10**7
 
@@ -276,8 +310,9 @@ def _table(path: Path, text: str) -> list[Log]:
     csv.field_size_limit(_CELL)
     first = text.partition("\n")[0]
     try:
-        lines = csv.reader(io.StringIO(text), delimiter=max(",\t;", key=first.count))
+        lines = csv.reader(io.StringIO(text), delimiter=max(DELIMITERS, key=first.count))
         head, *cells = [line for line in lines if line] or [[]]
+        head = [name.strip() for name in head]
     except csv.Error as error:
         raise ReportError(f"{path}: is not a table: {error}. Export it from wandb again.") from error
     if not set(STEPS) & set(head):
@@ -309,6 +344,20 @@ def _table(path: Path, text: str) -> list[Log]:
             f"as reward, entropy and grad_norm."
         )
     return logs
+
+
+def _table_in(text: str) -> str:
+    """The table in a text, from its head on: of a notebook, an issue, or a file of any name; empty without one."""
+    text = re.sub(r"\s*<t[hd]\b[^>]*>\s*", "\t", text)
+    lines = [
+        line.strip(" \r").removeprefix("\t") for line in re.sub(r"<[^>]*>", "", text.replace("</tr>", "\n")).split("\n")
+    ]
+    for number, line in enumerate(lines):
+        between = max(DELIMITERS, key=line.count)
+        names = [name.strip() for name in line.split(between)]
+        if set(STEPS) & set(names) and known(names):
+            return "\n".join(row for row in lines[number:] if row.count(between) == line.count(between))
+    return ""
 
 
 def _column(head: str) -> tuple[str, str]:

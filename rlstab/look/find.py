@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -10,14 +11,17 @@ from typing import TYPE_CHECKING
 
 from rlstab.errors import ReportError
 from rlstab.files import is_dir, is_file
-from rlstab.logs.readers import log_files, text_at
-from rlstab.look.run_log import RunLog, read_logs
+from rlstab.logs.readers import log_files, read_file, text_at
+from rlstab.look.run_log import RunLog, log_of, read_logs
 from rlstab.record.files import dumped, folder_of, token_files
 from rlstab.run_files import DUMP, METRICS
+from rlstab.safe_read import text_of
 
 if TYPE_CHECKING:
     from rlstab.record import Dump
 
+#: In place of a path: the text that is piped in.
+STANDARD_INPUT = Path("-")
 #: Endings of log files, when no path was given.
 LOGS = (".csv", ".jsonl", ".log", ".wandb", ".db")
 #: Characters of a file that are searched for the names of tensors by token.
@@ -60,6 +64,8 @@ def find(path: Path) -> list[Found]:
     Raises:
         ReportError: nothing there can be read.
     """
+    if path == STANDARD_INPUT:
+        return [_pasted()]
     dumps, logs, refusal = list(_dumps(path)), list[RunLog](), None
     try:
         logs = read_logs(path)
@@ -84,6 +90,18 @@ def find(path: Path) -> list[Found]:
         run.log = tokens_log(run.dump, str(path))
         run.notes.append("No log was found, so the signs are read only from the recorded optimizer steps.")
     return [run]
+
+
+def _pasted() -> Found:
+    """The run in text that was piped in, or pasted into the terminal; its page is written to the current folder."""
+    if sys.stdin.isatty():
+        print("Paste a log, and end it with Ctrl-D on a line of its own.", file=sys.stderr)
+    log, *others = map(log_of, read_file(Path("standard input"), text_of(sys.stdin.buffer.read())))
+    run = Found(Path(), log)
+    if others:
+        run.notes.append(f"Other runs are not looked at: {', '.join(other.title for other in others)}.")
+    _add_dump(run, [])
+    return run
 
 
 def _read(path: Path) -> Dump:
