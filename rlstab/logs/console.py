@@ -83,8 +83,8 @@ def _records(text: str, step_of: Callable[[Mapping[str, str]], int | None]) -> I
         items = (item.strip().rpartition(":") for item in match[2].split(" - "))
         yield _Record(match.start(), int(match[1]), {name: _plain(value) for name, _, value in items})
     for match in _DICTIONARY.finditer(text):
-        items = _ITEM.findall(match[0].replace("\n", ""))  # a terminal breaks long lines anywhere
-        values = {name: _plain(quoted or bare) for name, quoted, bare in items}
+        pairs = _ITEM.findall(match[0].replace("\n", ""))  # a terminal breaks long lines anywhere
+        values = {name: _plain(quoted or bare) for name, quoted, bare in pairs}
         if known(values) or scores_in(dict.fromkeys(values, 0.0)):
             stated = _STEP.search(text[max(0, match.start() - _BEFORE) : match.start()])
             step = step_of(values)

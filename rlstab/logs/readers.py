@@ -180,6 +180,19 @@ def _tracked(folder: Path, writer: str, files: Sequence[Path], remarks: list[str
     return Log(str(folder), writer, rows, rows.remarks)
 
 
+def read_tracker(path: Path) -> Log:
+    """The run in one file of wandb or TensorBoard.
+
+    Raises:
+        ReportError: it has no known metric, or cannot be read.
+    """
+    remarks: list[str] = []
+    log = _tracked(path, "wandb" if path.suffix == ".wandb" else "TensorBoard", [path], remarks)
+    if log is None:
+        raise ReportError(f"{path}: no known metric in it. {'; '.join(remarks) or f'Give {READABLE}'}.")
+    return replace(log, remarks=(*log.remarks, *remarks))
+
+
 def read_database(path: Path) -> list[Log]:
     """The runs in a database of Trackio or MLflow that have a known metric.
 

@@ -13,7 +13,16 @@ from typing import Any
 from rlstab.errors import ReportError
 from rlstab.files import exists, is_dir
 from rlstab.logs.log import Log, LoggedCurves, curves_of
-from rlstab.logs.readers import READABLE, SNIFFED, log_files, read_database, read_file, read_folder, text_at
+from rlstab.logs.readers import (
+    READABLE,
+    SNIFFED,
+    log_files,
+    read_database,
+    read_file,
+    read_folder,
+    read_tracker,
+    text_at,
+)
 from rlstab.report.load import find_runs
 from rlstab.report.runs import RunRecord
 from rlstab.safe_read import read_object
@@ -61,8 +70,8 @@ def read_logs(path: str | Path) -> list[RunLog]:
         raise ReportError(f"{path}: no such file or folder. Give {READABLE}.")
     if path.suffix.lower() == ".db":
         return list(map(log_of, read_database(path)))
-    if path.suffix.lower() == ".wandb":
-        return [log_of(read_folder(path.parent))]
+    if path.suffix == ".wandb" or ".tfevents." in path.name:
+        return [log_of(read_tracker(path))]
     text = text_at(path)
     if path.suffix.lower() not in (".csv", ".tsv"):
         for _, line in zip(range(SNIFFED), text.split("\n", SNIFFED), strict=False):
