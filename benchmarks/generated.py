@@ -23,10 +23,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlstab.logs.log import Log
+from rlstab.logs import log
 from rlstab.look.diagnosis import diagnose
 from rlstab.look.remedies import CAUSES
-from rlstab.look.run_log import log_of, read_logs
+from rlstab.look.run_log import read_logs
 
 PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "diagnose.md"
 #: Head of the table of our runs.
@@ -222,7 +222,7 @@ PEERS: Mapping[str, Callable[[Rows], list[str]]] = {
 def named(rows: Rows, without: Sequence[str] = ()) -> tuple[str | None, int | None]:
     """Our cause and its step, without some metrics."""
     kept = {step: {name: value for name, value in row.items() if name not in without} for step, row in rows.items()}
-    first = diagnose(log_of(Log("generated", "TRL", kept))).first
+    first = diagnose(log.Rows(kept).run("generated", "TRL")).first
     return (first.cause, first.sign.step) if first else (None, None)
 
 

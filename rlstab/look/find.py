@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlstab.bins import Run
 from rlstab.errors import ReportError
 from rlstab.files import is_dir, is_file
-from rlstab.logs.readers import log_files, read_file, text_at
-from rlstab.look.run_log import RunLog, log_of, read_logs
+from rlstab.logs.readers import read_text
+from rlstab.logs.source import log_files, text_at
+from rlstab.look.run_log import read_logs
 from rlstab.record.files import dumped, folder_of, token_files
 from rlstab.run_files import DUMP, METRICS
 from rlstab.safe_read import text_of
@@ -47,7 +49,7 @@ class Found:
     """
 
     path: Path
-    log: RunLog | None
+    log: Run | None
     dump: Dump | None = None
     dump_path: Path | None = None
     notes: list[str] = field(default_factory=list)
@@ -66,13 +68,13 @@ def find(path: Path) -> list[Found]:
     """
     if path == STANDARD_INPUT:
         return [_pasted()]
-    dumps, logs, refusal = list(_dumps(path)), list[RunLog](), None
+    dumps, logs, refusal = list(_dumps(path)), list[Run](), None
     try:
         logs = read_logs(path)
     except ReportError as error:
         refusal = error
     if len(logs) > 1:
-        runs = [Found(Path(log.title), log) for log in logs]
+        runs = [Found(Path(log.path), log) for log in logs]
         for run in runs:
             _add_dump(run, list(_dumps(run.path)) if is_dir(run.path) else [])
         return runs
@@ -96,7 +98,7 @@ def _pasted() -> Found:
     """The run in text that was piped in, or pasted into the terminal; its page is written to the current folder."""
     if sys.stdin.isatty():
         print("Paste a log, and end it with Ctrl-D on a line of its own.", file=sys.stderr)
-    log, *others = map(log_of, read_file(Path("standard input"), text_of(sys.stdin.buffer.read())))
+    log, *others = read_text(Path("standard input"), text_of(sys.stdin.buffer.read()))
     run = Found(Path(), log)
     if others:
         run.notes.append(f"Other runs are not looked at: {', '.join(other.title for other in others)}.")

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from rlstab.bins import Run
 from rlstab.errors import ReportError
 from rlstab.look.find import find
 from rlstab.look.look import look
-from rlstab.look.run_log import RunLog, read_logs
+from rlstab.look.run_log import read_logs
 from tests.diagnose.formats import TRL, renamed, rows
 
 #: Steps of the runs here.
@@ -46,13 +47,13 @@ def transformers(every: int, *, buffered: bool = False) -> str:
     return "".join([*parts, "\n", *ends])
 
 
-def read(text: str, folder: Path, name: str = "run.log") -> RunLog:
+def read(text: str, folder: Path, name: str = "run.log") -> Run:
     (folder / name).write_text(text, encoding="utf-8")
     (log,) = read_logs(folder / name)
     return log
 
 
-def check(log: RunLog, every: int = 1, metric: str = "reward/mean", name: str = "reward", unit: float = 1e-3) -> None:
+def check(log: Run, every: int = 1, metric: str = "reward/mean", name: str = "reward", unit: float = 1e-3) -> None:
     """The curve is that of the records."""
     steps, values = log.metrics[metric]
     assert steps.tolist() == [step for step, _ in records(every)]
@@ -176,7 +177,7 @@ def test_the_console_of_a_trainer(form: Callable[[], str], writer: str, tmp_path
     assert log.writer == writer
     assert {"reward/avg_pass_at_8", "reward/avg_raw_reward"}.isdisjoint(log.metrics)
     if form in (openrlhf, skyrl):
-        assert set(log.scores[1].tolist()) == {0.5}
+        assert {record["eval/mean"] for record in log.evaluations} == {0.5}
 
 
 def state(values: dict[str, Any]) -> dict[str, Any]:

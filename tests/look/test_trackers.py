@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from rlstab.bins import Run
 from rlstab.cli import main
 from rlstab.errors import ReportError
 from rlstab.look.find import find
-from rlstab.look.run_log import RunLog, read_logs
+from rlstab.look.run_log import read_logs
 
 LOG = Path(__file__).parents[1] / "diagnose" / "data" / "truncation.jsonl"
 #: What each package is asked to do, with ``rows`` of numbers by step, in the folder that it stands in. All of it is
@@ -76,7 +77,7 @@ def lines() -> list[dict[str, float]]:
     return [{name: value for name, value in row.items() if isinstance(value, int | float)} for row in every]
 
 
-def rewards(log: RunLog) -> list[float]:
+def rewards(log: Run) -> list[float]:
     return [float(value) for value in log.metrics["reward/mean"][1]]
 
 
