@@ -174,6 +174,8 @@ def overview(runs: Sequence[Diagnosis]) -> RenderableType:
 
 
 def _page_of(found: Found) -> Path:
+    if found.path == STANDARD_INPUT:
+        return Path("look.html")
     return found.path / "look.html" if is_dir(found.path) else found.path.with_suffix(".look.html")
 
 
