@@ -36,12 +36,10 @@ STEPS = (
     *("rollout", "train/global_step", "global_step", "training/global_step", "global_step/max_steps"),
     *("trainer/global_step", "iteration", "step", "Step", "_step"),
 )
-#: Number of lines that are searched for one that identifies the writer: the first may be damaged.
-SNIFFED = 20
 
 
 def read_text(path: Path, text: str) -> list[Run]:
-    """The runs in a text, by its content; more than one if it is a chart of wandb.
+    """The runs in a text, by its content; several if it is a chart of wandb, or has several tables.
 
     Raises:
         ReportError: it is not a log with a known metric.
@@ -64,9 +62,7 @@ def read_text(path: Path, text: str) -> list[Run]:
         data, text = None, "\n".join(_outputs(data))
     found = _lines(path, text)
     if not found and data is None and not read_object(text.lstrip().partition("\n")[0]):
-        found = _console(path, text)
-        with suppress(ReportError):
-            found = max(found, _table(path, _table_in(text)), key=_points)
+        found = max(_console(path, text), _tables(path, text), key=_points)
     if not found:
         raise ReportError(f"{path}: {why if suffix == '.json' else NO_LINE}")
     return found
@@ -225,18 +221,25 @@ def _table(path: Path, text: str) -> list[Run]:
     return found
 
 
-def _table_in(text: str) -> str:
-    """The table in a text, from its head on: of a notebook, an issue, or a file of any name; empty without one."""
-    text = re.sub(r"\s*<t[hd]\b[^>]*>\s*", "\t", text)
-    lines = [
-        line.strip(" \r").removeprefix("\t") for line in re.sub(r"<[^>]*>", "", text.replace("</tr>", "\n")).split("\n")
-    ]
-    for number, line in enumerate(lines):
-        between = max(DELIMITERS, key=line.count)
-        names = [name.strip() for name in line.split(between)]
-        if set(STEPS) & set(names) and known(names):
-            return "\n".join(row for row in lines[number:] if row.count(between) == line.count(between))
-    return ""
+def _tables(path: Path, text: str) -> list[Run]:
+    """The runs in the tables of a text: of a notebook, an issue, or a file of any name."""
+    text = re.sub(r"\s*<t[hd]\b[^>]*>\s*", "\t", text).replace("</tr>", "\n")
+    tables: list[list[str]] = []
+    between, width = ",", 0
+    for line in re.sub(r"<[^>]*>", "", text).split("\n"):
+        row = line.strip(" \r").removeprefix("\t")
+        delimiter = max(DELIMITERS, key=row.count)
+        names = [name.strip() for name in row.split(delimiter)]
+        if set(STEPS) & set(names) and known(names):  # the head of a table
+            between, width = delimiter, row.count(delimiter)
+            tables.append([])
+        if tables and row.count(between) == width:
+            tables[-1].append(row)
+    found: list[Run] = []
+    for number, table in enumerate(tables, 1):
+        with suppress(ReportError):
+            found += _table(Path(f"{path}: table {number}") if len(tables) > 1 else path, "\n".join(table))
+    return found
 
 
 def _column(head: str) -> tuple[str, str]:

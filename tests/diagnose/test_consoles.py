@@ -267,3 +267,12 @@ def test_pasted_text_is_looked_at(
     assert (tmp_path / "look.html").exists()
     with pytest.raises(ReportError, match="--follow reads one log"):
         look(["-"], follows=True, console=Terminal())
+
+
+def test_each_table_of_a_notebook_is_a_run(tmp_path: Path) -> None:
+    text = notebook({"output_type": "display_data", "data": {"text/html": HTML + HTML}})
+    (tmp_path / "a.ipynb").write_text(text)
+    first, second = read_logs(tmp_path / "a.ipynb")
+    check(first)
+    check(second)
+    assert (first.path, second.path) == (f"{tmp_path / 'a.ipynb'}: table 1", f"{tmp_path / 'a.ipynb'}: table 2")
