@@ -171,6 +171,6 @@ def _holds(path: Path) -> bool:
     """Whether a path looks like a run; lines of JSON may be anything, so a folder is not taken for its files."""
     if not is_dir(path):
         return path.suffix.lower() in LOGS and path.is_file()
-    names = (METRICS, f"{DUMP}/step-*", "step-*.json", "*.db")
+    names = (METRICS, f"{DUMP}/step-*", "step-*.json")
     logs = (files for writer, files in log_files(path).items() if writer != "verl")
     return any(any(path.glob(name)) for name in names) or any(logs)
