@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -67,7 +67,15 @@ class Rows(dict[int, dict[str, float]]):
             self._forget()
         self.last = max(self.last, step)
 
-    def run(self, path: str = "", writer: str = "", remarks: tuple[str, ...] = (), planned: int | None = None) -> Run:
+    def run(
+        self,
+        path: str = "",
+        writer: str = "",
+        remarks: Sequence[str] = (),
+        *,
+        planned: int | None = None,
+        costs: bool = False,
+    ) -> Run:
         """The run so far. If another trainer counts steps from 0, they are counted from 1.
 
         Args:
@@ -75,6 +83,7 @@ class Rows(dict[int, dict[str, float]]):
             writer: the same.
             remarks: what could not be read.
             planned: number of its last step, if the log gives it.
+            costs: whether to add up what its steps took, which a run that is watched does without.
         """
         if self._read < 0:  # rlstab's record of rollout 0 is an evaluation; another trainer has trained there
             self._shift = int(self.unit == "step" and known(self.get(0, ())))
@@ -99,15 +108,17 @@ class Rows(dict[int, dict[str, float]]):
                 {"rollout": min(step, last), SCORE: rounded(score)}
                 for step, score in zip(*map(np.ndarray.tolist, scores), strict=True)
             ],
+            spent=self._spent(last) if costs else {},
             ended=None if planned is None else max(self) + self._shift >= planned,
             remarks=(*remarks, *self._remarks(metrics, {ours: steps for ours, (_, steps) in found.items()})),
         )
 
     def _add(self, step: int, row: Mapping[str, float]) -> None:
-        for ours, (name, value) in our_metrics(row).items() if step else ():
+        metrics, scores = our_metrics(row) if step else {}, scores_in(row)
+        for ours, (name, value) in metrics.items():
             self._names.setdefault(ours, name)
             _append(self._points, ours, step, value)
-        for name, value in scores_in(row).items():
+        for name, value in scores.items():
             _append(self._scores, name, step, value)
 
     def _remarks(self, metrics: Mapping[str, Curve], not_finite: Mapping[str, list[int]]) -> Iterator[str]:
@@ -136,12 +147,8 @@ class Rows(dict[int, dict[str, float]]):
         if damaged:
             yield f"left out values that are NaN, Inf or null: {', '.join(damaged)}"
 
-    def spent(self, last: int) -> dict[str, Curve]:
-        """The cost up to the end of each bin of a run; each line of a log stands for the steps since the previous one.
-
-        Args:
-            last: step of the run.
-        """
+    def _spent(self, last: int) -> dict[str, Curve]:
+        """The cost up to the end of each bin; each line of a log stands for the steps since the previous one."""
         ends = np.unique(np.minimum(np.arange(WIDTH, last + WIDTH, WIDTH), last)).astype(np.int64)
         curves: dict[str, Curve] = {}
         for unit, names in SPENT.items():

@@ -12,7 +12,6 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,8 +115,8 @@ def logged(
     for step, values in steps:
         numbers = {name: math.nan if value is None else as_number(value) for name, value in values.items()}
         rows.log(step, {name: number for name, number in numbers.items() if number is not None})
-    run = rows.run(str(path), writer, tuple(remarks), planned)
-    return [replace(run, spent=rows.spent(run.rollouts))] if any(map(known, rows.values())) else []
+    run = rows.run(str(path), writer, remarks, planned=planned, costs=True)
+    return [run] if any(map(known, rows.values())) else []
 
 
 def step_of(row: Mapping[str, Any]) -> int | None:

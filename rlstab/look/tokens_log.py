@@ -12,7 +12,7 @@ from rlstab.record.step import DID
 
 def tokens_log(dump: Dump, path: str) -> Run:
     """What each recorded step says of its tokens, as the lines of a log."""
-    return Rows({step.number: _row(step) for step in dump.steps}).run(path, "a dump", tuple(dump.notes))
+    return Rows({step.number: _row(step) for step in dump.steps}).run(path, "a dump", dump.notes)
 
 
 def _row(step: Step) -> dict[str, float]:
