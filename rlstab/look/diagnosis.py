@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from rlstab.bins import EMPTY
+from rlstab.bins import EMPTY, Run
 from rlstab.logs.metric_aliases import ALIASES
 from rlstab.look.remedies import CAUSES, Remedy, remedies
-from rlstab.look.run_log import RunLog
 from rlstab.report.formatting import setting
 from rlstab.report.runs import setting_of
 from rlstab.signs import SIGNS, Sign, signs
@@ -112,7 +111,7 @@ class Diagnosis:
         unseen: signs that could not be judged, with the metrics that are missing, or because the log is too short.
     """
 
-    log: RunLog
+    log: Run
     first: First | None
     looked_at: tuple[Sign, ...]
     unseen: tuple[Sign, ...]
@@ -182,7 +181,7 @@ class Diagnosis:
         }
 
 
-def diagnose(log: RunLog) -> Diagnosis:
+def diagnose(log: Run) -> Diagnosis:
     """Diagnose a run."""
     every = signs(log)
     return Diagnosis(
@@ -193,7 +192,7 @@ def diagnose(log: RunLog) -> Diagnosis:
     )
 
 
-def _idle(log: RunLog) -> tuple[int, int]:
+def _idle(log: Run) -> tuple[int, int]:
     """The number of lines in which no group had a gradient or the gradient was 0, and of lines that record either."""
     idle: set[int] = set()
     lines: set[int] = set()
@@ -204,7 +203,7 @@ def _idle(log: RunLog) -> tuple[int, int]:
     return len(idle), len(lines)
 
 
-def _interval(log: RunLog) -> int:
+def _interval(log: Run) -> int:
     """Steps between two lines of the log."""
     gaps = [np.median(np.diff(steps)) for steps, _ in log.metrics.values() if len(steps) > 1]
     return int(min(gaps, default=1))

@@ -20,8 +20,6 @@ SNIFFED = 20
 #: Endings of files that are not text.
 BINARY = (".db", ".wandb")
 
-RunLog = Run
-
 
 def read_logs(path: str | Path) -> list[Run]:
     """Every run that was logged under a path.
