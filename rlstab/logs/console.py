@@ -27,7 +27,10 @@ _VERL = re.compile(r"(?<![\w/])step:(\d{1,18})\s+- (.*(?:\n *- .*)*)")
 _DICTIONARY = re.compile(r"\{\s*[\"'][^{}]*\}")
 _ITEM = re.compile(r"[\"']([^\"']+)[\"']\s*:\s*(?:[\"']([^\"']*)[\"']|([^,}]+))")
 #: The number of the step, in this many characters before a dictionary.
-_STEP, _BEFORE = re.compile(r"(?:step|iteration|rollout)\W{0,3}(\d{1,9})[^\w{}][^{}]*\Z", re.IGNORECASE), 160
+_STEP, _BEFORE = re.compile(r"(?:step|iteration|rollout)\W{0,3}(\d{1,9})[^\w{}][^}]*\Z", re.IGNORECASE), 160
+#: A line of a loop of one's own, such as ``step 12 | loss: 0.1 | reward: 0.5`` or ``Step 12: Reward=0.5``.
+_LINE = re.compile(r"(?:step|iteration|rollout)\W{0,3}(\d{1,9})\b([^\n{}]*[:=][^\n{}]*)", re.IGNORECASE)
+_PAIR = re.compile(r"([A-Za-z][\w/.]*) *[:=] *([-+]?(?:\d[\d.]*(?:e[-+]?\d+)?|nan|inf)\b)", re.IGNORECASE)
 #: A progress bar, and the end of a description before it, which that of transformers lacks; ms-swift's is Train.
 _BAR = re.compile(r"%\|[^|\n]*\| *(\d{1,9})/(\d{1,9}) \[")
 _DESCRIBED = re.compile(r"(?<!Train)(?<![\d\]]): *\d+\Z")
@@ -68,7 +71,7 @@ def printed(text: str, step_of: Callable[[Mapping[str, str]], int | None], remar
         the trainer; steps and their values, in order.
     """
     text = _ESCAPE.sub("", text)
-    records = sorted(_records(text, step_of), key=lambda record: record.position)
+    records = sorted(_records(text, step_of), key=lambda record: record.position) or list(_pairs(text))
     unnumbered = [record for record in records if record.step is None]
     if any(known(record.values) for record in unnumbered):
         _number(unnumbered, text, remarks)
@@ -89,6 +92,13 @@ def _records(text: str, step_of: Callable[[Mapping[str, str]], int | None]) -> I
             stated = _STEP.search(text[max(0, match.start() - _BEFORE) : match.start()])
             step = step_of(values)
             yield _Record(match.start(), int(stated[1]) if step is None and stated else step, values)
+
+
+def _pairs(text: str) -> Iterator[_Record]:
+    for match in _LINE.finditer(text):
+        values = {name.lower(): value for name, value in _PAIR.findall(match[2])}
+        if known(values):
+            yield _Record(match.start(), int(match[1]), values)
 
 
 def _plain(value: str) -> str:

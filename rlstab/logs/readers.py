@@ -37,6 +37,10 @@ STEPS = (
 )
 
 
+#: Characters of a file that are searched for a null character, which no text has.
+BINARY = 4096
+
+
 def read_text(path: Path, text: str) -> list[Run]:
     """The runs in a text, by its content; several if it is a chart of wandb, or has several tables.
 
@@ -60,7 +64,8 @@ def read_text(path: Path, text: str) -> list[Run]:
     if isinstance(data, dict) and "cells" in data:  # a notebook
         data, text = None, "\n".join(_outputs(data))
     found = _lines(path, text)
-    if not found and data is None and not read_object(text.lstrip().partition("\n")[0]):
+    is_text = "\0" not in text[:BINARY] and not read_object(text.lstrip().partition("\n")[0])  # nor JSON lines
+    if not found and data is None and is_text:
         found = max(_console(path, text), _tables(path, text), key=_points)
     if not found:
         raise ReportError(f"{path}: {why if suffix == '.json' else NO_LINE}")
@@ -141,8 +146,8 @@ def _lines(path: Path, text: str) -> list[Run]:
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
-        data = read_object(line)
-        if (step := step_of(data)) is None:
+        data = read_object(line) if line.lstrip().startswith("{") else {}
+        if (step := step_of(data) if data else None) is None:
             damaged.append(number)
             continue
         inside = data.get("data")
@@ -222,16 +227,18 @@ def _table(path: Path, text: str) -> list[Run]:
 
 def _tables(path: Path, text: str) -> list[Run]:
     """The runs in the tables of a text: of a notebook, an issue, or a file of any name."""
-    text = re.sub(r"\s*<t[hd]\b[^>]*>\s*", "\t", text).replace("</tr>", "\n")
+    if "</tr>" in text:
+        text = re.sub(r"\s*<t[hd]\b[^>]*>\s*", "\t", text).replace("</tr>", "\n")
     tables: list[list[str]] = []
     between, width = ",", 0
     for line in re.sub(r"<[^>]*>", "", text).split("\n"):
         row = line.strip(" \r").removeprefix("\t")
-        delimiter = max(DELIMITERS, key=row.count)
-        names = [name.strip() for name in row.split(delimiter)]
-        if set(STEPS) & set(names) and known(names):  # the head of a table
-            between, width = delimiter, row.count(delimiter)
-            tables.append([])
+        if any(name in row for name in STEPS):  # perhaps the head of a table
+            delimiter = max(DELIMITERS, key=row.count)
+            names = [name.strip() for name in row.split(delimiter)]
+            if set(STEPS) & set(names) and known(names):
+                between, width = delimiter, row.count(delimiter)
+                tables.append([])
         if tables and row.count(between) == width:
             tables[-1].append(row)
     found: list[Run] = []

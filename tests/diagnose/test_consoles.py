@@ -156,6 +156,15 @@ def slime() -> str:
     )
 
 
+def loop() -> str:
+    """A loop of one's own."""
+    return "".join(
+        f"[12:00] Step {step}/{STEPS} | Loss: 1e-3 | Reward: {values['reward']} | grad_norm={values['grad_norm']} | "
+        f"entropy = {values['entropy']}\n"
+        for step, values in records()
+    )
+
+
 def verl() -> str:
     """As an issue shows it, a metric a line."""
     return "".join(
@@ -167,14 +176,14 @@ def verl() -> str:
 
 @pytest.mark.parametrize(
     ("form", "writer"),
-    [(swift, "TRL"), (openrlhf, "OpenRLHF"), (skyrl, "SkyRL"), (slime, "slime"), (verl, "verl")],
+    [(swift, "TRL"), (openrlhf, "OpenRLHF"), (skyrl, "SkyRL"), (slime, "slime"), (verl, "verl"), (loop, "a console")],
     ids=lambda form: getattr(form, "__name__", None),
 )
 def test_the_console_of_a_trainer(form: Callable[[], str], writer: str, tmp_path: Path) -> None:
     log = read(form(), tmp_path)
     for metric, name in (("reward/mean", "reward"), ("tokens/entropy", "entropy"), ("gradient/norm", "grad_norm")):
         check(log, metric=metric, name=name)
-    assert log.writer == writer
+    assert (log.writer, log.rollouts) == (writer, STEPS)
     assert {"reward/avg_pass_at_8", "reward/avg_raw_reward"}.isdisjoint(log.metrics)
     if form in (openrlhf, skyrl):
         assert {record["eval/mean"] for record in log.evaluations} == {0.5}
